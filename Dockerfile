@@ -1,0 +1,38 @@
+# syntax=docker/dockerfile:1
+# A CPU image by default. With NVIDIA GPUs take the build of PyPI: --build-arg TORCH_INDEX=https://pypi.org/simple
+ARG PYTHON=3.12
+
+FROM python:${PYTHON}-slim AS build
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/ragkv
+WORKDIR /src
+# Dependencies first and alone: a change of the sources does not download torch again.
+COPY constraints.txt ./
+RUN /opt/ragkv/bin/pip install --extra-index-url "$TORCH_INDEX" -c constraints.txt torch
+COPY pyproject.toml README.md LICENSE ./
+COPY models/demo models/demo
+COPY ragkv ragkv
+COPY ingest ingest
+COPY api api
+RUN /opt/ragkv/bin/pip install --extra-index-url "$TORCH_INDEX" -c constraints.txt .
+
+FROM python:${PYTHON}-slim
+RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin ragkv \
+ && install -d -o ragkv -g ragkv /data
+COPY --from=build /opt/ragkv /opt/ragkv
+ENV PATH=/opt/ragkv/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    HF_HOME=/data/huggingface \
+    RAGKV_DATA=/data \
+    RAGKV_HOST=0.0.0.0 \
+    RAGKV_PORT=8000
+USER ragkv
+WORKDIR /data
+VOLUME /data
+EXPOSE 8000
+# Loading a model may take a while; after that an answer within 5 s is expected.
+HEALTHCHECK --interval=15s --timeout=5s --start-period=120s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"RAGKV_PORT\"]}/healthz', timeout=4)"]
+ENTRYPOINT ["ragkv"]
+CMD ["serve"]

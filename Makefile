@@ -1,0 +1,103 @@
+# Every task of the project. `make` alone lists them.
+#
+# The environment is .venv, with exactly the versions of constraints.txt. Your PIP_* variables are respected: torch 2.13.0
+# on PyPI is the CUDA build for Linux (several GB); for the CPU build of the same version run, for example,
+#     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+
+PYTHON ?= python3
+BENCH  ?= quality ttft
+ARGS   ?=
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV   := .venv
+OLDEST := .venv-oldest
+LOCK   := .venv-lock
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+SOURCES := ragkv api ingest
+
+# The torch that is tested, and the oldest transformers that is supported, with the hub client of its time.
+TORCH_PIN   := torch==2.13.0
+OLDEST_PINS := transformers==5.17.0 huggingface-hub==1.5.0
+
+# These rooms import no transformers (tests/test_architecture.py), so an older one cannot change them.
+UNTOUCHED := tests/kernels tests/store tests/test_packaging.py tests/test_architecture.py
+
+.PHONY: help demo serve test test-oldest lint bench lock clean redis python
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+demo: $(READY) ## ingest sample documents, ask questions, compare methods
+	$(BIN)/ragkv demo $(ARGS)
+
+serve: $(READY) ## API and dashboard on 127.0.0.1:8000
+	$(BIN)/ragkv serve $(ARGS)
+
+test: $(READY) redis ## the whole test suite; ARGS="-k name" narrows it
+	$(BIN)/python -m pytest -q $(ARGS)
+
+test-oldest: $(OLDEST)/.ready redis ## the tests that touch transformers, with the oldest supported one
+	$(OLDEST)/bin/python -m pytest -q $(addprefix --ignore=,$(UNTOUCHED)) $(ARGS)
+
+lint: $(READY) ## ruff, ruff format, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES)
+
+bench: $(READY) ## benchmarks; BENCH="quality ttft prefill decode store serve"
+	for name in $(BENCH); do $(BIN)/ragkv bench $$name $(ARGS); done
+
+lock: python ## resolve all dependencies anew and write constraints.txt
+	rm -rf $(LOCK)
+	$(PYTHON) -m venv $(LOCK)
+	# async-timeout: redis asks for it before Python 3.11.3 (Debian 12 has 3.11.2).
+	$(LOCK)/bin/python -m pip install '$(TORCH_PIN)' async-timeout -e '.[dev]'
+	{ echo "# Exact versions of everything ragkv and its tests run with. Written by make lock."; \
+	  $(LOCK)/bin/python -m pip freeze --all --exclude-editable \
+	  | sed -E '/^(pip|triton|cuda-|nvidia-)/d; s/\+[A-Za-z0-9.]+$$//'; } > constraints.new
+	mv constraints.new constraints.txt
+	rm -rf $(LOCK)
+
+clean: ## remove what make made: environments, caches, builds
+	rm -rf $(VENV) $(OLDEST) $(LOCK) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(SOURCES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
+	  echo "ragkv needs Python 3.11, 3.12 or 3.13; $(PYTHON) is not one. Name one: make PYTHON=python3.12" >&2; exit 1; }
+
+$(BIN)/python: | python
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "$(PYTHON) cannot make virtual environments. On Debian: apt-get install python3-venv" >&2; exit 1; }
+
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -c constraints.txt hatchling
+	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch $@
+
+# An overlay: its own transformers first, everything else from .venv.
+$(OLDEST)/.ready: $(READY) Makefile
+	rm -rf $(OLDEST)
+	$(BIN)/python -m venv $(OLDEST)
+	base=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	own=$$($(OLDEST)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$base')" > "$$own/base.pth"
+	$(OLDEST)/bin/python -m pip install $(OLDEST_PINS)
+	$(OLDEST)/bin/python -c 'import torch, transformers; print("transformers", transformers.__version__, "torch", torch.__file__)'
+	touch $@
+
+# The tests start servers of their own on free ports; a system service that Debian may start is left alone.
+redis:
+	@command -v redis-server >/dev/null && exit 0; \
+	echo "The tests need redis-server: installing Debian's package."; \
+	root=; if [ "$$(id -u)" != 0 ]; then root="sudo"; [ -t 0 ] || root="sudo -n"; fi; \
+	{ $$root apt-get update && \
+	  $$root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends redis-server; } || true; \
+	command -v redis-server >/dev/null || { \
+	  echo "No redis-server, and it could not be installed. Install it yourself (Debian, Ubuntu: apt-get install" \
+	       "redis-server; Fedora: dnf install redis; macOS: brew install redis), then run make test again." >&2; exit 1; }

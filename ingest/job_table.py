@@ -1,0 +1,239 @@
+"""The tables of ingest jobs. Functions run inside a transaction of the caller.
+
+queued → running → completed | failed | cancelled        a document, and a job over its documents
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from ragkv.errors import NotFound
+from ragkv.types import Document
+
+MAX_ATTEMPTS = 3
+"""Starts of one document before it counts as what kills the process."""
+KEPT_JOBS = 1000
+"""Finished jobs that stay on record."""
+Status = Literal["queued", "running", "completed", "failed", "cancelled"]
+
+_JOB = "row, id, collection, status, stage, done, total, error_code, error_message, created, started, updated, finished"
+_ACTIVE = "('queued', 'running')"
+_NEXT = f"""
+SELECT jobs.row, job_documents.position, jobs.collection, job_documents.id, job_documents.payload
+FROM job_documents JOIN jobs ON jobs.row = job_documents.job
+WHERE jobs.status IN {_ACTIVE} AND job_documents.status = 'queued' ORDER BY jobs.row, position LIMIT 1
+"""
+_LATEST = f"""
+SELECT jobs.id, jobs.digest FROM jobs JOIN job_documents ON jobs.row = job_documents.job
+WHERE jobs.collection = ? AND jobs.status IN {_ACTIVE} AND job_documents.id IN (SELECT value FROM json_each(?))
+ORDER BY jobs.row DESC LIMIT 1
+"""
+
+
+@dataclass(frozen=True)
+class JobError:
+    """code: the kind of fault in snake case, `internal_error` for one of ours."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class JobDocument:
+    """A document of a job."""
+
+    id: str
+    status: Status
+    error: JobError | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """stage, done, total: of the document being read (see ingest.pipeline.Progress) · times: Unix seconds.
+
+    completed: at least one document is in the catalogue · failed: none is, error says why for the first.
+    """
+
+    id: str
+    collection: str
+    status: Status
+    stage: str
+    done: int
+    total: int
+    error: JobError | None
+    documents: tuple[JobDocument, ...]
+    created: float
+    started: float | None
+    updated: float
+    finished: float | None
+
+
+class Place(NamedTuple):
+    """A document's place in the tables."""
+
+    job: int
+    position: int
+
+
+def insert(
+    connection: sqlite3.Connection, job_id: str, collection: str, digest: str, entries: Sequence[dict[str, str | None]]
+) -> str:
+    """Queue a job; returns its id, or that of the job which already waits with the same documents and nothing newer."""
+    ids = json.dumps([entry["id"] for entry in entries])
+    waiting = connection.execute(_LATEST, (collection, ids)).fetchone()
+    if waiting and waiting[1] == digest:
+        return str(waiting[0])
+    now = time.time()
+    job = connection.execute(
+        "INSERT INTO jobs (id, collection, digest, status, stage, done, total, created, updated)"
+        " VALUES (?, ?, ?, 'queued', '', 0, 0, ?, ?)",
+        (job_id, collection, digest, now, now),
+    ).lastrowid
+    connection.executemany(
+        "INSERT INTO job_documents (job, position, id, status, error_code, error_message, payload)"
+        " VALUES (:job, :position, :id, :status, :code, :message, :payload)",
+        [{**entry, "job": job, "position": position} for position, entry in enumerate(entries)],
+    )
+    _settle(connection, job)
+    sql = "DELETE FROM jobs WHERE finished IS NOT NULL AND row <= (SELECT max(row) FROM jobs) - ?"
+    connection.execute(sql, (KEPT_JOBS,))
+    return job_id
+
+
+def take(connection: sqlite3.Connection) -> tuple[Place, Document] | None:
+    """The next waiting document, now running; None when nothing waits."""
+    row = connection.execute(_NEXT).fetchone()
+    if row is None:
+        return None
+    place, now = Place(row[0], row[1]), time.time()
+    sql = "UPDATE job_documents SET status = 'running', attempts = attempts + 1 WHERE job = ? AND position = ?"
+    connection.execute(sql, place)
+    sql = "UPDATE jobs SET status = 'running', started = coalesce(started, ?), updated = ? WHERE row = ?"
+    connection.execute(sql, (now, now, place.job))
+    title, text, metadata = json.loads(row[4])
+    return place, Document(row[3], title, text, metadata, row[2])
+
+
+def put_back(connection: sqlite3.Connection, place: Place) -> None:
+    """A running document waits again; that start does not count."""
+    sql = (
+        "UPDATE job_documents SET status = 'queued', attempts = attempts - 1"
+        " WHERE job = ? AND position = ? AND status = 'running'"
+    )
+    connection.execute(sql, place)
+    sql = "UPDATE jobs SET status = 'queued', stage = '' WHERE row = ? AND finished IS NULL"
+    connection.execute(sql, (place.job,))
+
+
+def finish(connection: sqlite3.Connection, place: Place, error: JobError | None) -> None:
+    """A running document is done with."""
+    facts = ("failed", error.code, error.message) if error else ("completed", None, None)
+    sql = (
+        "UPDATE job_documents SET status = ?, error_code = ?, error_message = ?, payload = NULL"
+        " WHERE job = ? AND position = ? AND status = 'running'"
+    )
+    connection.execute(sql, (*facts, *place))
+    _settle(connection, place.job)
+
+
+def running(connection: sqlite3.Connection, place: Place) -> bool:
+    """Whether the document is still wanted by the one who took it."""
+    sql = "SELECT status FROM job_documents WHERE job = ? AND position = ?"
+    row = connection.execute(sql, place).fetchone()
+    return row is not None and row[0] == "running"
+
+
+def report(connection: sqlite3.Connection, place: Place, stage: str, done: int, total: int) -> None:
+    """How far the running document is."""
+    sql = "UPDATE jobs SET stage = ?, done = ?, total = ?, updated = ? WHERE row = ?"
+    connection.execute(sql, (stage, done, total, time.time(), place.job))
+
+
+def cancel(connection: sqlite3.Connection, job_id: str) -> None:
+    """Drop what a job has not finished."""
+    found = connection.execute("SELECT row FROM jobs WHERE id = ?", (job_id,)).fetchone()
+    if found is not None and _drop(connection, "job = ?", found):
+        connection.execute("UPDATE jobs SET status = 'cancelled' WHERE row = ?", found)
+
+
+def withdraw(connection: sqlite3.Connection, collection: str, document_id: str) -> bool:
+    """Drop a document from every job that has not finished it; True when there was one."""
+    which = "id = ? AND job IN (SELECT row FROM jobs WHERE collection = ?)"
+    return _drop(connection, which, (document_id, collection))
+
+
+def recover(connection: sqlite3.Connection) -> int:
+    """Queue again what was running; fail what has been started too often. Returns how many are queued again."""
+    lost = f"not finished: the process died {MAX_ATTEMPTS} times while reading this document"
+    connection.execute(
+        "UPDATE job_documents SET status = 'failed', error_code = 'interrupted', error_message = ?, payload = NULL"
+        " WHERE status = 'running' AND attempts >= ?",
+        (lost, MAX_ATTEMPTS),
+    )
+    again = connection.execute("UPDATE job_documents SET status = 'queued' WHERE status = 'running'").rowcount
+    for (job,) in connection.execute("SELECT row FROM jobs WHERE status = 'running'").fetchall():
+        connection.execute("UPDATE jobs SET status = 'queued', stage = '' WHERE row = ?", (job,))
+        _settle(connection, job)
+    return again
+
+
+def name(connection: sqlite3.Connection, place: Place) -> str:
+    """Id of the document's job."""
+    return str(connection.execute("SELECT id FROM jobs WHERE row = ?", (place.job,)).fetchone()[0])
+
+
+def get(connection: sqlite3.Connection, job_id: str) -> Job:
+    """Raises NotFound."""
+    row = connection.execute(f"SELECT {_JOB} FROM jobs WHERE id = ?", (job_id,)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no job {job_id!r}")
+    return _job(connection, row)
+
+
+def recent(connection: sqlite3.Connection, limit: int) -> list[Job]:
+    """The latest jobs, newest first."""
+    rows = connection.execute(f"SELECT {_JOB} FROM jobs ORDER BY row DESC LIMIT ?", (limit,)).fetchall()
+    return [_job(connection, row) for row in rows]
+
+
+def _drop(connection: sqlite3.Connection, which: str, arguments: Sequence[object]) -> bool:
+    """Cancel the unfinished documents that `which` describes; True when there were any."""
+    unfinished = f"{which} AND status IN {_ACTIVE}"
+    jobs = connection.execute(f"SELECT DISTINCT job FROM job_documents WHERE {unfinished}", arguments).fetchall()
+    connection.execute(f"UPDATE job_documents SET status = 'cancelled', payload = NULL WHERE {unfinished}", arguments)
+    for (job,) in jobs:
+        _settle(connection, job)
+    return bool(jobs)
+
+
+def _settle(connection: sqlite3.Connection, job: int | None) -> None:
+    """Finish the job when none of its documents waits any more."""
+    sql = "SELECT status, error_code, error_message FROM job_documents WHERE job = ? ORDER BY position"
+    documents = connection.execute(sql, (job,)).fetchall()
+    statuses = {document[0] for document in documents}
+    if statuses & {"queued", "running"}:
+        return
+    status = next((name for name in ("completed", "cancelled") if name in statuses), "failed")
+    error = next(((code, message) for _, code, message in documents if code and status == "failed"), (None, None))
+    now = time.time()
+    sql = (
+        "UPDATE jobs SET status = ?, error_code = ?, error_message = ?, updated = ?, finished = ?"
+        " WHERE row = ? AND finished IS NULL"
+    )
+    connection.execute(sql, (status, *error, now, now, job))
+
+
+def _job(connection: sqlite3.Connection, row: Sequence[object]) -> Job:
+    key, job_id, collection, status, stage, done, total, code, message, *times = row
+    sql = "SELECT id, status, error_code, error_message FROM job_documents WHERE job = ? ORDER BY position"
+    documents = tuple(JobDocument(d[0], d[1], _error(d[2], d[3])) for d in connection.execute(sql, (key,)))
+    return Job(job_id, collection, status, stage, done, total, _error(code, message), documents, *times)  # type: ignore[arg-type]
+
+
+def _error(code: object, message: object) -> JobError | None:
+    return JobError(str(code), str(message)) if code else None

@@ -1,0 +1,255 @@
+"""Bytes to documents: .txt and .md files, .jsonl lines {"id", "text", "title"?, "metadata"?}, folders of them.
+
+A fault is about one document. `load` hands it out as a Rejected and goes on; `parse` raises it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO, NoReturn
+
+from ragkv.errors import InputError, InvalidDocument, TooLarge
+from ragkv.types import Document
+
+SUFFIXES = (".txt", ".md", ".jsonl")
+MAX_NAME = 512
+"""Characters of a document id or a collection name."""
+
+# Control characters that text has no use for, NUL apart: it is refused wherever it stands.
+_CONTROL = re.compile("[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+_CONTROL_SHARE = 0.01
+_HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*$")
+_UNDERLINE = re.compile(r"^ {0,3}(=+|-+)[ \t]*$")
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n---[ \t]*\n", re.DOTALL)
+_FENCE = re.compile(r"^ {0,3}(```|~~~)")
+_HEADING_WITHIN = 65536
+"""Characters in which the first heading is looked for."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A document that cannot be ingested. source: its file, or file and line."""
+
+    source: str
+    error: InputError
+
+
+def load(
+    paths: Iterable[Path], limit: int, collection: str = "default", root: Path | None = None
+) -> Iterator[Document | Rejected]:
+    """Documents of files and folders, in the order given; folders are walked in sorted order.
+
+    Files named by the caller must have a known suffix; in folders, hidden and other files are passed over.
+    A file's document id is its path relative to `root` (default: the working folder), so that ingesting it again
+    replaces it; outside of root, relative to the folder that holds what was named.
+    limit: bytes of one document, checked before reading. An id that comes twice is rejected the second time.
+    """
+    seen: dict[str, str] = {}
+    for given in paths:
+        for path in _files(given):
+            name = _name(path, given, root or Path.cwd())
+            for item in _load_file(path, name, limit, collection):
+                if isinstance(item, Document) and item.id in seen:
+                    fault = InvalidDocument(f"{name}: document id {item.id!r} was already used by {seen[item.id]}")
+                    yield Rejected(name, fault)
+                    continue
+                if isinstance(item, Document):
+                    seen[item.id] = name
+                yield item
+
+
+def parse(data: bytes, name: str, limit: int, collection: str = "default") -> list[Document]:
+    """The documents in an uploaded file. name: the file's name; decides the format and is the id, never a path to open.
+
+    Raises InvalidDocument, TooLarge.
+    """
+    documents = []
+    for item in read(data, name, limit, collection):
+        if isinstance(item, Rejected):
+            raise item.error
+        documents.append(item)
+    return documents
+
+
+def read(data: bytes, name: str, limit: int, collection: str = "default") -> list[Document | Rejected]:
+    """As `parse`, with faults handed out instead of raised."""
+    return list(_read(io.BytesIO(data), len(data), name, limit, collection))
+
+
+def checked(document: Document, limit: int) -> Document:
+    """The document, when it can be ingested. Raises InvalidDocument, TooLarge."""
+    what = f"document {document.id!r}"
+    for name, value in (("id", document.id), ("collection", document.collection)):
+        if not value.strip() or len(value) > MAX_NAME or not value.isprintable():
+            raise InvalidDocument(f"{what}: the {name} must be 1 to {MAX_NAME} printable characters")
+    if not document.text.strip():
+        raise InvalidDocument(f"{what} is empty")
+    for part, value in (("title", document.title), ("text", document.text)):
+        _check_text(value, f"{what}: its {part}")
+    size = len(document.text.encode())
+    if size > limit:
+        raise TooLarge(f"{what} has {size} bytes, the limit is {limit} (max_document_bytes)")
+    _check_metadata(document.metadata, what)
+    return document
+
+
+def _files(given: Path) -> Iterator[Path]:
+    if not given.is_dir():
+        yield given
+        return
+    for folder, folders, files in os.walk(given):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for file in sorted(files):
+            path = Path(folder, file)
+            if not file.startswith(".") and path.suffix.lower() in SUFFIXES and path.is_file():
+                yield path
+
+
+def _name(path: Path, given: Path, root: Path) -> str:
+    full = Path(os.path.abspath(path))
+    for base in (Path(os.path.abspath(root)), Path(os.path.abspath(given)).parent):
+        if full.is_relative_to(base):
+            return _printable(full.relative_to(base).as_posix())
+    return _printable(full.name)
+
+
+def _printable(name: str) -> str:
+    """File names may hold bytes that are no UTF-8; an id has to be stored and shown."""
+    return name.encode(errors="backslashreplace").decode()
+
+
+def _load_file(path: Path, name: str, limit: int, collection: str) -> Iterator[Document | Rejected]:
+    try:
+        if not path.is_file():
+            raise InvalidDocument(f"{path}: there is no such file")
+        with path.open("rb") as file:
+            yield from _read(file, path.stat().st_size, name, limit, collection)
+    except InputError as error:
+        yield Rejected(name, error)
+    except OSError as error:
+        yield Rejected(name, InvalidDocument(f"{path} cannot be read: {error.strerror}"))
+
+
+def _read(file: BinaryIO, size: int, name: str, limit: int, collection: str) -> Iterator[Document | Rejected]:
+    """The documents of one open file, by the suffix of its name."""
+    suffix = PurePath(name).suffix.lower()
+    if suffix == ".jsonl":
+        yield from _lines(file, name, limit, collection)
+        return
+    try:
+        if suffix not in SUFFIXES:
+            raise InvalidDocument(
+                f"{name}: unknown format {suffix or 'without a suffix'}; known: {', '.join(SUFFIXES)}"
+            )
+        if size > limit:
+            raise TooLarge(f"{name} has {size} bytes, the limit is {limit} (max_document_bytes)")
+        text = _decode(file.read(limit + 1), name)
+        markdown = suffix == ".md"
+        title = (_heading(text) if markdown else "") or PurePath(name).stem
+        metadata = {"format": "markdown"} if markdown else {}
+        yield checked(Document(name, title, text, metadata, collection), limit)
+    except InputError as error:
+        yield Rejected(name, error)
+
+
+def _lines(file: BinaryIO, name: str, limit: int, collection: str) -> Iterator[Document | Rejected]:
+    # JSON may escape every character of a text: six bytes for one.
+    longest = 6 * limit + 65536
+    number, documents = 0, False
+    while line := file.readline(longest + 1):
+        number += 1
+        where = f"{name}, line {number}"
+        try:
+            if len(line) > longest:
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(longest + 1)
+                raise TooLarge(f"{where} has over {longest} bytes; a document may have {limit} (max_document_bytes)")
+            text = _decode(line, where)
+            if text.strip():
+                documents = True
+                yield checked(_line(text, where, collection), limit)
+        except InputError as error:
+            documents = True
+            fault = error if where in str(error) else type(error)(f"{where}: {error}")
+            yield Rejected(where, fault)
+    if not documents:
+        yield Rejected(name, InvalidDocument(f"{name} is empty"))
+
+
+def _line(text: str, where: str, collection: str) -> Document:
+    """One .jsonl line. Keys other than the four are passed over."""
+    try:
+        entry = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidDocument(f"{where} is not JSON: {error}") from None
+    if not isinstance(entry, dict):
+        raise InvalidDocument(f"{where} is not a JSON object")
+    for key, needed in (("id", True), ("text", True), ("title", False)):
+        value = entry.get(key)
+        if not (isinstance(value, str) or (value is None and not needed)):
+            raise InvalidDocument(f'{where}: "{key}" must be a string')
+    metadata = entry.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        raise InvalidDocument(f'{where}: "metadata" must be an object')
+    newlines = str(entry["text"]).replace("\r\n", "\n").replace("\r", "\n")
+    return Document(entry["id"], entry.get("title") or entry["id"], newlines, metadata, collection)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _decode(data: bytes, name: str) -> str:
+    """UTF-8 text with \\n line ends. Raises InvalidDocument with the offset of the first byte that is not text."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise InvalidDocument(f"{name}: byte 0 starts UTF-16 text; save the file as UTF-8")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidDocument(f"{name}: byte {error.start} is not UTF-8 text") from None
+    _check_text(text, name)
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _check_text(text: str, what: str) -> None:
+    """Raises InvalidDocument for what no text holds. Offsets are of bytes in UTF-8."""
+    position = text.find("\0")
+    if position >= 0:
+        raise InvalidDocument(f"{what}: byte {len(text[:position].encode(errors='replace'))} is NUL, this is not text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidDocument(f"{what}: character {error.start} is half of a surrogate pair") from None
+    controls = _CONTROL.findall(text)
+    if len(controls) > _CONTROL_SHARE * len(text):
+        first = _CONTROL.search(text)
+        offset = len(text[: first.start()].encode()) if first else 0
+        raise InvalidDocument(f"{what}: {len(controls)} control characters from byte {offset} on, this is not text")
+
+
+def _check_metadata(metadata: Mapping[str, Any], what: str) -> None:
+    try:
+        json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidDocument(f"{what}: its metadata is not JSON: {error}") from None
+
+
+def _heading(text: str) -> str:
+    """Text of the first Markdown heading outside code; "" when there is none."""
+    fenced, before = "", ""
+    for line in _FRONT_MATTER.sub("", text[:_HEADING_WITHIN]).split("\n"):
+        fence = _FENCE.match(line)
+        if fence:
+            fenced = "" if fenced == fence[1] else fenced or fence[1]
+        elif not fenced and (heading := _HEADING.match(line)) and heading[1]:
+            return heading[1]
+        elif not fenced and before.strip() and _UNDERLINE.match(line):
+            return before.strip()
+        before = "" if fence or fenced else line
+    return ""

@@ -1,0 +1,201 @@
+"""What happens to a document, step by step. The catalogue changes once, at the end of the work, in one transaction:
+a crash anywhere leaves the old version whole or the new one whole. KV without catalogue rows is an orphan, no fault.
+
+    hash → (unchanged: done) → split → embed → encode → commit → forget orphans → index
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingest.chunk import PromptPiece, split
+from ragkv.catalog import Catalog, EmbedderIdentity, Passage
+from ragkv.errors import RagkvError
+from ragkv.types import Chunk, Document, Key
+
+EMBED_BATCH = 32
+
+Stage = Literal["split", "embed", "encode", "commit", "index"]
+
+
+class Progress(Protocol):
+    """Told how far a stage is, between chunks; may raise to stop the work.
+
+    Nothing is then left behind, unless it raised Paused. done and total count characters in `split`, chunks elsewhere.
+    """
+
+    def __call__(self, stage: Stage, done: int, total: int, /) -> None: ...
+
+
+class Paused(Exception):
+    """A Progress raises it to stop work that will be taken up again: the KV encoded so far is kept for then."""
+
+
+class ReadingModel(Protocol):
+    """The part of the model that ingest needs."""
+
+    @property
+    def prompt(self) -> PromptPiece: ...
+
+
+class Embedding(Protocol):
+    """The part of ragkv.retrieve.Embedder that ingest needs."""
+
+    @property
+    def identity(self) -> EmbedderIdentity: ...
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]: ...
+
+
+class Index(Protocol):
+    """The part of ragkv.retrieve.Retriever that ingest needs."""
+
+    @property
+    def embedder(self) -> Embedding: ...
+
+    def refresh(self, collection: str) -> None: ...
+
+    def save(self) -> None: ...
+
+
+class Reader(Protocol):
+    """The part of ragkv.engine.Engine that ingest needs."""
+
+    @property
+    def model(self) -> ReadingModel: ...
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    @property
+    def retriever(self) -> Index: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def chunk_tokens(self) -> int: ...
+
+    def remember(self, chunk: Chunk, collection: str) -> Key:
+        """Encode a chunk and store its KV, unless it is there."""
+        ...
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Delete KV that no chunk refers to any more."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a document. chunks, tokens: of the version that is now in the catalogue."""
+
+    document_id: str
+    collection: str
+    status: Literal["added", "replaced", "unchanged"]
+    chunks: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Reindexed:
+    """embedded: chunks that got new vectors · reread: documents split and encoded again for the present model."""
+
+    embedded: int
+    reread: int
+
+
+def silent(stage: Stage, done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+def ingest(engine: Reader, document: Document, progress: Progress = silent) -> Outcome:
+    """Read a document and make it answerable, in place of its old version. Does nothing when nothing changed.
+
+    The document must have passed ingest.load.checked. Raises InvalidDocument, ConfigError, EmbedderChanged, StoreFull.
+    """
+    catalog, embedder = engine.catalog, engine.retriever.embedder
+    catalog.check_embedder(embedder.identity)
+    digest, reader = content_hash(document), reader_of(engine)
+    known = catalog.find(document.collection, document.id)
+    if known and (known.content_hash, known.reader) == (digest, reader):
+        return Outcome(document.id, document.collection, "unchanged", known.chunks, known.tokens)
+
+    chunks = split(document, engine.model.prompt, engine.chunk_tokens, lambda done, of: progress("split", done, of))
+    vectors = _embed(embedder, [(chunk.title, chunk.text) for chunk in chunks], progress)
+    keys: list[Key] = []
+    try:
+        for done, chunk in enumerate(chunks):
+            progress("encode", done, len(chunks))
+            keys.append(engine.remember(chunk, document.collection))
+        progress("commit", len(chunks), len(chunks))
+        orphans = catalog.put_document(document, digest, chunks, vectors, keys, embedder.identity, reader)
+    except Paused:
+        raise
+    except Exception:
+        with suppress(RagkvError):
+            engine.forget(catalog.unreferenced(keys))
+        raise
+    engine.forget(orphans)
+    progress("index", len(chunks), len(chunks))
+    engine.retriever.refresh(document.collection)
+    tokens = sum(len(chunk.tokens) for chunk in chunks)
+    return Outcome(document.id, document.collection, "replaced" if known else "added", len(chunks), tokens)
+
+
+def remove(engine: Reader, collection: str, document_id: str) -> None:
+    """Forget a document, its vectors and its KV. Raises NotFound."""
+    engine.forget(engine.catalog.remove(collection, document_id))
+    # The index drops the rows when it is next asked; until then the catalogue does not know them, so no hit names them.
+
+
+def reindex(engine: Reader, progress: Progress = silent) -> Reindexed:
+    """Embed every chunk again with the present embedder, then read again what another model or chunk size has read.
+
+    Questions are answered from the old vectors until all new ones are there.
+    """
+    catalog, embedder = engine.catalog, engine.retriever.embedder
+    passages: list[Passage] = []
+    while page := catalog.passages(passages[-1].row if passages else 0):
+        passages += page
+    vectors = _embed(embedder, [(passage.title, passage.text) for passage in passages], progress)
+    catalog.replace_vectors([passage.row for passage in passages], vectors, embedder.identity)
+    catalog.rebuild_words()
+    reread, reader = 0, reader_of(engine)
+    documents = catalog.documents(None)
+    for info in documents:
+        if info.reader != reader:
+            ingest(engine, catalog.original(info.collection, info.id), progress)
+            reread += 1
+    for collection in {info.collection for info in documents}:
+        engine.retriever.refresh(collection)
+    engine.retriever.save()
+    return Reindexed(len(passages), reread)
+
+
+def content_hash(document: Document) -> str:
+    """What tells two versions of a document apart: title, text and metadata."""
+    content = [document.title, document.text, dict(document.metadata)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def reader_of(engine: Reader) -> str:
+    """What reads a document: a change of model or chunk size means that documents have to be read again."""
+    return f"{engine.fingerprint}/{engine.chunk_tokens}"
+
+
+def _embed(embedder: Embedding, passages: Sequence[tuple[str, str]], progress: Progress) -> NDArray[np.float32]:
+    """[len(passages), dimension]. passages: (title, text); a title often holds the name that the text calls `it`."""
+    vectors = np.empty((len(passages), embedder.identity.dimension), np.float32)
+    for start in range(0, len(passages), EMBED_BATCH):
+        progress("embed", start, len(passages))
+        batch = [f"{title}\n{text}" for title, text in passages[start : start + EMBED_BATCH]]
+        vectors[start : start + len(batch)] = embedder.encode(batch)
+    return vectors

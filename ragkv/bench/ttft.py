@@ -1,0 +1,139 @@
+"""`ragkv bench ttft`: time to first token of every method, on this machine, through the whole engine.
+
+One collection holds exactly the chunks that are asked about, so every question reads the same context. Before the clock
+starts every method answers once: weights, store and page cache are warm, and the KV is in the store. Two accountings:
+
+    ttft           request received → first token, retrieval and loading from the store included
+    without retrieval    the same, less the time of the search
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ingest.pipeline import ingest
+from ragkv.config import Settings
+from ragkv.engine import Engine
+from ragkv.methods import FULL
+from ragkv.needles import make
+from ragkv.report import Report
+
+Progress = Callable[[str, int, int], None]
+"""(what, done, total)"""
+
+STEPS = ("retrieve", "open", "plan", "load", "repair", "prefill")
+
+
+@dataclass(frozen=True)
+class TtftParams:
+    """chunks of about chunk_tokens tokens each · repeat: timed questions per method · seed: of the documents."""
+
+    chunks: int = 8
+    chunk_tokens: int = 512
+    repeat: int = 10
+    methods: tuple[str, ...] = (FULL, "reuse", "samkv-overwrite", "samkv-fusion", "scout")
+    seed: int = 7
+
+
+@dataclass(frozen=True)
+class TtftRow:
+    """Medians over the timed questions, milliseconds. speedup: full's ttft over this one's, in the same run."""
+
+    method: str
+    ttft: float
+    without_retrieval: float
+    speedup: float
+    speedup_without_retrieval: float
+    sequence: float
+    recompute: float
+    load: float
+    steps: dict[str, float]
+
+
+@dataclass(frozen=True)
+class TtftResult:
+    """context: tokens of the chunks · device, threads: what it ran on."""
+
+    model: str
+    device: str
+    threads: int
+    store: str
+    chunks: int
+    context: int
+    rows: tuple[TtftRow, ...]
+
+
+def ttft(settings: Settings, params: TtftParams, progress: Progress) -> TtftResult:
+    """Ingest generated documents into a collection of their own in a temporary data folder and time questions on them.
+
+    A Redis store given by the settings is used as it is; what the bench put there is removed afterwards.
+    """
+    with tempfile.TemporaryDirectory(prefix="ragkv-ttft-") as folder:
+        own = settings.model_copy(
+            update={"data": Path(folder), "top_k": params.chunks, "chunk_tokens": params.chunk_tokens}
+        )
+        with Engine.open(own) as engine:
+            questions = _fill(engine, params, progress)
+            try:
+                return _measure(engine, params, questions, progress)
+            finally:
+                engine.forget(engine.catalog.keys())
+
+
+def _fill(engine: Engine, params: TtftParams, progress: Progress) -> list[str]:
+    wrapper = 32  # room for the wrapper and an overshoot of the last sentence, so that a document is one chunk
+    needles = make(
+        params.seed,
+        params.chunks,
+        params.chunk_tokens - wrapper,
+        max(8, params.repeat),
+        lambda text: len(engine.model.prompt.plain(text)),
+    )
+    for i, document in enumerate(needles.documents):
+        ingest(engine, document)
+        progress("ingest", i + 1, params.chunks)
+    return [question.question for question in needles.questions]
+
+
+def _measure(engine: Engine, params: TtftParams, questions: Sequence[str], progress: Progress) -> TtftResult:
+    for method in params.methods:
+        engine.answer(questions[0], method=method, max_tokens=1)
+    reports: dict[str, list[Report]] = {method: [] for method in params.methods}
+    for turn in range(params.repeat):  # methods take turns, so that a slow moment of the machine meets them all
+        for method in params.methods:
+            report = engine.answer(questions[turn % len(questions)], method=method, max_tokens=1).report
+            reports[method].append(report)
+        progress("ask", turn + 1, params.repeat)
+    base = reports[params.methods[0]]
+    rows = tuple(_row(method, reports[method], base) for method in params.methods)
+    return TtftResult(
+        model=engine.model.name,
+        device=str(engine.model.device),
+        threads=torch.get_num_threads(),
+        store=engine.settings.store.split(":")[0],
+        chunks=params.chunks,
+        context=base[0].tokens.context,
+        rows=rows,
+    )
+
+
+def _row(method: str, reports: Sequence[Report], base: Sequence[Report]) -> TtftRow:
+    whole, bare = _times(reports)
+    base_whole, base_bare = _times(base)
+    last = reports[-1].ratios
+    steps = {name: statistics.median(getattr(r.timings_ms, name) for r in reports) for name in STEPS}
+    return TtftRow(
+        method, whole, bare, base_whole / whole, base_bare / bare, last.sequence, last.recompute, last.load, steps
+    )
+
+
+def _times(reports: Sequence[Report]) -> tuple[float, float]:
+    """Median ttft with and without retrieval."""
+    times = [report.timings_ms for report in reports]
+    return statistics.median(t.ttft for t in times), statistics.median(t.ttft - t.retrieve for t in times)

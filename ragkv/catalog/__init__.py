@@ -1,0 +1,6 @@
+"""The catalogue: documents, chunks, vectors and jobs in one SQLite file. FTS5 and FAISS are views of it."""
+
+from ragkv.catalog.catalog import Catalog
+from ragkv.catalog.nouns import Changes, DocumentInfo, EmbedderIdentity, Passage
+
+__all__ = ["Catalog", "Changes", "DocumentInfo", "EmbedderIdentity", "Passage"]

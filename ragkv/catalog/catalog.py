@@ -1,0 +1,267 @@
+"""Catalog: what the service holds and where it came from. SQLite is the truth; every index is built from it.
+
+A change of a collection happens in one transaction and raises its generation, so a view knows when it is out of date.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragkv.catalog import vectors, words
+from ragkv.catalog.database import Database
+from ragkv.catalog.nouns import Changes, DocumentInfo, EmbedderIdentity, Passage
+from ragkv.errors import NotFound
+from ragkv.types import Chunk, Document, Key
+
+_INFO = "collection, id, title, metadata, content_hash, reader, chunks, tokens, created, updated"
+_CHUNK = "chunks.row, documents.id, chunks.ordinal, chunks.title, chunks.text, chunks.tokens"
+_CHUNKS = f"SELECT {_CHUNK} FROM chunks JOIN documents ON documents.row = chunks.document"
+_THESE = "(SELECT value FROM json_each(?))"
+
+
+class Catalog:
+    """Documents, chunks, vectors of all collections. Thread-safe: see Database.
+
+    Any method may raise StoreFull (no room; nothing was changed), StoreUnavailable (locked by another process) and
+    CatalogCorrupt.
+    """
+
+    def __init__(self, database: Database):
+        self._database = database
+
+    @classmethod
+    def open(cls, path: Path) -> Catalog:
+        """Open or create. Raises CatalogCorrupt when the file is damaged, ConfigError when it is not ours."""
+        return cls(Database.open(path))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._database.close()
+
+    def read(self) -> AbstractContextManager[sqlite3.Connection]:
+        """A snapshot, for the rooms that keep tables of their own here."""
+        return self._database.read()
+
+    def write(self) -> AbstractContextManager[sqlite3.Connection]:
+        """A transaction, for the rooms that keep tables of their own here. Do not nest."""
+        return self._database.write()
+
+    # Documents
+
+    def put_document(
+        self,
+        document: Document,
+        content_hash: str,
+        chunks: Sequence[Chunk],
+        matrix: NDArray[np.float32],
+        keys: Sequence[Key],
+        embedder: EmbedderIdentity,
+        reader: str = "",
+    ) -> list[Key]:
+        """Store a document in place of its old version: chunks, their vectors (matrix [n, dimension]) and KV keys.
+
+        Returns the keys of the old version that no chunk refers to any more. Raises EmbedderChanged.
+        """
+        if len(keys) != len(chunks) or matrix.shape != (len(chunks), embedder.dimension):
+            raise ValueError(f"{len(chunks)} chunks, {len(keys)} keys, vectors {matrix.shape} do not belong together")
+        now, rows = time.time(), np.ascontiguousarray(matrix, dtype=np.float32)
+        facts = (content_hash, reader, len(chunks), sum(len(c.tokens) for c in chunks), now, document.title)
+        body = (json.dumps(dict(document.metadata), ensure_ascii=False), document.text)
+        with self.write() as connection:
+            vectors.claim(connection, embedder)
+            row, old = _take_chunks(connection, document.collection, document.id)
+            if row is None:
+                row = connection.execute(
+                    "INSERT INTO documents (content_hash, reader, chunks, tokens, updated, title, metadata, text,"
+                    " collection, id, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (*facts, *body, document.collection, document.id, now),
+                ).lastrowid
+            else:
+                connection.execute(
+                    "UPDATE documents SET content_hash = ?, reader = ?, chunks = ?, tokens = ?, updated = ?, title = ?,"
+                    " metadata = ?, text = ? WHERE row = ?",
+                    (*facts, *body, row),
+                )
+            for chunk, vector, key in zip(chunks, rows, keys, strict=True):
+                tokens = np.asarray(chunk.tokens, dtype="<i4").tobytes()
+                added = connection.execute(
+                    "INSERT INTO chunks (document, collection, ordinal, key, title, text, tokens)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (row, document.collection, chunk.ordinal, key, chunk.title, chunk.text, tokens),
+                )
+                connection.execute("INSERT INTO vectors VALUES (?, ?)", (added.lastrowid, vector.tobytes()))
+            vectors.advance(connection, document.collection)
+            return _unreferenced(connection, old)
+
+    def remove(self, collection: str, document_id: str) -> list[Key]:
+        """Forget a document. Returns the keys that no chunk refers to any more. Raises NotFound."""
+        with self.write() as connection:
+            row, old = _take_chunks(connection, collection, document_id)
+            if row is None:
+                raise _no_document(collection, document_id)
+            connection.execute("DELETE FROM documents WHERE row = ?", (row,))
+            vectors.advance(connection, collection)
+            return _unreferenced(connection, old)
+
+    def find(self, collection: str, document_id: str) -> DocumentInfo | None:
+        """The document, or None."""
+        with self.read() as connection:
+            sql = f"SELECT {_INFO} FROM documents WHERE collection = ? AND id = ?"
+            row = connection.execute(sql, (collection, document_id)).fetchone()
+        return _info(row) if row else None
+
+    def document(self, collection: str, document_id: str) -> DocumentInfo:
+        """The document. Raises NotFound."""
+        found = self.find(collection, document_id)
+        if found is None:
+            raise _no_document(collection, document_id)
+        return found
+
+    def original(self, collection: str, document_id: str) -> Document:
+        """The document as it was given, text included. Raises NotFound."""
+        with self.read() as connection:
+            sql = "SELECT title, text, metadata FROM documents WHERE collection = ? AND id = ?"
+            row = connection.execute(sql, (collection, document_id)).fetchone()
+        if row is None:
+            raise _no_document(collection, document_id)
+        return Document(document_id, row[0], row[1], json.loads(row[2]), collection)
+
+    def documents(
+        self, collection: str | None = None, after: tuple[str, str] = ("", ""), limit: int = -1
+    ) -> list[DocumentInfo]:
+        """Documents of one collection, or of all (None), ordered by (collection, id).
+
+        after: (collection, id) of the last one seen · limit: how many at most, -1 for all.
+        """
+        sql = (
+            f"SELECT {_INFO} FROM documents WHERE (? IS NULL OR collection = ?) AND (collection, id) > (?, ?)"
+            " ORDER BY collection, id LIMIT ?"
+        )
+        with self.read() as connection:
+            return [_info(row) for row in connection.execute(sql, (collection, collection, *after, limit))]
+
+    def count(self) -> tuple[int, int]:
+        """(documents, chunks) of all collections."""
+        with self.read() as connection:
+            documents, chunks = connection.execute("SELECT count(*), total(chunks) FROM documents").fetchone()
+        return documents, int(chunks)
+
+    # Chunks
+
+    def chunks(self, collection: str, rows: Iterable[int]) -> dict[int, Chunk]:
+        """The chunks at these rows of the collection; those that are gone are left out."""
+        sql = f"{_CHUNKS} WHERE chunks.collection = ? AND chunks.row IN {_THESE}"
+        with self.read() as connection:
+            found = connection.execute(sql, (collection, json.dumps([int(row) for row in rows]))).fetchall()
+        return {row[0]: _chunk(row) for row in found}
+
+    def chunks_of(self, collection: str, document_id: str) -> list[Chunk]:
+        """The chunks of a document, in order. Raises NotFound."""
+        sql = f"{_CHUNKS} WHERE documents.collection = ? AND documents.id = ? ORDER BY chunks.ordinal"
+        with self.read() as connection:
+            found = connection.execute(sql, (collection, document_id)).fetchall()
+        if not found:
+            raise _no_document(collection, document_id)
+        return [_chunk(row) for row in found]
+
+    def match(self, collection: str, text: str, limit: int) -> list[tuple[int, float]]:
+        """[(chunk row, BM25 score)] of the chunks sharing a word with `text`, best first. Any text is safe."""
+        with self.read() as connection:
+            return words.match(connection, collection, text, limit)
+
+    def rebuild_words(self) -> None:
+        """Make the full-text view anew from the chunks."""
+        with self.write() as connection:
+            words.rebuild(connection)
+
+    def keys(self) -> set[Key]:
+        """KV keys of every chunk; what a store holds beyond them is an orphan."""
+        with self.read() as connection:
+            return {Key(row[0]) for row in connection.execute("SELECT DISTINCT key FROM chunks")}
+
+    def unreferenced(self, keys: Iterable[Key]) -> list[Key]:
+        """Those of `keys` that no chunk refers to."""
+        with self.read() as connection:
+            return _unreferenced(connection, keys)
+
+    # Vectors
+
+    def embedder(self) -> EmbedderIdentity | None:
+        """What made the stored vectors; None while there are none."""
+        with self.read() as connection:
+            return vectors.embedder(connection)
+
+    def check_embedder(self, embedder: EmbedderIdentity) -> None:
+        """Raises EmbedderChanged when the stored vectors come from another model."""
+        vectors.check(self.embedder(), embedder)
+
+    def generation(self, collection: str) -> int:
+        """Grows with every change of the collection; 0: never changed."""
+        with self.read() as connection:
+            return vectors.generations(connection, collection)[0]
+
+    def vectors(self, collection: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """(chunk rows [n] int64, vectors [n, dimension] float32) of a collection, by row."""
+        changes = self.changes(collection, np.empty(0, np.int64), 0)
+        return changes.added, changes.vectors
+
+    def changes(self, collection: str, known: NDArray[np.int64], since: int) -> Changes:
+        """What to take from and add to the rows `known` at generation `since` to have the collection as it is now."""
+        with self.read() as connection:
+            return vectors.changes(connection, collection, known, since)
+
+    def passages(self, after: int = 0, limit: int = 1000) -> list[Passage]:
+        """Chunks of all collections by row, from beyond row `after`: what reindexing embeds again."""
+        with self.read() as connection:
+            sql = "SELECT row, title, text FROM chunks WHERE row > ? ORDER BY row LIMIT ?"
+            return [Passage(*row) for row in connection.execute(sql, (after, limit))]
+
+    def replace_vectors(self, rows: Sequence[int], matrix: NDArray[np.float32], embedder: EmbedderIdentity) -> None:
+        """Swap the vectors of all chunks at once. rows: every chunk, ascending · matrix [len(rows), dimension].
+
+        Raises InputError when chunks came or went since `rows` were read.
+        """
+        if matrix.shape != (len(rows), embedder.dimension):
+            raise ValueError(f"{len(rows)} rows and vectors {matrix.shape} do not belong together")
+        with self.write() as connection:
+            vectors.replace(connection, rows, matrix, embedder)
+
+
+def _take_chunks(connection: sqlite3.Connection, collection: str, document_id: str) -> tuple[int | None, list[Key]]:
+    """(row of the document or None, keys its chunks had); the chunks are deleted."""
+    sql = "SELECT row FROM documents WHERE collection = ? AND id = ?"
+    found = connection.execute(sql, (collection, document_id)).fetchone()
+    if found is None:
+        return None, []
+    keys = [Key(key) for (key,) in connection.execute("SELECT key FROM chunks WHERE document = ?", found)]
+    connection.execute("DELETE FROM chunks WHERE document = ?", found)
+    return found[0], keys
+
+
+def _unreferenced(connection: sqlite3.Connection, keys: Iterable[Key]) -> list[Key]:
+    sql = "SELECT DISTINCT value FROM json_each(?) WHERE NOT EXISTS (SELECT 1 FROM chunks WHERE key = value)"
+    return [Key(key) for (key,) in connection.execute(sql, (json.dumps(list(keys)),))]
+
+
+def _info(row: Sequence[Any]) -> DocumentInfo:
+    collection, document_id, title, metadata, *rest = row
+    return DocumentInfo(collection, document_id, title, json.loads(metadata), *rest)
+
+
+def _chunk(row: Sequence[Any]) -> Chunk:
+    _, document_id, ordinal, title, text, tokens = row
+    ids = tuple(np.frombuffer(tokens, "<i4").tolist())
+    return Chunk(f"{document_id}#{ordinal}", document_id, ordinal, title, text, ids)
+
+
+def _no_document(collection: str, document_id: str) -> NotFound:
+    return NotFound(f"collection {collection!r} has no document {document_id!r}")

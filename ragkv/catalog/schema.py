@@ -1,0 +1,57 @@
+"""Tables of the catalogue. Large columns stand last, so that listing a table does not walk their overflow pages."""
+
+APPLICATION_ID = 0x7261676B  # "ragk": tells our files from other SQLite files
+VERSION = 1
+
+TABLES = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+
+-- generation: grows with every change · replaced: generation at which all vectors were last replaced
+CREATE TABLE collections (
+    name TEXT PRIMARY KEY, generation INTEGER NOT NULL, replaced INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+
+CREATE TABLE documents (
+    row INTEGER PRIMARY KEY,
+    collection TEXT NOT NULL, id TEXT NOT NULL,
+    content_hash TEXT NOT NULL, reader TEXT NOT NULL,
+    chunks INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    created REAL NOT NULL, updated REAL NOT NULL,
+    title TEXT NOT NULL, metadata TEXT NOT NULL, text TEXT NOT NULL,
+    UNIQUE (collection, id)
+);
+
+-- AUTOINCREMENT: a row number is never used twice, so a stale index can miss a chunk but never name a wrong one
+CREATE TABLE chunks (
+    row INTEGER PRIMARY KEY AUTOINCREMENT,
+    document INTEGER NOT NULL REFERENCES documents (row) ON DELETE CASCADE,
+    collection TEXT NOT NULL, ordinal INTEGER NOT NULL, key TEXT NOT NULL,
+    title TEXT NOT NULL, text TEXT NOT NULL, tokens BLOB NOT NULL,
+    UNIQUE (document, ordinal)
+);
+CREATE INDEX chunks_by_collection ON chunks (collection);
+CREATE INDEX chunks_by_key ON chunks (key);
+
+CREATE TABLE vectors (
+    chunk INTEGER PRIMARY KEY REFERENCES chunks (row) ON DELETE CASCADE,
+    vector BLOB NOT NULL
+);
+
+CREATE TABLE jobs (
+    row INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE, collection TEXT NOT NULL, digest TEXT NOT NULL,
+    status TEXT NOT NULL, stage TEXT NOT NULL, done INTEGER NOT NULL, total INTEGER NOT NULL,
+    error_code TEXT, error_message TEXT,
+    created REAL NOT NULL, started REAL, updated REAL NOT NULL, finished REAL
+);
+CREATE INDEX jobs_by_status ON jobs (status);
+
+-- payload: the document as JSON, emptied when it is done with
+CREATE TABLE job_documents (
+    job INTEGER NOT NULL REFERENCES jobs (row) ON DELETE CASCADE,
+    position INTEGER NOT NULL, id TEXT NOT NULL, status TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0,
+    error_code TEXT, error_message TEXT, payload TEXT,
+    PRIMARY KEY (job, position)
+);
+"""
+NAMES = frozenset({"facts", "collections", "documents", "chunks", "vectors", "jobs", "job_documents"})

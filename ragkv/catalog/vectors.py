@@ -1,0 +1,105 @@
+"""Vectors, what made them, and the generations that tell a view it is out of date.
+
+These functions run inside a transaction of the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragkv.catalog.nouns import Changes, EmbedderIdentity
+from ragkv.errors import CatalogCorrupt, EmbedderChanged, InputError
+
+
+def advance(connection: sqlite3.Connection, collection: str) -> None:
+    """The collection changed: raise its generation."""
+    # The clock keeps a generation from being reached twice when the file is restored from a backup.
+    connection.execute(
+        "INSERT INTO collections (name, generation) VALUES (?, ?) ON CONFLICT (name) DO UPDATE"
+        " SET generation = max(generation + 1, excluded.generation)",
+        (collection, time.time_ns()),
+    )
+
+
+def generations(connection: sqlite3.Connection, collection: str) -> tuple[int, int]:
+    """(generation now, generation at which all vectors were last replaced); zeros for an unknown collection."""
+    sql = "SELECT generation, replaced FROM collections WHERE name = ?"
+    generation, replaced = connection.execute(sql, (collection,)).fetchone() or (0, 0)
+    return generation, replaced
+
+
+def changes(connection: sqlite3.Connection, collection: str, known: NDArray[np.int64], since: int) -> Changes:
+    """See Catalog.changes."""
+    generation, replaced = generations(connection, collection)
+    identity = embedder(connection)
+    found = connection.execute("SELECT row FROM chunks WHERE collection = ? ORDER BY row", (collection,))
+    rows = np.fromiter((row for (row,) in found), np.int64)
+    kept = np.intersect1d(known, rows) if since >= replaced else known[:0]
+    added = np.setdiff1d(rows, kept)
+    vectors = _load(connection, added, identity.dimension if identity else 0)
+    return Changes(generation, np.setdiff1d(known, kept), added, vectors)
+
+
+def replace(
+    connection: sqlite3.Connection, rows: Sequence[int], vectors: NDArray[np.float32], identity: EmbedderIdentity
+) -> None:
+    """See Catalog.replace_vectors."""
+    present = [row for (row,) in connection.execute("SELECT row FROM chunks ORDER BY row")]
+    if present != list(rows):
+        raise InputError("documents changed while they were embedded again; run `ragkv reindex` once more")
+    connection.execute("DELETE FROM vectors")
+    blobs = (vector.tobytes() for vector in np.ascontiguousarray(vectors, dtype=np.float32))
+    connection.executemany("INSERT INTO vectors VALUES (?, ?)", zip(rows, blobs, strict=True))
+    _record(connection, identity)
+    for (name,) in connection.execute("SELECT name FROM collections").fetchall():
+        advance(connection, name)
+    connection.execute("UPDATE collections SET replaced = generation")
+
+
+def embedder(connection: sqlite3.Connection) -> EmbedderIdentity | None:
+    """What made the stored vectors; None while there are none."""
+    found = connection.execute("SELECT value FROM facts WHERE name = 'embedder' AND EXISTS (SELECT 1 FROM chunks)")
+    row = found.fetchone()
+    return EmbedderIdentity(*json.loads(row[0])) if row else None
+
+
+def claim(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:
+    """Vectors of this embedder are about to be stored. Raises EmbedderChanged."""
+    recorded = embedder(connection)
+    check(recorded, identity)
+    if recorded is None:
+        _record(connection, identity)
+
+
+def check(recorded: EmbedderIdentity | None, identity: EmbedderIdentity) -> None:
+    """Raises EmbedderChanged when both are known and differ."""
+    if recorded is not None and recorded != identity:
+        raise EmbedderChanged(
+            f"the catalogue's vectors come from {recorded.name} ({recorded.dimension} dimensions), the embedder is now "
+            f"{identity.name} ({identity.dimension}); run `ragkv reindex`, or set RAGKV_EMBEDDER back"
+        )
+
+
+def _record(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:
+    value = json.dumps([identity.name, identity.dimension])
+    connection.execute("INSERT OR REPLACE INTO facts VALUES ('embedder', ?)", (value,))
+
+
+def _load(connection: sqlite3.Connection, rows: NDArray[np.int64], dimension: int) -> NDArray[np.float32]:
+    vectors = np.empty((len(rows), dimension), np.float32)
+    count = 0
+    sql = "SELECT vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?)) ORDER BY chunk"
+    for (blob,) in connection.execute(sql, (json.dumps(rows.tolist()),)):
+        if len(blob) != 4 * dimension:
+            raise CatalogCorrupt("a stored vector has the wrong length; run `ragkv reindex`")
+        vectors[count] = np.frombuffer(blob, np.float32)
+        count += 1
+    if count != len(rows):
+        raise CatalogCorrupt(f"{len(rows) - count} chunks have no vector; run `ragkv reindex`")
+    return vectors

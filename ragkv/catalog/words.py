@@ -1,0 +1,93 @@
+"""BM25 over chunk titles and texts: an FTS5 view of the table `chunks` that is kept by triggers and can be rebuilt."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+
+TITLE_WEIGHT, TEXT_WEIGHT = 2.0, 1.0
+MAX_WORDS = 64
+"""Distinct words of a question that are looked up; a page-long question costs no more than this."""
+
+_TABLE = """
+CREATE VIRTUAL TABLE chunk_words USING fts5(
+    title, text, content='chunks', content_rowid='row', tokenize='porter unicode61 remove_diacritics 2'
+)
+"""
+_TRIGGERS = (
+    """
+    CREATE TRIGGER IF NOT EXISTS chunk_words_insert AFTER INSERT ON chunks BEGIN
+        INSERT INTO chunk_words (rowid, title, text) VALUES (new.row, new.title, new.text);
+    END
+    """,
+    """
+    CREATE TRIGGER IF NOT EXISTS chunk_words_delete AFTER DELETE ON chunks BEGIN
+        INSERT INTO chunk_words (chunk_words, rowid, title, text)
+        VALUES ('delete', old.row, old.title, old.text);
+    END
+    """,
+)
+_MATCH = f"""
+SELECT chunks.row, -bm25(chunk_words, {TITLE_WEIGHT}, {TEXT_WEIGHT}) AS score
+FROM chunk_words JOIN chunks ON chunks.row = chunk_words.rowid
+WHERE chunk_words MATCH ? AND chunks.collection = ? ORDER BY score DESC, chunks.row LIMIT ?
+"""
+_COUNTS = """
+SELECT (SELECT count(*) FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'chunks'),
+       (SELECT count(*) FROM chunk_words_docsize), (SELECT count(*) FROM chunks)
+"""
+# In nearly every chunk and in nearly every question: they rank nothing, and walking their lists is most of the cost.
+_STOP_WORDS = frozenset(
+    "a an and are as at be by did do does for from had has have how in is it its of on or that the their there these "
+    "they this to was were what when where which who whom whose why will with would".split()
+)
+
+
+def query(text: str) -> str:
+    """Any text as an FTS5 query that matches chunks with at least one of its words; "" when it has no word.
+
+    Every word is quoted, so nothing in the text is ever read as FTS5 syntax.
+    """
+    words = list(dict.fromkeys(re.findall(r"[^\W_]+", text.lower())))
+    telling = [word for word in words if word not in _STOP_WORDS]
+    return " OR ".join(f'"{word}"' for word in (telling or words)[:MAX_WORDS])
+
+
+def match(connection: sqlite3.Connection, collection: str, text: str, limit: int) -> list[tuple[int, float]]:
+    """[(chunk row, BM25 score)], best first; larger is better."""
+    words = query(text)
+    return connection.execute(_MATCH, (words, collection, limit)).fetchall() if words else []
+
+
+def whole(connection: sqlite3.Connection) -> bool:
+    """Whether the view and its triggers are there, consistent, and cover every chunk. Needs a write transaction."""
+    try:
+        connection.execute("INSERT INTO chunk_words (chunk_words) VALUES ('integrity-check')")
+        (counts,) = connection.execute(_COUNTS).fetchall()
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL):
+            raise
+        return False
+    triggers, indexed, chunks = counts
+    return bool(triggers == len(_TRIGGERS) and indexed == chunks)
+
+
+def rebuild(connection: sqlite3.Connection) -> None:
+    """Make the view anew from the chunks. Needs a write transaction."""
+    try:
+        connection.execute("DROP TABLE IF EXISTS chunk_words")
+    except sqlite3.DatabaseError:
+        _drop_by_hand(connection)
+    connection.execute(_TABLE)
+    connection.execute("INSERT INTO chunk_words (chunk_words) VALUES ('rebuild')")
+    for trigger in _TRIGGERS:
+        connection.execute(trigger)
+
+
+def _drop_by_hand(connection: sqlite3.Connection) -> None:
+    """A view too damaged to be opened cannot be dropped either; its entry in the schema and its tables can."""
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.execute("DELETE FROM sqlite_master WHERE type = 'table' AND name = 'chunk_words'")
+    connection.execute("PRAGMA writable_schema = RESET")
+    for part in ("config", "content", "data", "docsize", "idx"):
+        connection.execute(f"DROP TABLE IF EXISTS chunk_words_{part}")

@@ -1,0 +1,79 @@
+"""The command line. `main` is the program `ragkv`; each file holds a group of commands.
+
+    documents.py  ingest, ls, rm, reindex      ask.py     ask
+    doctor.py     doctor                       service.py serve, demo, calibrate
+    bench.py      bench ttft, bench quality
+
+Heavy imports stand inside the commands: `ragkv --help` must not wait for torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ragkv.cli.ask import ask
+from ragkv.cli.bench import bench
+from ragkv.cli.common import fail
+from ragkv.cli.doctor import doctor
+from ragkv.cli.documents import ingest, ls, reindex, rm
+from ragkv.cli.service import calibrate, demo, serve
+from ragkv.errors import CatalogCorrupt, ConfigError, RagkvError
+
+app = typer.Typer(
+    name="ragkv",
+    help="Answers questions from your documents; reads every document once and reuses what the model computed.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("ingest")(ingest)
+app.command("ask")(ask)
+app.command("ls")(ls)
+app.command("rm")(rm)
+app.command("reindex")(reindex)
+app.command("doctor")(doctor)
+app.command("serve")(serve)
+app.command("demo")(demo)
+app.command("calibrate")(calibrate)
+app.add_typer(bench, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from ragkv import __version__
+
+        typer.echo(f"ragkv {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit code: 0 done, 1 a request failed, 2 settings or usage, 130 interrupted."""
+    try:
+        return int(app(list(arguments), prog_name="ragkv", standalone_mode=False) or 0)
+    except KeyboardInterrupt:
+        return 130
+    except typer.TyperException as error:  # usage: unknown option, missing argument, value out of range
+        return fail(error.format_message(), error.exit_code)
+    except (ConfigError, CatalogCorrupt) as error:
+        return fail(error, 2)
+    except (RagkvError, OSError) as error:
+        return fail(error, 1)
+
+
+def main() -> None:
+    """Entry point of the program."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,5 @@
+"""`python -m ragkv.cli` is the program `ragkv`."""
+
+from ragkv.cli import main
+
+main()

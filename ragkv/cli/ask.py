@@ -1,0 +1,218 @@
+"""`ragkv ask`: one question, or a file of them, answered with citations and the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from ragkv.bench.score import exact_match, f1
+from ragkv.cli.common import Collection, Data, Device, Model, Store, fail, opened, out, printable, settings_from
+from ragkv.errors import InputError, RagkvError
+
+if TYPE_CHECKING:
+    from ragkv.engine import Engine
+    from ragkv.report import Answer
+
+_POLICIES = ("dense",)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, its gold answers, and where it stands: "FILE:LINE: ", or nothing."""
+
+    question: str
+    gold: tuple[str, ...] = ()
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How to answer; None takes the settings."""
+
+    collection: str
+    top_k: int | None
+    method: str | None
+    max_tokens: int | None
+
+
+@dataclass
+class Score:
+    """Running sums over the questions that have gold answers. A question that failed counts as wrong."""
+
+    questions: int = 0
+    em: float = 0.0
+    f1: float = 0.0
+
+    def add(self, answer: str, gold: Sequence[str]) -> None:
+        """Count one question."""
+        self.questions += 1
+        self.em += exact_match(answer, gold)
+        self.f1 += f1(answer, gold)
+
+    def summary(self) -> dict[str, Any]:
+        """Means: {"questions", "em", "f1"}."""
+        return {"questions": self.questions, "em": self.em / self.questions, "f1": self.f1 / self.questions}
+
+
+@dataclass
+class Printer:
+    """Prints answers: JSON lines, or text for people."""
+
+    as_json: bool
+    several: bool
+    stream: TextIO = field(default_factory=lambda: sys.stdout)
+
+    def answer(self, answer: Answer) -> None:
+        """One answered question."""
+        if self.as_json:
+            self._line(dataclasses.asdict(answer))
+        else:
+            _show(answer, self.several)
+
+    def summary(self, score: Score) -> None:
+        """The scores of all questions with gold answers."""
+        if self.as_json:
+            self._line({"summary": score.summary()})
+        else:
+            means = score.summary()
+            out().print(f"{means['questions']} questions · exact match {means['em']:.3f} · F1 {means['f1']:.3f}")
+
+    def _line(self, content: dict[str, Any]) -> None:
+        self.stream.write(json.dumps(content, ensure_ascii=False) + "\n")
+        self.stream.flush()
+
+
+def ask(
+    question: Annotated[str | None, typer.Argument(help="The question.", show_default=False)] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help='JSON lines {"q": "…", "a": ["gold", …]}; - reads stdin.')
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="How chunks become one context cache.")] = None,
+    prefill: Annotated[str, typer.Option(help="Prefill policy: dense.")] = "dense",
+    decode: Annotated[str, typer.Option(help="Decode policy: dense.")] = "dense",
+    top_k: Annotated[int | None, typer.Option(min=1, max=64, help="Chunks to retrieve.")] = None,
+    collection: Collection = "default",
+    max_tokens: Annotated[int | None, typer.Option(min=1, max=4096, help="Longest answer, in tokens.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per question.")] = False,
+    data: Data = None,
+    store: Store = None,
+    model: Model = None,
+    device: Device = None,
+) -> int:
+    """Answer a question from the documents, with citations and what the answer reused."""
+    if (question is None) == (file is None):
+        raise typer.BadParameter("give either a question or --file", param_hint="QUESTION")
+    _check_policy("--prefill", prefill)
+    _check_policy("--decode", decode)
+    settings = settings_from(data, store, model, device)
+    asked = list(_read(file)) if file is not None else [Asked(_text(question or ""))]
+    with opened(settings) as engine:
+        if method is not None and method not in engine.methods:
+            raise typer.BadParameter(f"{method!r} is not one of {', '.join(engine.methods)}", param_hint="--method")
+        return _answer_all(engine, asked, Wanted(collection, top_k, method, max_tokens), Printer(as_json, bool(file)))
+
+
+def _check_policy(option: str, policy: str) -> None:
+    if policy not in _POLICIES:
+        raise typer.BadParameter(f"{policy!r} does not exist; there is: {', '.join(_POLICIES)}", param_hint=option)
+
+
+def _answer_all(engine: Engine, asked: Sequence[Asked], wanted: Wanted, printer: Printer) -> int:
+    """Answer in order; a question that fails is told and the rest goes on. Returns the exit code."""
+    code, score = 0, Score()
+    for item in asked:
+        try:
+            answer = engine.answer(item.question, **dataclasses.asdict(wanted))
+        except RagkvError as error:
+            if not printer.several:
+                raise
+            code, text = fail(f"{item.place}{error}", 1), ""
+        else:
+            printer.answer(answer)
+            text = answer.answer
+        if item.gold:
+            score.add(text, item.gold)
+    if score.questions:
+        printer.summary(score)
+    return code
+
+
+def _read(path: Path) -> Iterator[Asked]:
+    """Questions of a JSON lines file. Raises InputError naming the line."""
+    try:
+        content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        lines = content.decode("utf-8-sig").split("\n")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None
+    if not any(map(str.strip, lines)):
+        raise InputError(f"{path}: there are no questions in it")
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield _parse(line, f"{path}:{number}: ")
+
+
+def _parse(line: str, place: str) -> Asked:
+    try:
+        item = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{place}not JSON ({error})") from None
+    if not isinstance(item, dict) or not isinstance(item.get("q"), str):
+        raise InputError(f'{place}a line is {{"q": "question", "a": ["gold answer", …]}}; "q" must be a string')
+    gold = item.get("a", [])
+    gold = [gold] if isinstance(gold, str) else gold
+    if not isinstance(gold, list) or not all(isinstance(alias, str) for alias in gold):
+        raise InputError(f'{place}"a" must be a list of strings')
+    return Asked(_text(item["q"], place), tuple(gold), place)
+
+
+def _text(question: str, place: str = "") -> str:
+    """The question. Raises InputError for what is no text: NUL, or bytes of the command line that are not UTF-8."""
+    if "\0" in question or any("\ud800" <= letter <= "\udfff" for letter in question):
+        raise InputError(f"{place}the question is not text: it holds NUL or is not UTF-8")
+    return question
+
+
+def _show(answer: Answer, with_question: bool) -> None:
+    """An answer for people: text, citations, one line of what was reused."""
+    from rich.text import Text
+
+    console = out()
+    if with_question:
+        console.print(Text(printable(answer.question), style="dim"))
+    console.print(Text(printable(answer.answer) or "(no answer)", style="bold"))
+    for number, citation in enumerate(answer.citations, 1):
+        title = printable(citation.title or citation.document_id)
+        console.print(
+            Text.assemble(
+                (f"  [{number}] ", "cyan"), title, (f"  {printable(citation.chunk_id)}  {citation.score:.3f}", "dim")
+            )
+        )
+    console.print(Text(f"  {footer(answer)}", style="dim"))
+    if with_question:
+        console.print()
+
+
+def footer(answer: Answer) -> str:
+    """The report in one line."""
+    report = answer.report
+    found = report.cache.hits.gpu + report.cache.hits.host + report.cache.hits.store
+    parts = [
+        report.method,
+        f"kept {report.ratios.sequence:.0%} of {report.tokens.context} tokens",
+        f"recomputed {report.ratios.recompute:.0%}",
+        f"loaded {report.ratios.load:.0%} of the KV",
+        f"{found} of {report.cache.chunks} chunks from cache",
+        f"first token {report.timings_ms.ttft:.0f} ms",
+    ]
+    if report.cache.fallbacks:
+        parts.insert(-1, f"{len(report.cache.fallbacks)} encoded again")
+    return " · ".join(parts)

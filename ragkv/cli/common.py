@@ -1,0 +1,106 @@
+"""What the commands share: their common options, where output goes, and how faults are told.
+
+Results go to stdout; faults, progress and hints go to stderr. A fault is one line: `ragkv: what happened, what to do`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ragkv.config import Settings
+    from ragkv.engine import Engine
+
+_SETTINGS = "Settings (also RAGKV_* and ragkv.toml)"
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder of the catalogue, the index and the disk store.", rich_help_panel=_SETTINGS),
+]
+Store = Annotated[
+    str | None, typer.Option("--store", help="KV store: disk, or redis://host:port/db.", rich_help_panel=_SETTINGS)
+]
+Model = Annotated[str | None, typer.Option("--model", help="Model folder or hub id.", rich_help_panel=_SETTINGS)]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 or auto.", rich_help_panel=_SETTINGS)]
+Collection = Annotated[str, typer.Option("--collection", "-c", help="Collection of the documents.")]
+
+Progress = Callable[[str, int, int], None]
+"""(what, done, total)"""
+
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def fail(error: Exception | str, code: int) -> int:
+    """Tell a fault on stderr, in one line; returns `code`."""
+    print(f"ragkv: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+    return code
+
+
+def printable(text: str) -> str:
+    """`text` without control characters: what a document says must not drive the terminal."""
+    return _UNSAFE.sub("\ufffd", text).encode("utf-8", "replace").decode()
+
+
+def out() -> Console:
+    """Console for results; plain text where stdout is no terminal."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def err() -> Console:
+    """Console for progress and hints."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[Engine]:
+    """The engine, with a sign of life on a terminal while it loads."""
+    console = err()
+    with console.status("loading the model") if console.is_terminal else _nothing():
+        from ragkv.engine import Engine
+
+        engine = Engine.open(settings)
+    with engine:
+        yield engine
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A bar on stderr; nothing where stderr is no terminal."""
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    console = err()
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("", total=None)
+
+        def told(what: str, done: int, total: int) -> None:
+            bars.update(task, description=printable(what), completed=done, total=total)
+
+        yield told
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def settings_from(
+    data: Path | None = None, store: str | None = None, model: str | None = None, device: str | None = None, **more: Any
+) -> Settings:
+    """Settings of a command: its options over environment and file. Raises ConfigError."""
+    from ragkv.config import load_settings
+
+    return load_settings(data=data, store=store, model=model, device=device, **more)

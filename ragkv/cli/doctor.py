@@ -1,0 +1,267 @@
+"""`ragkv doctor`: looks at every part on its own and says what it finds, and what to do where it is wrong."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ragkv import __version__
+from ragkv.cli.common import Data, Device, Model, Store, out, printable, settings_from
+from ragkv.errors import RagkvError
+
+if TYPE_CHECKING:
+    from ragkv.catalog import Catalog
+    from ragkv.config import Settings
+    from ragkv.engine import Engine
+    from ragkv.model import DecoderModel
+    from ragkv.retrieve import Embedder
+    from ragkv.store import KVStore
+    from ragkv.types import Key
+
+_SHOWN = 10
+_STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red", "": "dim"}
+
+
+@dataclass
+class Findings:
+    """What was found, told as it comes. wrong: how many things are not as they must be."""
+
+    wrong: int = 0
+
+    def ok(self, what: str, words: str) -> None:
+        """Works."""
+        self._tell("ok", what, words)
+
+    def note(self, what: str, words: str) -> None:
+        """Works, but worth knowing."""
+        self._tell("note", what, words)
+
+    def fault(self, what: str, words: str) -> None:
+        """Does not work."""
+        self.wrong += 1
+        self._tell("wrong", what, words)
+
+    def fact(self, what: str, words: str) -> None:
+        """For the record."""
+        self._tell("", what, words)
+
+    @contextmanager
+    def checking(self, what: str) -> Iterator[None]:
+        """A fault of the part inside is told, and the other parts are still looked at."""
+        try:
+            yield
+        except (RagkvError, OSError) as error:
+            self.fault(what, str(error))
+
+    def _tell(self, mark: str, what: str, words: str) -> None:
+        from rich.text import Text
+
+        line = Text.assemble((f"{mark:<6}", _STYLES[mark]), (f"{what:<10} ", "bold"), printable(words))
+        out().print(line)
+
+
+@dataclass
+class Parts:
+    """What could be opened; None where it could not."""
+
+    model: DecoderModel | None = None
+    embedder: Embedder | None = None
+    catalog: Catalog | None = None
+    store: KVStore | None = None
+
+    def close(self) -> None:
+        """Let go of files and sockets."""
+        for part in (self.catalog, self.store):
+            if part is not None:
+                part.close()
+
+
+def doctor(data: Data = None, store: Store = None, model: Model = None, device: Device = None) -> int:
+    """Check settings, model, embedder, catalogue, KV store and index; exit code 1 when something is wrong."""
+    settings = settings_from(data, store, model, device)
+    given = {"data": data, "store": store, "model": model, "device": device}
+    findings, parts = Findings(), Parts()
+    _versions(findings)
+    _settings(settings, given, findings)
+    try:
+        _model(settings, parts, findings)
+        _embedder(settings, parts, findings)
+        _catalog(settings, parts, findings)
+        _store(settings, parts, findings)
+        _together(settings, parts, findings)
+    finally:
+        parts.close()
+    console = out()
+    if findings.wrong:
+        console.print(f"{findings.wrong} things are wrong" if findings.wrong > 1 else "one thing is wrong")
+        return 1
+    console.print("all is well")
+    return 0
+
+
+def _versions(findings: Findings) -> None:
+    import torch
+
+    names = ("torch", "transformers", "faiss-cpu", "redis", "fastapi")
+    found = [f"{name} {importlib.metadata.version(name)}" for name in names]
+    own = [f"ragkv {__version__}", f"Python {platform.python_version()}", f"SQLite {sqlite3.sqlite_version}"]
+    findings.fact("versions", ", ".join([*own, *found]))
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    findings.fact(
+        "machine", f"{platform.machine()}, {torch.get_num_threads()} threads, GPU: {', '.join(gpus) or 'none'}"
+    )
+
+
+def _settings(settings: Settings, given: Mapping[str, object], findings: Findings) -> None:
+    """Every setting and whether an option, the surroundings (environment, ragkv.toml) or a default gave it."""
+    for name, value in settings.model_dump().items():
+        origin = "default"
+        if name in settings.model_fields_set:
+            origin = "option" if given.get(name) is not None else "environment or ragkv.toml"
+        findings.fact("setting", f"{name} = {_without_password(str(value)) or '(empty)'}  [{origin}]")
+
+
+def _model(settings: Settings, parts: Parts, findings: Findings) -> None:
+    from ragkv.model import DecoderModel
+
+    with findings.checking("model"):
+        parts.model = model = DecoderModel.load(
+            settings.model_source, settings.device, settings.dtype, settings.data / "profiles"
+        )
+        shape, profile = model.shape, model.profile
+        architecture = getattr(model.config, "architectures", ["unknown architecture"])[0]
+        findings.ok(
+            "model",
+            f"{model.name}: {architecture}, {shape.layers} layers, {shape.q_heads} query and {shape.kv_heads} "
+            f"KV heads of {shape.head_dim}, {str(model.dtype).removeprefix('torch.')} on {model.device}, "
+            f"reads {model.max_positions} tokens",
+        )
+        heads = len(profile.retrieval_heads)
+        size = f"chunks of {settings.chunk_tokens or profile.chunk_tokens} tokens in blocks of {profile.block}"
+        if heads:
+            findings.ok("profile", f"calibrated, {heads} retrieval heads, {size}")
+        else:
+            findings.note("profile", f"not calibrated (run `ragkv calibrate` to use scout), {size}")
+
+
+def _embedder(settings: Settings, parts: Parts, findings: Findings) -> None:
+    from ragkv.retrieve import Embedder
+
+    with findings.checking("embedder"):
+        embedder = Embedder(settings.embedder)
+        vectors = embedder.encode(["hello"])
+        parts.embedder = embedder
+        findings.ok("embedder", f"{embedder.identity.name}, vectors of {vectors.shape[1]}")
+
+
+def _catalog(settings: Settings, parts: Parts, findings: Findings) -> None:
+    from ragkv.catalog import Catalog
+
+    path = settings.data / "catalog.sqlite"
+    if not settings.data.exists():
+        findings.note("catalogue", f"none yet in {settings.data}: add documents with `ragkv ingest`")
+        return
+    with findings.checking("catalogue"):
+        parts.catalog = catalog = Catalog.open(path)
+        documents, chunks = catalog.count()
+        told = findings.ok if documents else findings.note
+        told("catalogue", f"{documents} documents, {chunks} chunks in {path}")
+
+
+def _store(settings: Settings, parts: Parts, findings: Findings) -> None:
+    from ragkv.store import open_store
+
+    if settings.store == "disk" and not settings.data.exists():
+        return
+    with findings.checking("store"):
+        store = open_store(settings.store, settings.data, settings.store_timeout)
+        parts.store = store
+        store.ping()
+        stats = store.stats()
+        findings.ok(
+            "store", f"{_without_password(settings.store)}: {stats.entries} entries, {stats.bytes / 2**20:.1f} MiB"
+        )
+
+
+def _together(settings: Settings, parts: Parts, findings: Findings) -> None:
+    """What only the parts together show: the index, and whose KV is missing."""
+    model, embedder, catalog, store = parts.model, parts.embedder, parts.catalog, parts.store
+    if catalog is None or not catalog.count()[0]:
+        return
+    if model is None or embedder is None or store is None:
+        findings.note("kv", "not compared with the catalogue: a part above is missing")
+        return
+    from ragkv.engine import Engine
+    from ragkv.retrieve import Retriever
+
+    folder = settings.data / "index"
+    with findings.checking("engine"):
+        engine = Engine(settings, model, store, catalog, Retriever(catalog, embedder, folder))
+        with findings.checking("index"):
+            _index(engine, folder, findings)
+        with findings.checking("kv"):
+            _kv(engine, findings)
+
+
+def _index(engine: Engine, folder: Path, findings: Findings) -> None:
+    """An index that is out of date is written anew by `save`; a fresh one is left alone."""
+    before = _times(folder)
+    for collection in sorted({info.collection for info in engine.catalog.documents(None)}):
+        engine.retriever.refresh(collection)
+    engine.retriever.save()
+    if _times(folder) == before:
+        findings.ok("index", "fresh")
+    else:
+        findings.note("index", "was missing or behind the catalogue; it is up to date now")
+
+
+def _times(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.faiss")}
+
+
+def _kv(engine: Engine, findings: Findings) -> None:
+    """Which chunks the next question has to encode again, and what the store keeps for nobody."""
+    from ingest.pipeline import reader_of
+
+    wanted, stale = _wanted(engine), 0
+    for info in engine.catalog.documents(None):
+        stale += info.reader != reader_of(engine)
+    if stale:
+        findings.note("kv", f"{stale} documents were read by another model or chunk size: run `ragkv reindex`")
+    stored = set(engine.store.keys())
+    missing = [chunk for key, chunk in wanted.items() if key not in stored]
+    if missing:
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        listed = ", ".join(missing[:_SHOWN])
+        words = (
+            f"{len(missing)} of {len(wanted)} chunks have no KV and are encoded at the first question that needs them"
+        )
+        findings.note("kv", f"{words}: {listed}{more}")
+    else:
+        findings.ok("kv", f"all {len(wanted)} chunks have their KV in the store")
+    orphans = len(stored - set(wanted))
+    if orphans:
+        findings.note("kv", f"{orphans} entries belong to no chunk of this catalogue and model")
+
+
+def _wanted(engine: Engine) -> dict[Key, str]:
+    """Chunk id by the key it has under the model as it is now."""
+    from ragkv.store.codec import chunk_key
+
+    return {
+        chunk_key(engine.fingerprint, info.collection, chunk.tokens): f"{info.collection}/{chunk.id}"
+        for info in engine.catalog.documents(None)
+        for chunk in engine.catalog.chunks_of(info.collection, info.id)
+    }
+
+
+def _without_password(url: str) -> str:
+    """The URL without what stands before its @."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url

@@ -1,0 +1,195 @@
+"""`ragkv ingest`, `ls`, `rm`, `reindex`: what the service holds."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ragkv.cli.common import (
+    Collection,
+    Data,
+    Device,
+    Model,
+    Progress,
+    Store,
+    err,
+    fail,
+    opened,
+    out,
+    printable,
+    progress,
+    settings_from,
+)
+from ragkv.errors import InputError
+
+if TYPE_CHECKING:
+    from ingest.load import Rejected
+    from ragkv.catalog import Catalog, DocumentInfo
+    from ragkv.config import Settings
+    from ragkv.engine import Engine
+    from ragkv.types import Document
+
+
+def ingest(
+    paths: Annotated[list[Path], typer.Argument(help="Files (.txt .md .jsonl) and folders.", metavar="PATH...")],
+    collection: Collection = "default",
+    data: Data = None,
+    store: Store = None,
+    model: Model = None,
+    device: Device = None,
+) -> int:
+    """Read documents once, so that questions can be answered from them. Reading one again replaces it."""
+    settings = settings_from(data, store, model, device)
+    from ingest.load import load
+
+    items = iter(load(paths, settings.max_document_bytes, collection))
+    # Files that cannot be read are told at once, without waiting for a model that nobody may need.
+    failed, first = _first_document(items)
+    if first is None:
+        return 1 if failed else fail(f"nothing to ingest in {', '.join(map(str, paths))}", 1)
+    with opened(settings) as engine:
+        return _ingest_all(engine, itertools.chain([first], items), failed)
+
+
+def ls(
+    collection: Annotated[str | None, typer.Option("--collection", "-c", help="Only this collection.")] = None,
+    data: Data = None,
+) -> int:
+    """List the documents: id, title, chunks, tokens, collection."""
+    settings = settings_from(data)
+    if not settings.data.exists():
+        found = []
+    else:
+        with _catalog(settings) as catalog:
+            found = catalog.documents(collection)
+    if not found:
+        err().print(f"no documents in {settings.data}; add some with `ragkv ingest`", style="dim")
+        return 0
+    _list(found)
+    return 0
+
+
+def rm(
+    document_id: Annotated[str, typer.Argument(help="Id of the document, as `ragkv ls` shows it.", metavar="ID")],
+    collection: Collection = "default",
+    data: Data = None,
+    store: Store = None,
+    model: Model = None,
+    device: Device = None,
+) -> int:
+    """Remove a document: its text, its vectors, its KV, and its place in the queue."""
+    settings = settings_from(data, store, model, device)
+    from ingest.jobs import Jobs
+    from ingest.pipeline import remove
+    from ragkv.errors import NotFound
+
+    with _catalog(settings) as catalog:
+        queued = Jobs(catalog, settings.max_document_bytes).withdraw(collection, document_id)
+        known = catalog.find(collection, document_id) is not None
+    if not known and not queued:
+        raise NotFound(f"collection {collection!r} has no document {document_id!r}; `ragkv ls` lists them")
+    if known:
+        with opened(settings) as engine:
+            remove(engine, collection, document_id)
+    out().print(f"removed {printable(document_id)}")
+    return 0
+
+
+def reindex(data: Data = None, store: Store = None, model: Model = None, device: Device = None) -> int:
+    """Embed every chunk again, and read again what another model or chunk size has read."""
+    settings = settings_from(data, store, model, device)
+    from ingest.pipeline import reindex as again
+
+    with opened(settings) as engine, progress() as told:
+        done = again(engine, functools.partial(_about, told, "all documents"))
+    out().print(f"{done.embedded} chunks embedded again, {done.reread} documents read again")
+    return 0
+
+
+def _first_document(items: Iterator[Document | Rejected]) -> tuple[int, Document | None]:
+    """(files refused before it, the first document there is); every refusal is told."""
+    from ragkv.types import Document
+
+    failed = 0
+    for item in items:
+        if isinstance(item, Document):
+            return failed, item
+        fail(item.error, 1)
+        failed += 1
+    return failed, None
+
+
+def _ingest_all(engine: Engine, items: Iterable[Document | Rejected], failed: int) -> int:
+    """Ingest in order; a bad document is told and the rest goes on. Returns the exit code."""
+    from ingest.pipeline import ingest as read
+    from ragkv.types import Document
+
+    counts: Counter[str] = Counter()
+    console = out()
+    with progress() as told:
+        for item in items:
+            if not isinstance(item, Document):
+                failed += fail(item.error, 1)
+                continue
+            try:
+                outcome = read(engine, item, functools.partial(_about, told, item.id))
+            except InputError as error:
+                failed += fail(error, 1)
+                continue
+            counts[outcome.status] += 1
+            size = f"{outcome.chunks} chunk{'s' * (outcome.chunks != 1)}, {outcome.tokens} tokens"
+            console.print(f"{outcome.status:<9}  {printable(item.id)}  ({size})")
+    engine.retriever.save()
+    parts = [f"{count} {status}" for status, count in sorted(counts.items())]
+    parts += [f"{failed} failed"] if failed else []
+    err().print(", ".join(parts), style="dim")
+    return 1 if failed else 0
+
+
+def _about(told: Progress, document_id: str, stage: str, done: int, total: int) -> None:
+    told(f"{stage:<6} {document_id[-40:]}", done, total)
+
+
+@contextmanager
+def _catalog(settings: Settings) -> Iterator[Catalog]:
+    """The catalogue alone: no model is needed to look into it."""
+    from ragkv.catalog import Catalog
+
+    catalog = Catalog.open(settings.data / "catalog.sqlite")
+    try:
+        yield catalog
+    finally:
+        catalog.close()
+
+
+def _list(found: Iterable[DocumentInfo]) -> None:
+    """A table on a terminal; elsewhere tab-separated lines that no width cuts."""
+    console = out()
+    rows = [
+        (printable(info.id), printable(info.title), str(info.chunks), str(info.tokens), printable(info.collection))
+        for info in found
+    ]
+    if not console.is_terminal:
+        for row in rows:
+            typer.echo("\t".join(" ".join(cell.split()) for cell in row))  # rich would widen the tabs
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD)
+    for name in ("id", "title"):
+        table.add_column(name, overflow="fold")
+    for name in ("chunks", "tokens"):
+        table.add_column(name, justify="right")
+    table.add_column("collection", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table, soft_wrap=False)

@@ -1,0 +1,64 @@
+"""`ragkv serve`, `ragkv demo` and `ragkv calibrate`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ragkv.cli.common import Data, Device, Model, Store, err, out, progress, settings_from
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on (127.0.0.1).")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on (8000); 0: any free one.")
+    ] = None,
+    data: Data = None,
+    store: Store = None,
+    model: Model = None,
+    device: Device = None,
+) -> int:
+    """Serve the HTTP API until SIGTERM or Ctrl-C; what is in flight is finished first."""
+    settings = settings_from(data, store, model, device, host=host, port=port)
+    from api.app import serve as serve_api
+
+    serve_api(settings, err())
+    return 0
+
+
+def demo(data: Data = None, store: Store = None, model: Model = None, device: Device = None) -> int:
+    """Ingest sample documents, ask questions and compare the methods."""
+    settings = settings_from(data, store, model, device)
+    from rich.console import Console
+
+    from ragkv.demo import run
+
+    # A pipe has no width; 80 columns would cut the tables.
+    run(settings, Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 100))
+    return 0
+
+
+def calibrate(data: Data = None, model: Model = None, device: Device = None) -> int:
+    """Find the model's retrieval heads and stable layers, once per model; the profile is kept in the data folder."""
+    settings = settings_from(data, None, model, device)
+    from ragkv.calibrate import CalibrationParams
+    from ragkv.calibrate import calibrate as measure
+    from ragkv.model import DecoderModel
+
+    profiles = settings.data / "profiles"
+    loaded = DecoderModel.load(settings.model_source, settings.device, settings.dtype, profiles)
+    params = CalibrationParams()
+    with progress() as told:
+        found = measure(loaded, params, told)
+    path = profiles / f"{loaded.weights_hash}.json"
+    found.profile.save(path)
+    console = out()
+    heads = ", ".join(f"layer {layer} head {head}" for layer, head in found.profile.retrieval_heads)
+    console.print(f"retrieval heads  {heads or 'none found'}")
+    console.print(f"stable layers    {', '.join(map(str, found.profile.stable_layers))}")
+    for budget, recall in zip(params.budgets, found.recall, strict=True):
+        console.print(f"recall           {recall:.2f} of the answers with {budget:.0%} of the blocks")
+    console.print(f"saved            {path}")
+    return 0

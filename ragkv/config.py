@@ -1,0 +1,81 @@
+"""Settings: the only reader of the environment. One frozen tree; each room receives its own part as values.
+
+Order of precedence: arguments of a command, environment `RAGKV_*`, `ragkv.toml` in the working folder, defaults below.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from ragkv.errors import ConfigError
+
+
+def bundled_model() -> Path:
+    """Folder of the model that ships with ragkv: inside the wheel, else beside the package in a checkout."""
+    here = Path(__file__).resolve().parent
+    packaged = here / "models" / "demo"
+    return packaged if packaged.is_dir() else here.parent / "models" / "demo"
+
+
+class Settings(BaseSettings):
+    """Everything a user can set. Field `x_y` is environment variable `RAGKV_X_Y` and key `x_y` of ragkv.toml."""
+
+    model_config = SettingsConfigDict(env_prefix="RAGKV_", toml_file="ragkv.toml", frozen=True, extra="forbid")
+
+    data: Path = Field(Path("data"), description="Folder of the catalogue, the index and the disk store.")
+    store: str = Field("disk", description="KV store: `disk`, or `redis://host:port/db`.")
+    model: str = Field("", description="Model folder or hub id; empty: the bundled model.")
+    embedder: str = Field("", description="Sentence-transformers folder or hub id; empty: the packaged MiniLM.")
+    device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1` or `auto` (CUDA where there is one).")
+    dtype: str = Field("auto", description="`float32`, `bfloat16`, `float64`; auto: float32 on CPU, bfloat16 on CUDA.")
+    method: str = Field(
+        "", description="Default method; empty: scout where the model is calibrated, else samkv-fusion."
+    )
+    top_k: int = Field(6, ge=1, le=64, description="Chunks retrieved for a question.")
+    max_tokens: int = Field(64, ge=1, le=4096, description="Longest answer, in tokens.")
+    max_question_tokens: int = Field(2048, ge=1, description="Longest question, in tokens.")
+    max_document_bytes: int = Field(16 * 2**20, ge=1, description="Largest document, in bytes.")
+    chunk_tokens: int = Field(
+        0, ge=0, description="Longest chunk, in tokens, wrapper included; 0: the model profile's."
+    )
+    prefix: str = Field(
+        "shared", pattern="^(shared|isolated)$", description="What a chunk is encoded after (SamKV A13)."
+    )
+    store_timeout: float = Field(0.25, gt=0, description="Seconds a store may take to connect.")
+    host: str = Field("127.0.0.1", description="Address `ragkv serve` listens on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port `ragkv serve` listens on; 0: any free one.")
+    threads: int = Field(0, ge=0, description="CPU threads for the model; 0: torch's default.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @property
+    def model_source(self) -> str:
+        """The folder or hub id to load."""
+        return self.model or str(bundled_model())
+
+
+def load_settings(**given: Any) -> Settings:
+    """Read settings; `given` (None means not given) wins over the environment and the file.
+
+    Raises ConfigError naming every setting that is wrong.
+    """
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"settings: {faults}") from None
+    except ValueError as error:
+        raise ConfigError(f"ragkv.toml: {error}") from None

@@ -1,0 +1,76 @@
+"""The context cache: the stitched, sparse KV one request attends to. Ragged per layer, positions explicit.
+
+layer l:  k, v [capacity, Hkv, d]  rotated at their stitched position
+          positions [capacity] int64 (CPU)
+          rows [0, lengths[l]) are live, in the order they were put: order means nothing, positions do
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ragkv.types import Shape
+
+
+class ContextCache:
+    """State of one request. Not shared, not thread-safe."""
+
+    def __init__(
+        self, shape: Shape, capacity: int | Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu"
+    ):
+        """capacity: rows to make room for, per layer or for all; the cache grows when it is passed."""
+        sizes = [capacity] * shape.layers if isinstance(capacity, int) else list(capacity)
+        self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
+        self._k = [torch.empty(size, shape.kv_heads, shape.head_dim, dtype=dtype, device=device) for size in sizes]
+        self._v = [torch.empty_like(k) for k in self._k]
+        self._positions = [torch.empty(size, dtype=torch.int64) for size in sizes]
+        self.lengths = [0] * shape.layers
+
+    def k(self, layer: int) -> Tensor:
+        """Live rotated keys [length, Hkv, d], a view."""
+        return self._k[layer][: self.lengths[layer]]
+
+    def v(self, layer: int) -> Tensor:
+        """Live values [length, Hkv, d], a view."""
+        return self._v[layer][: self.lengths[layer]]
+
+    def positions(self, layer: int) -> Tensor:
+        """Live positions [length] int64, a view."""
+        return self._positions[layer][: self.lengths[layer]]
+
+    def reserve(self, layer: int, positions: Tensor) -> Tensor:
+        """Append rows at `positions` [m], content undefined until written; returns their slots [m]."""
+        start = self.lengths[layer]
+        stop = start + positions.shape[0]
+        if stop > self._k[layer].shape[0]:
+            self._grow(layer, stop)
+        self._positions[layer][start:stop] = positions
+        self.lengths[layer] = stop
+        return torch.arange(start, stop)
+
+    def put(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        """Append rows k (rotated), v [m, Hkv, d] at `positions` [m]; returns their slots [m]."""
+        slots = self.reserve(layer, positions)
+        start, stop = self.lengths[layer] - positions.shape[0], self.lengths[layer]
+        self._k[layer][start:stop] = k
+        self._v[layer][start:stop] = v
+        return slots
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Overwrite live rows `slots` [m] with k (rotated), v [m, Hkv, d]."""
+        slots = slots.to(self.device)
+        self._k[layer][slots] = k
+        self._v[layer][slots] = v
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Drop the rows put after `lengths` was read off."""
+        self.lengths = [min(new, old) for new, old in zip(lengths, self.lengths, strict=True)]
+
+    def _grow(self, layer: int, rows: int) -> None:
+        extra = max(rows, 2 * self._k[layer].shape[0]) - self._k[layer].shape[0]
+        for store in (self._k, self._v, self._positions):
+            old = store[layer]
+            store[layer] = torch.cat([old, old.new_empty(extra, *old.shape[1:])])

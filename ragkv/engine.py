@@ -1,0 +1,225 @@
+"""The engine: read a chunk once, answer a question from what was read. Owns the model; one thread at a time.
+
+remember(chunk)    encode → put
+answer(question)   search → open → [full prefill | plan, load, repair, prefill] → decode → report
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ragkv.catalog import Catalog
+from ragkv.config import Settings
+from ragkv.decode import Sampling, cut_at_stop, decode
+from ragkv.errors import ConfigError, InputError, NotFound, StoreError, StoreUnavailable
+from ragkv.methods import FULL, METHODS, NAMES, check_method, default_method
+from ragkv.model import DecoderModel
+from ragkv.reader import Context, Reader
+from ragkv.report import Answer, Citation
+from ragkv.retrieve import Embedder, Retriever
+from ragkv.sources import StoredChunk
+from ragkv.store import open_store
+from ragkv.store.base import KVStore
+from ragkv.store.codec import SCHEMA, chunk_key, pack, unpack_head
+from ragkv.summary import summarise
+from ragkv.types import Chunk, ChunkKV, Hit, Key
+from ragkv.watch import Watch
+
+
+class Engine:
+    """Model, KV store, catalogue and retrieval of one process. Not thread-safe: one thread owns it."""
+
+    methods = NAMES
+
+    def __init__(self, settings: Settings, model: DecoderModel, store: KVStore, catalog: Catalog, retriever: Retriever):
+        self.settings, self.model, self.store, self.catalog, self.retriever = settings, model, store, catalog, retriever
+        self.reader = Reader(model, model.prompt.prefix, settings.prefix)
+        self.method = settings.method or default_method(model)
+        if self.method not in NAMES:
+            raise ConfigError(f"RAGKV_METHOD is {self.method!r}; choose one of {', '.join(NAMES)}")
+        self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
+        self.fingerprint = _fingerprint(model, settings.prefix)
+        self.store_faults = 0
+
+    @classmethod
+    def open(cls, settings: Settings) -> Engine:
+        """Load everything the settings name. Raises ConfigError, ModelNotFound, ModelUnsupported, CatalogCorrupt.
+
+        A KV store that is down does not stop the engine: questions are then answered by encoding again.
+        """
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        store = open_store(settings.store, settings.data, settings.store_timeout)
+        model = DecoderModel.load(settings.model_source, settings.device, settings.dtype, settings.data / "profiles")
+        catalog = Catalog.open(settings.data / "catalog.sqlite")
+        embedder = Embedder(settings.embedder)
+        embedder.load()
+        return cls(settings, model, store, catalog, Retriever(catalog, embedder, settings.data / "index"))
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write the index out and let go of files and sockets."""
+        self.retriever.save()
+        self.store.close()
+        self.catalog.close()
+
+    def encode(self, chunk: Chunk) -> ChunkKV:
+        """Run a chunk through the model once, after the prefix S."""
+        return self.reader.encode(chunk.tokens)
+
+    def remember(self, chunk: Chunk, collection: str) -> Key:
+        """Encode a chunk and store its KV, unless a valid entry is there.
+
+        With the store down nothing is encoded: the first question that needs the chunk will do it.
+        """
+        key = chunk_key(self.fingerprint, collection, chunk.tokens)
+        try:
+            unpack_head(self.store.head(key), key, self.fingerprint, collection)
+        except StoreUnavailable:
+            self.store_faults += 1
+        except StoreError:
+            self._encode_and_put(chunk, key, collection)
+        return key
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Delete KV that no chunk refers to any more. What a failing store keeps is an orphan, not an error."""
+        for key in keys:
+            try:
+                self.store.delete(key)
+            except StoreError:
+                self.store_faults += 1
+
+    def answer(
+        self,
+        question: str,
+        *,
+        collection: str = "default",
+        top_k: int | None = None,
+        method: str | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+    ) -> Answer:
+        """Answer from the stored KV of the retrieved chunks.
+
+        Raises InputError (empty or too long question, unknown method), NotFound (empty collection), NotCalibrated.
+        """
+        watch = Watch(self.model.device)
+        name = check_method(method or self.method)
+        asked = self._question(question)
+        sampling = Sampling(
+            max_tokens or self.settings.max_tokens, temperature, top_p, (*stop, *self.model.profile.stop)
+        )
+        with watch.step("retrieve"):
+            hits = self._search(question, collection, top_k or self.settings.top_k)
+        self._check_room(hits, asked, sampling)
+        if name == FULL:
+            sources: list[StoredChunk] = []
+            context = self.reader.full([hit.chunk.tokens for hit in hits], asked, sampling.max_tokens, watch)
+        else:
+            way = METHODS[name](self.model)
+            with watch.step("open"):
+                sources = [self._open(hit.chunk, collection, first=i == 0) for i, hit in enumerate(hits)]
+            context = self.reader.sparse(sources, asked, way, sampling.max_tokens, watch)
+        text, generated, ttft = self._decode(context, sampling, watch)
+        report = summarise(self.model, name, hits, sources, context.plan, len(asked), generated, ttft, watch)
+        citations = tuple(Citation(h.chunk.document_id, h.chunk.id, h.chunk.title, h.score) for h in hits)
+        return Answer(question, text, citations, report)
+
+    def health(self) -> dict[str, Any]:
+        """status is `degraded` when the KV store does not answer: questions still do, more slowly."""
+        try:
+            self.store.ping()
+            status, store = "ok", "ok"
+        except StoreError as error:
+            status, store = "degraded", str(error)
+        documents, _ = self.catalog.count()
+        return {
+            "status": status,
+            "model": self.model.name,
+            "method": self.method,
+            "store": store,
+            "documents": documents,
+        }
+
+    def _question(self, question: str) -> tuple[int, ...]:
+        if not question.strip():
+            raise InputError("the question is empty")
+        if "\0" in question:
+            raise InputError("the question holds NUL characters; it is not text")
+        tokens = self.model.prompt.question(question.strip())
+        if len(tokens) > self.settings.max_question_tokens:
+            raise InputError(
+                f"the question has {len(tokens)} tokens, the limit is {self.settings.max_question_tokens}; "
+                "shorten it or put its material into a document"
+            )
+        return tokens
+
+    def _search(self, question: str, collection: str, top_k: int) -> list[Hit]:
+        """Retrieved chunks in prompt order: documents by their best hit, chunks of one document adjacent, in order."""
+        hits = self.retriever.search(question, collection, top_k)
+        if not hits:
+            raise NotFound(f"collection {collection!r} has no documents; add some with `ragkv ingest`")
+        order = {document: rank for rank, document in enumerate(dict.fromkeys(h.chunk.document_id for h in hits))}
+        return sorted(hits, key=lambda hit: (order[hit.chunk.document_id], hit.chunk.ordinal))
+
+    def _check_room(self, hits: Sequence[Hit], question: Sequence[int], sampling: Sampling) -> None:
+        context = sum(len(hit.chunk.tokens) for hit in hits) + len(self.reader.prefix_tokens)
+        needed, limit = context + len(question) + sampling.max_tokens, self.model.max_positions
+        if needed > limit:
+            raise InputError(
+                f"{context} context + {len(question)} question + {sampling.max_tokens} answer tokens are {needed}, "
+                f"the model reads {limit}; ask with a smaller top_k or max_tokens"
+            )
+
+    def _open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
+        key = chunk_key(self.fingerprint, collection, chunk.tokens)
+        exact = first and self.settings.prefix == "shared"
+        block = self.model.profile.block
+        encode = partial(self._encode_and_put, chunk, key, collection)
+        return StoredChunk(self.store, key, chunk.tokens, block, exact, self.fingerprint, collection, encode)
+
+    def _encode_and_put(self, chunk: Chunk, key: Key, collection: str) -> ChunkKV:
+        """Read a chunk and store it. Its digest comes back as a stored one would, so that hit and miss choose alike."""
+        kv = self.encode(chunk)
+        head, body = pack(kv, self.model.profile.block, self.fingerprint)
+        try:
+            self.store.put(key, head, body)
+        except StoreError:
+            self.store_faults += 1
+        return replace(kv, digest=unpack_head(head, key, self.fingerprint, collection).digest)
+
+    def _decode(self, context: Context, sampling: Sampling, watch: Watch) -> tuple[str, int, float]:
+        """(answer text, tokens generated, milliseconds to the first token)."""
+        tokens: list[int] = []
+        ttft, text = 0.0, ""
+        with watch.step("decode"):
+            for token in decode(self.model, context.cache, context.logits, context.position, sampling):
+                ttft = ttft or watch.total()
+                tokens.append(token)
+                text, stopped = cut_at_stop(self.model.tokenizer.decode(tokens), sampling.stop)
+                if stopped:
+                    break
+        return text.strip(), len(tokens), ttft or watch.total()
+
+
+def _fingerprint(model: DecoderModel, mode: str) -> str:
+    """Hash of everything that makes stored KV valid: weights, tokenizer, S, wrapper, block, dtype, digests, schema."""
+    profile = model.profile
+    facts = [SCHEMA, "pre-rope", mode, model.weights_hash, str(model.dtype), profile.block, profile.local]
+    facts += [model.prompt.pieces(), model.prompt.prefix, profile.retrieval_heads, "dense"]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -1,0 +1,97 @@
+"""The error tree. Edges (CLI, HTTP) print `str(error)`: it says what happened and what to do next.
+
+RagkvError
+├── ConfigError              settings that cannot work                     exit 2
+│   ├── ModelNotFound        no such folder, or a hub id without network
+│   ├── ModelUnsupported     architecture, rope type or sliding window
+│   ├── NotCalibrated        a method needs `ragkv calibrate` first
+│   └── EmbedderChanged      the index was built by another embedder       409
+├── InputError               what a user sent                              422
+│   ├── InvalidDocument      empty, binary, not text                       422
+│   └── TooLarge             over a limit; carries what and how much       413
+├── NotFound                 no such document, collection or job           404
+├── Busy                     the queue in front of the engine is full      429
+├── Stopping                 shutting down, takes no new work              503
+├── CatalogCorrupt           SQLite file damaged: refuse, never start empty  exit 2
+└── StoreError               the KV store; never reaches a user's answer
+    ├── StoreUnavailable     down, hung or refused
+    ├── StoreFull            no space left
+    ├── EntryMissing         evicted or never stored
+    └── EntryCorrupt         length, checksum, shape or fingerprint differ
+"""
+
+
+class RagkvError(Exception):
+    """Root of everything this project raises on purpose."""
+
+
+class ConfigError(RagkvError):
+    """Settings that cannot work."""
+
+
+class ModelNotFound(ConfigError):
+    """The model folder or hub id cannot be read."""
+
+
+class ModelUnsupported(ConfigError):
+    """The model's architecture, rope type or attention window is not supported."""
+
+
+class NotCalibrated(ConfigError):
+    """The method needs facts about the model that `ragkv calibrate` finds."""
+
+
+class EmbedderChanged(ConfigError):
+    """Stored vectors come from another embedding model."""
+
+
+class InputError(RagkvError):
+    """A request or document that cannot be served as sent."""
+
+
+class InvalidDocument(InputError):
+    """Empty, binary or undecodable document."""
+
+
+class TooLarge(InputError):
+    """Over a limit; the message carries the limit and the size seen."""
+
+
+class NotFound(RagkvError):
+    """No such document, collection or job."""
+
+
+class Busy(RagkvError):
+    """The queue in front of the engine is full. retry_after: seconds after which a place is likely."""
+
+    def __init__(self, waiting: int, retry_after: int):
+        super().__init__(f"{waiting} requests are waiting already; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class Stopping(RagkvError):
+    """The service is shutting down and takes no new work."""
+
+
+class CatalogCorrupt(RagkvError):
+    """The SQLite catalogue is damaged; restoring a backup is the user's decision."""
+
+
+class StoreError(RagkvError):
+    """Faults of the KV store. They cost time, never an answer."""
+
+
+class StoreUnavailable(StoreError):
+    """The store is down, hung or refuses to talk."""
+
+
+class StoreFull(StoreError):
+    """The store has no room for this entry."""
+
+
+class EntryMissing(StoreError):
+    """The entry, or a part of it, is not there."""
+
+
+class EntryCorrupt(StoreError):
+    """The entry is there and is not what it claims to be."""

@@ -1,0 +1,272 @@
+"""DecoderModel: Hugging Face weights, our own visible layer loop. The only importer of transformers' models.
+
+The loop calls the modules of the loaded model one by one (embedding, norms, projections with q_norm/k_norm where
+present, rotary, o_proj, MLP, head), so its logits are those of the model's own forward, and it can do what a forward
+cannot: show q and k before RoPE, take positions as given, write K and V rows into given slots, let rows thin out from
+layer to layer, and read a cache whose layers hold different tokens.
+
+Supported: dense decoders of the Llama, Mistral, Qwen2/2.5 and Qwen3 families with static rope and full attention.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from ragkv.errors import ModelNotFound, ModelUnsupported
+from ragkv.kernels.attention import attend
+from ragkv.passes import Pass, Step
+from ragkv.profile import Profile, default_profile, load_profile
+from ragkv.prompt import Prompt
+from ragkv.types import Shape
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROPES = ("default", "linear", "llama3", "yarn")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """cos, sin [T, d] of given positions, scaled as the model scales them."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __getitem__(self, rows: Tensor) -> Rotary:
+        return Rotary(self.cos[rows], self.sin[rows])
+
+
+class DecoderModel:
+    """Weights, tokenizer, prompt pieces and profile of one model on one device. Holds no request state."""
+
+    def __init__(
+        self,
+        weights: Any,
+        tokenizer: Any = None,
+        profile: Profile | None = None,
+        name: str = "model",
+        weights_hash: str = "",
+    ):
+        """weights: a loaded *ForCausalLM in eval mode · weights_hash: sha256 over config, tokenizer and weight files.
+
+        Raises ModelUnsupported.
+        """
+        config = weights.config
+        check_supported(config)
+        self._body, self._lm_head, self.config = weights.model, weights.lm_head, config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.shape = Shape(config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, head_dim)
+        self.device, self.dtype = next(weights.parameters()).device, next(weights.parameters()).dtype
+        self.scale: float = self._body.layers[0].self_attn.scaling
+        self.tokenizer, self.name, self.weights_hash = tokenizer, name, weights_hash
+        self.profile = profile or default_profile(self.shape.layers, config.hidden_size, config.model_type)
+        self.stop_ids = _stop_ids(weights, tokenizer)
+        self.max_positions: int = config.max_position_embeddings
+
+    @classmethod
+    def load(cls, source: str, device: str = "auto", dtype: str = "auto", profiles: Path | None = None) -> DecoderModel:
+        """Load a local folder or, when `source` is no folder, a hub id.
+
+        profiles: folder where `ragkv calibrate` keeps profiles of models that carry none.
+        Raises ModelNotFound, ModelUnsupported, ConfigError (damaged profile).
+        """
+        folder = _folder(source)
+        transformers.utils.logging.disable_progress_bar()
+        try:
+            config = transformers.AutoConfig.from_pretrained(folder)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelNotFound(f"model {source!r}: no readable config.json ({_first_line(error)})") from None
+        check_supported(config)
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if dtype == "auto":
+            dtype = "float32" if device == "cpu" else "bfloat16"
+        try:
+            weights = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=DTYPES[dtype], use_safetensors=True
+            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            weights = weights.to(device).eval()
+        except KeyError:
+            raise ModelUnsupported(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}") from None
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ModelNotFound(f"model {source!r}: cannot be loaded ({_first_line(error)})") from None
+        weights_hash = _weights_hash(folder)
+        profile = default_profile(config.num_hidden_layers, config.hidden_size, config.model_type)
+        for path in [folder / "profile.json", *([profiles / f"{weights_hash}.json"] if profiles else [])]:
+            if path.is_file():
+                profile = load_profile(path, profile)
+        return cls(weights, tokenizer, profile, Path(source).name, weights_hash)
+
+    @cached_property
+    def prompt(self) -> Prompt:
+        """The prompt pieces of this tokenizer and profile."""
+        return Prompt(self.tokenizer, self.profile)
+
+    @torch.inference_mode()
+    def forward(self, passes: Sequence[Pass]) -> list[Tensor]:
+        """Run the passes together; returns each one's logits [O, vocabulary] (O rows left; empty for early stops).
+
+        Projections and MLPs see the rows of all requests at once; each request attends to its own cache only, so a
+        request's result does not depend on its company.
+        """
+        if not passes:
+            return []
+        hidden = [self._body.embed_tokens(p.tokens.to(self.device)) for p in passes]
+        positions = [p.positions for p in passes]
+        rotary = [self.rotary(p.positions) for p in passes]
+        depth = max(self._depth(p) for p in passes)
+        for layer in range(depth):
+            running = [i for i, p in enumerate(passes) if layer < self._depth(p)]
+            q, k, v = self._project(layer, [hidden[i] for i in running])
+            attended: list[Tensor] = []
+            for j, i in enumerate(running):
+                p = passes[i]
+                if p.capture is not None:
+                    _record(p, q[j], k[j], v[j])
+                self._write(layer, p, p.steps[layer], rotate(k[j], rotary[i]), v[j])
+                leave = p.steps[layer].leave
+                if layer == self._depth(p) - 1 and p.depth is not None:
+                    leave = torch.empty(0, dtype=torch.int64)  # stops here: nothing above needs its output
+                if leave is not None:
+                    rows = leave.to(self.device)
+                    q[j], hidden[i], rotary[i] = q[j][rows], hidden[i][rows], rotary[i][rows]
+                    positions[i] = positions[i][leave]
+                attended.append(
+                    attend(
+                        rotate(q[j], rotary[i]),
+                        p.cache.k(layer),
+                        p.cache.v(layer),
+                        positions[i],
+                        p.cache.positions(layer),
+                        scale=self.scale,
+                    )
+                )
+            for i, out in zip(running, self._finish(layer, [hidden[i] for i in running], attended), strict=True):
+                hidden[i] = out
+        final = torch.cat(hidden)
+        return list(self._lm_head(self._body.norm(final)).split([h.shape[0] for h in hidden]))
+
+    def rotary(self, positions: Tensor) -> Rotary:
+        """cos and sin at `positions` [T], from the model's own rotary module."""
+        probe = torch.empty(0, dtype=self.dtype, device=self.device)
+        cos, sin = self._body.rotary_emb(probe, positions[None].to(self.device))
+        return Rotary(cos[0], sin[0])
+
+    def _depth(self, p: Pass) -> int:
+        return self.shape.layers if p.depth is None else p.depth
+
+    def _project(self, layer: int, hidden: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Pre-RoPE q [T, Hq, d] and k, v [T, Hkv, d] of each request's rows."""
+        block = self._body.layers[layer]
+        attention, sizes = block.self_attn, [h.shape[0] for h in hidden]
+        x = block.input_layernorm(torch.cat(hidden))
+        q = attention.q_proj(x).view(x.shape[0], -1, self.shape.head_dim)
+        k = attention.k_proj(x).view(x.shape[0], -1, self.shape.head_dim)
+        v = attention.v_proj(x).view(x.shape[0], -1, self.shape.head_dim)
+        if hasattr(attention, "q_norm"):
+            q, k = attention.q_norm(q), attention.k_norm(k)
+        return list(q.split(sizes)), list(k.split(sizes)), list(v.split(sizes))
+
+    def _write(self, layer: int, p: Pass, step: Step, k: Tensor, v: Tensor) -> None:
+        """Put this layer's K (rotated) and V rows into the cache, blended with what they replace where told so."""
+        if step.write is not None:
+            rows = step.write.to(self.device)
+            k, v = k[rows], v[rows]
+        if step.blend and p.blend is not None:
+            old = step.slots[: step.blend].to(self.device)
+            k = torch.cat([p.blend(k[: step.blend], p.cache.k(layer)[old]), k[step.blend :]])
+            v = torch.cat([p.blend(v[: step.blend], p.cache.v(layer)[old]), v[step.blend :]])
+        p.cache.write(layer, step.slots, k, v)
+
+    def _finish(self, layer: int, hidden: list[Tensor], attended: list[Tensor]) -> list[Tensor]:
+        """Output projection, residuals and MLP."""
+        block = self._body.layers[layer]
+        x = torch.cat(hidden)
+        x = x + block.self_attn.o_proj(torch.cat([a.flatten(1) for a in attended]))
+        x = x + block.mlp(block.post_attention_layernorm(x))
+        return list(x.split([h.shape[0] for h in hidden]))
+
+
+def rotate(x: Tensor, at: Rotary) -> Tensor:
+    """Apply RoPE to x [T, heads, d], in the operation order of transformers (so results are bit-equal to it)."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return (x * at.cos[:, None]) + (turned * at.sin[:, None])
+
+
+def check_supported(config: Any) -> None:
+    """Raise ModelUnsupported, in one line, for what the layer loop or stored KV cannot represent."""
+    architecture = (config.architectures or [type(config).__name__.replace("Config", "ForCausalLM")])[0]
+    if architecture not in ARCHITECTURES:
+        raise ModelUnsupported(f"architecture {architecture} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type", "default")
+    if kind not in ROPES:
+        raise ModelUnsupported(f"rope type {kind!r} depends on the prompt's length, so stored keys cannot be re-used")
+    if rope.get("partial_rotary_factor", 1.0) not in (None, 1.0):
+        raise ModelUnsupported("partial rotary embeddings are not supported")
+    sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
+    if sliding or getattr(config, "sliding_window", None):
+        raise ModelUnsupported(
+            "sliding-window attention is not supported; set sliding_window to null if the model allows"
+        )
+
+
+def _record(p: Pass, q: Tensor, k: Tensor, v: Tensor) -> None:
+    if p.capture is not None:
+        p.capture.q.append(q)
+        if p.capture.keys_too:
+            p.capture.k.append(k)
+            p.capture.v.append(v)
+
+
+def _folder(source: str) -> Path:
+    """The local folder of `source`, fetched from the hub only if it is no path."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise ModelNotFound(f"model folder {source!r} does not exist; give a folder or a hub id like org/name")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(source, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"])
+        )
+    except Exception as error:  # the hub client raises a dozen unrelated types for "not there" and "no network"
+        raise ModelNotFound(f"model {source!r}: no such folder, and the hub gave {_first_line(error)}") from None
+
+
+def _weights_hash(folder: Path) -> str:
+    """sha256 over everything that decides what the model computes: config, tokenizer, weights."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".safetensors" or path.name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+            digest.update(json.dumps([path.name, path.stat().st_size]).encode())
+            with path.open("rb") as file:
+                while block := file.read(1 << 22):
+                    digest.update(block)
+    return digest.hexdigest()
+
+
+def _stop_ids(weights: Any, tokenizer: Any) -> frozenset[int]:
+    generation = getattr(weights, "generation_config", None)
+    eos = getattr(generation, "eos_token_id", None)
+    ids = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return frozenset(ids)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

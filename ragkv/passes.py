@@ -1,0 +1,86 @@
+"""One pass of one request through the model, described as data: which rows enter, what they write, which go on.
+
+    rows enter layer 0           tokens [T] at positions [T]
+    each layer                   project the rows present -> q, k, v
+      write                      some rows put their k, v into the cache (new rows, or over stored ones: repair)
+      leave                      only rows that a later layer needs attend and go on: rows thin out from layer to layer
+    after the last layer         logits of the rows that are left
+
+SamKV's rules 1 and 2 (section 3.3) are a choice of `write` and `leave`; plain prefill and decoding are another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ragkv.context import ContextCache
+
+Blend = Callable[[Tensor, Tensor], Tensor]
+"""(new, old) [m, Hkv, d] -> the row to keep; applied to K (rotated) and V apart."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one layer does with the rows that reach it.
+
+    write  [W] indices among the rows present whose K, V are written; None: all of them, in order
+    slots  [W] cache slots they are written to
+    blend  how many of them, counted from the front, meet a stored row and go through the pass's `blend`
+    leave  [O] indices among the rows present that attend and go on; None: all of them
+    """
+
+    write: Tensor | None
+    slots: Tensor
+    blend: int = 0
+    leave: Tensor | None = None
+
+
+@dataclass
+class Capture:
+    """Filled by a pass, one entry per layer: pre-RoPE q [T_l, Hq, d], and pre-RoPE k, v [T_l, Hkv, d] if asked."""
+
+    keys_too: bool = False
+    q: list[Tensor] = field(default_factory=list)
+    k: list[Tensor] = field(default_factory=list)
+    v: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """tokens, positions [T] int64 (CPU) · steps: one per layer · depth: layers to run; a pass that stops early gives no
+    logits and does not attend in its last layer (its rows' queries are then captured and nothing else needs them)."""
+
+    tokens: Tensor
+    positions: Tensor
+    cache: ContextCache
+    steps: Sequence[Step]
+    blend: Blend | None = None
+    capture: Capture | None = None
+    depth: int | None = None
+
+
+def append(
+    cache: ContextCache,
+    tokens: Sequence[int],
+    start: int,
+    *,
+    outputs: int = 1,
+    capture: Capture | None = None,
+    depth: int | None = None,
+) -> Pass:
+    """A dense pass: the tokens stand at positions start.. and are appended to the cache in every layer.
+
+    outputs: how many of the last rows give logits; 0 stops after writing the last layer's K, V.
+    """
+    positions = torch.arange(start, start + len(tokens))
+    last = torch.arange(len(tokens) - outputs, len(tokens))
+    depth_run = cache.shape.layers if depth is None else depth
+    steps = []
+    for layer in range(depth_run):
+        slots = cache.reserve(layer, positions)
+        steps.append(Step(write=None, slots=slots, leave=last if layer == cache.shape.layers - 1 else None))
+    return Pass(torch.tensor(tokens, dtype=torch.int64), positions, cache, steps, capture=capture, depth=depth)

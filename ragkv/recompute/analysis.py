@@ -1,0 +1,135 @@
+"""Static attention analysis of one chunk at ingest, and the stability of a model's layers. SamKV appendix A.1 and A.2.
+
+Paper: Sparse Attention across Multiple-context KV Cache (AAAI-26, arXiv 2508.11661).
+
+    A[i, j]   causal attention of row i to token j, mean over attention heads
+    s_j       salience: mean of A[i, j] over the rows i > j
+    rep_b     representative of block b: its token of largest salience
+    alpha_b   importance exponent: A[i, rep_b] ~ x_i ** -alpha; smaller decays more slowly, is more important
+    u_b       unimportance: salience of the representative; smaller is less important
+
+Differs from the paper: the axis x of the power law is the number of keys row i sees, not its distance to the token
+(paper silent): by distance, uniform attention would call late blocks important; by row it gives every block alpha 1.
+Attention is never held whole: rows come in slabs, then only the representatives' columns are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MIN_POINTS = 8
+"""Fewer rows than this after a representative: no exponent, alpha = +inf, never important (paper silent)."""
+
+FLOOR = 1e-12
+"""Attention below this is clamped before the logarithm (paper silent)."""
+
+SLAB = 256
+"""Query rows handled at a time."""
+
+
+@dataclass(frozen=True)
+class Salience:
+    """Per block of one layer: alpha, unimportance [B] float32 and representative [B] int32."""
+
+    alpha: Tensor
+    unimportance: Tensor
+    representative: Tensor
+
+
+def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float) -> Salience:
+    """Analyse one layer of a chunk.
+
+    q [n, Hq, d], k [before + n, Hkv, d], both rotated; the first `before` keys are the prefix the chunk was read after.
+    """
+    rows = q.shape[0]
+    received, seen = torch.zeros(rows, dtype=torch.float64), torch.arange(rows - 1, -1, -1, dtype=torch.float64)
+    for start, attention in _slabs(q, k, before, scale):
+        strictly_later = torch.arange(start, start + attention.shape[0])[:, None] > torch.arange(rows)
+        received += torch.where(strictly_later, attention[:, before:].double(), 0.0).sum(0)
+    salience = received / seen.clamp(min=1)
+    blocks = -(-rows // block)
+    padded = torch.full((blocks * block,), -1.0, dtype=torch.float64)
+    padded[:rows] = salience
+    offsets = padded.view(blocks, block).argmax(1)
+    representative = torch.arange(blocks) * block + offsets
+    columns = torch.cat([attention[:, before + representative] for _, attention in _slabs(q, k, before, scale)])
+    alpha = torch.tensor([fit_exponent(columns[:, b], int(r) + 1, before) for b, r in enumerate(representative)])
+    return Salience(alpha.float(), salience[representative].float(), representative.int())
+
+
+def fit_exponent(column: Tensor, start: int, before: int = 0) -> float:
+    """alpha of log A[i] = c - alpha log x_i by least squares over the rows i >= start; x_i = keys row i sees.
+
+    column [n]: attention of every row to one token. +inf with fewer than MIN_POINTS rows.
+    """
+    y = column[start:].double().clamp(min=FLOOR).log()
+    if y.shape[0] < MIN_POINTS:
+        return math.inf
+    x = torch.arange(start, column.shape[0], dtype=torch.float64).add(before + 1).log()
+    x = x - x.mean()
+    return -float((x * y).sum() / (x * x).sum())
+
+
+def low_outliers(values: Sequence[float]) -> list[int]:
+    """Indices below mean - 3 sigma (PauTa criterion, sample sigma).
+
+    With fewer than 11 values none can ever be: the largest possible |z| of N values is (N-1)/sqrt(N).
+    """
+    if len(values) < 2:
+        return []
+    mean = math.fsum(values) / len(values)
+    sigma = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return [i for i, value in enumerate(values) if sigma > 0 and value < mean - 3 * sigma]
+
+
+def outlier_tokens(alpha: Tensor, representative: Tensor, middle: range, layers: Sequence[int]) -> tuple[int, ...]:
+    """Tokens of middle blocks worth recomputing: representatives whose alpha is a low outlier.
+
+    alpha, representative [L, B]. The exponents of `layers` (N*) are pooled, since one layer of a short chunk has too
+    few for the criterion; with fewer than 11 in all, the single smallest counts (paper silent).
+    """
+    pool = [(float(alpha[layer, b]), int(representative[layer, b])) for layer in layers for b in middle]
+    pool = [(value, token) for value, token in pool if math.isfinite(value)]
+    if not pool:
+        return ()
+    if len(pool) < 11:
+        return (min(pool)[1],)
+    return tuple(sorted({pool[i][1] for i in low_outliers([value for value, _ in pool])}))
+
+
+def stability(alphas: Sequence[Tensor]) -> list[int]:
+    """Score of every layer over a set of chunks (A.2): in how many of them its attention singles out the best block.
+
+    alphas: per chunk [L, B]. beta is the block with the best rank by importance, averaged over layers; a layer scores
+    when the exponent of beta is a low outlier among the exponents of that layer's blocks (paper silent on the sample).
+    """
+    scores = [0] * alphas[0].shape[0]
+    for alpha in alphas:
+        finite = alpha.isfinite().all(0).nonzero()[:, 0]
+        values = alpha[:, finite]
+        if values.shape[1] < 2:
+            continue
+        ranks = values.argsort(1).argsort(1).double()
+        beta = int(ranks.mean(0).argmin())
+        for layer in range(values.shape[0]):
+            scores[layer] += beta in low_outliers(values[layer].tolist())
+    return scores
+
+
+def _slabs(q: Tensor, k: Tensor, before: int, scale: float) -> Iterator[tuple[int, Tensor]]:
+    """(first row, attention [slab, before + n]) mean over heads, softmax over what each row sees."""
+    group = q.shape[1] // k.shape[1]
+    for start in range(0, q.shape[0], SLAB):
+        rows = q[start : start + SLAB]
+        stop = before + start + rows.shape[0]
+        scores = torch.einsum("tgrd,ngd->grtn", rows.view(rows.shape[0], -1, group, rows.shape[2]), k[:stop]) * scale
+        hidden = torch.arange(stop) > before + torch.arange(start, start + rows.shape[0])[:, None]
+        weights = scores.masked_fill(hidden.to(scores.device), float("-inf")).softmax(-1, dtype=torch.float32)
+        attention = torch.zeros(rows.shape[0], before + q.shape[0])
+        attention[:, :stop] = weights.mean((0, 1)).cpu()
+        yield start, attention

@@ -1,0 +1,127 @@
+"""How many chunks become one context cache: the nouns every method shares.
+
+A method sees tensors only. It is asked twice per question:
+    first(pieces)          which blocks the composite pass reads (empty: the method needs no query)
+    plan(pieces, queries)  which blocks are kept per layer, which of their tokens are recomputed, and how
+Blocks and tokens are numbered inside their chunk. "Chunk" here is SamKV's "document".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ragkv.passes import Blend
+from ragkv.types import Digest
+
+Blocks = tuple[int, ...]
+"""Sorted, unique block numbers of one chunk."""
+
+Tokens = tuple[int, ...]
+"""Sorted, unique token indices of one chunk."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A chunk as selection sees it: its size and its digest, no KV.
+
+    exact: its stored KV already is what a full prefill would compute (the first chunk after a shared prefix).
+    """
+
+    tokens: int
+    block: int
+    digest: Digest
+    exact: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks; a partial last one counts."""
+        return -(-self.tokens // self.block)
+
+    def span(self, block: int) -> range:
+        """Token indices of a block."""
+        return range(block * self.block, min(self.tokens, (block + 1) * self.block))
+
+    def rows(self, blocks: Sequence[int]) -> Tokens:
+        """Token indices of blocks, in order."""
+        return tuple(token for block in blocks for token in self.span(block))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one question reads and recomputes; [layer][chunk] everywhere.
+
+    kept       blocks the answer is read from
+    recompute  R_l: tokens of kept blocks whose K, V are computed again at this layer
+    padding    blocks not kept whose stored rows stand in, during repair only, for tokens that pass through (rule 2)
+    blend      how new rows meet stored ones; None: overwrite
+    one_pass   repair and question prefill in one pass (equal to two passes, because causality comes from positions)
+    """
+
+    kept: tuple[tuple[Blocks, ...], ...]
+    recompute: tuple[tuple[Tokens, ...], ...]
+    padding: tuple[tuple[Blocks, ...], ...]
+    blend: Blend | None = None
+    one_pass: bool = False
+
+
+class Method(Protocol):
+    """One way of making a context cache out of stored chunks."""
+
+    def first(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
+        """Blocks per chunk the composite pass reads in every layer; () when no query is needed."""
+        ...
+
+    def depth(self, layers: int) -> int:
+        """How many layers of the composite pass `plan` needs the queries of."""
+        ...
+
+    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
+        """queries: per layer, pre-RoPE [question tokens, Hq, d] of the composite pass."""
+        ...
+
+
+def fixed_blocks(blocks: int, initial: int, local: int) -> Blocks:
+    """Initial and local blocks of a chunk; all of them when it has no middle."""
+    if blocks <= initial + local:
+        return tuple(range(blocks))
+    return (*range(initial), *range(blocks - local, blocks))
+
+
+def middle_blocks(blocks: int, initial: int, local: int) -> range:
+    """The blocks between the initial and the local ones."""
+    return range(initial, max(initial, blocks - local))
+
+
+def rows_alive(recompute: Sequence[Sequence[Tokens]]) -> list[list[Tokens]]:
+    """T_l = union of R_m over m >= l: tokens whose hidden state must enter layer l (rule 1). Same nesting as R."""
+    alive: list[list[Tokens]] = []
+    below: list[Tokens] = [()] * len(recompute[0])
+    for layer in reversed(recompute):
+        below = [
+            seen if seen == now else tuple(sorted(set(seen) | set(now))) for seen, now in zip(below, layer, strict=True)
+        ]
+        alive.append(below)
+    return alive[::-1]
+
+
+def padding_for(
+    pieces: Sequence[Piece], kept: Sequence[Sequence[Blocks]], recompute: Sequence[Sequence[Tokens]]
+) -> tuple[tuple[Blocks, ...], ...]:
+    """Blocks to load at layers where a token passes through (T_l without R_l) and its block is not kept."""
+    alive = rows_alive(recompute)
+    return tuple(
+        tuple(
+            tuple(sorted({token // piece.block for token in alive[layer][i]} - set(kept[layer][i])))
+            for i, piece in enumerate(pieces)
+        )
+        for layer in range(len(kept))
+    )
+
+
+def outside(pieces: Sequence[Piece], blocks: Sequence[Blocks]) -> tuple[Tokens, ...]:
+    """Tokens of `blocks` in every chunk that is not exact already: the usual repair set."""
+    return tuple(() if piece.exact else piece.rows(chosen) for piece, chosen in zip(pieces, blocks, strict=True))

@@ -1,0 +1,216 @@
+"""SamKV: sparse attention across multiple-context KV caches. One question, many chunks read alone.
+
+Paper: Ziyi Cao et al., Sparse Attention across Multiple-context KV Cache, AAAI-26, arXiv 2508.11661.
+
+    notation here   paper              meaning
+    q_que  [L,Hq,d]   Q_que            generic query: mean over question tokens in the composite pass
+    q_loc  [D,L,Hq,d] Q_doc-i loc      local query of each chunk, stored at ingest
+    q_hat  [D,L,Hq,d] Q^_doc-i         personalised query, Eq. 1
+    s                 <Q, K>           summed over attention heads; query heads of a group add up on their kv head
+    anchor            K_anc            mean of the mean keys of the fixed (initial and local) blocks
+    p                 P_doc-i          share of the middle blocks to retrieve, Eq. 2 and 3
+    layers            N*               stable layers
+
+All queries and keys are compared before RoPE, where vectors from different places are comparable (paper silent).
+Static analysis (A.1, A.2) is in analysis.py, digests in digest.py.
+
+Differs from the paper: nothing is left out. Where it is silent or contradicts itself the choice is a field of `SamKV`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ragkv.recompute.analysis import outlier_tokens
+from ragkv.recompute.base import (
+    Blocks,
+    Piece,
+    Plan,
+    Tokens,
+    fixed_blocks,
+    middle_blocks,
+    outside,
+    padding_for,
+)
+
+
+@dataclass(frozen=True)
+class SamKV:
+    """Parameters. Defaults: the paper where it speaks, else the recommended reading.
+
+    initial, local   fixed blocks of every chunk (section 4.1: 1 and 2)
+    layers           stable layers N*, 0-based (A.2)
+    update           overwrite, or fusion (Eq. 4)
+    middle           blocks taken from the middle: `top_p` (section 3.2), or `none` and `all` (ablation, oracle)
+    bias             personalised bias of Eq. 1; False compares with the generic query (ablation)
+    repair           `rules`: section 3.3; `kept`: every kept token; `none` (ablation)
+    extremes         K_max and K_min `static` from ingest, or `dynamic` best and worst for this query (paper silent)
+    cosine           in Eq. 1 over all attention heads at once (`flat`) or per `head` (paper silent)
+    normalise        scores before the cross-document filter: by `query` norm or `min_max` per chunk (paper silent)
+    total            "total block count" of the filter: retrieved `candidates` or `all` blocks (paper silent)
+    shared           one union of the N* picks for every layer, instead of a choice per layer (paper silent)
+    """
+
+    initial: int = 1
+    local: int = 2
+    layers: tuple[int, ...] = ()
+    update: Literal["overwrite", "fusion"] = "fusion"
+    middle: Literal["top_p", "none", "all"] = "top_p"
+    bias: bool = True
+    repair: Literal["rules", "kept", "none"] = "rules"
+    extremes: Literal["static", "dynamic"] = "static"
+    cosine: Literal["flat", "head"] = "flat"
+    normalise: Literal["query", "min_max"] = "query"
+    total: Literal["candidates", "all"] = "candidates"
+    shared: bool = False
+
+    def first(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
+        """Initial and local blocks of every chunk: the composite cache (section 3.1)."""
+        return tuple(fixed_blocks(piece.blocks, self.initial, self.local) for piece in pieces)
+
+    def depth(self, layers: int) -> int:
+        """Every layer chooses with its own query."""
+        return layers
+
+    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
+        """Choose blocks (3.2) and recompute sets (3.3). queries: per layer [question tokens, Hq, d], pre-RoPE."""
+        fixed = self.first(pieces)
+        if self.middle == "all":
+            picked = [[tuple(middle_blocks(p.blocks, self.initial, self.local)) for p in pieces]] * len(queries)
+        elif self.middle == "none":
+            picked = [[()] * len(pieces)] * len(queries)
+        else:
+            picked = self._retrieve(pieces, queries)
+        kept = tuple(tuple(tuple(sorted({*f, *m})) for f, m in zip(fixed, layer, strict=True)) for layer in picked)
+        recompute = self._recompute(pieces, fixed, kept)
+        blend = fuse if self.update == "fusion" else None
+        return Plan(kept, recompute, padding_for(pieces, kept, recompute), blend)
+
+    def _retrieve(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> list[list[Blocks]]:
+        """Middle blocks per layer and chunk: personalised query, Top-P, cross-document filter."""
+        q_que = torch.stack([rows.mean(0) for rows in queries])
+        q_loc = torch.stack([piece.digest.local_query.to(q_que) for piece in pieces])
+        q_hat = personalise(q_que, q_loc, self.cosine) if self.bias else q_que.expand_as(q_loc)
+        scores = [score(q_hat[i], piece.digest.mean_keys.to(q_que)) for i, piece in enumerate(pieces)]
+        budgets = [self._budget(piece, q_hat[i], scores[i]) for i, piece in enumerate(pieces)]
+        norms = q_hat.flatten(2).norm(dim=-1).clamp(min=1e-12)  # [D, L]
+        ranked = [
+            (self._normalised(piece, s, norms[i])).tolist()
+            for i, (piece, s) in enumerate(zip(pieces, scores, strict=True))
+        ]
+        size = sum(piece.blocks for piece in pieces) if self.total == "all" else sum(budgets)
+        layers = [
+            self._filter(pieces, budgets, [chunk[layer] for chunk in ranked], size) for layer in range(len(queries))
+        ]
+        if not self.shared:
+            return layers
+        union = [tuple(sorted({b for layer in self.layers for b in layers[layer][i]})) for i in range(len(pieces))]
+        return [union] * len(queries)
+
+    def _budget(self, piece: Piece, q_hat: Tensor, scores: Tensor) -> int:
+        """k_i = ceil(P_i M_i), with P_i averaged over N* (Eq. 2, 3)."""
+        middle = middle_blocks(piece.blocks, self.initial, self.local)
+        if not middle:
+            return 0
+        fixed = list(fixed_blocks(piece.blocks, self.initial, self.local))
+        anchor = score(q_hat, piece.digest.mean_keys.to(q_hat)[:, fixed].mean(1, keepdim=True))[:, 0].tolist()
+        rows = scores.tolist()
+        total = 0.0
+        for layer in self.layers:
+            s = rows[layer][middle.start : middle.stop]
+            if self.extremes == "static":
+                s_max = s[int(piece.digest.alpha[layer, middle.start : middle.stop].argmin())]
+                s_min = s[int(piece.digest.unimportance[layer, middle.start : middle.stop].argmin())]
+            else:
+                s_max, s_min = max(s), min(s)
+            total += top_p(s_max, anchor[layer], s_min)
+        return math.ceil(total / len(self.layers) * len(middle) - 1e-9)  # Eq. (3); rounding: paper silent
+
+    def _normalised(self, piece: Piece, scores: Tensor, norms: Tensor) -> Tensor:
+        """Scores [L, B] made comparable across chunks."""
+        if self.normalise == "query":
+            return scores / norms[:, None]
+        middle = scores[:, middle_blocks(piece.blocks, self.initial, self.local)]
+        if middle.shape[1] == 0:
+            return scores
+        low, high = middle.min(1, keepdim=True).values, middle.max(1, keepdim=True).values
+        return (scores - low) / (high - low).clamp(min=1e-12)
+
+    def _filter(
+        self, pieces: Sequence[Piece], budgets: Sequence[int], scores: Sequence[Sequence[float]], size: int
+    ) -> list[Blocks]:
+        """Top k_i of every chunk, then the best ceil(size / D) of them all; one layer."""
+        candidates: list[tuple[float, int, int]] = []
+        for i, (piece, k) in enumerate(zip(pieces, budgets, strict=True)):
+            middle = middle_blocks(piece.blocks, self.initial, self.local)
+            best = sorted(middle, key=lambda b: (-scores[i][b], b))[:k]
+            candidates += [(-scores[i][b], i, b) for b in best]
+        if len(pieces) > 1:  # a single chunk has nothing to be filtered against
+            candidates = sorted(candidates)[: math.ceil(size / len(pieces))]
+        return [tuple(sorted(b for _, j, b in candidates if j == i)) for i in range(len(pieces))]
+
+    def _recompute(
+        self, pieces: Sequence[Piece], fixed: Sequence[Blocks], kept: Sequence[Sequence[Blocks]]
+    ) -> tuple[tuple[Tokens, ...], ...]:
+        """R_l: tokens of the fixed blocks, and outlier tokens of the surviving middle blocks (3.3)."""
+        if self.repair == "none":
+            return tuple(((),) * len(pieces) for _ in kept)
+        if self.repair == "kept":
+            return tuple(outside(pieces, layer) for layer in kept)
+        base = outside(pieces, fixed)
+        special = [() if piece.exact else self._outliers(piece) for piece in pieces]
+        return tuple(
+            tuple(
+                tuple(sorted({*rows, *(t for t in special[i] if t // pieces[i].block in layer[i])}))
+                for i, rows in enumerate(base)
+            )
+            for layer in kept
+        )
+
+    def _outliers(self, piece: Piece) -> Tokens:
+        middle = middle_blocks(piece.blocks, self.initial, self.local)
+        return outlier_tokens(piece.digest.alpha, piece.digest.representative, middle, self.layers)
+
+
+def personalise(q_que: Tensor, q_loc: Tensor, cosine: Literal["flat", "head"] = "flat") -> Tensor:
+    """Q^_i = Q_que + 1/(D-1) sum_{j != i} |cos(Q_que, Q_loc_j)| Q_loc_j. Eq. (1)
+
+    q_que [L, Hq, d], q_loc [D, L, Hq, d] -> [D, L, Hq, d]; with one chunk the generic query is returned as it is.
+    """
+    chunks = q_loc.shape[0]
+    if chunks == 1:
+        return q_que[None]
+    if cosine == "flat":
+        weight = torch.cosine_similarity(q_que.flatten(1)[None], q_loc.flatten(2), dim=-1).abs()[..., None, None]
+    else:
+        weight = torch.cosine_similarity(q_que[None], q_loc, dim=-1).abs()[..., None]
+    weighted = weight * q_loc
+    return q_que + (weighted.sum(0, keepdim=True) - weighted) / (chunks - 1)  # Eq. (1)
+
+
+def score(query: Tensor, keys: Tensor) -> Tensor:
+    """s(x) = <query, key> over all attention heads; query [L, Hq, d], keys [L, B, Hkv, d] -> [L, B]."""
+    group = query.shape[1] // keys.shape[2]
+    return torch.einsum("lgd,lbgd->lb", query.view(query.shape[0], -1, group, query.shape[2]).sum(2), keys)
+
+
+def top_p(s_max: float, s_anchor: float, s_min: float) -> float:
+    """P of one layer: how much of the way from anchor to maximum, of minimum to maximum. Eq. (2)"""
+    if s_min < s_anchor <= s_max:
+        return (s_max - s_anchor) / (s_max - s_min)  # Eq. (2)
+    return 0.0
+
+
+def fuse(new: Tensor, old: Tensor) -> Tensor:
+    """theta new + (1 - theta) old with theta = cos(new, old), clamped to [0, 1]. Eq. (4)
+
+    new, old [m, Hkv, d], at the same rotation; theta per token and kv head, for K and V apart (paper silent).
+    """
+    theta = torch.cosine_similarity(new, old, dim=-1).clamp(0, 1)[..., None]
+    return theta * new + (1 - theta) * old  # Eq. (4)

@@ -1,0 +1,252 @@
+"""The embedded store: one immutable file per entry, `<root>/<first two hex digits>/<key>.kv`.
+
+    preamble magic 8s · version u32 · layers u32 · head length u64
+    table    one u64 per layer: its length
+    check    xxh3_64 of both u64
+    head
+    (zeros up to a page boundary, so that the body can be mapped or read around the page cache)
+    body     layer after layer
+
+All numbers are little-endian. A file is written under a temporary name in the same folder, flushed, renamed, and the
+folder flushed: after a crash the old entry is there, or the new one, or none. Files are never changed in place and are
+read through one open file per call, so a reader is not disturbed when the entry is replaced or deleted meanwhile.
+
+A writer holds a lock (flock) on its temporary file. When a store is opened it removes temporary files that nobody holds
+and that are older than a minute: the first says that the writer died, in whichever process or container; the second
+covers the moment between creating the file and locking it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import xxhash
+
+from ragkv.errors import EntryCorrupt, EntryMissing, StoreFull, StoreUnavailable
+from ragkv.store.base import Range, StoreStats
+from ragkv.types import Key
+
+MAGIC = b"ragkvfl\n"
+VERSION = 1
+PREAMBLE = struct.Struct("<8sIIQ")
+CHECK = struct.Struct("<Q")
+PAGE = 4096
+MAX_LAYERS = 4096
+LEFT_BEHIND_AFTER = 60.0
+KEY = re.compile(r"[0-9a-f]{64}")
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An open file whose preamble is verified. starts: where each layer begins in it, and where the last one ends."""
+
+    file: int
+    head_start: int
+    head_bytes: int
+    starts: tuple[int, ...]
+
+
+class DiskStore:
+    """KVStore over a folder. It keeps no file open and no state, so it is thread-safe and processes may share a folder.
+
+    A folder that cannot be made or read is StoreUnavailable when it is used, not here: a fault of the cache must not
+    keep the service from starting.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        with suppress(OSError):
+            root.mkdir(parents=True, exist_ok=True)
+            _remove_left_behind(root)
+
+    def __repr__(self) -> str:
+        return f"DiskStore({str(self.root)!r})"
+
+    def put(self, key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
+        """See KVStore.put. The entry is on the disk, not only in its cache, when this returns."""
+        path = self._path(key)
+        if len(body) > MAX_LAYERS:
+            raise ValueError(f"{len(body)} layers, at most {MAX_LAYERS} can be stored")
+        preamble = _preamble(len(head), [memoryview(layer).nbytes for layer in body])
+        gap = -(len(preamble) + len(head)) % PAGE
+        with _errors(f"writing {path}"):
+            if not path.parent.is_dir():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _flush_folder(self.root)
+            _write_whole(path, [preamble, head, bytes(gap), *body])
+
+    def head(self, key: Key) -> bytes:
+        """See KVStore.head."""
+        with self._open(key) as entry:
+            data = bytearray(entry.head_bytes)
+            _fill(entry.file, memoryview(data), entry.head_start, key)
+            return bytes(data)
+
+    def read(self, key: Key, ranges: Sequence[Range], out: memoryview) -> None:
+        """See KVStore.read. One system call per range, straight into `out`."""
+        if sum(part.size for part in ranges) != out.nbytes:
+            raise ValueError(f"{out.nbytes} bytes to fill with ranges of {sum(part.size for part in ranges)} bytes")
+        with self._open(key) as entry:
+            filled = 0
+            for part in ranges:
+                if not 0 <= part.layer < len(entry.starts) - 1:
+                    raise EntryCorrupt(f"{key} has {len(entry.starts) - 1} layers, not {part.layer + 1}")
+                start = entry.starts[part.layer] + part.offset
+                if part.offset < 0 or part.size < 0 or start + part.size > entry.starts[part.layer + 1]:
+                    raise EntryCorrupt(f"{key}: {part} lies outside its layer")
+                _fill(entry.file, out[filled : filled + part.size], start, key)
+                filled += part.size
+
+    def delete(self, key: Key) -> bool:
+        """See KVStore.delete."""
+        path = self._path(key)
+        with _errors(f"deleting {path}"):
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                return False
+        return True
+
+    def keys(self) -> Iterator[Key]:
+        """See KVStore.keys."""
+        with _errors(f"listing {self.root}"):
+            names = [path.stem for path in self.root.glob("??/*.kv")]
+        return iter([Key(name) for name in names if KEY.fullmatch(name)])
+
+    def stats(self) -> StoreStats:
+        """See KVStore.stats. Opens every file: linear in entries. Damaged ones are not counted."""
+        entries = size = 0
+        for key in self.keys():
+            with suppress(EntryMissing, EntryCorrupt), self._open(key) as entry:
+                entries += 1
+                size += entry.head_bytes + entry.starts[-1] - entry.starts[0]
+        return StoreStats(entries, size)
+
+    def ping(self) -> None:
+        """See KVStore.ping."""
+        if not (self.root.is_dir() and os.access(self.root, os.R_OK | os.W_OK | os.X_OK)):
+            raise StoreUnavailable(f"{self.root} is not a folder that can be read and written")
+
+    def close(self) -> None:
+        """See KVStore.close. Nothing is kept open."""
+
+    def _path(self, key: Key) -> Path:
+        if not KEY.fullmatch(key):
+            raise ValueError(f"not a key: {key[:80]!r}")
+        return self.root / key[:2] / f"{key}.kv"
+
+    @contextmanager
+    def _open(self, key: Key) -> Iterator[_Entry]:
+        path = self._path(key)
+        with _errors(f"reading {path}"):
+            try:
+                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise EntryMissing(f"{key} is not in {self.root}") from None
+            try:
+                yield _read_preamble(file, key)
+            finally:
+                os.close(file)
+
+
+@contextmanager
+def _errors(doing: str) -> Iterator[None]:
+    """OSError becomes StoreFull or StoreUnavailable."""
+    try:
+        yield
+    except OSError as error:
+        kind = StoreFull if error.errno in FULL else StoreUnavailable
+        raise kind(f"{doing}: {error.strerror or error}") from error
+
+
+def _preamble(head_bytes: int, layer_bytes: Sequence[int]) -> bytes:
+    data = PREAMBLE.pack(MAGIC, VERSION, len(layer_bytes), head_bytes) + struct.pack(
+        f"<{len(layer_bytes)}Q", *layer_bytes
+    )
+    return data + CHECK.pack(xxhash.xxh3_64_intdigest(data))
+
+
+def _read_preamble(file: int, key: Key) -> _Entry:
+    """Raises EntryCorrupt unless the preamble is whole and the file exactly as long as it says."""
+    data = os.pread(file, PAGE, 0)
+    if len(data) < PREAMBLE.size:
+        raise EntryCorrupt(f"{key} is cut off at {len(data)} bytes")
+    magic, version, layers, head_bytes = PREAMBLE.unpack_from(data)
+    if magic != MAGIC or version != VERSION or layers > MAX_LAYERS:
+        raise EntryCorrupt(f"{key} is not an entry of version {VERSION}")
+    end = PREAMBLE.size + 8 * layers
+    if len(data) < end + CHECK.size:
+        data = os.pread(file, end + CHECK.size, 0)
+    if len(data) < end + CHECK.size or CHECK.unpack_from(data, end)[0] != xxhash.xxh3_64_intdigest(data[:end]):
+        raise EntryCorrupt(f"{key} has a damaged preamble")
+    head_start = end + CHECK.size
+    body_start = head_start + head_bytes + -(head_start + head_bytes) % PAGE
+    starts = tuple(accumulate(struct.unpack_from(f"<{layers}Q", data, PREAMBLE.size), initial=body_start))
+    if os.fstat(file).st_size != starts[-1]:
+        raise EntryCorrupt(f"{key} has {os.fstat(file).st_size} bytes where {starts[-1]} belong")
+    return _Entry(file, head_start, head_bytes, starts)
+
+
+def _fill(file: int, out: memoryview, start: int, key: Key) -> None:
+    filled = 0
+    while filled < out.nbytes:
+        count = os.preadv(file, [out[filled:]], start + filled)
+        if count == 0:
+            raise EntryCorrupt(f"{key} ends at byte {start + filled}")
+        filled += count
+
+
+def _write_whole(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    """All parts become the file `path`, or nothing does."""
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.tmp")
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with suppress(OSError):  # Where a file system has no locks, nothing is ever taken for left behind.
+            fcntl.flock(file, fcntl.LOCK_EX)
+        for part in parts:
+            rest = memoryview(part).cast("B")
+            while rest.nbytes:
+                rest = rest[os.write(file, rest) :]
+        os.fsync(file)
+        os.rename(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    finally:
+        os.close(file)
+    _flush_folder(path.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _remove_left_behind(root: Path) -> None:
+    """Remove temporary files of writers that died (see the top of this file)."""
+    for path in root.glob("??/.*.tmp"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime < LEFT_BEHIND_AFTER:
+                continue
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(file)

@@ -1,0 +1,191 @@
+"""The Redis store. Per entry, plain string values, in one slot of a cluster thanks to the braces:
+
+    ragkv:{<key>}:head            frame (magic 4s · layers u32 · bytes of the body u64, little-endian), then the head
+    ragkv:{<key>}:body:<layer>    the body of one layer
+
+Reads are GETRANGE, so only wanted bytes leave the server. They go out in small windows on one connection: a command
+at a time would pay a round trip per block, and a pipeline of everything makes the client hold all replies at once.
+An entry is written in one transaction, so that no reader sees a head without its body. A read of several windows that
+meets a writer may mix old bytes and new; two writers of one key write the same chunk, and where they do not, the block
+checksums of the head tell (codec.py).
+
+Eviction: `noeviction` is full with StoreFull; under `allkeys-lru` an entry that has lost a part is EntryMissing.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
+from ragkv.store.base import Range, StoreStats
+from ragkv.store.link import Command, Link
+from ragkv.types import Key
+
+FRAME = struct.Struct("<4sIQ")
+MAGIC = b"rkv1"
+KEY = re.compile(r"[0-9a-f]{64}")
+MAX_LAYERS = 4096
+WINDOW_BYTES = 2**20
+WINDOW_COMMANDS = 64
+HEAD_BYTES = 4 * 2**20
+"""Time is allowed for a head of this size; its true size is known only when it is there."""
+
+
+class RedisStore:
+    """KVStore over one Redis server. Thread-safe. See link.py for what it does about a server that is down or hangs."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        """`timeout` in seconds. The server need not answer yet. Raises ConfigError when the URL is malformed."""
+        self._link = Link(url, timeout)
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self._link.where!r})"
+
+    def put(self, key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
+        """See KVStore.put. One transaction; when it is refused nothing has changed."""
+        if len(body) > MAX_LAYERS:
+            raise ValueError(f"{len(body)} layers, at most {MAX_LAYERS} can be stored")
+        size = sum(memoryview(layer).nbytes for layer in body)
+        surplus = [_body(key, layer) for layer in range(len(body), self._layers(key) or 0)]
+        commands: list[Command] = [("MULTI",)]
+        commands += [("UNLINK", *surplus)] if surplus else []
+        commands += [("SET", _body(key, layer), data) for layer, data in enumerate(body)]
+        commands += [("SET", _head(key), FRAME.pack(MAGIC, len(body), size) + head), ("EXEC",)]
+        # The first refusal is the reason why EXEC was refused.
+        for reply in self._link.exchange(commands, self._link.deadline(len(head) + size)):
+            for one in reply if isinstance(reply, list) else [reply]:
+                self._link.accepted(one)
+
+    def head(self, key: Key) -> bytes:
+        """See KVStore.head."""
+        data = self._link.ask("GET", _head(key), size=HEAD_BYTES)
+        if data is None:
+            raise EntryMissing(f"{key} is not in {self._link.where}")
+        if _frame(data) is None:
+            raise EntryCorrupt(f"{key} has a damaged frame")
+        return bytes(memoryview(data)[FRAME.size :])
+
+    def read(self, key: Key, ranges: Sequence[Range], out: memoryview) -> None:
+        """See KVStore.read. Each reply is copied once, into `out`."""
+        total = sum(part.size for part in ranges)
+        if total != out.nbytes:
+            raise ValueError(f"{out.nbytes} bytes to fill with ranges of {total} bytes")
+        last = self._link.deadline(total)
+        filled = 0
+        for window in _windows(key, ranges):
+            commands = [("GETRANGE", _body(key, layer), start, start + size - 1) for layer, start, size in window]
+            soon = self._link.deadline(sum(size for *_, size in window))
+            replies = self._link.exchange(commands, min(soon, last))
+            for (layer, start, size), reply in zip(window, replies, strict=True):
+                data = self._link.accepted(reply)
+                if len(data) != size:
+                    raise self._why_short(key, layer, start + size)
+                out[filled : filled + size] = data
+                filled += size
+
+    def delete(self, key: Key) -> bool:
+        """See KVStore.delete. One command, so the entry goes whole."""
+        layers = self._layers(key)
+        if layers is None:
+            return False
+        return bool(self._link.ask("UNLINK", _head(key), *(_body(key, layer) for layer in range(layers))))
+
+    def keys(self) -> Iterator[Key]:
+        """See KVStore.keys. Walks all keys of the database, with SCAN."""
+        cursor, found = b"0", set[Key]()
+        while True:
+            cursor, names = self._link.ask("SCAN", cursor, "MATCH", "ragkv:{*}:head", "COUNT", 1000)
+            keys = (name.decode(errors="replace")[len("ragkv:{") : -len("}:head")] for name in names)
+            found.update(Key(key) for key in keys if KEY.fullmatch(key))
+            if cursor == b"0":
+                return iter(found)
+
+    def stats(self) -> StoreStats:
+        """See KVStore.stats. Asks for the length of every value: linear in entries.
+
+        An entry that has lost a part is not counted.
+        """
+        keys = list(self.keys())
+        batches = (keys[start : start + WINDOW_COMMANDS] for start in range(0, len(keys), WINDOW_COMMANDS))
+        sizes = [size for batch in batches for size in self._sizes(batch)]
+        return StoreStats(len(sizes), sum(sizes))
+
+    def ping(self) -> None:
+        """See KVStore.ping. Fails at once for a second after a failure, as every call does."""
+        self._link.ask("PING")
+
+    def close(self) -> None:
+        """See KVStore.close."""
+        self._link.close()
+
+    def _layers(self, key: Key) -> int | None:
+        """Layers of the stored entry; None when there is none. With a damaged frame: as many as there could be."""
+        data = self._link.ask("GETRANGE", _head(key), 0, FRAME.size - 1)
+        if not data:
+            return None
+        frame = _frame(data)
+        return frame[0] if frame else MAX_LAYERS
+
+    def _sizes(self, keys: Sequence[Key]) -> Iterator[int]:
+        """Bytes of each of these entries that is whole."""
+        frames = self._answers([("GETRANGE", _head(key), 0, FRAME.size - 1) for key in keys])
+        entries = [(key, *frame) for key, data in zip(keys, frames, strict=True) if (frame := _frame(data))]
+        names = [(_head(key), *(_body(key, layer) for layer in range(layers))) for key, layers, _ in entries]
+        lengths = iter(self._answers([("STRLEN", name) for entry in names for name in entry]))
+        for _, layers, size in entries:
+            head, *body = islice(lengths, layers + 1)
+            if head and sum(body) == size:
+                yield head - FRAME.size + size
+
+    def _answers(self, commands: Sequence[Command]) -> list[Any]:
+        return [self._link.accepted(reply) for reply in self._link.exchange(commands, self._link.deadline(0))]
+
+    def _why_short(self, key: Key, layer: int, end: int) -> StoreError:
+        """GETRANGE gives few or no bytes both for a value that is gone and for one that ends before byte `end`."""
+        layers, length = self._layers(key), self._link.ask("STRLEN", _body(key, layer))
+        # Long enough now: it was gone when it was read, and has been put again since.
+        if layers is None or (layer < layers and (length == 0 or length >= end)):
+            return EntryMissing(f"layer {layer} of {key} is not in {self._link.where}")
+        return EntryCorrupt(f"layer {layer} of {key} has {length} bytes, byte {end} was to be read")
+
+
+def _head(key: Key) -> str:
+    if not KEY.fullmatch(key):
+        raise ValueError(f"not a key: {key[:80]!r}")
+    return f"ragkv:{{{key}}}:head"
+
+
+def _body(key: Key, layer: int) -> str:
+    return f"{_head(key)[: -len('head')]}body:{layer}"
+
+
+def _frame(data: bytes) -> tuple[int, int] | None:
+    """(layers, bytes of the body), or None when this is no frame."""
+    if len(data) < FRAME.size:
+        return None
+    magic, layers, size = FRAME.unpack_from(data)
+    return (layers, size) if magic == MAGIC and layers <= MAX_LAYERS else None
+
+
+def _windows(key: Key, ranges: Sequence[Range]) -> Iterator[list[tuple[int, int, int]]]:
+    """The ranges as (layer, offset, size) in order, cut to at most a window, grouped into windows."""
+    window: list[tuple[int, int, int]] = []
+    room = WINDOW_BYTES
+    for part in ranges:
+        if part.layer < 0 or part.offset < 0 or part.size < 0:
+            raise EntryCorrupt(f"{key}: {part} lies outside its layer")
+        done = 0
+        while done < part.size:
+            if room == 0 or len(window) == WINDOW_COMMANDS:
+                yield window
+                window, room = [], WINDOW_BYTES
+            size = min(room, part.size - done)
+            window.append((part.layer, part.offset + done, size))
+            done += size
+            room -= size
+    if window:
+        yield window

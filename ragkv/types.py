@@ -1,0 +1,96 @@
+"""The nouns of ragkv, frozen and without behaviour. Words as in docs/architecture.md.
+
+Axis letters used in every docstring of the project:
+    L layers · Hq query heads · Hkv key/value heads · d head size · n tokens of a chunk · B blocks of a chunk
+    D chunks in one request · P retrieval (layer, kv head) pairs · T rows of one model pass
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NewType
+
+if TYPE_CHECKING:
+    # Naming a document must not cost loading torch: `ragkv ls` answers at once.
+    from torch import Tensor
+
+Key = NewType("Key", str)
+"""Name of a stored chunk: hash of fingerprint, collection salt and token ids; safe as a file name."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model's KV looks like."""
+
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a user gave us. `id` is unique inside its collection."""
+
+    id: str
+    title: str
+    text: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    collection: str = "default"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Unit of retrieval and of KV caching.
+
+    tokens are those of the whole prompt piece (wrapper, title and text), so the KV of a chunk is the KV of `tokens`.
+    """
+
+    id: str
+    document_id: str
+    ordinal: int
+    title: str
+    text: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A retrieved chunk. score: fused rank score, larger is better."""
+
+    chunk: Chunk
+    score: float
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What is kept per chunk to choose blocks without loading them (algorithms: SamKV 2.3, scout).
+
+    mean_keys      [L, B, Hkv, d]  mean of the block's pre-RoPE keys; a partial last block over its real tokens
+    local_query    [L, Hq, d]      mean of the pre-RoPE queries of the local blocks' tokens
+    alpha          [L, B] float32  importance exponent, smaller = more important; +inf where it cannot be fitted
+    unimportance   [L, B] float32  salience of the representative, smaller = less important
+    representative [L, B] int32    the block's most attended token, as token index inside the chunk
+    retrieval_keys [P, n, d]       pre-RoPE keys of the model's calibrated retrieval (layer, kv head) pairs
+    """
+
+    mean_keys: Tensor
+    local_query: Tensor
+    alpha: Tensor
+    unimportance: Tensor
+    representative: Tensor
+    retrieval_keys: Tensor
+
+
+@dataclass(frozen=True)
+class ChunkKV:
+    """A chunk read once: keys before RoPE, values, and the digest.
+
+    tokens [n] int · k, v [L, n, Hkv, d] in the model's compute dtype.
+    """
+
+    tokens: tuple[int, ...]
+    k: Tensor
+    v: Tensor
+    digest: Digest

@@ -1,0 +1,76 @@
+"""One real service on a free port of 127.0.0.1, with the bundled model, for all tests of the API."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from api.app import create_app
+from api.worker import Worker
+from ragkv.config import Settings, load_settings
+
+LIMIT = 64 * 1024
+"""Bytes of the largest document; small, so that going over it is cheap."""
+
+HARBOUR = {"id": "harbour", "text": "The harbour of Tarn was built in 1889 by Ada Brook.", "title": "Tarn"}
+BRIDGE = {"id": "bridge", "text": "The bridge of Mell was painted green by Otto Lindqvist in 1931.", "title": "Mell"}
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service."""
+
+    url: str
+    port: int
+    worker: Worker
+    client: httpx.Client
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        """POST as JSON."""
+        return self.client.post(path, json=body, **options)
+
+    def job(self, job_id: str) -> Any:
+        """The job, once it is finished."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            job = self.client.get(f"/v1/jobs/{job_id}").json()
+            if job["finished"] is not None:
+                return job
+            time.sleep(0.05)
+        raise TimeoutError(job_id)
+
+
+def settings(data: Path, **more: Any) -> Settings:
+    """Settings of a service under test."""
+    return load_settings(
+        data=data, device="cpu", threads=1, chunk_tokens=128, max_document_bytes=LIMIT, max_tokens=8, **more
+    )
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The service, with two documents in collection `default`."""
+    app = create_app(settings(tmp_path_factory.mktemp("service")))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="on"))
+    thread = threading.Thread(target=server.run, name="uvicorn")
+    thread.start()
+    while not server.started and thread.is_alive():
+        time.sleep(0.02)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with httpx.Client(base_url=url, timeout=60) as client:
+        running = Service(url, port, app.state.worker, client)
+        filled = running.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]})
+        assert filled.json()["status"] == "completed"
+        yield running
+    server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()

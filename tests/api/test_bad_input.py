@@ -1,0 +1,195 @@
+"""Bad input is the sender's fault and is told so: 4xx as problem details, never 5xx, and the service goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.api.conftest import HARBOUR, LIMIT, Service
+
+PROBLEM = "application/problem+json"
+ASK, ADD = "/v1/answers", "/v1/documents"
+JSON = {"content-type": "application/json"}
+
+
+def check_problem(response: httpx.Response, status: int) -> Any:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == PROBLEM
+    body = response.json()
+    assert body["status"] == status
+    assert {"type", "title", "detail", "code"} <= set(body)
+    return body
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (ASK, {"question": ""}),
+        (ASK, {"question": " \n\t "}),
+        (ASK, {"question": "wh\0o?"}),
+        (ASK, {"question": "a" * 200_001}),
+        (ASK, {"question": 5}),
+        (ASK, {"question": None}),
+        (ASK, {"question": ["who?"]}),
+        (ASK, {}),
+        (ASK, []),
+        (ASK, None),
+        (ASK, "who?"),
+        (ASK, {"question": "who?", "unknown": 1}),
+        (ASK, {"question": "who?", "top_k": "3"}),
+        (ASK, {"question": "who?", "top_k": 0}),
+        (ASK, {"question": "who?", "top_k": 65}),
+        (ASK, {"question": "who?", "top_k": 10**30}),
+        (ASK, {"question": "who?", "top_k": 2.5}),
+        (ASK, {"question": "who?", "top_k": True}),
+        (ASK, {"question": "who?", "max_tokens": -1}),
+        (ASK, {"question": "who?", "method": "magic"}),
+        (ASK, {"question": "who?", "prefill": "critiprefill"}),
+        (ASK, {"question": "who?", "decode": "psa"}),
+        (ASK, {"question": "who?", "stream": True}),
+        (ASK, {"question": "who?", "stream": "no"}),
+        (ASK, {"question": "who?", "collection": ""}),
+        (ASK, {"question": "who?", "collection": "a\nb"}),
+        (ADD, {"id": "a"}),
+        (ADD, {"id": "", "text": "x"}),
+        (ADD, {"id": "a\0", "text": "x"}),
+        (ADD, {"id": "a" * 513, "text": "x"}),
+        (ADD, {"id": 1, "text": "x"}),
+        (ADD, {"id": "a", "text": 1}),
+        (ADD, {"id": "a", "text": "x", "extra": 1}),
+        (ADD, {"id": "a", "text": "x", "metadata": []}),
+        (ADD, {"id": "a", "text": "x", "metadata": {str(n): n for n in range(17)}}),
+        (ADD, {"id": "a", "text": "x", "metadata": {"long": "x" * 20_000}}),
+        (ADD, {"documents": []}),
+        (ADD, {"documents": [{"id": "a", "text": "x"}], "id": "b"}),
+        (ADD, {"documents": [{"id": "a", "text": "x"}] * 1001}),
+        (ADD, {"documents": "x"}),
+    ],
+)
+def test_what_the_contract_does_not_allow_is_refused(service: Service, path: str, body: Any) -> None:
+    check_problem(service.post(path, body), 422)
+
+
+@pytest.mark.parametrize("path", [ASK, ADD])
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"{", id="half"),
+        pytest.param(b"\0", id="NUL"),
+        pytest.param(b'{"question": "\xff\xfe", "id": "a", "text": "\xff"}', id="not UTF-8"),
+        pytest.param(b'{"question": "\\ud800", "id": "a", "text": "\\ud800"}', id="lone surrogate"),
+        pytest.param(b'{"question": "a", "top_k": NaN, "id": "a", "text": "a", "metadata": {"x": NaN}}', id="NaN"),
+        pytest.param(b'{"question": "a", "top_k": 1e999, "id": "a", "text": "a", "metadata": {"x": 1e999}}', id="inf"),
+        pytest.param(b'{"a":' * 50_000, id="deep objects"),
+        pytest.param(b"[" * 100_000, id="deep lists"),
+        pytest.param(
+            b'{"question": "a", "id": "a", "text": "a", "metadata": {"x": '
+            + b"[" * 600
+            + b"]" * 600
+            + b'}, "top_k": []}',
+            id="deep metadata",
+        ),
+        pytest.param(b'{"question": ' + b"9" * 5000 + b"}", id="long number"),
+    ],
+)
+def test_a_body_that_is_no_clean_json_is_refused(service: Service, path: str, body: bytes) -> None:
+    check_problem(service.client.post(path, content=body, headers=JSON), 422)
+
+
+def test_a_body_must_call_itself_json(service: Service) -> None:
+    body = json.dumps({"question": "who?"}).encode()
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+        check_problem(service.client.post(ASK, content=body, headers={"content-type": kind}), 422)
+
+
+def test_a_question_of_ten_thousand_tokens_is_told_its_size_and_the_limit(service: Service) -> None:
+    detail = check_problem(service.post(ASK, {"question": "who is it " * 3500}), 422)["detail"]
+    counts = [int(number) for number in re.findall(r"\d+", detail)]
+    assert 2048 in counts
+    assert max(counts) > 10_000
+
+
+def test_a_refusal_does_not_repeat_what_was_sent(service: Service) -> None:
+    secret = "correct-horse-battery"
+    assert secret not in service.post(ASK, {"question": [secret], "top_k": secret}).text
+
+
+def test_an_announced_body_over_the_limit_is_refused_before_it_is_sent(service: Service) -> None:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=10) as line:
+        size = LIMIT + 2**21
+        head = f"POST {ADD} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+        line.sendall(head.encode())
+        answer = line.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert PROBLEM.encode() in answer
+
+
+def test_a_chunked_body_over_the_limit_is_refused_while_it_comes(service: Service) -> None:
+    sent = 0
+
+    def body() -> Iterator[bytes]:
+        nonlocal sent
+        yield b'{"id": "a", "text": "'
+        for _ in range(256):
+            sent += 2**20
+            yield b"x" * 2**20
+
+    try:
+        refused = service.client.post(ADD, content=body(), headers=JSON)
+    except httpx.WriteError:  # the service closed the line while we were sending
+        pass
+    else:
+        check_problem(refused, 413)
+    assert sent < 128 * 2**20
+
+
+def test_a_document_over_its_own_limit_fails_with_the_sizes(service: Service) -> None:
+    job = service.post(f"{ADD}?wait=true", {"id": "big", "text": "x" * (LIMIT + 1)}).json()
+    assert (job["status"], job["error"]["code"]) == ("failed", "too_large")
+    assert str(LIMIT) in job["error"]["message"]
+
+
+def test_a_name_that_looks_like_a_path_is_only_a_label(service: Service) -> None:
+    document = {"id": "../../etc/passwd", "text": "The tower is tall.", "collection": "../up"}
+    assert service.post(f"{ADD}?wait=true", document).json()["status"] == "completed"
+    cited = service.post(ASK, {"question": "What is tall?", "collection": "../up"}).json()["citations"]
+    assert cited[0]["document_id"] == "../../etc/passwd"
+
+
+def test_other_methods_and_paths_are_problems_too(service: Service) -> None:
+    assert check_problem(service.client.get(ASK), 405)
+    assert service.client.get(ASK).headers["allow"] == "POST"
+    assert check_problem(service.client.get("/v2/answers"), 404)
+    assert check_problem(service.client.post("/v1/documents?wait=maybe", json=HARBOUR), 422)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = ("question", "collection", "top_k", "method", "max_tokens", "id", "text", "title", "metadata", "documents")
+
+
+@given(path=st.sampled_from([ASK, ADD]), body=VALUES | st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_json_value_breaks_the_service(service: Service, path: str, body: Any) -> None:
+    content = json.dumps(body).encode()
+    response = service.client.post(path, content=content, headers=JSON)
+    assert response.status_code < 500, response.text
+    if response.status_code >= 400:
+        check_problem(response, response.status_code)
+
+
+def test_after_all_this_the_service_still_answers(service: Service) -> None:
+    answer = service.post(ASK, {"question": "Who built the harbour of Tarn?"})
+    assert (answer.status_code, answer.json()["citations"][0]["document_id"]) == (200, "harbour")

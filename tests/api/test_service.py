@@ -1,0 +1,139 @@
+"""What the service does for those who use it as its contract says."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import threading
+import time
+from typing import Any
+
+from api.worker import CAPACITY
+from ragkv.report import Answer, Bytes, Cache, ChunkReport, Citation, Hits, Ratios, Report, Timings, Tokens
+from tests.api.conftest import BRIDGE, Service
+
+PROBLEM = "application/problem+json"
+
+
+def names(kind: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+def ask(service: Service, question: str, **more: Any) -> Any:
+    return service.post("/v1/answers", {"question": question, **more})
+
+
+def test_a_document_can_be_asked_about_once_its_job_is_done(service: Service) -> None:
+    document = {"id": "ferry", "text": "The ferry to Ostrey is called the Grey Heron.", "collection": "ferries"}
+    accepted = service.post("/v1/documents", document)
+    job_id = accepted.json()["job_id"]
+    job = service.job(job_id)
+    answered = ask(service, "What is the ferry to Ostrey called?", collection="ferries")
+    assert (accepted.status_code, accepted.headers["location"]) == (202, f"/v1/jobs/{job_id}")
+    assert (job["status"], job["documents"][0]["id"]) == ("completed", "ferry")
+    assert [citation["document_id"] for citation in answered.json()["citations"]] == ["ferry"]
+
+
+def test_an_answer_holds_exactly_the_report_contract(service: Service) -> None:
+    answer = ask(service, "Who built the harbour of Tarn?").json()
+    report = answer["report"]
+    assert set(answer) == names(Answer)
+    assert set(report) == names(Report)
+    parts = {"tokens": Tokens, "ratios": Ratios, "cache": Cache, "bytes": Bytes, "timings_ms": Timings}
+    for name, kind in parts.items():
+        assert set(report[name]) == names(kind), name
+    assert set(report["cache"]["hits"]) == names(Hits)
+    assert all(set(citation) == names(Citation) for citation in answer["citations"])
+    assert all(set(chunk) == names(ChunkReport) for chunk in report["chunks"])
+    assert {citation["document_id"] for citation in answer["citations"]} == {"harbour", "bridge"}
+    assert report["ratios"]["cache_hit"] == 1.0
+    assert 0 < report["timings_ms"]["ttft"] <= report["timings_ms"]["total"]
+
+
+def test_what_a_request_asks_for_reaches_the_engine(service: Service) -> None:
+    report = ask(service, "Who built the harbour?", method="full", top_k=1, max_tokens=2).json()["report"]
+    assert (report["method"], len(report["chunks"])) == ("full", 1)
+    assert report["tokens"]["generated"] <= 2
+
+
+def test_waiting_gives_the_outcome_of_the_job(service: Service) -> None:
+    done = service.post("/v1/documents?wait=true", BRIDGE)
+    assert done.status_code == 200
+    assert done.json() == service.job(done.json()["id"])
+
+
+def test_an_empty_document_fails_alone(service: Service) -> None:
+    documents = [{"id": "blank", "text": " \n\t "}, {"id": "full", "text": "Something is written here."}]
+    given = [{**document, "collection": "mixed"} for document in documents]
+    job = service.post("/v1/documents?wait=true", {"documents": given}).json()
+    assert [document["status"] for document in job["documents"]] == ["failed", "completed"]
+    assert job["documents"][0]["error"]["code"] == "invalid_document"
+
+
+def test_a_full_disk_is_507_and_no_lasting_harm(service: Service) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        refused = service.post("/v1/documents", {**BRIDGE, "collection": "full"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (refused.status_code, refused.headers["content-type"]) == (507, PROBLEM)
+    assert service.client.get("/healthz").json()["status"] == "ok"
+    assert service.post("/v1/documents?wait=true", {**BRIDGE, "collection": "full"}).json()["status"] == "completed"
+
+
+def test_a_job_of_two_collections_is_refused(service: Service) -> None:
+    refused = service.post("/v1/documents", {"documents": [BRIDGE, {**BRIDGE, "collection": "other"}]})
+    assert (refused.status_code, refused.headers["content-type"]) == (422, PROBLEM)
+
+
+def test_an_unknown_job_and_an_empty_collection_are_not_found(service: Service) -> None:
+    for missing in (service.client.get("/v1/jobs/none"), ask(service, "Who?", collection="nothing-here")):
+        assert (missing.status_code, missing.headers["content-type"]) == (404, PROBLEM)
+        assert missing.json()["code"] == "not_found"
+
+
+def test_health_is_told_at_once_while_the_engine_is_busy(service: Service) -> None:
+    release = threading.Event()
+    held = service.worker.submit(lambda engine: release.wait(30))
+    try:
+        healthy = service.client.get("/healthz", timeout=5)
+    finally:
+        release.set()
+    assert held.result(30)
+    assert (healthy.status_code, healthy.json()["status"]) == (200, "ok")
+
+
+def test_beyond_the_queue_clients_are_told_when_to_come_back(service: Service) -> None:
+    release = threading.Event()
+    waiting = [service.worker.submit(lambda engine: release.wait(30))]
+    try:
+        while service.worker.health()["waiting"]:
+            time.sleep(0.01)  # until the engine holds the first one
+        waiting += [service.worker.submit(lambda engine: True) for _ in range(CAPACITY)]
+        refused = ask(service, "Who built the harbour of Tarn?")
+    finally:
+        release.set()
+    assert all(future.result(30) for future in waiting)
+    assert (refused.status_code, refused.headers["content-type"]) == (429, PROBLEM)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert ask(service, "Who built the harbour of Tarn?").status_code == 200
+
+
+def test_a_question_is_answered_while_a_long_document_is_read(service: Service) -> None:
+    text = "\n\n".join(
+        f"Paragraph {n} tells of the {n} gulls that sat on the wall of Tarn that day." for n in range(50)
+    )
+    job_id = service.post("/v1/documents", {"id": "gulls", "text": text, "collection": "long"}).json()["job_id"]
+    while service.client.get(f"/v1/jobs/{job_id}").json()["stage"] != "encode":
+        time.sleep(0.01)
+    answered = ask(service, "Who built the harbour of Tarn?", max_tokens=1)
+    assert answered.status_code == 200
+    assert service.client.get(f"/v1/jobs/{job_id}").json()["finished"] is None
+    assert service.job(job_id)["status"] == "completed"
+
+
+def test_the_schema_describes_the_routes_and_no_page_loads_scripts(service: Service) -> None:
+    schema = service.client.get("/openapi.json").json()
+    assert set(schema["paths"]) == {"/v1/documents", "/v1/jobs/{job_id}", "/v1/answers", "/healthz"}
+    assert {service.client.get(page).status_code for page in ("/docs", "/redoc")} == {404}

@@ -1,0 +1,52 @@
+"""What every test gets: no settings of the person who runs it, and no network for model weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+for name in [name for name in os.environ if name.startswith("RAGKV_")]:
+    del os.environ[name]
+
+from ragkv.engine import Engine  # noqa: E402
+from ragkv.model import DecoderModel  # noqa: E402
+from ragkv.retrieve import Embedder  # noqa: E402
+from tests.libraries import open_library  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def demo_folder() -> Path:
+    """Folder of the bundled model."""
+    return ROOT / "models" / "demo"
+
+
+@pytest.fixture(scope="session")
+def model(demo_folder: Path) -> DecoderModel:
+    """The bundled model, float32 on the CPU."""
+    return DecoderModel.load(str(demo_folder), "cpu")
+
+
+@pytest.fixture(scope="session")
+def embedder() -> Embedder:
+    """The packaged embedder: loading it takes seconds, so it is loaded once."""
+    return Embedder()
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory, model: DecoderModel, embedder: Embedder) -> Iterator[Engine]:
+    """An engine over six of the sample documents, on disk. Tests that change it make their own."""
+    engine = open_library(tmp_path_factory.mktemp("library"), model, embedder)
+    with engine:
+        yield engine

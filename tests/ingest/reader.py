@@ -1,0 +1,94 @@
+"""A small engine for tests of ingest: real catalogue, real index, real files; only the language model is missing."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragkv.catalog import Catalog, EmbedderIdentity
+from ragkv.retrieve import Retrieval, Retriever
+from ragkv.types import Chunk, Document, Key
+
+DIMENSION = 32
+
+
+class WordEmbedder:
+    """Bag of hashed words. Texts that share words are near each other; quick, and the same in every process."""
+
+    def __init__(self, name: str = "words", dimension: int = DIMENSION):
+        self.identity = EmbedderIdentity(name, dimension)
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        vectors = np.full((len(texts), self.identity.dimension), 1e-3, np.float32)
+        for vector, text in zip(vectors, texts, strict=True):
+            for word in re.findall(r"\w+", text.lower()):
+                digest = hashlib.sha256(f"{self.identity.name} {word}".encode()).digest()
+                vector[digest[0] % len(vector)] += 1
+        unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return unit
+
+
+class WordPrompt:
+    """The bundled model's wrapper, one token per word or mark."""
+
+    def chunk(self, title: str, text: str) -> tuple[int, ...]:
+        words = re.findall(r"\w+|[^\w\s]|\n", f"Document: {title}\n{text}\n")
+        return tuple(int.from_bytes(hashlib.sha256(word.encode()).digest()[:3]) for word in words)
+
+
+@dataclass(frozen=True)
+class WordModel:
+    prompt: WordPrompt
+
+
+class FileReader:
+    """Keeps the KV of a chunk as a file that holds its tokens."""
+
+    def __init__(self, folder: Path, fingerprint: str = "model", chunk_tokens: int = 64, embedder: str = "words"):
+        self.folder = folder
+        self.fingerprint = fingerprint
+        self.chunk_tokens = chunk_tokens
+        self.model = WordModel(WordPrompt())
+        self.catalog = Catalog.open(folder / "catalog.sqlite")
+        self.retriever = Retriever(self.catalog, WordEmbedder(embedder), folder / "index", Retrieval())
+        self.encoded = 0
+        (folder / "kv").mkdir(exist_ok=True)
+
+    def remember(self, chunk: Chunk, collection: str) -> Key:
+        name = f"{self.fingerprint} {collection} {chunk.tokens}"
+        key = Key(hashlib.sha256(name.encode()).hexdigest())
+        path = self.folder / "kv" / key
+        if not path.exists():
+            self.encoded += 1
+            try:
+                path.write_text(str(chunk.tokens))
+            except OSError:  # as with the real store: a fault costs time later, nothing else
+                path.unlink()
+        return key
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            (self.folder / "kv" / key).unlink(missing_ok=True)
+
+    def stored(self) -> set[str]:
+        """Keys that have KV."""
+        return {path.name for path in (self.folder / "kv").iterdir()}
+
+    def close(self) -> None:
+        self.catalog.close()
+
+
+def make_document(document_id: str, words: int = 200, seed: int = 0, collection: str = "default") -> Document:
+    """A document of sentences over a small vocabulary, another one for each seed."""
+    rng = np.random.default_rng(seed)
+    sentences = []
+    for start in range(0, words, 10):
+        picked = " ".join(f"word{n}" for n in rng.integers(0, 500, min(10, words - start)))
+        sentences.append(picked.capitalize() + ".")
+    return Document(document_id, f"Title of {document_id}", " ".join(sentences), {}, collection)

@@ -1,0 +1,43 @@
+"""Engines over sample documents, built from real parts, for tests that must not share one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ingest.load import load
+from ingest.pipeline import ingest
+from ragkv.catalog import Catalog
+from ragkv.config import load_settings
+from ragkv.engine import Engine
+from ragkv.model import DecoderModel
+from ragkv.retrieve import Embedder, Retriever
+from ragkv.samples import folder
+from ragkv.store import open_store
+from ragkv.types import Document
+
+SIX = ("01", "02", "04", "05", "11", "14")
+QUESTION = "Who founded the company that built the Grey Heron?"
+
+
+def documents(numbers: tuple[str, ...] = SIX) -> list[Document]:
+    """Sample documents by number."""
+    paths = [path for path in sorted(folder().glob("*.md")) if path.name[:2] in numbers]
+    return [document for document in load(paths, 2**20, root=folder()) if isinstance(document, Document)]
+
+
+def open_engine(data: Path, model: DecoderModel, embedder: Embedder, **settings: object) -> Engine:
+    """An engine on a data folder, with a model and an embedder that are loaded already."""
+    chosen = load_settings(data=data, **settings)
+    store = open_store(chosen.store, chosen.data, chosen.store_timeout)
+    catalog = Catalog.open(chosen.data / "catalog.sqlite")
+    return Engine(chosen, model, store, catalog, Retriever(catalog, embedder, chosen.data / "index"))
+
+
+def open_library(
+    data: Path, model: DecoderModel, embedder: Embedder, numbers: tuple[str, ...] = SIX, **settings: object
+) -> Engine:
+    """The same, with sample documents ingested."""
+    engine = open_engine(data, model, embedder, **settings)
+    for document in documents(numbers):
+        ingest(engine, document)
+    return engine

@@ -1,0 +1,85 @@
+"""Static attention analysis (appendix A.1, A.2). Oracle S13, PauTa golden values."""
+
+import math
+
+import pytest
+import torch
+
+from ragkv.recompute.analysis import analyse, fit_exponent, low_outliers, outlier_tokens, stability
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.9])
+def test_a_power_law_gives_its_exponent_back(alpha):
+    column = 0.2 * torch.arange(1, 400, dtype=torch.float64) ** -alpha
+    assert fit_exponent(column, start=40) == pytest.approx(alpha, abs=1e-9)
+
+
+def test_uniform_attention_makes_every_block_equally_important():
+    """By row index; by distance late blocks would always look important."""
+    n = 256
+    saliences = analyse(torch.zeros(n, 4, 8), torch.randn(n + 3, 2, 8), block=16, before=3, scale=1.0)
+    fitted = saliences.alpha[saliences.alpha.isfinite()]
+    assert fitted.shape[0] == 16
+    torch.testing.assert_close(fitted, torch.ones(16), rtol=0, atol=1e-4)
+
+
+def test_too_few_rows_are_never_important():
+    assert math.isinf(fit_exponent(torch.rand(20), start=13))
+    assert math.isfinite(fit_exponent(torch.rand(20), start=12))
+
+
+def test_analysis_in_slabs_equals_the_whole_attention_matrix():
+    g = torch.Generator().manual_seed(0)
+    n, before, block = 300, 5, 16
+    q, k = torch.randn(n, 4, 8, generator=g), torch.randn(n + before, 2, 8, generator=g)
+    scores = torch.einsum("thd,nhd->htn", q, k.repeat_interleave(2, dim=1)) * 0.7
+    hidden = torch.arange(n + before) > before + torch.arange(n)[:, None]
+    attention = scores.masked_fill(hidden, -math.inf).softmax(-1).mean(0)[:, before:].double()
+    later = torch.ones(n, n).tril(-1).bool()
+    salience = attention.masked_fill(~later, 0).sum(0) / torch.arange(n - 1, -1, -1).clamp(min=1)
+    got = analyse(q, k, block=block, before=before, scale=0.7)
+    for b in range(19):
+        span = slice(b * block, (b + 1) * block)
+        rep = int(got.representative[b])
+        assert rep == b * block + int(salience[span].argmax())
+        assert float(got.unimportance[b]) == pytest.approx(float(salience[rep]), rel=1e-4)
+        expected = fit_exponent(attention[:, rep], rep + 1, before)
+        assert float(got.alpha[b]) == pytest.approx(expected, rel=1e-3)
+
+
+def z(count, ddof):
+    values = [0.0] * (count - 1) + [1.0]
+    mean = sum(values) / count
+    return (1 - mean) / math.sqrt(sum((v - mean) ** 2 for v in values) / (count - ddof))
+
+
+@pytest.mark.parametrize(
+    ("count", "most"), [(5, 1.789), (8, 2.475), (10, 2.846), (11, 3.015), (12, 3.175), (20, 4.249)]
+)
+def test_the_largest_possible_deviation_of_few_values(count, most):
+    assert z(count, 1) == pytest.approx(most, abs=1e-3)
+    spike = [1.0] * (count - 1) + [0.0]
+    assert low_outliers(spike) == ([count - 1] if most > 3 else [])
+
+
+def test_high_values_are_no_low_outliers():
+    assert low_outliers([1.0] * 30 + [9.0]) == []
+
+
+def test_exponents_are_pooled_over_layers_and_few_fall_back_to_the_smallest():
+    alpha = torch.full((3, 8), 1.0)
+    alpha[1, 4] = 0.1
+    representative = (torch.arange(8) * 16).expand(3, -1)
+    assert outlier_tokens(alpha, representative, range(1, 6), layers=(0, 1, 2)) == (64,)
+    assert outlier_tokens(alpha, representative, range(1, 6), layers=(1,)) == (64,)  # 5 values: the smallest
+    alpha[1, 4] = 1.0
+    alpha[0, 3] = 0.9999
+    assert outlier_tokens(alpha, representative, range(1, 6), layers=(1, 2)) == (16,)  # 10 values: still the smallest
+    assert outlier_tokens(alpha, representative, range(1, 1), layers=(1,)) == ()
+
+
+def test_layers_that_single_out_the_best_block_score():
+    alpha = torch.rand(4, 30) + 1
+    alpha[:, 7] = 0.9  # the best block everywhere, but singled out only above layer 1
+    alpha[2:, 7] = -5.0
+    assert stability([alpha, alpha.clone()]) == [0, 0, 2, 2]

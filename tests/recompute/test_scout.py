@@ -1,0 +1,88 @@
+"""Scout's block choice: mass, floor, cap, reach."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragkv.recompute.digest import retrieval_pairs
+from ragkv.recompute.scout import Scout, join, pool
+from tests.recompute.test_samkv import piece
+
+SCOUT = Scout(layers=3, heads=((1, 0), (2, 3)), group=2, scale=0.5, floor=1, cap=0.25)
+
+
+def needle(blocks, at, strength, seed=0):
+    """A chunk whose retrieval keys point at one token."""
+    part = piece(blocks, seed)
+    keys = torch.zeros(2, part.tokens, 4, dtype=torch.float64)
+    if strength:
+        keys[:, at, 0] = strength
+    return replace(part, digest=replace(part.digest, retrieval_keys=keys))
+
+
+def queries():
+    asked = torch.zeros(3, 4, 4, dtype=torch.float64)
+    asked[-1, :, 0] = 1.0
+    return [asked] * 3
+
+
+def test_query_heads_of_one_group_share_their_keys():
+    assert retrieval_pairs(((7, 4), (7, 3), (6, 4), (8, 0)), 3) == ((6, 1), (7, 1), (8, 0))
+
+
+def test_the_block_a_retrieval_head_points_at_is_kept_in_every_layer():
+    plan = SCOUT.plan([needle(10, 0, 0, 1), needle(10, 22, 40, 2)], queries())
+    assert plan.one_pass
+    assert all(5 in layer[1] for layer in plan.kept)
+    assert plan.kept[0] == plan.kept[1] == plan.kept[2]
+
+
+def test_only_the_last_question_token_asks():
+    rows = queries()
+    rows = [torch.cat([-r[-1:], r[-1:]]) for r in rows]
+    plan = SCOUT.plan([needle(10, 0, 0, 1), needle(10, 22, 40, 2)], rows)
+    assert 5 in plan.kept[0][1]
+
+
+def test_the_budget_lies_between_floor_and_cap():
+    flat = [needle(20, 0, 0, 1), needle(20, 0, 0, 2)]
+    count = sum(len(blocks) for blocks in SCOUT.plan(flat, queries()).kept[0]) - 6
+    assert count == int(0.25 * 40)  # uniform attention never covers the mass early: the cap holds
+    sharp = [needle(20, 30, 80, 1), needle(20, 0, 0, 2)]
+    narrow = replace(SCOUT, reach=0)
+    assert sum(len(blocks) for blocks in narrow.plan(sharp, queries()).kept[0]) - 6 == 1  # one block covers it
+    wide = replace(narrow, floor=4)
+    assert sum(len(blocks) for blocks in wide.plan(sharp, queries()).kept[0]) - 6 == 4
+
+
+def test_a_token_at_the_end_of_a_block_brings_the_next_block():
+    scores = torch.zeros(1, 12)
+    scores[0, 7] = 1.0
+    assert pool(scores, 4, 0)[0].tolist() == [0, 1, 0]
+    assert pool(scores, 4, 2)[0].tolist() == [0, 3, 2]
+
+
+def test_agreement_of_heads_beats_one_head_alone():
+    masses = torch.tensor([[0.55, 0.45, 0.0], [0.0, 0.45, 0.55]])
+    assert int(join(masses, 0.5).argmax()) == 1
+    assert float(join(masses, 0.5).sum()) == pytest.approx(1.0)
+
+
+@given(st.lists(st.integers(1, 14), min_size=1, max_size=5), st.integers(0, 10_000))
+@settings(max_examples=50, deadline=None)
+def test_kept_blocks_hold_the_fixed_ones_and_stay_inside_the_chunk(sizes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    pieces = []
+    for i, blocks in enumerate(sizes):
+        part = piece(blocks, seed + i)
+        keys = torch.randn(2, part.tokens, 4, generator=generator, dtype=torch.float64)
+        pieces.append(replace(part, digest=replace(part.digest, retrieval_keys=keys)))
+    kept = SCOUT.plan(pieces, queries()).kept[0]
+    for part, blocks, fixed in zip(pieces, kept, SCOUT.first(pieces), strict=True):
+        assert list(blocks) == sorted(set(blocks))
+        assert set(fixed) <= set(blocks) <= set(range(part.blocks))
+    picked = sum(map(len, kept)) - sum(map(len, SCOUT.first(pieces)))
+    assert picked <= max(1, int(0.25 * sum(sizes)))

@@ -1,0 +1,66 @@
+"""Random chunks, as a model would have read them, and ways to look at what a store gives back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ragkv.store.base import KVStore, Range
+from ragkv.store.codec import chunk_key, pack
+from ragkv.types import ChunkKV, Digest, Key, Shape
+
+BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
+FINGERPRINT, SALT = "model 1", "collection"
+SHAPE = Shape(layers=3, q_heads=4, kv_heads=2, head_dim=8)
+
+
+def random_kv(
+    tokens: int = 22,
+    block: int = 4,
+    shape: Shape = SHAPE,
+    dtype: torch.dtype = torch.float32,
+    pairs: int = 2,
+    seed: int = 0,
+) -> ChunkKV:
+    """A ChunkKV whose K and V are random bits: infinities, NaNs and denormals among them."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = -(-tokens // block)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(sizes, generator=generator, dtype=torch.float64).to(dtype)
+
+    def bits(*sizes: int) -> Tensor:
+        raw = torch.randint(0, 256, (*sizes, dtype.itemsize), generator=generator, dtype=torch.uint8)
+        return raw.view(dtype).squeeze(-1)
+
+    digest = Digest(
+        mean_keys=normal(shape.layers, blocks, shape.kv_heads, shape.head_dim),
+        local_query=normal(shape.layers, shape.q_heads, shape.head_dim),
+        alpha=torch.rand((shape.layers, blocks), generator=generator),
+        unimportance=torch.rand((shape.layers, blocks), generator=generator),
+        representative=torch.randint(0, tokens, (shape.layers, blocks), generator=generator, dtype=torch.int32),
+        retrieval_keys=normal(pairs, tokens, shape.head_dim),
+    )
+    digest.alpha[0, 0] = torch.inf
+    ids = torch.randint(0, 50_000, (tokens,), generator=generator).tolist()
+    size = (shape.layers, tokens, shape.kv_heads, shape.head_dim)
+    return ChunkKV(tuple(ids), bits(*size), bits(*size), digest)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Equal in dtype, size and every bit: NaN equals itself, 0 is not -0."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one.contiguous().view(BITS[one.dtype]), other.contiguous().view(BITS[other.dtype]))
+
+
+def packed(kv: ChunkKV, block: int = 4) -> tuple[Key, bytes, list[memoryview]]:
+    """Its key under FINGERPRINT and SALT, its head and its body."""
+    return chunk_key(FINGERPRINT, SALT, kv.tokens), *pack(kv, block, FINGERPRINT)
+
+
+def read_ranges(store: KVStore, key: Key, *ranges: Range) -> bytes:
+    """What the store fills a buffer with."""
+    out = bytearray(sum(part.size for part in ranges))
+    store.read(key, ranges, memoryview(out))
+    return bytes(out)

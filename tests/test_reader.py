@@ -1,0 +1,186 @@
+"""Stitching, repair and question prefill against a full prefill. Oracles O10, S1-S6, S11, S12."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from ragkv.context import ContextCache
+from ragkv.passes import Capture, append
+from ragkv.reader import Fresh, Reader
+from ragkv.recompute.reuse import Reuse
+from ragkv.recompute.samkv import SamKV
+from ragkv.recompute.scout import Scout
+from ragkv.watch import Watch
+from tests import tiny
+
+EXACT = {"rtol": 0, "atol": 1e-10}
+PREFIX, QUESTION = tiny.tokens(3, 99), tiny.tokens(5, 50)
+CHUNKS = [tiny.tokens(n, n) for n in (30, 26, 41)]
+LAYERS = (2, 3)
+
+
+def reader(kind="llama", mode="shared"):
+    return Reader(tiny.model(kind), PREFIX, mode)
+
+
+def sources(r, chunks=CHUNKS):
+    return [Fresh(r.encode(c), 4, exact=i == 0 and r.mode == "shared") for i, c in enumerate(chunks)]
+
+
+def full(r, chunks=CHUNKS):
+    return r.full(chunks, QUESTION, 8, Watch()).logits
+
+
+def sparse(r, method, chunks=CHUNKS):
+    return r.sparse(sources(r, chunks), QUESTION, method, 8, Watch())
+
+
+@dataclass(frozen=True)
+class FirstTokens:
+    """Keep everything, recompute the first `count` tokens of every chunk."""
+
+    count: int
+
+    def first(self, pieces):
+        return ()
+
+    def depth(self, layers):
+        return 0
+
+    def plan(self, pieces, queries):
+        tokens = tuple(tuple(range(min(self.count, p.tokens))) for p in pieces)
+        return replace(Reuse(4).plan(pieces, queries), recompute=(tokens,) * 4)
+
+
+@pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
+def test_one_chunk_after_the_shared_prefix_is_exact_without_recomputation(kind):
+    r = reader(kind)
+    torch.testing.assert_close(sparse(r, Reuse(4), CHUNKS[:1]).logits, full(r, CHUNKS[:1]), **EXACT)
+
+
+@pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
+def test_two_chunks_without_recomputation_are_not_a_full_prefill(kind):
+    r = reader(kind)
+    assert (sparse(r, Reuse(4), CHUNKS[:2]).logits - full(r, CHUNKS[:2])).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
+@pytest.mark.parametrize("mode", ["shared", "isolated"])
+def test_everything_kept_and_recomputed_is_a_full_prefill(kind, mode):
+    r = reader(kind, mode)
+    everything = SamKV(layers=LAYERS, middle="all", repair="kept", update="overwrite")
+    torch.testing.assert_close(sparse(r, everything).logits, full(r), **EXACT)
+
+
+@pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
+def test_layer_0_needs_no_context_and_the_layers_above_do(kind):
+    r = reader(kind)
+    capture = Capture(keys_too=True)
+    whole = [*PREFIX, *CHUNKS[0], *CHUNKS[1]]
+    start = len(PREFIX) + len(CHUNKS[0])
+    cache = ContextCache(r.model.shape, len(whole), r.model.dtype)
+    r.model.forward([append(cache, whole, 0, outputs=0, capture=capture)])
+    alone = r.encode(CHUNKS[1])
+    torch.testing.assert_close(alone.k[0], capture.k[0][start:], **EXACT)
+    torch.testing.assert_close(alone.v[0], capture.v[0][start:], **EXACT)
+    for layer in range(1, 4):
+        assert (alone.k[layer] - capture.k[layer][start:]).abs().max() > 1e-3
+
+
+def test_fusion_of_everything_is_not_a_full_prefill():
+    r = reader()
+    fused = SamKV(layers=LAYERS, middle="all", repair="kept", update="fusion")
+    assert (sparse(r, fused).logits - full(r)).abs().max() > 1e-2
+
+
+def test_recomputing_more_of_every_chunk_comes_closer_to_a_full_prefill():
+    r = reader()
+    errors = [float((sparse(r, FirstTokens(n)).logits - full(r)).abs().max()) for n in (0, 20, 35, 41)]
+    assert errors[-1] < 1e-10
+    assert errors[0] > errors[2] > errors[3]
+
+
+@pytest.mark.parametrize("update", ["overwrite", "fusion"])
+@pytest.mark.parametrize("middle", ["top_p", "none"])
+def test_repair_and_question_in_one_pass_equal_two_passes(update, middle):
+    r = reader()
+    method = SamKV(layers=LAYERS, update=update, middle=middle, extremes="dynamic", shared=True)
+
+    class OnePass(SamKV):
+        def plan(self, pieces, queries):
+            return replace(super().plan(pieces, queries), one_pass=True)
+
+    two = sparse(r, method)
+    one = sparse(r, OnePass(**{f: getattr(method, f) for f in method.__dataclass_fields__}))
+    assert two.plan.kept == one.plan.kept
+    assert any(any(layer) for layer in two.plan.recompute)
+    torch.testing.assert_close(one.logits, two.logits, **EXACT)
+    for layer in range(4):
+        torch.testing.assert_close(one.cache.k(layer), two.cache.k(layer), **EXACT)
+
+
+def test_padding_stands_in_during_repair_and_is_gone_afterwards():
+    """Rows thin out: a token recomputed at layer 2 only passes through layers whose plan does not keep its block."""
+    r = reader()
+    base = SamKV(layers=LAYERS, middle="none")
+
+    class Thin(SamKV):
+        def plan(self, pieces, queries):
+            plan = super().plan(pieces, queries)
+            kept = [list(map(list, layer)) for layer in plan.kept]
+            recompute = [list(map(list, layer)) for layer in plan.recompute]
+            kept[2][1].append(2)
+            recompute[2][1].append(9)
+            kept = tuple(tuple(tuple(sorted(b)) for b in layer) for layer in kept)
+            recompute = tuple(tuple(tuple(sorted(t)) for t in layer) for layer in recompute)
+            padding = tuple(((), (2,) if layer < 2 else (), ()) for layer in range(4))
+            return replace(plan, kept=kept, recompute=recompute, padding=padding)
+
+    with_padding, plain = sparse(r, Thin(layers=LAYERS, middle="none")), sparse(r, base)
+    sizes = [with_padding.cache.lengths[layer] - plain.cache.lengths[layer] for layer in range(4)]
+    assert sizes == [0, 0, 4, 0]
+    assert (with_padding.logits - plain.logits).abs().max() > 1e-6
+
+
+def test_layers_keep_different_blocks_and_positions_stay_those_of_the_full_text():
+    r = reader()
+    context = sparse(r, SamKV(layers=LAYERS, extremes="dynamic"))
+    kept = context.plan.kept
+    assert len({layer[i] for layer in kept for i in range(3)}) > 3
+    starts = [3, 33, 59]
+    for layer in range(4):
+        expected = {0, 1, 2, *range(100, 105)}
+        for start, chunk, blocks in zip(starts, CHUNKS, kept[layer], strict=True):
+            expected |= {start + t for b in blocks for t in range(4 * b, min(len(chunk), 4 * b + 4))}
+        positions = context.cache.positions(layer).tolist()
+        assert sorted(positions) == sorted(expected)
+    assert context.position == 105
+
+
+def test_selection_does_not_see_the_chunks_behind():
+    """O10 for encoding: a chunk's digest up to a token does not depend on the tokens after it."""
+    r = reader()
+    one, other = r.encode(CHUNKS[2]), r.encode((*CHUNKS[2][:20], *tiny.tokens(21, 5)))
+    torch.testing.assert_close(one.k[:, :20], other.k[:, :20], **EXACT)
+    torch.testing.assert_close(one.digest.mean_keys[:, :5], other.digest.mean_keys[:, :5], **EXACT)
+
+
+def test_a_question_leaves_no_trace_in_what_is_stored():
+    r = reader()
+    stored = sources(r)
+    scout = Scout(layers=4, heads=((2, 1), (3, 6)), group=4, scale=r.model.scale, floor=1, cap=0.2)
+    calibrated = replace(r.model.profile, retrieval_heads=scout.heads)
+    r.model.profile = calibrated
+    stored = sources(r)
+    first = r.sparse(stored, QUESTION, scout, 8, Watch()).logits
+    r.sparse(stored, tiny.tokens(9, 3), scout, 8, Watch())
+    torch.testing.assert_close(r.sparse(stored, QUESTION, scout, 8, Watch()).logits, first, rtol=0, atol=0)
+
+
+def test_scout_with_an_unlimited_budget_and_full_repair_is_a_full_prefill():
+    r = reader()
+    heads = ((2, 1), (3, 6))
+    r.model.profile = replace(r.model.profile, retrieval_heads=heads)
+    scout = Scout(layers=4, heads=heads, group=4, scale=r.model.scale, mass=2.0, cap=1.0, repair="kept")
+    torch.testing.assert_close(sparse(r, scout).logits, full(r), **EXACT)
