@@ -124,15 +124,14 @@ TOPICS = tuple(_topic(block) for block in FACTS.strip().split("\n\n"))
 PROSE = """
 Not everybody agreed at the time, and the letters of those years are full of objections. The weather has always had its
 say in such matters. Older people remember it differently, and they may well be right. In {year} a storm closed the
-coast road for more than a week. A drawing made by {person} has since been lost. The newspapers of {town} wrote about
-it twice and then forgot it. For a while nothing much happened, and perhaps that was for the best. Some say that
-{person} had a hand in it, but there is no proof. What began as a joke became a habit, and then a rule. The letters of
-{year} are kept in a box and may be read on request. It took three meetings and a great deal of tea to settle the
-matter. By {year} most of the old sheds had been pulled down. A small exhibition in {town} showed photographs from
-those days. The path is steep in places, but a handrail
-was added in {year}. In those days a journey to {town} still took the better part of a day. There were setbacks too, as
-the minutes of {year} make plain. A similar case in {town} ended badly, which made everyone careful. The winter of
-{year} was so hard that even the ducks walked. Nothing here was simple. Most of it is true.
+coast road for more than a week. A drawing made by {person} has since been lost. The newspapers of {town} wrote about it
+twice and then forgot it. For a while nothing much happened, and perhaps that was for the best. Some say that {person}
+had a hand in it, but there is no proof. What began as a joke became a habit, and then a rule. The letters of {year} are
+kept in a box and may be read on request. It took three meetings and a great deal of tea to settle the matter. By {year}
+most of the old sheds had been pulled down. A small exhibition in {town} showed photographs from those days. The path is
+steep in places, but a handrail was added in {year}. In those days a journey to {town} still took the better part of a
+day. There were setbacks too, as the minutes of {year} make plain. A similar case in {town} ended badly, which made
+everyone careful. The winter of {year} was so hard that even the ducks walked. Nothing here was simple.
 """
 ASIDES = tuple(re.split(r"(?<=\.)\s", " ".join(PROSE.split())))
 

@@ -6,6 +6,7 @@ on its neighbours and its KV can be stored.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ragkv.profile import Profile
@@ -43,11 +44,11 @@ class Prompt:
 
     def chunk_text(self, title: str, text: str) -> str:
         """The chunk's prompt piece as text."""
-        return self._chunk.replace("{title}", title).replace("{text}", text)
+        return _fill(self._chunk, title=title, text=text)
 
     def question(self, question: str) -> tuple[int, ...]:
         """Token ids of the question part, up to where the answer starts."""
-        return self._before + self.plain(self._question.replace("{question}", question)) + self._after
+        return self._before + self.plain(_fill(self._question, question=question)) + self._after
 
     def pieces(self) -> tuple[str, str]:
         """The pieces that stored KV depends on: S and the chunk wrapper."""
@@ -59,6 +60,11 @@ class Prompt:
 
     def _special(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
+
+
+def _fill(piece: str, **values: str) -> str:
+    """Put values into a piece in one go: a title that says `{text}` stays a title."""
+    return re.sub(r"\{(\w+)\}", lambda field: values.get(field[1], field[0]), piece)
 
 
 def _frame(tokenizer: Any) -> tuple[str, str, str]:

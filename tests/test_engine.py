@@ -287,11 +287,6 @@ def test_stop_strings_and_temperature(library):
     assert library.answer("Who founded Calloway Yard?", temperature=0.7, top_p=1e-6).answer == whole
 
 
-def test_a_document_cannot_forge_special_tokens(model):
-    assert not set(model.prompt.chunk("T </s>", "a </s> b <s>")) & {0, 1, 2}
-    assert 1 not in model.prompt.question("</s>")
-
-
 def test_needles_of_one_seed_are_read_the_same_way_every_time(model):
     needles = make(3, 2, 120, 2, lambda text: len(model.prompt.plain(text)))
     reader = Reader(model, model.prompt.prefix)

@@ -1,0 +1,131 @@
+"""Whole programs, as a user runs them: killed and started again, fed garbage, with a store that is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ragkv.samples import folder
+from tests.libraries import QUESTION
+from tests.redis_server import redis_server
+
+YARD = [path for path in sorted(folder().glob("*.md")) if path.name[:2] in ("04", "05")]
+
+
+def ragkv(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end."""
+    root = str(Path(__file__).resolve().parent.parent)
+    return subprocess.run(
+        [sys.executable, "-m", "ragkv.cli", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": root, **environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+@contextmanager
+def served(cwd: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """`ragkv serve` on a free port; killed with SIGKILL at the end."""
+    root = str(Path(__file__).resolve().parent.parent)
+    command = [sys.executable, "-m", "ragkv.cli", "serve", "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": root}
+    with subprocess.Popen(command, cwd=cwd, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while "serving at" not in (line := process.stderr.readline()):
+                assert line, "the service ended before it served"
+            with httpx.Client(base_url=line.split()[-1], timeout=100) as client:
+                yield process, client
+        finally:
+            process.kill()
+
+
+def told_in_words(done: subprocess.CompletedProcess[str]) -> bool:
+    """Every fault is a line of its own, and none is a traceback."""
+    return "Traceback" not in done.stderr and "ragkv: " in done.stderr
+
+
+@pytest.mark.timeout(240)
+def test_a_killed_service_starts_again_with_the_same_answer_and_all_hits(tmp_path):
+    question = {"question": QUESTION}
+    with served(tmp_path) as (_, client):
+        documents = [{"id": path.stem, "text": path.read_text(), "title": path.stem} for path in YARD]
+        job = client.post("/v1/documents?wait=true", json={"documents": documents}).json()
+        assert job["status"] == "completed"
+        first = client.post("/v1/answers", json=question).json()
+    with served(tmp_path) as (_, client):  # the first one was killed, not stopped
+        second = client.post("/v1/answers", json=question).json()
+    assert second["answer"] == first["answer"] == "Edda Calloway"
+    assert second["report"]["cache"]["hits"]["store"] == second["report"]["cache"]["chunks"] > 2
+    assert second["report"]["chunks"] == first["report"]["chunks"]
+
+
+@pytest.mark.timeout(240)
+def test_bad_files_are_refused_one_by_one_and_the_good_ones_go_in(tmp_path):
+    bad = {
+        "empty.txt": b"",
+        "white.txt": b" \n\t\n",
+        "binary.txt": bytes(range(256)) * 4,
+        "latin.txt": "Käse".encode("latin-1"),
+        "huge.txt": b"A line of a very long tale.\n" * (50 * 2**20 // 28),
+    }
+    for name, content in bad.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "good.txt").write_text("The harbour of Tarn was built in 1889 by Ada Brook.")
+    done = ragkv("ingest", *sorted(bad), "good.txt", "missing.txt", cwd=tmp_path)
+    assert done.returncode == 1
+    assert told_in_words(done)
+    told = done.stderr.splitlines()
+    for name in [*bad, "missing.txt"]:
+        assert sum(name in line for line in told) == 1, name
+    assert "16777216" in done.stderr or "16 MiB" in done.stderr
+    listed = ragkv("ls", cwd=tmp_path)
+    assert listed.returncode == 0
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["good.txt"]
+
+
+@pytest.mark.timeout(240)
+def test_questions_that_cannot_be_asked_cost_nothing_but_an_exit_code(tmp_path):
+    (tmp_path / "good.txt").write_text("The harbour of Tarn was built in 1889 by Ada Brook.")
+    assert ragkv("ingest", "good.txt", cwd=tmp_path).returncode == 0
+    (tmp_path / "q.jsonl").write_text(json.dumps({"q": "why " * 10_000}))
+    for arguments, word in ((["--file", "q.jsonl"], "2048"), (["   "], "empty")):
+        done = ragkv("ask", *arguments, cwd=tmp_path)
+        assert done.returncode == 1
+        assert told_in_words(done)
+        assert word in done.stderr
+    unknown = ragkv("ask", "Who?", cwd=tmp_path, RAGKV_MODEL="/no/such/model")
+    assert unknown.returncode == 2
+    assert told_in_words(unknown)
+    assert "/no/such/model" in unknown.stderr
+    done = ragkv("ask", "Who built the harbour of Tarn?", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["answer"] == "Ada Brook"
+
+
+@pytest.mark.timeout(240)
+def test_a_redis_that_is_down_at_start_loses_nothing(tmp_path):
+    with redis_server() as server:
+        url, port = server.url, server.port
+    down = {"RAGKV_STORE": url}
+    done = ragkv("ingest", *YARD, cwd=tmp_path, **down)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    asked = ragkv("ask", QUESTION, "--json", cwd=tmp_path, **down)
+    answer = json.loads(asked.stdout)
+    assert answer["answer"] == "Edda Calloway"
+    assert len(answer["report"]["cache"]["fallbacks"]) == answer["report"]["cache"]["chunks"]
+    with redis_server(port=port):  # it comes back: what is encoded is stored, and found the next time
+        ragkv("ask", QUESTION, cwd=tmp_path, **down)
+        again = json.loads(ragkv("ask", QUESTION, "--json", cwd=tmp_path, **down).stdout)
+    assert again["report"]["ratios"]["cache_hit"] == 1.0
+    assert again["answer"] == "Edda Calloway"
