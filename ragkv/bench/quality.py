@@ -7,7 +7,7 @@ set of documents and shared by its questions, which changes no answer (the quest
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from ragkv.bench.score import exact_match, f1
 from ragkv.calibrate import gold_blocks
@@ -38,12 +38,10 @@ class QualityParams:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One method over all questions. recall: questions whose answer's blocks are all kept in every layer · middle:
-    blocks kept beside the fixed ones / all blocks · sequence, recompute: means over questions."""
+class Figures:
+    """Of one question, or means. recall: all blocks of the answer are kept in every layer · middle: blocks
+    kept beside the fixed ones / all blocks · sequence, recompute: tokens kept, recomputed / all tokens."""
 
-    method: str
-    questions: int
     em: float
     f1: float
     recall: float
@@ -53,19 +51,17 @@ class Row:
 
 
 @dataclass(frozen=True)
-class _Outcome:
-    em: float
-    f1: float
-    recall: float
-    middle: float
-    sequence: float
-    recompute: float
+class Row(Figures):
+    """One method over all questions."""
+
+    method: str
+    questions: int
 
 
 def quality(model: DecoderModel, params: QualityParams, progress: Progress) -> list[Row]:
     """Ask every question with every method."""
     reader = Reader(model, model.prompt.prefix)
-    outcomes: dict[str, list[_Outcome]] = {method: [] for method in params.methods}
+    outcomes: dict[str, list[Figures]] = {method: [] for method in params.methods}
     total = params.sets * params.questions
     for number in range(params.sets):
         size = model.profile.chunk_tokens - 32
@@ -90,7 +86,7 @@ def _ask(
     sources: Sequence[Fresh],
     shared: Context | None,
     max_tokens: int,
-) -> _Outcome:
+) -> Figures:
     model, question = reader.model, needles.questions[i]
     asked = model.prompt.question(question.question)
     if method == FULL and shared is not None:
@@ -108,9 +104,9 @@ def _ask(
     gold = gold_blocks(model, needles, question)
     em, match = exact_match(text, [question.answer]), f1(text, [question.answer])
     if context.plan is None:
-        return _Outcome(em, match, 1.0, 1.0, 1.0, 1.0)
+        return Figures(em, match, 1.0, 1.0, 1.0, 1.0)
     found = all(block in layer[chunk] for layer in context.plan.kept for block in gold)
-    return _Outcome(
+    return Figures(
         em, match, float(found), *_shares(context.plan, sources, model.profile.initial + model.profile.local)
     )
 
@@ -125,9 +121,6 @@ def _shares(plan: Plan, sources: Sequence[Fresh], fixed: int) -> tuple[float, fl
     return picked / blocks, kept / tokens, again / tokens
 
 
-def _row(method: str, rows: Sequence[_Outcome]) -> Row:
-    def mean(name: str) -> float:
-        return float(sum(getattr(row, name) for row in rows) / len(rows))
-
-    names = ("em", "f1", "recall", "middle", "sequence", "recompute")
-    return Row(method, len(rows), *(mean(name) for name in names))
+def _row(method: str, answered: Sequence[Figures]) -> Row:
+    columns = zip(*(astuple(figures) for figures in answered), strict=True)
+    return Row(*(sum(c) / len(answered) for c in columns), method=method, questions=len(answered))

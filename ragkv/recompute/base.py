@@ -58,7 +58,8 @@ class Plan:
     recompute  R_l: tokens of kept blocks whose K, V are computed again at this layer
     padding    blocks not kept whose stored rows stand in, during repair only, for tokens that pass through (rule 2)
     blend      how new rows meet stored ones; None: overwrite
-    one_pass   repair and question prefill in one pass (equal to two passes, because causality comes from positions)
+    one_pass   repair and question prefill in one pass; equal to two passes, because causality comes from positions, as
+               long as there is no padding, which the question must not see
     """
 
     kept: tuple[tuple[Blocks, ...], ...]
