@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -25,10 +24,10 @@ from ragkv.model import DecoderModel
 from ragkv.reader import Context, Reader
 from ragkv.report import Answer, Citation
 from ragkv.retrieve import Embedder, Retriever
-from ragkv.sources import StoredChunk
+from ragkv.sources import Shelf, StoredChunk
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
-from ragkv.store.codec import SCHEMA, chunk_key, pack, unpack_head
+from ragkv.store.codec import SCHEMA
 from ragkv.summary import summarise
 from ragkv.types import Chunk, ChunkKV, Hit, Key
 from ragkv.watch import Watch
@@ -85,14 +84,14 @@ class Engine:
 
         With the store down nothing is encoded: the first question that needs the chunk will do it.
         """
-        key = chunk_key(self.fingerprint, collection, chunk.tokens)
+        shelf = self._shelf(collection)
         try:
-            unpack_head(self.store.head(key), key, self.fingerprint, collection)
+            shelf.head(chunk.tokens)
         except StoreUnavailable:
             self.store_faults += 1
         except StoreError:
-            self._encode_and_put(chunk, key, collection)
-        return key
+            self._encode_and_put(chunk, shelf)
+        return shelf.key(chunk.tokens)
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Delete KV that no chunk refers to any more. What a failing store keeps is an orphan, not an error."""
@@ -121,9 +120,8 @@ class Engine:
         watch = Watch(self.model.device)
         name = check_method(method or self.method)
         asked = self._question(question)
-        sampling = Sampling(
-            max_tokens or self.settings.max_tokens, temperature, top_p, (*stop, *self.model.profile.stop)
-        )
+        stops = (*stop, *self.model.profile.stop)
+        sampling = Sampling(max_tokens or self.settings.max_tokens, temperature, top_p, stops)
         with watch.step("retrieve"):
             hits = self._search(question, collection, top_k or self.settings.top_k)
         self._check_room(hits, asked, sampling)
@@ -186,22 +184,18 @@ class Engine:
                 f"the model reads {limit}; ask with a smaller top_k or max_tokens"
             )
 
-    def _open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
-        key = chunk_key(self.fingerprint, collection, chunk.tokens)
-        exact = first and self.settings.prefix == "shared"
-        block = self.model.profile.block
-        encode = partial(self._encode_and_put, chunk, key, collection)
-        return StoredChunk(self.store, key, chunk.tokens, block, exact, self.fingerprint, collection, encode)
+    def _shelf(self, collection: str) -> Shelf:
+        return Shelf(self.store, self.model, self.fingerprint, collection)
 
-    def _encode_and_put(self, chunk: Chunk, key: Key, collection: str) -> ChunkKV:
-        """Read a chunk and store it. Its digest comes back as a stored one would, so that hit and miss choose alike."""
-        kv = self.encode(chunk)
-        head, body = pack(kv, self.model.profile.block, self.fingerprint)
-        try:
-            self.store.put(key, head, body)
-        except StoreError:
-            self.store_faults += 1
-        return replace(kv, digest=unpack_head(head, key, self.fingerprint, collection).digest)
+    def _open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
+        shelf = self._shelf(collection)
+        exact = first and self.settings.prefix == "shared"
+        return StoredChunk(shelf, chunk.tokens, exact, partial(self._encode_and_put, chunk, shelf))
+
+    def _encode_and_put(self, chunk: Chunk, shelf: Shelf) -> ChunkKV:
+        kv, fault = shelf.put(self.encode(chunk))
+        self.store_faults += fault is not None
+        return kv
 
     def _decode(self, context: Context, sampling: Sampling, watch: Watch) -> tuple[str, int, float]:
         """(answer text, tokens generated, milliseconds to the first token)."""

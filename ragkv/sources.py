@@ -3,14 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from ragkv.errors import EntryMissing, StoreError
+from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
+from ragkv.model import DecoderModel
 from ragkv.reader import Fresh
 from ragkv.recompute.base import Blocks, Piece
+from ragkv.recompute.digest import retrieval_pairs
 from ragkv.stitch import Rows
 from ragkv.store.base import KVStore
-from ragkv.store.codec import Head, read_blocks, unpack_head, wanted_bytes
+from ragkv.store.codec import Head, chunk_key, pack, read_blocks, unpack_head
+from ragkv.store.layout import Layout
 from ragkv.types import ChunkKV, Key
+
+
+class Shelf:
+    """The entries of one collection in a store, as one model writes and reads them."""
+
+    def __init__(self, store: KVStore, model: DecoderModel, fingerprint: str, collection: str):
+        self.block = model.profile.block
+        self._store, self._fingerprint, self._collection = store, fingerprint, collection
+        self._shape, self._dtype = model.shape, model.dtype
+        group = model.shape.q_heads // model.shape.kv_heads
+        self._pairs = len(retrieval_pairs(model.profile.retrieval_heads, group))
+
+    def key(self, tokens: Sequence[int]) -> Key:
+        """The name of a chunk in the store."""
+        return chunk_key(self._fingerprint, self._collection, tokens)
+
+    def head(self, tokens: Sequence[int]) -> Head:
+        """The head record of a chunk, verified to be this chunk's, this model's and whole. Raises StoreError."""
+        key = self.key(tokens)
+        head = unpack_head(self._store.head(key), key, self._fingerprint, self._collection)
+        expected = Layout(self._shape, len(tokens), self.block, self._dtype)
+        if head.layout != expected or head.digest.retrieval_keys.shape[0] != self._pairs:
+            raise EntryCorrupt(f"head of {key}: its sizes are not this model's")
+        return head
+
+    def rows(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> list[Rows]:
+        """Per layer the pre-RoPE rows of the wanted blocks, every block verified. Raises StoreError."""
+        return read_blocks(self._store, self.key(tokens), head, wanted)
+
+    def put(self, kv: ChunkKV) -> tuple[ChunkKV, StoreError | None]:
+        """Store a chunk; returns it with its digest rounded as a stored one is, so that hit and miss choose alike, and
+        why it could not be stored, if so."""
+        key = self.key(kv.tokens)
+        head, body = pack(kv, self.block, self._fingerprint)
+        kept = replace(kv, digest=unpack_head(head, key, self._fingerprint, self._collection).digest)
+        try:
+            self._store.put(key, head, body)
+        except StoreError as error:
+            return kept, error
+        return kept, None
 
 
 class StoredChunk:
@@ -20,46 +64,34 @@ class StoredChunk:
     loaded_bytes: read from the store.
     """
 
-    def __init__(
-        self,
-        store: KVStore,
-        key: Key,
-        tokens: Sequence[int],
-        block: int,
-        exact: bool,
-        fingerprint: str,
-        salt: str,
-        encode: Callable[[], ChunkKV],
-    ):
-        """encode: reads the chunk again, and stores it."""
+    def __init__(self, shelf: Shelf, tokens: Sequence[int], exact: bool, encode: Callable[[], ChunkKV]):
+        """exact: as in Piece · encode: reads the chunk again, and stores it."""
         self.tokens = tuple(tokens)
         self.hit, self.fallback, self.head_bytes, self.loaded_bytes = False, "", 0, 0
-        self._store, self._key, self._block, self._exact, self._encode = store, key, block, exact, encode
-        self._head: Head | None = None
-        self._fresh: Fresh | None = None
+        self._shelf, self._exact, self._encode = shelf, exact, encode
+        self._from: Head | Fresh
         try:
-            data = store.head(key)
-            self.head_bytes = len(data)
-            self._head = unpack_head(data, key, fingerprint, salt)
-            self.piece = Piece(len(self.tokens), block, self._head.digest, exact)
-            self.hit = True
+            head = shelf.head(tokens)
         except StoreError as error:
-            self.piece = self._read_again(error).piece
+            self._from = self._read_again(error)
+            self.piece = self._from.piece
+        else:
+            self.hit, self.head_bytes, self._from = True, head.bytes, head
+            self.piece = Piece(len(self.tokens), shelf.block, head.digest, exact)
 
     def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
-        """Per layer the pre-RoPE rows of the wanted blocks, verified; from a fresh encoding if the store fails."""
-        if self._fresh is None and self._head is not None:
+        """Per layer the pre-RoPE rows of the wanted blocks; from a fresh encoding if the store fails."""
+        if isinstance(self._from, Head):
             try:
-                rows = read_blocks(self._store, self._key, self._head, wanted)
-                self.loaded_bytes += wanted_bytes(self._head.layout, wanted)
-                return rows
+                rows = self._shelf.rows(self.tokens, self._from, wanted)
             except StoreError as error:
-                self._read_again(error)
-        assert self._fresh is not None  # set by _read_again
-        return self._fresh.load(wanted)
+                self._from = self._read_again(error)
+            else:
+                self.loaded_bytes += sum(part.numel() * part.itemsize for pair in rows for part in pair)
+                return rows
+        return self._from.load(wanted)
 
     def _read_again(self, error: StoreError) -> Fresh:
         self.hit = False
         self.fallback = "missing" if isinstance(error, EntryMissing) else f"{type(error).__name__}: {error}"
-        self._fresh = Fresh(self._encode(), self._block, self._exact)
-        return self._fresh
+        return Fresh(self._encode(), self._shelf.block, self._exact)

@@ -15,8 +15,8 @@ from ragkv.needles import make
 from ragkv.reader import Fresh, Reader
 from ragkv.recompute.samkv import SamKV
 from ragkv.samples import folder
-from ragkv.sources import StoredChunk
-from ragkv.store.codec import chunk_key
+from ragkv.sources import Shelf, StoredChunk
+from ragkv.store.codec import pack
 from ragkv.types import Document
 from ragkv.watch import Watch
 from tests.libraries import QUESTION, open_engine, open_library
@@ -214,14 +214,37 @@ def test_a_redis_killed_between_questions_costs_time_only(tmp_path, model, embed
 
 def test_another_collection_never_reads_this_ones_entries(library, tmp_path, model, embedder):
     tokens = library.catalog.chunks_of("default", "04-grey-heron-inspection.md")[0].tokens
-    mine, theirs = (chunk_key(library.fingerprint, salt, tokens) for salt in ("default", "other"))
-    assert mine != theirs
-    source = StoredChunk(
-        library.store, theirs, tokens, 16, False, library.fingerprint, "other", lambda: library.reader.encode(tokens)
-    )
+    mine, theirs = (Shelf(library.store, model, library.fingerprint, name) for name in ("default", "other"))
+    assert mine.key(tokens) != theirs.key(tokens)
+    assert StoredChunk(mine, tokens, False, lambda: library.reader.encode(tokens)).hit
+    source = StoredChunk(theirs, tokens, False, lambda: library.reader.encode(tokens))
     assert not source.hit
     with pytest.raises(NotFound):
         library.answer(QUESTION, collection="other")
+
+
+@pytest.mark.parametrize("forgery", ["layers", "heads", "dtype", "retrieval"])
+def test_a_well_made_entry_of_another_shape_is_a_miss(tmp_path, model, embedder, forgery):
+    """Checksums, tokens, fingerprint and key are right; the tensors are another model's."""
+    with open_library(tmp_path, model, embedder, TWO) as engine:
+        chunk = engine.catalog.chunks_of("default", "04-grey-heron-inspection.md")[0]
+        kv = engine.encode(chunk)
+        d = kv.digest
+        if forgery == "layers":
+            parts = {n: getattr(d, n)[:11] for n in d.__dataclass_fields__ if n != "retrieval_keys"}
+            forged = replace(kv, k=kv.k[:11], v=kv.v[:11], digest=replace(d, **parts))
+        elif forgery == "heads":
+            digest = replace(d, mean_keys=d.mean_keys[:, :, :1])
+            forged = replace(kv, k=kv.k[:, :, :1].contiguous(), v=kv.v[:, :, :1].contiguous(), digest=digest)
+        elif forgery == "dtype":
+            forged = replace(kv, k=kv.k.half(), v=kv.v.half())
+        else:
+            forged = replace(kv, digest=replace(d, retrieval_keys=d.retrieval_keys[:1]))
+        key = engine._shelf("default").key(chunk.tokens)
+        engine.store.put(key, *pack(forged, 16, engine.fingerprint))
+        answer = engine.answer(QUESTION, top_k=4)
+        assert answer.answer == "Edda Calloway"
+        assert [f.chunk_id for f in answer.report.cache.fallbacks] == [chunk.id]
 
 
 def test_other_facts_about_the_model_are_another_fingerprint(tmp_path, library, model, embedder):

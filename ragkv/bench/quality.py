@@ -7,7 +7,7 @@ set of documents and shared by its questions, which changes no answer (the quest
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 
 from ragkv.bench.score import exact_match, f1
 from ragkv.calibrate import gold_blocks
@@ -122,5 +122,6 @@ def _shares(plan: Plan, sources: Sequence[Fresh], fixed: int) -> tuple[float, fl
 
 
 def _row(method: str, answered: Sequence[Figures]) -> Row:
-    columns = zip(*(astuple(figures) for figures in answered), strict=True)
-    return Row(*(sum(c) / len(answered) for c in columns), method=method, questions=len(answered))
+    names = [field.name for field in fields(Figures)]
+    means = {name: sum(getattr(figures, name) for figures in answered) / len(answered) for name in names}
+    return Row(method=method, questions=len(answered), **means)
