@@ -139,7 +139,10 @@ class Engine:
         return Answer(question, text, citations, report)
 
     def health(self) -> dict[str, Any]:
-        """status is `degraded` when the KV store does not answer: questions still do, more slowly."""
+        """status is `degraded` when the KV store does not answer: questions still do, more slowly.
+
+        store_faults: writes and deletions the store refused since the start; each cost an encoding, or left an orphan.
+        """
         try:
             self.store.ping()
             status, store = "ok", "ok"
@@ -151,6 +154,7 @@ class Engine:
             "model": self.model.name,
             "method": self.method,
             "store": store,
+            "store_faults": self.store_faults,
             "documents": documents,
         }
 

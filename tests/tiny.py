@@ -12,7 +12,17 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 VOCABULARY = 97
 
 
-def weights(kind: str = "llama", *, layers: int = 4, q_heads: int = 8, kv_heads: int = 2, seed: int = 0, **extra):
+def weights(
+    kind: str = "llama",
+    *,
+    layers: int = 4,
+    q_heads: int = 8,
+    kv_heads: int = 2,
+    seed: int = 0,
+    vocabulary: int = VOCABULARY,
+    max_positions: int = 512,
+    **extra,
+):
     """A *ForCausalLM in float64 with weights large enough that attention matters."""
     config_class = {
         "llama": transformers.LlamaConfig,
@@ -23,14 +33,14 @@ def weights(kind: str = "llama", *, layers: int = 4, q_heads: int = 8, kv_heads:
     if kind == "mistral":
         extra.setdefault("sliding_window", None)
     config = config_class(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=layers,
         num_attention_heads=q_heads,
         num_key_value_heads=kv_heads,
         head_dim=8,
-        max_position_embeddings=512,
+        max_position_embeddings=max_positions,
         tie_word_embeddings=False,
         initializer_range=0.3,
         **extra,
