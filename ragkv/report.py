@@ -69,7 +69,8 @@ class Cache:
 
 @dataclass(frozen=True)
 class Bytes:
-    """context_kv: full KV of the retrieved chunks · heads: head records read · loaded: block ranges read."""
+    """context_kv: full KV of the retrieved chunks · heads: head records read · loaded: ranges read, the
+    kept blocks and what stands in for dropped ones while rows pass through during repair (SamKV's padding)."""
 
     context_kv: int
     heads: int
