@@ -36,7 +36,7 @@ from ragkv.store.base import KVStore
 from ragkv.store.layout import Layout, Part, joined, parts
 from ragkv.types import ChunkKV, Digest, Key, Shape
 
-__all__ = ["Head", "Layout", "chunk_key", "pack", "read_blocks", "unpack_head", "wanted_bytes"]
+__all__ = ["Head", "Layout", "chunk_key", "pack", "read_blocks", "unpack_head"]
 
 MAGIC = b"ragkvhd\n"
 SCHEMA = 1
@@ -117,11 +117,6 @@ def unpack_head(data: bytes, key: Key, fingerprint: str, salt: str) -> Head:
     checksums = tensors.pop("checksums").numpy()
     tensors.update({name: tensors[name].to(layout.dtype) for name in ROUNDED})
     return Head(tokens, Digest(**tensors), layout, checksums, fingerprint, len(data))
-
-
-def wanted_bytes(layout: Layout, wanted: Sequence[Sequence[int]]) -> int:
-    """Bytes of the body that `read_blocks` reads for `wanted`: the sum of the blocks, nothing around them."""
-    return sum(size for *_, size in parts(layout, wanted))
 
 
 def read_blocks(

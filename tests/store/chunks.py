@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ragkv.store.base import KVStore, Range
 from ragkv.store.codec import chunk_key, pack
+from ragkv.store.layout import Layout, parts
 from ragkv.types import ChunkKV, Digest, Key, Shape
 
 BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
@@ -64,3 +67,8 @@ def read_ranges(store: KVStore, key: Key, *ranges: Range) -> bytes:
     out = bytearray(sum(part.size for part in ranges))
     store.read(key, ranges, memoryview(out))
     return bytes(out)
+
+
+def wanted_bytes(layout: Layout, wanted: Sequence[Sequence[int]]) -> int:
+    """Bytes of the body that `read_blocks` reads for `wanted`: the sum of the blocks, nothing around them."""
+    return sum(size for *_, size in parts(layout, wanted))
