@@ -18,7 +18,7 @@ OLDEST := .venv-oldest
 LOCK   := .venv-lock
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-SOURCES := ragkv api ingest
+SOURCES := ragkv api ingest tools
 
 # The torch that is tested, and the oldest transformers that is supported, with the hub client of its time.
 TORCH_PIN   := torch==2.13.0

@@ -106,7 +106,8 @@ def trial(reader: Reader, needles: NeedleSet, chunks: Sequence[ChunkKV], questio
     attention = scores.flatten(0, 2).softmax(-1)
     parts = attention.split([len(chunk.tokens) for chunk in chunks], dim=1)
     masses = [pool(part, profile.block, reach).cpu() for part in parts]
-    held = gold_blocks(model, needles, question)
+    home = next(d for d in needles.documents if d.id == question.document_id)
+    held = gold_blocks(model, home.title, home.text, question.start, question.end)
     flags = [torch.zeros(2, part.shape[1], dtype=torch.bool) for part in masses]
     for i, document in enumerate(needles.documents):
         flags[i][0, list(fixed[i])] = True
@@ -116,13 +117,12 @@ def trial(reader: Reader, needles: NeedleSet, chunks: Sequence[ChunkKV], questio
     return Trial(torch.cat(masses, dim=1), fixed_flags, gold_flags)
 
 
-def gold_blocks(model: DecoderModel, needles: NeedleSet, question: Question) -> tuple[int, ...]:
-    """Blocks of the answer's chunk that hold a token of the answer."""
-    document = next(d for d in needles.documents if d.id == question.document_id)
-    text = model.prompt.chunk_text(document.title, document.text)
-    offsets = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    shift = text.index(document.text)
-    span = span_tokens(offsets, question.start + shift, question.end + shift)
+def gold_blocks(model: DecoderModel, title: str, text: str, start: int, end: int) -> tuple[int, ...]:
+    """Blocks of a chunk that hold a token of text[start:end]."""
+    piece = model.prompt.chunk_text(title, text)
+    offsets = model.tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    shift = piece.index(text)
+    span = span_tokens(offsets, start + shift, end + shift)
     return tuple(sorted({token // model.profile.block for token in span}))
 
 

@@ -48,7 +48,11 @@ class Prompt:
 
     def question(self, question: str) -> tuple[int, ...]:
         """Token ids of the question part, up to where the answer starts."""
-        return self._before + self.plain(_fill(self._question, question=question)) + self._after
+        return self._before + self.plain(self.question_text(question)) + self._after
+
+    def question_text(self, question: str) -> str:
+        """The question's prompt piece as text, without what a chat template puts around it."""
+        return _fill(self._question, question=question)
 
     def pieces(self) -> tuple[str, str]:
         """The pieces that stored KV depends on: S and the chunk wrapper."""

@@ -48,27 +48,36 @@ def ttft(
 @bench.command("quality")
 def quality(
     file: Json = None,
-    sets: Annotated[int, typer.Option(min=1, help="Sets of eight documents.")] = 4,
-    questions: Annotated[int, typer.Option(min=1, max=60, help="Questions about each set.")] = 25,
+    natural: Annotated[bool, typer.Option("--natural", help="Ask about the natural documents instead.")] = False,
+    chunks: Annotated[int, typer.Option(min=2, max=24, help="Chunks in the prompt.")] = 8,
+    sets: Annotated[int, typer.Option(min=1, help="Generated sets.")] = 4,
+    questions: Annotated[int, typer.Option(min=1, max=60, help="Questions about each generated set.")] = 25,
     model: Model = None,
     device: Device = None,
 ) -> int:
-    """Every method on generated needle questions: answers, blocks found, tokens kept and recomputed."""
+    """Every method on questions with known answers: answers, blocks found, tokens kept and recomputed."""
     settings = settings_from(None, None, model, device)
-    from ragkv.bench.quality import QualityParams
-    from ragkv.bench.quality import quality as measure
+    from ragkv.bench import quality as measure
+    from ragkv.bench.sets import natural_sets, needle_sets
     from ragkv.methods import NAMES
     from ragkv.model import DecoderModel
 
     profiles = settings.data / "profiles"
     loaded = DecoderModel.load(settings.model_source, settings.device, settings.dtype, profiles)
     usable = tuple(name for name in NAMES if name != "scout" or loaded.profile.retrieval_heads)
+    size = loaded.profile.chunk_tokens - 32
+    asked = (
+        natural_sets(chunks)
+        if natural
+        else needle_sets(sets, chunks, size, questions, 1, lambda text: len(loaded.prompt.plain(text)))
+    )
     with progress() as told:
-        rows = measure(loaded, QualityParams(usable, sets, questions=questions), told)
+        rows = measure.rows(measure.ask_all(loaded, asked, usable, told))
     _write(file, [dataclasses.asdict(row) for row in rows])
     names = ("em", "f1", "recall", "middle", "sequence", "recompute")
     console = out()
-    console.print(f"{loaded.name}: {rows[0].questions} generated questions, 8 chunks each")
+    kind = "natural" if natural else "generated"
+    console.print(f"{loaded.name}: {rows[0].questions} {kind} questions, {chunks} chunks in the prompt")
     console.print(f"{'method':<16}" + "".join(f"{name:>10}" for name in names), style="bold")
     for row in rows:
         console.print(f"{row.method:<16}" + "".join(f"{getattr(row, name):>10.3f}" for name in names))

@@ -1,0 +1,162 @@
+"""Question sets: chunks as they stand in one prompt, and questions about them with gold answers.
+
+needle_sets     generated, one planted answer per question and where it stands
+natural_sets    written for this project: real prose of many genres, see data/natural
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ragkv.needles import make
+
+NATURAL = Path(__file__).parent / "data" / "natural"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Characters start..end of a chunk's text."""
+
+    chunk: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """gold: accepted answers · kind: one, coref, two (facts) or none ("unknown") · span: where the answer stands, where
+    that is known."""
+
+    text: str
+    gold: tuple[str, ...]
+    kind: str
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class QuestionSet:
+    """chunks: (title, text) in the order of the prompt."""
+
+    chunks: tuple[tuple[str, str], ...]
+    questions: tuple[Question, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A natural document: its text in pieces, each of which makes a chunk."""
+
+    id: str
+    genre: str
+    title: str
+    pieces: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PageQuestion:
+    """A question about natural documents. documents: the ids that it takes to answer, or where one would look."""
+
+    q: str
+    a: tuple[str, ...]
+    kind: str
+    documents: tuple[str, ...]
+
+
+def needle_sets(
+    sets: int, documents: int, tokens: int, questions: int, seed: int, length: Callable[[str], int]
+) -> list[QuestionSet]:
+    """Generated sets of `documents` documents of about `tokens` tokens, one chunk each. length: tokens of a text."""
+    made = [make(seed + number, documents, tokens, questions, length) for number in range(sets)]
+    return [
+        QuestionSet(
+            tuple((document.title, document.text) for document in needles.documents),
+            tuple(
+                Question(
+                    q.question,
+                    (q.answer,),
+                    q.kind,
+                    Span(next(n for n, d in enumerate(needles.documents) if d.id == q.document_id), q.start, q.end),
+                )
+                for q in needles.questions
+            ),
+        )
+        for needles in made
+    ]
+
+
+@cache
+def pages(folder: Path = NATURAL) -> tuple[Page, ...]:
+    """The documents of a natural set: documents*.jsonl."""
+    return tuple(
+        Page(row["id"], row["genre"], row["title"], tuple(row["pieces"])) for row in _lines(folder, "documents*.jsonl")
+    )
+
+
+@cache
+def page_questions(folder: Path = NATURAL) -> tuple[PageQuestion, ...]:
+    """The questions of a natural set: questions*.jsonl."""
+    return tuple(
+        PageQuestion(row["q"], tuple(row["a"]), row["kind"], tuple(row["documents"]))
+        for row in _lines(folder, "questions*.jsonl")
+    )
+
+
+def natural_sets(chunks: int, seed: int = 1, folder: Path = NATURAL) -> list[QuestionSet]:
+    """The natural questions, each once, in contexts of exactly `chunks` chunks.
+
+    A context holds the documents that a question needs, whole, and others drawn at random; documents stand in random
+    order, the pieces of each in theirs. Questions that fit a context there is share it.
+    """
+    rng = random.Random(seed)
+    everything = pages(folder)
+    by_id = {page.id: page for page in everything}
+    contexts: list[tuple[list[Page], list[PageQuestion]]] = []
+    for question in page_questions(folder):
+        needed = [by_id[name] for name in question.documents]
+        home = next((asked for held, asked in contexts if all(page in held for page in needed)), None)
+        if home is None:
+            home = []
+            contexts.append((_fill(needed, everything, chunks, rng), home))
+        home.append(question)
+    return [_set(rng.sample(held, len(held)), asked) for held, asked in contexts]
+
+
+def _fill(needed: Sequence[Page], everything: Sequence[Page], chunks: int, rng: random.Random) -> list[Page]:
+    """`needed` and random others with exactly `chunks` pieces; the last one is cut where its pieces do not fit."""
+    held, others = list(needed), [page for page in everything if page not in needed]
+    room = chunks - sum(len(page.pieces) for page in held)
+    for page in rng.sample(others, len(others)):
+        if room <= 0:
+            break
+        held.append(Page(page.id, page.genre, page.title, page.pieces[:room]))
+        room -= len(held[-1].pieces)
+    return held
+
+
+def _set(held: Sequence[Page], asked: Sequence[PageQuestion]) -> QuestionSet:
+    chunks = [(page.id, page.title, piece) for page in held for piece in page.pieces]
+    return QuestionSet(
+        tuple((title, text) for _, title, text in chunks),
+        tuple(Question(q.q, q.a, q.kind, _find(chunks, q)) for q in asked),
+    )
+
+
+def _find(chunks: Sequence[tuple[str, str, str]], question: PageQuestion) -> Span | None:
+    """Where the first gold answer stands, if it stands once in the question's documents."""
+    answer = question.a[0]
+    found = [
+        Span(n, text.index(answer), text.index(answer) + len(answer))
+        for n, (page, _, text) in enumerate(chunks)
+        if page in question.documents and text.count(answer) == 1
+    ]
+    return found[0] if len(found) == 1 and question.kind != "none" else None
+
+
+def _lines(folder: Path, pattern: str) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob(pattern)):
+        yield from (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())

@@ -1,0 +1,294 @@
+"""The generator writes what it claims, the data order is fixed, and the trainer goes from nothing to weights."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from ragkv.model import DecoderModel
+from ragkv.prompt import Prompt
+from tools.demo_model import tokenizer, train
+from tools.demo_model.bank import BankError, load, template
+from tools.demo_model.evaluate import generated
+from tools.demo_model.inflect import tidy
+from tools.demo_model.optimiser import orthogonal
+from tools.demo_model.page import Instance
+from tools.demo_model.page import load as load_pages
+from tools.demo_model.questions import UNKNOWN
+from tools.demo_model.recipe import BUNDLED, PROMPT, Recipe, Stage, config
+from tools.demo_model.rows import ANSWER, PADDING, Batches, RowMaker
+from tools.demo_model.shape import Shape
+from tools.demo_model.task import Author
+from tools.demo_model.values import Values
+
+KIND = "kind firm\n  name: company\n  noun: firm\n  title: {e}\n"
+SEEDS = st.integers(0, 10**6)
+SMALL = Recipe(
+    (Stage(3, {256: 0.5, 512: 0.5}, 2e-3, 0.5, warmup=2), Stage(3, {512: 1.0}, 1e-3, 0.5, warmup=1)),
+    batch=1024,
+    vocabulary=2048,
+    tokenizer_contexts=40,
+    layers=2,
+    hidden=64,
+    heads=2,
+    kv_heads=1,
+    mlp=128,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A work folder with a trained tokenizer."""
+    work = tmp_path_factory.mktemp("demo_model")
+    tokenizer.train(work / "tokenizer", SMALL.vocabulary, SMALL.seed, SMALL.tokenizer_contexts)
+    return work
+
+
+@pytest.fixture(scope="module")
+def rows(folder):
+    """A row maker over that tokenizer."""
+    trained = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    return RowMaker(trained, Prompt(trained, PROMPT), Shape())
+
+
+def author(seed: int, **shape: float) -> Author:
+    return Author(Random(seed), load(), replace(Shape(), **shape))
+
+
+# -- banks
+
+
+def test_banks_cover_many_kinds_and_ways_of_asking():
+    banks = load()
+    facts = [fact for kind in banks.kinds for fact in kind.facts]
+    assert len(banks.kinds) >= 30
+    assert len(facts) >= 500
+    assert sum(len(fact.say) for fact in facts) >= 3000
+    assert sum(len(forms) for fact in facts for forms in fact.ask.values()) >= 5000
+
+
+def test_a_slot_that_is_asked_for_but_never_said_is_an_error(tmp_path):
+    (tmp_path / "bad.txt").write_text(f"{KIND}fact\n  say: {{e}} is old\n  ask year: When was {{e}} founded?\n")
+    with pytest.raises(BankError, match="'year' is asked for but never said"):
+        load(tmp_path)
+
+
+def test_a_slot_that_nothing_fills_is_an_error(tmp_path):
+    (tmp_path / "bad.txt").write_text(f"{KIND}fact\n  say: {{e}} has {{gizmo}}\n  ask gizmo: What has {{e}}?\n")
+    with pytest.raises(BankError, match="gizmo"):
+        load(tmp_path)
+
+
+def test_articles_follow_the_word_behind_them():
+    assert tidy("a oak door in the the hall of a old house") == "an oak door in the hall of an old house"
+    assert template("{e} has {n} doors").opens
+    assert not template("In {year}, {e} closed").opens
+
+
+# -- pages
+
+
+def test_every_answer_of_every_page_stands_in_a_piece_of_it():
+    banks = load()
+    for page in load_pages(frozenset(banks.lists)):
+        for seed in range(12):
+            instance = Instance(Values(Random(seed), banks.lists), page)
+            for line in page.lines:
+                answer = instance.answer(line.answer)
+                assert line.kind == "none" or instance.place(line, answer), (page.genre, answer, instance.pieces)
+
+
+def test_a_label_is_the_same_choice_wherever_it_stands(tmp_path):
+    (tmp_path / "a.txt").write_text(
+        "page note\n  title: A note\n  piece: {person} has a <c1:red/blue/green> <boat/cart>.\n\n    It is <c1>.\n"
+        "  one: What colour is the boat of {person}? | Which colour did {person} choose? = <c1>\n  none: Who sold it?\n"
+    )
+    banks = load()
+    (page,) = load_pages(frozenset(banks.lists), tmp_path)
+    seen = set()
+    for seed in range(20):
+        instance = Instance(Values(Random(seed), banks.lists), page)
+        colour = instance.answer(page.lines[0].answer)
+        seen.add(colour)
+        assert instance.pieces[0].endswith(f".\n\nIt is {colour}.")
+        assert instance.pieces[0].split(" has ")[0] in instance.render(page.lines[0].wordings[1])
+    assert seen == {"red", "blue", "green"}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [("one: Where? = <x9>", "x9"), ("one: Where? = {gizmo}", "gizmo"), ("one: Where?", "without an answer")],
+)
+def test_a_page_with_a_mistake_is_refused(tmp_path, line, problem):
+    (tmp_path / "bad.txt").write_text(f"page note\n  title: A note\n  piece: Nothing here.\n  {line}\n")
+    with pytest.raises(BankError, match=problem):
+        load_pages(frozenset(load().lists), tmp_path)
+
+
+# -- contexts
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_every_answer_stands_where_the_question_says(seed):
+    context = author(seed).context(400, 100, 8, 20)
+    for asked in context.asked:
+        assert asked.text
+        assert asked.answer
+        if asked.kind == "none":
+            assert asked.answer == UNKNOWN
+            assert asked.chunk == -1
+        else:
+            _, text = context.chunks[asked.chunk]
+            assert text[asked.start : asked.start + len(asked.answer)] == asked.answer
+    assert all(n < 2 for n in Counter(asked.text.lower() for asked in context.asked).values())
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS)
+def test_the_same_seed_writes_the_same_context(seed):
+    assert author(seed).context(200, 80, 6, 10) == author(seed).context(200, 80, 6, 10)
+
+
+def test_all_kinds_of_questions_are_asked():
+    kinds = Counter(asked.kind for seed in range(30) for asked in author(seed).context(700, 120, 12, 40).asked)
+    total = kinds.total()
+    assert kinds["one"] > 0.3 * total
+    assert all(kinds[kind] > 0.08 * total for kind in ("coref", "two"))
+    assert 0.03 * total < kinds["none"] < 0.2 * total
+
+
+def test_a_claim_that_is_not_named_in_its_piece_is_named_in_another():
+    found = 0
+    for seed in range(40):
+        for story in author(seed).stories(500, 90, 8):
+            for claim in story.claims:
+                name, home = claim.subject.name, story.pieces[claim.piece]
+                assert claim.sentence in home
+                if not claim.named and not claim.nameless:
+                    found += 1
+                    assert name not in home
+                    assert name not in story.title
+                    assert any(name in text for text in story.pieces)
+    assert found > 100
+
+
+def test_linked_subjects_are_asked_for_by_two_hops():
+    asked = [q for seed in range(8) for q in author(seed, none=0, two=1.0, coref=0).context(1500, 120, 14, 40).asked]
+    assert sum(q.kind == "two" for q in asked) > 0.15 * len(asked)
+
+
+# -- rows
+
+
+def test_rows_are_built_from_the_prompt_of_the_service(rows, folder):
+    trained = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    prompt = Prompt(trained, PROMPT)
+    context = author(3).context(150, 60, 4, 3)
+    row = rows._pack(context, 2048)
+    expected = [*prompt.prefix]
+    for title, text in context.chunks:
+        expected += prompt.chunk(title, text)
+    for asked in context.asked:
+        expected += [*prompt.question(asked.text), *prompt.plain(f" {asked.answer}"), trained.eos_token_id]
+    assert row.ids[: len(expected)].tolist() == expected
+    assert (row.ids[len(expected) :] == trained.pad_token_id).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=SEEDS, length=st.sampled_from((512, 1024, 4096)))
+def test_rows_mark_answers_up_to_their_end_token(rows, seed, length):
+    row = rows.row(Random(seed), length)
+    used = int((row.weights != PADDING).sum())
+    assert len(row.ids) == length
+    assert (row.weights[used:] == PADDING).all()
+    ends = row.ids == 1
+    assert (row.weights[ends] == ANSWER).all()
+    assert (row.weights == ANSWER).any() == ends.any()
+
+
+def test_rows_are_mostly_full_and_hold_answers(rows):
+    made = [rows.row(Random(seed), 2048) for seed in range(24)]
+    assert sum((row.weights != PADDING).mean() for row in made) > 0.75 * len(made)
+    assert sum((row.weights == ANSWER).mean() for row in made) > 0.04 * len(made)
+
+
+def test_batch_n_does_not_depend_on_what_was_made_before(rows):
+    def batches():
+        return Batches(rows, [256, 512, 256], 1024, seed=4)
+
+    third = batches()[2]
+    ordered = [batches()[n] for n in range(3)]
+    assert torch.equal(third[0], ordered[2][0])
+    assert torch.equal(third[1], ordered[2][1])
+    assert not torch.equal(ordered[0][0], ordered[2][0])
+    assert [ids.shape for ids, _ in ordered] == [(4, 256), (2, 512), (4, 256)]
+
+
+# -- tokenizer and trainer
+
+
+def test_any_string_survives_the_tokenizer(folder):
+    trained = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    for text in ("Ærø 12,500 kg", "日本語 و العربية", "\ttabs  and   spaces\n", "🦊 </s>"):
+        ids = trained(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        assert trained.decode(ids, clean_up_tokenization_spaces=False) == text
+    assert len(trained("2031", add_special_tokens=False)["input_ids"]) == 4
+
+
+def test_the_tokenizer_is_a_function_of_its_seed(folder, tmp_path):
+    tokenizer.train(tmp_path, SMALL.vocabulary, SMALL.seed, SMALL.tokenizer_contexts)
+    assert (tmp_path / "tokenizer.json").read_bytes() == (folder / "tokenizer" / "tokenizer.json").read_bytes()
+
+
+def test_orthogonal_brings_singular_values_near_one():
+    torch.manual_seed(0)
+    for shape in ((2, 16, 48), (1, 48, 16)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
+        assert values.min() > 0.6
+        assert values.max() < 1.3
+
+
+def test_training_goes_from_nothing_to_a_model_that_the_service_loads(folder, monkeypatch):
+    """Stopped in the middle and resumed, it ends with the same weights as in one go."""
+    monkeypatch.setattr(train, "EVERY", 1)
+    said: list[str] = []
+    run = train.Run(SMALL, folder, "cpu", 0, said.append)
+    assert not run.train(until=time.monotonic())
+    assert run.place.step == 1
+    run = train.Run(SMALL, folder, "cpu", 0, said.append)
+    assert run.train(until=float("inf"))
+    assert any("resumed at stage 1, step 1" in line for line in said)
+    losses = [float(line.split("context ")[1]) for line in said if "context" in line]
+    assert losses[-1] < losses[0]
+    run.export(folder / "model")
+
+    (folder / "checkpoint.pt").unlink()
+    again = train.Run(SMALL, folder, "cpu", 0, said.append)
+    again.train(until=float("inf"))
+    pairs = zip(run.model.parameters(), again.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+    model = DecoderModel.load(str(folder / "model"), "cpu")
+    assert model.profile.chunk == PROMPT.chunk
+    assert model.profile.chunk_tokens == 512
+    assert generated(model, 3000, sets=1, questions=4)[0].questions
+
+
+def test_the_bundled_recipe_fits_its_promise():
+    from transformers import LlamaForCausalLM
+
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config(BUNDLED))
+    parameters = sum(p.numel() for p in model.parameters())
+    assert parameters <= 24_000_000
+    assert 2 * parameters < 50_000_000
+    assert {512, 1024, 2048, 4096, 8192} <= {length for stage in BUNDLED.stages for length in stage.mix}

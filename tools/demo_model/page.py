@@ -1,0 +1,181 @@
+"""Pages: natural documents with slots and choices, each a thousand documents. Plain text, see pages/*.txt.
+
+page GENRE
+  title: one | other
+  piece: prose with {person}, {year2}, <one/other>, <w1:red/blue> and again <w1>; empty lines part paragraphs
+  one: question | other wording = answer        kinds: one, coref, two; none has no answer
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tools.demo_model.bank import BankError
+from tools.demo_model.inflect import tidy
+from tools.demo_model.values import Values, knows
+
+PAGES = Path(__file__).parent / "pages"
+KINDS = ("one", "coref", "two", "none")
+_KEY = re.compile(rf"\s*(title|piece|{'|'.join(KINDS)}): ?(.*)")
+_MARK = re.compile(r"\{(\w+)\}|<([^<>]*)>")
+_LABEL = re.compile(r"([A-Za-z]+\d+)(?::(.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several texts; the same one wherever the label stands."""
+
+    label: str
+    options: tuple[Text, ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A value of a type; the same one wherever the name stands."""
+
+    name: str
+
+
+Text = tuple["str | Slot | Choice", ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A question in several wordings, and its answer; empty for kind none."""
+
+    kind: str
+    wordings: tuple[Text, ...]
+    answer: Text
+
+
+@dataclass(frozen=True)
+class Page:
+    """A document with everything that varies left open."""
+
+    genre: str
+    titles: tuple[Text, ...]
+    pieces: tuple[Text, ...]
+    lines: tuple[Line, ...]
+
+
+@cache
+def load(known: frozenset[str], folder: Path = PAGES) -> tuple[Page, ...]:
+    """Every page of a folder. known: names of word lists. Raises BankError."""
+    pages: list[Page] = []
+    for path in sorted(folder.glob("*.txt")):
+        for block in re.split(r"^page +", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            page = _page(block)
+            _check(page, known, f"{path.name}, page {len(pages) + 1} ({page.genre})")
+            pages.append(page)
+    return tuple(pages)
+
+
+def _page(block: str) -> Page:
+    genre, _, body = block.partition("\n")
+    fields: list[tuple[str, str]] = []
+    for raw in body.splitlines():
+        key = _KEY.fullmatch(raw)
+        if key:
+            fields.append((key[1], key[2]))
+        elif fields and not raw.lstrip().startswith("#"):
+            fields[-1] = (fields[-1][0], f"{fields[-1][1]}\n{raw.strip()}")
+    labels: dict[str, Choice] = {}
+    for _, text in fields:  # a label may stand before its choice does
+        _text(text, labels)
+    of = {name: [text.strip() for key, text in fields if key == name] for name in ("title", "piece")}
+    pieces = tuple(_text(re.sub(r"\n{2,}", "\n\n", piece), labels) for piece in of["piece"])
+    titles = tuple(_text(title.strip(), labels) for title in of["title"][0].split("|"))
+    lines = []
+    for kind, text in fields:
+        if kind in KINDS:
+            asked, _, answer = text.strip().partition(" = ")
+            wordings = tuple(_text(q.strip(), labels) for q in asked.split("|") if q.strip())
+            lines.append(Line(kind, wordings, _text(answer.strip(), labels)))
+    return Page(genre.strip(), titles, pieces, tuple(lines))
+
+
+def _text(text: str, labels: dict[str, Choice]) -> Text:
+    parts: list[str | Slot | Choice] = []
+    at = 0
+    for mark in _MARK.finditer(text):
+        parts += [text[at : mark.start()], Slot(mark[1]) if mark[1] else _choice(mark[2], labels)]
+        at = mark.end()
+    return tuple(part for part in (*parts, text[at:]) if part != "")
+
+
+def _choice(text: str, labels: dict[str, Choice]) -> Choice:
+    label = _LABEL.fullmatch(text)
+    if label and label[2] is None:
+        return labels.get(label[1], Choice(label[1], ()))
+    name, options = (label[1], label[2] or "") if label else ("", text)
+    choice = Choice(name, tuple(_text(option, labels) for option in options.split("/")))
+    if name:
+        labels[name] = choice
+    return choice
+
+
+def _parts(text: Text) -> Iterator[Slot | Choice]:
+    for part in text:
+        if isinstance(part, Choice):
+            yield part
+            for option in part.options:
+                yield from _parts(option)
+        elif isinstance(part, Slot):
+            yield part
+
+
+def _check(page: Page, known: frozenset[str], where: str) -> None:
+    texts = [*page.titles, *page.pieces, *(t for line in page.lines for t in (*line.wordings, line.answer))]
+    for part in (part for text in texts for part in _parts(text)):
+        if isinstance(part, Choice) and not part.options:
+            raise BankError(f"{where}: label <{part.label}> is nowhere defined")
+        if isinstance(part, Slot) and not knows(part.name.rstrip("0123456789"), dict.fromkeys(known, ())):
+            raise BankError(f"{where}: nothing fills the slot {{{part.name}}}")
+    for line in page.lines:
+        if (line.kind == "none") == bool(line.answer) or not line.wordings:
+            raise BankError(f"{where}: a question without an answer, or the other way round: {line.wordings}")
+
+
+class Instance:
+    """A page with its slots and choices filled."""
+
+    def __init__(self, v: Values, page: Page):
+        self.page, self._v = page, v
+        self._slots: dict[str, str] = {}
+        self._chosen: dict[str, str] = {}
+        self.title = self.render(v.one(page.titles))
+        self.pieces = [self.render(piece) for piece in page.pieces]
+
+    def render(self, text: Text) -> str:
+        """The text with everything filled in."""
+        rendered = tidy("".join(self._part(part) for part in text))
+        return rendered[:1].upper() + rendered[1:] if text and not isinstance(text[0], str) else rendered
+
+    def answer(self, text: Text) -> str:
+        """The text of an answer, as it stands inside a sentence."""
+        return tidy("".join(self._part(part) for part in text))
+
+    def place(self, line: Line, answer: str) -> tuple[int, int] | None:
+        """(piece, offset) of a line's answer; the last piece that has it for kind coref, else the first."""
+        found = [(n, piece.find(answer)) for n, piece in enumerate(self.pieces) if answer in piece]
+        return (found[-1] if line.kind == "coref" else found[0]) if found and answer else None
+
+    def _part(self, part: str | Slot | Choice) -> str:
+        if isinstance(part, str):
+            return part
+        if isinstance(part, Slot):
+            if part.name not in self._slots:
+                self._slots[part.name] = self._v.draw(part.name)
+            return self._slots[part.name]
+        if not part.label:
+            return self._all(self._v.one(part.options))
+        if part.label not in self._chosen:
+            self._chosen[part.label] = self._all(self._v.one(part.options))
+        return self._chosen[part.label]
+
+    def _all(self, text: Text) -> str:
+        return "".join(self._part(part) for part in text)

@@ -1,0 +1,78 @@
+"""The recipe of the bundled model: shape, prompt, data, stages. All that decides its weights, but the hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from transformers import LlamaConfig
+
+from ragkv.profile import Profile
+from tools.demo_model.shape import Shape
+from tools.demo_model.tokenizer import BOS
+
+
+@dataclass(frozen=True)
+class Stage:
+    """steps: of a batch each · mix: share of the steps by row length · rate: peak learning rate, held for `hold` of the
+    steps, then linear to 2% · warmup: steps."""
+
+    steps: int
+    mix: dict[int, float]
+    rate: float
+    hold: float
+    shape: Shape = field(default_factory=Shape)
+    warmup: int = 150
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """batch: tokens of a step · context_weight: of the loss on context tokens, where answers count 1."""
+
+    stages: tuple[Stage, ...]
+    seed: int = 1
+    batch: int = 131072
+    context_weight: float = 0.25
+    vocabulary: int = 8192
+    tokenizer_contexts: int = 6000
+    layers: int = 12
+    hidden: int = 384
+    heads: int = 6
+    kv_heads: int = 2
+    mlp: int = 1024
+    positions: int = 8192
+
+
+STAGES = (
+    Stage(steps=4300, mix={512: 0.1, 1024: 0.55, 2048: 0.35}, rate=2e-3, hold=1.0),
+    Stage(steps=3900, mix={1024: 0.2, 2048: 0.4, 4096: 0.4}, rate=2e-3, hold=1.0, warmup=1),
+    Stage(steps=2600, mix={1024: 0.15, 2048: 0.25, 4096: 0.32, 8192: 0.28}, rate=2e-3, hold=0.0, warmup=1),
+)
+"""Rows grow longer; the learning rate stays up until the last stage brings it down."""
+BUNDLED = Recipe(STAGES)
+PROMPT = Profile(
+    block=16,
+    chunk_tokens=512,
+    prefix=BOS,
+    chunk="Document: {title}\n{text}\n",
+    question="Question: {question}\nAnswer:",
+    stop=("\n",),
+)
+
+
+def config(recipe: Recipe) -> LlamaConfig:
+    """The model's shape."""
+    return LlamaConfig(
+        vocab_size=recipe.vocabulary,
+        hidden_size=recipe.hidden,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.kv_heads,
+        head_dim=recipe.hidden // recipe.heads,
+        intermediate_size=recipe.mlp,
+        max_position_embeddings=recipe.positions,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )

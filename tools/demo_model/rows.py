@@ -1,0 +1,105 @@
+"""Training rows: a context and as many questions with answers as fit, in the prompt that the service builds.
+
+    S · chunk · chunk · … · question part · " answer" · </s> · question part · …
+
+Row n of a stage is a function of (seed, stage, n) alone: the data's order does not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from ragkv.prompt import Prompt
+from tools.demo_model.bank import load
+from tools.demo_model.compose import Story
+from tools.demo_model.shape import Shape
+from tools.demo_model.task import Author, Context
+
+PADDING, CONTEXT, ANSWER = 0, 1, 2
+WORDS_PER_TOKEN = 0.68  # of the generated text; only guides how much is written for a row
+QUESTION_TOKENS = 21
+PIECE_TOKENS = (70, 110, 160, 230, 320, 400, 470)
+LONGEST_PIECE = 500  # tokens, wrapper included
+MOST_CHUNKS = 24
+
+
+@dataclass(frozen=True)
+class Row:
+    """ids: token ids [length] · weights: PADDING, CONTEXT or ANSWER of each [length]."""
+
+    ids: NDArray[np.int64]
+    weights: NDArray[np.uint8]
+
+
+class RowMaker:
+    """Turns contexts into rows."""
+
+    def __init__(self, tokenizer: Any, prompt: Prompt, shape: Shape):
+        self._encode = tokenizer.backend_tokenizer.encode_batch
+        self._eos, self._pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+        self._prompt, self._shape, self._banks = prompt, shape, load()
+
+    def row(self, rng: Random, length: int) -> Row:
+        """One row of `length` tokens."""
+        questions = int(length * rng.uniform(0.15, 0.35) / QUESTION_TOKENS) + 1
+        room = length - questions * QUESTION_TOKENS - 8
+        pieces = [size for size in PIECE_TOKENS if room / MOST_CHUNKS <= size * 1.15 and size * 2 <= room]
+        piece = rng.choice(pieces or PIECE_TOKENS[:1])
+        author = Author(rng, self._banks, self._shape)
+        kept = self.stories(author, room, piece)
+        return self._pack(author.arrange(kept, 2 * questions), length) if kept else self.row(rng, length)
+
+    def stories(self, author: Author, room: int, piece: int) -> list[Story]:
+        """Documents in pieces of about `piece` tokens that fill `room` tokens as well as they can."""
+        made = author.stories(int(1.2 * room * WORDS_PER_TOKEN), int(piece * WORDS_PER_TOKEN), MOST_CHUNKS)
+        texts = [self._prompt.chunk_text(story.title, text) for story in made for text in story.pieces]
+        sizes = iter([len(e.ids) for e in self._encode(texts, add_special_tokens=False)])
+        kept = []
+        for story in made:
+            own = [next(sizes) for _ in story.pieces]
+            if sum(own) <= room and max(own) <= LONGEST_PIECE:
+                kept.append(story)
+                room -= sum(own)
+        return kept
+
+    def _pack(self, context: Context, length: int) -> Row:
+        texts = [self._prompt.chunk_text(title, text) for title, text in context.chunks]
+        for asked in context.asked:
+            texts += [self._prompt.question_text(asked.text), f" {asked.answer}"]
+        parts = [e.ids for e in self._encode(texts, add_special_tokens=False)]
+        at = len(context.chunks)
+        ids = [*self._prompt.prefix, *(token for part in parts[:at] for token in part)]
+        weights = [CONTEXT] * len(ids)
+        for question, answer in zip(parts[at::2], parts[at + 1 :: 2], strict=True):
+            if len(ids) + len(question) + len(answer) + 1 > length:
+                break
+            ids += [*question, *answer, self._eos]
+            weights += [CONTEXT] * len(question) + [ANSWER] * (len(answer) + 1)
+        row = Row(np.full(length, self._pad, np.int64), np.zeros(length, np.uint8))
+        row.ids[: len(ids)], row.weights[: len(ids)] = ids, weights
+        return row
+
+
+class Batches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Batch n of a stage: rows of one length, chosen by the stage's mix. tokens: of a batch."""
+
+    def __init__(self, maker: RowMaker, lengths: list[int], tokens: int, seed: int):
+        """lengths: of the rows of each batch, in order."""
+        self._maker, self._lengths, self._tokens, self._seed = maker, lengths, tokens, seed
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids int64, weights uint8), both [rows, length]."""
+        length = self._lengths[n]
+        count = max(1, self._tokens // length)
+        rows = [self._maker.row(Random(f"{self._seed}/{n}/{i}"), length) for i in range(count)]
+        return torch.from_numpy(np.stack([r.ids for r in rows])), torch.from_numpy(np.stack([r.weights for r in rows]))

@@ -1,0 +1,34 @@
+"""How contexts and their questions are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How contexts are drawn. Shares are probabilities.
+
+    own, world: facts of a document's kind, and facts about something else; the rest may be said of anybody or anything
+    plain: documents whose kind is just somebody or something · generic: titles that name nobody
+    bridged, grouped: documents about several subjects · dependent: later pieces that never name their subject
+    twin: documents that have twins, told the same things about other subjects · rival: contexts of few kinds
+    page: documents that are instances of pages · lost: pieces that retrieval did not bring
+    none, two, coref, keyword: questions of claims
+    """
+
+    own: float = 0.4
+    world: float = 0.2
+    plain: float = 0.25
+    generic: float = 0.5
+    bridged: float = 0.45
+    grouped: float = 0.12
+    twin: float = 0.15
+    dependent: float = 0.6
+    rival: float = 0.4
+    page: float = 0.3
+    lost: float = 0.06
+    none: float = 0.1
+    two: float = 0.33
+    coref: float = 0.25
+    keyword: float = 0.05

@@ -1,0 +1,216 @@
+"""A context and its questions: what one row of training, and one set of the evaluation, is made of.
+
+Questions are of the kinds one (the piece, or its title, names the subject), coref (only another piece does), two
+(two facts, the first stands for the subject) and none (nothing answers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from tools.demo_model.bank import SUBJECT, Banks, Fact, Kind
+from tools.demo_model.compose import Bridge, Outline, Story, story, subject
+from tools.demo_model.page import Instance, Page
+from tools.demo_model.page import load as load_pages
+from tools.demo_model.questions import UNKNOWN, Asked, Questioner, Told, vary
+from tools.demo_model.shape import Shape
+from tools.demo_model.values import Values
+
+PAGE_WORDS = 270  # of a page, about
+STANDS_FOR = {"device": "product", "policy": "org", "school": "university", "museum": "building", "hotel": "building"}
+"""The slot type whose values may be a subject's name, where it is not the type of its name."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """chunks: (title, text) in the order of the prompt."""
+
+    chunks: tuple[tuple[str, str], ...]
+    asked: tuple[Asked, ...]
+
+
+@dataclass
+class _Entry:
+    """A document that is planned. facts, title: what twins share."""
+
+    kind: Kind
+    name: str
+    pieces: int
+    words: int
+    facts: tuple[Fact, ...] = ()
+    title: str = ""
+
+
+class Author:
+    """Makes contexts. The same random numbers make the same contexts."""
+
+    def __init__(self, rng: Random, banks: Banks, shape: Shape | None = None):
+        self.v, self.banks, self.shape = Values(rng, banks.lists), banks, shape or Shape()
+        named = {kind.name: kind for kind in banks.kinds}
+        self._open = {True: [named["somebody"]], False: [named["something"], named["anything"]]}
+        self._world = named["world"].facts
+        self._pages = load_pages(frozenset(banks.lists))
+        self._kinds = [kind for kind in banks.kinds if kind.prose and kind.name != "anything"]
+        self._by_maker: dict[str, list[Kind]] = {}
+        for kind in self._kinds:
+            self._by_maker.setdefault(kind.maker, []).append(kind)
+            if kind.maker in STANDS_FOR:
+                self._by_maker.setdefault(STANDS_FOR[kind.maker], []).append(kind)
+
+    def open_facts(self, kind: Kind) -> Sequence[Fact]:
+        """What may be said of anybody, or of anything."""
+        return self.v.one(self._open[kind.maker == "person"]).facts
+
+    # -- documents
+
+    def stories(self, words: int, piece: int, most: int) -> list[Story]:
+        """Documents of about `words` words altogether, in pieces of about `piece` words, at most `most` pieces."""
+        v, left, pieces = self.v, words, 0
+        kinds = v.rng.sample(self._kinds, 2) if v.chance(self.shape.rival) else self._kinds
+        plan: list[_Entry] = []
+        told: list[Story] = []
+        unused = v.rng.sample(self._pages, len(self._pages))
+        while left > 0 and pieces < most:
+            if unused and left > 1.5 * PAGE_WORDS and pieces + 3 <= most and v.chance(self.shape.page):
+                told.append(self._page(unused.pop()))
+                left, pieces = left - PAGE_WORDS, pieces + len(told[-1].pieces)
+                continue
+            kind = v.one(kinds if v.chance(0.7) else self._kinds)
+            if v.chance(self.shape.plain):
+                kind = v.one((self._open[True][0], self._open[False][0]))
+            count = min(v.one((1, 1, 2, 2, 2, 3, 4)), most - pieces, max(1, round(left / piece)))
+            size = int(piece * (0.7 + 0.5 * v.rng.random()))
+            entry = _Entry(kind, v.draw(kind.maker), count, size)
+            twins = v.whole(2, 3) if v.chance(self.shape.twin) and count > 1 else 1
+            plan += self._twins(entry, min(twins, (most - pieces) // count)) if twins > 1 else [entry]
+            left, pieces = left - twins * count * piece, pieces + twins * count
+        linked: dict[str, list[str]] = {}
+        for entry in plan:
+            linked.setdefault(STANDS_FOR.get(entry.kind.maker, entry.kind.maker), []).append(entry.name)
+        return told + [story(v, self.banks, self._outline(entry, linked)) for entry in plan]
+
+    def _page(self, page: Page) -> Story:
+        instance = Instance(self.v, page)
+        return Story(instance.title, instance.pieces, instance=instance)
+
+    def _twins(self, entry: _Entry, count: int) -> list[_Entry]:
+        """Documents under one title that tell the same about different subjects, whom only the first pieces name."""
+        v = self.v
+        facts = [
+            fact for fact in self._facts(entry.kind, self._wanted(entry)) if any(s.names_subject for s in fact.say)
+        ]
+        titles = [title for title in entry.kind.titles if not title.names_subject] or entry.kind.titles
+        form = v.one(titles)
+        title = form.fill({slot: v.draw(slot) for slot in form.slots} | {SUBJECT: v.draw(entry.kind.maker)})
+        return [
+            _Entry(entry.kind, v.draw(entry.kind.maker), entry.pieces, entry.words, tuple(facts), title)
+            for _ in range(count)
+        ]
+
+    def _wanted(self, entry: _Entry) -> int:
+        """How many facts a document is to tell."""
+        return max(2, int(entry.pieces * entry.words / 13 * (0.45 + 0.5 * self.v.rng.random())))
+
+    def _outline(self, entry: _Entry, linked: dict[str, list[str]]) -> Outline:
+        v, shape, kind = self.v, self.shape, entry.kind
+        main = subject(v, kind, entry.name)
+        outline = Outline(
+            [main], [], entry.pieces, entry.words, shape.dependent, v.chance(shape.generic), linked=linked
+        )
+        if entry.facts:
+            outline.facts, outline.dependent, outline.title = (
+                [v.rng.sample(entry.facts, len(entry.facts))],
+                1.0,
+                entry.title,
+            )
+            return outline
+        u, wanted = v.rng.random(), self._wanted(entry)
+        if u < shape.bridged and wanted >= 4:
+            self._bridge(outline, wanted)
+        elif u < shape.bridged + shape.grouped and wanted >= 4:
+            self._group(outline, wanted)
+        else:
+            outline.facts = [self._facts(kind, wanted)]
+        return outline
+
+    def _facts(self, kind: Kind, count: int) -> list[Fact]:
+        """Facts of a kind, facts that anybody or anything may have, and facts of the world around."""
+        v, shape = self.v, self.shape
+        pools = [kind.facts, *(each.facts for each in self._open[kind.maker == "person"] if each is not kind)]
+        own = round(count * shape.own) if len(pools) > 1 else count
+        world = round(count * shape.world)
+        chosen = v.rng.sample(kind.facts, min(own, len(kind.facts)))
+        for pool in pools[1:]:
+            room = count - world - len(chosen)
+            chosen += v.rng.sample(pool, max(0, min(room if pool is pools[-1] else room * 2 // 3, len(pool))))
+        chosen += v.rng.sample(self._world, min(world, len(self._world)))
+        v.rng.shuffle(chosen)
+        return chosen
+
+    def _bridge(self, outline: Outline, wanted: int) -> None:
+        """Let the document go on about one or two values of its main subject."""
+        v, main = self.v, outline.subjects[0]
+        facts = self._facts(main.kind, max(2, wanted * 2 // 3))
+        doors = [(f, s) for f in facts for s in f.path if s.rstrip("0123456789") in self._by_maker]
+        v.rng.shuffle(doors)
+        for fact, slot in doors[: v.whole(1, 2)]:
+            kinds = self._by_maker[slot.rstrip("0123456789")]
+            kind = self._open[True][0] if kinds[0].maker == "person" and v.chance(0.4) else v.one(kinds)
+            who = subject(v, kind, v.draw(slot))
+            outline.subjects.append(who)
+            outline.bridges.append(Bridge(fact, slot, who))
+        first = {id(bridge.fact) for bridge in outline.bridges}
+        facts.sort(key=lambda fact: id(fact) not in first)
+        each = max(1, (wanted - len(facts)) // max(1, len(outline.bridges)))
+        outline.facts = [facts, *(self._facts(bridge.subject.kind, each + 1) for bridge in outline.bridges)]
+
+    def _group(self, outline: Outline, wanted: int) -> None:
+        """Two or three subjects of one kind side by side, told the same things about."""
+        v, main = self.v, outline.subjects[0]
+        count = v.whole(2, 3)
+        outline.subjects += [subject(v, main.kind, v.draw(main.kind.maker)) for _ in range(count - 1)]
+        shared = self._facts(main.kind, max(2, wanted // count))
+        outline.facts = [v.rng.sample(shared, len(shared)) for _ in outline.subjects]
+        outline.generic = True
+
+    # -- contexts
+
+    def context(self, words: int, piece: int, most: int, questions: int) -> Context:
+        """A context of about `words` words with about `questions` questions, perhaps fewer."""
+        return self.arrange(self.stories(words, piece, most), questions)
+
+    def arrange(self, stories: Sequence[Story], questions: int) -> Context:
+        """Shuffle documents, keep each one's pieces in order, ask."""
+        v = self.v
+        order = v.rng.sample(list(stories), len(stories))
+        chunks: list[tuple[str, str]] = []
+        told: list[Told] = []
+        ready: list[Asked] = []
+        for each in order:
+            lost = {n for n in range(len(each.pieces)) if len(each.pieces) > 1 and v.chance(self.shape.lost)}
+            at = {}
+            for number, text in enumerate(each.pieces):
+                if number not in lost:
+                    at[number] = len(chunks)
+                    chunks.append((each.title, text))
+            told += [Told(claim, at[claim.piece], not lost) for claim in each.claims if claim.piece in at]
+            if each.instance:
+                ready += self._ready(each.instance, at, not lost)
+        ready = v.rng.sample(ready, min(len(ready), questions))
+        asked = [*ready, *Questioner(v, self.shape, chunks, told, self.open_facts).ask(questions - len(ready))]
+        return Context(tuple(chunks), tuple(v.rng.sample(asked, len(asked))))
+
+    def _ready(self, instance: Instance, at: dict[int, int], whole: bool) -> Iterator[Asked]:
+        """The questions of a page, each in one of its wordings. at: chunk by piece."""
+        v = self.v
+        for line in instance.page.lines:
+            text = vary(v, instance.render(v.one(line.wordings)))
+            if line.kind == "none":
+                yield Asked(text, UNKNOWN, "none")
+                continue
+            answer = instance.answer(line.answer)
+            place = instance.place(line, answer)
+            if place and place[0] in at and (whole or line.kind == "one"):
+                yield Asked(text, answer, line.kind, at[place[0]], place[1])

@@ -1,0 +1,168 @@
+"""Training: from nothing to weights in stages, resumed from its last checkpoint.
+
+A checkpoint holds weights, optimisers, stage and step. Batch n of a stage is the same however often a run was stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from ragkv.prompt import Prompt
+from tools.demo_model.optimiser import Muon
+from tools.demo_model.recipe import PROMPT, Recipe, Stage, config
+from tools.demo_model.rows import ANSWER, CONTEXT, Batches, RowMaker
+
+Say = Callable[[str], None]
+EVERY = 100  # steps between lines of the log
+
+
+@dataclass
+class Place:
+    """How far a run is: the next step of a stage."""
+
+    stage: int = 0
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class Run:
+    """One training run in a folder: tokenizer/, checkpoint.pt, model/, log.txt."""
+
+    def __init__(self, recipe: Recipe, folder: Path, device: str, workers: int, say: Say):
+        self.recipe, self.folder, self.device, self.workers, self._say = recipe, folder, device, workers, say
+        torch.manual_seed(recipe.seed)
+        torch.set_float32_matmul_precision("high")
+        tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+        self._tokenizer = tokenizer
+        self._prompt = Prompt(tokenizer, PROMPT)
+        self.model = LlamaForCausalLM._from_config(config(recipe), attn_implementation="sdpa").to(device)
+        inside = [
+            p for n, p in self.model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n
+        ]
+        known = {id(p) for p in inside}
+        rest = [p for p in self.model.parameters() if id(p) not in known]
+        self._muon = Muon(inside)
+        self._adam = torch.optim.AdamW(rest, lr=1.0, betas=(0.9, 0.95), weight_decay=0.01, fused=device == "cuda")
+        self.place = Place()
+        if self._checkpoint.exists():
+            self._resume()
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.folder / "checkpoint.pt"
+
+    def train(self, until: float) -> bool:
+        """Train until done (True) or until time.monotonic() passes `until` (False), and save."""
+        loss = torch.compile(self._loss, dynamic=False) if self.device == "cuda" else self._loss
+        while self.place.stage < len(self.recipe.stages):
+            if not self._stage(self.recipe.stages[self.place.stage], loss, until):
+                self.save()
+                return False
+            self.place.stage, self.place.step = self.place.stage + 1, 0
+            self.save()
+        return True
+
+    def _stage(
+        self, stage: Stage, loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]], until: float
+    ) -> bool:
+        place, began = self.place, time.monotonic() - self.place.seconds
+        loader = self._loader(stage)
+        for ids, weights in loader:
+            rate = stage.rate * _schedule(place.step, stage)
+            ids, weights = (x.to(self.device, non_blocking=True) for x in (ids, weights))
+            with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda"):
+                total, answers, context = loss(ids, weights)
+            total.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self._muon.step(rate)
+            for group in self._adam.param_groups:
+                group["lr"] = rate
+            self._adam.step()
+            self._adam.zero_grad(set_to_none=True)
+            place.step += 1
+            place.tokens += ids.numel()
+            place.seconds = time.monotonic() - began
+            if place.step % EVERY == 0 or place.step == stage.steps:
+                self._say(
+                    f"{place.seconds:5.0f} s  stage {place.stage + 1} step {place.step} of {stage.steps}  "
+                    f"length {ids.shape[1]}  {place.tokens / 1e6:.0f} M tokens  "
+                    f"loss: answers {answers.item():.4f} context {context.item():.3f}"
+                )
+            if time.monotonic() > until and place.step < stage.steps:
+                return False
+        return True
+
+    def _loader(self, stage: Stage) -> DataLoader[tuple[Tensor, Tensor]]:
+        """The batches of a stage that are still to come."""
+        number = self.place.stage
+        rng = Random(f"{self.recipe.seed}/{number}")
+        lengths = rng.choices(list(stage.mix), list(stage.mix.values()), k=stage.steps)
+        maker = RowMaker(self._tokenizer, self._prompt, stage.shape)
+        batches = Batches(maker, lengths, self.recipe.batch, self.recipe.seed * 100 + number)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        return DataLoader(
+            Subset(batches, range(self.place.step, stage.steps)),
+            batch_size=None,
+            num_workers=self.workers,
+            prefetch_factor=4 if self.workers else None,
+            pin_memory=self.device == "cuda",
+        )
+
+    def _loss(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(loss, mean over answer tokens, mean over context tokens). ids, weights: [rows, length]."""
+        hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+        logits = self.model.lm_head(hidden).float()
+        losses = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        kinds = weights[:, 1:].flatten()
+        answers, context = (_mean(losses, (kinds == kind).float()) for kind in (ANSWER, CONTEXT))
+        return answers + self.recipe.context_weight * context, answers.detach(), context.detach()
+
+    def save(self) -> None:
+        """Write the checkpoint, replacing the last one whole."""
+        state = {
+            "place": vars(self.place),
+            "model": self.model.state_dict(),
+            "muon": self._muon.state_dict(),
+            "adam": self._adam.state_dict(),
+        }
+        temporary = self._checkpoint.with_suffix(".tmp")
+        torch.save(state, temporary)
+        temporary.replace(self._checkpoint)
+
+    def _resume(self) -> None:
+        state = torch.load(self._checkpoint, map_location=self.device, weights_only=True)
+        self.place = Place(**state["place"])
+        self.model.load_state_dict(state["model"])
+        self._muon.load_state_dict(state["muon"])
+        self._adam.load_state_dict(state["adam"])
+        self._say(f"resumed at stage {self.place.stage + 1}, step {self.place.step}")
+
+    def export(self, folder: Path, shard: str = "1GB") -> None:
+        """Save bf16 weights and the tokenizer in Hugging Face form. Training can go on afterwards."""
+        state = {name: tensor.to(torch.bfloat16) for name, tensor in self.model.state_dict().items()}
+        model = LlamaForCausalLM._from_config(config(self.recipe), dtype=torch.bfloat16)
+        model.load_state_dict(state)
+        model.save_pretrained(folder, max_shard_size=shard)
+        self._tokenizer.save_pretrained(folder)
+        PROMPT.save(folder / "profile.json")
+
+
+def _schedule(step: int, stage: Stage) -> float:
+    """Share of the peak learning rate: linear warm-up, flat, linear to 2%."""
+    left = (1 - step / stage.steps) / max(1 - stage.hold, 1e-9)
+    return min(1.0, (step + 1) / stage.warmup) * max(0.02, min(1.0, left))
+
+
+def _mean(values: Tensor, chosen: Tensor) -> Tensor:
+    return (values * chosen).sum() / chosen.sum().clamp(min=1)
