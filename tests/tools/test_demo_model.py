@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -156,6 +159,21 @@ def test_every_answer_stands_where_the_question_says(seed):
 @given(SEEDS)
 def test_the_same_seed_writes_the_same_context(seed):
     assert author(seed).context(200, 80, 6, 10) == author(seed).context(200, 80, 6, 10)
+
+
+def test_other_processes_write_the_same_context():
+    """Whatever order their sets have."""
+    program = (
+        "from random import Random; from tools.demo_model.bank import load; from tools.demo_model.task import Author; "
+        "print([Author(Random(seed), load()).context(900, 90, 9, 20) for seed in range(6)])"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(texts) == 1
 
 
 def test_all_kinds_of_questions_are_asked():

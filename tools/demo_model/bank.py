@@ -36,9 +36,11 @@ class BankError(ValueError):
 @dataclass(frozen=True)
 class Template:
     """Text with slots. parts: literal, slot, literal, … , literal, where a slot may ask for a form (`verb+ed`) · slots:
-    their names, without forms and without the subject's."""
+    their names, without forms and without the subject's · order: the same in the order of the text, for everything
+    that draws: the order of a set is another one in every process."""
 
     parts: tuple[str, ...]
+    order: tuple[str, ...]
     slots: frozenset[str]
 
     @property
@@ -102,7 +104,8 @@ class Banks:
 def template(text: str) -> Template:
     """Parse one alternative."""
     parts = tuple(_SLOT.split(text))
-    return Template(parts, frozenset(part.partition("+")[0] for part in parts[1::2]) - {SUBJECT})
+    order = tuple(dict.fromkeys(part.partition("+")[0] for part in parts[1::2] if part != SUBJECT))
+    return Template(parts, order, frozenset(order))
 
 
 def shown(part: str, values: dict[str, str]) -> str:

@@ -119,7 +119,7 @@ def story(v: Values, banks: Banks, outline: Outline) -> Story:
     main = outline.subjects[0]
     titles = [t for t in main.kind.titles if t.names_subject != outline.generic] or list(main.kind.titles)
     chosen = v.one(titles)
-    title = _capital(outline.title or chosen.fill({slot: v.draw(slot) for slot in chosen.slots} | {SUBJECT: main.name}))
+    title = _capital(outline.title or chosen.fill({slot: v.draw(slot) for slot in chosen.order} | {SUBJECT: main.name}))
     writer = _Writer(v, banks, outline, title)
     drafts = _deal(v, outline)
     pieces = [writer.piece(number, drafts[number]) for number in range(outline.pieces)]
@@ -248,7 +248,7 @@ class _Writer:
         if len(self.outline.subjects) > 1 and (who is not self.outline.subjects[0] or not self._bridges):
             forms = [say for say in forms if say.names_subject] or forms
         say = v.one(forms)
-        values = {slot: self._value(fact, slot, who) for slot in say.slots}
+        values = {slot: self._value(fact, slot, who) for slot in say.order}
         if bridge and bridge.slot in say.slots:
             values[bridge.slot] = bridge.subject.name
             self._bring_in(bridge, values)
@@ -265,7 +265,7 @@ class _Writer:
             if facts and self.v.chance(0.2):
                 fact = self.v.one(facts)
                 say = self.v.one(fact.say)
-                values = {name: self.v.draw(name) for name in say.slots} | {slot: value}
+                values = {name: self.v.draw(name) for name in say.order} | {slot: value}
                 claim.dressed[slot] = say.fill(values)
                 claim.added.append(Claim(claim.subject, fact, values, values, say.slots, claim.piece, bare=True))
                 return
@@ -273,7 +273,7 @@ class _Writer:
     def _bring_in(self, bridge: Bridge, values: dict[str, str]) -> None:
         """A subject that a sentence names on the way: from here on "the founder" is enough."""
         who, main = bridge.subject, self.outline.subjects[0]
-        calls = {call for path in bridge.fact.path[bridge.slot] if (call := _head(path, values))}
+        calls = dict.fromkeys(call for path in bridge.fact.path[bridge.slot] if (call := _head(path, values)))
         names = tuple(short for short in who.short if not short.startswith("the "))
         nouns = () if who.kind.maker == main.kind.maker else who.short[:2]
         who.short = (*calls, *names) or nouns or who.short
@@ -329,13 +329,13 @@ class _Writer:
 
     def _phrase(self, name: str) -> str:
         phrase = self.v.one(self.banks.phrases[name])
-        return phrase.fill({slot: self.v.draw(slot) for slot in phrase.slots})
+        return phrase.fill({slot: self.v.draw(slot) for slot in phrase.order})
 
     def _aside(self) -> str:
         v = self.v
         u = v.rng.random()
         text = self._prose.pop() if self._prose and u < 0.7 else v.one(self.banks.asides if u < 0.85 else self._asides)
-        values = {slot: v.draw(slot) for slot in text.slots}
+        values = {slot: v.draw(slot) for slot in text.order}
         if text.names_subject:
             who = self.outline.subjects[0]
             values[SUBJECT] = who.pronoun[1] if text.parts[0] else v.one(who.short or (who.pronoun[0],))

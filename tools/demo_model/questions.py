@@ -186,7 +186,7 @@ class Questioner:
         if not forms:
             return None
         form = v.one(forms)
-        stranger = Claim(who, fact, {s: v.draw(s) for s in form.slots}, {}, form.slots)
+        stranger = Claim(who, fact, {s: v.draw(s) for s in form.order}, {}, form.slots)
         return Asked(vary(v, self._fill(form, stranger, self._call(who))), UNKNOWN, "none")
 
     def _fill(self, form: Template, claim: Claim, name: str) -> str:

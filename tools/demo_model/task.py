@@ -103,7 +103,7 @@ class Author:
         ]
         titles = [title for title in entry.kind.titles if not title.names_subject] or entry.kind.titles
         form = v.one(titles)
-        title = form.fill({slot: v.draw(slot) for slot in form.slots} | {SUBJECT: v.draw(entry.kind.maker)})
+        title = form.fill({slot: v.draw(slot) for slot in form.order} | {SUBJECT: v.draw(entry.kind.maker)})
         return [
             _Entry(entry.kind, v.draw(entry.kind.maker), entry.pieces, entry.words, tuple(facts), title)
             for _ in range(count)
