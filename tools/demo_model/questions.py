@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tools.demo_model.bank import SUBJECT, Fact, Kind, Template
-from tools.demo_model.compose import Claim, Subject, subject
 from tools.demo_model.inflect import tidy
 from tools.demo_model.shape import Shape
+from tools.demo_model.story import Claim, Subject, subject
 from tools.demo_model.values import Values
 
 UNKNOWN = "unknown"

@@ -18,8 +18,8 @@ from torch.utils.data import Dataset
 
 from ragkv.prompt import Prompt
 from tools.demo_model.bank import load
-from tools.demo_model.compose import Story
 from tools.demo_model.shape import Shape
+from tools.demo_model.story import Story
 from tools.demo_model.task import Author, Context
 
 PADDING, CONTEXT, ANSWER = 0, 1, 2

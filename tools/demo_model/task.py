@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from random import Random
 
 from tools.demo_model.bank import SUBJECT, Banks, Fact, Kind
-from tools.demo_model.compose import Bridge, Outline, Story, story, subject
+from tools.demo_model.compose import story
 from tools.demo_model.page import Instance, Page
 from tools.demo_model.page import load as load_pages
 from tools.demo_model.questions import UNKNOWN, Asked, Questioner, Told, vary
 from tools.demo_model.shape import Shape
+from tools.demo_model.story import Bridge, Outline, Story, subject
 from tools.demo_model.values import Values
 
 PAGE_WORDS = 270  # of a page, about
