@@ -75,6 +75,14 @@ def program(arguments: Sequence[object], folder: Path) -> Iterator[subprocess.Po
             process.kill()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A suite that a shell started with & ignores SIGINT, and its children would inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def is_one_line(text: str) -> bool:
     return text.startswith("ragkv: ") and text.count("\n") == 1 and text.endswith("\n")
 
@@ -350,7 +358,7 @@ def test_listing_loads_no_model(data: Path) -> None:
     assert done.stdout.startswith("bridge\tMell\t")
 
 
-def test_an_interrupt_is_quiet_and_exit_130(data: Path, tmp_path: Path) -> None:
+def test_an_interrupt_is_quiet_and_exit_130(data: Path, tmp_path: Path, interruptible: None) -> None:
     text = "\n\n".join(f"Line {n} of a long tale." for n in range(20_000))
     (tmp_path / "long.txt").write_text(text, encoding="utf-8")
     with program(["ingest", "long.txt", "--data", tmp_path / "d"], tmp_path) as process:
