@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,12 +19,12 @@ from transformers import AutoTokenizer
 
 from ragkv.model import DecoderModel
 from ragkv.prompt import Prompt
-from tools.demo_model import tokenizer, train
+from tools.demo_model import cloze, near, swap, tokenizer, train
 from tools.demo_model.bank import BankError, load, template
 from tools.demo_model.evaluate import generated
 from tools.demo_model.inflect import tidy
 from tools.demo_model.optimiser import orthogonal
-from tools.demo_model.page import Instance
+from tools.demo_model.page import Instance, stock
 from tools.demo_model.page import load as load_pages
 from tools.demo_model.questions import UNKNOWN
 from tools.demo_model.recipe import BUNDLED, PROMPT, Recipe, Stage, config
@@ -52,6 +53,7 @@ def folder(tmp_path_factory):
     """A work folder with a trained tokenizer."""
     work = tmp_path_factory.mktemp("demo_model")
     tokenizer.train(work / "tokenizer", SMALL.vocabulary, SMALL.seed, SMALL.tokenizer_contexts)
+    near.make(work, ["kettle", "kettles", "boil", "roof", "attic", "captain", "skipper"])
     return work
 
 
@@ -134,6 +136,59 @@ def test_a_page_with_a_mistake_is_refused(tmp_path, line, problem):
     (tmp_path / "bad.txt").write_text(f"page note\n  title: A note\n  piece: Nothing here.\n  {line}\n")
     with pytest.raises(BankError, match=problem):
         load_pages(frozenset(load().lists), tmp_path)
+
+
+def test_with_other_words_every_answer_still_stands_in_the_text():
+    banks = load()
+    known = frozenset(banks.lists)
+    changed = 0
+    for page in load_pages(known):
+        instance = Instance(Values(Random(5), banks.lists), page, stock(known))
+        changed += instance.title != Instance(Values(Random(5), banks.lists), page).title
+        for line in page.lines:
+            assert line.kind == "none" or instance.place(line, instance.answer(line.answer)), page.genre
+    assert changed
+
+
+def test_a_word_is_swapped_in_text_and_question_alike_and_keeps_its_form():
+    assert swap.shared("He mended the bell. Bells rang in boats.", "Who mended the bell of the boat?") == ("mended",)
+    assert (
+        swap.put({"mended": "grated", "kettle": "ladder"}, "Mended kettle, mended well") == "Grated ladder, grated well"
+    )
+    others = swap.pool(["paints grating apples ringing ladder"])
+    assert swap.swaps(Values(Random(0), {}), ["hopping"] * 9, others, frozenset({"ringing"})) == {"hopping": "grating"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_a_question_made_of_a_sentence_asks_for_what_stands_in_its_gap(seed):
+    banks = load()
+    v = Values(Random(seed), banks.lists)
+    instance = Instance(v, v.one(load_pages(frozenset(banks.lists))))
+    whole = "\n".join(instance.pieces)
+    for gap in cloze.gaps(instance.pieces, instance.values):
+        text = instance.pieces[gap.piece]
+        assert text[gap.start : gap.start + len(gap.value)] == gap.value
+        assert whole.count(gap.value) == 1
+        asked = cloze.ask(v, text, gap)
+        assert not asked or asked.endswith("?")
+        kept = [word for word in re.findall(r"[\w'’-]+", asked)[:-1] if word in text]
+        assert not asked or len(kept) >= 1
+
+
+def test_a_near_word_takes_the_place_of_one_word_of_a_question(folder):
+    words = near.load(folder)
+    assert words["captain"] == ["skipper"]
+    assert set(words["kettle"]) == {"kettles", "boil"}
+    text = near.put(Values(Random(1), {}), {"roof": ["attic"]}, "Who mended the roof of Roofton-roof?")
+    assert text == "Who mended the attic of Roofton-roof?"
+    assert near.put(Values(Random(1), {}), {}, "Who?") == "Who?"
+
+
+def test_evaluation_asks_nothing_that_only_training_wants():
+    shape = BUNDLED.stages[-1].shape
+    assert (shape.swap, shape.cloze, shape.near) != (0, 0, 0)
+    assert shape.unaided() == replace(shape, swap=0, cloze=0, near=0)
 
 
 # -- contexts

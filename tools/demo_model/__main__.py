@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tools.demo_model import tokenizer
+from tools.demo_model import near, tokenizer
 from tools.demo_model.recipe import BUNDLED
 from tools.demo_model.train import Run
 
@@ -39,6 +39,8 @@ def main() -> None:
         tokenizer.train(chosen.work / "tokenizer", BUNDLED.vocabulary, BUNDLED.seed, BUNDLED.tokenizer_contexts)
         say(f"tokenizer trained: {BUNDLED.vocabulary} entries")
         say(f"recipe: {asdict(BUNDLED)}")
+    if not (chosen.work / near.NAME).exists():
+        say(f"near words found for {near.make(chosen.work, near.words())} words")
     run = Run(BUNDLED, chosen.work, chosen.device, chosen.workers, say)
     done = run.train(until)
     run.export(chosen.out or chosen.work / "model", chosen.shard)

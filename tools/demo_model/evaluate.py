@@ -29,11 +29,12 @@ LENGTHS = (1024, 2048, 4096, 8192)
 
 
 def generated(model: DecoderModel, tokens: int, sets: int, questions: int) -> list[QuestionSet]:
-    """Contexts of nearly `tokens` tokens, from unseen seeds, in the shape of the last stage."""
+    """Contexts of nearly `tokens` tokens, from unseen seeds, in the shape of the last stage, nothing reworded."""
     made: list[QuestionSet] = []
-    maker = RowMaker(model.tokenizer, model.prompt, BUNDLED.stages[-1].shape)
+    shape = BUNDLED.stages[-1].shape.unaided()
+    maker = RowMaker(model.tokenizer, model.prompt, shape)
     for number in range(10 * sets):
-        author = Author(Random(f"{UNSEEN + number}/{tokens}"), load(), BUNDLED.stages[-1].shape)
+        author = Author(Random(f"{UNSEEN + number}/{tokens}"), load(), shape)
         piece = author.v.one([size for size in (110, 230, 320, 400) if 2 * size < tokens < size * MOST_CHUNKS])
         stories = maker.stories(author, tokens - QUESTION_ROOM, piece)
         context = author.arrange(stories, questions)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from tools.demo_model.bank import BankError
 from tools.demo_model.inflect import tidy
+from tools.demo_model.swap import Pool, pool, put, shared, swaps, words
 from tools.demo_model.values import Values, knows
 
 PAGES = Path(__file__).parent / "pages"
@@ -61,6 +62,22 @@ class Page:
     pieces: tuple[Text, ...]
     lines: tuple[Line, ...]
 
+    @property
+    def prose(self) -> str:
+        """What titles and pieces say whatever fills them."""
+        return " ".join(_literal(text) for text in (*self.titles, *self.pieces))
+
+    @cached_property
+    def common(self) -> tuple[str, ...]:
+        """Words that prose and questions share."""
+        return shared(self.prose, " ".join(_literal(text) for line in self.lines for text in line.wordings))
+
+    @cached_property
+    def taken(self) -> frozenset[str]:
+        """Every word of the page."""
+        asked = (_literal(text) for line in self.lines for text in (*line.wordings, line.answer))
+        return frozenset(words(" ".join((self.prose, *asked))))
+
 
 @cache
 def load(known: frozenset[str], folder: Path = PAGES) -> tuple[Page, ...]:
@@ -72,6 +89,12 @@ def load(known: frozenset[str], folder: Path = PAGES) -> tuple[Page, ...]:
             _check(page, known, f"{path.name}, page {len(pages) + 1} ({page.genre})")
             pages.append(page)
     return tuple(pages)
+
+
+@cache
+def stock(known: frozenset[str], folder: Path = PAGES) -> Pool:
+    """The words of all pages of a folder, which stand in for one another. Raises BankError."""
+    return pool(page.prose for page in load(known, folder))
 
 
 def _page(block: str) -> Page:
@@ -128,6 +151,12 @@ def _parts(text: Text) -> Iterator[Slot | Choice]:
             yield part
 
 
+def _literal(text: Text) -> str:
+    """A text without its slots, with all that its choices offer."""
+    parts = (p if isinstance(p, str) else " ".join(map(_literal, p.options)) for p in text if not isinstance(p, Slot))
+    return " ".join(parts)
+
+
 def _check(page: Page, known: frozenset[str], where: str) -> None:
     texts = [*page.titles, *page.pieces, *(t for line in page.lines for t in (*line.wordings, line.answer))]
     for part in (part for text in texts for part in _parts(text)):
@@ -141,14 +170,20 @@ def _check(page: Page, known: frozenset[str], where: str) -> None:
 
 
 class Instance:
-    """A page with its slots and choices filled."""
+    """A page with its slots and choices filled. others: words that may stand in for words of the page."""
 
-    def __init__(self, v: Values, page: Page):
+    def __init__(self, v: Values, page: Page, others: Pool | None = None):
         self.page, self._v = page, v
+        self._stand_ins = swaps(v, page.common, others, page.taken) if others else {}
         self._slots: dict[str, str] = {}
         self._chosen: dict[str, str] = {}
         self.title = self.render(v.one(page.titles))
         self.pieces = [self.render(piece) for piece in page.pieces]
+
+    @property
+    def values(self) -> dict[str, str]:
+        """What filled slots and labels so far."""
+        return self._slots | self._chosen
 
     def render(self, text: Text) -> str:
         """The text with everything filled in."""
@@ -166,7 +201,7 @@ class Instance:
 
     def _part(self, part: str | Slot | Choice) -> str:
         if isinstance(part, str):
-            return part
+            return put(self._stand_ins, part)
         if isinstance(part, Slot):
             if part.name not in self._slots:
                 self._slots[part.name] = self._v.draw(part.name)

@@ -26,13 +26,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """batch: tokens of a step · context_weight: of the loss on context tokens, where answers count 1."""
+    """batch: tokens of a step · context_weight: of the loss on context tokens, where answers count 1 ·
+    dropout: of attention, in training."""
 
     stages: tuple[Stage, ...]
     seed: int = 1
     batch: int = 131072
     context_weight: float = 0.25
-    vocabulary: int = 8192
+    vocabulary: int = 12288
     tokenizer_contexts: int = 6000
     layers: int = 12
     hidden: int = 384
@@ -40,6 +41,7 @@ class Recipe:
     kv_heads: int = 2
     mlp: int = 1024
     positions: int = 8192
+    dropout: float = 0.1
 
 
 STAGES = (
@@ -59,8 +61,8 @@ PROMPT = Profile(
 )
 
 
-def config(recipe: Recipe) -> LlamaConfig:
-    """The model's shape."""
+def config(recipe: Recipe, dropout: float = 0.0) -> LlamaConfig:
+    """The model's shape. dropout: of attention, which only training has."""
     return LlamaConfig(
         vocab_size=recipe.vocabulary,
         hidden_size=recipe.hidden,
@@ -71,6 +73,7 @@ def config(recipe: Recipe) -> LlamaConfig:
         intermediate_size=recipe.mlp,
         max_position_embeddings=recipe.positions,
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        attention_dropout=dropout,
         tie_word_embeddings=True,
         bos_token_id=0,
         eos_token_id=1,

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 
 from ragkv.prompt import Prompt
 from tools.demo_model.bank import load
+from tools.demo_model.near import Near
 from tools.demo_model.shape import Shape
 from tools.demo_model.story import Story
 from tools.demo_model.task import Author, Context
@@ -41,10 +42,10 @@ class Row:
 class RowMaker:
     """Turns contexts into rows."""
 
-    def __init__(self, tokenizer: Any, prompt: Prompt, shape: Shape):
+    def __init__(self, tokenizer: Any, prompt: Prompt, shape: Shape, near: Near | None = None):
         self._encode = tokenizer.backend_tokenizer.encode_batch
         self._eos, self._pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-        self._prompt, self._shape, self._banks = prompt, shape, load()
+        self._prompt, self._shape, self._banks, self._near = prompt, shape, load(), near
 
     def row(self, rng: Random, length: int) -> Row:
         """One row of `length` tokens."""
@@ -52,7 +53,7 @@ class RowMaker:
         room = length - questions * QUESTION_TOKENS - 8
         pieces = [size for size in PIECE_TOKENS if room / MOST_CHUNKS <= size * 1.15 and size * 2 <= room]
         piece = rng.choice(pieces or PIECE_TOKENS[:1])
-        author = Author(rng, self._banks, self._shape)
+        author = Author(rng, self._banks, self._shape, self._near)
         kept = self.stories(author, room, piece)
         return self._pack(author.arrange(kept, 2 * questions), length) if kept else self.row(rng, length)
 

@@ -7,12 +7,14 @@ Questions are of the kinds one (the piece, or its title, names the subject), cor
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
+from tools.demo_model import cloze, near
 from tools.demo_model.bank import SUBJECT, Banks, Fact, Kind
 from tools.demo_model.compose import story
-from tools.demo_model.page import Instance, Page
+from tools.demo_model.near import Near
+from tools.demo_model.page import Instance, Page, stock
 from tools.demo_model.page import load as load_pages
 from tools.demo_model.questions import UNKNOWN, Asked, Questioner, Told, vary
 from tools.demo_model.shape import Shape
@@ -47,12 +49,15 @@ class _Entry:
 class Author:
     """Makes contexts. The same random numbers make the same contexts."""
 
-    def __init__(self, rng: Random, banks: Banks, shape: Shape | None = None):
+    def __init__(self, rng: Random, banks: Banks, shape: Shape | None = None, words: Near | None = None):
+        """words: near words, which questions may take in place of their own."""
+        self._near = words or {}
         self.v, self.banks, self.shape = Values(rng, banks.lists), banks, shape or Shape()
         named = {kind.name: kind for kind in banks.kinds}
         self._open = {True: [named["somebody"]], False: [named["something"], named["anything"]]}
         self._world = named["world"].facts
-        self._pages = load_pages(frozenset(banks.lists))
+        known = frozenset(banks.lists)
+        self._pages, self._others = load_pages(known), stock(known)
         self._kinds = [kind for kind in banks.kinds if kind.prose and kind.name != "anything"]
         self._by_maker: dict[str, list[Kind]] = {}
         for kind in self._kinds:
@@ -93,7 +98,7 @@ class Author:
         return told + [story(v, self.banks, self._outline(entry, linked)) for entry in plan]
 
     def _page(self, page: Page) -> Story:
-        instance = Instance(self.v, page)
+        instance = Instance(self.v, page, self._others if self.v.chance(self.shape.swap) else None)
         return Story(instance.title, instance.pieces, instance=instance)
 
     def _twins(self, entry: _Entry, count: int) -> list[_Entry]:
@@ -199,9 +204,24 @@ class Author:
             told += [Told(claim, at[claim.piece], not lost) for claim in each.claims if claim.piece in at]
             if each.instance:
                 ready += self._ready(each.instance, at, not lost)
+                if v.chance(self.shape.absent):
+                    ready.append(self._absent({id(other.instance.page) for other in order if other.instance}))
         ready = v.rng.sample(ready, min(len(ready), questions))
         asked = [*ready, *Questioner(v, self.shape, chunks, told, self.open_facts).ask(questions - len(ready))]
-        return Context(tuple(chunks), tuple(v.rng.sample(asked, len(asked))))
+        return Context(tuple(chunks), tuple(self._reworded(q) for q in v.rng.sample(asked, len(asked))))
+
+    def _reworded(self, asked: Asked) -> Asked:
+        if not self._near or asked.kind == "none" or not self.v.chance(self.shape.near):
+            return asked
+        return replace(asked, text=near.put(self.v, self._near, asked.text))
+
+    def _absent(self, here: set[int]) -> Asked:
+        """A question that a page answers which is not here."""
+        v = self.v
+        page = v.one(self._pages)
+        while id(page) in here:
+            page = v.one(self._pages)
+        return Asked(vary(v, Instance(v, page).render(v.one(v.one(page.lines).wordings))), UNKNOWN, "none")
 
     def _ready(self, instance: Instance, at: dict[int, int], whole: bool) -> Iterator[Asked]:
         """The questions of a page, each in one of its wordings. at: chunk by piece."""
@@ -215,3 +235,10 @@ class Author:
             place = instance.place(line, answer)
             if place and place[0] in at and (whole or line.kind == "one"):
                 yield Asked(text, answer, line.kind, at[place[0]], place[1])
+            elif not any(answer in instance.pieces[n] for n in at):
+                yield Asked(text, UNKNOWN, "none")
+        found = list(cloze.gaps(instance.pieces, instance.values))
+        for gap in v.rng.sample(found, min(len(found), round(self.shape.cloze * len(instance.page.lines)))):
+            text = cloze.ask(v, instance.pieces[gap.piece], gap)
+            if text and gap.piece in at:
+                yield Asked(vary(v, text), gap.value, "one", at[gap.piece], gap.start)

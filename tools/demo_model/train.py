@@ -1,6 +1,7 @@
 """Training: from nothing to weights in stages, resumed from its last checkpoint.
 
-A checkpoint holds weights, optimisers, stage and step. Batch n of a stage is the same however often a run was stopped.
+A checkpoint holds weights, optimisers, random states (of the dropout), stage and step. Batch n of a stage is the same
+however often a run was stopped.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Subset
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from ragkv.prompt import Prompt
+from tools.demo_model import near
 from tools.demo_model.optimiser import Muon
 from tools.demo_model.recipe import PROMPT, Recipe, Stage, config
 from tools.demo_model.rows import ANSWER, CONTEXT, Batches, RowMaker
@@ -37,7 +39,7 @@ class Place:
 
 
 class Run:
-    """One training run in a folder: tokenizer/, checkpoint.pt, model/, log.txt."""
+    """One training run in a folder: tokenizer/, near.json, checkpoint.pt, model/, log.txt."""
 
     def __init__(self, recipe: Recipe, folder: Path, device: str, workers: int, say: Say):
         self.recipe, self.folder, self.device, self.workers, self._say = recipe, folder, device, workers, say
@@ -46,13 +48,13 @@ class Run:
         tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
         self._tokenizer = tokenizer
         self._prompt = Prompt(tokenizer, PROMPT)
-        self.model = LlamaForCausalLM._from_config(config(recipe), attn_implementation="sdpa").to(device)
-        inside = [
-            p for n, p in self.model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n
-        ]
-        known = {id(p) for p in inside}
-        rest = [p for p in self.model.parameters() if id(p) not in known]
-        self._muon = Muon(inside)
+        self._near = near.load(folder)
+        self.model = LlamaForCausalLM._from_config(config(recipe, recipe.dropout), attn_implementation="sdpa").to(
+            device
+        )
+        embedding = self.model.get_input_embeddings().weight
+        self._muon = Muon([p for p in self.model.parameters() if p.ndim == 2 and p is not embedding])
+        rest = [p for p in self.model.parameters() if p.ndim == 1 or p is embedding]
         self._adam = torch.optim.AdamW(rest, lr=1.0, betas=(0.9, 0.95), weight_decay=0.01, fused=device == "cuda")
         self.place = Place()
         if self._checkpoint.exists():
@@ -108,7 +110,7 @@ class Run:
         number = self.place.stage
         rng = Random(f"{self.recipe.seed}/{number}")
         lengths = rng.choices(list(stage.mix), list(stage.mix.values()), k=stage.steps)
-        maker = RowMaker(self._tokenizer, self._prompt, stage.shape)
+        maker = RowMaker(self._tokenizer, self._prompt, stage.shape, self._near)
         batches = Batches(maker, lengths, self.recipe.batch, self.recipe.seed * 100 + number)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         return DataLoader(
@@ -117,6 +119,7 @@ class Run:
             num_workers=self.workers,
             prefetch_factor=4 if self.workers else None,
             pin_memory=self.device == "cuda",
+            generator=torch.Generator(),  # the global one is the dropout's
         )
 
     def _loss(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,6 +138,7 @@ class Run:
             "model": self.model.state_dict(),
             "muon": self._muon.state_dict(),
             "adam": self._adam.state_dict(),
+            "random": [torch.get_rng_state(), *torch.cuda.get_rng_state_all()],
         }
         temporary = self._checkpoint.with_suffix(".tmp")
         torch.save(state, temporary)
@@ -146,6 +150,9 @@ class Run:
         self.model.load_state_dict(state["model"])
         self._muon.load_state_dict(state["muon"])
         self._adam.load_state_dict(state["adam"])
+        on_cpu, *on_gpus = (each.cpu() for each in state["random"])
+        torch.set_rng_state(on_cpu)
+        torch.cuda.set_rng_state_all(on_gpus)
         self._say(f"resumed at stage {self.place.stage + 1}, step {self.place.step}")
 
     def export(self, folder: Path, shard: str = "1GB") -> None:
