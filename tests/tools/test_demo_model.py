@@ -191,6 +191,21 @@ def test_evaluation_asks_nothing_that_only_training_wants():
     assert shape.unaided() == replace(shape, swap=0, cloze=0, near=0)
 
 
+def test_twin_pages_share_a_title_and_are_asked_by_name():
+    shared = 0
+    for seed in range(30):
+        writer = author(seed, page=1.0, twin=1.0, lost=0.0, absent=0.0)
+        both = [story for story in writer.stories(600, 110, 8) if story.twin][:2]
+        first, second = both
+        shared += first.title == second.title
+        assert first.instance.page is second.instance.page
+        assert first.pieces != second.pieces
+        for asked in writer.arrange(both, 100).asked:
+            named = [story for story in both if any(value in asked.text for value in story.instance.values.values())]
+            assert asked.kind == "none" or named or asked.text.lower() == asked.text
+    assert shared > 15
+
+
 # -- contexts
 
 

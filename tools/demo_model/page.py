@@ -194,6 +194,11 @@ class Instance:
         """The text of an answer, as it stands inside a sentence."""
         return tidy("".join(self._part(part) for part in text))
 
+    def names(self, text: Text) -> list[str]:
+        """The names that fill slots of a text: values that open with a capital letter."""
+        values = (self._part(part) for part in text if isinstance(part, Slot))
+        return [value for value in values if value[:1].isupper()]
+
     def place(self, line: Line, answer: str) -> tuple[int, int] | None:
         """(piece, offset) of a line's answer; the last piece that has it for kind coref, else the first."""
         found = [(n, piece.find(answer)) for n, piece in enumerate(self.pieces) if answer in piece]

@@ -12,7 +12,7 @@ class Shape:
     own, world: facts of a document's kind, and facts about something else; the rest may be said of anybody or anything
     plain: documents whose kind is just somebody or something · generic: titles that name nobody
     bridged, grouped: documents about several subjects · dependent: later pieces that never name their subject
-    twin: documents that have twins, told the same things about other subjects · rival: contexts of few kinds
+    twin: documents, pages too, that have twins, told the same about other subjects · rival: contexts of few kinds
     page: documents that are instances of pages · swap: pages with other words for some of their own · cloze: questions
     made of a page's sentences, per question that it brings · absent: questions of other pages, per page · near:
     questions with a near word in place of one · lost: pieces that retrieval did not bring
@@ -25,7 +25,7 @@ class Shape:
     generic: float = 0.5
     bridged: float = 0.45
     grouped: float = 0.12
-    twin: float = 0.15
+    twin: float = 0.2
     dependent: float = 0.6
     rival: float = 0.4
     page: float = 0.5

@@ -80,8 +80,9 @@ class Author:
         unused = v.rng.sample(self._pages, len(self._pages))
         while left > 0 and pieces < most:
             if unused and left > 1.5 * PAGE_WORDS and pieces + 3 <= most and v.chance(self.shape.page):
-                told.append(self._page(unused.pop()))
-                left, pieces = left - PAGE_WORDS, pieces + len(told[-1].pieces)
+                made = self._pages_of(unused.pop(), most - pieces)
+                told += made
+                left, pieces = left - len(made) * PAGE_WORDS, pieces + sum(len(each.pieces) for each in made)
                 continue
             kind = v.one(kinds if v.chance(0.7) else self._kinds)
             if v.chance(self.shape.plain):
@@ -97,9 +98,16 @@ class Author:
             linked.setdefault(STANDS_FOR.get(entry.kind.maker, entry.kind.maker), []).append(entry.name)
         return told + [story(v, self.banks, self._outline(entry, linked)) for entry in plan]
 
-    def _page(self, page: Page) -> Story:
-        instance = Instance(self.v, page, self._others if self.v.chance(self.shape.swap) else None)
-        return Story(instance.title, instance.pieces, instance=instance)
+    def _pages_of(self, page: Page, most: int) -> list[Story]:
+        """An instance of a page, or two under one title where the title names nobody."""
+        v = self.v
+        if v.chance(self.shape.twin) and 2 * len(page.pieces) <= most:
+            first, second = both = Instance(v, page), Instance(v, page)
+            if not any(value in each.title for each in both for value in each.values.values()):
+                second.title = first.title
+            return [Story(each.title, each.pieces, instance=each, twin=True) for each in both]
+        instance = Instance(v, page, self._others if v.chance(self.shape.swap) else None)
+        return [Story(instance.title, instance.pieces, instance=instance)]
 
     def _twins(self, entry: _Entry, count: int) -> list[_Entry]:
         """Documents under one title that tell the same about different subjects, whom only the first pieces name."""
@@ -203,7 +211,7 @@ class Author:
                     chunks.append((each.title, text))
             told += [Told(claim, at[claim.piece], not lost) for claim in each.claims if claim.piece in at]
             if each.instance:
-                ready += self._ready(each.instance, at, not lost)
+                ready += self._ready(each, each.instance, at)
                 if v.chance(self.shape.absent):
                     ready.append(self._absent({id(other.instance.page) for other in order if other.instance}))
         ready = v.rng.sample(ready, min(len(ready), questions))
@@ -223,21 +231,27 @@ class Author:
             page = v.one(self._pages)
         return Asked(vary(v, Instance(v, page).render(v.one(v.one(page.lines).wordings))), UNKNOWN, "none")
 
-    def _ready(self, instance: Instance, at: dict[int, int], whole: bool) -> Iterator[Asked]:
-        """The questions of a page, each in one of its wordings. at: chunk by piece."""
-        v = self.v
+    def _ready(self, told: Story, instance: Instance, at: dict[int, int]) -> Iterator[Asked]:
+        """The questions of a page, each in one wording; of a twin those that name somebody. at: chunk by piece."""
+        v, whole = self.v, len(at) == len(instance.pieces)
         for line in instance.page.lines:
-            text = vary(v, instance.render(v.one(line.wordings)))
+            wordings = [each for each in line.wordings if not told.twin or instance.names(each)]
+            if not wordings or (told.twin and not whole):
+                continue
+            wording = v.one(wordings)
+            text = vary(v, instance.render(wording))
             if line.kind == "none":
                 yield Asked(text, UNKNOWN, "none")
                 continue
             answer = instance.answer(line.answer)
             place = instance.place(line, answer)
             if place and place[0] in at and (whole or line.kind == "one"):
-                yield Asked(text, answer, line.kind, at[place[0]], place[1])
+                far = told.twin and not any(name in instance.pieces[place[0]] for name in instance.names(wording))
+                kind = "coref" if far and line.kind == "one" else line.kind
+                yield Asked(text, answer, kind, at[place[0]], place[1])
             elif not any(answer in instance.pieces[n] for n in at):
                 yield Asked(text, UNKNOWN, "none")
-        found = list(cloze.gaps(instance.pieces, instance.values))
+        found = [] if told.twin else list(cloze.gaps(instance.pieces, instance.values))
         for gap in v.rng.sample(found, min(len(found), round(self.shape.cloze * len(instance.page.lines)))):
             text = cloze.ask(v, instance.pieces[gap.piece], gap)
             if text and gap.piece in at:
