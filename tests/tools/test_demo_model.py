@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from ragkv.model import DecoderModel
@@ -31,9 +33,11 @@ from tools.demo_model.recipe import BUNDLED, PROMPT, Recipe, Stage, config
 from tools.demo_model.rows import ANSWER, PADDING, Batches, RowMaker
 from tools.demo_model.shape import Shape
 from tools.demo_model.task import Author
+from tools.demo_model.team import Team
 from tools.demo_model.values import Values
 
 KIND = "kind firm\n  name: company\n  noun: firm\n  title: {e}\n"
+ALONE = Team(0, 1, "cpu")
 SEEDS = st.integers(0, 10**6)
 SMALL = Recipe(
     (Stage(3, {256: 0.5, 512: 0.5}, 2e-3, 0.5, warmup=2), Stage(3, {512: 1.0}, 1e-3, 0.5, warmup=1)),
@@ -311,7 +315,7 @@ def test_rows_are_mostly_full_and_hold_answers(rows):
 
 def test_batch_n_does_not_depend_on_what_was_made_before(rows):
     def batches():
-        return Batches(rows, [256, 512, 256], 1024, seed=4)
+        return Batches(rows, [256, 512, 256], 1024, 4, ALONE)
 
     third = batches()[2]
     ordered = [batches()[n] for n in range(3)]
@@ -348,11 +352,12 @@ def test_orthogonal_brings_singular_values_near_one():
 def test_training_goes_from_nothing_to_a_model_that_the_service_loads(folder, monkeypatch):
     """Stopped in the middle and resumed, it ends with the same weights as in one go."""
     monkeypatch.setattr(train, "EVERY", 1)
+    monkeypatch.setattr(train, "PAUSE", 1)
     said: list[str] = []
-    run = train.Run(SMALL, folder, "cpu", 0, said.append)
+    run = train.Run(SMALL, folder, ALONE, 0, said.append)
     assert not run.train(until=time.monotonic())
     assert run.place.step == 1
-    run = train.Run(SMALL, folder, "cpu", 0, said.append)
+    run = train.Run(SMALL, folder, ALONE, 0, said.append)
     assert run.train(until=float("inf"))
     assert any("resumed at stage 1, step 1" in line for line in said)
     losses = [float(line.split("context ")[1]) for line in said if "context" in line]
@@ -360,7 +365,7 @@ def test_training_goes_from_nothing_to_a_model_that_the_service_loads(folder, mo
     run.export(folder / "model")
 
     (folder / "checkpoint.pt").unlink()
-    again = train.Run(SMALL, folder, "cpu", 0, said.append)
+    again = train.Run(SMALL, folder, ALONE, 0, said.append)
     again.train(until=float("inf"))
     pairs = zip(run.model.parameters(), again.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
@@ -369,6 +374,48 @@ def test_training_goes_from_nothing_to_a_model_that_the_service_loads(folder, mo
     assert model.profile.chunk == PROMPT.chunk
     assert model.profile.chunk_tokens == 512
     assert generated(model, 3000, sets=1, questions=4)[0].questions
+
+
+TWO = """
+import sys
+from pathlib import Path
+from tools.demo_model.recipe import Recipe, Stage
+from tools.demo_model.shape import Shape
+from tools.demo_model.team import Team
+from tools.demo_model.train import Run
+
+team = Team.join("cpu")
+run = Run({recipe}, Path(sys.argv[1]), team, 0, lambda line: None)
+assert run.train(float("inf"))
+if team.rank == 0:
+    run.export(Path(sys.argv[1]) / "together")
+team.leave()
+"""
+
+
+@pytest.mark.timeout(180)
+def test_two_processes_take_the_steps_of_one(folder):
+    """The same rows, the same gradients; float32 adds them up in another order."""
+    recipe = replace(SMALL, dropout=0.0)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    (folder / "checkpoint.pt").unlink(missing_ok=True)
+    places = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TWO.format(recipe=recipe), str(folder)]
+    both = [subprocess.Popen(command, env=os.environ | places | {"RANK": str(rank)}) for rank in range(2)]
+    assert [each.wait(150) for each in both] == [0, 0]
+
+    (folder / "checkpoint.pt").unlink()
+    alone = train.Run(recipe, folder, ALONE, 0, lambda line: None)
+    alone.export(folder / "before")
+    alone.train(until=float("inf"))
+    alone.export(folder / "alone")
+    before, one, two = (load_file(folder / name / "model.safetensors") for name in ("before", "alone", "together"))
+    moved = sum((one[name] - before[name]).float().square().sum() for name in one)
+    apart = sum((one[name] - two[name]).float().square().sum() for name in one)
+    print(apart, moved)
+    assert apart < 0.01 * moved
 
 
 def test_the_bundled_recipe_fits_its_promise():

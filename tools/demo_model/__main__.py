@@ -14,6 +14,7 @@ import torch
 
 from tools.demo_model import near, tokenizer
 from tools.demo_model.recipe import BUNDLED
+from tools.demo_model.team import Team
 from tools.demo_model.train import Run
 
 
@@ -35,16 +36,20 @@ def main() -> None:
         with (chosen.work / "log.txt").open("a", encoding="utf-8") as log:
             log.write(line + "\n")
 
-    if not (chosen.work / "tokenizer").exists():
+    team = Team.join(chosen.device)
+    if team.rank == 0 and not (chosen.work / "tokenizer").exists():
         tokenizer.train(chosen.work / "tokenizer", BUNDLED.vocabulary, BUNDLED.seed, BUNDLED.tokenizer_contexts)
         say(f"tokenizer trained: {BUNDLED.vocabulary} entries")
         say(f"recipe: {asdict(BUNDLED)}")
-    if not (chosen.work / near.NAME).exists():
+    if team.rank == 0 and not (chosen.work / near.NAME).exists():
         say(f"near words found for {near.make(chosen.work, near.words())} words")
-    run = Run(BUNDLED, chosen.work, chosen.device, chosen.workers, say)
+    team.wait()
+    run = Run(BUNDLED, chosen.work, team, chosen.workers, say)
     done = run.train(until)
-    run.export(chosen.out or chosen.work / "model", chosen.shard)
-    say("done" if done else "stopped in time; run again to go on")
+    if team.rank == 0:
+        run.export(chosen.out or chosen.work / "model", chosen.shard)
+        say("done" if done else "stopped in time; run again to go on")
+    team.leave()
 
 
 if __name__ == "__main__":

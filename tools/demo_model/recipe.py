@@ -45,9 +45,8 @@ class Recipe:
 
 
 STAGES = (
-    Stage(steps=4300, mix={512: 0.1, 1024: 0.55, 2048: 0.35}, rate=2e-3, hold=1.0),
-    Stage(steps=3900, mix={1024: 0.2, 2048: 0.4, 4096: 0.4}, rate=2e-3, hold=1.0, warmup=1),
-    Stage(steps=2600, mix={1024: 0.15, 2048: 0.25, 4096: 0.32, 8192: 0.28}, rate=2e-3, hold=0.0, warmup=1),
+    Stage(steps=2500, mix={1024: 0.55, 2048: 0.45}, rate=2e-3, hold=1.0),
+    Stage(steps=1800, mix={1024: 0.15, 2048: 0.3, 4096: 0.3, 8192: 0.25}, rate=2e-3, hold=0.0, warmup=1),
 )
 """Rows grow longer; the learning rate stays up until the last stage brings it down."""
 BUNDLED = Recipe(STAGES)

@@ -22,6 +22,7 @@ from tools.demo_model.near import Near
 from tools.demo_model.shape import Shape
 from tools.demo_model.story import Story
 from tools.demo_model.task import Author, Context
+from tools.demo_model.team import Team
 
 PADDING, CONTEXT, ANSWER = 0, 1, 2
 WORDS_PER_TOKEN = 0.68  # of the generated text; only guides how much is written for a row
@@ -89,11 +90,11 @@ class RowMaker:
 
 
 class Batches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Batch n of a stage: rows of one length, chosen by the stage's mix. tokens: of a batch."""
+    """Batch n of a stage: rows of one length, chosen by the stage's mix, or this process's part of them."""
 
-    def __init__(self, maker: RowMaker, lengths: list[int], tokens: int, seed: int):
-        """lengths: of the rows of each batch, in order."""
-        self._maker, self._lengths, self._tokens, self._seed = maker, lengths, tokens, seed
+    def __init__(self, maker: RowMaker, lengths: list[int], tokens: int, seed: int, team: Team):
+        """lengths: of the rows of each batch, in order · tokens: of a batch, all processes together."""
+        self._maker, self._lengths, self._tokens, self._seed, self._team = maker, lengths, tokens, seed, team
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -101,6 +102,7 @@ class Batches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids int64, weights uint8), both [rows, length]."""
         length = self._lengths[n]
-        count = max(1, self._tokens // length)
-        rows = [self._maker.row(Random(f"{self._seed}/{n}/{i}"), length) for i in range(count)]
+        count = max(self._team.size, self._tokens // length)
+        mine = range(self._team.rank, count, self._team.size)
+        rows = [self._maker.row(Random(f"{self._seed}/{n}/{i}"), length) for i in mine]
         return torch.from_numpy(np.stack([r.ids for r in rows])), torch.from_numpy(np.stack([r.weights for r in rows]))

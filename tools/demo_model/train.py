@@ -23,9 +23,11 @@ from tools.demo_model import near
 from tools.demo_model.optimiser import Muon
 from tools.demo_model.recipe import PROMPT, Recipe, Stage, config
 from tools.demo_model.rows import ANSWER, CONTEXT, Batches, RowMaker
+from tools.demo_model.team import Team
 
 Say = Callable[[str], None]
 EVERY = 100  # steps between lines of the log
+PAUSE = 10  # steps between looks at the clock, which wait for the GPU
 
 
 @dataclass
@@ -41,8 +43,9 @@ class Place:
 class Run:
     """One training run in a folder: tokenizer/, near.json, checkpoint.pt, model/, log.txt."""
 
-    def __init__(self, recipe: Recipe, folder: Path, device: str, workers: int, say: Say):
-        self.recipe, self.folder, self.device, self.workers, self._say = recipe, folder, device, workers, say
+    def __init__(self, recipe: Recipe, folder: Path, team: Team, workers: int, say: Say):
+        self.recipe, self.folder, self.team, self.workers, self._say = recipe, folder, team, workers, say
+        device = self.device = team.device
         torch.manual_seed(recipe.seed)
         torch.set_float32_matmul_precision("high")
         tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
@@ -59,6 +62,8 @@ class Run:
         self.place = Place()
         if self._checkpoint.exists():
             self._resume()
+        if team.rank:
+            torch.manual_seed(recipe.seed + 1000 * team.rank)  # other rows, other dropout
 
     @property
     def _checkpoint(self) -> Path:
@@ -68,24 +73,30 @@ class Run:
         """Train until done (True) or until time.monotonic() passes `until` (False), and save."""
         loss = torch.compile(self._loss, dynamic=False) if self.device == "cuda" else self._loss
         while self.place.stage < len(self.recipe.stages):
-            if not self._stage(self.recipe.stages[self.place.stage], loss, until):
+            done = self._stage(self.recipe.stages[self.place.stage], loss, until)
+            if done:
+                self.place.stage, self.place.step = self.place.stage + 1, 0
+            if self.team.rank == 0:
                 self.save()
+            self.team.wait()
+            if not done:
                 return False
-            self.place.stage, self.place.step = self.place.stage + 1, 0
-            self.save()
         return True
 
-    def _stage(
-        self, stage: Stage, loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]], until: float
-    ) -> bool:
-        place, began = self.place, time.monotonic() - self.place.seconds
+    def _stage(self, stage: Stage, loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], until: float) -> bool:
+        place, team, began = self.place, self.team, time.monotonic() - self.place.seconds
         loader = self._loader(stage)
         for ids, weights in loader:
             rate = stage.rate * _schedule(place.step, stage)
             ids, weights = (x.to(self.device, non_blocking=True) for x in (ids, weights))
+            counts = torch.stack([(weights[:, 1:] == kind).sum() for kind in (ANSWER, CONTEXT)]).float().clamp(min=1)
+            late = torch.tensor(float(time.monotonic() > until), device=self.device)
+            team.total([counts, late])
             with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda"):
-                total, answers, context = loss(ids, weights)
-            total.backward()
+                answers, context = (sums / count for sums, count in zip(loss(ids, weights), counts, strict=True))
+            (answers + self.recipe.context_weight * context).backward()
+            means = torch.stack([answers.detach(), context.detach()])
+            team.total([means, *(p.grad for p in self.model.parameters() if p.grad is not None)])
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self._muon.step(rate)
             for group in self._adam.param_groups:
@@ -93,15 +104,15 @@ class Run:
             self._adam.step()
             self._adam.zero_grad(set_to_none=True)
             place.step += 1
-            place.tokens += ids.numel()
+            place.tokens += ids.numel() * team.size
             place.seconds = time.monotonic() - began
-            if place.step % EVERY == 0 or place.step == stage.steps:
+            if team.rank == 0 and (place.step % EVERY == 0 or place.step == stage.steps):
                 self._say(
                     f"{place.seconds:5.0f} s  stage {place.stage + 1} step {place.step} of {stage.steps}  "
                     f"length {ids.shape[1]}  {place.tokens / 1e6:.0f} M tokens  "
-                    f"loss: answers {answers.item():.4f} context {context.item():.3f}"
+                    f"loss: answers {means[0].item():.4f} context {means[1].item():.3f}"
                 )
-            if time.monotonic() > until and place.step < stage.steps:
+            if place.step % PAUSE == 0 and late.item() and place.step < stage.steps:
                 return False
         return True
 
@@ -111,7 +122,7 @@ class Run:
         rng = Random(f"{self.recipe.seed}/{number}")
         lengths = rng.choices(list(stage.mix), list(stage.mix.values()), k=stage.steps)
         maker = RowMaker(self._tokenizer, self._prompt, stage.shape, self._near)
-        batches = Batches(maker, lengths, self.recipe.batch, self.recipe.seed * 100 + number)
+        batches = Batches(maker, lengths, self.recipe.batch, self.recipe.seed * 100 + number, self.team)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         return DataLoader(
             Subset(batches, range(self.place.step, stage.steps)),
@@ -122,14 +133,13 @@ class Run:
             generator=torch.Generator(),  # the global one is the dropout's
         )
 
-    def _loss(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(loss, mean over answer tokens, mean over context tokens). ids, weights: [rows, length]."""
+    def _loss(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of the losses of answer tokens and of context tokens. ids, weights: [rows, length]."""
         hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
         logits = self.model.lm_head(hidden).float()
         losses = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         kinds = weights[:, 1:].flatten()
-        answers, context = (_mean(losses, (kinds == kind).float()) for kind in (ANSWER, CONTEXT))
-        return answers + self.recipe.context_weight * context, answers.detach(), context.detach()
+        return (losses * (kinds == ANSWER)).sum(), (losses * (kinds == CONTEXT)).sum()
 
     def save(self) -> None:
         """Write the checkpoint, replacing the last one whole."""
@@ -169,7 +179,3 @@ def _schedule(step: int, stage: Stage) -> float:
     """Share of the peak learning rate: linear warm-up, flat, linear to 2%."""
     left = (1 - step / stage.steps) / max(1 - stage.hold, 1e-9)
     return min(1.0, (step + 1) / stage.warmup) * max(0.02, min(1.0, left))
-
-
-def _mean(values: Tensor, chosen: Tensor) -> Tensor:
-    return (values * chosen).sum() / chosen.sum().clamp(min=1)

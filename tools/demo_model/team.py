@@ -1,0 +1,53 @@
+"""The processes of a run: one, or one per GPU with RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR set, as torchrun does.
+
+They share the rows of every batch and add up their gradients, so that a step is the same step however many do it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Team:
+    """rank: of this process · size: how many there are · device: this one's."""
+
+    rank: int
+    size: int
+    device: str
+
+    @classmethod
+    def join(cls, device: str) -> Team:
+        """Join the others, where there are any. device: "cuda" or "cpu"."""
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return cls(0, 1, device)
+        if device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+        return cls(dist.get_rank(), size, device)
+
+    def total(self, tensors: Sequence[Tensor]) -> None:
+        """Replace float tensors by their sums over all processes."""
+        if self.size == 1:
+            return
+        flat = torch.cat([each.flatten() for each in tensors])
+        dist.all_reduce(flat)
+        for each, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
+            each.copy_(part.view_as(each))
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def leave(self) -> None:
+        """The end of the run."""
+        if self.size > 1:
+            dist.destroy_process_group()
