@@ -16,7 +16,8 @@ from ragkv.store import open_store
 from ragkv.types import Document
 
 SIX = ("01", "02", "04", "05", "11", "14")
-QUESTION = "Who founded the company that built the Grey Heron?"
+QUESTION, ANSWER = "Who did the architect of the Skerrow Light marry?", "Aldous Finch"
+"""Two documents, 01 and 02, are needed to answer it."""
 
 
 def documents(numbers: tuple[str, ...] = SIX) -> list[Document]:

@@ -21,10 +21,10 @@ from ragkv.store.codec import pack
 from ragkv.store.layout import Layout
 from ragkv.types import Document
 from ragkv.watch import Watch
-from tests.libraries import QUESTION, open_engine, open_library
+from tests.libraries import ANSWER, QUESTION, open_engine, open_library
 from tests.redis_server import redis_server
 
-TWO = ("04", "05")
+TWO = ("01", "02")
 
 
 def questions():
@@ -88,8 +88,8 @@ def test_the_report_says_what_was_done(library):
     assert steps <= timings["ttft"] <= timings["total"]
     full = library.answer(QUESTION, method="full", top_k=4).report
     assert (full.ratios.sequence, full.ratios.recompute, full.ratios.load) == (1.0, 1.0, 0.0)
-    assert answer.answer == "Edda Calloway"
-    assert {c.document_id[:2] for c in answer.citations} >= {"04", "05"}
+    assert answer.answer == ANSWER
+    assert {c.document_id[:2] for c in answer.citations} >= {"01", "02"}
 
 
 def test_chunks_of_one_document_stay_adjacent_and_in_order(library):
@@ -195,7 +195,7 @@ def test_a_damaged_entry_is_encoded_again_and_reported(tmp_path, model, embedder
             victim.write_bytes(data)
         answer = engine.answer(QUESTION, top_k=4)
         assert answer.answer == expected.answer
-        assert [f.chunk_id[:2] for f in answer.report.cache.fallbacks] in (["04"], ["05"])
+        assert [f.chunk_id[:2] for f in answer.report.cache.fallbacks] in (["01"], ["02"])
         assert answer.report.cache.misses == 1
         assert answer.report.ratios.cache_hit == 0.75
         healed = engine.answer(QUESTION, top_k=4)
@@ -209,7 +209,7 @@ def test_a_redis_that_is_down_costs_time_only(tmp_path, model, embedder):
     with open_library(tmp_path, model, embedder, TWO, store=url) as engine:
         assert engine.health()["status"] == "degraded"
         answer = engine.answer(QUESTION)
-        assert answer.answer == "Edda Calloway"
+        assert answer.answer == ANSWER
         assert all("StoreUnavailable" in f.reason for f in answer.report.cache.fallbacks)
         assert len(answer.report.cache.fallbacks) == answer.report.cache.chunks
 
@@ -226,7 +226,7 @@ def test_a_redis_killed_between_questions_costs_time_only(tmp_path, model, embed
 
 
 def test_another_collection_never_reads_this_ones_entries(library, tmp_path, model, embedder):
-    tokens = library.catalog.chunks_of("default", "04-grey-heron-inspection.md")[0].tokens
+    tokens = library.catalog.chunks_of("default", "01-skerrow-light.md")[0].tokens
     mine, theirs = (Shelf(library.store, model, library.fingerprint, name) for name in ("default", "other"))
     assert mine.key(tokens) != theirs.key(tokens)
     assert StoredChunk(mine, tokens, False, lambda: library.reader.encode(tokens)).hit
@@ -240,7 +240,7 @@ def test_another_collection_never_reads_this_ones_entries(library, tmp_path, mod
 def test_a_well_made_entry_of_another_shape_is_a_miss(tmp_path, model, embedder, forgery):
     """Checksums, tokens, fingerprint and key are right; the tensors are another model's."""
     with open_library(tmp_path, model, embedder, TWO) as engine:
-        chunk = engine.catalog.chunks_of("default", "04-grey-heron-inspection.md")[0]
+        chunk = engine.catalog.chunks_of("default", "01-skerrow-light.md")[0]
         kv = engine.encode(chunk)
         d = kv.digest
         if forgery == "layers":
@@ -256,7 +256,7 @@ def test_a_well_made_entry_of_another_shape_is_a_miss(tmp_path, model, embedder,
         key = engine._shelf("default").key(chunk.tokens)
         engine.store.put(key, *pack(forged, 16, engine.fingerprint))
         answer = engine.answer(QUESTION, top_k=4)
-        assert answer.answer == "Edda Calloway"
+        assert answer.answer == ANSWER
         assert [f.chunk_id for f in answer.report.cache.fallbacks] == [chunk.id]
 
 
@@ -275,8 +275,8 @@ def test_other_facts_about_the_model_are_another_fingerprint(tmp_path, library, 
 
 def test_isolated_chunks_answer_too(tmp_path, model, embedder):
     with open_library(tmp_path, model, embedder, TWO, prefix="isolated") as engine:
-        assert engine.answer("Who founded Calloway Yard?", method="samkv-fusion").report.ratios.cache_hit == 1.0
-        assert engine.answer("Who founded Calloway Yard?").answer == "Edda Calloway"
+        assert engine.answer(QUESTION, method="samkv-fusion").report.ratios.cache_hit == 1.0
+        assert engine.answer(QUESTION).answer == ANSWER
 
 
 def test_identical_text_is_stored_once_and_forgotten_last(tmp_path, model, embedder):

@@ -148,7 +148,7 @@ def test_with_other_words_every_answer_still_stands_in_the_text():
     changed = 0
     for page in load_pages(known):
         instance = Instance(Values(Random(5), banks.lists), page, stock(known))
-        changed += instance.title != Instance(Values(Random(5), banks.lists), page).title
+        changed += instance.titles != Instance(Values(Random(5), banks.lists), page).titles
         for line in page.lines:
             assert line.kind == "none" or instance.place(line, instance.answer(line.answer)), page.genre
     assert changed
@@ -208,6 +208,44 @@ def test_twin_pages_share_a_title_and_are_asked_by_name():
             named = [story for story in both if any(value in asked.text for value in story.instance.values.values())]
             assert asked.kind == "none" or named or asked.text.lower() == asked.text
     assert shared > 15
+
+
+FOLDER = """page folder
+  title: The {ship}
+  piece: The {ship} was built by {company}.
+  piece: She sank in {year}.
+  title: A letter
+  piece: I worked for {company}, says {person}, when they made <k1:buttons/spoons> too.
+  one: What does {person} say they made? = <k1>
+  two: What else did the builder of the {ship} make? = <k1>
+  coref: When did the {ship} sink? = {year}
+"""
+
+
+def test_the_documents_of_a_folder_are_told_apart_and_share_their_names(tmp_path):
+    (tmp_path / "a.txt").write_text(FOLDER)
+    banks = load()
+    (page,) = load_pages(frozenset(banks.lists), tmp_path)
+    writer = author(1, lost=0.0, absent=0.0, cloze=0.0, twin=0.0)
+    ship, letter = writer._pages_of(page, 8)
+    assert (len(ship.pieces), len(letter.pieces), letter.first) == (2, 1, 2)
+    assert ship.title != letter.title
+    asked = {q.kind: q for seed in range(9) for q in author(seed, lost=0.0).arrange([ship, letter], 3).asked}
+    chunks = writer.arrange([ship, letter], 3).chunks
+    assert {title for title, _ in chunks} == {ship.title, letter.title}
+    assert asked["two"].answer == asked["one"].answer
+    assert asked["two"].answer in letter.pieces[0]
+
+
+def test_a_question_across_documents_is_not_asked_when_one_is_missing(tmp_path):
+    (tmp_path / "a.txt").write_text(FOLDER)
+    banks = load()
+    (page,) = load_pages(frozenset(banks.lists), tmp_path)
+    for seed in range(20):
+        writer = author(seed, absent=0.0, cloze=0.0, lost=0.0, twin=0.0)
+        ship, letter = writer._pages_of(page, 8)
+        assert {q.kind for q in writer.arrange([letter], 9).asked} <= {"one", "none"}
+        assert not any(q.answer in letter.pieces[0] for q in writer.arrange([ship], 9).asked if q.kind != "none")
 
 
 # -- contexts
@@ -426,4 +464,4 @@ def test_the_bundled_recipe_fits_its_promise():
     parameters = sum(p.numel() for p in model.parameters())
     assert parameters <= 24_000_000
     assert 2 * parameters < 50_000_000
-    assert {512, 1024, 2048, 4096, 8192} <= {length for stage in BUNDLED.stages for length in stage.mix}
+    assert {1024, 2048, 4096, 8192} <= {length for stage in BUNDLED.stages for length in stage.mix}

@@ -33,7 +33,8 @@ def make(folder: Path, known: Sequence[str]) -> int:
 
     vectors = Embedder().encode(known)
     near: dict[str, list[str]] = {}
-    for word, row in zip(known, vectors @ vectors.T, strict=True):
+    for word, vector in zip(known, vectors, strict=True):
+        row = vectors @ vector
         best = np.argsort(-row, kind="stable")[: MOST + 1]
         close = [known[at] for at in best if CLOSE <= row[at] <= FAR and known[at] != word]
         if close:

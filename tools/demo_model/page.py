@@ -1,7 +1,7 @@
 """Pages: natural documents with slots and choices, each a thousand documents. Plain text, see pages/*.txt.
 
 page GENRE
-  title: one | other
+  title: one | other                            a document; another title begins the page's next one
   piece: prose with {person}, {year2}, <one/other>, <w1:red/blue> and again <w1>; empty lines part paragraphs
   one: question | other wording = answer        kinds: one, coref, two; none has no answer
 """
@@ -54,15 +54,32 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Page:
-    """A document with everything that varies left open."""
+class Sheet:
+    """One document of a page."""
 
-    genre: str
     titles: tuple[Text, ...]
     pieces: tuple[Text, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A document, or several that know of each other, with everything that varies left open."""
+
+    genre: str
+    sheets: tuple[Sheet, ...]
     lines: tuple[Line, ...]
 
     @property
+    def pieces(self) -> tuple[Text, ...]:
+        """The pieces of all documents, in order."""
+        return tuple(piece for sheet in self.sheets for piece in sheet.pieces)
+
+    @property
+    def titles(self) -> tuple[Text, ...]:
+        """All titles."""
+        return tuple(title for sheet in self.sheets for title in sheet.titles)
+
+    @cached_property
     def prose(self) -> str:
         """What titles and pieces say whatever fills them."""
         return " ".join(_literal(text) for text in (*self.titles, *self.pieces))
@@ -109,16 +126,22 @@ def _page(block: str) -> Page:
     labels: dict[str, Choice] = {}
     for _, text in fields:  # a label may stand before its choice does
         _text(text, labels)
-    of = {name: [text.strip() for key, text in fields if key == name] for name in ("title", "piece")}
-    pieces = tuple(_text(re.sub(r"\n{2,}", "\n\n", piece), labels) for piece in of["piece"])
-    titles = tuple(_text(title.strip(), labels) for title in of["title"][0].split("|"))
+    sheets: list[tuple[str, list[str]]] = []
     lines = []
     for kind, text in fields:
+        if kind == "title":
+            sheets.append((text, []))
+        elif kind == "piece":
+            sheets[-1][1].append(re.sub(r"\n{2,}", "\n\n", text.strip()))
         if kind in KINDS:
             asked, _, answer = text.strip().partition(" = ")
             wordings = tuple(_text(q.strip(), labels) for q in asked.split("|") if q.strip())
             lines.append(Line(kind, wordings, _text(answer.strip(), labels)))
-    return Page(genre.strip(), titles, pieces, tuple(lines))
+    filled = (
+        Sheet(*(tuple(_text(text.strip(), labels) for text in texts) for texts in (titles.split("|"), pieces)))
+        for titles, pieces in sheets
+    )
+    return Page(genre.strip(), tuple(filled), tuple(lines))
 
 
 def _text(text: str, labels: dict[str, Choice]) -> Text:
@@ -177,8 +200,11 @@ class Instance:
         self._stand_ins = swaps(v, page.common, others, page.taken) if others else {}
         self._slots: dict[str, str] = {}
         self._chosen: dict[str, str] = {}
-        self.title = self.render(v.one(page.titles))
-        self.pieces = [self.render(piece) for piece in page.pieces]
+        self.titles: list[str] = []
+        self.pieces: list[str] = []
+        for sheet in page.sheets:
+            self.titles.append(self.render(v.one(sheet.titles)))
+            self.pieces += [self.render(piece) for piece in sheet.pieces]
 
     @property
     def values(self) -> dict[str, str]:

@@ -52,12 +52,13 @@ class Claim:
 @dataclass(eq=False)
 class Story:
     """A document: title, the text of each piece, and what it claims; or an instance of a page, which knows its own
-    questions. twin: another instance of the page stands in the same context."""
+    questions. first: which of its pieces is the story's first · twin: another instance stands in the same context."""
 
     title: str
     pieces: list[str]
     claims: list[Claim] = field(default_factory=list)
     instance: Instance | None = None
+    first: int = 0
     twin: bool = False
 
 

@@ -79,10 +79,11 @@ class Author:
         told: list[Story] = []
         unused = v.rng.sample(self._pages, len(self._pages))
         while left > 0 and pieces < most:
-            if unused and left > 1.5 * PAGE_WORDS and pieces + 3 <= most and v.chance(self.shape.page):
+            if unused and left > 1.5 * PAGE_WORDS and v.chance(self.shape.page):
                 made = self._pages_of(unused.pop(), most - pieces)
                 told += made
-                left, pieces = left - len(made) * PAGE_WORDS, pieces + sum(len(each.pieces) for each in made)
+                left -= sum(len(text.split()) for each in made for text in each.pieces)
+                pieces += sum(len(each.pieces) for each in made)
                 continue
             kind = v.one(kinds if v.chance(0.7) else self._kinds)
             if v.chance(self.shape.plain):
@@ -99,15 +100,17 @@ class Author:
         return told + [story(v, self.banks, self._outline(entry, linked)) for entry in plan]
 
     def _pages_of(self, page: Page, most: int) -> list[Story]:
-        """An instance of a page, or two under one title where the title names nobody."""
+        """The documents of a page, if there is room for them; perhaps those of a twin, under the same titles where
+        these name nobody."""
         v = self.v
-        if v.chance(self.shape.twin) and 2 * len(page.pieces) <= most:
-            first, second = both = Instance(v, page), Instance(v, page)
-            if not any(value in each.title for each in both for value in each.values.values()):
-                second.title = first.title
-            return [Story(each.title, each.pieces, instance=each, twin=True) for each in both]
-        instance = Instance(v, page, self._others if v.chance(self.shape.swap) else None)
-        return [Story(instance.title, instance.pieces, instance=instance)]
+        if len(page.pieces) > most:
+            return []
+        if not v.chance(self.shape.twin) or 2 * len(page.pieces) > most:
+            return _documents(Instance(v, page, self._others if v.chance(self.shape.swap) else None), twin=False)
+        first, second = both = Instance(v, page), Instance(v, page)
+        if not any(value in title for each in both for title in each.titles for value in each.values.values()):
+            second.titles = first.titles
+        return [story for each in both for story in _documents(each, twin=True)]
 
     def _twins(self, entry: _Entry, count: int) -> list[_Entry]:
         """Documents under one title that tell the same about different subjects, whom only the first pieces name."""
@@ -202,6 +205,7 @@ class Author:
         chunks: list[tuple[str, str]] = []
         told: list[Told] = []
         ready: list[Asked] = []
+        placed: dict[int, tuple[Story, dict[int, int]]] = {}
         for each in order:
             lost = {n for n in range(len(each.pieces)) if len(each.pieces) > 1 and v.chance(self.shape.lost)}
             at = {}
@@ -211,9 +215,12 @@ class Author:
                     chunks.append((each.title, text))
             told += [Told(claim, at[claim.piece], not lost) for claim in each.claims if claim.piece in at]
             if each.instance:
-                ready += self._ready(each, each.instance, at)
-                if v.chance(self.shape.absent):
-                    ready.append(self._absent({id(other.instance.page) for other in order if other.instance}))
+                _, there = placed.setdefault(id(each.instance), (each, {}))
+                there.update({each.first + number: chunk for number, chunk in at.items()})
+        for each, there in placed.values():
+            ready += self._ready(each, there)
+            if v.chance(self.shape.absent):
+                ready.append(self._absent({id(other.instance.page) for other in order if other.instance}))
         ready = v.rng.sample(ready, min(len(ready), questions))
         asked = [*ready, *Questioner(v, self.shape, chunks, told, self.open_facts).ask(questions - len(ready))]
         return Context(tuple(chunks), tuple(self._reworded(q) for q in v.rng.sample(asked, len(asked))))
@@ -231,9 +238,12 @@ class Author:
             page = v.one(self._pages)
         return Asked(vary(v, Instance(v, page).render(v.one(v.one(page.lines).wordings))), UNKNOWN, "none")
 
-    def _ready(self, told: Story, instance: Instance, at: dict[int, int]) -> Iterator[Asked]:
+    def _ready(self, told: Story, at: dict[int, int]) -> Iterator[Asked]:
         """The questions of a page, each in one wording; of a twin those that name somebody. at: chunk by piece."""
-        v, whole = self.v, len(at) == len(instance.pieces)
+        v, instance = self.v, told.instance
+        if not instance:
+            return
+        whole = len(at) == len(instance.pieces)
         for line in instance.page.lines:
             wordings = [each for each in line.wordings if not told.twin or instance.names(each)]
             if not wordings or (told.twin and not whole):
@@ -256,3 +266,13 @@ class Author:
             text = cloze.ask(v, instance.pieces[gap.piece], gap)
             if text and gap.piece in at:
                 yield Asked(vary(v, text), gap.value, "one", at[gap.piece], gap.start)
+
+
+def _documents(instance: Instance, twin: bool) -> list[Story]:
+    """Every document of a page as a story."""
+    stories, first = [], 0
+    for title, sheet in zip(instance.titles, instance.page.sheets, strict=True):
+        pieces = instance.pieces[first : first + len(sheet.pieces)]
+        stories.append(Story(title, pieces, instance=instance, first=first, twin=twin))
+        first += len(pieces)
+    return stories
