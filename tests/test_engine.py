@@ -101,7 +101,7 @@ def test_chunks_of_one_document_stay_adjacent_and_in_order(library):
             assert a.chunk.document_id != b.chunk.document_id or a.chunk.ordinal < b.chunk.ordinal
 
 
-@pytest.mark.parametrize("method", ["reuse", "samkv-overwrite", "samkv-fusion", "scout"])
+@pytest.mark.parametrize("method", list(METHODS))
 def test_bytes_loaded_are_the_ranges_of_the_kept_blocks(library, model, method):
     """S14. SamKV's padding (rows that stand in during repair) is read too, and counted; other methods have none."""
     for question in questions()[:6]:
@@ -116,7 +116,7 @@ def test_bytes_loaded_are_the_ranges_of_the_kept_blocks(library, model, method):
                 for block in {*plan.kept[layer][i], *plan.padding[layer][i]}
             ]
             assert source.loaded_bytes == sum(ranges)
-        if method in ("reuse", "scout"):
+        if method in ("reuse", "epic", "scout"):
             assert not any(any(layer) for layer in plan.padding)
     report = library.answer(QUESTION, method="scout").report
     assert report.bytes.loaded == round(report.tokens.kept * 12) * 1024  # K and V, 2 kv heads of 64, float32

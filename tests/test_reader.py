@@ -1,6 +1,6 @@
 """Stitching, repair and question prefill against a full prefill. Oracles O10, S1-S6, S11, S12."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ import torch
 from ragkv.context import ContextCache
 from ragkv.passes import Capture, append
 from ragkv.reader import Fresh, Reader
+from ragkv.recompute.epic import Epic
 from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
@@ -36,23 +37,6 @@ def sparse(r, method, chunks=CHUNKS):
     return r.sparse(sources(r, chunks), QUESTION, method, 8, Watch())
 
 
-@dataclass(frozen=True)
-class FirstTokens:
-    """Keep everything, recompute the first `count` tokens of every chunk."""
-
-    count: int
-
-    def first(self, pieces):
-        return ()
-
-    def depth(self, layers):
-        return 0
-
-    def plan(self, pieces, queries):
-        tokens = tuple(tuple(range(min(self.count, p.tokens))) for p in pieces)
-        return replace(Reuse(4).plan(pieces, queries), recompute=(tokens,) * 4)
-
-
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
 def test_one_chunk_after_the_shared_prefix_is_exact_without_recomputation(kind):
     r = reader(kind)
@@ -71,6 +55,13 @@ def test_everything_kept_and_recomputed_is_a_full_prefill(kind, mode):
     r = reader(kind, mode)
     everything = SamKV(layers=LAYERS, middle="all", repair="kept", update="overwrite")
     torch.testing.assert_close(sparse(r, everything).logits, full(r), **EXACT)
+
+
+@pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
+def test_epic_that_links_whole_chunks_is_a_full_prefill(kind):
+    r = reader(kind)
+    torch.testing.assert_close(sparse(r, Epic(4, link=41)).logits, full(r), **EXACT)
+    assert (sparse(r, Epic(4, link=40)).logits - full(r)).abs().max() > 1e-9
 
 
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
@@ -96,7 +87,7 @@ def test_fusion_of_everything_is_not_a_full_prefill():
 
 def test_recomputing_more_of_every_chunk_comes_closer_to_a_full_prefill():
     r = reader()
-    errors = [float((sparse(r, FirstTokens(n)).logits - full(r)).abs().max()) for n in (0, 20, 35, 41)]
+    errors = [float((sparse(r, Epic(4, link=n)).logits - full(r)).abs().max()) for n in (0, 20, 35, 41)]
     assert errors[-1] < 1e-10
     assert errors[0] > errors[2] > errors[3]
 

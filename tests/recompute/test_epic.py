@@ -1,0 +1,19 @@
+"""EPIC's link tokens."""
+
+from ragkv.recompute.epic import Epic
+from tests.recompute.test_samkv import piece
+
+
+def test_the_first_tokens_of_every_chunk_but_the_first_are_recomputed_and_everything_is_kept():
+    pieces = [piece(blocks, blocks) for blocks in (3, 1, 4)]
+    plan = Epic(layers=2, link=6).plan(pieces, [])
+    sizes = [p.tokens for p in pieces]
+    expected = ((), tuple(range(min(6, sizes[1]))), tuple(range(6)))
+    assert plan.recompute == (expected, expected)
+    assert plan.kept == (((0, 1, 2), (0,), (0, 1, 2, 3)),) * 2
+    assert not any(any(layer) for layer in plan.padding)
+
+
+def test_epic_asks_for_no_query():
+    assert Epic(2).first([piece(3, 0)]) == ()
+    assert Epic(2).depth(2) == 0
