@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ragkv.errors import InputError, NotCalibrated
 from ragkv.model import DecoderModel
 from ragkv.recompute.base import Method
+from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.epic import Epic
 from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.samkv import SamKV
@@ -47,6 +48,7 @@ def scout(model: DecoderModel) -> Method:
 
 METHODS: dict[str, Callable[[DecoderModel], Method]] = {
     "reuse": lambda model: Reuse(model.shape.layers),
+    "cacheblend": lambda model: CacheBlend(model.shape.layers),
     "epic": lambda model: Epic(model.shape.layers),
     "samkv-overwrite": samkv_overwrite,
     "samkv-fusion": samkv_fusion,

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ragkv.errors import ModelNotFound, ModelUnsupported
 from ragkv.kernels.attention import attend
-from ragkv.passes import Pass, Step
+from ragkv.passes import Capture, Pass, Step
 from ragkv.profile import Profile, default_profile, load_profile
 from ragkv.prompt import Prompt
 from ragkv.types import Shape
@@ -121,20 +121,22 @@ class DecoderModel:
         """
         if not passes:
             return []
-        hidden = [self._body.embed_tokens(p.tokens.to(self.device)) for p in passes]
+        hidden = [self._body.embed_tokens(p.tokens.to(self.device)) if p.hidden is None else p.hidden for p in passes]
         positions = [p.positions for p in passes]
         rotary = [self.rotary(p.positions) for p in passes]
         depth = max(self._depth(p) for p in passes)
         for layer in range(depth):
-            running = [i for i, p in enumerate(passes) if layer < self._depth(p)]
+            running = [i for i, p in enumerate(passes) if p.start <= layer < self._depth(p)]
+            if not running:
+                continue
             q, k, v = self._project(layer, [hidden[i] for i in running])
             attended: list[Tensor] = []
             for j, i in enumerate(running):
-                p = passes[i]
+                p, step = passes[i], passes[i].steps[layer - passes[i].start]
                 if p.capture is not None:
-                    _record(p, q[j], k[j], v[j])
-                self._write(layer, p, p.steps[layer], rotate(k[j], rotary[i]), v[j])
-                leave = p.steps[layer].leave
+                    _record(p.capture, hidden[i], q[j], k[j], v[j])
+                self._write(layer, p, step, rotate(k[j], rotary[i]), v[j])
+                leave = step.leave
                 if layer == self._depth(p) - 1 and p.depth is not None:
                     leave = torch.empty(0, dtype=torch.int64)  # stops here: nothing above needs its output
                 if leave is not None:
@@ -222,12 +224,12 @@ def check_supported(config: Any) -> None:
         )
 
 
-def _record(p: Pass, q: Tensor, k: Tensor, v: Tensor) -> None:
-    if p.capture is not None:
-        p.capture.q.append(q)
-        if p.capture.keys_too:
-            p.capture.k.append(k)
-            p.capture.v.append(v)
+def _record(capture: Capture, hidden: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+    capture.entered = hidden
+    capture.q.append(q)
+    if capture.keys_too:
+        capture.k.append(k)
+        capture.v.append(v)
 
 
 def _folder(source: str) -> Path:

@@ -41,9 +41,11 @@ class Step:
 
 @dataclass
 class Capture:
-    """Filled by a pass, one entry per layer: pre-RoPE q [T_l, Hq, d], and pre-RoPE k, v [T_l, Hkv, d] if asked."""
+    """Filled by a pass, one entry per layer: pre-RoPE q [T_l, Hq, d], and pre-RoPE k, v [T_l, Hkv, d] if asked.
+    entered: hidden states [T_l, hidden size] that entered the last layer that was run; another pass can go on there."""
 
     keys_too: bool = False
+    entered: Tensor | None = None
     q: list[Tensor] = field(default_factory=list)
     k: list[Tensor] = field(default_factory=list)
     v: list[Tensor] = field(default_factory=list)
@@ -51,8 +53,10 @@ class Capture:
 
 @dataclass(frozen=True)
 class Pass:
-    """tokens, positions [T] int64 (CPU) · steps: one per layer · depth: layers to run; a pass that stops early gives no
-    logits and does not attend in its last layer (its rows' queries are then captured and nothing else needs them)."""
+    """tokens, positions [T] int64 (CPU) · steps: one per layer that is run · depth: the layer to stop before; a pass
+    that stops early gives no logits and does not attend in its last layer (its rows' queries are then captured and
+    nothing else needs them) · start, hidden: rows enter this layer as these hidden states [T, hidden size], not as
+    tokens."""
 
     tokens: Tensor
     positions: Tensor
@@ -61,6 +65,8 @@ class Pass:
     blend: Blend | None = None
     capture: Capture | None = None
     depth: int | None = None
+    start: int = 0
+    hidden: Tensor | None = None
 
 
 def append(

@@ -7,8 +7,9 @@ sparse(sources, question, method)    composite pass → plan → load → repair
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -17,9 +18,9 @@ from torch import Tensor
 from ragkv.context import ContextCache
 from ragkv.model import DecoderModel, rotate
 from ragkv.passes import Capture, append
-from ragkv.recompute.base import Blocks, Method, Piece, Plan
+from ragkv.recompute.base import Blocks, Check, Method, Piece, Plan, Rows
 from ragkv.recompute.digest import DigestParams, digest, retrieval_pairs
-from ragkv.stitch import Rows, Stitch
+from ragkv.stitch import Stitch
 from ragkv.types import ChunkKV
 from ragkv.watch import Watch
 
@@ -127,7 +128,11 @@ class Reader:
             with watch.step("prefill"):
                 logits = self.model.forward([stitch.repair(plan, tokens, question)])[0][-1]
         else:
-            self._repair(stitch, sources, plan, watch)
+            if plan.check is None:
+                self._repair(stitch, sources, plan, watch)
+            else:
+                with watch.step("repair"):
+                    plan = self._follow(stitch, tokens, plan, plan.check)
             with watch.step("prefill"):
                 logits = self.model.forward([append(stitch.cache, question, stitch.end)])[0][-1]
         return Context(stitch.cache, logits, stitch.end + len(question), plan)
@@ -164,6 +169,27 @@ class Reader:
         with watch.step("repair"):
             self.model.forward([stitch.repair(plan, [source.tokens for source in sources])])
         stitch.cache.truncate(lengths)
+
+    def _follow(self, stitch: Stitch, tokens: Sequence[Sequence[int]], plan: Plan, check: Check) -> Plan:
+        """Recompute while choosing what to recompute; returns the plan as it was carried out."""
+        layers, total = self.model.shape.layers, sum(map(len, tokens))
+        present, start, hidden = stitch.positions(plan.recompute[0]), 0, None
+        done: list[Tensor] = []
+        for layer, share in enumerate(check.shares, start=check.layer):
+            if not present.numel():
+                break
+            stored = stitch.rows(layer, present)
+            part = stitch.again(tokens, present, start, layer + 1, hidden)
+            self.model.forward([part])
+            done += [present] * (layer + 1 - len(done))
+            apart = check.measure(stitch.rows(layer, present), stored)
+            best = apart.argsort(descending=True, stable=True)[: math.ceil(share * total - 1e-9)].sort().values
+            entered = part.capture.entered if part.capture else None
+            present, start, hidden = present[best.cpu()], layer, None if entered is None else entered[best]
+        if present.numel():
+            self.model.forward([stitch.again(tokens, present, start, layers, hidden)])
+        done += [present] * (layers - len(done))
+        return replace(plan, recompute=tuple(stitch.tokens(rows) for rows in done))
 
     def _load(self, stitch: Stitch, sources: Sequence[Source], wanted: Sequence[Sequence[Blocks]]) -> None:
         """Fetch blocks wanted[layer][chunk] and put them at their places."""

@@ -20,11 +20,12 @@ class Citation:
 
 @dataclass(frozen=True)
 class Tokens:
-    """context: of all retrieved chunks · kept: mean over layers · recomputed: distinct rows · question · generated."""
+    """context: of all retrieved chunks · kept: mean over layers · recomputed: mean over layers of the tokens
+    computed again there · question · generated."""
 
     context: int
     kept: float
-    recomputed: int
+    recomputed: float
     question: int
     generated: int
 
@@ -105,7 +106,7 @@ class ChunkReport:
     tokens: int
     blocks: int
     kept: tuple[float, ...]
-    recomputed_tokens: int
+    recomputed_tokens: float
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from dataclasses import replace
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
 from ragkv.model import DecoderModel
 from ragkv.reader import Fresh
-from ragkv.recompute.base import Blocks, Piece
+from ragkv.recompute.base import Blocks, Piece, Rows
 from ragkv.recompute.digest import retrieval_pairs
-from ragkv.stitch import Rows
 from ragkv.store.base import KVStore
 from ragkv.store.codec import Head, chunk_key, pack, read_blocks, unpack_head
 from ragkv.store.layout import Layout

@@ -13,11 +13,8 @@ from torch import Tensor
 
 from ragkv.context import ContextCache
 from ragkv.model import DecoderModel, Rotary, rotate
-from ragkv.passes import Pass, Step
-from ragkv.recompute.base import Piece, Plan, Tokens, rows_alive
-
-Rows = tuple[Tensor, Tensor]
-"""k (pre-RoPE), v [m, Hkv, d]."""
+from ragkv.passes import Capture, Pass, Step
+from ragkv.recompute.base import Piece, Plan, Rows, Tokens, rows_alive
 
 
 class Stitch:
@@ -53,6 +50,33 @@ class Stitch:
         return torch.tensor(
             [s + t for s, part in zip(self.starts, tokens, strict=True) for t in part], dtype=torch.int64
         )
+
+    def tokens(self, positions: Tensor) -> tuple[Tokens, ...]:
+        """Token indices per chunk of stitched positions [m]: what `positions` undoes."""
+        ends = [*self.starts[1:], self.end]
+        return tuple(
+            tuple((positions[(positions >= start) & (positions < end)] - start).tolist())
+            for start, end in zip(self.starts, ends, strict=True)
+        )
+
+    def rows(self, layer: int, positions: Tensor) -> Rows:
+        """Copies of the rows at stitched positions [m]: k (rotated), v [m, Hkv, d]."""
+        slots = self._slots[layer, positions].to(self._model.device)
+        return self.cache.k(layer)[slots], self.cache.v(layer)[slots]
+
+    def again(
+        self, tokens: Sequence[Sequence[int]], positions: Tensor, start: int, depth: int, hidden: Tensor | None
+    ) -> Pass:
+        """The pass that recomputes the tokens at `positions` in layers [start, depth). hidden: what enters layer start,
+        or None for layer 0. Its capture has what entered the last of them."""
+        flat = torch.tensor([t for part in tokens for t in part], dtype=torch.int64)
+        nothing = torch.empty(0, dtype=torch.int64)
+        steps = [
+            Step(write=None, slots=self._slots[layer, positions], leave=nothing if layer == depth - 1 else None)
+            for layer in range(start, depth)
+        ]
+        ids = flat[positions - self.starts[0]]
+        return Pass(ids, positions, self.cache, steps, capture=Capture(), depth=depth, start=start, hidden=hidden)
 
     def repair(self, plan: Plan, tokens: Sequence[Sequence[int]], question: Sequence[int] = ()) -> Pass:
         """The pass that recomputes what the plan says, with the question's rows behind it if given.

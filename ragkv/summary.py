@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ragkv.model import DecoderModel
-from ragkv.recompute.base import Plan
+from ragkv.recompute.base import Plan, recomputed
 from ragkv.report import Bytes, Cache, ChunkReport, Fallback, Hits, Ratios, Report, Timings, Tokens
 from ragkv.sources import StoredChunk
 from ragkv.types import Hit
@@ -26,10 +26,10 @@ def summarise(
     watch: Watch,
 ) -> Report:
     """plan None: everything was prefilled, nothing looked up. ttft in milliseconds."""
-    chunks = tuple(_chunk(model, i, hit, plan) for i, hit in enumerate(hits))
+    again = recomputed(plan.recompute) if plan else [float(len(hit.chunk.tokens)) for hit in hits]
+    chunks = tuple(_chunk(model, i, hit, plan, again[i]) for i, hit in enumerate(hits))
     context = sum(chunk.tokens for chunk in chunks)
     kept = _kept_tokens(model, hits, plan)
-    recomputed = sum(chunk.recomputed_tokens for chunk in chunks)
     shape = model.shape
     row = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
     heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
@@ -42,8 +42,8 @@ def summarise(
         prefill="dense",
         decode="dense",
         model=model.name,
-        tokens=Tokens(context, kept, recomputed, question, generated),
-        ratios=Ratios(kept / context, recomputed / context, (heads + loaded) / (context * row), found / len(hits)),
+        tokens=Tokens(context, kept, sum(again), question, generated),
+        ratios=Ratios(kept / context, sum(again) / context, (heads + loaded) / (context * row), found / len(hits)),
         cache=Cache(len(hits), Hits(store=found), len(sources) - found, fallbacks),
         bytes=Bytes(context * row, heads, loaded),
         timings_ms=Timings(**{name: watch.spent(name) for name in TIMED}, ttft=ttft, total=watch.total()),
@@ -51,15 +51,14 @@ def summarise(
     )
 
 
-def _chunk(model: DecoderModel, i: int, hit: Hit, plan: Plan | None) -> ChunkReport:
+def _chunk(model: DecoderModel, i: int, hit: Hit, plan: Plan | None, again: float) -> ChunkReport:
     tokens, block = len(hit.chunk.tokens), model.profile.block
     blocks = -(-tokens // block)
     if plan is None:
-        kept, recomputed = (1.0,) * blocks, tokens
+        kept: tuple[float, ...] = (1.0,) * blocks
     else:
         kept = tuple(sum(b in layer[i] for layer in plan.kept) / len(plan.kept) for b in range(blocks))
-        recomputed = len({token for layer in plan.recompute for token in layer[i]})
-    return ChunkReport(hit.chunk.id, hit.chunk.document_id, hit.chunk.title, tokens, blocks, kept, recomputed)
+    return ChunkReport(hit.chunk.id, hit.chunk.document_id, hit.chunk.title, tokens, blocks, kept, again)
 
 
 def _kept_tokens(model: DecoderModel, hits: Sequence[Hit], plan: Plan | None) -> float:

@@ -17,7 +17,7 @@ from ragkv.methods import FULL, METHODS
 from ragkv.model import DecoderModel
 from ragkv.passes import append
 from ragkv.reader import Context, Fresh, Reader
-from ragkv.recompute.base import Plan
+from ragkv.recompute.base import Plan, recomputed
 from ragkv.watch import Watch
 
 Progress = Callable[[str, int, int], None]
@@ -130,8 +130,7 @@ def _shares(plan: Plan, sources: Sequence[Fresh], fixed: int) -> tuple[float, fl
     blocks, tokens = sum(p.blocks for p in pieces), sum(p.tokens for p in pieces)
     kept = sum(len(p.rows(layer[i])) for layer in plan.kept for i, p in enumerate(pieces)) / layers
     picked = sum(len(layer[i]) - min(fixed, p.blocks) for layer in plan.kept for i, p in enumerate(pieces)) / layers
-    again = sum(len({t for layer in plan.recompute for t in layer[i]}) for i in range(len(pieces)))
-    return picked / blocks, kept / tokens, again / tokens
+    return picked / blocks, kept / tokens, sum(recomputed(plan.recompute)) / tokens
 
 
 def _row(method: str, answered: Sequence[Figures]) -> Row:

@@ -20,7 +20,7 @@ import torch
 from ingest.pipeline import ingest
 from ragkv.config import Settings
 from ragkv.engine import Engine
-from ragkv.methods import FULL
+from ragkv.methods import NAMES
 from ragkv.needles import make
 from ragkv.report import Report
 
@@ -37,7 +37,7 @@ class TtftParams:
     chunks: int = 8
     chunk_tokens: int = 512
     repeat: int = 10
-    methods: tuple[str, ...] = (FULL, "reuse", "samkv-overwrite", "samkv-fusion", "scout")
+    methods: tuple[str, ...] = NAMES
     seed: int = 7
 
 

@@ -8,7 +8,7 @@ Blocks and tokens are numbered inside their chunk. "Chunk" here is SamKV's "docu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,6 +50,23 @@ class Piece:
         return tuple(token for block in blocks for token in self.span(block))
 
 
+Rows = tuple[Tensor, Tensor]
+"""k, v [m, Hkv, d] of some tokens."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Which tokens go on being recomputed, seen only while recomputing: from `layer` on, one share per layer, those
+    whose new rows differ most from the stored ones; later layers keep the last choice.
+
+    shares: of all context tokens · measure: (new rows, stored rows) -> how far apart [m]; K of both rotated alike
+    """
+
+    layer: int
+    shares: tuple[float, ...]
+    measure: Callable[[Rows, Rows], Tensor]
+
+
 @dataclass(frozen=True)
 class Plan:
     """What one question reads and recomputes; [layer][chunk] everywhere.
@@ -60,6 +77,7 @@ class Plan:
     blend      how new rows meet stored ones; None: overwrite
     one_pass   repair and question prefill in one pass; equal to two passes, because causality comes from positions, as
                long as there is no padding, which the question must not see
+    check      `recompute` is where to begin; what is done is decided on the way
     """
 
     kept: tuple[tuple[Blocks, ...], ...]
@@ -67,6 +85,7 @@ class Plan:
     padding: tuple[tuple[Blocks, ...], ...]
     blend: Blend | None = None
     one_pass: bool = False
+    check: Check | None = None
 
 
 class Method(Protocol):
@@ -107,6 +126,12 @@ def rows_alive(recompute: Sequence[Sequence[Tokens]]) -> list[list[Tokens]]:
         ]
         alive.append(below)
     return alive[::-1]
+
+
+def recomputed(recompute: Sequence[Sequence[Tokens]]) -> list[float]:
+    """Tokens computed again, per chunk: the mean over layers of those that enter the layer."""
+    alive = rows_alive(recompute)
+    return [sum(len(layer[i]) for layer in alive) / len(alive) for i in range(len(alive[0]))]
 
 
 def padding_for(
