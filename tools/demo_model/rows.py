@@ -47,6 +47,7 @@ class RowMaker:
         self._encode = tokenizer.backend_tokenizer.encode_batch
         self._eos, self._pad = tokenizer.eos_token_id, tokenizer.pad_token_id
         self._prompt, self._shape, self._banks, self._near = prompt, shape, load(), near
+        Author(Random(0), self._banks, shape)  # reads banks and pages now, before worker processes are forked
 
     def row(self, rng: Random, length: int) -> Row:
         """One row of `length` tokens."""
