@@ -108,8 +108,11 @@ class Author:
         if not v.chance(self.shape.twin) or 2 * len(page.pieces) > most:
             return _documents(Instance(v, page, self._others if v.chance(self.shape.swap) else None), twin=False)
         first, second = both = Instance(v, page), Instance(v, page)
-        if not any(value in title for each in both for title in each.titles for value in each.values.values()):
-            second.titles = first.titles
+        said = [value for each in both for value in each.values.values()]
+        second.titles = [
+            other if any(value in title + other for value in said) else title
+            for title, other in zip(first.titles, second.titles, strict=True)
+        ]
         return [story for each in both for story in _documents(each, twin=True)]
 
     def _twins(self, entry: _Entry, count: int) -> list[_Entry]:
