@@ -173,19 +173,20 @@ class Reader:
     def _follow(self, stitch: Stitch, tokens: Sequence[Sequence[int]], plan: Plan, check: Check) -> Plan:
         """Recompute while choosing what to recompute; returns the plan as it was carried out."""
         layers, total = self.model.shape.layers, sum(map(len, tokens))
-        present, start, hidden = stitch.positions(plan.recompute[0]), 0, None
+        hidden: Tensor | None = None
+        present, start = stitch.positions(plan.recompute[0]), 0
         done: list[Tensor] = []
         for layer, share in enumerate(check.shares, start=check.layer):
             if not present.numel():
                 break
             stored = stitch.rows(layer, present)
-            part = stitch.again(tokens, present, start, layer + 1, hidden)
-            self.model.forward([part])
+            capture = Capture()
+            self.model.forward([stitch.again(tokens, present, start, layer + 1, hidden, capture)])
             done += [present] * (layer + 1 - len(done))
             apart = check.measure(stitch.rows(layer, present), stored)
             best = apart.argsort(descending=True, stable=True)[: math.ceil(share * total - 1e-9)].sort().values
-            entered = part.capture.entered if part.capture else None
-            present, start, hidden = present[best.cpu()], layer, None if entered is None else entered[best]
+            hidden = None if capture.entered is None else capture.entered[best]
+            present, start = present[best.cpu()], layer
         if present.numel():
             self.model.forward([stitch.again(tokens, present, start, layers, hidden)])
         done += [present] * (layers - len(done))

@@ -65,10 +65,16 @@ class Stitch:
         return self.cache.k(layer)[slots], self.cache.v(layer)[slots]
 
     def again(
-        self, tokens: Sequence[Sequence[int]], positions: Tensor, start: int, depth: int, hidden: Tensor | None
+        self,
+        tokens: Sequence[Sequence[int]],
+        positions: Tensor,
+        start: int,
+        depth: int,
+        hidden: Tensor | None,
+        capture: Capture | None = None,
     ) -> Pass:
-        """The pass that recomputes the tokens at `positions` in layers [start, depth). hidden: what enters layer start,
-        or None for layer 0. Its capture has what entered the last of them."""
+        """The pass that recomputes the tokens at `positions` [m] in layers [start, depth). hidden: what enters layer
+        start [m, hidden size], or None for layer 0."""
         flat = torch.tensor([t for part in tokens for t in part], dtype=torch.int64)
         nothing = torch.empty(0, dtype=torch.int64)
         steps = [
@@ -76,7 +82,7 @@ class Stitch:
             for layer in range(start, depth)
         ]
         ids = flat[positions - self.starts[0]]
-        return Pass(ids, positions, self.cache, steps, capture=Capture(), depth=depth, start=start, hidden=hidden)
+        return Pass(ids, positions, self.cache, steps, capture=capture, depth=depth, start=start, hidden=hidden)
 
     def repair(self, plan: Plan, tokens: Sequence[Sequence[int]], question: Sequence[int] = ()) -> Pass:
         """The pass that recomputes what the plan says, with the question's rows behind it if given.

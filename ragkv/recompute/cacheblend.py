@@ -16,34 +16,25 @@ from typing import Literal
 
 from torch import Tensor
 
-from ragkv.recompute.base import Blocks, Check, Piece, Plan, Rows, outside
+from ragkv.recompute.base import Check, Piece, Plan, Rows, outside
 from ragkv.recompute.reuse import Reuse
 
 
 @dataclass(frozen=True)
-class CacheBlend:
+class CacheBlend(Reuse):
     """layers: of the model · ratio: tokens recomputed in the layers after the check, of all (paper: 5 to 18%) · layer:
     that checks, 0-based; layer 0 cannot, its K and V know no context · deviation: of which rows · gradual: ratios of
     the check layer and of those after it, before `ratio` holds; the paper filters so but gives no schedule (paper
     silent)."""
 
-    layers: int
     ratio: float = 0.15
     layer: int = 1
     deviation: Literal["kv", "k", "v"] = "kv"
     gradual: tuple[float, ...] = ()
 
-    def first(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
-        """No query is needed."""
-        return ()
-
-    def depth(self, layers: int) -> int:
-        """No composite pass."""
-        return 0
-
     def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
         """Every block; recomputation begins with every token that is not exact."""
-        everything = Reuse(self.layers).plan(pieces, queries)
+        everything = super().plan(pieces, queries)
         check = Check(self.layer, (*self.gradual, self.ratio), self._apart)
         return replace(everything, recompute=(outside(pieces, everything.kept[0]),) * self.layers, check=check)
 

@@ -12,28 +12,19 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ragkv.recompute.base import Blocks, Piece, Plan
+from ragkv.recompute.base import Piece, Plan
 from ragkv.recompute.reuse import Reuse
 
 
 @dataclass(frozen=True)
-class Epic:
+class Epic(Reuse):
     """layers: of the model · link: tokens recomputed at the start of every chunk but the first; the paper tries 1 to
     64."""
 
-    layers: int
     link: int = 32
-
-    def first(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
-        """No query is needed."""
-        return ()
-
-    def depth(self, layers: int) -> int:
-        """No composite pass."""
-        return 0
 
     def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
         """Every block; the first tokens of every chunk but the first are computed again."""
         tokens = tuple(tuple(range(min(self.link, piece.tokens))) if i else () for i, piece in enumerate(pieces))
-        everything = Reuse(self.layers).plan(pieces, queries)
+        everything = super().plan(pieces, queries)
         return replace(everything, recompute=(tokens,) * self.layers, one_pass=True)

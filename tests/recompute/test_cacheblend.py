@@ -9,6 +9,7 @@ from ragkv.context import ContextCache
 from ragkv.passes import Capture, append
 from ragkv.recompute.base import recomputed
 from ragkv.recompute.cacheblend import CacheBlend
+from ragkv.recompute.reuse import Reuse
 from tests import tiny
 from tests.test_reader import CHUNKS, EXACT, PREFIX, full, reader, sparse
 
@@ -25,8 +26,6 @@ def true_rows(r, layer):
 
 def stored_rows(r, layer):
     """The same of chunks that were encoded alone, at their places."""
-    from ragkv.recompute.reuse import Reuse
-
     context = sparse(r, Reuse(4))
     at = context.cache.positions(layer)
     order = at.argsort()[len(PREFIX) : len(PREFIX) + SIZE]

@@ -17,21 +17,24 @@ _PHRASE = re.compile(r"\b(?:the|a|an|his|her|their|its|some|two|three) ((?:[a-z'
 _PREPOSITIONS = frozenset(
     "in on at by of for from with to into under over behind near after before during since until".split()
 )
-_LIGHT = _PREPOSITIONS | frozenset(
+LIGHT = _PREPOSITIONS | frozenset(
     "a an the and or but as that which who whom whose it its he she his her him they their them this these those is "
     "was were are be been being had has have not no so if when while where there than then also only just up out off "
     "down will would can could may might must did does do i we you my our your me us".split()
 )
+"""Words that say too little to be a question's only ones."""
 _WHO, _WHERE, _WHEN = ("Who", "Which person"), ("Where", "Which place"), ("When",)
-_OPENINGS: Mapping[str, Sequence[str]] = {
+OPENINGS: Mapping[str, Sequence[str]] = {
     "person": _WHO, "firstname": _WHO, "surname": _WHO, "company": ("Which company", "Who", "Which firm"),
     "city": (*_WHERE, "Which town"), "region": _WHERE, "country": ("Which country", "Where"), "street": _WHERE,
     "year": ("When", "Which year", "What year"), "date": (*_WHEN, "What date"), "day": (*_WHEN, "Which day"),
     "time": (*_WHEN, "What time"), "weekday": (*_WHEN, "Which day"), "month": (*_WHEN, "Which month"),
     "number": ("How many",), "small": ("How many",), "money": ("How much", "What price", "What sum"),
     "duration": ("How long",), "length": ("How long", "How far", "How high"), "weight": ("How heavy", "What weight"),
+    "group": ("Who",), "things": ("What",),
     "age": ("How old",), "temperature": ("How hot", "What temperature"), "percent": ("What percentage", "How much"),
 }  # fmt: skip
+"""How a question for a value begins, by the type of its slot."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def gaps(pieces: Sequence[str], values: Mapping[str, str]) -> Iterator[Gap]:
     for piece, text in enumerate(pieces):
         for found in _PHRASE.finditer(text):
             words = found[1].split()
-            size = next((n for n, word in enumerate(words) if word in _LIGHT), len(words))
+            size = next((n for n, word in enumerate(words) if word in LIGHT), len(words))
             value = " ".join(words[:size])
             if size and len(value) > 3 and whole.count(value) == 1:
                 yield Gap(value, "", piece, found.start(1))
@@ -69,9 +72,9 @@ def ask(v: Dice, text: str, gap: Gap) -> str:
     while left and left[-1].lower() in ("the", "a", "an"):
         left.pop()
     left, right = _thin(v, left), _thin(v, right)
-    if sum(word.lower() not in _LIGHT for word in (*left, *right)) < 2:
+    if sum(word.lower() not in LIGHT for word in (*left, *right)) < 2:
         return ""
-    opening = v.one(_OPENINGS.get(gap.kind, ("What", "Which", "What")))
+    opening = v.one(OPENINGS.get(gap.kind, ("What", "Which", "What")))
     if left and left[-1].lower() in _PREPOSITIONS and before in _PREPOSITIONS and v.chance(0.5):
         opening = f"{left.pop()} {opening.lower()}"
     u = v.rng.random()
@@ -82,7 +85,7 @@ def ask(v: Dice, text: str, gap: Gap) -> str:
     elif u < 0.8:
         words = [opening, *right, *left]
     else:
-        words = [word for word in (*left, *right) if word.lower() not in _LIGHT]
+        words = [word for word in (*left, *right) if word.lower() not in LIGHT]
         v.rng.shuffle(words)
         words = [opening, *words] if v.chance(0.6) else [*words, opening.lower()]
     return f"{' '.join(words)}?"
@@ -99,4 +102,4 @@ def _bounds(text: str, at: int) -> tuple[int, int]:
 
 
 def _thin(v: Dice, words: list[str]) -> list[str]:
-    return [word for word in words if not v.chance(0.35 if word.lower() in _LIGHT else 0.2)]
+    return [word for word in words if not v.chance(0.35 if word.lower() in LIGHT else 0.2)]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tools.demo_model.bank import SUBJECT, Fact, Kind, Template
+from tools.demo_model.cloze import LIGHT, OPENINGS
 from tools.demo_model.inflect import tidy
 from tools.demo_model.shape import Shape
 from tools.demo_model.story import Claim, Subject, subject
@@ -208,16 +209,16 @@ class Questioner:
         v, before = self.v, claim.sentence.split(answer)
         if len(before) != 2:
             return ""
-        left = [
-            w for w in re.findall(r"[\w'-]+", before[0]) if w.lower() not in _PLAIN and w not in claim.subject.name
-        ][-3:]
+        left = [w for w in re.findall(r"[\w'-]+", before[0]) if w.lower() not in LIGHT and w not in claim.subject.name][
+            -3:
+        ]
         right = [
-            w for w in re.findall(r"[\w'-]+", before[1]) if w.lower() not in _PLAIN and w not in claim.subject.name
+            w for w in re.findall(r"[\w'-]+", before[1]) if w.lower() not in LIGHT and w not in claim.subject.name
         ][:2]
         words = left + right[: v.whole(0, 2)]
         if not words:
             return ""
-        who, opening = self._call(claim.subject), v.one(_OPENINGS.get(slot.rstrip("0123456789"), ("What", "Which", "")))
+        who, opening = self._call(claim.subject), v.one(OPENINGS.get(slot.rstrip("0123456789"), ("What", "Which", "")))
         form = v.one(("{o} {k} {e}?", "{o} {e} {k}?", "{e} {k}?", "{k} {e}", "{e} {o} {k}"))
         return " ".join(form.format(o=opening, e=who, k=" ".join(words)).split())
 
@@ -242,19 +243,6 @@ def vary(v: Values, text: str) -> str:
         + first
         + rest
     )
-
-
-_PLAIN = set(
-    "a an the of in on at by and or is was were are be been to for with from its it he she his her him they their that "
-    "which who as has had have not this into after when while because but although also".split()
-)
-_OPENINGS = {
-    "person": ("Who", "Which person"), "city": ("Where", "Which town"), "company": ("Which company", "Who"),
-    "year": ("When", "What year"), "date": ("When", "What date"), "number": ("How many",),
-    "money": ("How much", "What price"),
-    "duration": ("How long",), "length": ("How long", "How far"), "weight": ("How heavy", "How much"),
-    "time": ("When", "What time"), "weekday": ("Which day", "When"), "group": ("Who",), "things": ("What",),
-}  # fmt: skip
 
 
 def _alike(slot: str) -> set[str]:
