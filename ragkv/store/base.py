@@ -5,7 +5,7 @@ An entry is a head (one value) and a body (one byte string per layer). Backends 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,12 +21,21 @@ class Range:
     size: int
 
 
+Arrived = Callable[[int], None]
+"""Told the number of a range once its bytes are there, in the thread that read them, so that checking one range goes on
+beside reading the next. What it raises ends the read."""
+
+
 @dataclass(frozen=True)
 class StoreStats:
     """entries: whole entries · bytes: heads and bodies together, without the backend's own overhead."""
 
     entries: int
     bytes: int
+
+
+def ignore(number: int) -> None:
+    """For readers that check nothing."""
 
 
 class KVStore(Protocol):
@@ -46,11 +55,12 @@ class KVStore(Protocol):
         """The head as it was put. Raises EntryMissing; EntryCorrupt when the backend's own framing is damaged."""
         ...
 
-    def read(self, key: Key, ranges: Sequence[Range], out: memoryview) -> None:
+    def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
         """Fill `out` (writable, contiguous bytes, exactly the sum of the sizes) with the ranges, in order.
 
-        Reads only those bytes. Raises EntryMissing when the entry or a part of it is gone, EntryCorrupt when a range
-        lies outside the body or fewer bytes came back. On error the content of `out` is undefined.
+        Reads only those bytes. `arrived` hears of every range once; ranges may arrive in any order.
+        Raises EntryMissing when the entry or a part of it is gone, EntryCorrupt when a range lies outside the body or
+        fewer bytes came back, and what `arrived` raises. On error the content of `out` is undefined.
         """
         ...
 

@@ -36,7 +36,7 @@ from ragkv.store.base import KVStore
 from ragkv.store.layout import Layout, Part, joined, parts
 from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape
 
-__all__ = ["Head", "Layout", "chunk_key", "pack", "read_blocks", "unpack_head"]
+__all__ = ["Head", "Layout", "chunk_key", "fetch", "offsets", "pack", "read_blocks", "unpack", "unpack_head"]
 
 MAGIC = b"ragkvhd\n"
 SCHEMA = 2
@@ -131,35 +131,62 @@ def read_blocks(
     Raises EntryMissing, EntryCorrupt, StoreUnavailable; ValueError when `wanted` does not fit the chunk.
     """
     found = parts(head.layout, wanted)
+    raw = fetch(store, key, head, found)
+    return unpack(raw, offsets(found), found, head.layout, pin)
+
+
+def offsets(found: Sequence[Part]) -> NDArray[np.int64]:
+    """Where each part begins in the bytes that `fetch` returns."""
+    sizes = np.array([size for *_, size in found], dtype=np.int64)
+    return sizes.cumsum() - sizes
+
+
+def fetch(store: KVStore, key: Key, head: Head, found: Sequence[Part]) -> Tensor:
+    """The bytes of the parts, one after another, uint8, every block verified. Raises as `read_blocks`."""
     raw = torch.empty(sum(size for *_, size in found), dtype=torch.uint8)
     view = memoryview(raw.numpy())  # type: ignore[arg-type]  # numpy declares its buffer from Python 3.12 on
-    if found:
-        store.read(key, joined(found), view)
+    ranges = joined(found)
     checksums = head.checksums.tolist()
-    start = 0
+    # Parts of each range, as (layer, block, start, end): neighbours are read as one and checked apart.
+    inside: list[list[tuple[int, int, int, int]]] = [[] for _ in ranges]
+    number, left, start = -1, 0, 0
     for layer, block, _, size in found:
-        end = start + size
-        if xxhash.xxh3_64_intdigest(view[start:end]) != checksums[layer][block]:
-            raise EntryCorrupt(f"{key}: layer {layer}, block {block} is damaged")
-        start = end
-    return _gather(raw, found, head.layout, pin)
+        if left == 0:
+            number += 1
+            left = ranges[number].size
+        inside[number].append((layer, block, start, start + size))
+        left -= size
+        start += size
+
+    def verify(number: int) -> None:
+        for layer, block, start, end in inside[number]:
+            if xxhash.xxh3_64_intdigest(view[start:end]) != checksums[layer][block]:
+                raise EntryCorrupt(f"{key}: layer {layer}, block {block} is damaged")
+
+    if found:
+        store.read(key, ranges, view, verify)
+    return raw
 
 
-def _gather(raw: Tensor, found: Sequence[Part], layout: Layout, pin: bool) -> list[tuple[Tensor, Tensor]]:
-    """Blocks as read, [2, n_b, Hkv, d] each -> K and V per layer.
+def unpack(
+    raw: Tensor, starts: NDArray[np.int64], found: Sequence[Part], layout: Layout, pin: bool = False
+) -> list[tuple[Tensor, Tensor]]:
+    """Blocks as stored, [2, n_b, Hkv, d] each -> K and V per layer, as `read_blocks` returns them.
 
+    raw: bytes, uint8 · starts: where each of the parts `found` begins in them, a multiple of a row's bytes.
     One copy for all layers: at these sizes torch calls cost more than bytes.
     """
     table = np.array(found, dtype=np.int64).reshape(-1, 4)
     counts = table[:, 3] // (2 * layout.row_bytes)
     rows = int(counts.sum())
-    # Before the block that starts at token i of the result, raw holds i rows of K and i rows of V.
-    k_rows = np.arange(rows) + (counts.cumsum() - counts).repeat(counts)
+    # Token i of the result is row (its block's first row in raw) + (its number inside the block); its V lies n_b on.
+    first = starts // layout.row_bytes - (counts.cumsum() - counts)
+    k_rows = np.arange(rows) + first.repeat(counts)
     source = torch.from_numpy(np.concatenate([k_rows, k_rows + counts.repeat(counts)]))
     both = torch.empty((2, rows, layout.shape.kv_heads, layout.shape.head_dim), dtype=layout.dtype, pin_memory=pin)
     # As bytes: measured four times quicker than as bfloat16.
     out = both.view(torch.uint8).view(2 * rows, layout.row_bytes)
-    torch.index_select(raw.view(2 * rows, layout.row_bytes), 0, source, out=out)
+    torch.index_select(raw.view(-1, layout.row_bytes), 0, source, out=out)
     per_layer = np.bincount(table[:, 0], weights=counts, minlength=layout.shape.layers).astype(np.int64).tolist()
     return list(zip(torch.split(both[0], per_layer), torch.split(both[1], per_layer), strict=True))
 

@@ -34,7 +34,7 @@ from pathlib import Path
 import xxhash
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreFull, StoreUnavailable
-from ragkv.store.base import Range, StoreStats
+from ragkv.store.base import Arrived, Range, StoreStats, ignore
 from ragkv.types import Key
 
 MAGIC = b"ragkvfl\n"
@@ -94,13 +94,13 @@ class DiskStore:
             _fill(entry.file, memoryview(data), entry.head_start, key)
             return bytes(data)
 
-    def read(self, key: Key, ranges: Sequence[Range], out: memoryview) -> None:
+    def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
         """See KVStore.read. One system call per range, straight into `out`."""
         if sum(part.size for part in ranges) != out.nbytes:
             raise ValueError(f"{out.nbytes} bytes to fill with ranges of {sum(part.size for part in ranges)} bytes")
         with self._open(key) as entry:
             filled = 0
-            for part in ranges:
+            for number, part in enumerate(ranges):
                 if not 0 <= part.layer < len(entry.starts) - 1:
                     raise EntryCorrupt(f"{key} has {len(entry.starts) - 1} layers, not {part.layer + 1}")
                 start = entry.starts[part.layer] + part.offset
@@ -108,6 +108,7 @@ class DiskStore:
                     raise EntryCorrupt(f"{key}: {part} lies outside its layer")
                 _fill(entry.file, out[filled : filled + part.size], start, key)
                 filled += part.size
+                arrived(number)
 
     def delete(self, key: Key) -> bool:
         """See KVStore.delete."""

@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Any
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
-from ragkv.store.base import Range, StoreStats
+from ragkv.store.base import Arrived, Range, StoreStats, ignore
 from ragkv.store.link import Command, Link
 from ragkv.types import Key
 
@@ -69,7 +69,7 @@ class RedisStore:
             raise EntryCorrupt(f"{key} has a damaged frame")
         return bytes(memoryview(data)[FRAME.size :])
 
-    def read(self, key: Key, ranges: Sequence[Range], out: memoryview) -> None:
+    def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
         """See KVStore.read. Each reply is copied once, into `out`."""
         total = sum(part.size for part in ranges)
         if total != out.nbytes:
@@ -86,6 +86,8 @@ class RedisStore:
                     raise self._why_short(key, layer, start + size)
                 out[filled : filled + size] = data
                 filled += size
+        for number in range(len(ranges)):
+            arrived(number)
 
     def delete(self, key: Key) -> bool:
         """See KVStore.delete. One command, so the entry goes whole."""

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.store.base import Range
+from ragkv.store.base import Arrived, Range, ignore
 from ragkv.store.codec import ROUNDED, Head, chunk_key, pack, read_blocks, unpack_head
 from ragkv.types import Digest, Key, Shape
 from tests.store.chunks import FINGERPRINT, SALT, SHAPE, packed, random_kv, same_bits, wanted_bytes
@@ -29,9 +29,11 @@ class Shelf:
         self.body = body
         self.ranges: list[Range] = []
 
-    def read(self, key: Key, ranges: list[Range], out: memoryview) -> None:
+    def read(self, key: Key, ranges: list[Range], out: memoryview, arrived: Arrived = ignore) -> None:
         self.ranges += ranges
         out[:] = b"".join(self.body[part.layer][part.offset : part.offset + part.size] for part in ranges)
+        for number in reversed(range(len(ranges))):  # In any order, as the contract allows.
+            arrived(number)
 
 
 def rows(head: Head, blocks: list[int]) -> list[int]:

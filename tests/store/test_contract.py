@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from itertools import accumulate
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -36,6 +37,33 @@ def test_ranges_fill_the_buffer_in_the_order_given(store: KVStore) -> None:
     store.put(KEY, HEAD, [memoryview(layer) for layer in BODY])
     found = read_ranges(store, KEY, Range(1, 7, 5), Range(0, 3, 2), Range(0, 3, 2), Range(1, 0, 6), Range(0, 9, 0))
     assert found == b"layer" + bytes([3, 4, 3, 4]) + b"second"
+
+
+def test_every_range_is_told_once_when_its_bytes_are_there(store: KVStore) -> None:
+    store.put(KEY, HEAD, BODY)
+    ranges = [Range(0, 5, 4000), Range(1, 0, 6), Range(0, 0, 1), Range(2, 0, 0)]
+    out = memoryview(bytearray(sum(part.size for part in ranges)))
+    starts = list(accumulate((part.size for part in ranges), initial=0))
+    told: list[int] = []
+
+    def arrived(number: int) -> None:
+        part = ranges[number]
+        assert out[starts[number] : starts[number + 1]] == BODY[part.layer][part.offset : part.offset + part.size]
+        told.append(number)
+
+    store.read(KEY, ranges, out, arrived)
+    assert sorted(told) == [0, 1, 2, 3]
+
+
+def test_what_the_listener_raises_ends_the_read_and_the_store_goes_on(store: KVStore) -> None:
+    store.put(KEY, HEAD, BODY)
+
+    def refuse(number: int) -> None:
+        raise EntryCorrupt("not what I wanted")
+
+    with pytest.raises(EntryCorrupt, match="not what I wanted"):
+        store.read(KEY, [Range(0, 0, 100), Range(2, 0, 5000)], memoryview(bytearray(5100)), refuse)
+    assert read_ranges(store, KEY, Range(1, 0, 6)) == b"second"
 
 
 def test_no_ranges_read_nothing(store: KVStore) -> None:
