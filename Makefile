@@ -27,7 +27,7 @@ OLDEST_PINS := transformers==5.17.0 huggingface-hub==1.5.0
 # These rooms import no transformers (tests/test_architecture.py), so an older one cannot change them.
 UNTOUCHED := tests/kernels tests/store tests/test_packaging.py tests/test_architecture.py
 
-.PHONY: help demo serve test test-oldest lint bench lock clean redis python
+.PHONY: help demo serve test soak test-oldest lint bench lock clean redis python
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,9 @@ serve: $(READY) ## API and dashboard on 127.0.0.1:8000
 
 test: $(READY) redis ## the whole test suite; ARGS="-k name" narrows it
 	$(BIN)/python -m pytest -q $(ARGS)
+
+soak: $(READY) redis ## the tests that take minutes: crashes and concurrency over and over
+	$(BIN)/python -m pytest -q -m soak $(ARGS)
 
 test-oldest: $(OLDEST)/.ready redis ## the tests that touch transformers, with the oldest supported one
 	$(OLDEST)/bin/python -m pytest -q $(addprefix --ignore=,$(UNTOUCHED)) $(ARGS)
