@@ -46,6 +46,8 @@ class Settings(BaseSettings):
         "shared", pattern="^(shared|isolated)$", description="What a chunk is encoded after (SamKV A13)."
     )
     store_timeout: float = Field(0.25, gt=0, description="Seconds a store may take to connect.")
+    host_bytes: int = Field(512 * 2**20, ge=0, description="Host memory for KV kept between questions, in bytes.")
+    gpu_bytes: int = Field(2**30, ge=0, description="GPU memory for the same, where the model is on one.")
     host: str = Field("127.0.0.1", description="Address `ragkv serve` listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port `ragkv serve` listens on; 0: any free one.")
     threads: int = Field(0, ge=0, description="CPU threads for the model; 0: torch's default.")

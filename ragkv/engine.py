@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -22,12 +23,15 @@ from ragkv.errors import ConfigError, InputError, NotFound, StoreError, StoreUna
 from ragkv.methods import FULL, check_method, default_method, make_method
 from ragkv.model import DecoderModel
 from ragkv.reader import Context, Reader
+from ragkv.recompute.base import Method
 from ragkv.report import Answer, Citation
 from ragkv.retrieve import Embedder, Retriever
-from ragkv.sources import Shelf, StoredChunk
+from ragkv.sources import Shelf, StoredChunk, prefetch
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
 from ragkv.store.codec import SCHEMA
+from ragkv.store.layout import Layout
+from ragkv.store.tiers import Budgets, Tiers
 from ragkv.summary import summarise
 from ragkv.types import Chunk, ChunkKV, Hit, Key
 from ragkv.watch import Watch
@@ -46,6 +50,8 @@ class Engine:
             raise ConfigError(f"RAGKV_METHOD: {error}") from None
         self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
         self.fingerprint = _fingerprint(model, settings.prefix)
+        block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype)
+        self.tiers = Tiers(store, block, Budgets(settings.host_bytes, settings.gpu_bytes), model.device)
         self.store_faults = 0
 
     @classmethod
@@ -71,6 +77,7 @@ class Engine:
 
     def close(self) -> None:
         """Write the index out and let go of files and sockets."""
+        self.tiers.close()
         self.retriever.save()
         self.store.close()
         self.catalog.close()
@@ -96,6 +103,7 @@ class Engine:
     def forget(self, keys: Iterable[Key]) -> None:
         """Delete KV that no chunk refers to any more. What a failing store keeps is an orphan, not an error."""
         for key in keys:
+            self.tiers.drop(key)
             try:
                 self.store.delete(key)
             except StoreError:
@@ -124,7 +132,7 @@ class Engine:
         stops = (*stop, *self.model.profile.stop)
         sampling = Sampling(max_tokens or self.settings.max_tokens, temperature, top_p, stops)
         with watch.step("retrieve"):
-            hits = self._search(question, collection, top_k or self.settings.top_k)
+            hits = self._search(question, collection, top_k or self.settings.top_k, way)
         self._check_room(hits, asked, sampling)
         if way is None:
             sources: list[StoredChunk] = []
@@ -155,6 +163,7 @@ class Engine:
             "method": self.method,
             "store": store,
             "store_faults": self.store_faults,
+            "tiers": {name: asdict(pool) for name, pool in self.tiers.stats().items()},
             "documents": documents,
         }
 
@@ -171,9 +180,12 @@ class Engine:
             )
         return tokens
 
-    def _search(self, question: str, collection: str, top_k: int) -> list[Hit]:
-        """Retrieved chunks in prompt order: documents by their best hit, chunks of one document adjacent, in order."""
-        hits = self.retriever.search(question, collection, top_k)
+    def _search(self, question: str, collection: str, top_k: int, way: Method | None = None) -> list[Hit]:
+        """Retrieved chunks in prompt order: documents by their best hit, chunks of one document adjacent, in order.
+
+        While the question is being embedded, the chunks that share its words are fetched ahead.
+        """
+        hits = self.retriever.search(question, collection, top_k, partial(self._fetch_ahead, collection, way))
         if not hits:
             raise NotFound(f"collection {collection!r} has no documents; add some with `ragkv ingest`")
         order = {document: rank for rank, document in enumerate(dict.fromkeys(h.chunk.document_id for h in hits))}
@@ -188,8 +200,12 @@ class Engine:
                 f"the model reads {limit}; ask with a smaller top_k or max_tokens"
             )
 
+    def _fetch_ahead(self, collection: str, way: Method | None, chunks: Sequence[Chunk]) -> None:
+        if way is not None and self.settings.host_bytes:
+            self.tiers.prefetch(partial(prefetch, self._shelf(collection), [chunk.tokens for chunk in chunks], way))
+
     def _shelf(self, collection: str) -> Shelf:
-        return Shelf(self.store, self.model, self.fingerprint, collection)
+        return Shelf(self.tiers, self.model, self.fingerprint, collection)
 
     def _open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
         shelf = self._shelf(collection)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
 from ragkv.model import DecoderModel
 from ragkv.reader import Fresh
-from ragkv.recompute.base import Blocks, Piece, Rows
+from ragkv.recompute.base import Blocks, Method, Piece, Rows
 from ragkv.recompute.digest import retrieval_pairs
-from ragkv.store.base import KVStore
-from ragkv.store.codec import Head, chunk_key, pack, read_blocks, unpack_head
+from ragkv.store.codec import Head, chunk_key, pack, unpack_head
 from ragkv.store.layout import Layout
+from ragkv.store.tier import Seen
+from ragkv.store.tiers import Loaded, Tiers
 from ragkv.types import ChunkKV, Key
 
 
 class Shelf:
-    """The entries of one collection in a store, as one model writes and reads them."""
+    """The entries of one collection in a store and its tiers, as one model writes and reads them."""
 
-    def __init__(self, store: KVStore, model: DecoderModel, fingerprint: str, collection: str):
+    def __init__(self, tiers: Tiers, model: DecoderModel, fingerprint: str, collection: str):
         self.block = model.profile.block
-        self._store, self._fingerprint, self._collection = store, fingerprint, collection
+        self._tiers, self._fingerprint, self._collection = tiers, fingerprint, collection
         self._shape, self._dtype = model.shape, model.dtype
         group = model.shape.q_heads // model.shape.kv_heads
         self._pairs = len(retrieval_pairs(model.profile.retrieval_heads, group))
@@ -30,18 +32,19 @@ class Shelf:
         """The name of a chunk in the store."""
         return chunk_key(self._fingerprint, self._collection, tokens)
 
-    def head(self, tokens: Sequence[int]) -> Head:
-        """The head record of a chunk, verified to be this chunk's, this model's and whole. Raises StoreError."""
+    def head(self, tokens: Sequence[int]) -> tuple[Head, str]:
+        """The head record of a chunk, verified to be this chunk's, this model's and whole, and the tier that had it.
+        Raises StoreError."""
         key = self.key(tokens)
-        head = unpack_head(self._store.head(key), key, self._fingerprint, self._collection)
-        expected = Layout(self._shape, len(tokens), self.block, self._dtype)
-        if head.layout != expected or head.digest.retrieval_keys.shape[0] != self._pairs:
-            raise EntryCorrupt(f"head of {key}: its sizes are not this model's")
-        return head
+        return self._tiers.head(key, lambda: self._read_head(key, len(tokens)))
 
-    def rows(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> list[Rows]:
+    def rows(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> Loaded:
         """Per layer the pre-RoPE rows of the wanted blocks, every block verified. Raises StoreError."""
-        return read_blocks(self._store, self.key(tokens), head, wanted)
+        return self._tiers.load(self.key(tokens), head, wanted)
+
+    def forget(self, tokens: Sequence[int]) -> None:
+        """Keep nothing of a chunk in memory: its entry is damaged."""
+        self._tiers.drop(self.key(tokens))
 
     def put(self, kv: ChunkKV) -> tuple[ChunkKV, StoreError | None]:
         """Store a chunk; returns it with its digest rounded as a stored one is, so that hit and miss choose alike, and
@@ -50,17 +53,24 @@ class Shelf:
         head, body = pack(kv, self.block, self._fingerprint)
         kept = replace(kv, digest=unpack_head(head, key, self._fingerprint, self._collection).digest)
         try:
-            self._store.put(key, head, body)
+            self._tiers.store.put(key, head, body)
         except StoreError as error:
             return kept, error
         return kept, None
 
+    def _read_head(self, key: Key, tokens: int) -> Head:
+        head = unpack_head(self._tiers.store.head(key), key, self._fingerprint, self._collection)
+        expected = Layout(self._shape, tokens, self.block, self._dtype)
+        if head.layout != expected or head.digest.retrieval_keys.shape[0] != self._pairs:
+            raise EntryCorrupt(f"head of {key}: its sizes are not this model's")
+        return head
+
 
 class StoredChunk:
-    """A chunk in the KV store, read range by range; a fault on the way encodes it again and goes on.
+    """A chunk in the KV store or its tiers, read range by range; a fault on the way encodes it again and goes on.
 
-    hit: the head was there and valid · fallback: why it had to be encoded again, "" if it had not · head_bytes,
-    loaded_bytes: read from the store.
+    hit: the head was there and valid · fallback: why it had to be encoded again, "" if it had not · head_bytes: of the
+    head record, from memory or store · loaded_bytes: of blocks, from host memory or store.
     """
 
     def __init__(self, shelf: Shelf, tokens: Sequence[int], exact: bool, encode: Callable[[], ChunkKV]):
@@ -68,29 +78,50 @@ class StoredChunk:
         self.tokens = tuple(tokens)
         self.hit, self.fallback, self.head_bytes, self.loaded_bytes = False, "", 0, 0
         self._shelf, self._exact, self._encode = shelf, exact, encode
+        self._seen = Seen()
         self._from: Head | Fresh
         try:
-            head = shelf.head(tokens)
+            head, tier = shelf.head(tokens)
         except StoreError as error:
             self._from = self._read_again(error)
             self.piece = self._from.piece
         else:
             self.hit, self.head_bytes, self._from = True, head.bytes, head
+            self._seen["store"] += head.bytes if tier == "store" else 0
             self.piece = Piece(len(self.tokens), shelf.block, head.digest, exact)
+
+    @property
+    def tier(self) -> str:
+        """The farthest one that anything came from: store, host or gpu. A head record that was in memory counts only
+        where no block was needed."""
+        return next((name for name in ("store", "host", "gpu") if self._seen[name]), "host")
 
     def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
         """Per layer the pre-RoPE rows of the wanted blocks; from a fresh encoding if the store fails."""
         if isinstance(self._from, Head):
             try:
-                rows = self._shelf.rows(self.tokens, self._from, wanted)
+                loaded = self._shelf.rows(self.tokens, self._from, wanted)
             except StoreError as error:
+                self._shelf.forget(self.tokens)
                 self._from = self._read_again(error)
             else:
-                self.loaded_bytes += sum(part.numel() * part.itemsize for pair in rows for part in pair)
-                return rows
+                self._seen += loaded.seen
+                self.loaded_bytes += loaded.seen["store"] + loaded.seen["host"]
+                return loaded.rows
         return self._from.load(wanted)
 
     def _read_again(self, error: StoreError) -> Fresh:
         self.hit = False
         self.fallback = "missing" if isinstance(error, EntryMissing) else f"{type(error).__name__}: {error}"
         return Fresh(self._encode(), self._shelf.block, self._exact)
+
+
+def prefetch(shelf: Shelf, chunks: Sequence[Sequence[int]], method: Method) -> None:
+    """Bring what a question about chunks (token ids) is sure to read: head records, and the blocks of the composite
+    pass. What is missing or damaged is left to the question. Raises StoreUnavailable."""
+    for tokens in chunks:
+        with suppress(EntryMissing, EntryCorrupt):
+            head, _ = shelf.head(tokens)
+            first = method.first([Piece(len(tokens), shelf.block, head.digest)])
+            if first:
+                shelf.rows(tokens, head, [first[0]] * head.layout.shape.layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from ragkv.model import DecoderModel
@@ -33,7 +34,8 @@ def summarise(
     shape = model.shape
     row = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
     heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
-    found = sum(s.hit for s in sources)
+    tiers = Counter(s.tier for s in sources if s.hit)
+    found = tiers.total()
     fallbacks = tuple(
         Fallback(hit.chunk.id, source.fallback) for hit, source in zip(hits, sources, strict=False) if source.fallback
     )
@@ -44,7 +46,7 @@ def summarise(
         model=model.name,
         tokens=Tokens(context, kept, sum(again), question, generated),
         ratios=Ratios(kept / context, sum(again) / context, (heads + loaded) / (context * row), found / len(hits)),
-        cache=Cache(len(hits), Hits(store=found), len(sources) - found, fallbacks),
+        cache=Cache(len(hits), Hits(**tiers), len(sources) - found, fallbacks),
         bytes=Bytes(context * row, heads, loaded),
         timings_ms=Timings(**{name: watch.spent(name) for name in TIMED}, ttft=ttft, total=watch.total()),
         chunks=chunks,

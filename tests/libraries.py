@@ -27,8 +27,9 @@ def documents(numbers: tuple[str, ...] = SIX) -> list[Document]:
 
 
 def open_engine(data: Path, model: DecoderModel, embedder: Embedder, **settings: object) -> Engine:
-    """An engine on a data folder, with a model and an embedder that are loaded already."""
-    chosen = load_settings(data=data, **settings)
+    """An engine on a data folder, with a model and an embedder that are loaded already. Unless told otherwise it keeps
+    nothing in memory, so that every question meets the store."""
+    chosen = load_settings(**{"data": data, "host_bytes": 0, **settings})
     store = open_store(chosen.store, chosen.data, chosen.store_timeout)
     catalog = Catalog.open(chosen.data / "catalog.sqlite")
     return Engine(chosen, model, store, catalog, Retriever(catalog, embedder, chosen.data / "index"))

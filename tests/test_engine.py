@@ -228,7 +228,7 @@ def test_a_redis_killed_between_questions_costs_time_only(tmp_path, model, embed
 
 def test_another_collection_never_reads_this_ones_entries(library, tmp_path, model, embedder):
     tokens = library.catalog.chunks_of("default", "01-skerrow-light.md")[0].tokens
-    mine, theirs = (Shelf(library.store, model, library.fingerprint, name) for name in ("default", "other"))
+    mine, theirs = (Shelf(library.tiers, model, library.fingerprint, name) for name in ("default", "other"))
     assert mine.key(tokens) != theirs.key(tokens)
     assert StoredChunk(mine, tokens, False, lambda: library.reader.encode(tokens)).hit
     source = StoredChunk(theirs, tokens, False, lambda: library.reader.encode(tokens))

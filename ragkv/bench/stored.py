@@ -10,6 +10,8 @@ from tempfile import TemporaryDirectory
 from ragkv.model import DecoderModel
 from ragkv.sources import Shelf, StoredChunk
 from ragkv.store.disk import DiskStore
+from ragkv.store.layout import Layout
+from ragkv.store.tiers import Budgets, Tiers
 from ragkv.types import ChunkKV
 
 
@@ -37,6 +39,7 @@ def disk(model: DecoderModel) -> Iterator[Stored]:
     with TemporaryDirectory(prefix="ragkv-quality-") as folder:
         store = DiskStore(Path(folder))
         try:
-            yield Stored(Shelf(store, model, "bench", "quality"))
+            block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype)
+            yield Stored(Shelf(Tiers(store, block, Budgets(), model.device), model, "bench", "quality"))
         finally:
             store.close()

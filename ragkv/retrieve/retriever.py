@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ragkv.catalog import Catalog, EmbedderIdentity
 from ragkv.retrieve.index import VectorIndex
-from ragkv.types import Hit
+from ragkv.types import Chunk, Hit
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,10 @@ class Retrieval:
 DEFAULTS = Retrieval()
 
 
+def _drop(chunks: Sequence[Chunk]) -> None:
+    """Nobody wants to know early."""
+
+
 class Retriever:
     """Search over the collections of a catalogue. Thread-safe: one lock around the indexes and the embedder."""
 
@@ -67,18 +71,26 @@ class Retriever:
         self._saved: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def search(self, question: str, collection: str = "default", top_k: int = 6) -> list[Hit]:
+    def search(
+        self,
+        question: str,
+        collection: str = "default",
+        top_k: int = 6,
+        early: Callable[[Sequence[Chunk]], None] = _drop,
+    ) -> list[Hit]:
         """The `top_k` chunks that fit the question best, best first; [] for an empty collection.
 
-        Raises EmbedderChanged.
+        early: told the best `top_k` by words alone, before the question is embedded, which takes longer. Raises
+        EmbedderChanged.
         """
         wanted = top_k * self.parameters.candidates
+        named = [row for row, _ in self.catalog.match(collection, question, wanted)]
+        early(list(self.catalog.chunks(collection, named[:top_k]).values()))
         with self._lock:
             index = self._current(collection)
             if not len(index):
                 return []
             near = index.search(self.embedder.encode([question])[0], wanted)
-        named = [row for row, _ in self.catalog.match(collection, question, wanted)]
         ranked = fuse([near, named], self.parameters.rank_constant)
         chunks = self.catalog.chunks(collection, [row for row, _ in ranked])
         # A chunk deleted since it was ranked is gone from `chunks`, and the next one moves up.

@@ -1,0 +1,152 @@
+"""One tier: a pool of blocks over a slower origin.
+
+Single flight: a block that is on its way is waited for, not read a second time, so a prefetch and the question that
+follows it never read twice. A pool too small for a request, or filled by blocks in use, is passed by.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ragkv.store.base import KVStore
+from ragkv.store.codec import Head, fetch
+from ragkv.store.layout import Layout, Part
+from ragkv.store.pool import BlockPool, Name, PoolStats
+from ragkv.types import Key
+
+Seen = Counter[str]
+"""Bytes by the tier that gave them."""
+
+
+class Origin(Protocol):
+    """Where blocks come from."""
+
+    def bring(self, key: Key, head: Head, found: Sequence[Part], seen: Seen) -> Tensor:
+        """The bytes of the parts, one after another, uint8. Raises StoreError."""
+        ...
+
+
+class FromStore:
+    """The origin of everything."""
+
+    def __init__(self, store: KVStore):
+        self._store = store
+
+    def bring(self, key: Key, head: Head, found: Sequence[Part], seen: Seen) -> Tensor:
+        """See Origin. Each block is verified."""
+        raw = fetch(self._store, key, head, found)
+        seen["store"] += raw.numel()
+        return raw
+
+
+class Tier:
+    """A pool over a slower origin. Thread-safe."""
+
+    def __init__(self, name: str, pool: BlockPool, below: Origin):
+        self.name, self.pool = name, pool
+        self._below = below
+        self._lock = threading.Lock()
+        self._coming: dict[Name, threading.Event] = {}
+
+    def bring(self, key: Key, head: Head, found: Sequence[Part], seen: Seen) -> Tensor:
+        """See Origin."""
+        with self.hold(key, head, found, seen) as slots:
+            if slots is None:
+                return self._below.bring(key, head, found, seen)
+            data, width = self.pool.data, head.layout.row_bytes
+            rows = _rows(self.starts(slots), found, width).to(data.device)
+            out = torch.empty((len(rows), width), dtype=torch.uint8, device=data.device, pin_memory=data.is_pinned())
+            return torch.index_select(data.view(-1, width), 0, rows, out=out).flatten()
+
+    def starts(self, slots: Sequence[int]) -> NDArray[np.int64]:
+        """Where slots begin in the pool's bytes."""
+        return np.array(slots, dtype=np.int64) * self.pool.size
+
+    @contextmanager
+    def hold(self, key: Key, head: Head, found: Sequence[Part], seen: Seen) -> Iterator[list[int] | None]:
+        """The slots of the parts, in order, pinned until the block ends; None when there is no room for them.
+
+        Raises StoreError when the origin does not deliver.
+        """
+        slots: list[int | None] = [None] * len(found)
+        try:
+            room = len(found) <= self.pool.slots
+            while room and None in slots:
+                missing = [i for i, slot in enumerate(slots) if slot is None]
+                room = self._fill(key, head, found, missing, slots, seen)
+            yield [slot for slot in slots if slot is not None] if room else None
+        finally:
+            with self._lock:
+                self.pool.release(slot for slot in slots if slot is not None)
+
+    def drop(self, key: Key) -> None:
+        """Forget a chunk."""
+        with self._lock:
+            self.pool.drop(key)
+
+    def stats(self) -> PoolStats:
+        """Of the pool."""
+        with self._lock:
+            return self.pool.stats()
+
+    def _fill(
+        self, key: Key, head: Head, found: Sequence[Part], wanted: list[int], slots: list[int | None], seen: Seen
+    ) -> bool:
+        """Find or bring the wanted parts, and wait for those that others bring; what these fail to bring stays None.
+        False: no room."""
+        names = [(key, *found[i][:2]) for i in wanted]
+        flight = threading.Event()
+        with self._lock:
+            for i, slot in zip(wanted, self.pool.find(names), strict=True):
+                slots[i] = slot
+                seen[self.name] += found[i][3] if slot is not None else 0
+            absent = [(i, name) for i, name in zip(wanted, names, strict=True) if slots[i] is None]
+            mine = [(i, name) for i, name in absent if name not in self._coming]
+            others = {id(self._coming[name]): self._coming[name] for _, name in absent if name in self._coming}
+            taken = self.pool.take(len(mine))
+            if taken is None:
+                return False
+            self._coming.update((name, flight) for _, name in mine)
+        try:
+            if mine:
+                chosen = [found[i] for i, _ in mine]
+                self._copy(self._below.bring(key, head, chosen, seen), taken, chosen, head.layout)
+        except BaseException:
+            with self._lock:
+                self.pool.release(taken)
+            raise
+        else:
+            with self._lock:
+                self.pool.name((name for _, name in mine), taken)
+            for (i, _), slot in zip(mine, taken, strict=True):
+                slots[i] = slot
+        finally:
+            with self._lock:
+                for _, name in mine:
+                    del self._coming[name]
+            flight.set()
+        for other in others.values():
+            other.wait()
+        return True
+
+    def _copy(self, raw: Tensor, taken: Sequence[int], found: Sequence[Part], layout: Layout) -> None:
+        """Bytes of parts, one after another, into their slots."""
+        data, width = self.pool.data, layout.row_bytes
+        rows = _rows(self.starts(taken), found, width).to(data.device)
+        data.view(-1, width).index_copy_(0, rows, raw.to(data.device, non_blocking=True).view(-1, width))
+
+
+def _rows(starts: NDArray[np.int64], found: Sequence[Part], width: int) -> Tensor:
+    """The rows of `width` bytes that the parts take up when they begin at `starts` (multiples of it)."""
+    counts = np.array([size for *_, size in found], dtype=np.int64) // width
+    first = starts // width - (counts.cumsum() - counts)
+    return torch.from_numpy(np.arange(int(counts.sum())) + first.repeat(counts))

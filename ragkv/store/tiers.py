@@ -1,0 +1,155 @@
+"""Tiers: stored blocks on their way to the model, and what is kept of them on the way.
+
+    gpu    a pool on the device      ┐ a block is looked up in this order, and stays
+    host   a pool in host memory     ┘ where it came through
+    store  disk or Redis; every block is verified when it leaves it (codec.py)
+
+Head records that were asked for are kept, too, parsed and verified: every question reads those of all its chunks.
+What is kept was right when it came and never changes, since a key names a content; `drop` is for entries that are
+deleted, or that turn out to be damaged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from ragkv.errors import StoreError
+from ragkv.store.base import KVStore
+from ragkv.store.codec import Head, offsets, unpack
+from ragkv.store.layout import Layout, parts
+from ragkv.store.pool import BlockPool, PoolStats
+from ragkv.store.tier import FromStore, Seen, Tier
+from ragkv.types import Key
+
+logger = logging.getLogger(__name__)
+
+HEADS_SHARE = 8
+"""One part in so many of the host budget is for head records."""
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Bytes of host memory and of GPU memory for what stays between questions; 0 keeps nothing there. The GPU's counts
+    only where the model is on one."""
+
+    host: int = 0
+    gpu: int = 0
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """rows: per layer (k, v) [m, Hkv, d], before RoPE · seen: bytes by the tier that gave them."""
+
+    rows: list[tuple[Tensor, Tensor]]
+    seen: Seen
+
+
+class Tiers:
+    """A KV store with what is kept of it in memory. Thread-safe."""
+
+    def __init__(self, store: KVStore, layout: Layout, budgets: Budgets, device: torch.device):
+        """layout: of any chunk of the model, for the size of a block · device: where the model is."""
+        self.store, self._device = store, device
+        size = Layout(layout.shape, layout.block, layout.block, layout.dtype).layer_bytes
+        heads = budgets.host // HEADS_SHARE
+        self._heads = _Heads(heads)
+        host = Tier("host", BlockPool(budgets.host - heads, size, torch.device("cpu")), FromStore(store))
+        self._tiers = [host]
+        if device.type == "cuda":
+            self._tiers.append(Tier("gpu", BlockPool(budgets.gpu, size, device), host))
+        self._ahead: ThreadPoolExecutor | None = None
+
+    def head(self, key: Key, read: Callable[[], Head]) -> tuple[Head, str]:
+        """(the head record of a chunk, the tier that had it). read: from the store, verified; raises StoreError."""
+        kept = self._heads.get(key)
+        if kept is not None:
+            return kept, "host"
+        head = read()
+        self._heads.put(key, head)
+        return head, "store"
+
+    def load(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> Loaded:
+        """Blocks, block ids per layer ascending. Raises EntryMissing, EntryCorrupt, StoreUnavailable."""
+        found, seen = parts(head.layout, wanted), Seen()
+        top = self._tiers[-1]
+        with top.hold(key, head, found, seen) as slots:
+            if slots is not None:
+                return Loaded(unpack(top.pool.data.flatten(), top.starts(slots), found, head.layout), seen)
+        below = self._tiers[-2] if len(self._tiers) > 1 else FromStore(self.store)
+        raw = below.bring(key, head, found, seen).to(self._device)
+        return Loaded(unpack(raw, offsets(found), found, head.layout), seen)
+
+    def prefetch(self, work: Callable[[], None]) -> None:
+        """Do `work` (calls of `head` and `load`) soon, in a thread of its own. What fails is tried again by whoever
+        needs it."""
+        if self._ahead is None:
+            self._ahead = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._ahead.submit(_quietly, work)
+
+    def drop(self, key: Key) -> None:
+        """Forget a chunk, whose entry in the store is deleted or damaged."""
+        self._heads.drop(key)
+        for tier in self._tiers:
+            tier.drop(key)
+
+    def stats(self) -> dict[str, PoolStats]:
+        """By tier."""
+        return {tier.name: tier.stats() for tier in self._tiers}
+
+    def close(self) -> None:
+        """Wait for what is being prefetched. The store stays open: it is its owner's to close."""
+        if self._ahead is not None:
+            self._ahead.shutdown(cancel_futures=True)
+
+
+class _Heads:
+    """Head records, the least recently used go first."""
+
+    def __init__(self, budget: int):
+        self._budget, self._bytes = budget, 0
+        self._held: OrderedDict[Key, Head] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Key) -> Head | None:
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+            return self._held.get(key)
+
+    def put(self, key: Key, head: Head) -> None:
+        with self._lock:
+            self._drop(key)
+            self._held[key] = head
+            self._bytes += _size(head)
+            while self._bytes > self._budget:
+                self._drop(next(iter(self._held)))
+
+    def drop(self, key: Key) -> None:
+        with self._lock:
+            self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        head = self._held.pop(key, None)
+        if head is not None:
+            self._bytes -= _size(head)
+
+
+def _size(head: Head) -> int:
+    """Bytes of a head record in memory; its digest is larger there than in the store."""
+    digest: list[Tensor] = [getattr(head.digest, field.name) for field in fields(head.digest)]
+    return sum(tensor.numel() * tensor.itemsize for tensor in digest) + head.checksums.nbytes + 32 * len(head.tokens)
+
+
+def _quietly(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except StoreError as error:
+        logger.debug("prefetch: %s", error)

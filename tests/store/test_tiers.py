@@ -1,0 +1,206 @@
+"""Tiers: the same rows from every tier, each block read once, and no memory held beyond the budgets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragkv.errors import EntryCorrupt, EntryMissing
+from ragkv.store.base import Arrived, Range, ignore
+from ragkv.store.codec import Head, read_blocks, unpack_head
+from ragkv.store.disk import DiskStore
+from ragkv.store.layout import Layout
+from ragkv.store.tier import Seen
+from ragkv.store.tiers import Budgets, Tiers
+from ragkv.types import ChunkKV, Key
+from tests.store.chunks import FINGERPRINT, SALT, SHAPE, packed, random_kv, same_bits, wanted_bytes
+
+BLOCK = 4
+SLOT = Layout(SHAPE, BLOCK, BLOCK, torch.float32).layer_bytes
+CPU = torch.device("cpu")
+ALL = [[0, 1, 2, 3, 4, 5]] * 3
+
+
+class CountingStore(DiskStore):
+    """A disk store that counts what is read, and can be held up."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.bytes = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reading = threading.Event()
+
+    def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
+        self.reading.set()
+        self.gate.wait(10)
+        self.bytes += out.nbytes
+        super().read(key, ranges, out, arrived)
+
+
+class Case:
+    """A store with one chunk in it, and tiers over it with room for so many blocks."""
+
+    def __init__(self, folder: Path, slots: int, seed: int = 0) -> None:
+        self.store = CountingStore(folder)
+        self.key, self.head = self.put(random_kv(seed=seed))
+        # One part in eight is for heads; the host pool has `slots` whole slots.
+        self.tiers = Tiers(
+            self.store, Layout(SHAPE, BLOCK, BLOCK, torch.float32), Budgets(host=-(-slots * SLOT * 8 // 7)), CPU
+        )
+
+    def put(self, kv: ChunkKV) -> tuple[Key, Head]:
+        key, record, body = packed(kv, BLOCK)
+        self.store.put(key, record, body)
+        return key, unpack_head(record, key, FINGERPRINT, SALT)
+
+    def load(self, wanted: Sequence[Sequence[int]]) -> Seen:
+        """Where the bytes came from; they are compared with what the store holds."""
+        loaded = self.tiers.load(self.key, self.head, wanted)
+        truth = read_blocks(DiskStore(self.store.root), self.key, self.head, wanted)
+        for (k, v), (true_k, true_v) in zip(loaded.rows, truth, strict=True):
+            assert same_bits(k, true_k)
+            assert same_bits(v, true_v)
+        assert sum(loaded.seen.values()) == wanted_bytes(self.head.layout, wanted)
+        return +loaded.seen
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Callable[..., Case]:
+    return lambda slots, seed=0: Case(tmp_path / str(seed), slots, seed)
+
+
+choices = st.lists(st.sets(st.integers(0, 5)).map(sorted), min_size=3, max_size=3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(first=choices, second=choices, slots=st.integers(0, 20))
+def test_rows_are_those_of_the_store_whatever_is_held(
+    tmp_path_factory: pytest.TempPathFactory, first: list[list[int]], second: list[list[int]], slots: int
+) -> None:
+    held = Case(tmp_path_factory.mktemp("tiers"), slots)
+    for wanted in (first, second, first):
+        held.load(wanted)
+    assert held.tiers.stats()["host"].pinned == 0
+
+
+def test_what_was_read_once_comes_from_memory(case: Callable[..., Case]) -> None:
+    it = case(18)
+    assert it.load([[0, 1], [], [5]]) == {"store": 5 * SLOT // 2}
+    read = it.store.bytes
+    assert it.load([[1], [], [5]]) == {"host": 3 * SLOT // 2}
+    assert it.store.bytes == read
+    assert it.load([[1, 2], [], [5]]) == {"host": 3 * SLOT // 2, "store": SLOT}
+    assert it.store.bytes == read + SLOT
+
+
+def test_without_a_budget_everything_comes_from_the_store(case: Callable[..., Case]) -> None:
+    it = case(0)
+    assert it.load(ALL) == it.load(ALL) == {"store": it.head.layout.body_bytes}
+
+
+def test_a_request_larger_than_the_pool_passes_it_by(case: Callable[..., Case]) -> None:
+    it = case(4)
+    it.load([[0], [], []])
+    assert it.load(ALL) == {"store": it.head.layout.body_bytes}
+    assert it.load([[0], [], []]) == {"host": SLOT}
+
+
+def test_a_block_on_its_way_is_not_read_twice(case: Callable[..., Case]) -> None:
+    it = case(18)
+    it.store.gate.clear()
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(it.tiers.load, it.key, it.head, ALL) for _ in range(8)]
+        assert it.store.reading.wait(10)
+        it.store.gate.set()
+        loaded = [future.result(10) for future in asked]
+    assert it.store.bytes == it.head.layout.body_bytes
+    assert all(same_bits(one.rows[2][1], loaded[0].rows[2][1]) for one in loaded)
+    assert it.tiers.stats()["host"].pinned == 0
+
+
+def test_who_waited_for_a_read_that_failed_reads_for_himself(case: Callable[..., Case]) -> None:
+    it = case(18)
+    it.store.gate.clear()
+    record, body = packed(random_kv(), BLOCK)[1:]
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(it.tiers.load, it.key, it.head, ALL)
+        assert it.store.reading.wait(10)
+        second = threads.submit(it.tiers.load, it.key, it.head, ALL)
+        it.store.delete(it.key)
+        it.store.gate.set()
+        assert isinstance(first.exception(10), EntryMissing)
+        assert isinstance(second.exception(10), EntryMissing)
+    assert it.tiers.stats()["host"].used == 0
+    it.store.put(it.key, record, body)
+    it.load(ALL)
+
+
+def test_a_damaged_block_is_not_kept(case: Callable[..., Case]) -> None:
+    it = case(18)
+    (file,) = it.store.root.glob("??/*.kv")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(EntryCorrupt):
+        it.tiers.load(it.key, it.head, ALL)
+    stats = it.tiers.stats()["host"]
+    assert (stats.used, stats.pinned) == (0, 0)
+
+
+def test_a_dropped_chunk_is_read_again(case: Callable[..., Case]) -> None:
+    it = case(18)
+    it.load(ALL)
+    it.tiers.drop(it.key)
+    assert it.load(ALL) == {"store": it.head.layout.body_bytes}
+
+
+def test_chunks_share_the_pool_and_the_longest_unused_goes_first(case: Callable[..., Case]) -> None:
+    it = case(18)
+    it.load(ALL)
+    other, head = it.put(random_kv(tokens=8, seed=5))
+    it.load([[5], [5], [5]])
+    it.tiers.load(other, head, [[0, 1]] * 3)
+    assert it.load([[5], [5], [5]]) == {"host": 3 * SLOT // 2}
+    assert it.load([[0], [], []]) == {"store": SLOT}
+    assert it.tiers.stats()["host"].evicted >= 6
+
+
+def test_a_head_is_read_and_checked_once(case: Callable[..., Case]) -> None:
+    it = case(1000)
+    reads: list[int] = []
+
+    def read() -> Head:
+        reads.append(1)
+        return it.head
+
+    assert it.tiers.head(it.key, read) == (it.head, "store")
+    assert it.tiers.head(it.key, read) == (it.head, "host")
+    it.tiers.drop(it.key)
+    assert it.tiers.head(it.key, read) == (it.head, "store")
+    assert len(reads) == 2
+
+
+def test_heads_beyond_their_budget_make_room(case: Callable[..., Case]) -> None:
+    it = case(100)  # room for heads: 100 slots / 7
+    names = [Key(f"{number:064x}") for number in range(50)]
+    for name in names:
+        it.tiers.head(name, lambda: it.head)
+    kept = [name for name in names if it.tiers.head(name, lambda: it.head)[1] == "host"]
+    assert len(kept) < len(names)
+
+
+def test_what_fails_ahead_of_time_is_nobodys_fault(case: Callable[..., Case], caplog: pytest.LogCaptureFixture) -> None:
+    it = case(18)
+    it.store.delete(it.key)
+    it.tiers.prefetch(lambda: it.load(ALL) and None)
+    it.tiers.close()
+    assert it.tiers.stats()["host"].used == 0
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
