@@ -1,0 +1,118 @@
+"""What encoding and loading cost on this machine, measured once: KV is loaded only where that is quicker.
+
+Prefilling a chunk again is the rival of every cache. On a slow link, or with a small model, it wins; then what the
+store holds is left where it is. Repair and question cost the same either way, so two straight lines decide:
+
+    encode(tokens) = a + b tokens        load(bytes) = c + d bytes        milliseconds
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ragkv.errors import StoreError
+from ragkv.reader import Reader
+from ragkv.store.base import KVStore, Range
+from ragkv.types import Key
+from ragkv.watch import Watch
+
+SHORT, LONG = 32, 128
+"""Tokens of the chunks that are encoded to measure."""
+SMALL, LARGE = 2**14, 2**21
+"""Bytes that are read to measure."""
+TURNS = 3
+
+
+@dataclass(frozen=True)
+class Line:
+    """fixed + each · n, in milliseconds."""
+
+    fixed: float
+    each: float
+
+    def at(self, n: int) -> float:
+        """The cost of n."""
+        return self.fixed + self.each * n
+
+
+@dataclass(frozen=True)
+class Costs:
+    """encode: by tokens of a chunk · load: by bytes read from the store."""
+
+    encode: Line
+    load: Line
+
+    def against(self, size: int, tokens: int) -> str:
+        """Why `size` bytes of a chunk of so many tokens are not worth loading; "" when they are."""
+        loading, encoding = self.load.at(size), self.encode.at(tokens)
+        if loading <= encoding:
+            return ""
+        return f"encoding is quicker: {encoding:.0f} ms predicted, {loading:.0f} ms to load {size} bytes"
+
+
+FREE = Costs(Line(0, 1), Line(0, 0))
+"""Always load: before anything was measured."""
+
+
+def costs(reader: Reader, store: KVStore, folder: Path, machine: str) -> Costs:
+    """Measured in an earlier run, or now. machine: names model, device and store, since each has its own costs.
+
+    A store that does not answer leaves everything to be loaded, and to be measured another time.
+    """
+    path = folder / f"{machine}.json"
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return Costs(Line(**known["encode"]), Line(**known["load"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    try:
+        found = Costs(_encoding(reader), _loading(store))
+    except StoreError:
+        return FREE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{secrets.token_hex(4)}")
+        temporary.write_text(json.dumps(asdict(found)) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        pass  # A folder that cannot be written costs the next start a measurement.
+    return found
+
+
+def _encoding(reader: Reader) -> Line:
+    def encode(tokens: int) -> float:
+        watch = Watch(reader.model.device)
+        reader.encode([0] * tokens)
+        return watch.total()
+
+    return _line(encode, SHORT, LONG)
+
+
+def _loading(store: KVStore) -> Line:
+    """With an entry of its own, removed afterwards."""
+    key = Key(secrets.token_hex(32))
+    out = memoryview(bytearray(LARGE))
+
+    def load(size: int) -> float:
+        start = time.perf_counter()
+        store.read(key, [Range(0, 0, size)], out[:size])
+        return 1000 * (time.perf_counter() - start)
+
+    store.put(key, b"a measurement", [secrets.token_bytes(LARGE)])
+    try:
+        return _line(load, SMALL, LARGE)
+    finally:
+        store.delete(key)
+
+
+def _line(cost: Callable[[int], float], few: int, many: int) -> Line:
+    """Through the best times of two sizes: what else the machine does meanwhile only ever adds."""
+    cost(few)
+    low, high = (min(cost(n) for _ in range(TURNS)) for n in (few, many))
+    each = max(0.0, high - low) / (many - few)
+    return Line(max(0.0, low - each * few), each)
