@@ -28,6 +28,7 @@ from ragkv.sources import Shelf, StoredChunk
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
 from ragkv.store.codec import SCHEMA
+from ragkv.store.seal import make_seal
 from ragkv.summary import summarise
 from ragkv.types import Chunk, ChunkKV, Hit, Key
 from ragkv.watch import Watch
@@ -45,7 +46,8 @@ class Engine:
         except InputError as error:
             raise ConfigError(f"RAGKV_METHOD: {error}") from None
         self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
-        self.fingerprint = _fingerprint(model, settings.prefix)
+        self.seal = make_seal(settings.store_secret.get_secret_value())
+        self.fingerprint = _fingerprint(model, settings.prefix, settings.store_body, self.seal.name)
         self.store_faults = 0
 
     @classmethod
@@ -189,7 +191,7 @@ class Engine:
             )
 
     def _shelf(self, collection: str) -> Shelf:
-        return Shelf(self.store, self.model, self.fingerprint, collection)
+        return Shelf(self.store, self.model, self.fingerprint, collection, self.settings.store_body, self.seal)
 
     def _open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
         shelf = self._shelf(collection)
@@ -215,9 +217,10 @@ class Engine:
         return text.strip(), len(tokens), ttft or watch.total()
 
 
-def _fingerprint(model: DecoderModel, mode: str) -> str:
-    """Hash of everything that makes stored KV valid: weights, tokenizer, S, wrapper, block, dtype, digests, schema."""
+def _fingerprint(model: DecoderModel, mode: str, body: str, seal: str) -> str:
+    """Hash of everything that makes stored KV valid: weights, tokenizer, S, wrapper, block, dtype, digests, body, seal,
+    schema."""
     profile = model.profile
-    facts = [SCHEMA, "pre-rope", mode, model.weights_hash, str(model.dtype), profile.block, profile.local]
+    facts = [SCHEMA, body, seal, "pre-rope", mode, model.weights_hash, str(model.dtype), profile.block, profile.local]
     facts += [model.prompt.pieces(), model.prompt.prefix, profile.retrieval_heads, "dense"]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

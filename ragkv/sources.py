@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
+from ragkv.errors import EntryCorrupt, EntryMissing, NotQuantisable, StoreError
 from ragkv.model import DecoderModel
 from ragkv.reader import Fresh
 from ragkv.recompute.base import Blocks, Piece, Rows
 from ragkv.recompute.digest import retrieval_pairs
 from ragkv.store.base import KVStore
-from ragkv.store.codec import Head, chunk_key, pack, read_blocks, unpack_head
+from ragkv.store.codec import Head, as_stored, chunk_key, pack, read_blocks, unpack_head
 from ragkv.store.layout import Layout
+from ragkv.store.seal import CHECKSUMS, Seal
 from ragkv.types import ChunkKV, Key
 
 
 class Shelf:
     """The entries of one collection in a store, as one model writes and reads them."""
 
-    def __init__(self, store: KVStore, model: DecoderModel, fingerprint: str, collection: str):
+    def __init__(
+        self,
+        store: KVStore,
+        model: DecoderModel,
+        fingerprint: str,
+        collection: str,
+        body: str = "exact",
+        seal: Seal = CHECKSUMS,
+    ):
+        """body: one of BODIES · seal: vouches for what is read. The fingerprint must tell both."""
         self.block = model.profile.block
-        self._store, self._fingerprint, self._collection = store, fingerprint, collection
+        self._store, self._fingerprint, self._body, self._seal = store, fingerprint, body, seal
+        self._salt = seal.salt(collection)
         self._shape, self._dtype = model.shape, model.dtype
         group = model.shape.q_heads // model.shape.kv_heads
         self._pairs = len(retrieval_pairs(model.profile.retrieval_heads, group))
 
     def key(self, tokens: Sequence[int]) -> Key:
         """The name of a chunk in the store."""
-        return chunk_key(self._fingerprint, self._collection, tokens)
+        return chunk_key(self._fingerprint, self._salt, tokens)
 
     def head(self, tokens: Sequence[int]) -> Head:
         """The head record of a chunk, verified to be this chunk's, this model's and whole. Raises StoreError."""
         key = self.key(tokens)
-        head = unpack_head(self._store.head(key), key, self._fingerprint, self._collection)
-        expected = Layout(self._shape, len(tokens), self.block, self._dtype)
+        head = self._unpack(self._store.head(key), key)
+        expected = Layout(self._shape, len(tokens), self.block, self._dtype, self._body)
         if head.layout != expected or head.digest.retrieval_keys.shape[0] != self._pairs:
-            raise EntryCorrupt(f"head of {key}: its sizes are not this model's")
+            raise EntryCorrupt(f"head of {key}: its sizes or its form are not this model's")
         return head
 
     def rows(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> list[Rows]:
@@ -44,16 +54,22 @@ class Shelf:
         return read_blocks(self._store, self.key(tokens), head, wanted)
 
     def put(self, kv: ChunkKV) -> tuple[ChunkKV, StoreError | None]:
-        """Store a chunk; returns it with its digest rounded as a stored one is, so that hit and miss choose alike, and
-        why it could not be stored, if so."""
+        """Store a chunk; returns it as it would come back, so that hit and miss choose and answer alike, and why it
+        could not be stored, if so. One that a quantised body cannot hold is returned as it is."""
         key = self.key(kv.tokens)
-        head, body = pack(kv, self.block, self._fingerprint)
-        kept = replace(kv, digest=unpack_head(head, key, self._fingerprint, self._collection).digest)
+        try:
+            head, body = pack(kv, self.block, self._fingerprint, self._body, self._seal)
+        except NotQuantisable as error:
+            return kv, error
+        kept = as_stored(kv, self._unpack(head, key), body)
         try:
             self._store.put(key, head, body)
         except StoreError as error:
             return kept, error
         return kept, None
+
+    def _unpack(self, head: bytes, key: Key) -> Head:
+        return unpack_head(head, key, self._fingerprint, self._salt, self._seal)
 
 
 class StoredChunk:
@@ -86,7 +102,7 @@ class StoredChunk:
             except StoreError as error:
                 self._from = self._read_again(error)
             else:
-                self.loaded_bytes += sum(part.numel() * part.itemsize for pair in rows for part in pair)
+                self.loaded_bytes += self._from.layout.wanted_bytes(wanted)
                 return rows
         return self._from.load(wanted)
 
