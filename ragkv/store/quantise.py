@@ -42,7 +42,7 @@ def quantise(k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     form, (many, tokens) = FORMS[layout.body], k.shape[:2]
     k_codes, k_scales = _coded(k, 1, form)
     v_codes, v_scales = _coded(v, 3, form)
-    pieces = [piece.reshape(many, -1) for piece in (k_codes, v_codes, k_scales, v_scales)]
+    pieces = [piece.flatten(1) for piece in (k_codes, v_codes, k_scales, v_scales)]
     pieces.append(torch.zeros((many, layout.bytes_of(tokens) - sum(p.shape[1] for p in pieces)), dtype=torch.uint8))
     return torch.cat(pieces, dim=1)
 
