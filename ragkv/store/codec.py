@@ -137,10 +137,12 @@ def as_stored(kv: ChunkKV, head: Head, body: Sequence[memoryview]) -> ChunkKV:
     """
     if head.layout.body == "exact":
         return replace(kv, digest=head.digest)
-    found = parts(head.layout, [range(head.layout.blocks)] * head.layout.shape.layers)
-    raw = torch.cat([torch.frombuffer(layer, dtype=torch.uint8) for layer in body])
-    k, v = zip(*unpack(raw, offsets(found), found, head.layout), strict=True)
-    return replace(kv, digest=head.digest, k=torch.stack(k), v=torch.stack(v))
+    k, v = torch.empty_like(kv.k), torch.empty_like(kv.v)
+    # Layer by layer, to need no second copy of everything: each is laid out as the first is.
+    found = parts(head.layout, [range(head.layout.blocks), *[()] * (head.layout.shape.layers - 1)])
+    for layer, data in enumerate(body):
+        (k[layer], v[layer]), *_ = unpack(torch.frombuffer(data, dtype=torch.uint8), offsets(found), found, head.layout)
+    return replace(kv, digest=head.digest, k=k, v=v)
 
 
 def read_blocks(

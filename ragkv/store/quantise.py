@@ -34,6 +34,9 @@ class Form(NamedTuple):
     largest: float
 
 
+PIECE = 2**18
+"""Numbers turned at a time on a CPU."""
+
 FORMS = {"int8": Form(torch.int8, 127.0), "fp8": Form(torch.float8_e4m3fn, 448.0)}
 
 
@@ -61,15 +64,29 @@ def dequantise(raw: Tensor, begin: NDArray[np.int64], counts: NDArray[np.int64],
     k_at = np.stack([begin + 2 * counts, begin + 2 * counts + 1], axis=1).ravel()
     block = np.arange(len(counts)).repeat(counts)
     # All indices cross to the device at once.
-    sizes = [2 * rows, rows, len(k_at), rows]
-    index = torch.from_numpy(np.concatenate([codes_at, codes_at + counts.repeat(counts), v_at, k_at, block]))
-    at_codes, at_v, at_k, of_block = index.to(raw.device).split(sizes)
+    index = torch.from_numpy(np.concatenate([codes_at, codes_at + counts.repeat(counts), v_at, block, k_at]))
+    *per_token, at_k = index.to(raw.device).split([rows] * 4 + [len(k_at)])
     lines = raw.view(-1, row)
-    codes = lines.index_select(0, at_codes).view(form.dtype).view(2, rows, shape.kv_heads, shape.head_dim)
-    k_scales = lines.index_select(0, at_k).view(torch.float16).view(-1, shape.kv_heads, shape.head_dim)
-    v_scales = raw.view(-1, 2 * shape.kv_heads).index_select(0, at_v).view(torch.float16)
-    out[0] = codes[0].float().mul_(k_scales.float().index_select(0, of_block))
-    out[1] = codes[1].float().mul_(v_scales.float().unsqueeze(-1))
+    k_scales = lines.index_select(0, at_k).view(torch.float16).view(-1, shape.kv_heads, shape.head_dim).float()
+    # On a CPU in pieces that its caches hold: between the steps, whole questions would go out to memory and back.
+    step = max(1, PIECE // row) if raw.device.type == "cpu" else max(1, rows)
+    for start in range(0, rows, step):
+        at_k_codes, at_v_codes, at_v, of_block = (at[start : start + step] for at in per_token)
+        k = _numbers(lines.index_select(0, at_k_codes), form).view(-1, shape.kv_heads, shape.head_dim)
+        v = _numbers(lines.index_select(0, at_v_codes), form).view(-1, shape.kv_heads, shape.head_dim)
+        v_scales = raw.view(-1, 2 * shape.kv_heads).index_select(0, at_v).view(torch.float16).float()
+        out[0, start : start + step] = k.mul_(k_scales.index_select(0, of_block))
+        out[1, start : start + step] = v.mul_(v_scales.unsqueeze(-1))
+
+
+def _numbers(codes: Tensor, form: Form) -> Tensor:
+    """Codes, as bytes, as float32."""
+    if form.dtype == torch.int8:
+        return codes.view(torch.int8).float()
+    # e4m3 moved up by 7 bits is a float16 whose exponent counts from 15, not 7: 2^8 too small, subnormals included.
+    # On a CPU torch's own conversion takes ten times as long.
+    bits = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
+    return bits.view(torch.float16).float().mul_(256.0)
 
 
 def _coded(x: Tensor, dim: int, form: Form) -> tuple[Tensor, Tensor]:

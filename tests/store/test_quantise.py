@@ -151,6 +151,21 @@ def test_a_tiny_fp8_body_byte_for_byte() -> None:
     assert bytes(body).hex() == "".join(expected)
 
 
+def test_every_fp8_code_means_the_number_that_torch_says() -> None:
+    codes = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+    numbers = codes.view(torch.float8_e4m3fn).float()
+    raw = torch.zeros((1, 256 + 256 + 512 + 256), dtype=torch.uint8)
+    layout = Layout(Shape(1, 1, 1, 256), 1, 1, torch.float32, "fp8")
+    raw[0, :256], raw[0, 256:512] = codes, codes
+    raw[0, 512 : 512 + 514] = torch.full((257,), 0.5, dtype=torch.float16).view(torch.uint8)
+    out = torch.empty((2, 1, 1, 256))
+    dequantise(raw.view(-1), np.array([0]), np.array([1]), layout, out)
+    finite = numbers.isfinite()
+    assert int((~finite).sum()) == 2, "the codes of NaN, which quantising never makes"
+    for part in out:
+        assert same_bits(part.view(-1)[finite], numbers[finite] / 2)
+
+
 @pytest.mark.parametrize("form", QUANTISED)
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan, 1e30, -3e7])
 @pytest.mark.parametrize("part", ["k", "v"])
