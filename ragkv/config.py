@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from ragkv.errors import ConfigError
@@ -45,12 +45,27 @@ class Settings(BaseSettings):
     prefix: str = Field(
         "shared", pattern="^(shared|isolated)$", description="What a chunk is encoded after (SamKV A13)."
     )
+    store_body: str = Field(
+        "exact",
+        pattern="^(exact|int8|fp8)$",
+        description="How K and V are stored: every bit, or a byte a number.",
+    )
+    store_secret: SecretStr = Field(
+        SecretStr(""), description="Authenticates what the store holds; empty: checksums against accidents."
+    )
     store_timeout: float = Field(0.25, gt=0, description="Seconds a store may take to connect.")
     host_bytes: int = Field(512 * 2**20, ge=0, description="Host memory for KV kept between questions, in bytes.")
     gpu_bytes: int = Field(2**30, ge=0, description="GPU memory for the same, where the model is on one.")
     host: str = Field("127.0.0.1", description="Address `ragkv serve` listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port `ragkv serve` listens on; 0: any free one.")
     threads: int = Field(0, ge=0, description="CPU threads for the model; 0: torch's default.")
+
+    @field_validator("store_secret")
+    @classmethod
+    def _hard_to_guess(cls, secret: SecretStr) -> SecretStr:
+        if 0 < len(secret.get_secret_value()) < 16:
+            raise ValueError("at least 16 characters, for example those of `openssl rand -hex 32`")
+        return secret
 
     @classmethod
     def settings_customise_sources(

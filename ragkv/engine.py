@@ -31,6 +31,7 @@ from ragkv.store import open_store
 from ragkv.store.base import KVStore
 from ragkv.store.codec import SCHEMA
 from ragkv.store.layout import Layout
+from ragkv.store.seal import make_seal
 from ragkv.store.tiers import Budgets, Tiers
 from ragkv.summary import summarise
 from ragkv.types import Chunk, ChunkKV, Hit, Key
@@ -49,8 +50,9 @@ class Engine:
         except InputError as error:
             raise ConfigError(f"RAGKV_METHOD: {error}") from None
         self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
-        self.fingerprint = _fingerprint(model, settings.prefix)
-        block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype)
+        self.seal = make_seal(settings.store_secret.get_secret_value())
+        self.fingerprint = _fingerprint(model, settings.prefix, settings.store_body, self.seal.name)
+        block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, settings.store_body)
         self.tiers = Tiers(store, block, Budgets(settings.host_bytes, settings.gpu_bytes), model.device)
         self.store_faults = 0
 
@@ -205,7 +207,7 @@ class Engine:
             self.tiers.prefetch(partial(prefetch, self._shelf(collection), [chunk.tokens for chunk in chunks], way))
 
     def _shelf(self, collection: str) -> Shelf:
-        return Shelf(self.tiers, self.model, self.fingerprint, collection)
+        return Shelf(self.tiers, self.model, self.fingerprint, collection, self.settings.store_body, self.seal)
 
     def _open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
         shelf = self._shelf(collection)
@@ -231,9 +233,10 @@ class Engine:
         return text.strip(), len(tokens), ttft or watch.total()
 
 
-def _fingerprint(model: DecoderModel, mode: str) -> str:
-    """Hash of everything that makes stored KV valid: weights, tokenizer, S, wrapper, block, dtype, digests, schema."""
+def _fingerprint(model: DecoderModel, mode: str, body: str, seal: str) -> str:
+    """Hash of everything that makes stored KV valid: weights, tokenizer, S, wrapper, block, dtype, digests, body, seal,
+    schema."""
     profile = model.profile
-    facts = [SCHEMA, "pre-rope", mode, model.weights_hash, str(model.dtype), profile.block, profile.local]
+    facts = [SCHEMA, body, seal, "pre-rope", mode, model.weights_hash, str(model.dtype), profile.block, profile.local]
     facts += [model.prompt.pieces(), model.prompt.prefix, profile.retrieval_heads, "dense"]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

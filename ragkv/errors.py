@@ -17,7 +17,8 @@ RagkvError
     ├── StoreUnavailable     down, hung or refused
     ├── StoreFull            no space left
     ├── EntryMissing         evicted or never stored
-    └── EntryCorrupt         length, checksum, shape or fingerprint differ
+    ├── EntryCorrupt         length, checksum, shape or fingerprint differ
+    └── NotQuantisable       numbers that an int8 or fp8 body cannot hold
 """
 
 
@@ -95,3 +96,7 @@ class EntryMissing(StoreError):
 
 class EntryCorrupt(StoreError):
     """The entry is there and is not what it claims to be."""
+
+
+class NotQuantisable(StoreError):
+    """K or V holds numbers that a quantised body cannot hold; the chunk is not stored."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
-from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
+from ragkv.errors import EntryCorrupt, EntryMissing, NotQuantisable, StoreError
 from ragkv.model import DecoderModel
 from ragkv.reader import Fresh
 from ragkv.recompute.base import Blocks, Method, Piece, Rows
 from ragkv.recompute.digest import retrieval_pairs
-from ragkv.store.codec import Head, chunk_key, pack, unpack_head
+from ragkv.store.codec import Head, as_stored, chunk_key, pack, unpack_head
 from ragkv.store.layout import Layout
+from ragkv.store.seal import CHECKSUMS, Seal
 from ragkv.store.tier import Seen
 from ragkv.store.tiers import Loaded, Tiers
 from ragkv.types import ChunkKV, Key
@@ -21,16 +21,26 @@ from ragkv.types import ChunkKV, Key
 class Shelf:
     """The entries of one collection in a store and its tiers, as one model writes and reads them."""
 
-    def __init__(self, tiers: Tiers, model: DecoderModel, fingerprint: str, collection: str):
+    def __init__(
+        self,
+        tiers: Tiers,
+        model: DecoderModel,
+        fingerprint: str,
+        collection: str,
+        body: str = "exact",
+        seal: Seal = CHECKSUMS,
+    ):
+        """body: one of BODIES · seal: vouches for what is read. The fingerprint must tell both."""
         self.block = model.profile.block
-        self._tiers, self._fingerprint, self._collection = tiers, fingerprint, collection
+        self._tiers, self._fingerprint, self._body, self._seal = tiers, fingerprint, body, seal
+        self._salt = seal.salt(collection)
         self._shape, self._dtype = model.shape, model.dtype
         group = model.shape.q_heads // model.shape.kv_heads
         self._pairs = len(retrieval_pairs(model.profile.retrieval_heads, group))
 
     def key(self, tokens: Sequence[int]) -> Key:
         """The name of a chunk in the store."""
-        return chunk_key(self._fingerprint, self._collection, tokens)
+        return chunk_key(self._fingerprint, self._salt, tokens)
 
     def head(self, tokens: Sequence[int]) -> tuple[Head, str]:
         """The head record of a chunk, verified to be this chunk's, this model's and whole, and the tier that had it.
@@ -47,11 +57,14 @@ class Shelf:
         self._tiers.drop(self.key(tokens))
 
     def put(self, kv: ChunkKV) -> tuple[ChunkKV, StoreError | None]:
-        """Store a chunk; returns it with its digest rounded as a stored one is, so that hit and miss choose alike, and
-        why it could not be stored, if so."""
+        """Store a chunk; returns it as it would come back, so that hit and miss choose and answer alike, and why it
+        could not be stored, if so. One that a quantised body cannot hold is returned as it is."""
         key = self.key(kv.tokens)
-        head, body = pack(kv, self.block, self._fingerprint)
-        kept = replace(kv, digest=unpack_head(head, key, self._fingerprint, self._collection).digest)
+        try:
+            head, body = pack(kv, self.block, self._fingerprint, self._body, self._seal)
+        except NotQuantisable as error:
+            return kv, error
+        kept = as_stored(kv, self._unpack(head, key), body)
         try:
             self._tiers.store.put(key, head, body)
         except StoreError as error:
@@ -59,11 +72,14 @@ class Shelf:
         return kept, None
 
     def _read_head(self, key: Key, tokens: int) -> Head:
-        head = unpack_head(self._tiers.store.head(key), key, self._fingerprint, self._collection)
-        expected = Layout(self._shape, tokens, self.block, self._dtype)
+        head = self._unpack(self._tiers.store.head(key), key)
+        expected = Layout(self._shape, tokens, self.block, self._dtype, self._body)
         if head.layout != expected or head.digest.retrieval_keys.shape[0] != self._pairs:
-            raise EntryCorrupt(f"head of {key}: its sizes are not this model's")
+            raise EntryCorrupt(f"head of {key}: its sizes or its form are not this model's")
         return head
+
+    def _unpack(self, head: bytes, key: Key) -> Head:
+        return unpack_head(head, key, self._fingerprint, self._salt, self._seal)
 
 
 class StoredChunk:

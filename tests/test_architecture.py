@@ -21,7 +21,7 @@ LAYERS = (
     {"kernels", "report", "watch"},
     {"config", "context", "needles", "passes", "profile", "prompt", "recompute", "samples", "sparse"},
     {"catalog", "model", "retrieve", "store"},
-    {"decode", "methods", "reader", "sources", "stitch", "summary"},
+    {"cost", "decode", "methods", "reader", "sources", "stitch", "summary"},
     {"calibrate", "engine"},
     {"bench", "demo", "ingest"},
     {"api", "cli"},

@@ -115,7 +115,14 @@ def test_wrong_usage_is_one_line_and_exit_2(ragkv: Program, arguments: list[str]
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("RAGKV_TOP_K", "none"), ("RAGKV_PORT", "99999"), ("RAGKV_PREFIX", "sideways")]
+    ("name", "value"),
+    [
+        ("RAGKV_TOP_K", "none"),
+        ("RAGKV_PORT", "99999"),
+        ("RAGKV_PREFIX", "sideways"),
+        ("RAGKV_STORE_BODY", "int4"),
+        ("RAGKV_STORE_SECRET", "geheim"),
+    ],
 )
 def test_a_wrong_setting_is_one_line_and_exit_2(
     ragkv: Program, monkeypatch: pytest.MonkeyPatch, name: str, value: str
@@ -125,6 +132,7 @@ def test_a_wrong_setting_is_one_line_and_exit_2(
     assert done.code == 2
     assert is_one_line(done.err)
     assert name.removeprefix("RAGKV_").lower() in done.err
+    assert "geheim" not in done.err
 
 
 def test_without_a_command_the_help_is_shown(ragkv: Program) -> None:
@@ -330,6 +338,17 @@ def test_the_doctor_shows_no_password(ragkv: Program, tmp_path: Path) -> None:
     done = ragkv("doctor", "--data", tmp_path / "d", "--store", "redis://user:geheim@127.0.0.1:1/0")
     assert done.code == 1
     assert "geheim" not in done.out + done.err
+
+
+def test_the_doctor_shows_no_secret_and_finds_nothing_of_another_ones(
+    ragkv: Program, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAGKV_STORE_SECRET", "geheim und lang genug")
+    done = ragkv("doctor", "--data", data)
+    assert "geheim" not in done.out + done.err
+    assert "store_secret = **********" in done.out
+    assert "2 of 2 chunks have no KV" in done.out
+    assert "ragkv reindex" in done.out
 
 
 # Processes

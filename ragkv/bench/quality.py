@@ -5,6 +5,8 @@ Chunks are encoded once, outside the figures. Two accountings of the time to the
     ttft        cache-ready: the chunks' KV lies in memory
     ttft_load   heads and blocks come from a store, whose files the page cache holds
 
+With a store, both read the same numbers: chunks lie in memory as they came back from it, quantised bodies included.
+
 Full prefill of the chunks is done once per set and shared by its questions, which changes no answer (the question's
 rows come last); its time counts for each of them.
 """
@@ -46,7 +48,7 @@ class Cupboard(Protocol):
     """A store to measure with."""
 
     def put(self, kv: ChunkKV) -> ChunkKV:
-        """Store a chunk; returns it as it comes back, its digest rounded."""
+        """Store a chunk; returns it as it comes back: its digest rounded, K and V too where the body is quantised."""
         ...
 
     def open(self, kv: ChunkKV, exact: bool) -> Read:

@@ -1,7 +1,7 @@
 """Outcomes in a file, one JSON line each, so that a run that was broken off goes on where it stopped.
 
-The first line says what the run is (model, questions, longest answer, prefix, dtype): a file of another run is refused,
-not mixed.
+The first line says what the run is (model, questions, longest answer, prefix, dtype, body): a file of another run is
+refused, not mixed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,19 @@ class Record:
     """The outcomes of one run, read at the start and appended to."""
 
     def __init__(
-        self, path: Path, model: DecoderModel, sets: Sequence[QuestionSet], max_tokens: int, prefix: str = "shared"
+        self,
+        path: Path,
+        model: DecoderModel,
+        sets: Sequence[QuestionSet],
+        max_tokens: int,
+        prefix: str = "shared",
+        body: str = "exact",
     ):
         """Raises InputError when the file holds something else, or cannot be read."""
         questions = hashlib.sha256(repr([dataclasses.astuple(each) for each in sets]).encode()).hexdigest()
         self._path, self._sets = path, sets
         run = {"ragkv": "quality", "model": model.weights_hash, "questions": questions, "max_tokens": max_tokens}
-        run |= {"prefix": prefix, "dtype": str(model.dtype)}
+        run |= {"prefix": prefix, "dtype": str(model.dtype), "body": body}
         try:
             lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         except (OSError, UnicodeDecodeError) as error:
@@ -38,7 +44,8 @@ class Record:
             lines.pop()
         if lines and _parse(path, 1, lines[0]) != run:
             raise InputError(
-                f"{path} holds a run with another model, questions, answer length, prefix or dtype; name another file"
+                f"{path} holds a run with another model, questions, answer length, prefix, dtype or body; "
+                "name another file"
             )
         self.done: dict[Asked, Outcome] = {}
         for number, line in enumerate(lines[1:], 2):

@@ -22,7 +22,7 @@ class Stored:
         self._shelf = shelf
 
     def put(self, kv: ChunkKV) -> ChunkKV:
-        """Store a chunk; returns it as it comes back, its digest rounded. Raises StoreError."""
+        """Store a chunk; returns it as it comes back. Raises StoreError."""
         kept, fault = self._shelf.put(kv)
         if fault is not None:
             raise fault
@@ -34,12 +34,12 @@ class Stored:
 
 
 @contextmanager
-def disk(model: DecoderModel) -> Iterator[Stored]:
-    """A store in a temporary folder, gone afterwards."""
+def disk(model: DecoderModel, body: str = "exact") -> Iterator[Stored]:
+    """A store in a temporary folder, gone afterwards. body: how K and V are stored."""
     with TemporaryDirectory(prefix="ragkv-quality-") as folder:
         store = DiskStore(Path(folder))
         try:
-            block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype)
-            yield Stored(Shelf(Tiers(store, block, Budgets(), model.device), model, "bench", "quality"))
+            block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, body)
+            yield Stored(Shelf(Tiers(store, block, Budgets(), model.device), model, "bench", "quality", body))
         finally:
             store.close()

@@ -74,13 +74,14 @@ def quality(
     ] = None,
     table: Annotated[Path | None, typer.Option("--table", help="Write the table to this Markdown file.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw F1 over TTFT into this .png or .svg file.")] = None,
+    body: Annotated[str | None, typer.Option("--body", help="How the store holds K and V: exact, int8 or fp8.")] = None,
     model: Model = None,
     device: Device = None,
 ) -> int:
     """Every method on questions with known answers: answers, blocks found, tokens kept and recomputed, times."""
     if natural and longbench:
         raise typer.BadParameter("give --natural or --longbench, not both", param_hint="--longbench")
-    settings = settings_from(None, None, model, device)
+    settings = settings_from(None, None, model, device, store_body=body)
     from ragkv.bench.plot import check_plot
     from ragkv.bench.plot import plot as draw
     from ragkv.bench.quality import ask_all
@@ -96,14 +97,16 @@ def quality(
     loaded = DecoderModel.load(settings.model_source, settings.device, settings.dtype, profiles)
     methods = tuple(dict.fromkeys(method or usable(loaded)))
     asked = _sets(loaded, natural, longbench or [], chunks, (sets, questions, seed), max_tokens if fit else 0)
-    record = Record(out_file, loaded, asked, max_tokens, settings.prefix) if out_file else None
-    with disk(loaded) as store, progress() as told:
+    record = Record(out_file, loaded, asked, max_tokens, settings.prefix, settings.store_body) if out_file else None
+    with disk(loaded, settings.store_body) as store, progress() as told:
         kept = (record.done, record.keep) if record else ()
         outcomes = ask_all(loaded, asked, methods, told, max_tokens, settings.prefix, store, *kept)
     result = rows(outcomes)
     _write(file, [dataclasses.asdict(row) for row in result])
     kind = "natural" if natural else "LongBench" if longbench else "generated"
     title = f"{loaded.name}: {result[0].questions} {kind} questions"
+    if settings.store_body != "exact":
+        title += f", {settings.store_body} bodies"
     out().print(title)
     _show_quality(result)
     if table is not None:

@@ -255,7 +255,7 @@ def _wanted(engine: Engine) -> dict[Key, str]:
     from ragkv.store.codec import chunk_key
 
     return {
-        chunk_key(engine.fingerprint, info.collection, chunk.tokens): f"{info.collection}/{chunk.id}"
+        chunk_key(engine.fingerprint, engine.seal.salt(info.collection), chunk.tokens): f"{info.collection}/{chunk.id}"
         for info in engine.catalog.documents(None)
         for chunk in engine.catalog.chunks_of(info.collection, info.id)
     }

@@ -2,13 +2,14 @@
 
 An entry is a head and a body.
 
-    body    per layer one byte string, laid out as `Layout` says
-    head    frame   magic 8s · schema u32 · length of the record u64 · xxh3_128 of the record 16s
-            record  safetensors: the digest, the token ids, one xxh3_64 per (layer, block); sizes as JSON metadata
+    body    per layer one byte string, laid out as `Layout` says: K and V exactly, or quantised (quantise.py)
+    head    frame   magic 8s · schema u32 · length of the record u64 · tag of the record 16s
+            record  safetensors: the digest, the token ids, one tag per (layer, block) [L, B, T]; sizes, dtype, body and
+                    fingerprint as JSON metadata
 
-All numbers are little-endian. The checksums find accidents: a bit flip, a short file, a mixed-up entry. They are no
-defence against someone who may write to the store and computes them anew; such a forger can make answers wrong, but
-cannot run code (nothing here is pickled), nor make a reader allocate more than the bytes it was given.
+All numbers are little-endian. What tags are, and against whom they help, is the seal's matter (seal.py). Whoever wrote
+an entry, and whatever its tags say, it cannot run code (nothing here is pickled), nor make a reader allocate more than
+in proportion to the bytes it was given.
 
 Digests only rank blocks, and every question reads them for every retrieved chunk. So where the model computes in
 float32, mean_keys, local_query and retrieval_keys are stored in float16: half the bytes, and what rounding changes in a
@@ -19,28 +20,32 @@ compare bits). They come back in the model's own dtype.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import safetensors.torch
 import torch
-import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ragkv.errors import EntryCorrupt
 from ragkv.store.base import KVStore
 from ragkv.store.layout import Layout, Part, joined, parts
+from ragkv.store.quantise import dequantise, quantise
+from ragkv.store.seal import CHECKSUMS, RECORD_BYTES, Seal
 from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape
 
-__all__ = ["Head", "Layout", "chunk_key", "fetch", "offsets", "pack", "read_blocks", "unpack", "unpack_head"]
+__all__ = [
+    *("Head", "Layout", "as_stored", "chunk_key", "fetch", "offsets", "pack", "read_blocks", "unpack", "unpack_head"),
+]
 
 MAGIC = b"ragkvhd\n"
-SCHEMA = 2
-FRAME = struct.Struct("<8sIQ16s")
+SCHEMA = 3
+FRAME = struct.Struct(f"<8sIQ{RECORD_BYTES}s")
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 SIZES = ("tokens", "block", "layers", "q_heads", "kv_heads", "head_dim")
 ROUNDED = ("mean_keys", "local_query", "retrieval_keys")
@@ -50,14 +55,15 @@ ROUNDED = ("mean_keys", "local_query", "retrieval_keys")
 class Head:
     """A head record, read and verified.
 
-    digest: as in types.py, mean_keys, local_query and retrieval_keys rounded (see above) · checksums [L, B] uint64,
-    xxh3_64 of each block's bytes · bytes: size of the head as stored.
+    digest: as in types.py, mean_keys, local_query and retrieval_keys rounded (see above) · tags [L, B, T] uint8, one of
+    each block's bytes · seal: vouched for the record, and says whether a block has its tag · bytes: size as stored.
     """
 
     tokens: tuple[int, ...]
     digest: Digest
     layout: Layout
-    checksums: NDArray[np.uint64]
+    tags: NDArray[np.uint8]
+    seal: Seal
     fingerprint: str
     bytes: int
 
@@ -75,10 +81,15 @@ def chunk_key(fingerprint: str, salt: str, tokens: Sequence[int]) -> Key:
     return Key(digest.hexdigest())
 
 
-def pack(kv: ChunkKV, block: int, fingerprint: str) -> tuple[bytes, list[memoryview]]:
-    """(head, body): the body has one byte string per layer. Raises ValueError when the sizes in `kv` disagree."""
+def pack(
+    kv: ChunkKV, block: int, fingerprint: str, form: str = "exact", seal: Seal = CHECKSUMS
+) -> tuple[bytes, list[memoryview]]:
+    """(head, body): the body has one byte string per layer, in the form `form` of BODIES.
+
+    Raises ValueError when the sizes in `kv` disagree, NotQuantisable for numbers that the form cannot hold.
+    """
     layers, tokens, kv_heads, head_dim = kv.k.shape
-    layout = Layout(Shape(layers, kv.digest.local_query.shape[1], kv_heads, head_dim), tokens, block, kv.k.dtype)
+    layout = Layout(Shape(layers, kv.digest.local_query.shape[1], kv_heads, head_dim), tokens, block, kv.k.dtype, form)
     if block < 1 or tokens < 1 or layout.dtype not in DTYPES.values():
         raise ValueError(f"cannot store {tokens} tokens in blocks of {block} as {layout.dtype}")
     if kv.v.shape != kv.k.shape or kv.v.dtype != kv.k.dtype or len(kv.tokens) != tokens:
@@ -88,22 +99,22 @@ def pack(kv: ChunkKV, block: int, fingerprint: str) -> tuple[bytes, list[memoryv
     body = _body(kv, layout)
     tensors = _digest_tensors(kv.digest, layout.dtype)
     tensors["tokens"] = torch.tensor(kv.tokens, dtype=torch.int32)
-    tensors["checksums"] = torch.from_numpy(_checksums(body, layout))
-    _check_tensors(tensors, layout)
+    tensors["tags"] = torch.from_numpy(_tags(body, layout, seal))
+    _check_tensors(tensors, layout, seal)
     record = safetensors.torch.save(tensors, {"ragkv": _metadata(layout, fingerprint)})
-    return FRAME.pack(MAGIC, SCHEMA, len(record), xxhash.xxh3_128_digest(record)) + record, body
+    return FRAME.pack(MAGIC, SCHEMA, len(record), seal.record(record)) + record, body
 
 
-def unpack_head(data: bytes, key: Key, fingerprint: str, salt: str) -> Head:
+def unpack_head(data: bytes, key: Key, fingerprint: str, salt: str, seal: Seal = CHECKSUMS) -> Head:
     """Read a head and check that it is whole, of this schema, consistent in itself, and the one that `key` names.
 
     Raises EntryCorrupt otherwise.
     """
-    record = _record(data, key)
+    record = _record(data, key, seal)
     try:
         tensors = safetensors.torch.load(record)
         layout, maker = _read_metadata(record)
-        _check_tensors(tensors, layout)
+        _check_tensors(tensors, layout, seal)
     except Exception as error:  # A forged record may make its parsers raise anything; it is not a head all the same.
         raise EntryCorrupt(f"head of {key} is malformed: {error}") from error
     if maker != fingerprint:
@@ -114,9 +125,24 @@ def unpack_head(data: bytes, key: Key, fingerprint: str, salt: str) -> Head:
     low, high = tensors["landmarks"].aminmax()
     if low < 0 or high >= layout.tokens:
         raise EntryCorrupt(f"head of {key} names a landmark outside the chunk")
-    checksums = tensors.pop("checksums").numpy()
+    tags = tensors.pop("tags").numpy()
     tensors.update({name: tensors[name].to(layout.dtype) for name in ROUNDED})
-    return Head(tokens, Digest(**tensors), layout, checksums, fingerprint, len(data))
+    return Head(tokens, Digest(**tensors), layout, tags, seal, fingerprint, len(data))
+
+
+def as_stored(kv: ChunkKV, head: Head, body: Sequence[memoryview]) -> ChunkKV:
+    """A chunk as it would come back from what it was packed into: its digest rounded, K and V too if quantised.
+
+    So what a question is answered from does not depend on whether the chunk was found or had to be encoded again.
+    """
+    if head.layout.body == "exact":
+        return replace(kv, digest=head.digest)
+    k, v = torch.empty_like(kv.k), torch.empty_like(kv.v)
+    # Layer by layer, to need no second copy of everything: each is laid out as the first is.
+    found = parts(head.layout, [range(head.layout.blocks), *[()] * (head.layout.shape.layers - 1)])
+    for layer, data in enumerate(body):
+        (k[layer], v[layer]), *_ = unpack(torch.frombuffer(data, dtype=torch.uint8), offsets(found), found, head.layout)
+    return replace(kv, digest=head.digest, k=k, v=v)
 
 
 def read_blocks(
@@ -146,7 +172,7 @@ def fetch(store: KVStore, key: Key, head: Head, found: Sequence[Part]) -> Tensor
     raw = torch.empty(sum(size for *_, size in found), dtype=torch.uint8)
     view = memoryview(raw.numpy())  # type: ignore[arg-type]  # numpy declares its buffer from Python 3.12 on
     ranges = joined(found)
-    checksums = head.checksums.tolist()
+    tags, (_, blocks, wide) = memoryview(head.tags.tobytes()), head.tags.shape
     # Parts of each range, as (layer, block, start, end): neighbours are read as one and checked apart.
     inside: list[list[tuple[int, int, int, int]]] = [[] for _ in ranges]
     number, left, start = -1, 0, 0
@@ -160,7 +186,8 @@ def fetch(store: KVStore, key: Key, head: Head, found: Sequence[Part]) -> Tensor
 
     def verify(number: int) -> None:
         for layer, block, start, end in inside[number]:
-            if xxhash.xxh3_64_intdigest(view[start:end]) != checksums[layer][block]:
+            at = (layer * blocks + block) * wide
+            if not hmac.compare_digest(head.seal.block(view[start:end]), tags[at : at + wide]):
                 raise EntryCorrupt(f"{key}: layer {layer}, block {block} is damaged")
 
     if found:
@@ -171,44 +198,53 @@ def fetch(store: KVStore, key: Key, head: Head, found: Sequence[Part]) -> Tensor
 def unpack(
     raw: Tensor, starts: NDArray[np.int64], found: Sequence[Part], layout: Layout, pin: bool = False
 ) -> list[tuple[Tensor, Tensor]]:
-    """Blocks as stored, [2, n_b, Hkv, d] each -> K and V per layer, as `read_blocks` returns them.
+    """Blocks as stored -> K and V per layer, as `read_blocks` returns them, on the device of `raw`.
 
-    raw: bytes, uint8 · starts: where each of the parts `found` begins in them, a multiple of a row's bytes.
+    raw: bytes, uint8 · starts: where each of the parts `found` begins in them, a multiple of a row's bytes; parts may
+    lie in any order and with anything between them · pin: see `read_blocks`; nothing where `raw` is on a GPU.
     One copy for all layers: at these sizes torch calls cost more than bytes.
     """
     table = np.array(found, dtype=np.int64).reshape(-1, 4)
-    counts = table[:, 3] // (2 * layout.row_bytes)
-    rows = int(counts.sum())
-    # Token i of the result is row (its block's first row in raw) + (its number inside the block); its V lies n_b on.
-    first = starts // layout.row_bytes - (counts.cumsum() - counts)
-    k_rows = np.arange(rows) + first.repeat(counts)
-    source = torch.from_numpy(np.concatenate([k_rows, k_rows + counts.repeat(counts)]))
-    both = torch.empty((2, rows, layout.shape.kv_heads, layout.shape.head_dim), dtype=layout.dtype, pin_memory=pin)
-    # As bytes: measured four times quicker than as bfloat16.
-    out = both.view(torch.uint8).view(2 * rows, layout.row_bytes)
-    torch.index_select(raw.view(-1, layout.row_bytes), 0, source, out=out)
+    counts = np.minimum(layout.tokens - table[:, 1] * layout.block, layout.block)
+    rows, begin = int(counts.sum()), starts // layout.row_bytes
+    size = (2, rows, layout.shape.kv_heads, layout.shape.head_dim)
+    both = torch.empty(size, dtype=layout.dtype, device=raw.device, pin_memory=pin and raw.device.type == "cpu")
+    if layout.body == "exact":
+        # Token i of the result is row (its block's first row in raw) + (its number in the block); its V lies n_b on.
+        k_rows = np.arange(rows) + (begin - (counts.cumsum() - counts)).repeat(counts)
+        source = torch.from_numpy(np.concatenate([k_rows, k_rows + counts.repeat(counts)])).to(raw.device)
+        # As bytes: measured four times quicker than as bfloat16.
+        out = both.view(torch.uint8).view(2 * rows, layout.row_bytes)
+        torch.index_select(raw.view(-1, layout.row_bytes), 0, source, out=out)
+    else:
+        dequantise(raw, begin, counts, layout, both)
     per_layer = np.bincount(table[:, 0], weights=counts, minlength=layout.shape.layers).astype(np.int64).tolist()
     return list(zip(torch.split(both[0], per_layer), torch.split(both[1], per_layer), strict=True))
 
 
 def _body(kv: ChunkKV, layout: Layout) -> list[memoryview]:
-    layers, tokens, heads, d = kv.k.shape
-    many, whole = tokens // layout.block, tokens // layout.block * layout.block
-    body = torch.empty((layers, 2 * tokens, heads, d), dtype=layout.dtype)
-    full = body[:, : 2 * whole].view(layers, many, 2, layout.block, heads, d)
-    rest = body[:, 2 * whole :].view(layers, 2, tokens - whole, heads, d)
-    for part, source in enumerate((kv.k.detach(), kv.v.detach())):
-        full[:, :, part] = source[:, :whole].reshape(layers, many, layout.block, heads, d)
-        rest[:, part] = source[:, whole:]
+    rest = layout.tokens % layout.block
+    whole = layout.tokens - rest
+    body = torch.empty((layout.shape.layers, layout.layer_bytes), dtype=torch.uint8)
+    for out, k, v in zip(body, kv.k.detach(), kv.v.detach(), strict=True):
+        full, last = _blocks(k[:whole], v[:whole], layout.block, layout), _blocks(k[whole:], v[whole:], rest, layout)
+        torch.cat([full, last], out=out)
     # numpy has no bfloat16, so the bytes leave torch as bytes.
-    return [memoryview(layer) for layer in body.view(layers, -1).view(torch.uint8).numpy()]
+    return [memoryview(layer) for layer in body.numpy()]
 
 
-def _checksums(body: Sequence[memoryview], layout: Layout) -> NDArray[np.uint64]:
-    found = np.empty((layout.shape.layers, layout.blocks), dtype=np.uint64)
-    for layer, block, start, size in parts(layout, [range(layout.blocks)] * layout.shape.layers):
-        found[layer, block] = xxhash.xxh3_64_intdigest(body[layer][start : start + size])
-    return found
+def _blocks(k: Tensor, v: Tensor, tokens: int, layout: Layout) -> Tensor:
+    """Rows k, v [m · tokens, Hkv, d] -> the bytes of m blocks, one after another."""
+    k, v = (x.reshape(-1, max(1, tokens), *x.shape[1:]) for x in (k, v))
+    if layout.body == "exact":
+        return torch.stack([k, v], dim=1).view(-1).view(torch.uint8)
+    return quantise(k, v, layout).view(-1)
+
+
+def _tags(body: Sequence[memoryview], layout: Layout, seal: Seal) -> NDArray[np.uint8]:
+    wanted = [range(layout.blocks)] * layout.shape.layers
+    tags = [seal.block(body[layer][start : start + size]) for layer, _, start, size in parts(layout, wanted)]
+    return np.frombuffer(b"".join(tags), np.uint8).reshape(layout.shape.layers, layout.blocks, seal.block_bytes).copy()
 
 
 def _digest_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -228,13 +264,13 @@ def _digest_tensors(digest: Digest, dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def _check_tensors(tensors: dict[str, Tensor], layout: Layout) -> None:
-    """Raises unless these are the record's tensors, of the dtypes and sizes that `layout` tells."""
+def _check_tensors(tensors: dict[str, Tensor], layout: Layout, seal: Seal) -> None:
+    """Raises unless these are the record's tensors, of the dtypes and sizes that `layout` and `seal` tell."""
     shape, rounded = layout.shape, _digest_dtype(layout.dtype)
     blocks = (shape.layers, layout.blocks)
     expected = {
         "tokens": (torch.int32, (layout.tokens,)),
-        "checksums": (torch.uint64, blocks),
+        "tags": (torch.uint8, (*blocks, seal.block_bytes)),
         "mean_keys": (rounded, (*blocks, shape.kv_heads, shape.head_dim)),
         "local_query": (rounded, (shape.layers, shape.q_heads, shape.head_dim)),
         "alpha": (torch.float32, blocks),
@@ -251,19 +287,20 @@ def _check_tensors(tensors: dict[str, Tensor], layout: Layout) -> None:
 def _metadata(layout: Layout, fingerprint: str) -> str:
     # One JSON string, because safetensors keeps no order among metadata and equal chunks should be equal bytes.
     sizes = {"tokens": layout.tokens, "block": layout.block, **asdict(layout.shape)}
-    return json.dumps({"fingerprint": fingerprint, "dtype": str(layout.dtype).removeprefix("torch."), **sizes})
+    forms = {"dtype": str(layout.dtype).removeprefix("torch."), "body": layout.body}
+    return json.dumps({"fingerprint": fingerprint, **forms, **sizes})
 
 
-def _record(data: bytes, key: Key) -> bytes:
-    """The record inside the frame. Raises EntryCorrupt when the frame or the checksum says that it is not whole."""
+def _record(data: bytes, key: Key, seal: Seal) -> bytes:
+    """The record inside the frame. Raises EntryCorrupt when the frame or the tag says that it is not what was put."""
     if len(data) < FRAME.size:
         raise EntryCorrupt(f"head of {key} has only {len(data)} bytes")
-    magic, schema, size, checksum = FRAME.unpack_from(data)
+    magic, schema, size, tag = FRAME.unpack_from(data)
     if magic != MAGIC or schema != SCHEMA:
         raise EntryCorrupt(f"head of {key} is not of schema {SCHEMA}")
     record = data[FRAME.size :]
-    if len(record) != size or xxhash.xxh3_128_digest(record) != checksum:
-        raise EntryCorrupt(f"head of {key} is damaged")
+    if len(record) != size or not hmac.compare_digest(seal.record(record), tag):
+        raise EntryCorrupt(f"head of {key} is damaged, or was made under another secret")
     return record
 
 
@@ -275,4 +312,4 @@ def _read_metadata(record: bytes) -> tuple[Layout, str]:
     if any(type(number) is not int or number < 1 for number in sizes) or type(told["fingerprint"]) is not str:
         raise ValueError("sizes must be numbers above 0")
     tokens, block, *shape = sizes
-    return Layout(Shape(*shape), tokens, block, DTYPES[told["dtype"]]), told["fingerprint"]
+    return Layout(Shape(*shape), tokens, block, DTYPES[told["dtype"]], told["body"]), told["fingerprint"]

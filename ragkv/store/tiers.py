@@ -58,13 +58,12 @@ class Tiers:
     def __init__(self, store: KVStore, layout: Layout, budgets: Budgets, device: torch.device):
         """layout: of any chunk of the model, for the size of a block · device: where the model is."""
         self.store, self._device = store, device
-        size = Layout(layout.shape, layout.block, layout.block, layout.dtype).layer_bytes
         heads = budgets.host // HEADS_SHARE
         self._heads = _Heads(heads)
-        host = Tier("host", BlockPool(budgets.host - heads, size, torch.device("cpu")), FromStore(store))
+        host = Tier("host", BlockPool(budgets.host - heads, layout.full_bytes, torch.device("cpu")), FromStore(store))
         self._tiers = [host]
         if device.type == "cuda":
-            self._tiers.append(Tier("gpu", BlockPool(budgets.gpu, size, device), host))
+            self._tiers.append(Tier("gpu", BlockPool(budgets.gpu, layout.full_bytes, device), host))
         self._ahead: ThreadPoolExecutor | None = None
 
     def head(self, key: Key, read: Callable[[], Head]) -> tuple[Head, str]:
@@ -145,7 +144,7 @@ class _Heads:
 def _size(head: Head) -> int:
     """Bytes of a head record in memory; its digest is larger there than in the store."""
     digest: list[Tensor] = [getattr(head.digest, field.name) for field in fields(head.digest)]
-    return sum(tensor.numel() * tensor.itemsize for tensor in digest) + head.checksums.nbytes + 32 * len(head.tokens)
+    return sum(tensor.numel() * tensor.itemsize for tensor in digest) + head.tags.nbytes + 32 * len(head.tokens)
 
 
 def _quietly(work: Callable[[], None]) -> None:

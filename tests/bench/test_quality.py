@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ragkv.bench.quality import ask_all
 from ragkv.bench.record import Record
@@ -12,6 +13,7 @@ from ragkv.bench.stored import disk
 from ragkv.bench.table import rows
 from ragkv.cli import run
 from ragkv.errors import InputError
+from ragkv.reader import Reader
 
 
 @pytest.mark.timeout(600)
@@ -49,6 +51,30 @@ def test_the_store_is_read_as_it_is_in_service(model, small):
     assert all(o.figures.ttft_load >= o.figures.ttft > 0 for o in outcomes if o.method == "full")
     without = ask_all(model, small, METHODS, lambda *_: None)
     assert {row.load for row in rows(without)} == {None}
+
+
+def test_the_command_reads_quantised_bodies_if_asked_to(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = ["bench", "quality", "--sets", "1", "--chunks", "2", "--questions", "1", "--max-tokens", "2"]
+    asked += ["--method", "reuse", "--out", "run.jsonl"]
+    assert run([*asked, "--body", "int8", "--json", "rows.json"]) == 0
+    (row,) = json.loads((tmp_path / "rows.json").read_text())
+    assert 35 * 128 / (32 * 512) < row["load"] < 0.35, "all blocks, and the heads"
+    assert "int8 bodies" in capsys.readouterr().out
+    assert run(asked) == 1
+    assert "body" in capsys.readouterr().err
+
+
+def test_the_numbers_in_memory_are_those_that_the_store_gives_back(model):
+    kv = Reader(model, model.prompt.prefix).encode(range(300, 340))
+    with disk(model, "fp8") as store:
+        kept = store.put(kv)
+        rows_of = store.open(kv, exact=False).load([(0, 2)] * model.shape.layers)
+    for layer, (k, v) in enumerate(rows_of):
+        tokens = [*range(16), *range(32, 40)]
+        assert torch.equal(k, kept.k[layer, tokens])
+        assert torch.equal(v, kept.v[layer, tokens])
+    assert not torch.equal(kept.v, kv.v)
 
 
 def test_a_run_that_was_broken_off_goes_on_where_it_stopped(model, small, tmp_path):

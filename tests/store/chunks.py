@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ragkv.store.base import KVStore, Range
+from ragkv.store.base import Arrived, KVStore, Range, ignore
 from ragkv.store.codec import chunk_key, pack
 from ragkv.store.layout import Layout, parts
+from ragkv.store.seal import CHECKSUMS, Seal
 from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape
 
 BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
@@ -52,6 +54,21 @@ def random_kv(
     return ChunkKV(tuple(ids), bits(*size), bits(*size), digest)
 
 
+def finite_kv(
+    tokens: int = 22,
+    block: int = 4,
+    shape: Shape = SHAPE,
+    dtype: torch.dtype = torch.float32,
+    pairs: int = 2,
+    seed: int = 0,
+) -> ChunkKV:
+    """A ChunkKV whose K and V are numbers as a model has them, which any body can hold."""
+    kv = random_kv(tokens, block, shape, dtype, pairs, seed)
+    generator = torch.Generator().manual_seed(seed)
+    k, v = torch.randn((2, *kv.k.shape), generator=generator, dtype=torch.float64).mul(3).to(dtype)
+    return replace(kv, k=k, v=v)
+
+
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Equal in dtype, size and every bit: NaN equals itself, 0 is not -0."""
     if one.dtype != other.dtype or one.shape != other.shape:
@@ -59,9 +76,11 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.contiguous().view(BITS[one.dtype]), other.contiguous().view(BITS[other.dtype]))
 
 
-def packed(kv: ChunkKV, block: int = 4) -> tuple[Key, bytes, list[memoryview]]:
+def packed(
+    kv: ChunkKV, block: int = 4, form: str = "exact", seal: Seal = CHECKSUMS
+) -> tuple[Key, bytes, list[memoryview]]:
     """Its key under FINGERPRINT and SALT, its head and its body."""
-    return chunk_key(FINGERPRINT, SALT, kv.tokens), *pack(kv, block, FINGERPRINT)
+    return chunk_key(FINGERPRINT, seal.salt(SALT), kv.tokens), *pack(kv, block, FINGERPRINT, form, seal)
 
 
 def read_ranges(store: KVStore, key: Key, *ranges: Range) -> bytes:
@@ -74,3 +93,17 @@ def read_ranges(store: KVStore, key: Key, *ranges: Range) -> bytes:
 def wanted_bytes(layout: Layout, wanted: Sequence[Sequence[int]]) -> int:
     """Bytes of the body that `read_blocks` reads for `wanted`: the sum of the blocks, nothing around them."""
     return sum(size for *_, size in parts(layout, wanted))
+
+
+class MemoryShelf:
+    """Bodies in memory, for tests of the codec alone. ranges: what was read."""
+
+    def __init__(self, body: Sequence[memoryview]) -> None:
+        self.body = body
+        self.ranges: list[Range] = []
+
+    def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
+        self.ranges += ranges
+        out[:] = b"".join(self.body[part.layer][part.offset : part.offset + part.size] for part in ranges)
+        for number in reversed(range(len(ranges))):  # In any order, as the contract allows.
+            arrived(number)

@@ -14,26 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.store.base import Arrived, Range, ignore
+from ragkv.store.base import Range
 from ragkv.store.codec import ROUNDED, Head, chunk_key, pack, read_blocks, unpack_head
-from ragkv.types import Digest, Key, Shape
-from tests.store.chunks import FINGERPRINT, SALT, SHAPE, packed, random_kv, same_bits, wanted_bytes
+from ragkv.types import Digest, Shape
+from tests.store.chunks import FINGERPRINT, SALT, SHAPE, MemoryShelf, packed, random_kv, same_bits, wanted_bytes
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-
-
-class Shelf:
-    """Bodies in memory, for tests of the codec alone."""
-
-    def __init__(self, body: list[memoryview]) -> None:
-        self.body = body
-        self.ranges: list[Range] = []
-
-    def read(self, key: Key, ranges: list[Range], out: memoryview, arrived: Arrived = ignore) -> None:
-        self.ranges += ranges
-        out[:] = b"".join(self.body[part.layer][part.offset : part.offset + part.size] for part in ranges)
-        for number in reversed(range(len(ranges))):  # In any order, as the contract allows.
-            arrived(number)
 
 
 def rows(head: Head, blocks: list[int]) -> list[int]:
@@ -54,7 +40,7 @@ def test_any_choice_of_blocks_comes_back_bit_for_bit(
     head = unpack_head(record, key, FINGERPRINT, SALT)
     chosen = st.sets(st.integers(0, head.layout.blocks - 1)).map(sorted)
     wanted = [data.draw(chosen) for _ in range(shape.layers)]
-    shelf = Shelf(body)
+    shelf = MemoryShelf(body)
     loaded = read_blocks(shelf, key, head, wanted)
     for layer, (k, v) in enumerate(loaded):
         assert same_bits(k, kv.k[layer, rows(head, wanted[layer])])
@@ -100,7 +86,7 @@ def test_a_body_is_its_blocks_each_k_then_v() -> None:
 def test_neighbouring_blocks_are_read_as_one_range() -> None:
     key, record, body = packed(random_kv())
     head = unpack_head(record, key, FINGERPRINT, SALT)
-    shelf = Shelf(body)
+    shelf = MemoryShelf(body)
     read_blocks(shelf, key, head, [[0, 1, 2, 4, 5], [], [0, 5]])
     full = head.layout.range(0, 0).size
     last = head.layout.range(0, 5).size
@@ -115,7 +101,7 @@ def test_neighbouring_blocks_are_read_as_one_range() -> None:
 def test_layers_without_wanted_blocks_give_empty_tensors() -> None:
     key, record, body = packed(random_kv())
     head = unpack_head(record, key, FINGERPRINT, SALT)
-    shelf = Shelf(body)
+    shelf = MemoryShelf(body)
     assert [(k.shape, v.dtype) for k, v in read_blocks(shelf, key, head, [[], [], []])] == [
         ((0, 2, 8), torch.float32)
     ] * 3
@@ -128,9 +114,7 @@ def test_blocks_that_cannot_be_wanted_are_a_mistake_of_the_caller(wanted: list[l
     key, record, body = packed(random_kv())
     head = unpack_head(record, key, FINGERPRINT, SALT)
     with pytest.raises(ValueError, match="blocks wanted"):
-        read_blocks(Shelf(body), key, head, wanted)
-    with pytest.raises(ValueError, match="blocks wanted"):
-        wanted_bytes(head.layout, wanted)
+        read_blocks(MemoryShelf(body), key, head, wanted)
 
 
 def test_keys_too_large_for_half_precision_stay_finite() -> None:

@@ -68,7 +68,9 @@ FORGERIES = {
     "wrong dtype": (None, {"alpha": torch.zeros((3, 6), dtype=torch.float64)}),
     "wrong shape": (None, {"mean_keys": torch.zeros((3, 6, 2, 9), dtype=torch.float16)}),
     "no dimensions": (None, {"retrieval_keys": torch.zeros((), dtype=torch.float16)}),
-    "checksums of other blocks": (None, {"checksums": torch.zeros((3, 7), dtype=torch.uint64)}),
+    "tags of other blocks": (None, {"tags": torch.zeros((3, 7, 8), dtype=torch.uint8)}),
+    "tags of another seal": (None, {"tags": torch.zeros((3, 6, 16), dtype=torch.uint8)}),
+    "no tags": (None, {"tags": torch.zeros((3, 6, 0), dtype=torch.uint8)}),
     "landmark outside": (None, {"landmarks": torch.full((3, 6, 4), 22, dtype=torch.int32)}),
     "landmark below": (None, {"landmarks": torch.full((3, 6, 4), -1, dtype=torch.int32)}),
     "too few landmarks": (None, {"landmarks": torch.zeros((3, 6, 3), dtype=torch.int32)}),
@@ -81,6 +83,8 @@ FORGERIES = {
     "truth for a number": ({"kv_heads": True}, {}),
     "unknown dtype": ({"dtype": "object"}, {}),
     "other dtype": ({"dtype": "bfloat16"}, {}),
+    "unknown body": ({"body": "int4"}, {}),
+    "no body": ({"body": None}, {}),
     "fingerprint of another type": ({"fingerprint": ["model 1"]}, {}),
 }
 
