@@ -21,10 +21,11 @@ from ragkv.decode import Sampling, cut_at_stop, decode
 from ragkv.errors import ConfigError, InputError, NotFound, StoreError, StoreUnavailable
 from ragkv.methods import FULL, check_method, default_method, make_method
 from ragkv.model import DecoderModel
+from ragkv.qualify import why_not
 from ragkv.reader import Context, Reader
 from ragkv.report import Answer, Citation
 from ragkv.retrieve import Embedder, Retriever
-from ragkv.sources import Shelf, StoredChunk
+from ragkv.sources import Quarantine, Shelf, StoredChunk
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
 from ragkv.store.codec import SCHEMA
@@ -34,7 +35,10 @@ from ragkv.watch import Watch
 
 
 class Engine:
-    """Model, KV store, catalogue and retrieval of one process. Not thread-safe: one thread owns it."""
+    """Model, KV store, catalogue and retrieval of one process. Not thread-safe: one thread owns it.
+
+    unqualified: why the model must not reuse stored KV (see qualify.py), "" when it may.
+    """
 
     def __init__(self, settings: Settings, model: DecoderModel, store: KVStore, catalog: Catalog, retriever: Retriever):
         self.settings, self.model, self.store, self.catalog, self.retriever = settings, model, store, catalog, retriever
@@ -46,13 +50,16 @@ class Engine:
             raise ConfigError(f"RAGKV_METHOD: {error}") from None
         self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
         self.fingerprint = _fingerprint(model, settings.prefix)
+        self.unqualified = ""
+        self.quarantine = Quarantine()
         self.store_faults = 0
 
     @classmethod
     def open(cls, settings: Settings) -> Engine:
         """Load everything the settings name. Raises ConfigError, ModelNotFound, ModelUnsupported, CatalogCorrupt.
 
-        A KV store that is down does not stop the engine: questions are then answered by encoding again.
+        A KV store that is down does not stop the engine: questions are then answered by encoding again. Nor does a
+        model that fails its self-test: it is run once per fingerprint, and questions are then answered by `full`.
         """
         if settings.threads:
             torch.set_num_threads(settings.threads)
@@ -61,7 +68,9 @@ class Engine:
         catalog = Catalog.open(settings.data / "catalog.sqlite")
         embedder = Embedder(settings.embedder)
         embedder.load()
-        return cls(settings, model, store, catalog, Retriever(catalog, embedder, settings.data / "index"))
+        engine = cls(settings, model, store, catalog, Retriever(catalog, embedder, settings.data / "index"))
+        engine.unqualified = why_not(engine.reader, engine.fingerprint, settings.data / "qualified")
+        return engine
 
     def __enter__(self) -> Engine:
         return self
@@ -82,9 +91,12 @@ class Engine:
     def remember(self, chunk: Chunk, collection: str) -> Key:
         """Encode a chunk and store its KV, unless a valid entry is there.
 
-        With the store down nothing is encoded: the first question that needs the chunk will do it.
+        With the store down nothing is encoded: the first question that needs the chunk will do it. Nor with a model
+        that is not qualified: what it would store is not to be trusted.
         """
         shelf = self._shelf(collection)
+        if self.unqualified:
+            return shelf.key(chunk.tokens)
         try:
             shelf.head(chunk.tokens)
         except StoreUnavailable:
@@ -120,6 +132,9 @@ class Engine:
         watch = Watch(self.model.device)
         name = method or self.method
         way = None if name == FULL else make_method(name, self.model)
+        refused = self.unqualified if way else ""
+        if refused:
+            name, way = FULL, None
         asked = self._question(question)
         stops = (*stop, *self.model.profile.stop)
         sampling = Sampling(max_tokens or self.settings.max_tokens, temperature, top_p, stops)
@@ -134,27 +149,33 @@ class Engine:
                 sources = [self._open(hit.chunk, collection, first=i == 0) for i, hit in enumerate(hits)]
             context = self.reader.sparse(sources, asked, way, sampling.max_tokens, watch)
         text, generated, ttft = self._decode(context, sampling, watch)
-        report = summarise(self.model, name, hits, sources, context.plan, len(asked), generated, ttft, watch)
+        report = summarise(self.model, name, hits, sources, context.plan, len(asked), generated, ttft, watch, refused)
         citations = tuple(Citation(h.chunk.document_id, h.chunk.id, h.chunk.title, h.score) for h in hits)
         return Answer(question, text, citations, report)
 
     def health(self) -> dict[str, Any]:
-        """status is `degraded` when the KV store does not answer: questions still do, more slowly.
+        """status is `degraded` when the KV store does not answer, or the model may not reuse what is in it: questions
+        are still answered, more slowly.
 
-        store_faults: writes and deletions the store refused since the start; each cost an encoding, or left an orphan.
+        reuse: `on`, or why it is off · store_faults: writes and deletions the store refused since the start; each cost
+        an encoding, or left an orphan · quarantined: entries found damaged since the start; none is read twice.
         """
         try:
             self.store.ping()
             status, store = "ok", "ok"
         except StoreError as error:
             status, store = "degraded", str(error)
+        if self.unqualified:
+            status = "degraded"
         documents, _ = self.catalog.count()
         return {
             "status": status,
             "model": self.model.name,
             "method": self.method,
             "store": store,
+            "reuse": self.unqualified or "on",
             "store_faults": self.store_faults,
+            "quarantined": self.quarantine.found,
             "documents": documents,
         }
 
@@ -189,7 +210,7 @@ class Engine:
             )
 
     def _shelf(self, collection: str) -> Shelf:
-        return Shelf(self.store, self.model, self.fingerprint, collection)
+        return Shelf(self.store, self.model, self.fingerprint, collection, self.quarantine)
 
     def _open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
         shelf = self._shelf(collection)

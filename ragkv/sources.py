@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
@@ -16,11 +17,36 @@ from ragkv.store.layout import Layout
 from ragkv.types import ChunkKV, Key
 
 
+class Quarantine:
+    """Entries that turned out damaged. They are deleted; where the store refuses even that, they are not read again
+    until they have been replaced. found: how many, since the start."""
+
+    def __init__(self) -> None:
+        self.found = 0
+        self.held: set[Key] = set()
+
+    def add(self, key: Key, store: KVStore) -> None:
+        """Count a damaged entry and take it out of the way."""
+        self.found += 1
+        try:
+            store.delete(key)
+        except StoreError:
+            self.held.add(key)
+
+
 class Shelf:
     """The entries of one collection in a store, as one model writes and reads them."""
 
-    def __init__(self, store: KVStore, model: DecoderModel, fingerprint: str, collection: str):
+    def __init__(
+        self,
+        store: KVStore,
+        model: DecoderModel,
+        fingerprint: str,
+        collection: str,
+        quarantine: Quarantine | None = None,
+    ):
         self.block = model.profile.block
+        self._quarantine = quarantine or Quarantine()
         self._store, self._fingerprint, self._collection = store, fingerprint, collection
         self._shape, self._dtype = model.shape, model.dtype
         group = model.shape.q_heads // model.shape.kv_heads
@@ -33,15 +59,20 @@ class Shelf:
     def head(self, tokens: Sequence[int]) -> Head:
         """The head record of a chunk, verified to be this chunk's, this model's and whole. Raises StoreError."""
         key = self.key(tokens)
-        head = unpack_head(self._store.head(key), key, self._fingerprint, self._collection)
-        expected = Layout(self._shape, len(tokens), self.block, self._dtype)
-        if head.layout != expected or head.digest.retrieval_keys.shape[0] != self._pairs:
-            raise EntryCorrupt(f"head of {key}: its sizes are not this model's")
+        if key in self._quarantine.held:
+            raise EntryCorrupt(f"{key} is known to be damaged, and the store lets nobody remove it")
+        with self._removing(key):
+            head = unpack_head(self._store.head(key), key, self._fingerprint, self._collection)
+            expected = Layout(self._shape, len(tokens), self.block, self._dtype)
+            if head.layout != expected or head.digest.retrieval_keys.shape[0] != self._pairs:
+                raise EntryCorrupt(f"head of {key}: its sizes are not this model's")
         return head
 
     def rows(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> list[Rows]:
         """Per layer the pre-RoPE rows of the wanted blocks, every block verified. Raises StoreError."""
-        return read_blocks(self._store, self.key(tokens), head, wanted)
+        key = self.key(tokens)
+        with self._removing(key):
+            return read_blocks(self._store, key, head, wanted)
 
     def put(self, kv: ChunkKV) -> tuple[ChunkKV, StoreError | None]:
         """Store a chunk; returns it with its digest rounded as a stored one is, so that hit and miss choose alike, and
@@ -53,7 +84,18 @@ class Shelf:
             self._store.put(key, head, body)
         except StoreError as error:
             return kept, error
+        self._quarantine.held.discard(key)
         return kept, None
+
+    @contextmanager
+    def _removing(self, key: Key) -> Iterator[None]:
+        """An entry that turns out damaged goes into quarantine: the next reader must not stumble over it again, even
+        if what replaces it cannot be written."""
+        try:
+            yield
+        except EntryCorrupt:
+            self._quarantine.add(key, self._store)
+            raise
 
 
 class StoredChunk:
