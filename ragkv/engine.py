@@ -215,7 +215,19 @@ class Engine:
     def _open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
         shelf = self._shelf(collection)
         exact = first and self.settings.prefix == "shared"
-        return StoredChunk(shelf, chunk.tokens, exact, partial(self._encode_and_put, chunk, shelf))
+        return StoredChunk(shelf, chunk.tokens, exact, partial(self._encode_again, chunk, collection, shelf))
+
+    def _encode_again(self, chunk: Chunk, collection: str, shelf: Shelf) -> ChunkKV:
+        """Encode and store what the store did not deliver. If that was because another process deletes the document,
+        nothing of it may stay behind: looked at after storing, so that one of the two removes it."""
+        kv = self._encode_and_put(chunk, shelf)
+        try:
+            current = self.catalog.chunks_of(collection, chunk.document_id)
+        except NotFound:
+            current = []
+        if chunk.tokens not in [other.tokens for other in current]:
+            self.forget(self.catalog.unreferenced([shelf.key(chunk.tokens)]))
+        return kv
 
     def _encode_and_put(self, chunk: Chunk, shelf: Shelf) -> ChunkKV:
         kv, fault = shelf.put(self.encode(chunk))

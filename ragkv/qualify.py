@@ -35,8 +35,8 @@ from ragkv.recompute.samkv import SamKV
 from ragkv.watch import Watch
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
-"""Relative error by what the model computes in. Random models of 36 and 64 layers gave up to 2e-6, 0.003 and 0.03 in the
-last three, chaotic ones (weights far too large) up to five times that; a wrong rotation gave 0.7."""
+"""Relative error by what the model computes in. Random models of 36 and 64 layers gave up to 2e-6, 0.003 and 0.03 in
+the last three, chaotic ones (weights far too large) up to five times that; a wrong rotation gave 0.7."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Faults of the store in the middle of a question, made to happen: they cost time, and nothing else.
 
-Every test asks a question of a healthy engine first. After the fault the answer, the blocks that were chosen and what was
-recomputed must be the same; the report says what had to be encoded again, and the next question finds it stored.
+Every test asks a question of a healthy engine first. After the fault the answer, the blocks that were chosen and what
+was recomputed must be the same; the report says what had to be encoded again, and the next question finds it stored.
 """
 
 from __future__ import annotations
@@ -348,6 +348,7 @@ def test_a_document_deleted_during_a_question_is_answered_from_as_it_was_and_nev
         during = engine.answer(QUESTION)
         assert store.happened
         assert same(during, healthy)
+        assert set(engine.store.keys()) == engine.catalog.keys(), "nothing of it was stored again"
         after = engine.answer(QUESTION)
         assert after.citations
         assert gone not in {citation.document_id for citation in after.citations}

@@ -1,4 +1,4 @@
-"""A model may reuse stored KV once it has shown that this is sound: sound ones pass, broken ones are answered by full."""
+"""A model may reuse stored KV once it has shown that this is sound: sound ones pass, broken ones answer by full."""
 
 from __future__ import annotations
 
