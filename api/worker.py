@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 CAPACITY = 32
 """Requests that may wait."""
+TURN = 4
+"""Requests answered in a row before a waiting document is read on, by one chunk."""
 IDLE_SECONDS = 5.0
 """How often an idle worker looks after its health, and for jobs that another process queued."""
 _MEMORY = 0.2
@@ -136,9 +138,10 @@ class Worker:
                 self._wait()
 
     def _answer_waiting(self, engine: Engine) -> None:
-        while not self._closing:
+        """Answer some of those who wait. Not all: more may come than leave, and documents wait for their turn too."""
+        for _ in range(TURN):
             with self._changed:
-                if not self._line:
+                if self._closing or not self._line:
                     return
                 task, future = self._line.popleft()
             if not future.set_running_or_notify_cancel():

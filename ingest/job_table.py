@@ -162,9 +162,11 @@ def cancel(connection: sqlite3.Connection, job_id: str) -> None:
 
 
 def withdraw(connection: sqlite3.Connection, collection: str, document_id: str) -> bool:
-    """Drop a document from every job that has not finished it; True when there was one."""
-    which = "id = ? AND job IN (SELECT row FROM jobs WHERE collection = ?)"
-    return _drop(connection, which, (document_id, collection))
+    """Drop a document from every job that has not finished it or has failed at it; True when there was one."""
+    which, arguments = "id = ? AND job IN (SELECT row FROM jobs WHERE collection = ?)", (document_id, collection)
+    sql = f"UPDATE job_documents SET status = 'cancelled' WHERE {which} AND status = 'failed'"
+    failed = connection.execute(sql, arguments).rowcount
+    return _drop(connection, which, arguments) or failed > 0
 
 
 def recover(connection: sqlite3.Connection) -> int:

@@ -71,7 +71,7 @@ class Jobs:
         return self.get(job_id)
 
     def withdraw(self, collection: str, document_id: str) -> bool:
-        """A document was deleted: no job brings it back. True when one would have."""
+        """A document was deleted: no job brings it back. True when one would have, or had failed to."""
         with self._catalog.write() as connection:
             return job_table.withdraw(connection, collection, document_id)
 

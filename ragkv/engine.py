@@ -22,11 +22,12 @@ from ragkv.decode import Sampling, cut_at_stop, decode
 from ragkv.errors import ConfigError, InputError, NotFound, StoreError, StoreUnavailable
 from ragkv.methods import FULL, check_method, default_method, make_method
 from ragkv.model import DecoderModel
+from ragkv.qualify import why_not
 from ragkv.reader import Context, Reader
 from ragkv.recompute.base import Method
 from ragkv.report import Answer, Citation
 from ragkv.retrieve import Embedder, Retriever
-from ragkv.sources import Shelf, StoredChunk, prefetch
+from ragkv.sources import Quarantine, Shelf, StoredChunk, prefetch
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
 from ragkv.store.codec import SCHEMA
@@ -39,7 +40,10 @@ from ragkv.watch import Watch
 
 
 class Engine:
-    """Model, KV store, catalogue and retrieval of one process. Not thread-safe: one thread owns it."""
+    """Model, KV store, catalogue and retrieval of one process. Not thread-safe: one thread owns it.
+
+    unqualified: why the model must not reuse stored KV (see qualify.py), "" when it may.
+    """
 
     def __init__(self, settings: Settings, model: DecoderModel, store: KVStore, catalog: Catalog, retriever: Retriever):
         self.settings, self.model, self.store, self.catalog, self.retriever = settings, model, store, catalog, retriever
@@ -54,13 +58,16 @@ class Engine:
         self.fingerprint = _fingerprint(model, settings.prefix, settings.store_body, self.seal.name)
         block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, settings.store_body)
         self.tiers = Tiers(store, block, Budgets(settings.host_bytes, settings.gpu_bytes), model.device)
+        self.unqualified = ""
+        self.quarantine = Quarantine()
         self.store_faults = 0
 
     @classmethod
     def open(cls, settings: Settings) -> Engine:
         """Load everything the settings name. Raises ConfigError, ModelNotFound, ModelUnsupported, CatalogCorrupt.
 
-        A KV store that is down does not stop the engine: questions are then answered by encoding again.
+        A KV store that is down does not stop the engine: questions are then answered by encoding again. Nor does a
+        model that fails its self-test: it is run once per fingerprint, and questions are then answered by `full`.
         """
         if settings.threads:
             torch.set_num_threads(settings.threads)
@@ -69,7 +76,9 @@ class Engine:
         catalog = Catalog.open(settings.data / "catalog.sqlite")
         embedder = Embedder(settings.embedder)
         embedder.load()
-        return cls(settings, model, store, catalog, Retriever(catalog, embedder, settings.data / "index"))
+        engine = cls(settings, model, store, catalog, Retriever(catalog, embedder, settings.data / "index"))
+        engine.unqualified = why_not(engine.reader, engine.fingerprint, settings.data / "qualified")
+        return engine
 
     def __enter__(self) -> Engine:
         return self
@@ -91,9 +100,12 @@ class Engine:
     def remember(self, chunk: Chunk, collection: str) -> Key:
         """Encode a chunk and store its KV, unless a valid entry is there.
 
-        With the store down nothing is encoded: the first question that needs the chunk will do it.
+        With the store down nothing is encoded: the first question that needs the chunk will do it. Nor with a model
+        that is not qualified: what it would store is not to be trusted.
         """
         shelf = self._shelf(collection)
+        if self.unqualified:
+            return shelf.key(chunk.tokens)
         try:
             shelf.head(chunk.tokens)
         except StoreUnavailable:
@@ -130,6 +142,9 @@ class Engine:
         watch = Watch(self.model.device)
         name = method or self.method
         way = None if name == FULL else make_method(name, self.model)
+        refused = self.unqualified if way else ""
+        if refused:
+            name, way = FULL, None
         asked = self._question(question)
         stops = (*stop, *self.model.profile.stop)
         sampling = Sampling(max_tokens or self.settings.max_tokens, temperature, top_p, stops)
@@ -144,27 +159,33 @@ class Engine:
                 sources = [self._open(hit.chunk, collection, first=i == 0) for i, hit in enumerate(hits)]
             context = self.reader.sparse(sources, asked, way, sampling.max_tokens, watch)
         text, generated, ttft = self._decode(context, sampling, watch)
-        report = summarise(self.model, name, hits, sources, context.plan, len(asked), generated, ttft, watch)
+        report = summarise(self.model, name, hits, sources, context.plan, len(asked), generated, ttft, watch, refused)
         citations = tuple(Citation(h.chunk.document_id, h.chunk.id, h.chunk.title, h.score) for h in hits)
         return Answer(question, text, citations, report)
 
     def health(self) -> dict[str, Any]:
-        """status is `degraded` when the KV store does not answer: questions still do, more slowly.
+        """status is `degraded` when the KV store does not answer, or the model may not reuse what is in it: questions
+        are still answered, more slowly.
 
-        store_faults: writes and deletions the store refused since the start; each cost an encoding, or left an orphan.
+        reuse: `on`, or why it is off · store_faults: writes and deletions the store refused since the start; each cost
+        an encoding, or left an orphan · quarantined: entries found damaged since the start; none is read twice.
         """
         try:
             self.store.ping()
             status, store = "ok", "ok"
         except StoreError as error:
             status, store = "degraded", str(error)
+        if self.unqualified:
+            status = "degraded"
         documents, _ = self.catalog.count()
         return {
             "status": status,
             "model": self.model.name,
             "method": self.method,
             "store": store,
+            "reuse": self.unqualified or "on",
             "store_faults": self.store_faults,
+            "quarantined": self.quarantine.found,
             "tiers": {name: asdict(pool) for name, pool in self.tiers.stats().items()},
             "documents": documents,
         }
@@ -207,12 +228,25 @@ class Engine:
             self.tiers.prefetch(partial(prefetch, self._shelf(collection), [chunk.tokens for chunk in chunks], way))
 
     def _shelf(self, collection: str) -> Shelf:
-        return Shelf(self.tiers, self.model, self.fingerprint, collection, self.settings.store_body, self.seal)
+        body = self.settings.store_body
+        return Shelf(self.tiers, self.model, self.fingerprint, collection, body, self.seal, self.quarantine)
 
     def _open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
         shelf = self._shelf(collection)
         exact = first and self.settings.prefix == "shared"
-        return StoredChunk(shelf, chunk.tokens, exact, partial(self._encode_and_put, chunk, shelf))
+        return StoredChunk(shelf, chunk.tokens, exact, partial(self._encode_again, chunk, collection, shelf))
+
+    def _encode_again(self, chunk: Chunk, collection: str, shelf: Shelf) -> ChunkKV:
+        """Encode and store what the store did not deliver. If that was because another process deletes the document,
+        nothing of it may stay behind: looked at after storing, so that one of the two removes it."""
+        kv = self._encode_and_put(chunk, shelf)
+        try:
+            current = self.catalog.chunks_of(collection, chunk.document_id)
+        except NotFound:
+            current = []
+        if chunk.tokens not in [other.tokens for other in current]:
+            self.forget(self.catalog.unreferenced([shelf.key(chunk.tokens)]))
+        return kv
 
     def _encode_and_put(self, chunk: Chunk, shelf: Shelf) -> ChunkKV:
         kv, fault = shelf.put(self.encode(chunk))

@@ -31,6 +31,12 @@ from ragkv.types import Shape
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPES = ("default", "linear", "llama3", "yarn")
+_DECIDING = {
+    *("config.json", "adapter_config.json", "chat_template.jinja"),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt"),
+}
+"""Files that decide, beside the weights, what a model computes for a text; not every model has every one."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -158,6 +164,13 @@ class DecoderModel:
         final = torch.cat(hidden)
         return list(self._lm_head(self._body.norm(final)).split([h.shape[0] for h in hidden]))
 
+    @torch.inference_mode()
+    def own_logits(self, tokens: Sequence[int]) -> Tensor:
+        """Logits [n, vocabulary] of the loaded model's own forward: what the layer loop is held against."""
+        hidden = self._body(input_ids=torch.tensor([tokens], device=self.device), use_cache=False).last_hidden_state
+        logits: Tensor = self._lm_head(hidden[0])
+        return logits
+
     def rotary(self, positions: Tensor) -> Rotary:
         """cos and sin at `positions` [T], from the model's own rotary module."""
         probe = torch.empty(0, dtype=self.dtype, device=self.device)
@@ -253,7 +266,7 @@ def _weights_hash(folder: Path) -> str:
     """sha256 over everything that decides what the model computes: config, tokenizer, weights."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
-        if path.suffix == ".safetensors" or path.name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        if path.suffix == ".safetensors" or path.name in _DECIDING:
             digest.update(json.dumps([path.name, path.stat().st_size]).encode())
             with path.open("rb") as file:
                 while block := file.read(1 << 22):

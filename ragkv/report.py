@@ -52,7 +52,7 @@ class Hits:
 
 @dataclass(frozen=True)
 class Fallback:
-    """A chunk that had to be encoded again, and why."""
+    """A chunk whose stored KV could not be used, so that it was encoded again, and why."""
 
     chunk_id: str
     reason: str

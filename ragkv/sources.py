@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from ragkv.errors import EntryCorrupt, EntryMissing, NotQuantisable, StoreError
 from ragkv.model import DecoderModel
 from ragkv.reader import Fresh
 from ragkv.recompute.base import Blocks, Method, Piece, Rows
 from ragkv.recompute.digest import retrieval_pairs
+from ragkv.store.base import KVStore
 from ragkv.store.codec import Head, as_stored, chunk_key, pack, unpack_head
 from ragkv.store.layout import Layout
 from ragkv.store.seal import CHECKSUMS, Seal
 from ragkv.store.tier import Seen
 from ragkv.store.tiers import Loaded, Tiers
 from ragkv.types import ChunkKV, Key
+
+
+class Quarantine:
+    """Entries that turned out damaged. They are deleted; where the store refuses even that, they are not read again
+    until they have been replaced. found: how many, since the start."""
+
+    def __init__(self) -> None:
+        self.found = 0
+        self.held: set[Key] = set()
+
+    def add(self, key: Key, store: KVStore) -> None:
+        """Count a damaged entry and take it out of the way."""
+        self.found += 1
+        try:
+            store.delete(key)
+        except StoreError:
+            self.held.add(key)
 
 
 class Shelf:
@@ -29,11 +47,13 @@ class Shelf:
         collection: str,
         body: str = "exact",
         seal: Seal = CHECKSUMS,
+        quarantine: Quarantine | None = None,
     ):
         """body: one of BODIES · seal: vouches for what is read. The fingerprint must tell both."""
         self.block = model.profile.block
         self._tiers, self._fingerprint, self._body, self._seal = tiers, fingerprint, body, seal
         self._salt = seal.salt(collection)
+        self._quarantine = quarantine or Quarantine()
         self._shape, self._dtype = model.shape, model.dtype
         group = model.shape.q_heads // model.shape.kv_heads
         self._pairs = len(retrieval_pairs(model.profile.retrieval_heads, group))
@@ -46,15 +66,16 @@ class Shelf:
         """The head record of a chunk, verified to be this chunk's, this model's and whole, and the tier that had it.
         Raises StoreError."""
         key = self.key(tokens)
-        return self._tiers.head(key, lambda: self._read_head(key, len(tokens)))
+        if key in self._quarantine.held:
+            raise EntryCorrupt(f"{key} is known to be damaged, and the store lets nobody remove it")
+        with self._removing(key):
+            return self._tiers.head(key, lambda: self._read_head(key, len(tokens)))
 
     def rows(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> Loaded:
         """Per layer the pre-RoPE rows of the wanted blocks, every block verified. Raises StoreError."""
-        return self._tiers.load(self.key(tokens), head, wanted)
-
-    def forget(self, tokens: Sequence[int]) -> None:
-        """Keep nothing of a chunk in memory: its entry is damaged."""
-        self._tiers.drop(self.key(tokens))
+        key = self.key(tokens)
+        with self._removing(key):
+            return self._tiers.load(key, head, wanted)
 
     def put(self, kv: ChunkKV) -> tuple[ChunkKV, StoreError | None]:
         """Store a chunk; returns it as it would come back, so that hit and miss choose and answer alike, and why it
@@ -69,6 +90,7 @@ class Shelf:
             self._tiers.store.put(key, head, body)
         except StoreError as error:
             return kept, error
+        self._quarantine.held.discard(key)
         return kept, None
 
     def _read_head(self, key: Key, tokens: int) -> Head:
@@ -80,6 +102,17 @@ class Shelf:
 
     def _unpack(self, head: bytes, key: Key) -> Head:
         return unpack_head(head, key, self._fingerprint, self._salt, self._seal)
+
+    @contextmanager
+    def _removing(self, key: Key) -> Iterator[None]:
+        """An entry that turns out damaged goes into quarantine: the next reader must not stumble over it again, even
+        if what replaces it cannot be written."""
+        try:
+            yield
+        except EntryCorrupt:
+            self._tiers.drop(key)
+            self._quarantine.add(key, self._tiers.store)
+            raise
 
 
 class StoredChunk:
@@ -118,7 +151,6 @@ class StoredChunk:
             try:
                 loaded = self._shelf.rows(self.tokens, self._from, wanted)
             except StoreError as error:
-                self._shelf.forget(self.tokens)
                 self._from = self._read_again(error)
             else:
                 self._seen += loaded.seen

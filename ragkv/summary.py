@@ -25,8 +25,10 @@ def summarise(
     generated: int,
     ttft: float,
     watch: Watch,
+    refused: str = "",
 ) -> Report:
-    """plan None: everything was prefilled, nothing looked up. ttft in milliseconds."""
+    """plan None: everything was prefilled, nothing looked up. ttft in milliseconds. refused: why no chunk's stored KV
+    was used although the method asked for would have."""
     again = recomputed(plan.recompute) if plan else [float(len(hit.chunk.tokens)) for hit in hits]
     chunks = tuple(_chunk(model, i, hit, plan, again[i]) for i, hit in enumerate(hits))
     context = sum(chunk.tokens for chunk in chunks)
@@ -39,6 +41,8 @@ def summarise(
     fallbacks = tuple(
         Fallback(hit.chunk.id, source.fallback) for hit, source in zip(hits, sources, strict=False) if source.fallback
     )
+    if refused:
+        fallbacks = tuple(Fallback(hit.chunk.id, refused) for hit in hits)
     return Report(
         method=method,
         prefill="dense",

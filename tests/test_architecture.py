@@ -21,7 +21,7 @@ LAYERS = (
     {"kernels", "report", "watch"},
     {"config", "context", "needles", "passes", "profile", "prompt", "recompute", "samples", "sparse"},
     {"catalog", "model", "retrieve", "store"},
-    {"cost", "decode", "methods", "reader", "sources", "stitch", "summary"},
+    {"cost", "decode", "methods", "qualify", "reader", "sources", "stitch", "summary"},
     {"calibrate", "engine"},
     {"bench", "demo", "ingest"},
     {"api", "cli"},
@@ -38,7 +38,7 @@ COMPUTE = {
 }
 """All that a tensors-only room may import from outside: no I/O, no clock, no chance, no model library."""
 
-LEAN = {"model", "prompt", "profile", "passes", "context", "kernels", "recompute", "sparse"}
+LEAN = {"model", "prompt", "profile", "passes", "context", "kernels", "recompute", "sparse", "qualify"}
 HEAVY = {"pydantic", "pydantic_settings", "faiss", "redis", "hiredis", "fastapi", "xxhash", "typer", "rich"}
 
 UNSAFE = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}

@@ -18,8 +18,13 @@ from pathlib import Path
 
 import pytest
 
+from ingest.jobs import Jobs
+from ragkv.catalog import Catalog
 from ragkv.cli import run
+from ragkv.model import DecoderModel
+from ragkv.types import Document
 from tests.redis_server import redis_server
+from tests.test_qualify import Relative, broken
 
 QUESTION = "Who built the harbour of Tarn?"
 LINES = [
@@ -204,6 +209,18 @@ def test_removing_what_is_not_there_is_exit_1(ragkv: Program, data: Path) -> Non
     assert "nobody" in done.err
 
 
+def test_a_document_that_failed_or_waits_is_removed_from_the_queue(ragkv: Program, tmp_path: Path) -> None:
+    catalog = Catalog.open(tmp_path / "catalog.sqlite")
+    jobs = Jobs(catalog, 1000)
+    job_id = jobs.submit([Document("blank", "", " "), Document("waiting", "", "Words.")])
+    for name in ("blank", "waiting"):
+        assert ragkv("rm", name, "--data", tmp_path).out == f"removed {name}\n"
+        assert ragkv("rm", name, "--data", tmp_path).code == 1, "it is gone"
+    assert [document.status for document in jobs.get(job_id).documents] == ["cancelled", "cancelled"]
+    assert jobs.get(job_id).finished
+    catalog.close()
+
+
 def test_listing_a_folder_that_does_not_exist_makes_nothing(ragkv: Program, tmp_path: Path) -> None:
     done = ragkv("ls", "--data", tmp_path / "none")
     assert (done.code, done.out) == (0, "")
@@ -310,8 +327,19 @@ def test_the_doctor_finds_nothing_wrong_where_nothing_is(ragkv: Program, data: P
     done = ragkv("doctor", "--data", data)
     assert (done.code, done.err) == (0, "")
     assert all(
-        words in done.out for words in ("LlamaForCausalLM", "2 documents, 2 chunks", "all 2 chunks have", "fresh")
+        words in done.out
+        for words in ("LlamaForCausalLM", "2 documents, 2 chunks", "all 2 chunks have", "fresh", "reuse      qualified")
     )
+
+
+def test_the_doctor_says_why_a_model_must_not_reuse(
+    ragkv: Program, data: Path, model: DecoderModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DecoderModel, "load", lambda *_: broken(Relative, model))
+    done = ragkv("doctor", "--data", data)
+    assert done.code == 1
+    assert "wrong reuse" in done.out
+    assert "model not qualified: stored KV from a prefill differs by" in done.out
 
 
 def test_the_doctor_lists_chunks_without_kv(ragkv: Program, tmp_path: Path) -> None:

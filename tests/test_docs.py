@@ -35,7 +35,18 @@ def test_the_readme_and_the_architecture_name_every_command_and_method(root):
     assert not [name for name in (*commands, *NAMES) if name not in both]
 
 
-DOCUMENTS = ["README.md", "docs/architecture.md", "docs/lab-notes.md", "models/demo/README.md"]
+def test_every_fault_is_followed_by_tests_that_exist(root: Path):
+    text = (root / "docs" / "faults.md").read_text()
+    rows = re.findall(r"^\| (\d+) \|.*$", text, re.M)
+    assert rows == [str(number) for number in range(1, len(rows) + 1)]
+    assert len(rows) >= 23
+    assert all("`tests/" in row for row in re.findall(r"^\| \d+ \|.*$", text, re.M))
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text):
+        functions = {n.name for n in ast.walk(ast.parse((root / path).read_text())) if isinstance(n, ast.FunctionDef)}
+        assert name in functions, f"{path}::{name}"
+
+
+DOCUMENTS = ["README.md", "docs/architecture.md", "docs/faults.md", "docs/lab-notes.md", "models/demo/README.md"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -71,6 +71,20 @@ def test_samkv_with_everything_kept_and_recomputed_equals_full(library, model):
         assert answers[0] == answers[1], question
 
 
+@pytest.mark.parametrize("picks", [(2, 0, 1), (1, 1), (3, 0, 3)])
+def test_chunks_in_any_order_and_more_than_once_equal_full_when_all_is_recomputed(library, model, picks):
+    """Everything is found in the store: the same entry serves every place in which its chunk stands."""
+    asked = model.prompt.question(QUESTION)
+    hits = library._search(QUESTION, "default", 6)
+    chunks = [hits[pick].chunk for pick in picks]
+    sources = [library._open(chunk, "default", first=i == 0) for i, chunk in enumerate(chunks)]
+    assert all(source.hit for source in sources)
+    everything = make_method("samkv-overwrite:middle=all,repair=kept", model)
+    full = library.reader.full([chunk.tokens for chunk in chunks], asked, 1, Watch())
+    sparse = library.reader.sparse(sources, asked, everything, 1, Watch())
+    torch.testing.assert_close(sparse.logits, full.logits, rtol=1e-4, atol=1e-4)
+
+
 def test_the_report_says_what_was_done(library):
     answer = library.answer(QUESTION, method="scout", top_k=4)
     report = asdict(answer.report)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
+from ingest.pipeline import ingest
 from ragkv.decode import Sampling, decode
 from ragkv.errors import ConfigError, ModelUnsupported
 from ragkv.methods import default_method, make_method
 from ragkv.model import DecoderModel
 from ragkv.reader import Fresh, Reader
+from ragkv.types import Document
 from ragkv.watch import Watch
 from tests import tiny
+from tests.libraries import open_engine
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +62,68 @@ def test_weights_that_differ_in_one_number_are_another_model(folders, tmp_path):
     first.tokenizer.save_pretrained(tmp_path)
     assert DecoderModel.load(str(tmp_path), "cpu").weights_hash != first.weights_hash
     assert DecoderModel.load(str(folders["llama"]), "cpu").weights_hash == first.weights_hash
+
+
+def rewritten(path: Path, **changes: object) -> None:
+    """Change fields of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def one_weight(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+CHANGES = {
+    "weights": one_weight,
+    "rope": lambda folder: rewritten(
+        folder / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 5e5}
+    ),
+    "rope scaling": lambda folder: rewritten(
+        folder / "config.json", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    ),
+    "norm": lambda folder: rewritten(folder / "config.json", rms_norm_eps=1e-3),
+    "tokenizer": lambda folder: rewritten(folder / "tokenizer.json", truncation=None, padding=None, added_tokens=[]),
+    "tokenizer settings": lambda folder: rewritten(folder / "tokenizer_config.json", model_max_length=777),
+    "merges": lambda folder: (folder / "merges.txt").write_text("#version: 0.2\n"),
+    "sentencepiece": lambda folder: (folder / "tokenizer.model").write_bytes(b"\n\x00"),
+    "special tokens": lambda folder: (folder / "special_tokens_map.json").write_text("{}"),
+    "block": lambda folder: (folder / "profile.json").write_text('{"block": 32}'),
+    "local blocks": lambda folder: (folder / "profile.json").write_text('{"local": 3}'),
+    "retrieval heads": lambda folder: (folder / "profile.json").write_text('{"retrieval_heads": [[2, 5]]}'),
+    "prefix": lambda folder: (folder / "profile.json").write_text('{"prefix": "Read carefully. "}'),
+    "wrapper": lambda folder: (folder / "profile.json").write_text('{"chunk": "{title}: {text}\\n"}'),
+    "dtype": lambda folder: None,
+}
+
+
+@pytest.fixture(scope="module")
+def asked_before(folders, tmp_path_factory, embedder) -> Path:
+    """A data folder in which the tiny llama has read a document."""
+    data = tmp_path_factory.mktemp("before")
+    with open_engine(data, DecoderModel.load(str(folders["llama"]), "cpu"), embedder) as engine:
+        ingest(engine, Document("tarn", "Tarn", "The harbour of Tarn was built in 1889. " * 20))
+        assert engine.answer("Who?", method="reuse", max_tokens=1).report.ratios.cache_hit == 1.0
+    return data
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_whatever_changes_about_a_model_its_old_entries_are_never_read(folders, asked_before, embedder, tmp_path, what):
+    shutil.copytree(folders["llama"], tmp_path / "model")
+    shutil.copytree(asked_before, tmp_path / "data")
+    before = DecoderModel.load(str(tmp_path / "model"), "cpu")
+    CHANGES[what](tmp_path / "model")
+    after = DecoderModel.load(str(tmp_path / "model"), "cpu", "bfloat16" if what == "dtype" else "auto")
+    with open_engine(tmp_path / "data", before, embedder) as engine:
+        fingerprint, old = engine.fingerprint, set(engine.store.keys())
+    with open_engine(tmp_path / "data", after, embedder) as engine:
+        assert engine.fingerprint != fingerprint
+        cache = engine.answer("Who?", method="reuse", max_tokens=1).report.cache
+        assert (cache.hits.store, cache.misses) == (0, cache.chunks)
+        assert {fallback.reason for fallback in cache.fallbacks} == {"missing"}
+        assert len(set(engine.store.keys()) - old) == cache.chunks
 
 
 @pytest.mark.parametrize(

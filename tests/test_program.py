@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from api.app import DRAIN_SECONDS
 from ragkv.samples import folder
 from tests.libraries import ANSWER, QUESTION
 from tests.redis_server import redis_server
@@ -68,6 +72,42 @@ def test_a_killed_service_starts_again_with_the_same_answer_and_all_hits(tmp_pat
     assert second["answer"] == first["answer"] == ANSWER
     assert second["report"]["cache"]["hits"]["store"] == second["report"]["cache"]["chunks"] > 2
     assert second["report"]["chunks"] == first["report"]["chunks"]
+
+
+def job_of(client: httpx.Client, job_id: str, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The job, as soon as it is as wanted."""
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        job: dict[str, Any] = client.get(f"/v1/jobs/{job_id}").json()
+        if until(job):
+            return job
+        time.sleep(0.02)
+    raise TimeoutError(job)
+
+
+@pytest.mark.timeout(240)
+def test_a_service_stopped_while_it_reads_ends_in_time_and_reads_on_at_its_next_start(tmp_path):
+    text = "\n\n".join(f"In chapter {n} the keeper counted {n} ships before the fog came down." for n in range(200))
+    with served(tmp_path) as (process, client):
+        assert client.get("/healthz").json()["reuse"] == "on"
+        job_id = client.post("/v1/documents", json={"id": "tale", "text": text}).json()["job_id"]
+        job_of(client, job_id, lambda job: job["stage"] == "encode" and job["done"] >= 1)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        process.wait(DRAIN_SECONDS + 20)
+        took = time.monotonic() - began
+        assert process.returncode == 0
+        assert process.stderr.read() == "stopped\n"
+        assert took < DRAIN_SECONDS + 5
+    (qualified,) = (tmp_path / "data" / "qualified").iterdir()
+    when = qualified.stat().st_mtime_ns
+    with served(tmp_path) as (_, client):
+        job = job_of(client, job_id, lambda job: job["finished"] is not None)
+        assert (job["status"], job["id"]) == ("completed", job_id)
+        answer = client.post("/v1/answers", json={"question": "What did the keeper count?", "max_tokens": 2}).json()
+        assert {citation["document_id"] for citation in answer["citations"]} == {"tale"}
+        assert answer["report"]["ratios"]["cache_hit"] == 1.0
+    assert qualified.stat().st_mtime_ns == when, "what was shown at the first start is remembered"
 
 
 @pytest.mark.timeout(240)

@@ -148,6 +148,20 @@ def _model(settings: Settings, parts: Parts, findings: Findings) -> None:
             findings.ok("profile", f"calibrated, {heads} retrieval heads, {size}")
         else:
             findings.note("profile", f"not calibrated (run `ragkv calibrate` to use scout), {size}")
+        _reuse(model, settings, findings)
+
+
+def _reuse(model: DecoderModel, settings: Settings, findings: Findings) -> None:
+    """The self-test that the engine relies on, run anew whatever is remembered of it."""
+    from ragkv.qualify import qualify
+    from ragkv.reader import Reader
+
+    found = qualify(Reader(model, model.prompt.prefix, settings.prefix))
+    if found.reason:
+        findings.fault("reuse", f"{found.reason}; every question is answered by full, without stored KV")
+        return
+    errors = f"{found.layer_loop:.1g}, {found.stored_rows:.1g} and {found.recompute:.1g}"
+    findings.ok("reuse", f"qualified: layer loop, stored rows and recomputation differ by {errors}")
 
 
 def _embedder(settings: Settings, parts: Parts, findings: Findings) -> None:

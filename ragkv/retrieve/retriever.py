@@ -52,6 +52,8 @@ class Retrieval:
 
 
 DEFAULTS = Retrieval()
+SEARCHES = 3
+"""How often one question is looked up at most while other processes change the collection under it."""
 
 
 def _drop(chunks: Sequence[Chunk]) -> None:
@@ -86,13 +88,18 @@ class Retriever:
         wanted = top_k * self.parameters.candidates
         named = [row for row, _ in self.catalog.match(collection, question, wanted)]
         early(list(self.catalog.chunks(collection, named[:top_k]).values()))
-        with self._lock:
-            index = self._current(collection)
-            if not len(index):
-                return []
-            near = index.search(self.embedder.encode([question])[0], wanted)
-        ranked = fuse([near, named], self.parameters.rank_constant)
-        chunks = self.catalog.chunks(collection, [row for row, _ in ranked])
+        for _ in range(SEARCHES):
+            with self._lock:
+                index = self._current(collection)
+                if not len(index):
+                    return []
+                near = index.search(self.embedder.encode([question])[0], wanted)
+            ranked = fuse([near, named], self.parameters.rank_constant)
+            chunks = self.catalog.chunks(collection, [row for row, _ in ranked])
+            if len(chunks) == len(ranked):
+                break
+            # Another process deleted or replaced what was ranked: its new version is only found by looking again.
+            named = [row for row, _ in self.catalog.match(collection, question, wanted)]
         # A chunk deleted since it was ranked is gone from `chunks`, and the next one moves up.
         return [Hit(chunks[row], score) for row, score in ranked if row in chunks][:top_k]
 

@@ -15,6 +15,7 @@ from api.app import create_app
 from api.worker import Worker
 from ingest.jobs import Job, Jobs
 from ragkv.catalog import Catalog
+from ragkv.engine import Engine
 from ragkv.errors import CatalogCorrupt, ModelNotFound, Stopping
 from ragkv.types import Document
 from tests.api.conftest import Service, settings
@@ -60,6 +61,25 @@ def test_a_request_that_fails_leaves_the_worker_working(service: Service) -> Non
     with pytest.raises(ZeroDivisionError):
         service.worker.submit(lambda engine: 1 / 0).result(30)
     assert service.worker.submit(lambda engine: engine.model.name).result(30) == "demo"
+
+
+def test_a_crowd_that_never_ends_does_not_keep_documents_from_being_read(tmp_path: Path) -> None:
+    with running(tmp_path) as worker:
+        done = threading.Event()
+
+        def ask_again(engine: Engine) -> None:
+            if not done.is_set():
+                worker.submit(ask_again)
+                time.sleep(0.001)
+
+        for _ in range(4):
+            worker.submit(ask_again)
+        job_id = worker.jobs.submit([Document("tale", "Tale", TALE[:600])])
+        worker.wake()
+        try:
+            assert until(worker, job_id, finished=True).status == "completed"
+        finally:
+            done.set()
 
 
 def test_shutdown_puts_a_half_read_document_back_and_the_next_start_reads_it(tmp_path: Path) -> None:

@@ -1,0 +1,202 @@
+"""Documents that come, change and go while the service is asked: what its clients see."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api.app import create_app
+from ingest.jobs import Jobs
+from ingest.pipeline import ingest, reindex, remove
+from ragkv.catalog import Catalog
+from ragkv.engine import Engine
+from ragkv.model import DecoderModel
+from ragkv.retrieve import Embedder
+from ragkv.retrieve.embedder import _packaged_folder
+from ragkv.types import Document
+from tests.api.conftest import BRIDGE, HARBOUR, Service, settings
+from tests.interrupted import Interrupted
+from tests.libraries import open_engine
+
+
+@pytest.fixture
+def beside(service: Service, model: DecoderModel, embedder: Embedder) -> Iterator[Engine]:
+    """An engine of another process on the service's data folder, as `ragkv rm` opens one."""
+    data = service.worker.submit(lambda engine: engine.settings.data).result(30)
+    with open_engine(data, model, embedder, chunk_tokens=128) as engine:
+        yield engine
+
+
+@contextmanager
+def held(service: Service) -> Iterator[None]:
+    """The engine is busy with something else."""
+    release, begun = threading.Event(), threading.Event()
+    busy = service.worker.submit(lambda engine: begun.set() or release.wait(60))
+    begun.wait(60)
+    try:
+        yield
+    finally:
+        release.set()
+    busy.result(60)
+
+
+def ask(
+    service: Service, collection: str, question: str = "Who keeps the lamp of Tarn?", **more: Any
+) -> httpx.Response:
+    return service.post("/v1/answers", {"question": question, "collection": collection, "max_tokens": 8, **more})
+
+
+def cited(response: httpx.Response) -> list[tuple[str, str]]:
+    """(document, title) of every citation."""
+    assert response.status_code == 200, response.text
+    return [(citation["document_id"], citation["title"]) for citation in response.json()["citations"]]
+
+
+def stored(service: Service) -> tuple[set[str], set[str]]:
+    """(keys that chunks refer to, keys in the store)"""
+    return service.worker.submit(lambda engine: (set(engine.catalog.keys()), set(engine.store.keys()))).result(30)
+
+
+def tale(title: str, keeper: str, chapters: int) -> dict[str, str]:
+    """A document of as many chunks as it has chapters; the first one says who keeps the lamp."""
+    gales = "In the autumn of that year gales came in from the west and the boats stayed in the harbour for {n} days."
+    rest = "\n\n".join(" ".join(gales.format(n=10 * i + j) for j in range(3)) for i in range(chapters))
+    return {"id": "lamp", "title": title, "text": f"The lamp of Tarn is kept by {keeper}.\n\n{rest}"}
+
+
+def test_a_document_sent_twice_at_once_is_one_job(service: Service) -> None:
+    document = {**BRIDGE, "collection": "twice"}
+    with held(service), ThreadPoolExecutor(8) as pool:
+        posts = list(pool.map(lambda _: service.post("/v1/documents", document), range(8)))
+    assert {post.status_code for post in posts} == {202}
+    (job_id,) = {post.json()["job_id"] for post in posts}
+    assert service.job(job_id)["status"] == "completed"
+    assert cited(ask(service, "twice")) == [("bridge", "Mell")]
+
+
+def test_every_answer_during_a_replacement_cites_one_whole_version(service: Service) -> None:
+    keepers = {"Lamp, first": "Ada Brook", "Lamp, second": "Otto Lindqvist"}
+    sizes = {"Lamp, first": 3, "Lamp, second": 6}
+    first, second = ({**tale(title, keepers[title], sizes[title]), "collection": "swap"} for title in keepers)
+    service.post("/v1/documents?wait=true", first)
+    seen: list[tuple[str, int]] = []
+    job_id = service.post("/v1/documents", second).json()["job_id"]
+    finished = False
+    while not finished:
+        finished = service.client.get(f"/v1/jobs/{job_id}").json()["finished"] is not None
+        response = ask(service, "swap", top_k=64)
+        (title,) = {title for _, title in cited(response)}
+        seen.append((title, len(cited(response))))
+        assert response.json()["answer"] == keepers[title]
+    assert seen[0][0] == "Lamp, first", "while the new version is read the old one answers"
+    assert seen[-1][0] == "Lamp, second", "once the job is done, the new one does"
+    assert {size == sizes[title] for title, size in seen} == {True}
+    assert [title for title, _ in seen] == sorted(title for title, _ in seen), "never back to the old one"
+    wanted, kept = stored(service)
+    assert wanted == kept, "the KV of the old version is gone"
+
+
+def test_a_version_swapped_by_another_process_in_the_middle_of_a_search_is_found(
+    service: Service, beside: Engine
+) -> None:
+    old, new = (Document("lamp", f"Lamp {n}", f"Keeper {n} keeps the lamp.", {}, "raced") for n in (1, 2))
+    service.post("/v1/documents?wait=true", {"id": "lamp", "title": old.title, "text": old.text, "collection": "raced"})
+
+    def race(engine: Engine) -> None:
+        match, left = engine.catalog.match, [new]
+
+        def swap_first(*arguments: Any) -> list[tuple[int, float]]:
+            if left:
+                ingest(beside, left.pop())
+            return match(*arguments)
+
+        engine.catalog.match = swap_first  # type: ignore[method-assign]
+
+    service.worker.submit(race).result(30)
+    try:
+        assert cited(ask(service, "raced")) == [("lamp", "Lamp 2")]
+    finally:
+        service.worker.submit(lambda engine: engine.catalog.__dict__.pop("match")).result(30)
+
+
+def test_a_document_deleted_during_a_question_is_never_cited_afterwards(service: Service, beside: Engine) -> None:
+    for document in (HARBOUR, BRIDGE):
+        service.post("/v1/documents?wait=true", {**document, "collection": "deleted"})
+    before = cited(ask(service, "deleted"))
+
+    def interrupt(engine: Engine) -> tuple[Interrupted, Callable[[], None]]:
+        real = engine.store
+        store = Interrupted(engine, 2, lambda: remove(beside, "deleted", "harbour"))
+        return store, lambda: setattr(engine, "store", real)
+
+    interrupted, restore = service.worker.submit(interrupt).result(30)
+    try:
+        assert cited(ask(service, "deleted")) == before, "the snapshot it began with"
+        assert interrupted.happened
+        assert cited(ask(service, "deleted")) == [("bridge", "Mell")]
+    finally:
+        restore()
+    wanted, kept = stored(service)
+    assert wanted == kept
+    remove(beside, "deleted", "bridge")
+    assert ask(service, "deleted").status_code == 404
+
+
+def test_a_document_deleted_while_it_is_read_is_cancelled_and_leaves_nothing(service: Service, beside: Engine) -> None:
+    job_id = service.post("/v1/documents", {**tale("Lamp", "Ada Brook", 40), "collection": "gone"}).json()["job_id"]
+    while service.client.get(f"/v1/jobs/{job_id}").json()["stage"] != "encode":
+        pass
+    assert Jobs(beside.catalog, 1).withdraw("gone", "lamp")
+    job = service.job(job_id)
+    assert (job["status"], job["documents"][0]["status"]) == ("cancelled", "cancelled")
+    assert ask(service, "gone").status_code == 404
+    wanted, kept = stored(service)
+    assert wanted == kept
+
+
+def test_a_document_that_failed_can_be_deleted_once(service: Service, beside: Engine) -> None:
+    failed = service.post("/v1/documents?wait=true", {"id": "blank", "text": " ", "collection": "failed"}).json()
+    assert failed["status"] == "failed"
+    assert Jobs(beside.catalog, 1).withdraw("failed", "blank")
+    assert not Jobs(beside.catalog, 1).withdraw("failed", "blank")
+    assert not Jobs(beside.catalog, 1).withdraw("elsewhere", "blank")
+    assert service.job(failed["id"])["status"] == "failed", "what happened stays on record"
+
+
+def test_another_embedder_is_a_conflict_until_reindex(tmp_path: Path, model: DecoderModel, embedder: Embedder) -> None:
+    (tmp_path / "other-embedder").symlink_to(_packaged_folder())
+    with open_engine(tmp_path / "data", model, embedder, chunk_tokens=128) as engine:
+        ingest(engine, Document("harbour", "Tarn", HARBOUR["text"]))
+    app = create_app(settings(tmp_path / "data", embedder=str(tmp_path / "other-embedder")))
+
+    async def talk(client: httpx.AsyncClient, on_engine: Callable[[Callable[[Engine], Any]], Any]) -> None:
+        question = {"question": "Who built the harbour of Tarn?"}
+        refused = await client.post("/v1/answers", json=question)
+        assert (refused.status_code, refused.json()["code"]) == (409, "embedder_changed")
+        assert "ragkv reindex" in refused.json()["detail"]
+        job = (await client.post("/v1/documents?wait=true", json=BRIDGE)).json()
+        assert (job["status"], job["error"]["code"]) == ("failed", "embedder_changed")
+        await on_engine(reindex)
+        assert (await client.post("/v1/documents?wait=true", json=BRIDGE)).json()["status"] == "completed"
+        answered = await client.post("/v1/answers", json=question)
+        assert answered.status_code == 200
+        assert answered.json()["report"]["ratios"]["cache_hit"] == 1.0, "the KV is not the embedder's business"
+
+    async def session() -> None:
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://service", timeout=60) as client,
+        ):
+            await talk(client, lambda task: asyncio.wrap_future(app.state.worker.submit(task)))
+
+    asyncio.run(session())
+    assert Catalog.open(tmp_path / "data" / "catalog.sqlite").embedder().name == "other-embedder"
