@@ -68,6 +68,8 @@ def dequantise(raw: Tensor, begin: NDArray[np.int64], counts: NDArray[np.int64],
     *per_token, at_k = index.to(raw.device).split([rows] * 4 + [len(k_at)])
     lines = raw.view(-1, row)
     k_scales = lines.index_select(0, at_k).view(torch.float16).view(-1, shape.kv_heads, shape.head_dim).float()
+    # A scale that was rounded up must not lift the largest float16 to infinity.
+    limit = min(torch.finfo(out.dtype).max, torch.finfo(torch.float32).max)
     # On a CPU in pieces that its caches hold: between the steps, whole questions would go out to memory and back.
     step = max(1, PIECE // row) if raw.device.type == "cpu" else max(1, rows)
     for start in range(0, rows, step):
@@ -75,8 +77,8 @@ def dequantise(raw: Tensor, begin: NDArray[np.int64], counts: NDArray[np.int64],
         k = _numbers(lines.index_select(0, at_k_codes), form).view(-1, shape.kv_heads, shape.head_dim)
         v = _numbers(lines.index_select(0, at_v_codes), form).view(-1, shape.kv_heads, shape.head_dim)
         v_scales = raw.view(-1, 2 * shape.kv_heads).index_select(0, at_v).view(torch.float16).float()
-        out[0, start : start + step] = k.mul_(k_scales.index_select(0, of_block))
-        out[1, start : start + step] = v.mul_(v_scales.unsqueeze(-1))
+        out[0, start : start + step] = k.mul_(k_scales.index_select(0, of_block)).clamp_(-limit, limit)
+        out[1, start : start + step] = v.mul_(v_scales.unsqueeze(-1)).clamp_(-limit, limit)
 
 
 def _numbers(codes: Tensor, form: Form) -> Tensor:

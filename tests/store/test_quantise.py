@@ -30,8 +30,8 @@ from tests.store.chunks import (
 
 QUANTISED = ["int8", "fp8"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-WIDE = {torch.float16: 1e4}
-"""Largest numbers tried; elsewhere float32's own, as far as a float16 scale reaches."""
+LARGEST = 8e6
+"""Near the largest number that has a float16 scale."""
 
 
 def there_and_back(k: Tensor, v: Tensor, form: str) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,8 @@ def numbers(draw: st.DrawFn) -> Tensor:
     generator = torch.Generator().manual_seed(draw(st.integers(0, 999)))
     powers = torch.randint(-30, draw(st.integers(-29, 20)), size, generator=generator)
     x = torch.randn(size, generator=generator, dtype=torch.float64) * 2.0**powers
-    return x.clamp(-WIDE.get(dtype, 8e6), WIDE.get(dtype, 8e6)).to(dtype)
+    largest = min(LARGEST, torch.finfo(dtype).max)
+    return x.clamp(-largest, largest).to(dtype)
 
 
 def scale_of(x: Tensor, dim: int, form: str) -> Tensor:
@@ -98,6 +99,15 @@ def test_a_large_channel_of_k_and_a_large_token_of_v_cost_the_others_nothing(for
     others_k[:, :, 0, 3], others_v[:, 5, 1] = False, False
     assert same_bits(loud[0][others_k], quiet[0][others_k])
     assert same_bits(loud[1][others_v], quiet[1][others_v])
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+@pytest.mark.parametrize(("dtype", "largest"), [(torch.float16, 65504.0), (torch.float32, 8.3e6)])
+def test_the_largest_numbers_stay_finite(form: str, dtype: torch.dtype, largest: float) -> None:
+    x = torch.tensor([largest, -largest, 1.0, 0.0], dtype=dtype).view(1, 2, 1, 2)
+    for back in there_and_back(x, x, form):
+        assert bool(back.isfinite().all())
+        assert back.flatten()[:2].tolist() == pytest.approx([largest, -largest], rel=0.004)
 
 
 def tiny(k: list[list[float]], v: list[list[float]]) -> ChunkKV:
