@@ -45,6 +45,11 @@ class Settings(BaseSettings):
     prefix: str = Field(
         "shared", pattern="^(shared|isolated)$", description="What a chunk is encoded after (SamKV A13)."
     )
+    store_ttl: float = Field(
+        0.0, ge=0, le=1e9, description="Seconds a stored chunk lives after it was written; 0: for ever."
+    )
+    store_bytes: int = Field(0, ge=0, description="Bytes the disk store may hold; the least used go; 0: any number.")
+    collection_bytes: int = Field(0, ge=0, description="Bytes of KV a collection may hold; 0: any number.")
     store_timeout: float = Field(0.25, gt=0, description="Seconds a store may take to connect.")
     host: str = Field("127.0.0.1", description="Address `ragkv serve` listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port `ragkv serve` listens on; 0: any free one.")

@@ -21,6 +21,7 @@ from ragkv.decode import Sampling, cut_at_stop, decode
 from ragkv.errors import ConfigError, InputError, NotFound, StoreError, StoreUnavailable
 from ragkv.methods import FULL, check_method, default_method, make_method
 from ragkv.model import DecoderModel
+from ragkv.quota import Quota
 from ragkv.reader import Context, Reader
 from ragkv.report import Answer, Citation
 from ragkv.retrieve import Embedder, Retriever
@@ -31,6 +32,9 @@ from ragkv.store.codec import SCHEMA
 from ragkv.summary import summarise
 from ragkv.types import Chunk, ChunkKV, Hit, Key
 from ragkv.watch import Watch
+
+FORGOTTEN_AT_ONCE = 100
+"""Entries deleted in one transaction of the catalogue, while other writers wait."""
 
 
 class Engine:
@@ -46,6 +50,7 @@ class Engine:
             raise ConfigError(f"RAGKV_METHOD: {error}") from None
         self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
         self.fingerprint = _fingerprint(model, settings.prefix)
+        self.quota = Quota(settings.collection_bytes, model.token_bytes)
         self.store_faults = 0
 
     @classmethod
@@ -56,7 +61,9 @@ class Engine:
         """
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        store = open_store(settings.store, settings.data, settings.store_timeout)
+        store = open_store(
+            settings.store, settings.data, settings.store_timeout, settings.store_ttl, settings.store_bytes
+        )
         model = DecoderModel.load(settings.model_source, settings.device, settings.dtype, settings.data / "profiles")
         catalog = Catalog.open(settings.data / "catalog.sqlite")
         embedder = Embedder(settings.embedder)
@@ -79,6 +86,10 @@ class Engine:
         """Run a chunk through the model once, after the prefix S."""
         return self.reader.encode(chunk.tokens)
 
+    def key(self, chunk: Chunk, collection: str) -> Key:
+        """The name under which `remember` stores the chunk."""
+        return self._shelf(collection).key(chunk.tokens)
+
     def remember(self, chunk: Chunk, collection: str) -> Key:
         """Encode a chunk and store its KV, unless a valid entry is there.
 
@@ -93,11 +104,17 @@ class Engine:
             self._encode_and_put(chunk, shelf)
         return shelf.key(chunk.tokens)
 
-    def forget(self, keys: Iterable[Key]) -> None:
-        """Delete KV that no chunk refers to any more. What a failing store keeps is an orphan, not an error."""
-        for key in keys:
+    def forget(self, keys: Iterable[Key], claim: int | None = None) -> None:
+        """Delete KV that no chunk refers to and no ingest claims, but for the caller's own claim.
+
+        What a failing store keeps is an orphan, no error.
+        """
+        left = list(keys)
+        for start in range(0, len(left), FORGOTTEN_AT_ONCE):
             try:
-                self.store.delete(key)
+                with self.catalog.removing(left[start : start + FORGOTTEN_AT_ONCE], mine=claim) as free:
+                    for key in free:
+                        self.store.delete(key)
             except StoreError:
                 self.store_faults += 1
 

@@ -29,7 +29,7 @@ def documents(numbers: tuple[str, ...] = SIX) -> list[Document]:
 def open_engine(data: Path, model: DecoderModel, embedder: Embedder, **settings: object) -> Engine:
     """An engine on a data folder, with a model and an embedder that are loaded already."""
     chosen = load_settings(data=data, **settings)
-    store = open_store(chosen.store, chosen.data, chosen.store_timeout)
+    store = open_store(chosen.store, chosen.data, chosen.store_timeout, chosen.store_ttl, chosen.store_bytes)
     catalog = Catalog.open(chosen.data / "catalog.sqlite")
     return Engine(chosen, model, store, catalog, Retriever(catalog, embedder, chosen.data / "index"))
 

@@ -180,7 +180,7 @@ def _store(settings: Settings, parts: Parts, findings: Findings) -> None:
     if settings.store == "disk" and not settings.data.exists():
         return
     with findings.checking("store"):
-        store = open_store(settings.store, settings.data, settings.store_timeout)
+        store = open_store(settings.store, settings.data, settings.store_timeout, settings.store_ttl)
         parts.store = store
         store.ping()
         stats = store.stats()
