@@ -19,7 +19,7 @@ SOURCES = ("ragkv", "api", "ingest")
 LAYERS = (
     {"ragkv", "errors", "types"},
     {"kernels", "quota", "report", "watch"},
-    {"config", "context", "needles", "passes", "profile", "prompt", "recompute", "samples", "sparse"},
+    {"archive", "config", "context", "needles", "passes", "profile", "prompt", "recompute", "samples", "sparse"},
     {"catalog", "model", "retrieve", "store"},
     {"decode", "methods", "reader", "sources", "stitch", "summary"},
     {"backup", "calibrate", "engine", "gc"},

@@ -36,7 +36,7 @@ from ragkv.store.base import KVStore
 from ragkv.store.layout import Layout, Part, joined, parts
 from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape
 
-__all__ = ["Head", "Layout", "chunk_key", "fetch", "offsets", "pack", "read_blocks", "unpack", "unpack_head"]
+__all__ = ["Head", "Layout", "chunk_key", "fetch", "made_by", "offsets", "pack", "read_blocks", "unpack", "unpack_head"]
 
 MAGIC = b"ragkvhd\n"
 SCHEMA = 2
@@ -276,3 +276,15 @@ def _read_metadata(record: bytes) -> tuple[Layout, str]:
         raise ValueError("sizes must be numbers above 0")
     tokens, block, *shape = sizes
     return Layout(Shape(*shape), tokens, block, DTYPES[told["dtype"]]), told["fingerprint"]
+
+
+def made_by(data: bytes, key: Key) -> str:
+    """Which fingerprint a head claims to be of; the schema, where that is another one. Raises EntryCorrupt."""
+    if len(data) >= FRAME.size:
+        magic, schema, *_ = FRAME.unpack_from(data)
+        if magic == MAGIC and schema != SCHEMA:
+            return f"schema {schema}"
+    try:
+        return _read_metadata(_record(data, key))[1]
+    except (ValueError, TypeError, KeyError, struct.error) as error:
+        raise EntryCorrupt(f"head of {key} is malformed: {error}") from error
