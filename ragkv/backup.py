@@ -77,12 +77,12 @@ def write(file: Path, settings: Settings, with_kv: bool) -> Contents:
     Raises ConfigError (no catalogue), CatalogCorrupt, InputError (`file` is there and no backup), StoreUnavailable
     (`with_kv`, and the store is down), OSError; `file` is then as it was.
     """
-    source = settings.data / CATALOG
+    file, source = file.resolve(), settings.data / CATALOG
     if not source.is_file():
         raise ConfigError(f"there is no catalogue in {settings.data}; name the data folder with --data")
     if file.exists() and not starts_with(file, MARK, MAGIC):
         raise InputError(f"{file} is there and is no backup; name another file")
-    with _folder_beside(file.resolve()) as work:
+    with _folder_beside(file) as work:
         copy = work / CATALOG
         catalog = Catalog.open(source)
         try:
@@ -95,7 +95,7 @@ def write(file: Path, settings: Settings, with_kv: bool) -> Contents:
             raw.flush()
             os.fsync(raw.fileno())
         os.replace(work / "backup", file)
-        _flush(file.resolve().parent)
+        _flush(file.parent)
     return contents
 
 
