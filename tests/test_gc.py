@@ -25,6 +25,7 @@ from tests.ingest.reader import make_document
 from tests.quick import quick_engine
 from tests.redis_server import RedisServer, redis_server
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 NOTHING = StoreStats(0, 0)
 
 

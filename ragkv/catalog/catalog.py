@@ -205,11 +205,6 @@ class Catalog:
         with self.read() as connection:
             return {Key(row[0]) for row in connection.execute("SELECT DISTINCT key FROM chunks")}
 
-    def unreferenced(self, keys: Iterable[Key]) -> list[Key]:
-        """Those of `keys` that no chunk refers to."""
-        with self.read() as connection:
-            return _unreferenced(connection, keys)
-
     def contents(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(collection, tokens) of every chunk."""
         with self.read() as connection:
