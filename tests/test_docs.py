@@ -35,7 +35,7 @@ def test_the_readme_and_the_architecture_name_every_command_and_method(root):
     assert not [name for name in (*commands, *NAMES) if name not in both]
 
 
-DOCUMENTS = ["README.md", "docs/architecture.md", "docs/lab-notes.md", "models/demo/README.md"]
+DOCUMENTS = ["README.md", "docs/architecture.md", "docs/lab-notes.md", "docs/operations.md", "models/demo/README.md"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
