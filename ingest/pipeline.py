@@ -1,16 +1,20 @@
 """What happens to a document, step by step. The catalogue changes once, at the end of the work, in one transaction:
 a crash anywhere leaves the old version whole or the new one whole. KV without catalogue rows is an orphan, no fault.
 
-    hash → (unchanged: done) → split → embed → encode → commit → forget orphans → index
+    hash → (unchanged: done) → split → quota → embed → claim → encode → commit → forget orphans → index
+
+The claim keeps others from removing KV that is stored, or found in the store, before the catalogue refers to it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
@@ -19,9 +23,12 @@ from numpy.typing import NDArray
 from ingest.chunk import PromptPiece, split
 from ragkv.catalog import Catalog, EmbedderIdentity, Passage
 from ragkv.errors import RagkvError
+from ragkv.quota import Quota
 from ragkv.types import Chunk, Document, Key
 
 EMBED_BATCH = 32
+RENEW_SECONDS = 300.0
+"""How often a long ingest says that its claim is still needed."""
 
 Stage = Literal["split", "embed", "encode", "commit", "index"]
 
@@ -84,12 +91,19 @@ class Reader(Protocol):
     @property
     def chunk_tokens(self) -> int: ...
 
+    @property
+    def quota(self) -> Quota: ...
+
+    def key(self, chunk: Chunk, collection: str) -> Key:
+        """The name of a chunk's KV."""
+        ...
+
     def remember(self, chunk: Chunk, collection: str) -> Key:
         """Encode a chunk and store its KV, unless it is there."""
         ...
 
-    def forget(self, keys: Iterable[Key]) -> None:
-        """Delete KV that no chunk refers to any more."""
+    def forget(self, keys: Iterable[Key], claim: int | None = None) -> None:
+        """Delete KV that no chunk refers to and nobody claims, but for the caller's own claim."""
         ...
 
 
@@ -119,7 +133,9 @@ def silent(stage: Stage, done: int, total: int) -> None:
 def ingest(engine: Reader, document: Document, progress: Progress = silent) -> Outcome:
     """Read a document and make it answerable, in place of its old version. Does nothing when nothing changed.
 
-    The document must have passed ingest.load.checked. Raises InvalidDocument, ConfigError, EmbedderChanged, StoreFull.
+    The document must have passed ingest.load.checked. Raises InvalidDocument, QuotaExceeded, ConfigError,
+    EmbedderChanged, StoreFull. A quota is asked about new content only: what is in is never thrown out by being read
+    again for another model.
     """
     catalog, embedder = engine.catalog, engine.retriever.embedder
     catalog.check_embedder(embedder.identity)
@@ -129,24 +145,34 @@ def ingest(engine: Reader, document: Document, progress: Progress = silent) -> O
         return Outcome(document.id, document.collection, "unchanged", known.chunks, known.tokens)
 
     chunks = split(document, engine.model.prompt, engine.chunk_tokens, lambda done, of: progress("split", done, of))
+    tokens = sum(len(chunk.tokens) for chunk in chunks)
+    admit = None
+    if engine.quota.limit and (known is None or known.content_hash != digest):
+        admit = partial(engine.quota.admit, document, tokens)
+        admit(catalog.tokens(document.collection, document.id))
     vectors = _embed(embedder, [(chunk.title, chunk.text) for chunk in chunks], progress)
-    keys: list[Key] = []
+    keys = [engine.key(chunk, document.collection) for chunk in chunks]
+    claim, renewed = catalog.claim(keys, engine.fingerprint), time.monotonic()
     try:
         for done, chunk in enumerate(chunks):
             progress("encode", done, len(chunks))
-            keys.append(engine.remember(chunk, document.collection))
+            engine.remember(chunk, document.collection)
+            if time.monotonic() - renewed > RENEW_SECONDS:
+                catalog.renew(claim)
+                renewed = time.monotonic()
         progress("commit", len(chunks), len(chunks))
-        orphans = catalog.put_document(document, digest, chunks, vectors, keys, embedder.identity, reader)
+        orphans = catalog.put_document(document, digest, chunks, vectors, keys, embedder.identity, reader, claim, admit)
     except Paused:
         raise
     except Exception:
         with suppress(RagkvError):
-            engine.forget(catalog.unreferenced(keys))
+            # In this order: on a full disk nothing can be written to the catalogue, but its KV makes room.
+            engine.forget(keys, claim)
+            catalog.release(claim)
         raise
     engine.forget(orphans)
     progress("index", len(chunks), len(chunks))
     engine.retriever.refresh(document.collection)
-    tokens = sum(len(chunk.tokens) for chunk in chunks)
     return Outcome(document.id, document.collection, "replaced" if known else "added", len(chunks), tokens)
 
 

@@ -53,6 +53,11 @@ class Settings(BaseSettings):
     store_secret: SecretStr = Field(
         SecretStr(""), description="Authenticates what the store holds; empty: checksums against accidents."
     )
+    store_ttl: float = Field(
+        0.0, ge=0, le=1e9, description="Seconds a stored chunk lives after it was written; 0: for ever."
+    )
+    store_bytes: int = Field(0, ge=0, description="Bytes the disk store may hold; the least used go; 0: any number.")
+    collection_bytes: int = Field(0, ge=0, description="Bytes of KV a collection may hold; 0: any number.")
     store_timeout: float = Field(0.25, gt=0, description="Seconds a store may take to connect.")
     host_bytes: int = Field(512 * 2**20, ge=0, description="Host memory for KV kept between questions, in bytes.")
     gpu_bytes: int = Field(2**30, ge=0, description="GPU memory for the same, where the model is on one.")

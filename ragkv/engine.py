@@ -23,6 +23,7 @@ from ragkv.errors import ConfigError, InputError, NotFound, StoreError, StoreUna
 from ragkv.methods import FULL, check_method, default_method, make_method
 from ragkv.model import DecoderModel
 from ragkv.qualify import why_not
+from ragkv.quota import Quota
 from ragkv.reader import Context, Reader
 from ragkv.recompute.base import Method
 from ragkv.report import Answer, Citation
@@ -37,6 +38,9 @@ from ragkv.store.tiers import Budgets, Tiers
 from ragkv.summary import summarise
 from ragkv.types import Chunk, ChunkKV, Hit, Key
 from ragkv.watch import Watch
+
+FORGOTTEN_AT_ONCE = 100
+"""Entries deleted in one transaction of the catalogue, while other writers wait."""
 
 
 class Engine:
@@ -58,6 +62,7 @@ class Engine:
         self.fingerprint = _fingerprint(model, settings.prefix, settings.store_body, self.seal.name)
         block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, settings.store_body)
         self.tiers = Tiers(store, block, Budgets(settings.host_bytes, settings.gpu_bytes), model.device)
+        self.quota = Quota(settings.collection_bytes, model.token_bytes)
         self.unqualified = ""
         self.quarantine = Quarantine()
         self.store_faults = 0
@@ -71,7 +76,9 @@ class Engine:
         """
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        store = open_store(settings.store, settings.data, settings.store_timeout)
+        store = open_store(
+            settings.store, settings.data, settings.store_timeout, settings.store_ttl, settings.store_bytes
+        )
         model = DecoderModel.load(settings.model_source, settings.device, settings.dtype, settings.data / "profiles")
         catalog = Catalog.open(settings.data / "catalog.sqlite")
         embedder = Embedder(settings.embedder)
@@ -97,6 +104,10 @@ class Engine:
         """Run a chunk through the model once, after the prefix S."""
         return self.reader.encode(chunk.tokens)
 
+    def key(self, chunk: Chunk, collection: str) -> Key:
+        """The name under which `remember` stores the chunk."""
+        return self._shelf(collection).key(chunk.tokens)
+
     def remember(self, chunk: Chunk, collection: str) -> Key:
         """Encode a chunk and store its KV, unless a valid entry is there.
 
@@ -107,19 +118,26 @@ class Engine:
         if self.unqualified:
             return shelf.key(chunk.tokens)
         try:
-            shelf.head(chunk.tokens)
+            shelf.stored(chunk.tokens)
         except StoreUnavailable:
             self.store_faults += 1
         except StoreError:
             self._encode_and_put(chunk, shelf)
         return shelf.key(chunk.tokens)
 
-    def forget(self, keys: Iterable[Key]) -> None:
-        """Delete KV that no chunk refers to any more. What a failing store keeps is an orphan, not an error."""
-        for key in keys:
+    def forget(self, keys: Iterable[Key], claim: int | None = None) -> None:
+        """Delete KV that no chunk refers to and no ingest claims, but for the caller's own claim.
+
+        What a failing store keeps is an orphan, no error.
+        """
+        left = list(keys)
+        for key in left:
             self.tiers.drop(key)
+        for start in range(0, len(left), FORGOTTEN_AT_ONCE):
             try:
-                self.store.delete(key)
+                with self.catalog.removing(left[start : start + FORGOTTEN_AT_ONCE], mine=claim) as free:
+                    for key in free:
+                        self.store.delete(key)
             except StoreError:
                 self.store_faults += 1
 
@@ -245,7 +263,7 @@ class Engine:
         except NotFound:
             current = []
         if chunk.tokens not in [other.tokens for other in current]:
-            self.forget(self.catalog.unreferenced([shelf.key(chunk.tokens)]))
+            self.forget([shelf.key(chunk.tokens)])
         return kv
 
     def _encode_and_put(self, chunk: Chunk, shelf: Shelf) -> ChunkKV:

@@ -8,7 +8,9 @@ RagkvError
 │   └── EmbedderChanged      the index was built by another embedder       409
 ├── InputError               what a user sent                              422
 │   ├── InvalidDocument      empty, binary, not text                       422
-│   └── TooLarge             over a limit; carries what and how much       413
+│   ├── TooLarge             over a limit; carries what and how much       413
+│   ├── QuotaExceeded        its collection has no room for a document     413
+│   └── InvalidBackup        no backup, damaged, or of a newer ragkv
 ├── NotFound                 no such document, collection or job           404
 ├── Busy                     the queue in front of the engine is full      429
 ├── Stopping                 shutting down, takes no new work              503
@@ -56,6 +58,17 @@ class InvalidDocument(InputError):
 
 class TooLarge(InputError):
     """Over a limit; the message carries the limit and the size seen."""
+
+
+class QuotaExceeded(InputError):
+    """A document does not fit into its collection's quota.
+
+    413, not 507: the service has room, but not for this much from this user; sent again unchanged it fails again.
+    """
+
+
+class InvalidBackup(InputError):
+    """A file that is no backup, or a damaged one; nothing was restored from it."""
 
 
 class NotFound(RagkvError):

@@ -113,6 +113,12 @@ class DecoderModel:
                 profile = load_profile(path, profile)
         return cls(weights, tokenizer, profile, Path(source).name, weights_hash)
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's K and V in all layers."""
+        size: int = self.dtype.itemsize
+        return 2 * self.shape.layers * self.shape.kv_heads * self.shape.head_dim * size
+
     @cached_property
     def prompt(self) -> Prompt:
         """The prompt pieces of this tokenizer and profile."""

@@ -62,6 +62,12 @@ class Shelf:
         """The name of a chunk in the store."""
         return chunk_key(self._fingerprint, self._salt, tokens)
 
+    def stored(self, tokens: Sequence[int]) -> None:
+        """Raises StoreError unless the store itself, not only memory, has the chunk's head, whole and this model's."""
+        key = self.key(tokens)
+        with self._removing(key):
+            self._read_head(key, len(tokens))
+
     def head(self, tokens: Sequence[int]) -> tuple[Head, str]:
         """The head record of a chunk, verified to be this chunk's, this model's and whole, and the tier that had it.
         Raises StoreError."""

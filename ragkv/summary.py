@@ -33,8 +33,7 @@ def summarise(
     chunks = tuple(_chunk(model, i, hit, plan, again[i]) for i, hit in enumerate(hits))
     context = sum(chunk.tokens for chunk in chunks)
     kept = _kept_tokens(model, hits, plan)
-    shape = model.shape
-    row = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
+    row = model.token_bytes
     heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
     tiers = Counter(s.tier for s in sources if s.hit)
     found = tiers.total()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 for name in [name for name in os.environ if name.startswith("RAGKV_")]:
@@ -42,6 +43,15 @@ def model(demo_folder: Path) -> DecoderModel:
 def embedder() -> Embedder:
     """The packaged embedder: loading it takes seconds, so it is loaded once."""
     return Embedder()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For tests with a model so small that waking a second thread takes longer than the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ def open_engine(data: Path, model: DecoderModel, embedder: Embedder, **settings:
     """An engine on a data folder, with a model and an embedder that are loaded already. Unless told otherwise it keeps
     nothing in memory, so that every question meets the store."""
     chosen = load_settings(**{"data": data, "host_bytes": 0, **settings})
-    store = open_store(chosen.store, chosen.data, chosen.store_timeout)
+    store = open_store(chosen.store, chosen.data, chosen.store_timeout, chosen.store_ttl, chosen.store_bytes)
     catalog = Catalog.open(chosen.data / "catalog.sqlite")
     return Engine(chosen, model, store, catalog, Retriever(catalog, embedder, chosen.data / "index"))
 

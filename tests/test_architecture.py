@@ -18,11 +18,11 @@ SOURCES = ("ragkv", "api", "ingest")
 # From the ground up. A room imports its own layer and those below. `ragkv` itself is only its version.
 LAYERS = (
     {"ragkv", "errors", "types"},
-    {"kernels", "report", "watch"},
-    {"config", "context", "needles", "passes", "profile", "prompt", "recompute", "samples", "sparse"},
+    {"kernels", "quota", "report", "watch"},
+    {"archive", "config", "context", "needles", "passes", "profile", "prompt", "recompute", "samples", "sparse"},
     {"catalog", "model", "retrieve", "store"},
     {"cost", "decode", "methods", "qualify", "reader", "sources", "stitch", "summary"},
-    {"calibrate", "engine"},
+    {"backup", "calibrate", "engine", "gc"},
     {"bench", "demo", "ingest"},
     {"api", "cli"},
 )

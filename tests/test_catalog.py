@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -147,9 +147,78 @@ def test_only_keys_that_nothing_refers_to_are_orphans(catalog: Catalog) -> None:
     assert set(put(catalog, "a", ["new", "twice"])) == {"default only a"}
     assert set(catalog.remove("default", "a")) == {"default new", "default twice"}
     assert catalog.keys() == {"default shared"}
-    assert catalog.unreferenced([Key("default shared"), Key("gone"), Key("gone")]) == ["gone"]
+    with catalog.removing([Key("default shared"), Key("gone"), Key("gone")]) as free:
+        assert free == {"gone"}
     assert catalog.remove("default", "b") == ["default shared"]
     assert catalog.count() == (0, 0)
+
+
+def test_claimed_keys_are_not_removed_until_released_or_given_up(catalog: Catalog) -> None:
+    def free(*keys: str, grace: float = 100, mine: int | None = None) -> set[str]:
+        with catalog.removing([Key(key) for key in keys], grace, mine) as found:
+            return set(found)
+
+    first, second = catalog.claim([Key("a"), Key("b"), Key("b")], "model"), catalog.claim([Key("b")], "model 2")
+    assert free("a", "b", "c") == {"c"}
+    assert free("a", "b", mine=first) == {"a"}, "the other claim counts"
+    assert catalog.fingerprint() == "model 2"
+    with catalog.write() as connection:
+        connection.execute("UPDATE claims SET renewed = renewed - 200")
+    assert free("a", "b") == {"a", "b"}
+    catalog.renew(second)
+    assert free("a", "b") == {"a"}
+    catalog.forget_claims(100)
+    catalog.release(second)
+    assert free("a", "b") == {"a", "b"}
+    with catalog.read() as connection:
+        assert connection.execute("SELECT count(*) FROM claimed").fetchone() == (0,)
+
+
+def test_the_commit_of_a_document_releases_its_claim_or_neither_happens(catalog: Catalog) -> None:
+    chunk, vector = Chunk("a#0", "a", 0, "t", "text", (1, 2, 3)), np.ones((1, WORDS.dimension), np.float32)
+
+    def refuse(others: int) -> None:
+        raise InputError(f"{others} others")
+
+    def commit(document_id: str, admit: Callable[[int], None] | None) -> None:
+        document = Document(document_id, "t", "text")
+        catalog.put_document(document, "h", [chunk], vector, [Key("k")], WORDS, "r", claim, admit)
+
+    claim = catalog.claim([Key("k")], "model")
+    with pytest.raises(InputError, match="0 others"):
+        commit("a", refuse)
+    with catalog.removing([Key("k")]) as free:
+        assert not free
+    assert catalog.documents() == []
+    commit("a", None)
+    with catalog.read() as connection:
+        assert connection.execute("SELECT count(*) FROM claims").fetchone() == (0,)
+    with pytest.raises(InputError, match="3 others"):
+        commit("b", refuse)
+    assert (catalog.tokens("default"), catalog.tokens("default", "a"), catalog.tokens("x")) == (3, 0, 0)
+
+
+def test_a_catalogue_from_before_claims_gets_them(path: Path) -> None:
+    catalog = Catalog.open(path)
+    put(catalog, "a", ["text"])
+    with catalog.write() as connection:
+        connection.execute("DROP TABLE claimed")
+        connection.execute("DROP TABLE claims")
+    catalog.close()
+    catalog = Catalog.open(path)
+    catalog.release(catalog.claim([Key("k")], "model"))
+    assert catalog.count() == (1, 1)
+    catalog.close()
+
+
+def test_a_copy_is_a_catalogue_of_its_own(catalog: Catalog, tmp_path: Path) -> None:
+    put(catalog, "a", ["text"])
+    catalog.copy(tmp_path / "copy.sqlite")
+    put(catalog, "b", ["later"])
+    copy = Catalog.open(tmp_path / "copy.sqlite")
+    assert ([d.id for d in copy.documents()], copy.keys()) == (["a"], {"default text"})
+    copy.close()
+    assert sorted(path.name for path in tmp_path.glob("copy*")) == ["copy.sqlite"]
 
 
 def test_collections_do_not_see_each_other(catalog: Catalog) -> None:

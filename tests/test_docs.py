@@ -46,7 +46,14 @@ def test_every_fault_is_followed_by_tests_that_exist(root: Path):
         assert name in functions, f"{path}::{name}"
 
 
-DOCUMENTS = ["README.md", "docs/architecture.md", "docs/faults.md", "docs/lab-notes.md", "models/demo/README.md"]
+DOCUMENTS = [
+    "README.md",
+    "docs/architecture.md",
+    "docs/faults.md",
+    "docs/lab-notes.md",
+    "docs/operations.md",
+    "models/demo/README.md",
+]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

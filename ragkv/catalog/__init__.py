@@ -1,6 +1,7 @@
 """The catalogue: documents, chunks, vectors and jobs in one SQLite file. FTS5 and FAISS are views of it."""
 
 from ragkv.catalog.catalog import Catalog
+from ragkv.catalog.claims import GRACE_SECONDS
 from ragkv.catalog.nouns import Changes, DocumentInfo, EmbedderIdentity, Passage
 
-__all__ = ["Catalog", "Changes", "DocumentInfo", "EmbedderIdentity", "Passage"]
+__all__ = ["GRACE_SECONDS", "Catalog", "Changes", "DocumentInfo", "EmbedderIdentity", "Passage"]

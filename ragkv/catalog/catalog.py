@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ragkv.catalog import vectors, words
+from ragkv.catalog import claims, vectors, words
 from ragkv.catalog.database import Database
 from ragkv.catalog.nouns import Changes, DocumentInfo, EmbedderIdentity, Passage
 from ragkv.errors import NotFound
@@ -66,10 +66,14 @@ class Catalog:
         keys: Sequence[Key],
         embedder: EmbedderIdentity,
         reader: str = "",
+        claim: int | None = None,
+        admit: Callable[[int], None] | None = None,
     ) -> list[Key]:
         """Store a document in place of its old version: chunks, their vectors (matrix [n, dimension]) and KV keys.
 
-        Returns the keys of the old version that no chunk refers to any more. Raises EmbedderChanged.
+        claim: one on `keys`, released with this · admit: told the tokens of the collection's other documents; what it
+        raises leaves everything as it was. Returns the keys of the old version that no chunk refers to any more.
+        Raises EmbedderChanged.
         """
         if len(keys) != len(chunks) or matrix.shape != (len(chunks), embedder.dimension):
             raise ValueError(f"{len(chunks)} chunks, {len(keys)} keys, vectors {matrix.shape} do not belong together")
@@ -78,6 +82,10 @@ class Catalog:
         body = (json.dumps(dict(document.metadata), ensure_ascii=False), document.text)
         with self.write() as connection:
             vectors.claim(connection, embedder)
+            if admit:
+                admit(_tokens(connection, document.collection, document.id))
+            if claim is not None:
+                claims.release(connection, claim)
             row, old = _take_chunks(connection, document.collection, document.id)
             if row is None:
                 row = connection.execute(
@@ -155,6 +163,15 @@ class Catalog:
             documents, chunks = connection.execute("SELECT count(*), total(chunks) FROM documents").fetchone()
         return documents, int(chunks)
 
+    def tokens(self, collection: str, without: str = "") -> int:
+        """Tokens of all chunks of a collection, but for those of the document `without`."""
+        with self.read() as connection:
+            return _tokens(connection, collection, without)
+
+    def copy(self, path: Path) -> None:
+        """Write the catalogue as it is now to a new file, while others go on writing. Raises OSError."""
+        self._database.copy(path)
+
     # Chunks
 
     def chunks(self, collection: str, rows: Iterable[int]) -> dict[int, Chunk]:
@@ -188,10 +205,49 @@ class Catalog:
         with self.read() as connection:
             return {Key(row[0]) for row in connection.execute("SELECT DISTINCT key FROM chunks")}
 
-    def unreferenced(self, keys: Iterable[Key]) -> list[Key]:
-        """Those of `keys` that no chunk refers to."""
+    def contents(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(collection, tokens) of every chunk."""
         with self.read() as connection:
-            return _unreferenced(connection, keys)
+            for collection, tokens in connection.execute("SELECT collection, tokens FROM chunks"):
+                yield collection, _ids(tokens)
+
+    # Claims (see claims.py)
+
+    def claim(self, keys: Iterable[Key], fingerprint: str) -> int:
+        """Nobody removes the KV of these keys until the claim is released; fingerprint: of the model that makes it."""
+        with self.write() as connection:
+            return claims.claim(connection, keys, fingerprint)
+
+    def renew(self, claim: int) -> None:
+        """Say that the claim is still needed. One that was not renewed for an hour counts no more."""
+        with self.write() as connection:
+            claims.renew(connection, claim)
+
+    def release(self, claim: int) -> None:
+        """Let others remove KV of the claimed keys that no chunk refers to."""
+        with self.write() as connection:
+            claims.release(connection, claim)
+
+    @contextmanager
+    def removing(
+        self, keys: Iterable[Key], grace: float = claims.GRACE_SECONDS, mine: int | None = None
+    ) -> Iterator[set[Key]]:
+        """Those of `keys` that no chunk refers to and no claim but `mine` names; that stays so until the block ends.
+
+        Inside it their KV can be removed. Other writers wait: a hundred keys at a time.
+        """
+        with self.write() as connection:
+            yield set(claims.free(connection, keys, grace, mine))
+
+    def forget_claims(self, grace: float = claims.GRACE_SECONDS) -> None:
+        """Drop the claims that were not renewed for `grace` seconds."""
+        with self.write() as connection:
+            claims.forget(connection, grace)
+
+    def fingerprint(self) -> str | None:
+        """Of the model that ingested last; None before the first."""
+        with self.read() as connection:
+            return claims.fingerprint(connection)
 
     # Vectors
 
@@ -247,6 +303,11 @@ def _take_chunks(connection: sqlite3.Connection, collection: str, document_id: s
     return found[0], keys
 
 
+def _tokens(connection: sqlite3.Connection, collection: str, without: str) -> int:
+    sql = "SELECT total(tokens) FROM documents WHERE collection = ? AND id != ?"
+    return int(connection.execute(sql, (collection, without)).fetchone()[0])
+
+
 def _unreferenced(connection: sqlite3.Connection, keys: Iterable[Key]) -> list[Key]:
     sql = "SELECT DISTINCT value FROM json_each(?) WHERE NOT EXISTS (SELECT 1 FROM chunks WHERE key = value)"
     return [Key(key) for (key,) in connection.execute(sql, (json.dumps(list(keys)),))]
@@ -259,8 +320,11 @@ def _info(row: Sequence[Any]) -> DocumentInfo:
 
 def _chunk(row: Sequence[Any]) -> Chunk:
     _, document_id, ordinal, title, text, tokens = row
-    ids = tuple(np.frombuffer(tokens, "<i4").tolist())
-    return Chunk(f"{document_id}#{ordinal}", document_id, ordinal, title, text, ids)
+    return Chunk(f"{document_id}#{ordinal}", document_id, ordinal, title, text, _ids(tokens))
+
+
+def _ids(tokens: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(tokens, "<i4").tolist())
 
 
 def _no_document(collection: str, document_id: str) -> NotFound:

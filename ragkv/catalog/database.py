@@ -64,6 +64,15 @@ class Database:
         with self._turn, self._faults(), self._transaction("BEGIN IMMEDIATE") as connection:
             yield connection
 
+    def copy(self, path: Path) -> None:
+        """Write one state of the catalogue to a new file, and flush it. Writers go on meanwhile. Raises OSError."""
+        with self.read() as connection:
+            target = sqlite3.connect(path, isolation_level=None)
+            try:
+                connection.backup(target)
+            finally:
+                target.close()
+
     def close(self) -> None:
         """Close idle connections now, borrowed ones when they come back."""
         with self._guard:
@@ -127,6 +136,8 @@ class Database:
         if not tables >= schema.NAMES:
             raise _corrupt(self.path, "tables are missing")
         with self.write() as connection:
+            for table in schema.ADDED:
+                connection.execute(table)
             if not words.whole(connection):
                 words.rebuild(connection)
 

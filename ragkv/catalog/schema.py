@@ -54,4 +54,13 @@ CREATE TABLE job_documents (
     PRIMARY KEY (job, position)
 );
 """
+ADDED = (
+    # See claims.py. Version 1 did not have these from the start; they are added where they are missing, and an older
+    # ragkv does not mind them.
+    "CREATE TABLE IF NOT EXISTS claims (row INTEGER PRIMARY KEY AUTOINCREMENT, renewed REAL NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS claimed ("
+    " key TEXT NOT NULL, claim INTEGER NOT NULL REFERENCES claims (row) ON DELETE CASCADE,"
+    " PRIMARY KEY (key, claim)) WITHOUT ROWID",
+    "CREATE INDEX IF NOT EXISTS claimed_by_claim ON claimed (claim)",
+)
 NAMES = frozenset({"facts", "collections", "documents", "chunks", "vectors", "jobs", "job_documents"})

@@ -2,7 +2,7 @@
 
     documents.py  ingest, ls, rm, reindex      ask.py     ask
     doctor.py     doctor                       service.py serve, demo, calibrate
-    bench.py      bench ttft, bench quality
+    store.py      gc, backup, restore          bench.py   bench ttft, bench quality
 
 Heavy imports stand inside the commands: `ragkv --help` must not wait for torch.
 """
@@ -20,6 +20,7 @@ from ragkv.cli.common import fail
 from ragkv.cli.doctor import doctor
 from ragkv.cli.documents import ingest, ls, reindex, rm
 from ragkv.cli.service import calibrate, demo, serve
+from ragkv.cli.store import backup, gc, restore
 from ragkv.errors import CatalogCorrupt, ConfigError, RagkvError
 
 app = typer.Typer(
@@ -36,6 +37,9 @@ app.command("ls")(ls)
 app.command("rm")(rm)
 app.command("reindex")(reindex)
 app.command("doctor")(doctor)
+app.command("gc")(gc)
+app.command("backup")(backup)
+app.command("restore")(restore)
 app.command("serve")(serve)
 app.command("demo")(demo)
 app.command("calibrate")(calibrate)

@@ -194,7 +194,7 @@ def _store(settings: Settings, parts: Parts, findings: Findings) -> None:
     if settings.store == "disk" and not settings.data.exists():
         return
     with findings.checking("store"):
-        store = open_store(settings.store, settings.data, settings.store_timeout)
+        store = open_store(settings.store, settings.data, settings.store_timeout, settings.store_ttl)
         parts.store = store
         store.ping()
         stats = store.stats()
@@ -261,7 +261,9 @@ def _kv(engine: Engine, findings: Findings) -> None:
         findings.ok("kv", f"all {len(wanted)} chunks have their KV in the store")
     orphans = len(stored - set(wanted))
     if orphans:
-        findings.note("kv", f"{orphans} entries belong to no chunk of this catalogue and model")
+        findings.note(
+            "kv", f"{orphans} entries belong to no chunk of this catalogue and model; see `ragkv gc --dry-run`"
+        )
 
 
 def _wanted(engine: Engine) -> dict[Key, str]:

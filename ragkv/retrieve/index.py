@@ -91,12 +91,17 @@ class VectorIndex:
         header = HEADER.pack(MAGIC, VERSION, self.dimension, *sizes)
         fresh = path.with_name(path.name + ".new")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with fresh.open("wb") as file:
-            for part in (header, _checksum(header, collection, dead, payload), dead, payload):
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
+        try:
+            with fresh.open("wb") as file:
+                for part in (header, _checksum(header, collection, dead, payload), dead, payload):
+                    file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, path)
+        except OSError:
+            # A half of it must not take up what little room there is.
+            fresh.unlink(missing_ok=True)
+            raise
         _sync_folder(path.parent)
 
     @classmethod

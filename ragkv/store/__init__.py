@@ -1,4 +1,4 @@
-"""Where encoded chunks live: base (the contract), codec and layout (what the bytes mean), disk and redis (backends)."""
+"""Where encoded chunks live: base (the contract), codec and layout (what bytes mean), disk with its budget, redis."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ from ragkv.store.base import KVStore
 __all__ = ["KVStore", "open_store"]
 
 
-def open_store(setting: str, data: Path, timeout: float) -> KVStore:
+def open_store(setting: str, data: Path, timeout: float, ttl: float = 0.0, limit: int = 0) -> KVStore:
     """The store that a setting names: `disk` (files in `data`/kv), or Redis by URL (`rediss` is TLS, `unix` a socket).
 
-    `timeout`: seconds a store may take to connect; it need not answer yet. Raises ConfigError for any other setting.
+    `timeout`: seconds a store may take to connect; it need not answer yet · `ttl`: seconds an entry lives after it was
+    written, 0: for ever · `limit`: bytes that the disk store may hold, 0: any number. Raises ConfigError for any other
+    setting, and for a limit on Redis.
     """
     if setting == "disk":
         from ragkv.store.disk import DiskStore
 
-        return DiskStore(data / "kv")
+        return DiskStore(data / "kv", ttl, limit)
     if setting.startswith(("redis://", "rediss://", "unix://")):
+        if limit:
+            raise ConfigError(
+                "RAGKV_STORE_BYTES bounds the disk store only; give the Redis server a `maxmemory` and the "
+                "`maxmemory-policy` allkeys-lru, and unset RAGKV_STORE_BYTES"
+            )
         # Imported only here: the disk store must work, and start quickly, without a Redis client.
         from ragkv.store.redis import RedisStore
 
-        return RedisStore(setting, timeout)
+        return RedisStore(setting, timeout, ttl or None)
     # Not the whole setting: it may hold a password.
     raise ConfigError(
         f"store: {setting.split(':')[0]!r} is unknown; use `disk`, `redis://host:port/db`, `rediss://host:port/db` or `unix:///path`"

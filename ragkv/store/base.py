@@ -34,6 +34,14 @@ class StoreStats:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Swept:
+    """What `sweep` found. bytes are those of the files · expired: past their time · temporary: of writers that died."""
+
+    expired: StoreStats = StoreStats(0, 0)
+    temporary: StoreStats = StoreStats(0, 0)
+
+
 def ignore(number: int) -> None:
     """For readers that check nothing."""
 
@@ -64,6 +72,13 @@ class KVStore(Protocol):
         """
         ...
 
+    def layers(self, key: Key) -> tuple[int, ...]:
+        """Bytes of each layer of the body, for those who copy an entry without knowing what it means.
+
+        Raises EntryMissing, EntryCorrupt.
+        """
+        ...
+
     def delete(self, key: Key) -> bool:
         """Remove the entry; False when there was none."""
         ...
@@ -74,6 +89,10 @@ class KVStore(Protocol):
 
     def stats(self) -> StoreStats:
         """Entries and bytes, counted now."""
+        ...
+
+    def sweep(self, dry_run: bool) -> Swept:
+        """Remove what the backend itself knows to be of no use; with `dry_run` only tell of it."""
         ...
 
     def ping(self) -> None:

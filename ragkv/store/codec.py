@@ -40,7 +40,8 @@ from ragkv.store.seal import CHECKSUMS, RECORD_BYTES, Seal
 from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape
 
 __all__ = [
-    *("Head", "Layout", "as_stored", "chunk_key", "fetch", "offsets", "pack", "read_blocks", "unpack", "unpack_head"),
+    *("Head", "Layout", "as_stored", "chunk_key", "fetch", "made_by", "offsets", "pack", "read_blocks", "unpack"),
+    "unpack_head",
 ]
 
 MAGIC = b"ragkvhd\n"
@@ -313,3 +314,18 @@ def _read_metadata(record: bytes) -> tuple[Layout, str]:
         raise ValueError("sizes must be numbers above 0")
     tokens, block, *shape = sizes
     return Layout(Shape(*shape), tokens, block, DTYPES[told["dtype"]], told["body"]), told["fingerprint"]
+
+
+def made_by(data: bytes, key: Key) -> str:
+    """Which fingerprint a head claims to be of; the schema, where that is another one. Raises EntryCorrupt.
+
+    Nothing is verified: a head under another secret cannot be, and is somebody's all the same.
+    """
+    if len(data) >= FRAME.size:
+        magic, schema, *_ = FRAME.unpack_from(data)
+        if magic == MAGIC and schema != SCHEMA:
+            return f"schema {schema}"
+    try:
+        return _read_metadata(data[FRAME.size :])[1]
+    except Exception as error:  # As in unpack_head.
+        raise EntryCorrupt(f"head of {key} is malformed: {error}") from error

@@ -11,9 +11,13 @@ All numbers are little-endian. A file is written under a temporary name in the s
 folder flushed: after a crash the old entry is there, or the new one, or none. Files are never changed in place and are
 read through one open file per call, so a reader is not disturbed when the entry is replaced or deleted meanwhile.
 
-A writer holds a lock (flock) on its temporary file. When a store is opened it removes temporary files that nobody holds
-and that are older than a minute: the first says that the writer died, in whichever process or container; the second
-covers the moment between creating the file and locking it.
+A writer holds a lock (flock) on its temporary file. Before its first entry a store removes temporary files that nobody
+holds and that are older than a minute: the first says that the writer died, in whichever process or container; the
+second covers the moment between creating the file and locking it.
+
+The time of change of a file is when the entry was written: with a `ttl` it is missing after that many seconds, read or
+not. The time of access is when it was last used, told to the file system by us, at most once a minute: the mount may
+well not keep it by itself (noatime, relatime). It is kept only for a budget (budget.py).
 """
 
 from __future__ import annotations
@@ -25,16 +29,17 @@ import re
 import secrets
 import struct
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import xxhash
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreFull, StoreUnavailable
-from ragkv.store.base import Arrived, Range, StoreStats, ignore
+from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
+from ragkv.store.budget import Budget
 from ragkv.types import Key
 
 MAGIC = b"ragkvfl\n"
@@ -44,6 +49,8 @@ CHECK = struct.Struct("<Q")
 PAGE = 4096
 MAX_LAYERS = 4096
 LEFT_BEHIND_AFTER = 60.0
+TOUCH_AFTER = 60.0
+"""Seconds between two notes that an entry is in use."""
 KEY = re.compile(r"[0-9a-f]{64}")
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -59,39 +66,51 @@ class _Entry:
 
 
 class DiskStore:
-    """KVStore over a folder. It keeps no file open and no state, so it is thread-safe and processes may share a folder.
+    """KVStore over a folder. Thread-safe; it keeps no file open, and processes may share a folder.
 
     A folder that cannot be made or read is StoreUnavailable when it is used, not here: a fault of the cache must not
     keep the service from starting.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, ttl: float = 0.0, limit: int = 0) -> None:
+        """`ttl`: seconds an entry lives after it was written, 0: for ever · `limit`: bytes of all files, 0: any."""
+        self.root, self._ttl = root, ttl
+        self._budget = Budget(root, limit, self._expired) if limit else None
+        self._tidy = False
         with suppress(OSError):
             root.mkdir(parents=True, exist_ok=True)
-            _remove_left_behind(root)
 
     def __repr__(self) -> str:
         return f"DiskStore({str(self.root)!r})"
 
     def put(self, key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
-        """See KVStore.put. The entry is on the disk, not only in its cache, when this returns."""
+        """See KVStore.put. The entry is on the disk, not only in its cache, when this returns.
+
+        Over the budget, entries that were not used for the longest time are removed first.
+        """
         path = self._path(key)
         if len(body) > MAX_LAYERS:
             raise ValueError(f"{len(body)} layers, at most {MAX_LAYERS} can be stored")
         preamble = _preamble(len(head), [memoryview(layer).nbytes for layer in body])
         gap = -(len(preamble) + len(head)) % PAGE
-        with _errors(f"writing {path}"):
+        parts = [preamble, head, bytes(gap), *body]
+        size = sum(memoryview(part).nbytes for part in parts)
+        with _errors(f"writing {path}"), self._budget.room(size, path) if self._budget else nullcontext():
+            if not self._tidy:
+                self._tidy = True
+                _count(_left_behind(self.root), dry_run=False)
             if not path.parent.is_dir():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _flush_folder(self.root)
-            _write_whole(path, [preamble, head, bytes(gap), *body])
+            _write_whole(path, parts)
 
     def head(self, key: Key) -> bytes:
         """See KVStore.head."""
         with self._open(key) as entry:
             data = bytearray(entry.head_bytes)
             _fill(entry.file, memoryview(data), entry.head_start, key)
+            if self._budget:
+                _touch(entry.file)
             return bytes(data)
 
     def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
@@ -110,6 +129,11 @@ class DiskStore:
                 filled += part.size
                 arrived(number)
 
+    def layers(self, key: Key) -> tuple[int, ...]:
+        """See KVStore.layers."""
+        with self._open(key) as entry:
+            return tuple(end - start for start, end in pairwise(entry.starts))
+
     def delete(self, key: Key) -> bool:
         """See KVStore.delete."""
         path = self._path(key)
@@ -121,10 +145,11 @@ class DiskStore:
         return True
 
     def keys(self) -> Iterator[Key]:
-        """See KVStore.keys."""
+        """See KVStore.keys. With a `ttl` it looks at every file's age."""
         with _errors(f"listing {self.root}"):
-            names = [path.stem for path in self.root.glob("??/*.kv")]
-        return iter([Key(name) for name in names if KEY.fullmatch(name)])
+            files = [path for path in self.root.glob("??/*.kv") if KEY.fullmatch(path.stem)]
+            expired = {path for path, _ in self._past(files)} if self._ttl else set()
+        return iter([Key(path.stem) for path in files if path not in expired])
 
     def stats(self) -> StoreStats:
         """See KVStore.stats. Opens every file: linear in entries. Damaged ones are not counted."""
@@ -135,6 +160,12 @@ class DiskStore:
                 size += entry.head_bytes + entry.starts[-1] - entry.starts[0]
         return StoreStats(entries, size)
 
+    def sweep(self, dry_run: bool) -> Swept:
+        """See KVStore.sweep."""
+        with _errors(f"sweeping {self.root}"):
+            expired = self._past(self.root.glob("??/*.kv")) if self._ttl else ()
+            return Swept(_count(expired, dry_run), _count(_left_behind(self.root), dry_run))
+
     def ping(self) -> None:
         """See KVStore.ping."""
         if not (self.root.is_dir() and os.access(self.root, os.R_OK | os.W_OK | os.X_OK)):
@@ -142,6 +173,18 @@ class DiskStore:
 
     def close(self) -> None:
         """See KVStore.close. Nothing is kept open."""
+
+    def _expired(self, changed: float) -> bool:
+        """Whether a file last changed at this Unix second is past its time."""
+        return 0 < self._ttl < time.time() - changed
+
+    def _past(self, files: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+        """Those of the files that are past their time, and their sizes."""
+        for path in files:
+            with suppress(FileNotFoundError):
+                about = path.stat()
+                if self._expired(about.st_mtime):
+                    yield path, about.st_size
 
     def _path(self, key: Key) -> Path:
         if not KEY.fullmatch(key):
@@ -157,6 +200,8 @@ class DiskStore:
             except FileNotFoundError:
                 raise EntryMissing(f"{key} is not in {self.root}") from None
             try:
+                if self._ttl and self._expired(os.fstat(file).st_mtime):
+                    raise EntryMissing(f"{key} in {self.root} has expired")
                 yield _read_preamble(file, key)
             finally:
                 os.close(file)
@@ -239,15 +284,35 @@ def _flush_folder(folder: Path) -> None:
         os.close(file)
 
 
-def _remove_left_behind(root: Path) -> None:
-    """Remove temporary files of writers that died (see the top of this file)."""
+def _touch(file: int) -> None:
+    """Note that the entry is in use, unless that was noted lately: a question must not cost a write for every chunk."""
+    about = os.fstat(file)
+    if time.time() - about.st_atime > TOUCH_AFTER:
+        with suppress(OSError):  # Another user's file: the order of eviction is the poorer for it, nothing else.
+            os.utime(file, ns=(time.time_ns(), about.st_mtime_ns))
+
+
+def _left_behind(root: Path) -> Iterator[tuple[Path, int]]:
+    """Temporary files of writers that died (see the top of this file), and their sizes."""
     for path in root.glob("??/.*.tmp"):
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime < LEFT_BEHIND_AFTER:
+            about = path.stat()
+            if time.time() - about.st_mtime < LEFT_BEHIND_AFTER:
                 continue
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+                yield path, about.st_size
             finally:
                 os.close(file)
+
+
+def _count(files: Iterable[tuple[Path, int]], dry_run: bool) -> StoreStats:
+    """How many there are and their bytes; they are removed unless `dry_run`."""
+    count = total = 0
+    for path, size in files:
+        with suppress(FileNotFoundError):
+            if not dry_run:
+                path.unlink()
+            count, total = count + 1, total + size
+    return StoreStats(count, total)

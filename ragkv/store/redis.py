@@ -10,6 +10,9 @@ meets a writer may mix old bytes and new; two writers of one key write the same 
 checksums of the head tell (codec.py).
 
 Eviction: `noeviction` is full with StoreFull; under `allkeys-lru` an entry that has lost a part is EntryMissing.
+
+Expiry: with a `ttl` the values are set to expire, the head a second before the body, so that who has read the head
+finds the body. Reading renews nothing: it would cost a command for every value, and the bound on the age would be none.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from itertools import islice
 from typing import Any
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
-from ragkv.store.base import Arrived, Range, StoreStats, ignore
+from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
 from ragkv.store.link import Command, Link
 from ragkv.types import Key
 
@@ -38,9 +41,12 @@ HEAD_BYTES = 4 * 2**20
 class RedisStore:
     """KVStore over one Redis server. Thread-safe. See link.py for what it does about a server that is down or hangs."""
 
-    def __init__(self, url: str, timeout: float) -> None:
-        """`timeout` in seconds. The server need not answer yet. Raises ConfigError when the URL is malformed."""
+    def __init__(self, url: str, timeout: float, ttl: float | None = None) -> None:
+        """`timeout`, `ttl` in seconds. The server need not answer yet. Raises ConfigError when the URL is malformed."""
         self._link = Link(url, timeout)
+        # Milliseconds, at least one: Redis refuses an expiry of 0.
+        self._head_expiry: tuple[Any, ...] = ("PX", max(1, round(1000 * ttl))) if ttl else ()
+        self._body_expiry: tuple[Any, ...] = ("PX", max(1, round(1000 * ttl)) + 1000) if ttl else ()
 
     def __repr__(self) -> str:
         return f"RedisStore({self._link.where!r})"
@@ -53,8 +59,8 @@ class RedisStore:
         surplus = [_body(key, layer) for layer in range(len(body), self._layers(key) or 0)]
         commands: list[Command] = [("MULTI",)]
         commands += [("UNLINK", *surplus)] if surplus else []
-        commands += [("SET", _body(key, layer), data) for layer, data in enumerate(body)]
-        commands += [("SET", _head(key), FRAME.pack(MAGIC, len(body), size) + head), ("EXEC",)]
+        commands += [("SET", _body(key, layer), data, *self._body_expiry) for layer, data in enumerate(body)]
+        commands += [("SET", _head(key), FRAME.pack(MAGIC, len(body), size) + head, *self._head_expiry), ("EXEC",)]
         # The first refusal is the reason why EXEC was refused.
         for reply in self._link.exchange(commands, self._link.deadline(len(head) + size)):
             for one in reply if isinstance(reply, list) else [reply]:
@@ -89,6 +95,16 @@ class RedisStore:
         for number in range(len(ranges)):
             arrived(number)
 
+    def layers(self, key: Key) -> tuple[int, ...]:
+        """See KVStore.layers. One command a layer."""
+        count = self._layers(key)
+        if count is None:
+            raise EntryMissing(f"{key} is not in {self._link.where}")
+        sizes = tuple(self._link.ask("STRLEN", _body(key, layer)) for layer in range(min(count, MAX_LAYERS)))
+        if not all(sizes):
+            raise EntryMissing(f"{key} has lost a layer in {self._link.where}")
+        return sizes
+
     def delete(self, key: Key) -> bool:
         """See KVStore.delete. One command, so the entry goes whole."""
         layers = self._layers(key)
@@ -115,6 +131,10 @@ class RedisStore:
         batches = (keys[start : start + WINDOW_COMMANDS] for start in range(0, len(keys), WINDOW_COMMANDS))
         sizes = [size for batch in batches for size in self._sizes(batch)]
         return StoreStats(len(sizes), sum(sizes))
+
+    def sweep(self, dry_run: bool) -> Swept:
+        """See KVStore.sweep. Nothing: the server expires by itself, and a transaction leaves no half of an entry."""
+        return Swept()
 
     def ping(self) -> None:
         """See KVStore.ping. Fails at once for a second after a failure, as every call does."""

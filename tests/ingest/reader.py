@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.catalog import Catalog, EmbedderIdentity
+from ragkv.quota import Quota
 from ragkv.retrieve import Retrieval, Retriever
 from ragkv.types import Chunk, Document, Key
 
@@ -58,11 +59,15 @@ class FileReader:
         self.catalog = Catalog.open(folder / "catalog.sqlite")
         self.retriever = Retriever(self.catalog, WordEmbedder(embedder), folder / "index", Retrieval())
         self.encoded = 0
+        self.quota = Quota(0, 1)
         (folder / "kv").mkdir(exist_ok=True)
 
-    def remember(self, chunk: Chunk, collection: str) -> Key:
+    def key(self, chunk: Chunk, collection: str) -> Key:
         name = f"{self.fingerprint} {collection} {chunk.tokens}"
-        key = Key(hashlib.sha256(name.encode()).hexdigest())
+        return Key(hashlib.sha256(name.encode()).hexdigest())
+
+    def remember(self, chunk: Chunk, collection: str) -> Key:
+        key = self.key(chunk, collection)
         path = self.folder / "kv" / key
         if not path.exists():
             self.encoded += 1
@@ -72,9 +77,10 @@ class FileReader:
                 path.unlink()
         return key
 
-    def forget(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            (self.folder / "kv" / key).unlink(missing_ok=True)
+    def forget(self, keys: Iterable[Key], claim: int | None = None) -> None:
+        with self.catalog.removing(keys, mine=claim) as free:
+            for key in free:
+                (self.folder / "kv" / key).unlink(missing_ok=True)
 
     def stored(self) -> set[str]:
         """Keys that have KV."""

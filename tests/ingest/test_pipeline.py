@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -212,15 +209,6 @@ def test_reindex_of_nothing_is_nothing(reader: FileReader) -> None:
 
 
 # Faults
-
-
-def test_a_process_killed_anywhere_leaves_whole_versions(tmp_path: Path, root: Path) -> None:
-    command = [sys.executable, "-m", "tests.ingest.crash", str(tmp_path), "40", "1"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    seen = json.loads(done.stdout)
-    assert len({state.split()[0] for state in seen}) > 2, f"the kills hit too few states to mean anything: {seen}"
-    assert any("orphans" in state for state in seen), f"no kill hit the encoding: {seen}"
 
 
 FULL = """

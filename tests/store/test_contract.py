@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ragkv.errors import EntryCorrupt, EntryMissing
-from ragkv.store.base import KVStore, Range, StoreStats
+from ragkv.store.base import KVStore, Range, StoreStats, Swept
 from ragkv.types import Key
 from tests.store.chunks import read_ranges
 
@@ -121,6 +121,20 @@ def test_a_name_that_is_no_key_goes_nowhere(store: KVStore, name: str) -> None:
         with pytest.raises(ValueError, match="not a key"):
             use(Key(name))
     assert list(store.keys()) == []
+
+
+def test_the_sizes_of_the_layers_are_told(store: KVStore) -> None:
+    store.put(KEY, HEAD, BODY)
+    assert store.layers(KEY) == tuple(map(len, BODY))
+    with pytest.raises(EntryMissing):
+        store.layers(key_of("another"))
+
+
+def test_sweeping_leaves_entries_alone(store: KVStore) -> None:
+    store.put(KEY, HEAD, BODY)
+    for dry_run in (True, False):
+        assert store.sweep(dry_run) == Swept(StoreStats(0, 0), StoreStats(0, 0))
+    assert store.stats().entries == 1
 
 
 def test_a_deleted_entry_is_gone_whole(store: KVStore) -> None:

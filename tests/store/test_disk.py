@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreUnavailable
-from ragkv.store.base import Range, StoreStats
+from ragkv.store.base import Range, StoreStats, Swept
 from ragkv.store.disk import PAGE, DiskStore
 from ragkv.types import Key
 
@@ -100,11 +100,12 @@ def test_a_crash_between_write_and_rename_leaves_no_entry(tmp_path: Path) -> Non
     assert list(store.keys()) == []
     with pytest.raises(EntryMissing):
         store.head(Key("c" * 64))
+    store.put(KEYS[0], HEAD, body())
     assert left.exists(), "too young to tell from one that is just being written"
 
     an_hour_ago = time.time() - 3600
     os.utime(left, (an_hour_ago, an_hour_ago))
-    DiskStore(tmp_path)
+    DiskStore(tmp_path).put(KEYS[0], HEAD, body())
     assert not left.exists()
 
 
@@ -115,9 +116,13 @@ def test_a_temporary_file_that_is_still_being_written_is_left_alone(tmp_path: Pa
     with busy.open("wb") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
         os.utime(busy, (0, 0))
-        DiskStore(tmp_path)
+        DiskStore(tmp_path).put(KEYS[0], HEAD, body())
         assert busy.exists()
-    DiskStore(tmp_path)
+        assert store.sweep(dry_run=False) == Swept()
+    busy.write_bytes(bytes(77))
+    os.utime(busy, (0, 0))
+    assert store.sweep(dry_run=True).temporary == StoreStats(1, 77)
+    DiskStore(tmp_path).put(KEYS[0], HEAD, body())
     assert not busy.exists()
     assert store.stats().entries == 1
 

@@ -1,0 +1,130 @@
+"""How much KV a collection may hold: what does not fit is refused before it costs anything, and what is in stays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from api.errors import install
+from ingest.jobs import Jobs
+from ingest.pipeline import Stage, ingest, reindex, remove
+from ragkv.errors import QuotaExceeded
+from ragkv.quota import Quota
+from tests.ingest.reader import FileReader, make_document
+from tests.quick import quick_engine
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BYTES = 10
+"""Of one token."""
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[FileReader]:
+    """With one document, and a quota of its own size and 100 tokens more."""
+    opened = FileReader(tmp_path)
+    tokens = ingest(opened, make_document("a")).tokens
+    opened.quota = Quota((tokens + 100) * BYTES, BYTES)
+    yield opened
+    opened.close()
+
+
+def test_a_document_over_the_quota_is_refused_with_the_numbers_and_costs_nothing(reader: FileReader) -> None:
+    used, stored, encoded = reader.catalog.tokens("default") * BYTES, reader.stored(), reader.encoded
+    stages: list[str] = []
+    with pytest.raises(QuotaExceeded) as refused:
+        ingest(reader, make_document("b", seed=1), lambda stage, done, total: stages.append(stage))
+    numbers = list(map(int, re.findall(r"\d+", str(refused.value))))
+    assert numbers[0] == used
+    assert numbers[1] > 100 * BYTES
+    assert numbers[2] == reader.quota.limit
+    assert "remove documents" in str(refused.value)
+    assert set(stages) == {"split"}
+    assert (reader.stored(), reader.encoded) == (stored, encoded)
+    assert [d.id for d in reader.catalog.documents()] == ["a"]
+
+
+def test_the_others_of_a_job_go_on(reader: FileReader) -> None:
+    jobs = Jobs(reader.catalog, 2**20)
+    job = jobs.submit([make_document("b", seed=1), make_document("c", words=20, seed=2)])
+    while jobs.run_next(reader):
+        pass
+    first, second = jobs.get(job).documents
+    assert first.error is not None
+    assert (first.error.code, second.status) == ("quota_exceeded", "completed")
+
+
+def test_up_to_the_last_byte_it_fits(reader: FileReader) -> None:
+    tokens = ingest(reader, make_document("b", words=30, seed=1)).tokens
+    used = reader.catalog.tokens("default")
+    small = replace(make_document("b", words=30, seed=1), id="c")
+    reader.quota = Quota((used + tokens) * BYTES - 1, BYTES)
+    with pytest.raises(QuotaExceeded):
+        ingest(reader, small)
+    reader.quota = Quota((used + tokens) * BYTES, BYTES)
+    assert ingest(reader, small).status == "added"
+
+
+def test_removing_a_document_makes_room(reader: FileReader) -> None:
+    with pytest.raises(QuotaExceeded):
+        ingest(reader, make_document("b", seed=1))
+    remove(reader, "default", "a")
+    assert ingest(reader, make_document("b", seed=1)).status == "added"
+
+
+def test_a_new_version_takes_the_place_of_the_old_one(reader: FileReader) -> None:
+    assert ingest(reader, make_document("a", seed=1)).status == "replaced"
+    with pytest.raises(QuotaExceeded):
+        ingest(reader, make_document("a", words=600, seed=2))
+    assert reader.catalog.original("default", "a") == make_document("a", seed=1)
+
+
+def test_each_collection_has_its_own(reader: FileReader) -> None:
+    assert ingest(reader, make_document("a", collection="other")).status == "added"
+
+
+def test_what_is_in_may_be_sent_and_read_again_over_the_quota(reader: FileReader) -> None:
+    reader.quota = Quota(1, BYTES)
+    assert ingest(reader, make_document("a")).status == "unchanged"
+    reader.fingerprint = "other model"
+    assert reindex(reader).reread == 1
+    assert reader.stored() == reader.catalog.keys()
+
+
+def test_two_ingests_at_once_do_not_share_the_last_room(reader: FileReader, tmp_path: Path) -> None:
+    other = FileReader(tmp_path)
+    small = [make_document(name, words=40, seed=n) for n, name in enumerate("bc")]
+
+    def meanwhile(stage: Stage, done: int, total: int) -> None:
+        if stage == "commit":
+            ingest(other, small[1])
+
+    with pytest.raises(QuotaExceeded):
+        ingest(reader, small[0], meanwhile)
+    assert [d.id for d in reader.catalog.documents()] == ["a", "c"]
+    assert reader.stored() == reader.catalog.keys(), "what was encoded in vain is gone"
+    other.close()
+
+
+def test_the_engine_counts_what_the_store_holds(tmp_path: Path) -> None:
+    with quick_engine(tmp_path, collection_bytes=10**9) as engine:
+        tokens = ingest(engine, make_document("a", words=60)).tokens
+        assert engine.quota == Quota(10**9, engine.quota.per_token)
+        assert tokens * engine.quota.per_token == sum(sum(engine.store.layers(key)) for key in set(engine.store.keys()))
+
+
+def test_over_http_it_is_413() -> None:
+    app = FastAPI()
+    install(app)
+
+    @app.get("/")
+    def refuse() -> None:
+        raise QuotaExceeded("too much")
+
+    answer = TestClient(app).get("/")
+    assert (answer.status_code, answer.json()["code"]) == (413, "quota_exceeded")
