@@ -3,11 +3,9 @@
     ragkv:{<key>}:head            frame (magic 4s · layers u32 · bytes of the body u64, little-endian), then the head
     ragkv:{<key>}:body:<layer>    the body of one layer
 
-Reads are GETRANGE, so only wanted bytes leave the server. They go out in small windows on one connection: a command
-at a time would pay a round trip per block, and a pipeline of everything makes the client hold all replies at once.
-An entry is written in one transaction, so that no reader sees a head without its body. A read of several windows that
-meets a writer may mix old bytes and new; two writers of one key write the same chunk, and where they do not, the block
-checksums of the head tell (codec.py).
+Reads are GETRANGE, so only wanted bytes leave the server, and the kernel writes them where they belong (bulk.py). A
+read of several requests that meets a writer may mix old bytes and new; two writers of one key write the same chunk, and
+where they do not, the block checksums of the head tell (codec.py).
 
 Eviction: `noeviction` is full with StoreFull; under `allkeys-lru` an entry that has lost a part is EntryMissing.
 """
@@ -22,15 +20,16 @@ from typing import Any
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
 from ragkv.store.base import Arrived, Range, StoreStats, ignore
-from ragkv.store.link import Command, Link
+from ragkv.store.bulk import Bulk, OddReply
+from ragkv.store.link import Link
+from ragkv.store.wire import Command, Refusal
 from ragkv.types import Key
 
 FRAME = struct.Struct("<4sIQ")
 MAGIC = b"rkv1"
 KEY = re.compile(r"[0-9a-f]{64}")
 MAX_LAYERS = 4096
-WINDOW_BYTES = 2**20
-WINDOW_COMMANDS = 64
+BATCH = 64
 HEAD_BYTES = 4 * 2**20
 """Time is allowed for a head of this size; its true size is known only when it is there."""
 
@@ -41,6 +40,7 @@ class RedisStore:
     def __init__(self, url: str, timeout: float) -> None:
         """`timeout` in seconds. The server need not answer yet. Raises ConfigError when the URL is malformed."""
         self._link = Link(url, timeout)
+        self._bulk = Bulk(self._link)
 
     def __repr__(self) -> str:
         return f"RedisStore({self._link.where!r})"
@@ -70,24 +70,20 @@ class RedisStore:
         return bytes(memoryview(data)[FRAME.size :])
 
     def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
-        """See KVStore.read. Each reply is copied once, into `out`."""
+        """See KVStore.read. `arrived` may be called in other threads, but not in two at once for one range."""
         total = sum(part.size for part in ranges)
         if total != out.nbytes:
             raise ValueError(f"{out.nbytes} bytes to fill with ranges of {total} bytes")
-        last = self._link.deadline(total)
-        filled = 0
-        for window in _windows(key, ranges):
-            commands = [("GETRANGE", _body(key, layer), start, start + size - 1) for layer, start, size in window]
-            soon = self._link.deadline(sum(size for *_, size in window))
-            replies = self._link.exchange(commands, min(soon, last))
-            for (layer, start, size), reply in zip(window, replies, strict=True):
-                data = self._link.accepted(reply)
-                if len(data) != size:
-                    raise self._why_short(key, layer, start + size)
-                out[filled : filled + size] = data
-                filled += size
-        for number in range(len(ranges)):
-            arrived(number)
+        for part in ranges:
+            if part.layer < 0 or part.offset < 0 or part.size < 0:
+                raise EntryCorrupt(f"{key}: {part} lies outside its layer")
+        try:
+            self._bulk.read([_body(key, part.layer) for part in ranges], ranges, out, arrived)
+        except OddReply as odd:
+            if isinstance(odd.reply, Refusal):
+                self._link.accepted(odd.reply)
+            number, _, start, size, _ = odd.piece
+            raise self._why_short(key, ranges[number].layer, start + size) from None
 
     def delete(self, key: Key) -> bool:
         """See KVStore.delete. One command, so the entry goes whole."""
@@ -112,7 +108,7 @@ class RedisStore:
         An entry that has lost a part is not counted.
         """
         keys = list(self.keys())
-        batches = (keys[start : start + WINDOW_COMMANDS] for start in range(0, len(keys), WINDOW_COMMANDS))
+        batches = (keys[start : start + BATCH] for start in range(0, len(keys), BATCH))
         sizes = [size for batch in batches for size in self._sizes(batch)]
         return StoreStats(len(sizes), sum(sizes))
 
@@ -122,6 +118,7 @@ class RedisStore:
 
     def close(self) -> None:
         """See KVStore.close."""
+        self._bulk.close()
         self._link.close()
 
     def _layers(self, key: Key) -> int | None:
@@ -171,23 +168,3 @@ def _frame(data: bytes) -> tuple[int, int] | None:
         return None
     magic, layers, size = FRAME.unpack_from(data)
     return (layers, size) if magic == MAGIC and layers <= MAX_LAYERS else None
-
-
-def _windows(key: Key, ranges: Sequence[Range]) -> Iterator[list[tuple[int, int, int]]]:
-    """The ranges as (layer, offset, size) in order, cut to at most a window, grouped into windows."""
-    window: list[tuple[int, int, int]] = []
-    room = WINDOW_BYTES
-    for part in ranges:
-        if part.layer < 0 or part.offset < 0 or part.size < 0:
-            raise EntryCorrupt(f"{key}: {part} lies outside its layer")
-        done = 0
-        while done < part.size:
-            if room == 0 or len(window) == WINDOW_COMMANDS:
-                yield window
-                window, room = [], WINDOW_BYTES
-            size = min(room, part.size - done)
-            window.append((part.layer, part.offset + done, size))
-            done += size
-            room -= size
-    if window:
-        yield window
