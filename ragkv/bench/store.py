@@ -7,8 +7,9 @@ One entry of random bytes; a sparse load reads a share of its blocks, in order, 
     plain socket 1, 2, 4  one value per range: GET and recv_into a buffer that is there, so many sockets and threads
 
 and once more the whole entry: all layers from our stores, one value of the same size by redis-py. Only our stores
-verify what they read. All take turns in one run, so that a slow moment of the machine meets them all; every one reads once
-before the clock starts, and what it delivers then is compared with the truth. The disk is read from the page cache.
+verify what they read. All take turns in one run, so that a slow moment of the machine meets them all; every one reads
+once before the clock starts, and what it delivers then is compared with the truth. The disk is read from the page
+cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where encoded chunks live: base (the contract), codec and layout (what the bytes mean), disk and redis (backends)."""
+"""Where encoded chunks live: base (the contract), codec and layout (what the bytes mean), disk, redis and cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ __all__ = ["KVStore", "open_store"]
 
 
 def open_store(setting: str, data: Path, timeout: float) -> KVStore:
-    """The store that a setting names: `disk` (files in `data`/kv), or Redis by URL (`rediss` is TLS, `unix` a socket).
+    """The store that a setting names: `disk` (files in `data`/kv), or Redis by URL (`rediss` is TLS, `unix` a socket,
+    `redis+cluster` and `rediss+cluster` some nodes of a cluster).
 
     `timeout`: seconds a store may take to connect; it need not answer yet. Raises ConfigError for any other setting.
     """
@@ -24,7 +25,12 @@ def open_store(setting: str, data: Path, timeout: float) -> KVStore:
         from ragkv.store.redis import RedisStore
 
         return RedisStore(setting, timeout)
+    if setting.startswith(("redis+cluster://", "rediss+cluster://")):
+        from ragkv.store.cluster import ClusterStore
+
+        return ClusterStore(setting, timeout)
     # Not the whole setting: it may hold a password.
     raise ConfigError(
-        f"store: {setting.split(':')[0]!r} is unknown; use `disk`, `redis://host:port/db`, `rediss://host:port/db` or `unix:///path`"
+        f"store: {setting.split(':')[0]!r} is unknown; use `disk`, `redis://host:port/db` (`rediss` for TLS), "
+        "`redis+cluster://host:port,host:port` or `unix:///path`"
     )

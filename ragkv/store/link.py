@@ -32,7 +32,7 @@ UNSENT = 8 * 2**20
 
 
 class Moved(StoreUnavailable):
-    """The key belongs to another node of a cluster."""
+    """The key belongs to another node of a cluster, and the one that says so knows to which (cluster.py)."""
 
 
 class Link:
@@ -85,11 +85,12 @@ class Link:
         try:
             connection: Any = self._pool.get_connection()
             try:
-                wire = Wire(connected_socket(connection), self._timeout)
+                line = connected_socket(connection)
+                wire = Wire(line, self._timeout)
                 yield wire
                 if not wire.settled():
                     raise ConnectionError("a reply came that nobody asked for")
-                connected_socket(connection).settimeout(self._timeout)
+                line.settimeout(self._timeout)
             except BaseException:
                 connection.disconnect()
                 raise
@@ -111,7 +112,7 @@ class Link:
             kind = StoreFull
         elif reply.code == "WRONGTYPE":
             kind = EntryCorrupt
-        elif reply.code in ("MOVED", "ASK"):
+        elif reply.code == "MOVED":
             kind = Moved
         raise kind(f"Redis at {self.where} answers {self._clean(reply.text)}")
 

@@ -39,11 +39,11 @@ class RedisStore:
 
     def __init__(self, url: str, timeout: float) -> None:
         """`timeout` in seconds. The server need not answer yet. Raises ConfigError when the URL is malformed."""
-        self._link = Link(url, timeout)
-        self._bulk = Bulk(self._link)
+        self.link = Link(url, timeout)
+        self._bulk = Bulk(self.link)
 
     def __repr__(self) -> str:
-        return f"RedisStore({self._link.where!r})"
+        return f"RedisStore({self.link.where!r})"
 
     def put(self, key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
         """See KVStore.put. One transaction; when it is refused nothing has changed."""
@@ -56,15 +56,15 @@ class RedisStore:
         commands += [("SET", _body(key, layer), data) for layer, data in enumerate(body)]
         commands += [("SET", _head(key), FRAME.pack(MAGIC, len(body), size) + head), ("EXEC",)]
         # The first refusal is the reason why EXEC was refused.
-        for reply in self._link.exchange(commands, self._link.deadline(len(head) + size)):
+        for reply in self.link.exchange(commands, self.link.deadline(len(head) + size)):
             for one in reply if isinstance(reply, list) else [reply]:
-                self._link.accepted(one)
+                self.link.accepted(one)
 
     def head(self, key: Key) -> bytes:
         """See KVStore.head."""
-        data = self._link.ask("GET", _head(key), size=HEAD_BYTES)
+        data = self.link.ask("GET", _head(key), size=HEAD_BYTES)
         if data is None:
-            raise EntryMissing(f"{key} is not in {self._link.where}")
+            raise EntryMissing(f"{key} is not in {self.link.where}")
         if _frame(data) is None:
             raise EntryCorrupt(f"{key} has a damaged frame")
         return bytes(memoryview(data)[FRAME.size :])
@@ -81,7 +81,7 @@ class RedisStore:
             self._bulk.read([_body(key, part.layer) for part in ranges], ranges, out, arrived)
         except OddReply as odd:
             if isinstance(odd.reply, Refusal):
-                self._link.accepted(odd.reply)
+                self.link.accepted(odd.reply)
             number, _, start, size, _ = odd.piece
             raise self._why_short(key, ranges[number].layer, start + size) from None
 
@@ -90,13 +90,13 @@ class RedisStore:
         layers = self._layers(key)
         if layers is None:
             return False
-        return bool(self._link.ask("UNLINK", _head(key), *(_body(key, layer) for layer in range(layers))))
+        return bool(self.link.ask("UNLINK", _head(key), *(_body(key, layer) for layer in range(layers))))
 
     def keys(self) -> Iterator[Key]:
         """See KVStore.keys. Walks all keys of the database, with SCAN."""
         cursor, found = b"0", set[Key]()
         while True:
-            cursor, names = self._link.ask("SCAN", cursor, "MATCH", "ragkv:{*}:head", "COUNT", 1000)
+            cursor, names = self.link.ask("SCAN", cursor, "MATCH", "ragkv:{*}:head", "COUNT", 1000)
             keys = (name.decode(errors="replace")[len("ragkv:{") : -len("}:head")] for name in names)
             found.update(Key(key) for key in keys if KEY.fullmatch(key))
             if cursor == b"0":
@@ -114,16 +114,16 @@ class RedisStore:
 
     def ping(self) -> None:
         """See KVStore.ping. Fails at once for a second after a failure, as every call does."""
-        self._link.ask("PING")
+        self.link.ask("PING")
 
     def close(self) -> None:
         """See KVStore.close."""
         self._bulk.close()
-        self._link.close()
+        self.link.close()
 
     def _layers(self, key: Key) -> int | None:
         """Layers of the stored entry; None when there is none. With a damaged frame: as many as there could be."""
-        data = self._link.ask("GETRANGE", _head(key), 0, FRAME.size - 1)
+        data = self.link.ask("GETRANGE", _head(key), 0, FRAME.size - 1)
         if not data:
             return None
         frame = _frame(data)
@@ -141,14 +141,14 @@ class RedisStore:
                 yield head - FRAME.size + size
 
     def _answers(self, commands: Sequence[Command]) -> list[Any]:
-        return [self._link.accepted(reply) for reply in self._link.exchange(commands, self._link.deadline(0))]
+        return [self.link.accepted(reply) for reply in self.link.exchange(commands, self.link.deadline(0))]
 
     def _why_short(self, key: Key, layer: int, end: int) -> StoreError:
         """GETRANGE gives few or no bytes both for a value that is gone and for one that ends before byte `end`."""
-        layers, length = self._layers(key), self._link.ask("STRLEN", _body(key, layer))
+        layers, length = self._layers(key), self.link.ask("STRLEN", _body(key, layer))
         # Long enough now: it was gone when it was read, and has been put again since.
         if layers is None or (layer < layers and (length == 0 or length >= end)):
-            return EntryMissing(f"layer {layer} of {key} is not in {self._link.where}")
+            return EntryMissing(f"layer {layer} of {key} is not in {self.link.where}")
         return EntryCorrupt(f"layer {layer} of {key} has {length} bytes, byte {end} was to be read")
 
 
