@@ -19,14 +19,26 @@ START_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class RedisCluster:
-    """url: redis+cluster:// of all nodes · nodes[i] has every slot from i * 16384 / 3 on."""
+    """url: redis+cluster:// of all nodes · nodes[i] has every slot from i * 16384 / 3 on · bus: port where
+    other nodes talk to the first one."""
 
     url: str
     nodes: tuple[RedisServer, ...]
+    bus: int
 
     def of(self, key: str) -> RedisServer:
         """The node that began with the slot of this key."""
         return self.nodes[key_slot(key.encode()) * NODES // SLOTS]
+
+    @contextmanager
+    def another(self) -> Iterator[RedisServer]:
+        """One more node, without slots, that knows the others."""
+        with redis_server(*_options(free_port())) as node, redis.Redis(port=node.port) as admin:
+            admin.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port, self.bus)
+            until = time.monotonic() + START_SECONDS
+            while len(admin.execute_command("CLUSTER", "SLOTS")) < NODES and time.monotonic() < until:
+                time.sleep(0.02)
+            yield node
 
 
 @contextmanager
@@ -43,12 +55,13 @@ def redis_cluster(*arguments: str) -> Iterator[RedisCluster]:
             admin.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port, buses[0])
         _wait(admins)
         where = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
-        yield RedisCluster(f"redis+cluster://{where}", nodes)
+        yield RedisCluster(f"redis+cluster://{where}", nodes, buses[0])
 
 
 def _options(bus: int) -> list[str]:
     told = {"enabled": "yes", "port": str(bus), "require-full-coverage": "no", "node-timeout": "1000"}
-    return [word for name, value in told.items() for word in (f"--cluster-{name}", value)]
+    words = [word for name, value in told.items() for word in (f"--cluster-{name}", value)]
+    return [*words, "--repl-diskless-sync-delay", "0"]
 
 
 def _wait(admins: Sequence[redis.Redis]) -> None:

@@ -60,9 +60,10 @@ class ClusterStore:
 
         Credentials and options are those of every node. `timeout` in seconds. Raises ConfigError for a malformed URL.
         """
-        self._front, seeds, self._back = _taken_apart(url)
+        seeds, url_of = _taken_apart(url)
         self.where = ",".join(seeds)
         self._timeout = timeout
+        self._open: Callable[[str], RedisStore] = lambda address: RedisStore(url_of(address), timeout)
         try:
             nodes = {seed: self._open(seed) for seed in seeds}
         except ConfigError:
@@ -190,21 +191,22 @@ class ClusterStore:
             nodes[address].close()
         return _Map(tuple(slots), kept, time.monotonic())
 
-    def _open(self, address: str) -> RedisStore:
-        host, _, port = address.rpartition(":")
-        return RedisStore(f"{self._front}{f'[{host}]' if ':' in host else host}:{port}{self._back}", self._timeout)
 
-
-def _taken_apart(url: str) -> tuple[str, list[str], str]:
-    """(scheme and credentials, addresses, options). Raises ConfigError without the URL, which may hold a password."""
+def _taken_apart(url: str) -> tuple[list[str], Callable[[str], str]]:
+    """(addresses, URL of an address). Raises ConfigError without the URL, which may hold a password."""
     scheme, _, rest = url.partition("+cluster://")
     place, mark, options = rest.partition("?")
     who, at, hosts = place.rpartition("@")
     hosts, _, database = hosts.partition("/")
     seeds = [host if host.rpartition(":")[2].isdigit() else f"{host}:6379" for host in hosts.split(",")]
-    if not hosts or database not in ("", "0") or "db" in parse_qs(options):
+    if any(seed.startswith(":") for seed in seeds) or database not in ("", "0") or "db" in parse_qs(options):
         raise _malformed()
-    return f"{scheme}://{who}{at}", [seed.replace("[", "").replace("]", "") for seed in seeds], mark + options
+
+    def url_of(address: str) -> str:
+        host, _, port = address.rpartition(":")
+        return f"{scheme}://{who}{at}{f'[{host}]' if ':' in host else host}:{port}{mark}{options}"
+
+    return [seed.replace("[", "").replace("]", "") for seed in seeds], url_of
 
 
 def _malformed() -> ConfigError:

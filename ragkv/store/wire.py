@@ -19,9 +19,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-BUFFER = 2**14
+BUFFER = 2**16
 SLICE = 2**20
-"""Sent at once; also the values from this size on that are sent from where they lie, divided by 16."""
+"""Most bytes that are sent at once."""
+LARGE = 2**16
+"""A word of this size is sent from where it lies."""
 LINE = 2**16
 """Longest line; an error text of a server is far shorter."""
 VALUE = 2**29
@@ -83,7 +85,7 @@ class Wire:
         return size
 
     def settled(self) -> bool:
-        """Whether nothing has come that was not asked for. The socket is as it was before."""
+        """Whether nothing has been read that no one asked for."""
         self._raw.deadline = None
         return not self._replies.peek(1)
 
@@ -154,7 +156,7 @@ def packed(commands: Iterable[Command]) -> Iterator[bytes | memoryview]:
         for word in command:
             data = str(word).encode() if isinstance(word, str | int) else memoryview(word).cast("B")
             small.append(b"$%d\r\n" % len(data))
-            if len(data) * 16 >= SLICE:
+            if len(data) >= LARGE:
                 yield b"".join(small)
                 yield data
                 small, held = [], 0
