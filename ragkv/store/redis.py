@@ -7,6 +7,10 @@ Reads are GETRANGE, so only wanted bytes leave the server, and the kernel writes
 read of several requests that meets a writer may mix old bytes and new; two writers of one key write the same chunk, and
 where they do not, the block checksums of the head tell (codec.py).
 
+An entry is written in one transaction, so that no reader sees a head without its body. The server holds the queued
+values as the values they will be, so it needs room for the old entry and the new one, as every atomic swap does, and no
+more; the client sends them from where they lie. A transaction that is cut off, or refused halfway, changes nothing.
+
 Eviction: `noeviction` is full with StoreFull; under `allkeys-lru` an entry that has lost a part is EntryMissing.
 """
 
