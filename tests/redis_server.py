@@ -47,7 +47,7 @@ def _start(
     binary: str, arguments: tuple[str, ...], port: int | None, folder: Path
 ) -> tuple[subprocess.Popen[bytes], int]:
     for _ in range(5):  # Another program may take a port between finding it free and using it.
-        chosen = port or _free_port()
+        chosen = port or free_port()
         command = [binary, "--port", str(chosen), "--bind", "127.0.0.1", "--dir", str(folder)]
         command += ["--save", "", "--appendonly", "no", "--logfile", str(folder / "log"), *arguments]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -61,7 +61,8 @@ def _start(
     raise RuntimeError(f"redis-server does not start: {(folder / 'log').read_text()[-2000:]}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Where encoded chunks live: base (the contract), codec and layout (what bytes mean), disk with its budget, redis."""
+"""Where encoded chunks live: base (the contract), codec (what bytes mean), disk, redis and cluster, tiers in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ __all__ = ["KVStore", "open_store"]
 
 
 def open_store(setting: str, data: Path, timeout: float, ttl: float = 0.0, limit: int = 0) -> KVStore:
-    """The store that a setting names: `disk` (files in `data`/kv), or Redis by URL (`rediss` is TLS, `unix` a socket).
+    """The store that a setting names: `disk` (files in `data`/kv), or Redis by URL (`rediss` is TLS, `unix` a socket,
+    `redis+cluster` and `rediss+cluster` some nodes of a cluster).
 
     `timeout`: seconds a store may take to connect; it need not answer yet · `ttl`: seconds an entry lives after it was
     written, 0: for ever · `limit`: bytes that the disk store may hold, 0: any number. Raises ConfigError for any other
@@ -31,7 +32,12 @@ def open_store(setting: str, data: Path, timeout: float, ttl: float = 0.0, limit
         from ragkv.store.redis import RedisStore
 
         return RedisStore(setting, timeout, ttl or None)
+    if setting.startswith(("redis+cluster://", "rediss+cluster://")):
+        from ragkv.store.cluster import ClusterStore
+
+        return ClusterStore(setting, timeout, ttl or None)
     # Not the whole setting: it may hold a password.
     raise ConfigError(
-        f"store: {setting.split(':')[0]!r} is unknown; use `disk`, `redis://host:port/db`, `rediss://host:port/db` or `unix:///path`"
+        f"store: {setting.split(':')[0]!r} is unknown; use `disk`, `redis://host:port/db` (`rediss` for TLS), "
+        "`redis+cluster://host:port,host:port` or `unix:///path`"
     )

@@ -1,32 +1,38 @@
 """A bounded line to a Redis server: commands go out, replies or one of our errors come back, in time.
 
-Nothing is retried. Connecting may take `timeout`, and an exchange `timeout` plus what its bytes take on a link of
-32 MiB/s; only a server that keeps trickling bytes of one reply can take longer, because the deadline is looked at
-between replies. After a failure of the connection every call fails at once for one second (the breaker), so a server
-that is down or hangs costs one timeout per second, not one per chunk. An error that the server answers with (out of
-memory, read-only) is no such failure: reads may well go on.
+redis-py connects (URL, TLS, unix socket, AUTH, SELECT) and keeps the pool; what goes over a connected socket is ours
+(wire.py). Nothing is retried. Connecting may take `timeout`, and an exchange `timeout` plus what its bytes take on a
+link of 32 MiB/s, whether a server hangs or trickles; only in redis-py's own greetings (AUTH, SELECT, the TLS handshake)
+the time counts anew with each packet. After a failure of the connection every call fails at once for one second (the
+breaker), so a server that is down or hangs costs one timeout per second, not one per chunk. An error that the server
+answers with (out of memory, read-only) is no such failure: reads may well go on.
 """
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from redis import connection as client
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeout
+from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from ragkv.errors import ConfigError, EntryCorrupt, StoreError, StoreFull, StoreUnavailable
+from ragkv.store.wire import Command, Refusal, Reply, Wire
 
 BREAK_SECONDS = 1.0
 SLOWEST = 32 * 2**20
 """Bytes per second below which a store is of no use: encoding a chunk again is quicker."""
-SLICE = 2**20
+UNSENT = 8 * 2**20
+"""What the system may still hold of the commands when the last of them is handed over."""
 
-Command = tuple[Any, ...]
+
+class Moved(StoreUnavailable):
+    """The key belongs to another node of a cluster, and the one that says so knows to which (cluster.py)."""
 
 
 class Link:
@@ -56,23 +62,37 @@ class Link:
         """The reply to one command; `size`: bytes it may have. Raises StoreUnavailable, StoreFull, EntryCorrupt."""
         return self.accepted(*self.exchange([command], self.deadline(size)))
 
-    def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
+    def exchange(self, commands: Sequence[Command], deadline: float) -> list[Reply]:
         """The replies to the commands, in order. An error that the server answers with is an item: see `accepted`.
 
         Raises StoreUnavailable when the server cannot be reached, hangs, or failed less than a second ago.
         """
         if not commands:
             return []
+        with self.line() as wire:
+            wire.send(commands, deadline)
+            # A large entry has a late deadline; a server that took it and then hangs shall not use it up.
+            answer = min(deadline, self.deadline(UNSENT))
+            return [wire.reply(answer) for _ in commands]
+
+    @contextmanager
+    def line(self) -> Iterator[Wire]:
+        """A connection of one's own. It is closed when anything is raised inside, or is left over: another user would
+        take the replies under way for its own. Raises StoreUnavailable as `exchange` does, in place of OSError too."""
         closed_for = self._closed_until - time.monotonic()
         if closed_for > 0:
             raise StoreUnavailable(f"Redis at {self.where} is left alone for {closed_for:.1f} s: {self._reason}")
         try:
             connection: Any = self._pool.get_connection()
             try:
-                connection.send_packed_command(_slices(connection.pack_commands(commands), deadline))
-                return [_reply(connection, deadline) for _ in commands]
+                line = connected_socket(connection)
+                wire = Wire(line, self._timeout)
+                yield wire
+                if not wire.settled():
+                    raise ConnectionError("a reply came that nobody asked for")
+                line.settimeout(self._timeout)
             except BaseException:
-                connection.disconnect()  # Replies may be under way that the next user would take for its own.
+                connection.disconnect()
                 raise
             finally:
                 self._pool.release(connection)
@@ -82,19 +102,19 @@ class Link:
             # Not chained: the error may quote an AUTH command.
             raise StoreUnavailable(f"Redis at {self.where}: {self._reason}") from None
 
-    def accepted(self, reply: Any) -> Any:
+    def accepted(self, reply: Reply) -> Any:
         """The reply. Where it is an error: StoreFull, EntryCorrupt (a value of another type) or StoreUnavailable."""
-        if not isinstance(reply, Exception):
+        if not isinstance(reply, Refusal):
             return reply
-        text = self._clean(str(reply))
-        code = getattr(reply, "status_code", None) or text.split(" ")[0]
         kind: type[StoreError] = StoreUnavailable
         # MISCONF: Redis takes no writes because it cannot save, as a rule for want of disk space.
-        if code in ("OOM", "MISCONF") or "OOM command not allowed" in text:
+        if reply.code in ("OOM", "MISCONF") or "OOM command not allowed" in reply.text:
             kind = StoreFull
-        elif code == "WRONGTYPE":
+        elif reply.code == "WRONGTYPE":
             kind = EntryCorrupt
-        raise kind(f"Redis at {self.where} answers {text if text.startswith(code) else f'{code} {text}'}")
+        elif reply.code == "MOVED":
+            kind = Moved
+        raise kind(f"Redis at {self.where} answers {self._clean(reply.text)}")
 
     def close(self) -> None:
         """Close all connections."""
@@ -106,6 +126,17 @@ class Link:
         return text
 
 
+def connected_socket(connection: Any) -> socket.socket:
+    """The socket of a connection that redis-py has connected: plain, TLS or unix.
+
+    The one place that looks inside redis-py, which reads values only through buffers of its own.
+    tests/store/test_link.py holds what is taken for granted here: that the pool hands out connections with nothing
+    unread, and goes on with one whose socket was used and settled by others.
+    """
+    line: socket.socket = connection._sock
+    return line
+
+
 def _options(url: str, timeout: float) -> dict[str, Any]:
     """Arguments of the connection pool. What the URL says about time, retries and decoding is overruled."""
     parse: Any = client.parse_url
@@ -115,7 +146,6 @@ def _options(url: str, timeout: float) -> dict[str, Any]:
         options.update(
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
-            socket_read_size=256 * 1024,
             retry=Retry(NoBackoff(), 0),
             retry_on_timeout=False,
             retry_on_error=[],
@@ -129,25 +159,3 @@ def _options(url: str, timeout: float) -> dict[str, Any]:
         # Neither chained nor quoted: the URL may hold a password.
         raise ConfigError("store: this Redis URL is malformed; it should be like redis://host:6379/0") from None
     return {**options, "connection_class": kind, "max_connections": 1024}
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise RedisTimeout("out of time")
-    return left
-
-
-def _slices(pieces: Iterable[bytes], deadline: float) -> Iterator[memoryview]:
-    """Each slice has the whole socket timeout to go out, so a large entry needs no larger timeout."""
-    for piece in pieces:
-        for start in range(0, len(piece), SLICE):
-            _left(deadline)
-            yield memoryview(piece)[start : start + SLICE]
-
-
-def _reply(connection: Any, deadline: float) -> Any:
-    try:
-        return connection.read_response(timeout=_left(deadline))
-    except ResponseError as error:
-        return error

@@ -3,11 +3,13 @@
     ragkv:{<key>}:head            frame (magic 4s · layers u32 · bytes of the body u64, little-endian), then the head
     ragkv:{<key>}:body:<layer>    the body of one layer
 
-Reads are GETRANGE, so only wanted bytes leave the server. They go out in small windows on one connection: a command
-at a time would pay a round trip per block, and a pipeline of everything makes the client hold all replies at once.
-An entry is written in one transaction, so that no reader sees a head without its body. A read of several windows that
-meets a writer may mix old bytes and new; two writers of one key write the same chunk, and where they do not, the block
-checksums of the head tell (codec.py).
+Reads are GETRANGE, so only wanted bytes leave the server, and the kernel writes them where they belong (bulk.py). A
+read of several requests that meets a writer may mix old bytes and new; two writers of one key write the same chunk, and
+where they do not, the block checksums of the head tell (codec.py).
+
+An entry is written in one transaction, so that no reader sees a head without its body. The server holds the queued
+values as the values they will be, so it needs room for the old entry and the new one, as every atomic swap does, and no
+more; the client sends them from where they lie. A transaction that is cut off, or refused halfway, changes nothing.
 
 Eviction: `noeviction` is full with StoreFull; under `allkeys-lru` an entry that has lost a part is EntryMissing.
 
@@ -25,15 +27,16 @@ from typing import Any
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
 from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
-from ragkv.store.link import Command, Link
+from ragkv.store.bulk import Bulk, OddReply
+from ragkv.store.link import Link
+from ragkv.store.wire import Command, Refusal
 from ragkv.types import Key
 
 FRAME = struct.Struct("<4sIQ")
 MAGIC = b"rkv1"
 KEY = re.compile(r"[0-9a-f]{64}")
 MAX_LAYERS = 4096
-WINDOW_BYTES = 2**20
-WINDOW_COMMANDS = 64
+BATCH = 64
 HEAD_BYTES = 4 * 2**20
 """Time is allowed for a head of this size; its true size is known only when it is there."""
 
@@ -43,13 +46,14 @@ class RedisStore:
 
     def __init__(self, url: str, timeout: float, ttl: float | None = None) -> None:
         """`timeout`, `ttl` in seconds. The server need not answer yet. Raises ConfigError when the URL is malformed."""
-        self._link = Link(url, timeout)
+        self.link = Link(url, timeout)
+        self._bulk = Bulk(self.link)
         # Milliseconds, at least one: Redis refuses an expiry of 0.
         self._head_expiry: tuple[Any, ...] = ("PX", max(1, round(1000 * ttl))) if ttl else ()
         self._body_expiry: tuple[Any, ...] = ("PX", max(1, round(1000 * ttl)) + 1000) if ttl else ()
 
     def __repr__(self) -> str:
-        return f"RedisStore({self._link.where!r})"
+        return f"RedisStore({self.link.where!r})"
 
     def put(self, key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
         """See KVStore.put. One transaction; when it is refused nothing has changed."""
@@ -62,47 +66,43 @@ class RedisStore:
         commands += [("SET", _body(key, layer), data, *self._body_expiry) for layer, data in enumerate(body)]
         commands += [("SET", _head(key), FRAME.pack(MAGIC, len(body), size) + head, *self._head_expiry), ("EXEC",)]
         # The first refusal is the reason why EXEC was refused.
-        for reply in self._link.exchange(commands, self._link.deadline(len(head) + size)):
+        for reply in self.link.exchange(commands, self.link.deadline(len(head) + size)):
             for one in reply if isinstance(reply, list) else [reply]:
-                self._link.accepted(one)
+                self.link.accepted(one)
 
     def head(self, key: Key) -> bytes:
         """See KVStore.head."""
-        data = self._link.ask("GET", _head(key), size=HEAD_BYTES)
+        data = self.link.ask("GET", _head(key), size=HEAD_BYTES)
         if data is None:
-            raise EntryMissing(f"{key} is not in {self._link.where}")
+            raise EntryMissing(f"{key} is not in {self.link.where}")
         if _frame(data) is None:
             raise EntryCorrupt(f"{key} has a damaged frame")
         return bytes(memoryview(data)[FRAME.size :])
 
     def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
-        """See KVStore.read. Each reply is copied once, into `out`."""
+        """See KVStore.read. `arrived` may be called in other threads, but not in two at once for one range."""
         total = sum(part.size for part in ranges)
         if total != out.nbytes:
             raise ValueError(f"{out.nbytes} bytes to fill with ranges of {total} bytes")
-        last = self._link.deadline(total)
-        filled = 0
-        for window in _windows(key, ranges):
-            commands = [("GETRANGE", _body(key, layer), start, start + size - 1) for layer, start, size in window]
-            soon = self._link.deadline(sum(size for *_, size in window))
-            replies = self._link.exchange(commands, min(soon, last))
-            for (layer, start, size), reply in zip(window, replies, strict=True):
-                data = self._link.accepted(reply)
-                if len(data) != size:
-                    raise self._why_short(key, layer, start + size)
-                out[filled : filled + size] = data
-                filled += size
-        for number in range(len(ranges)):
-            arrived(number)
+        for part in ranges:
+            if part.layer < 0 or part.offset < 0 or part.size < 0:
+                raise EntryCorrupt(f"{key}: {part} lies outside its layer")
+        try:
+            self._bulk.read([_body(key, part.layer) for part in ranges], ranges, out, arrived)
+        except OddReply as odd:
+            if isinstance(odd.reply, Refusal):
+                self.link.accepted(odd.reply)
+            number, _, start, size, _ = odd.piece
+            raise self._why_short(key, ranges[number].layer, start + size) from None
 
     def layers(self, key: Key) -> tuple[int, ...]:
         """See KVStore.layers. One command a layer."""
         count = self._layers(key)
         if count is None:
-            raise EntryMissing(f"{key} is not in {self._link.where}")
-        sizes = tuple(self._link.ask("STRLEN", _body(key, layer)) for layer in range(min(count, MAX_LAYERS)))
+            raise EntryMissing(f"{key} is not in {self.link.where}")
+        sizes = tuple(self.link.ask("STRLEN", _body(key, layer)) for layer in range(min(count, MAX_LAYERS)))
         if not all(sizes):
-            raise EntryMissing(f"{key} has lost a layer in {self._link.where}")
+            raise EntryMissing(f"{key} has lost a layer in {self.link.where}")
         return sizes
 
     def delete(self, key: Key) -> bool:
@@ -110,13 +110,13 @@ class RedisStore:
         layers = self._layers(key)
         if layers is None:
             return False
-        return bool(self._link.ask("UNLINK", _head(key), *(_body(key, layer) for layer in range(layers))))
+        return bool(self.link.ask("UNLINK", _head(key), *(_body(key, layer) for layer in range(layers))))
 
     def keys(self) -> Iterator[Key]:
         """See KVStore.keys. Walks all keys of the database, with SCAN."""
         cursor, found = b"0", set[Key]()
         while True:
-            cursor, names = self._link.ask("SCAN", cursor, "MATCH", "ragkv:{*}:head", "COUNT", 1000)
+            cursor, names = self.link.ask("SCAN", cursor, "MATCH", "ragkv:{*}:head", "COUNT", 1000)
             keys = (name.decode(errors="replace")[len("ragkv:{") : -len("}:head")] for name in names)
             found.update(Key(key) for key in keys if KEY.fullmatch(key))
             if cursor == b"0":
@@ -128,7 +128,7 @@ class RedisStore:
         An entry that has lost a part is not counted.
         """
         keys = list(self.keys())
-        batches = (keys[start : start + WINDOW_COMMANDS] for start in range(0, len(keys), WINDOW_COMMANDS))
+        batches = (keys[start : start + BATCH] for start in range(0, len(keys), BATCH))
         sizes = [size for batch in batches for size in self._sizes(batch)]
         return StoreStats(len(sizes), sum(sizes))
 
@@ -138,15 +138,16 @@ class RedisStore:
 
     def ping(self) -> None:
         """See KVStore.ping. Fails at once for a second after a failure, as every call does."""
-        self._link.ask("PING")
+        self.link.ask("PING")
 
     def close(self) -> None:
         """See KVStore.close."""
-        self._link.close()
+        self._bulk.close()
+        self.link.close()
 
     def _layers(self, key: Key) -> int | None:
         """Layers of the stored entry; None when there is none. With a damaged frame: as many as there could be."""
-        data = self._link.ask("GETRANGE", _head(key), 0, FRAME.size - 1)
+        data = self.link.ask("GETRANGE", _head(key), 0, FRAME.size - 1)
         if not data:
             return None
         frame = _frame(data)
@@ -164,14 +165,14 @@ class RedisStore:
                 yield head - FRAME.size + size
 
     def _answers(self, commands: Sequence[Command]) -> list[Any]:
-        return [self._link.accepted(reply) for reply in self._link.exchange(commands, self._link.deadline(0))]
+        return [self.link.accepted(reply) for reply in self.link.exchange(commands, self.link.deadline(0))]
 
     def _why_short(self, key: Key, layer: int, end: int) -> StoreError:
         """GETRANGE gives few or no bytes both for a value that is gone and for one that ends before byte `end`."""
-        layers, length = self._layers(key), self._link.ask("STRLEN", _body(key, layer))
+        layers, length = self._layers(key), self.link.ask("STRLEN", _body(key, layer))
         # Long enough now: it was gone when it was read, and has been put again since.
         if layers is None or (layer < layers and (length == 0 or length >= end)):
-            return EntryMissing(f"layer {layer} of {key} is not in {self._link.where}")
+            return EntryMissing(f"layer {layer} of {key} is not in {self.link.where}")
         return EntryCorrupt(f"layer {layer} of {key} has {length} bytes, byte {end} was to be read")
 
 
@@ -191,23 +192,3 @@ def _frame(data: bytes) -> tuple[int, int] | None:
         return None
     magic, layers, size = FRAME.unpack_from(data)
     return (layers, size) if magic == MAGIC and layers <= MAX_LAYERS else None
-
-
-def _windows(key: Key, ranges: Sequence[Range]) -> Iterator[list[tuple[int, int, int]]]:
-    """The ranges as (layer, offset, size) in order, cut to at most a window, grouped into windows."""
-    window: list[tuple[int, int, int]] = []
-    room = WINDOW_BYTES
-    for part in ranges:
-        if part.layer < 0 or part.offset < 0 or part.size < 0:
-            raise EntryCorrupt(f"{key}: {part} lies outside its layer")
-        done = 0
-        while done < part.size:
-            if room == 0 or len(window) == WINDOW_COMMANDS:
-                yield window
-                window, room = [], WINDOW_BYTES
-            size = min(room, part.size - done)
-            window.append((part.layer, part.offset + done, size))
-            done += size
-            room -= size
-    if window:
-        yield window

@@ -9,11 +9,14 @@ from typing import Protocol
 
 import pytest
 import redis
+from redis.cluster import RedisCluster as ClusterClient
 
 from ragkv.store.base import KVStore
+from ragkv.store.cluster import ClusterStore
 from ragkv.store.disk import DiskStore
 from ragkv.store.redis import RedisStore
 from ragkv.types import Key
+from tests.redis_cluster import RedisCluster, redis_cluster
 from tests.redis_server import RedisServer, redis_server
 
 
@@ -60,8 +63,8 @@ class DiskVandal:
 class RedisVandal:
     """The head value begins with a frame of 16 bytes."""
 
-    def __init__(self, url: str) -> None:
-        self.client = redis.Redis.from_url(url)
+    def __init__(self, client: redis.Redis | ClusterClient) -> None:
+        self.client = client
 
     def flip(self, name: str, at: int) -> None:
         (byte,) = self.client.getrange(name, at, at)
@@ -85,6 +88,13 @@ def server() -> Iterator[RedisServer]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[RedisCluster]:
+    """A Redis Cluster that stays up."""
+    with redis_cluster() as running:
+        yield running
+
+
 @pytest.fixture
 def own() -> Iterator[RedisServer]:
     """A Redis of one test, to maltreat."""
@@ -92,20 +102,30 @@ def own() -> Iterator[RedisServer]:
         yield running
 
 
-@pytest.fixture(params=["disk", "redis"])
+@pytest.fixture(params=["disk", "redis", "cluster"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KVStore]:
     """An empty store of each backend."""
     if request.param == "disk":
         yield DiskStore(tmp_path / "kv")
         return
-    url = request.getfixturevalue("server").url
-    with redis.Redis.from_url(url) as client:
-        client.flushall()
-    opened = RedisStore(url, 0.25)
+    opened: KVStore
+    if request.param == "redis":
+        server = request.getfixturevalue("server")
+        servers, opened = [server], RedisStore(server.url, 0.25)
+    else:
+        running = request.getfixturevalue("cluster")
+        servers, opened = running.nodes, ClusterStore(running.url, 0.25)
+    for each in servers:
+        with redis.Redis.from_url(each.url) as client:
+            client.flushall()
     yield opened
     opened.close()
 
 
 def vandal_of(store: KVStore, url: str, head: bytes, layers: list[int]) -> Vandal:
-    """The one for this store, holding an entry with this head and layers of these sizes."""
-    return DiskVandal(store.root, head, layers) if isinstance(store, DiskStore) else RedisVandal(url)
+    """The one for this store, holding an entry with this head and layers of these sizes; `url`: of a single Redis."""
+    if isinstance(store, DiskStore):
+        return DiskVandal(store.root, head, layers)
+    if isinstance(store, ClusterStore):
+        return RedisVandal(ClusterClient.from_url(f"redis://{store.where.split(',')[0]}"))
+    return RedisVandal(redis.Redis.from_url(url))

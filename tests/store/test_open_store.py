@@ -10,6 +10,7 @@ import pytest
 
 from ragkv.errors import ConfigError
 from ragkv.store import open_store
+from ragkv.store.cluster import ClusterStore
 from ragkv.store.disk import DiskStore
 from ragkv.store.redis import RedisStore
 from tests.redis_server import RedisServer
@@ -37,9 +38,16 @@ def test_redis_schemes_are_accepted_while_nothing_answers(url: str, tmp_path: Pa
     assert isinstance(open_store(url, tmp_path, 0.25), RedisStore)
 
 
-@pytest.mark.parametrize("setting", ["", "Disk", "memcached://host", "user:sesame@host:6379", "redis:host", "/data"])
+@pytest.mark.parametrize("url", ["redis+cluster://one:7000,two:7000", "rediss+cluster://user:word@one"])
+def test_cluster_schemes_are_a_cluster_while_nothing_answers(url: str, tmp_path: Path) -> None:
+    assert isinstance(open_store(url, tmp_path, 0.25), ClusterStore)
+
+
+@pytest.mark.parametrize(
+    "setting", ["", "Disk", "memcached://host", "user:sesame@host:6379", "redis:host", "/data", "redis+tls://h"]
+)
 def test_anything_else_is_refused_and_told_what_is_allowed(setting: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"`disk`.*`redis://host:port/db`.*rediss.*unix") as refused:
+    with pytest.raises(ConfigError, match=r"`disk`.*`redis://host:port/db`.*rediss.*redis\+cluster.*unix") as refused:
         open_store(setting, tmp_path, 0.25)
     assert "sesame" not in str(refused.value)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import traceback
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,35 @@ def test_nothing_is_left_behind_by_a_smaller_entry(own: RedisServer) -> None:
         assert admin.dbsize() == 2
         store.delete(KEY)
         assert admin.dbsize() == 0
+
+
+def test_writing_needs_room_for_the_entry_once_on_the_server_and_never_in_the_client(own: RedisServer) -> None:
+    store = RedisStore(own.url, TIMEOUT)
+    body = [bytes(6 * 2**20) for _ in range(8)]
+    with redis.Redis.from_url(own.url) as admin:
+        for times in (1, 2):  # the second time beside the entry that it replaces
+            before = admin.info("memory")["used_memory"] - (48 * 2**20 if times == 2 else 0)
+            admin.config_resetstat()
+            tracemalloc.start()
+            store.put(KEY, HEAD, body)
+            _, client = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            server = admin.info("memory")["used_memory_peak"] - before
+            assert 48 * 2**20 * times <= server < 48 * 2**20 * (times + 0.5)
+            assert client < 2**20
+    assert read_ranges(store, KEY, Range(7, 0, 6 * 2**20)) == body[7]
+
+
+def test_a_writer_that_is_cut_off_changes_nothing(own: RedisServer) -> None:
+    store = RedisStore(own.url, TIMEOUT)
+    store.put(KEY, HEAD, BODY)
+    with redis.Redis.from_url(own.url) as admin, socket.create_connection(("127.0.0.1", own.port)) as line:
+        line.sendall(b"MULTI\r\nSET ragkv:{%b}:body:0 other\r\nSET ragkv:{%b}:head x\r\n" % ((KEY.encode(),) * 2))
+        assert line.recv(23, socket.MSG_WAITALL) == b"+OK\r\n+QUEUED\r\n+QUEUED\r\n"
+        line.close()
+        assert admin.ping()
+    assert store.head(KEY) == HEAD
+    assert read_ranges(store, KEY, Range(0, 0, 40_000)) == BODY[0]
 
 
 def everything_said(error: BaseException) -> str:

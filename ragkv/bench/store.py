@@ -1,0 +1,267 @@
+"""`ragkv bench store`: how fast a store delivers some blocks of an entry, next to what Redis clients and sockets give.
+
+One entry of random bytes; a sparse load reads a share of its blocks, in order, as ranges of one size. Contestants:
+
+    disk, redis           our stores, by KVStore.read into a buffer that is there; xxh3 of every range is verified
+    redis-py GET          one value per range, asked for one by one     redis-py MGET    all of them in one command
+    plain socket 1, 2, 4  one value per range: GET and recv_into a buffer that is there, so many sockets and threads
+
+and once more the whole entry: all layers from our stores, one value of the same size by redis-py. Only our stores
+verify what they read. All take turns in one run, so that a slow moment of the machine meets them all; every one reads
+once before the clock starts, and what it delivers then is compared with the truth. The disk is read from the page
+cache.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import redis
+import xxhash
+from redis.utils import HIREDIS_AVAILABLE
+
+from ragkv.bench.rivals import Load, at_once, by_sockets, each, own_server
+from ragkv.errors import EntryCorrupt
+from ragkv.store import KVStore, open_store
+from ragkv.store.base import Range
+from ragkv.store.disk import DiskStore
+from ragkv.store.link import connected_socket
+from ragkv.types import Key
+
+Progress = Callable[[str, int, int], None]
+"""(what, done, total)"""
+
+KEY = Key("be7c" * 16)
+PREFIX = "ragkv-bench:"
+SOCKETS = (1, 2, 4)
+WHOLE = 0
+"""Instead of a size of ranges: the whole entry."""
+
+
+@dataclass(frozen=True)
+class StoreParams:
+    """An entry of layers · layer_bytes · ranges: sizes of the ranges, bytes · share: of the blocks, read by a sparse
+    load · repeat: timed loads of each contestant · seed: of the bytes and of the blocks chosen."""
+
+    layers: int = 8
+    layer_bytes: int = 16 * 2**20
+    ranges: tuple[int, ...] = (2**18, 2**20, 2**22)
+    share: float = 0.15
+    repeat: int = 100
+    seed: int = 7
+
+
+@dataclass(frozen=True)
+class StoreRow:
+    """One contestant at one size of ranges (WHOLE: the whole entry) · bytes: of a load · gb_per_s: 10^9 bytes per
+    second in the median load · p50, p99: milliseconds · verified: whether checksums were looked at."""
+
+    reader: str
+    range_bytes: int
+    bytes: int
+    gb_per_s: float
+    p50: float
+    p99: float
+    verified: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The Redis store at one size of ranges, by median times: how many times as fast as redis-py's single GETs and as
+    the best of the plain sockets, and the part of a whole entry's time that a sparse load takes."""
+
+    range_bytes: int
+    to_get: float
+    to_socket: float
+    to_whole: float
+
+
+@dataclass(frozen=True)
+class StoreResult:
+    """server: what was measured beside the disk · hiredis: whether redis-py parsed with it · share: see StoreParams."""
+
+    server: str
+    hiredis: bool
+    cores: int
+    entry_bytes: int
+    share: float
+    repeat: int
+    rows: tuple[StoreRow, ...]
+    comparisons: tuple[Comparison, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Contestant:
+    """`load` reads into `out`, or where that is None returns what it has read; `expected` is what it must be."""
+
+    reader: str
+    range_bytes: int
+    load: Load
+    out: memoryview | None
+    expected: bytes
+    verified: bool = False
+
+
+def store(setting: str, timeout: float, params: StoreParams, progress: Progress) -> StoreResult:
+    """Measure the disk store and a Redis: the one that `setting` names, or where that is `disk` one started for this.
+
+    What is written is removed again. Without a redis-server only the disk is measured. Raises ConfigError, StoreError.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragkv-bench-store-")))
+        url = stack.enter_context(own_server(folder)) if setting == "disk" else setting
+        bench = _Bench(params)
+        stack.callback(bench.close)
+        bench.enter("disk", DiskStore(folder / "kv"))
+        # Host and GPU pools in front of a store enter here.
+        if url is None:
+            return bench.run("none: no redis-server is installed", progress)
+        bench.enter("redis", open_store(url, folder, timeout))
+        if "+cluster:" in url:
+            return bench.run("a cluster; the other readers know single servers only", progress)
+        version = bench.rivals(url)
+        return bench.run(f"{version}, {'started for this run' if setting == 'disk' else 'as given'}", progress)
+
+
+class _Bench:
+    """The entry, what is made of it on the servers, and who reads it."""
+
+    def __init__(self, params: StoreParams) -> None:
+        self._params = params
+        self._random = random.Random(params.seed)
+        generator = np.random.default_rng(params.seed)
+        self._body = [generator.bytes(params.layer_bytes) for _ in range(params.layers)]
+        self._chosen = {size: self._choose(size) for size in params.ranges}
+        self._contestants: list[_Contestant] = []
+        self._closing = ExitStack()
+
+    def close(self) -> None:
+        """Remove what was stored and close every connection."""
+        self._closing.close()
+
+    def enter(self, name: str, opened: KVStore) -> None:
+        """Let one of our stores take part."""
+        self._closing.callback(opened.close)
+        opened.put(KEY, b"bench", self._body)
+        self._closing.callback(opened.delete, KEY)
+        whole = [Range(layer, 0, self._params.layer_bytes) for layer in range(self._params.layers)]
+        for size, ranges in [*self._chosen.items(), (WHOLE, whole)]:
+            parts = [self._bytes(part) for part in ranges]
+            out = _buffer(parts)
+            load = _verified(opened, ranges, out, [xxhash.xxh3_64_intdigest(part) for part in parts])
+            self._contestants.append(_Contestant(name, size, load, out, b"".join(parts), verified=True))
+
+    def rivals(self, url: str) -> str:
+        """Let others take part, with the same bytes on the same server; returns what server it is."""
+        client = redis.Redis.from_url(url, protocol=2)
+        self._closing.callback(client.close)
+        lines: list[Any] = [client.connection_pool.get_connection() for _ in range(max(SOCKETS))]
+        for line in lines:
+            self._closing.callback(line.disconnect)
+        for size, ranges in self._chosen.items():
+            values = {f"{PREFIX}{size}:{number}": self._bytes(part) for number, part in enumerate(ranges)}
+            names, expected = self._put(client, values), b"".join(values.values())
+            self._contestants.append(_Contestant("redis-py GET", size, each(client, names), None, expected))
+            self._contestants.append(_Contestant("redis-py MGET", size, at_once(client, names), None, expected))
+            out = _buffer([expected])
+            for count in SOCKETS:
+                load = by_sockets([connected_socket(line) for line in lines[:count]], names, size, out)
+                self._contestants.append(_Contestant(f"plain socket {count}", size, load, out, expected))
+        whole = b"".join(self._body)
+        names = self._put(client, {f"{PREFIX}whole": whole})
+        self._contestants.append(_Contestant("redis-py GET", WHOLE, each(client, names), None, whole))
+        told: Any = client.info("server")
+        return f"Redis {told['redis_version']}"
+
+    def run(self, server: str, progress: Progress) -> StoreResult:
+        """Everybody once untimed, then everybody in turn, each turn in another order."""
+        for one in self._contestants:
+            got: Any = one.load()
+            if (b"".join(got) if one.out is None else one.out) != one.expected:
+                raise EntryCorrupt(f"{one.reader} does not deliver what was stored")
+        times: dict[_Contestant, list[float]] = {one: [] for one in self._contestants}
+        for turn in range(self._params.repeat):
+            for one in self._random.sample(self._contestants, len(self._contestants)):
+                began = time.perf_counter()
+                one.load()
+                times[one].append(time.perf_counter() - began)
+            progress("load", turn + 1, self._params.repeat)
+        rows = tuple(_row(one, taken) for one, taken in times.items())
+        return StoreResult(
+            server=server,
+            hiredis=HIREDIS_AVAILABLE,
+            cores=len(os.sched_getaffinity(0)),
+            entry_bytes=self._params.layers * self._params.layer_bytes,
+            share=self._params.share,
+            repeat=self._params.repeat,
+            rows=rows,
+            comparisons=_compared(rows, self._params.ranges),
+        )
+
+    def _choose(self, size: int) -> list[Range]:
+        """A share of the blocks of this size, at least one, in order."""
+        params = self._params
+        blocks = [(layer, at) for layer in range(params.layers) for at in range(0, params.layer_bytes - size + 1, size)]
+        count = max(1, round(params.share * len(blocks)))
+        return [Range(layer, at, size) for layer, at in sorted(self._random.sample(blocks, count))]
+
+    def _bytes(self, part: Range) -> bytes:
+        return self._body[part.layer][part.offset : part.offset + part.size]
+
+    def _put(self, client: redis.Redis, values: dict[str, bytes]) -> list[str]:
+        for name, value in values.items():
+            self._closing.callback(client.delete, name)
+            client.set(name, value)
+        return list(values)
+
+
+def _buffer(parts: Sequence[bytes]) -> memoryview:
+    """Room for these parts, its pages there before a clock starts."""
+    return memoryview(bytearray(b"\1") * sum(map(len, parts)))
+
+
+def _verified(opened: KVStore, ranges: Sequence[Range], out: memoryview, checksums: Sequence[int]) -> Load:
+    parts, filled = [], 0
+    for part in ranges:
+        parts.append(out[filled : filled + part.size])
+        filled += part.size
+
+    def arrived(number: int) -> None:
+        if xxhash.xxh3_64_intdigest(parts[number]) != checksums[number]:
+            raise EntryCorrupt(f"range {number} is damaged")
+
+    return lambda: opened.read(KEY, ranges, out, arrived)
+
+
+def _row(one: _Contestant, seconds: Sequence[float]) -> StoreRow:
+    size, p50 = len(one.expected), statistics.median(seconds)
+    p99 = sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1]
+    return StoreRow(one.reader, one.range_bytes, size, size / p50 / 1e9, 1e3 * p50, 1e3 * p99, one.verified)
+
+
+def _compared(rows: Sequence[StoreRow], sizes: Sequence[int]) -> tuple[Comparison, ...]:
+    """Nothing where there was no Redis, or no one to compare with."""
+    speed = {(row.reader, row.range_bytes): row.gb_per_s for row in rows}
+    time_of = {(row.reader, row.range_bytes): row.p50 for row in rows}
+    if ("redis-py GET", WHOLE) not in speed:
+        return ()
+    return tuple(
+        Comparison(
+            range_bytes=size,
+            to_get=speed["redis", size] / speed["redis-py GET", size],
+            to_socket=speed["redis", size] / max(speed[f"plain socket {count}", size] for count in SOCKETS),
+            to_whole=time_of["redis", size] / time_of["redis", WHOLE],
+        )
+        for size in sizes
+    )
