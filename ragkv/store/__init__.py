@@ -22,12 +22,12 @@ def open_store(setting: str, data: Path, timeout: float, ttl: float = 0.0, limit
         from ragkv.store.disk import DiskStore
 
         return DiskStore(data / "kv", ttl, limit)
+    if limit and setting.startswith(("redis", "unix://")):
+        raise ConfigError(
+            "RAGKV_STORE_BYTES bounds the disk store only; give the Redis server a `maxmemory` and the "
+            "`maxmemory-policy` allkeys-lru, and unset RAGKV_STORE_BYTES"
+        )
     if setting.startswith(("redis://", "rediss://", "unix://")):
-        if limit:
-            raise ConfigError(
-                "RAGKV_STORE_BYTES bounds the disk store only; give the Redis server a `maxmemory` and the "
-                "`maxmemory-policy` allkeys-lru, and unset RAGKV_STORE_BYTES"
-            )
         # Imported only here: the disk store must work, and start quickly, without a Redis client.
         from ragkv.store.redis import RedisStore
 

@@ -122,10 +122,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KVStore]:
     opened.close()
 
 
+def client_of(store: KVStore, url: str) -> redis.Redis | ClusterClient:
+    """A plain client for what a Redis store holds; `url`: of a single Redis."""
+    if isinstance(store, ClusterStore):
+        return ClusterClient.from_url(f"redis://{store.where.split(',')[0]}")
+    return redis.Redis.from_url(url)
+
+
 def vandal_of(store: KVStore, url: str, head: bytes, layers: list[int]) -> Vandal:
     """The one for this store, holding an entry with this head and layers of these sizes; `url`: of a single Redis."""
     if isinstance(store, DiskStore):
         return DiskVandal(store.root, head, layers)
-    if isinstance(store, ClusterStore):
-        return RedisVandal(ClusterClient.from_url(f"redis://{store.where.split(',')[0]}"))
-    return RedisVandal(redis.Redis.from_url(url))
+    return RedisVandal(client_of(store, url))

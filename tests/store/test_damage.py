@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.cluster import RedisCluster
 
 from ragkv.errors import EntryCorrupt, EntryMissing
 from ragkv.store.base import KVStore
@@ -20,6 +21,7 @@ from ragkv.store.seal import CHECKSUMS, Keyed, Seal
 from ragkv.types import Key
 from tests.redis_server import RedisServer
 from tests.store.chunks import FINGERPRINT, SALT, finite_kv, packed
+from tests.store.conftest import client_of
 
 FLIPS = 1000
 Read = Callable[[], tuple[bytes, bytes]]
@@ -44,7 +46,7 @@ class Entry:
     read: Read
     places: list[Place]
     ends: dict[Path | str, list[int]]
-    client: redis.Redis | None
+    client: redis.Redis | RedisCluster | None
 
     def bytes_of(self, value: Path | str) -> bytes:
         return value.read_bytes() if isinstance(value, Path) else self.client.get(value)
@@ -67,7 +69,7 @@ def entry(request: pytest.FixtureRequest, store: KVStore, server: RedisServer) -
     if isinstance(store, DiskStore):
         yield on_disk(store, key, read, len(head), [len(layer) for layer in body], inside)
         return
-    with redis.Redis.from_url(server.url) as client:
+    with client_of(store, server.url) as client:
         name = f"ragkv:{{{key}}}:"
         frame = REDIS_FRAME.size
         places = [
