@@ -1,4 +1,4 @@
-"""Where encoded chunks live: base (the contract), codec and layout (what bytes mean), disk with its budget, redis."""
+"""Where encoded chunks live: base (the contract), codec and layout (what bytes mean), disk (files, budget), redis."""
 
 from __future__ import annotations
 
