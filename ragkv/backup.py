@@ -37,6 +37,7 @@ from ragkv.config import Settings
 from ragkv.errors import ConfigError, EntryCorrupt, EntryMissing, InputError, InvalidBackup, StoreError
 from ragkv.store import open_store
 from ragkv.store.base import KVStore, Range
+from ragkv.store.files import flush_folder
 from ragkv.types import Key
 
 MARK, MAGIC, FORMAT = "ragkv-backup", b"ragkv backup ", 1
@@ -95,7 +96,7 @@ def write(file: Path, settings: Settings, with_kv: bool) -> Contents:
             raw.flush()
             os.fsync(raw.fileno())
         os.replace(work / "backup", file)
-        _flush(file.parent)
+        flush_folder(file.parent)
     return contents
 
 
@@ -253,7 +254,7 @@ def _put_in_place(fresh: Path, data: Path) -> Path | None:
             raise InputError(f"{data} is the root of a disk and not empty; empty it, or restore into a folder on it")
         for path in sorted(fresh.iterdir(), key=lambda path: path.name == CATALOG):
             os.rename(path, data / path.name)
-        _flush(data)
+        flush_folder(data)
         return None
     aside = None
     if data.exists() and any(data.iterdir()):
@@ -265,7 +266,7 @@ def _put_in_place(fresh: Path, data: Path) -> Path | None:
         if aside:
             os.rename(aside, data)
         raise
-    _flush(data.parent)
+    flush_folder(data.parent)
     return aside
 
 
@@ -280,11 +281,3 @@ def _folder_beside(path: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _flush(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -8,6 +8,7 @@ store holds is left where it is. Repair and question cost the same either way, s
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import time
@@ -60,11 +61,12 @@ FREE = Costs(Line(0, 1), Line(0, 0))
 
 
 def costs(reader: Reader, store: KVStore, folder: Path, machine: str) -> Costs:
-    """Measured in an earlier run, or now. machine: names model, device and store, since each has its own costs.
+    """Measured in an earlier run, or now. machine: tells model, device and store, since each has its own costs; only
+    its hash is written, because a store's URL may hold a password.
 
     A store that does not answer leaves everything to be loaded, and to be measured another time.
     """
-    path = folder / f"{machine}.json"
+    path = folder / f"{hashlib.sha256(machine.encode()).hexdigest()[:32]}.json"
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
         return Costs(Line(**known["encode"]), Line(**known["load"]))

@@ -18,6 +18,7 @@ import torch
 
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
+from ragkv.cost import FREE, costs
 from ragkv.decode import Sampling, cut_at_stop, decode
 from ragkv.errors import ConfigError, InputError, NotFound, StoreError, StoreUnavailable
 from ragkv.methods import FULL, check_method, default_method, make_method
@@ -46,7 +47,8 @@ FORGOTTEN_AT_ONCE = 100
 class Engine:
     """Model, KV store, catalogue and retrieval of one process. Not thread-safe: one thread owns it.
 
-    unqualified: why the model must not reuse stored KV (see qualify.py), "" when it may.
+    unqualified: why the model must not reuse stored KV (see qualify.py), "" when it may · costs: of loading and of
+    encoding here (see cost.py); until they are measured everything is loaded.
     """
 
     def __init__(self, settings: Settings, model: DecoderModel, store: KVStore, catalog: Catalog, retriever: Retriever):
@@ -64,6 +66,7 @@ class Engine:
         self.tiers = Tiers(store, block, Budgets(settings.host_bytes, settings.gpu_bytes), model.device)
         self.quota = Quota(settings.collection_bytes, model.token_bytes)
         self.unqualified = ""
+        self.costs = FREE
         self.quarantine = Quarantine()
         self.store_faults = 0
 
@@ -85,6 +88,8 @@ class Engine:
         embedder.load()
         engine = cls(settings, model, store, catalog, Retriever(catalog, embedder, settings.data / "index"))
         engine.unqualified = why_not(engine.reader, engine.fingerprint, settings.data / "qualified")
+        machine = f"{engine.fingerprint} {model.device} {torch.get_num_threads()} {settings.store}"
+        engine.costs = costs(engine.reader, store, settings.data / "costs", machine)
         return engine
 
     def __enter__(self) -> Engine:
@@ -122,7 +127,7 @@ class Engine:
         except StoreUnavailable:
             self.store_faults += 1
         except StoreError:
-            self._encode_and_put(chunk, shelf)
+            self._put(shelf, self.encode(chunk))
         return shelf.key(chunk.tokens)
 
     def forget(self, keys: Iterable[Key], claim: int | None = None) -> None:
@@ -252,12 +257,13 @@ class Engine:
     def _open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
         shelf = self._shelf(collection)
         exact = first and self.settings.prefix == "shared"
-        return StoredChunk(shelf, chunk.tokens, exact, partial(self._encode_again, chunk, collection, shelf))
+        encode, mend = partial(self.encode, chunk), partial(self._mend, chunk, collection, shelf)
+        return StoredChunk(shelf, chunk.tokens, exact, encode, mend, self.costs)
 
-    def _encode_again(self, chunk: Chunk, collection: str, shelf: Shelf) -> ChunkKV:
-        """Encode and store what the store did not deliver. If that was because another process deletes the document,
-        nothing of it may stay behind: looked at after storing, so that one of the two removes it."""
-        kv = self._encode_and_put(chunk, shelf)
+    def _mend(self, chunk: Chunk, collection: str, shelf: Shelf, kv: ChunkKV) -> ChunkKV:
+        """Store what the store did not deliver. If that was because another process deletes the document, nothing of it
+        may stay behind: looked at after storing, so that one of the two removes it."""
+        kv = self._put(shelf, kv)
         try:
             current = self.catalog.chunks_of(collection, chunk.document_id)
         except NotFound:
@@ -266,8 +272,8 @@ class Engine:
             self.forget([shelf.key(chunk.tokens)])
         return kv
 
-    def _encode_and_put(self, chunk: Chunk, shelf: Shelf) -> ChunkKV:
-        kv, fault = shelf.put(self.encode(chunk))
+    def _put(self, shelf: Shelf, kv: ChunkKV) -> ChunkKV:
+        kv, fault = shelf.put(kv)
         self.store_faults += fault is not None
         return kv
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from ragkv.cost import FREE, Costs
 from ragkv.errors import EntryCorrupt, EntryMissing, NotQuantisable, StoreError
 from ragkv.model import DecoderModel
 from ragkv.reader import Fresh
@@ -77,6 +78,10 @@ class Shelf:
         with self._removing(key):
             return self._tiers.head(key, lambda: self._read_head(key, len(tokens)))
 
+    def absent(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> int:
+        """Bytes of the wanted blocks that would have to come from the store."""
+        return self._tiers.absent(self.key(tokens), head, wanted)
+
     def rows(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> Loaded:
         """Per layer the pre-RoPE rows of the wanted blocks, every block verified. Raises StoreError."""
         key = self.key(tokens)
@@ -88,16 +93,27 @@ class Shelf:
         could not be stored, if so. One that a quantised body cannot hold is returned as it is."""
         key = self.key(kv.tokens)
         try:
-            head, body = pack(kv, self.block, self._fingerprint, self._body, self._seal)
+            kept, head, body = self._packed(kv)
         except NotQuantisable as error:
             return kv, error
-        kept = as_stored(kv, self._unpack(head, key), body)
         try:
             self._tiers.store.put(key, head, body)
         except StoreError as error:
             return kept, error
         self._quarantine.held.discard(key)
         return kept, None
+
+    def rounded(self, kv: ChunkKV) -> ChunkKV:
+        """A chunk as it would come back, without storing it."""
+        try:
+            return self._packed(kv)[0]
+        except NotQuantisable:
+            return kv
+
+    def _packed(self, kv: ChunkKV) -> tuple[ChunkKV, bytes, list[memoryview]]:
+        """(as it would come back, head, body). Raises NotQuantisable."""
+        head, body = pack(kv, self.block, self._fingerprint, self._body, self._seal)
+        return as_stored(kv, self._unpack(head, self.key(kv.tokens)), body), head, body
 
     def _read_head(self, key: Key, tokens: int) -> Head:
         head = self._unpack(self._tiers.store.head(key), key)
@@ -121,6 +137,11 @@ class Shelf:
             raise
 
 
+def _left(kv: ChunkKV) -> ChunkKV:
+    """Nothing is stored."""
+    return kv
+
+
 class StoredChunk:
     """A chunk in the KV store or its tiers, read range by range; a fault on the way encodes it again and goes on.
 
@@ -128,11 +149,20 @@ class StoredChunk:
     head record, from memory or store · loaded_bytes: of blocks, from host memory or store.
     """
 
-    def __init__(self, shelf: Shelf, tokens: Sequence[int], exact: bool, encode: Callable[[], ChunkKV]):
-        """exact: as in Piece · encode: reads the chunk again, and stores it."""
+    def __init__(
+        self,
+        shelf: Shelf,
+        tokens: Sequence[int],
+        exact: bool,
+        encode: Callable[[], ChunkKV],
+        mend: Callable[[ChunkKV], ChunkKV] = _left,
+        costs: Costs = FREE,
+    ):
+        """exact: as in Piece · encode: reads the chunk again · mend: stores what the store did not deliver, and returns
+        it as it would come back · costs: what is not worth loading is encoded, though it is there."""
         self.tokens = tuple(tokens)
         self.hit, self.fallback, self.head_bytes, self.loaded_bytes = False, "", 0, 0
-        self._shelf, self._exact, self._encode = shelf, exact, encode
+        self._shelf, self._exact, self._encode, self._mend, self._costs = shelf, exact, encode, mend, costs
         self._seen = Seen()
         self._from: Head | Fresh
         try:
@@ -154,6 +184,10 @@ class StoredChunk:
     def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
         """Per layer the pre-RoPE rows of the wanted blocks; from a fresh encoding if the store fails."""
         if isinstance(self._from, Head):
+            dear = self._costs.against(self._shelf.absent(self.tokens, self._from, wanted), len(self.tokens))
+            if dear:
+                self._from = self._again(dear, self._shelf.rounded)
+                return self._from.load(wanted)
             try:
                 loaded = self._shelf.rows(self.tokens, self._from, wanted)
             except StoreError as error:
@@ -165,9 +199,12 @@ class StoredChunk:
         return self._from.load(wanted)
 
     def _read_again(self, error: StoreError) -> Fresh:
-        self.hit = False
-        self.fallback = "missing" if isinstance(error, EntryMissing) else f"{type(error).__name__}: {error}"
-        return Fresh(self._encode(), self._shelf.block, self._exact)
+        why = "missing" if isinstance(error, EntryMissing) else f"{type(error).__name__}: {error}"
+        return self._again(why, self._mend)
+
+    def _again(self, why: str, then: Callable[[ChunkKV], ChunkKV]) -> Fresh:
+        self.hit, self.fallback = False, why
+        return Fresh(then(self._encode()), self._shelf.block, self._exact)
 
 
 def prefetch(shelf: Shelf, chunks: Sequence[Sequence[int]], method: Method) -> None:

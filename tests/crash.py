@@ -16,6 +16,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,14 +36,15 @@ VERSIONS = {
 }
 
 
-def work(folder: Path) -> None:
+def work(folder: Path, begin: int) -> None:
     engine = quick_engine(folder)
     ingest(engine, VERSIONS["b"][0])
-    for step in range(1_000_000):
+    for step in range(begin, 1_000_000):
         ingest(engine, VERSIONS["a"][step % 4])
         engine.retriever.save()
         if step % 3 == 2:
             remove(engine, "default", "a")
+            engine.retriever.save()
         if step % 4 == 1:
             collect(engine.store, engine.catalog, grace=0)
 
@@ -101,7 +103,8 @@ def main(folder: Path, rounds: int, seed: int) -> None:
     quick_model()
     rng, states, result = random.Random(seed), Counter[str](), folder / "result"
     for _ in range(rounds):
-        worker = fork(lambda: work(folder))
+        begin = rng.randrange(12)  # on a busy machine a round is over after a step or two
+        worker = fork(partial(work, folder, begin))
         time.sleep(rng.uniform(0.01, 0.8))
         os.kill(worker, signal.SIGKILL)
         _, status = os.waitpid(worker, 0)

@@ -261,9 +261,7 @@ def _kv(engine: Engine, findings: Findings) -> None:
         findings.ok("kv", f"all {len(wanted)} chunks have their KV in the store")
     orphans = len(stored - set(wanted))
     if orphans:
-        findings.note(
-            "kv", f"{orphans} entries belong to no chunk of this catalogue and model; see `ragkv gc --dry-run`"
-        )
+        findings.note("kv", f"{orphans} entries belong to no chunk of this catalogue and model: `ragkv gc`")
 
 
 def _wanted(engine: Engine) -> dict[Key, str]:

@@ -11,9 +11,7 @@ All numbers are little-endian. A file is written under a temporary name in the s
 folder flushed: after a crash the old entry is there, or the new one, or none. Files are never changed in place and are
 read through one open file per call, so a reader is not disturbed when the entry is replaced or deleted meanwhile.
 
-A writer holds a lock (flock) on its temporary file. Before its first entry a store removes temporary files that nobody
-holds and that are older than a minute: the first says that the writer died, in whichever process or container; the
-second covers the moment between creating the file and locking it.
+Before its first entry a store removes temporary files of writers that died (files.py).
 
 The time of change of a file is when the entry was written: with a `ttl` it is missing after that many seconds, read or
 not. The time of access is when it was last used, told to the file system by us, at most once a minute: the mount may
@@ -23,10 +21,8 @@ well not keep it by itself (noatime, relatime). It is kept only for a budget (bu
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
-import secrets
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,6 +36,7 @@ import xxhash
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreFull, StoreUnavailable
 from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
 from ragkv.store.budget import Budget
+from ragkv.store.files import flush_folder, left_behind, write_whole
 from ragkv.types import Key
 
 MAGIC = b"ragkvfl\n"
@@ -48,7 +45,6 @@ PREAMBLE = struct.Struct("<8sIIQ")
 CHECK = struct.Struct("<Q")
 PAGE = 4096
 MAX_LAYERS = 4096
-LEFT_BEHIND_AFTER = 60.0
 TOUCH_AFTER = 60.0
 """Seconds between two notes that an entry is in use."""
 KEY = re.compile(r"[0-9a-f]{64}")
@@ -98,11 +94,11 @@ class DiskStore:
         with _errors(f"writing {path}"), self._budget.room(size, path) if self._budget else nullcontext():
             if not self._tidy:
                 self._tidy = True
-                _count(_left_behind(self.root), dry_run=False)
+                _count(left_behind(self.root), dry_run=False)
             if not path.parent.is_dir():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _flush_folder(self.root)
-            _write_whole(path, parts)
+                flush_folder(self.root)
+            write_whole(path, parts)
 
     def head(self, key: Key) -> bytes:
         """See KVStore.head."""
@@ -164,7 +160,7 @@ class DiskStore:
         """See KVStore.sweep."""
         with _errors(f"sweeping {self.root}"):
             expired = self._past(self.root.glob("??/*.kv")) if self._ttl else ()
-            return Swept(_count(expired, dry_run), _count(_left_behind(self.root), dry_run))
+            return Swept(_count(expired, dry_run), _count(left_behind(self.root), dry_run))
 
     def ping(self) -> None:
         """See KVStore.ping."""
@@ -254,57 +250,12 @@ def _fill(file: int, out: memoryview, start: int, key: Key) -> None:
         filled += count
 
 
-def _write_whole(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    """All parts become the file `path`, or nothing does."""
-    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.tmp")
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with suppress(OSError):  # Where a file system has no locks, nothing is ever taken for left behind.
-            fcntl.flock(file, fcntl.LOCK_EX)
-        for part in parts:
-            rest = memoryview(part).cast("B")
-            while rest.nbytes:
-                rest = rest[os.write(file, rest) :]
-        os.fsync(file)
-        os.rename(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    finally:
-        os.close(file)
-    _flush_folder(path.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
 def _touch(file: int) -> None:
     """Note that the entry is in use, unless that was noted lately: a question must not cost a write for every chunk."""
     about = os.fstat(file)
     if time.time() - about.st_atime > TOUCH_AFTER:
         with suppress(OSError):  # Another user's file: the order of eviction is the poorer for it, nothing else.
             os.utime(file, ns=(time.time_ns(), about.st_mtime_ns))
-
-
-def _left_behind(root: Path) -> Iterator[tuple[Path, int]]:
-    """Temporary files of writers that died (see the top of this file), and their sizes."""
-    for path in root.glob("??/.*.tmp"):
-        with suppress(OSError):
-            about = path.stat()
-            if time.time() - about.st_mtime < LEFT_BEHIND_AFTER:
-                continue
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield path, about.st_size
-            finally:
-                os.close(file)
 
 
 def _count(files: Iterable[tuple[Path, int]], dry_run: bool) -> StoreStats:

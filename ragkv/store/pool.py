@@ -57,6 +57,10 @@ class BlockPool:
             slots.append(slot)
         return slots
 
+    def holds(self, name: Name) -> bool:
+        """Whether the block is here; it does not count as used."""
+        return name in self._held
+
     def take(self, count: int) -> list[int] | None:
         """Slots to fill, pinned and nameless; None, and nothing changed, when pins leave no room for that many."""
         if count > len(self._free):

@@ -88,6 +88,11 @@ class Tier:
             with self._lock:
                 self.pool.release(slot for slot in slots if slot is not None)
 
+    def absent(self, key: Key, found: Sequence[Part]) -> list[Part]:
+        """Those of the parts that are not here at the moment."""
+        with self._lock:
+            return [part for part in found if not self.pool.holds((key, *part[:2]))]
+
     def drop(self, key: Key) -> None:
         """Forget a chunk."""
         with self._lock:

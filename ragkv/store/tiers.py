@@ -24,7 +24,7 @@ from torch import Tensor
 from ragkv.errors import StoreError
 from ragkv.store.base import KVStore
 from ragkv.store.codec import Head, offsets, unpack
-from ragkv.store.layout import Layout, parts
+from ragkv.store.layout import Layout, Part, parts
 from ragkv.store.pool import BlockPool, PoolStats
 from ragkv.store.tier import FromStore, Seen, Tier
 from ragkv.types import Key
@@ -85,6 +85,13 @@ class Tiers:
         below = self._tiers[-2] if len(self._tiers) > 1 else FromStore(self.store)
         raw = below.bring(key, head, found, seen).to(self._device)
         return Loaded(unpack(raw, offsets(found), found, head.layout), seen)
+
+    def absent(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> int:
+        """Bytes of these blocks that only the store has."""
+        found: Sequence[Part] = parts(head.layout, wanted)
+        for tier in self._tiers:
+            found = tier.absent(key, found)
+        return sum(size for *_, size in found)
 
     def prefetch(self, work: Callable[[], None]) -> None:
         """Do `work` (calls of `head` and `load`) soon, in a thread of its own. What fails is tried again by whoever

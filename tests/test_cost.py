@@ -1,0 +1,91 @@
+"""What encoding and loading cost: measured once, remembered, and obeyed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ragkv.cost import FREE, Costs, Line, costs
+from ragkv.engine import Engine
+from ragkv.model import DecoderModel
+from ragkv.reader import Reader
+from ragkv.retrieve import Embedder
+from ragkv.store.disk import DiskStore
+from ragkv.store.redis import RedisStore
+from tests.libraries import ANSWER, QUESTION, open_library
+from tests.redis_server import redis_server
+
+DEAR = Costs(encode=Line(5, 0.1), load=Line(2, 0.01))
+"""A store of 100 kB/s."""
+
+
+@pytest.fixture
+def engine(tmp_path: Path, model: DecoderModel, embedder: Embedder) -> Iterator[Engine]:
+    with open_library(tmp_path, model, embedder, ("01", "02"), host_bytes=2**26) as opened:
+        yield opened
+
+
+def test_the_cheaper_way_is_taken() -> None:
+    assert DEAR.against(4000, 400) == ""  # 42 ms against 45
+    assert DEAR.against(5000, 400) == "encoding is quicker: 45 ms predicted, 52 ms to load 5000 bytes"
+    assert FREE.against(10**12, 1) == ""
+
+
+def test_costs_are_measured_once_and_leave_nothing_behind(tmp_path: Path, model: DecoderModel) -> None:
+    reader, store = Reader(model, model.prompt.prefix), DiskStore(tmp_path / "kv")
+    found = costs(reader, store, tmp_path / "costs", "here")
+    assert found.encode.each > 0
+    assert found.load.at(2**20) < found.encode.at(500)
+    assert list(store.keys()) == []
+    assert costs(reader, DiskStore(Path("/nowhere")), tmp_path / "costs", "here") == found
+    assert costs(reader, DiskStore(Path("/dev/null/kv")), tmp_path / "costs", "elsewhere") == FREE
+
+
+def test_a_store_that_is_down_is_measured_when_it_is_up(tmp_path: Path, model: DecoderModel) -> None:
+    reader = Reader(model, model.prompt.prefix)
+    with redis_server() as server:
+        url, port = server.url, server.port
+    assert costs(reader, RedisStore(url, 0.25), tmp_path, "redis") == FREE
+    with redis_server(port=port):
+        assert costs(reader, RedisStore(url, 0.25), tmp_path, "redis").load.each > 0
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"encode": 1, "load": 2}', '{"encode": {"a": 1}, "load": {}}'])
+def test_a_damaged_record_is_measured_anew(tmp_path: Path, model: DecoderModel, content: str) -> None:
+    reader, store = Reader(model, model.prompt.prefix), DiskStore(tmp_path / "kv")
+    costs(reader, store, tmp_path, "here")
+    (file,) = tmp_path.glob("*.json")
+    file.write_text(content)
+    assert costs(reader, store, tmp_path, "here").encode.each > 0
+
+
+def test_what_is_dear_to_load_is_encoded_and_the_report_says_so(engine: Engine) -> None:
+    engine.costs = DEAR
+    files = {path: path.stat().st_mtime_ns for path in (engine.settings.data / "kv").glob("??/*.kv")}
+    answer = engine.answer(QUESTION)
+    cache = answer.report.cache
+    assert answer.answer == ANSWER
+    assert cache.misses == len(cache.fallbacks) == cache.chunks
+    assert all("encoding is quicker" in fallback.reason for fallback in cache.fallbacks)
+    assert {path: path.stat().st_mtime_ns for path in files} == files, "what is stored already is not written again"
+
+
+def test_what_is_in_memory_is_not_dear(engine: Engine) -> None:
+    first = engine.answer(QUESTION)
+    engine.costs = DEAR
+    second = engine.answer(QUESTION)
+    assert second.answer == first.answer
+    assert second.report.cache.hits.host == second.report.cache.chunks
+
+
+def test_an_encoded_chunk_is_rounded_as_a_stored_one_is(
+    tmp_path: Path, model: DecoderModel, embedder: Embedder
+) -> None:
+    with open_library(tmp_path, model, embedder, ("01", "02"), store_body="int8") as engine:
+        loaded = engine.answer(QUESTION)
+        engine.costs = DEAR
+        encoded = engine.answer(QUESTION)
+        assert encoded.report.cache.misses == encoded.report.cache.chunks
+        assert (encoded.answer, encoded.report.chunks) == (loaded.answer, loaded.report.chunks)
