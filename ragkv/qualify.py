@@ -20,10 +20,10 @@ import math
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
-import transformers
 from torch import Tensor
 
 from ragkv import __version__
@@ -150,7 +150,7 @@ def _circumstances(reader: Reader) -> dict[str, str]:
     return {
         "ragkv": __version__,
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
         "device": reader.model.device.type,
     }
 

@@ -21,7 +21,7 @@ from ragkv.engine import Engine
 from ragkv.model import DecoderModel
 from ragkv.retrieve import Embedder
 from ragkv.retrieve.embedder import _packaged_folder
-from ragkv.types import Document
+from ragkv.types import Chunk, Document
 from tests.api.conftest import BRIDGE, HARBOUR, Service, settings
 from tests.interrupted import Interrupted
 from tests.libraries import open_engine
@@ -111,20 +111,20 @@ def test_a_version_swapped_by_another_process_in_the_middle_of_a_search_is_found
     service.post("/v1/documents?wait=true", {"id": "lamp", "title": old.title, "text": old.text, "collection": "raced"})
 
     def race(engine: Engine) -> None:
-        match, left = engine.catalog.match, [new]
+        chunks, left = engine.catalog.chunks, [new]
 
-        def swap_first(*arguments: Any) -> list[tuple[int, float]]:
+        def swap_first(*arguments: Any) -> dict[int, Chunk]:
             if left:
                 ingest(beside, left.pop())
-            return match(*arguments)
+            return chunks(*arguments)
 
-        engine.catalog.match = swap_first  # type: ignore[method-assign]
+        engine.catalog.chunks = swap_first  # type: ignore[method-assign]
 
     service.worker.submit(race).result(30)
     try:
         assert cited(ask(service, "raced")) == [("lamp", "Lamp 2")]
     finally:
-        service.worker.submit(lambda engine: engine.catalog.__dict__.pop("match")).result(30)
+        service.worker.submit(lambda engine: engine.catalog.__dict__.pop("chunks")).result(30)
 
 
 def test_a_document_deleted_during_a_question_is_never_cited_afterwards(service: Service, beside: Engine) -> None:
