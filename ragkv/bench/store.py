@@ -3,6 +3,8 @@
 One entry of random bytes; a sparse load reads a share of its blocks, in order, as ranges of one size. Contestants:
 
     disk, redis           our stores, by KVStore.read into a buffer that is there; xxh3 of every range is verified
+    host pool             blocks that are in memory (store/tier.py): found, pinned, copied out; they were verified when
+                          they came
     redis-py GET          one value per range, asked for one by one     redis-py MGET    all of them in one command
     plain socket 1, 2, 4  one value per range: GET and recv_into a buffer that is there, so many sockets and threads
 
@@ -28,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import redis
+import torch
 import xxhash
 from redis.utils import HIREDIS_AVAILABLE
 
@@ -36,7 +39,10 @@ from ragkv.errors import EntryCorrupt
 from ragkv.store import KVStore, open_store
 from ragkv.store.base import Range
 from ragkv.store.disk import DiskStore
+from ragkv.store.layout import Part
 from ragkv.store.link import connected_socket
+from ragkv.store.pool import BlockPool
+from ragkv.store.tier import Seen, Tier
 from ragkv.types import Key
 
 Progress = Callable[[str, int, int], None]
@@ -124,7 +130,7 @@ def store(setting: str, timeout: float, params: StoreParams, progress: Progress)
         bench = _Bench(params)
         stack.callback(bench.close)
         bench.enter("disk", DiskStore(folder / "kv"))
-        # Host and GPU pools in front of a store enter here.
+        bench.hold("host pool")
         if url is None:
             return bench.run("none: no redis-server is installed", progress)
         bench.enter("redis", open_store(url, folder, timeout))
@@ -161,6 +167,14 @@ class _Bench:
             out = _buffer(parts)
             load = _verified(opened, ranges, out, [xxhash.xxh3_64_intdigest(part) for part in parts])
             self._contestants.append(_Contestant(name, size, load, out, b"".join(parts), verified=True))
+
+    def hold(self, name: str) -> None:
+        """Let a pool in host memory take part that holds all blocks chosen, in slots of their size."""
+        for size, ranges in self._chosen.items():
+            data = b"".join(map(self._bytes, ranges))
+            found = [(part.layer, part.offset // size, part.offset, size) for part in ranges]
+            tier = Tier(name, BlockPool(len(data), size, torch.device("cpu")))
+            self._contestants.append(_Contestant(name, size, _held(tier, found, data), None, data))
 
     def rivals(self, url: str) -> str:
         """Let others take part, with the same bytes on the same server; returns what server it is."""
@@ -224,6 +238,12 @@ class _Bench:
             self._closing.callback(client.delete, name)
             client.set(name, value)
         return list(values)
+
+
+def _held(tier: Tier, found: Sequence[Part], data: bytes) -> Load:
+    """The parts out of a pool, which brings them in the first time. Rows as an 8B shape has them in bfloat16."""
+    given = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return lambda: [memoryview(tier.bring(KEY, 2048, found, lambda _: given, Seen()).numpy())]  # type: ignore[arg-type]
 
 
 def _buffer(parts: Sequence[bytes]) -> memoryview:

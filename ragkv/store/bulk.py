@@ -1,11 +1,10 @@
 """Ranges of Redis values into one buffer, quickly: GETRANGE in pieces, over several connections when it pays.
 
-Large ranges are cut into pieces of half a megabyte, which stay in the processor's cache between the socket, the buffer
-and the checksum. Each connection keeps about a megabyte under way, so that the server always has the next request and
-never much to hold, and takes its next pieces from one list, in order: earlier ranges arrive first, and a connection
-that is slow takes fewer. One connection with requests under way keeps a server's thread busy; more are opened, each
-with a thread that also checks what it has read (`arrived`), only for loads large enough to pay for waking it, and only
-where a processor is free for it.
+Large ranges are cut into pieces of half a megabyte. Each connection keeps about a megabyte under way, so that the
+server always has the next request and never much to hold, and takes its next pieces from one list, in order: earlier
+ranges arrive first, and a connection that is slow takes fewer. One connection with requests under way keeps a server's
+thread busy; more are opened, each with a thread that also checks what it has read (`arrived`), only for loads large
+enough to pay for waking it, and only where a processor is free for it (measured in docs/results/store.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One tier: a pool of blocks over a slower origin.
+"""One tier: a pool of blocks over something slower.
 
 Single flight: a block that is on its way is waited for, not read a second time, so a prefetch and the question that
 follows it never read twice. A pool too small for a request, or filled by blocks in use, is passed by.
@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragkv.store.base import KVStore
-from ragkv.store.codec import Head, fetch
-from ragkv.store.layout import Layout, Part
+from ragkv.store.layout import Part
 from ragkv.store.pool import BlockPool, Name, PoolStats
 from ragkv.types import Key
 
@@ -27,42 +24,28 @@ Seen = Counter[str]
 """Bytes by the tier that gave them."""
 
 
-class Origin(Protocol):
-    """Where blocks come from."""
-
-    def bring(self, key: Key, head: Head, found: Sequence[Part], seen: Seen) -> Tensor:
-        """The bytes of the parts, one after another, uint8. Raises StoreError."""
-        ...
-
-
-class FromStore:
-    """The origin of everything."""
-
-    def __init__(self, store: KVStore):
-        self._store = store
-
-    def bring(self, key: Key, head: Head, found: Sequence[Part], seen: Seen) -> Tensor:
-        """See Origin. Each block is verified."""
-        raw = fetch(self._store, key, head, found)
-        seen["store"] += raw.numel()
-        return raw
+Bring = Callable[[Sequence[Part]], Tensor]
+"""Where blocks come from: the bytes of parts, one after another, uint8. Raises StoreError."""
 
 
 class Tier:
-    """A pool over a slower origin. Thread-safe."""
+    """A pool over something slower (`below`). Thread-safe.
 
-    def __init__(self, name: str, pool: BlockPool, below: Origin):
+    width, everywhere: bytes of a row; parts are whole rows and so are slots.
+    """
+
+    def __init__(self, name: str, pool: BlockPool):
         self.name, self.pool = name, pool
-        self._below = below
         self._lock = threading.Lock()
         self._coming: dict[Name, threading.Event] = {}
 
-    def bring(self, key: Key, head: Head, found: Sequence[Part], seen: Seen) -> Tensor:
-        """See Origin."""
-        with self.hold(key, head, found, seen) as slots:
+    def bring(self, key: Key, width: int, found: Sequence[Part], below: Bring, seen: Seen) -> Tensor:
+        """The bytes of the parts, one after another, uint8, on the pool's device, or where `below` brings them when
+        there is no room. Raises StoreError."""
+        with self.hold(key, width, found, below, seen) as slots:
             if slots is None:
-                return self._below.bring(key, head, found, seen)
-            data, width = self.pool.data, head.layout.row_bytes
+                return below(found)
+            data = self.pool.data
             rows = _rows(self.starts(slots), found, width).to(data.device)
             out = torch.empty((len(rows), width), dtype=torch.uint8, device=data.device, pin_memory=data.is_pinned())
             return torch.index_select(data.view(-1, width), 0, rows, out=out).flatten()
@@ -72,17 +55,17 @@ class Tier:
         return np.array(slots, dtype=np.int64) * self.pool.size
 
     @contextmanager
-    def hold(self, key: Key, head: Head, found: Sequence[Part], seen: Seen) -> Iterator[list[int] | None]:
+    def hold(self, key: Key, width: int, found: Sequence[Part], below: Bring, seen: Seen) -> Iterator[list[int] | None]:
         """The slots of the parts, in order, pinned until the block ends; None when there is no room for them.
 
-        Raises StoreError when the origin does not deliver.
+        Raises StoreError when what is below does not deliver.
         """
         slots: list[int | None] = [None] * len(found)
         try:
             room = len(found) <= self.pool.slots
             while room and None in slots:
                 missing = [i for i, slot in enumerate(slots) if slot is None]
-                room = self._fill(key, head, found, missing, slots, seen)
+                room = self._fill(key, width, found, missing, slots, below, seen)
             yield [slot for slot in slots if slot is not None] if room else None
         finally:
             with self._lock:
@@ -104,7 +87,14 @@ class Tier:
             return self.pool.stats()
 
     def _fill(
-        self, key: Key, head: Head, found: Sequence[Part], wanted: list[int], slots: list[int | None], seen: Seen
+        self,
+        key: Key,
+        width: int,
+        found: Sequence[Part],
+        wanted: list[int],
+        slots: list[int | None],
+        below: Bring,
+        seen: Seen,
     ) -> bool:
         """Find or bring the wanted parts, and wait for those that others bring; what these fail to bring stays None.
         False: no room."""
@@ -124,7 +114,7 @@ class Tier:
         try:
             if mine:
                 chosen = [found[i] for i, _ in mine]
-                self._copy(self._below.bring(key, head, chosen, seen), taken, chosen, head.layout)
+                self._copy(below(chosen), taken, chosen, width)
         except BaseException:
             with self._lock:
                 self.pool.release(taken)
@@ -143,9 +133,9 @@ class Tier:
             other.wait()
         return True
 
-    def _copy(self, raw: Tensor, taken: Sequence[int], found: Sequence[Part], layout: Layout) -> None:
+    def _copy(self, raw: Tensor, taken: Sequence[int], found: Sequence[Part], width: int) -> None:
         """Bytes of parts, one after another, into their slots."""
-        data, width = self.pool.data, layout.row_bytes
+        data = self.pool.data
         rows = _rows(self.starts(taken), found, width).to(data.device)
         data.view(-1, width).index_copy_(0, rows, raw.to(data.device, non_blocking=True).view(-1, width))
 

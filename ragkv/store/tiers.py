@@ -17,16 +17,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ragkv.errors import StoreError
 from ragkv.store.base import KVStore
-from ragkv.store.codec import Head, offsets, unpack
+from ragkv.store.codec import Head, fetch, offsets, unpack
 from ragkv.store.layout import Layout, Part, parts
 from ragkv.store.pool import BlockPool, PoolStats
-from ragkv.store.tier import FromStore, Seen, Tier
+from ragkv.store.tier import Bring, Seen, Tier
 from ragkv.types import Key
 
 logger = logging.getLogger(__name__)
@@ -60,10 +61,9 @@ class Tiers:
         self.store, self._device = store, device
         heads = budgets.host // HEADS_SHARE
         self._heads = _Heads(heads)
-        host = Tier("host", BlockPool(budgets.host - heads, layout.full_bytes, torch.device("cpu")), FromStore(store))
-        self._tiers = [host]
+        self._tiers = [Tier("host", BlockPool(budgets.host - heads, layout.full_bytes, torch.device("cpu")))]
         if device.type == "cuda":
-            self._tiers.append(Tier("gpu", BlockPool(budgets.gpu, layout.full_bytes, device), host))
+            self._tiers.append(Tier("gpu", BlockPool(budgets.gpu, layout.full_bytes, device)))
         self._ahead: ThreadPoolExecutor | None = None
 
     def head(self, key: Key, read: Callable[[], Head]) -> tuple[Head, str]:
@@ -77,14 +77,21 @@ class Tiers:
 
     def load(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> Loaded:
         """Blocks, block ids per layer ascending. Raises EntryMissing, EntryCorrupt, StoreUnavailable."""
-        found, seen = parts(head.layout, wanted), Seen()
-        top = self._tiers[-1]
-        with top.hold(key, head, found, seen) as slots:
+        found, width, seen = parts(head.layout, wanted), head.layout.row_bytes, Seen()
+
+        def stored(found: Sequence[Part]) -> Tensor:
+            raw = fetch(self.store, key, head, found)
+            seen["store"] += raw.numel()
+            return raw
+
+        below: Bring = stored
+        *lower, top = self._tiers
+        for tier in lower:
+            below = partial(tier.bring, key, width, below=below, seen=seen)
+        with top.hold(key, width, found, below, seen) as slots:
             if slots is not None:
                 return Loaded(unpack(top.pool.data.flatten(), top.starts(slots), found, head.layout), seen)
-        below = self._tiers[-2] if len(self._tiers) > 1 else FromStore(self.store)
-        raw = below.bring(key, head, found, seen).to(self._device)
-        return Loaded(unpack(raw, offsets(found), found, head.layout), seen)
+        return Loaded(unpack(below(found).to(self._device), offsets(found), found, head.layout), seen)
 
     def absent(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> int:
         """Bytes of these blocks that only the store has."""
