@@ -59,7 +59,7 @@ def redis_cluster(*arguments: str) -> Iterator[RedisCluster]:
 
 
 def _options(bus: int) -> list[str]:
-    told = {"enabled": "yes", "port": str(bus), "require-full-coverage": "no", "node-timeout": "1000"}
+    told = {"enabled": "yes", "port": str(bus), "require-full-coverage": "no"}
     words = [word for name, value in told.items() for word in (f"--cluster-{name}", value)]
     return [*words, "--repl-diskless-sync-delay", "0"]
 
