@@ -27,7 +27,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="RAGKV_", toml_file="ragkv.toml", frozen=True, extra="forbid")
 
     data: Path = Field(Path("data"), description="Folder of the catalogue, the index and the disk store.")
-    store: str = Field("disk", description="KV store: `disk`, or `redis://host:port/db`.")
+    store: str = Field(
+        "disk", description="KV store: `disk`, `redis://host:port/db`, or `redis+cluster://host:port,…`."
+    )
     model: str = Field("", description="Model folder or hub id; empty: the bundled model.")
     embedder: str = Field("", description="Sentence-transformers folder or hub id; empty: the packaged MiniLM.")
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1` or `auto` (CUDA where there is one).")

@@ -146,8 +146,12 @@ class RedisStore:
         self.link.close()
 
     def _layers(self, key: Key) -> int | None:
-        """Layers of the stored entry; None when there is none. With a damaged frame: as many as there could be."""
-        data = self.link.ask("GETRANGE", _head(key), 0, FRAME.size - 1)
+        """Layers of the stored entry; None when there is none. With a damaged frame, or a value of another type in the
+        place of the head: as many as there could be."""
+        try:
+            data = self.link.ask("GETRANGE", _head(key), 0, FRAME.size - 1)
+        except EntryCorrupt:
+            return MAX_LAYERS
         if not data:
             return None
         frame = _frame(data)

@@ -23,7 +23,7 @@ def test_all_readers_load_the_same_bytes_of_a_server_of_its_own():
     told = []
     result = store("disk", 0.25, SMALL, lambda *step: told.append(step))
     assert "started for this run" in result.server
-    sparse = {(name, size) for name in ("disk", "redis", *RIVALS) for size in SMALL.ranges}
+    sparse = {(name, size) for name in ("disk", "host pool", "redis", *RIVALS) for size in SMALL.ranges}
     assert readers(result) == sparse | {(name, WHOLE) for name in ("disk", "redis", "redis-py GET")}
     for row in result.rows:
         blocks = {2**16: 7, 2**18: 2}.get(row.range_bytes)  # 15% of 48, of 12
@@ -50,7 +50,7 @@ def test_a_given_server_is_left_as_it_was():
 def test_a_cluster_is_measured_without_the_other_readers():
     with redis_cluster() as cluster:
         result = store(cluster.url, 0.25, SMALL, lambda *_: None)
-        assert {name for name, _ in readers(result)} == {"disk", "redis"}
+        assert {name for name, _ in readers(result)} == {"disk", "host pool", "redis"}
         assert result.comparisons == ()
         assert all(redis.Redis(port=node.port).dbsize() == 0 for node in cluster.nodes)
 
@@ -58,7 +58,7 @@ def test_a_cluster_is_measured_without_the_other_readers():
 def test_without_a_redis_server_the_disk_is_measured(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     result = store("disk", 0.25, SMALL, lambda *_: None)
-    assert {name for name, _ in readers(result)} == {"disk"}
+    assert {name for name, _ in readers(result)} == {"disk", "host pool"}
     assert "no redis-server" in result.server
 
 
@@ -66,7 +66,7 @@ def test_the_command_shows_its_figures_and_writes_them(tmp_path, capsys, monkeyp
     monkeypatch.chdir(tmp_path)
     assert run(["bench", "store", "--layer-mib", "4", "--repeat", "1", "--json", "store.json"]) == 0
     figures = json.loads(Path("store.json").read_text())
-    assert {row["reader"] for row in figures["rows"]} == {"disk", "redis", *RIVALS}
+    assert {row["reader"] for row in figures["rows"]} == {"disk", "host pool", "redis", *RIVALS}
     assert figures["entry_bytes"] == 8 * 4 * 2**20
     shown = capsys.readouterr().out
     assert "plain socket 4" in shown

@@ -121,6 +121,11 @@ def test_values_of_another_kind_are_corrupt_and_can_be_replaced(own: RedisServer
             read_ranges(store, KEY, Range(0, 0, 1))
         store.put(KEY, HEAD, BODY)
         assert read_ranges(store, KEY, Range(0, 0, 1)) == b"\0"
+        for mend in (lambda: store.delete(KEY), lambda: store.put(KEY, HEAD, BODY)):
+            admin.delete(f"ragkv:{{{KEY}}}:head")
+            admin.rpush(f"ragkv:{{{KEY}}}:head", "a list")
+            mend()
+        assert store.head(KEY) == HEAD
         admin.set("ragkv:{nothing of ours}:head", "x")
         assert list(store.keys()) == [KEY]
 
