@@ -16,11 +16,11 @@ from ragkv.errors import EntryCorrupt, EntryMissing
 from ragkv.store.base import Arrived, Range, ignore
 from ragkv.store.codec import Head, read_blocks, unpack_head
 from ragkv.store.disk import DiskStore
-from ragkv.store.layout import Layout
+from ragkv.store.layout import BODIES, Layout
 from ragkv.store.tier import Seen
 from ragkv.store.tiers import Budgets, Tiers
 from ragkv.types import ChunkKV, Key
-from tests.store.chunks import FINGERPRINT, SALT, SHAPE, packed, random_kv, same_bits, wanted_bytes
+from tests.store.chunks import FINGERPRINT, SALT, SHAPE, finite_kv, packed, random_kv, same_bits, wanted_bytes
 
 BLOCK = 4
 SLOT = Layout(SHAPE, BLOCK, BLOCK, torch.float32).layer_bytes
@@ -48,16 +48,19 @@ class CountingStore(DiskStore):
 class Case:
     """A store with one chunk in it, and tiers over it with room for so many blocks."""
 
-    def __init__(self, folder: Path, slots: int, seed: int = 0) -> None:
-        self.store = CountingStore(folder)
-        self.key, self.head = self.put(random_kv(seed=seed))
+    def __init__(
+        self, folder: Path, slots: int, seed: int = 0, form: str = "exact", gpu: int = 0, device: torch.device = CPU
+    ) -> None:
+        self.store, self.form = CountingStore(folder), form
+        self.key, self.head = self.put(finite_kv(seed=seed) if form != "exact" else random_kv(seed=seed))
+        layout = Layout(SHAPE, BLOCK, BLOCK, torch.float32, form)
+        size = layout.full_bytes
         # One part in eight is for heads; the host pool has `slots` whole slots.
-        self.tiers = Tiers(
-            self.store, Layout(SHAPE, BLOCK, BLOCK, torch.float32), Budgets(host=-(-slots * SLOT * 8 // 7)), CPU
-        )
+        budgets = Budgets(host=-(-slots * size * 8 // 7), gpu=gpu * size)
+        self.tiers = Tiers(self.store, layout, budgets, device)
 
     def put(self, kv: ChunkKV) -> tuple[Key, Head]:
-        key, record, body = packed(kv, BLOCK)
+        key, record, body = packed(kv, BLOCK, form=self.form)
         self.store.put(key, record, body)
         return key, unpack_head(record, key, FINGERPRINT, SALT)
 
@@ -66,8 +69,8 @@ class Case:
         loaded = self.tiers.load(self.key, self.head, wanted)
         truth = read_blocks(DiskStore(self.store.root), self.key, self.head, wanted)
         for (k, v), (true_k, true_v) in zip(loaded.rows, truth, strict=True):
-            assert same_bits(k, true_k)
-            assert same_bits(v, true_v)
+            assert same_bits(k.cpu(), true_k)
+            assert same_bits(v.cpu(), true_v)
         assert sum(loaded.seen.values()) == wanted_bytes(self.head.layout, wanted)
         return +loaded.seen
 
@@ -204,3 +207,28 @@ def test_what_fails_ahead_of_time_is_nobodys_fault(case: Callable[..., Case], ca
     it.tiers.close()
     assert it.tiers.stats()["host"].used == 0
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("form", BODIES)
+def test_the_same_rows_come_from_store_host_and_gpu(tmp_path: Path, form: str) -> None:
+    it = Case(tmp_path, 18, form=form, gpu=18, device=torch.device("cuda"))
+    assert it.load([[0, 1], [], [5]]).keys() == {"store"}
+    assert it.load([[1], [], [5]]).keys() == {"gpu"}
+    assert it.load([[1, 2], [], [5]]).keys() == {"gpu", "store"}
+    assert it.tiers.load(it.key, it.head, [[1], [], []]).rows[0][0].device.type == "cuda"
+    it.tiers.drop(it.key)
+    assert it.load(ALL).keys() == {"store"}
+
+
+@on_a_gpu
+def test_what_the_gpu_has_no_room_for_stays_in_host_memory(tmp_path: Path) -> None:
+    it = Case(tmp_path, 18, gpu=4, device=torch.device("cuda"))
+    assert it.load(ALL).keys() == {"store"}
+    assert it.load(ALL).keys() == {"host"}
+    assert it.load([[0], [1], [2]]).keys() == {"host"}
+    assert it.load([[0], [1], [2]]).keys() == {"gpu"}
+    assert {name: pool.pinned for name, pool in it.tiers.stats().items()} == {"host": 0, "gpu": 0}
