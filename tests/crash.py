@@ -25,7 +25,6 @@ from ingest.chunk import split
 from ingest.pipeline import content_hash, ingest, remove
 from ragkv.engine import Engine
 from ragkv.gc import collect
-from ragkv.sources import Shelf
 from ragkv.store.base import StoreStats
 from tests.ingest.reader import make_document
 from tests.quick import quick_engine, quick_model
@@ -77,9 +76,9 @@ def check(folder: Path) -> str:
 
 def check_store(engine: Engine, chunks: list) -> None:  # type: ignore[type-arg]
     """Every chunk has its KV, whole; a question finds it."""
-    shelf = Shelf(engine.store, engine.model, engine.fingerprint, "default")
+    shelf = engine._shelf("default")
     for chunk in chunks:
-        head = shelf.head(chunk.tokens)
+        head, _ = shelf.head(chunk.tokens)
         shelf.rows(chunk.tokens, head, [range(head.layout.blocks)] * head.layout.shape.layers)
     if chunks:
         answer = engine.answer("word1 word2", top_k=4)

@@ -22,7 +22,7 @@ class Interrupted:
         self._store: KVStore = engine.store
         self._left, self._fault = reads, fault
         self.waited, self.calls = 0.0, list[str]()
-        engine.store = self  # type: ignore[assignment]
+        engine.store = engine.tiers.store = self  # type: ignore[assignment]
 
     @property
     def happened(self) -> bool:

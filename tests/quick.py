@@ -38,7 +38,7 @@ def quick_model(name: str = "quick") -> DecoderModel:
 
 def quick_settings(data: Path, **settings: object) -> Settings:
     """Settings of a quick engine."""
-    return load_settings(**{"data": data, "device": "cpu", "max_tokens": 4, **settings})
+    return load_settings(**{"data": data, "device": "cpu", "max_tokens": 4, "host_bytes": 0, **settings})
 
 
 def quick_engine(data: Path, model: str = "quick", **settings: object) -> Engine:

@@ -49,10 +49,9 @@ class Service:
 
 
 def settings(data: Path, **more: Any) -> Settings:
-    """Settings of a service under test."""
-    return load_settings(
-        data=data, device="cpu", threads=1, chunk_tokens=128, max_document_bytes=LIMIT, max_tokens=8, **more
-    )
+    """Settings of a service under test. It keeps nothing in memory, so that every question meets the store."""
+    small = {"threads": 1, "chunk_tokens": 128, "max_document_bytes": LIMIT, "max_tokens": 8, "host_bytes": 0}
+    return load_settings(**{"data": data, "device": "cpu", **small, **more})
 
 
 @pytest.fixture(scope="session")

@@ -135,7 +135,11 @@ def test_a_document_deleted_during_a_question_is_never_cited_afterwards(service:
     def interrupt(engine: Engine) -> tuple[Interrupted, Callable[[], None]]:
         real = engine.store
         store = Interrupted(engine, 2, lambda: remove(beside, "deleted", "harbour"))
-        return store, lambda: setattr(engine, "store", real)
+
+        def restore() -> None:
+            engine.store = engine.tiers.store = real
+
+        return store, restore
 
     interrupted, restore = service.worker.submit(interrupt).result(30)
     try:

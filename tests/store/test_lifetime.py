@@ -287,7 +287,8 @@ def test_processes_share_a_folder_and_its_budget(tmp_path: Path) -> None:
     for writer in writers:
         _, faults = writer.communicate()
         assert writer.returncode == 0, faults
-    assert most <= limit + 2 * limit // 16, "the limit, and a sixteenth for each further writer"
+    # Counting a folder that changes meanwhile counts what has just gone beside what has just come.
+    assert most <= limit + 2 * limit // 16 + 4 * FILE, "the limit, and a sixteenth for each further writer"
     store = DiskStore(tmp_path, limit=limit)
     put(store, KEYS[0])
     assert limit // 2 < total(tmp_path) <= limit
