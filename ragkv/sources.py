@@ -88,6 +88,12 @@ class Shelf:
         with self._removing(key):
             return self._tiers.load(key, head, wanted)
 
+    def warm(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> None:
+        """Bring the wanted blocks into memory. Raises StoreError."""
+        key = self.key(tokens)
+        with self._removing(key):
+            self._tiers.warm(key, head, wanted)
+
     def put(self, kv: ChunkKV) -> tuple[ChunkKV, StoreError | None]:
         """Store a chunk; returns it as it would come back, so that hit and miss choose and answer alike, and why it
         could not be stored, if so. One that a quantised body cannot hold is returned as it is."""
@@ -215,4 +221,4 @@ def prefetch(shelf: Shelf, chunks: Sequence[Sequence[int]], method: Method) -> N
             head, _ = shelf.head(tokens)
             first = method.first([Piece(len(tokens), shelf.block, head.digest)])
             if first:
-                shelf.rows(tokens, head, [first[0]] * head.layout.shape.layers)
+                shelf.warm(tokens, head, [first[0]] * head.layout.shape.layers)

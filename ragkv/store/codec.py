@@ -127,7 +127,9 @@ def unpack_head(data: bytes, key: Key, fingerprint: str, salt: str, seal: Seal =
     if low < 0 or high >= layout.tokens:
         raise EntryCorrupt(f"head of {key} names a landmark outside the chunk")
     tags = tensors.pop("tags").numpy()
-    tensors.update({name: tensors[name].to(layout.dtype) for name in ROUNDED})
+    if layout.dtype == torch.float32:
+        # By numpy, in this thread, which may be one that fetches ahead: see Tier._copy.
+        tensors.update({name: torch.from_numpy(tensors[name].numpy().astype(np.float32)) for name in ROUNDED})
     return Head(tokens, Digest(**tensors), layout, tags, seal, fingerprint, len(data))
 
 

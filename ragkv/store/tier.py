@@ -135,9 +135,14 @@ class Tier:
 
     def _copy(self, raw: Tensor, taken: Sequence[int], found: Sequence[Part], width: int) -> None:
         """Bytes of parts, one after another, into their slots."""
-        data = self.pool.data
-        rows = _rows(self.starts(taken), found, width).to(data.device)
-        data.view(-1, width).index_copy_(0, rows, raw.to(data.device, non_blocking=True).view(-1, width))
+        data, rows = self.pool.data.view(-1, width), _rows(self.starts(taken), found, width)
+        if data.device.type == "cpu":
+            # By numpy: torch would make a second team of OpenMP threads for the thread that fetches ahead. With more
+            # of them than processors libgomp's threads sleep where they spun, and every layer of the model waits for
+            # them to wake: measured, a fifth of the time to the first token.
+            data.numpy()[rows.numpy()] = raw.view(-1, width).numpy()
+        else:
+            data.index_copy_(0, rows.to(data.device), raw.to(data.device, non_blocking=True).view(-1, width))
 
 
 def _rows(starts: NDArray[np.int64], found: Sequence[Part], width: int) -> Tensor:

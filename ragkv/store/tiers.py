@@ -77,21 +77,27 @@ class Tiers:
 
     def load(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> Loaded:
         """Blocks, block ids per layer ascending. Raises EntryMissing, EntryCorrupt, StoreUnavailable."""
-        found, width, seen = parts(head.layout, wanted), head.layout.row_bytes, Seen()
-
-        def stored(found: Sequence[Part]) -> Tensor:
-            raw = fetch(self.store, key, head, found)
-            seen["store"] += raw.numel()
-            return raw
-
-        below: Bring = stored
+        found, seen = parts(head.layout, wanted), Seen()
+        below: Bring = partial(self._stored, key, head, seen)
         *lower, top = self._tiers
         for tier in lower:
-            below = partial(tier.bring, key, width, below=below, seen=seen)
-        with top.hold(key, width, found, below, seen) as slots:
+            below = partial(tier.bring, key, head.layout.row_bytes, below=below, seen=seen)
+        with top.hold(key, head.layout.row_bytes, found, below, seen) as slots:
             if slots is not None:
                 return Loaded(unpack(top.pool.data.flatten(), top.starts(slots), found, head.layout), seen)
         return Loaded(unpack(below(found).to(self._device), offsets(found), found, head.layout), seen)
+
+    def warm(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> None:
+        """Bring blocks into host memory, as far as there is room. Raises as `load`."""
+        host, found, seen = self._tiers[0], parts(head.layout, wanted), Seen()
+        if len(found) <= host.pool.slots:
+            with host.hold(key, head.layout.row_bytes, found, partial(self._stored, key, head, seen), seen):
+                pass
+
+    def _stored(self, key: Key, head: Head, seen: Seen, found: Sequence[Part]) -> Tensor:
+        raw = fetch(self.store, key, head, found)
+        seen["store"] += raw.numel()
+        return raw
 
     def absent(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> int:
         """Bytes of these blocks that only the store has."""
@@ -101,7 +107,7 @@ class Tiers:
         return sum(size for *_, size in found)
 
     def prefetch(self, work: Callable[[], None]) -> None:
-        """Do `work` (calls of `head` and `load`) soon, in a thread of its own. What fails is tried again by whoever
+        """Do `work` (calls of `head` and `warm`) soon, in a thread of its own. What fails is tried again by whoever
         needs it."""
         if self._ahead is None:
             self._ahead = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
