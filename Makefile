@@ -5,7 +5,7 @@
 #     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 
 PYTHON ?= python3
-BENCH  ?= quality ttft
+BENCH  ?= quality ttft store
 ARGS   ?=
 
 SHELL       := /bin/bash

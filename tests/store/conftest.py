@@ -102,6 +102,10 @@ def own() -> Iterator[RedisServer]:
         yield running
 
 
+PATIENCE = 5.0
+"""Seconds a store waits where a test is not about waiting: other tests run beside it."""
+
+
 @pytest.fixture(params=["disk", "redis", "cluster"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KVStore]:
     """An empty store of each backend."""
@@ -111,10 +115,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KVStore]:
     opened: KVStore
     if request.param == "redis":
         server = request.getfixturevalue("server")
-        servers, opened = [server], RedisStore(server.url, 0.25)
+        servers, opened = [server], RedisStore(server.url, PATIENCE)
     else:
         running = request.getfixturevalue("cluster")
-        servers, opened = running.nodes, ClusterStore(running.url, 0.25)
+        servers, opened = running.nodes, ClusterStore(running.url, PATIENCE)
     for each in servers:
         with redis.Redis.from_url(each.url) as client:
             client.flushall()
