@@ -93,7 +93,7 @@ def test_without_a_lifetime_nothing_expires(tmp_path: Path) -> None:
 
 
 def test_in_redis_the_server_expires_every_value_the_head_first(own: RedisServer) -> None:
-    store, client = RedisStore(own.url, 0.25, ttl=0.15), redis.Redis.from_url(own.url)
+    store, client = RedisStore(own.url, 5.0, ttl=0.15), redis.Redis.from_url(own.url)
     store.put(KEYS[0], HEAD, [b"one", b"two"])
     left = [client.pttl(f"ragkv:{{{KEYS[0]}}}:{name}") for name in ("head", "body:0", "body:1")]
     assert 0 < left[0] <= 150 < min(left[1:])
@@ -109,7 +109,7 @@ def test_in_redis_the_server_expires_every_value_the_head_first(own: RedisServer
 
 
 def test_in_redis_an_entry_without_a_lifetime_stays(own: RedisServer) -> None:
-    short, long = RedisStore(own.url, 0.25, ttl=100), RedisStore(own.url, 0.25)
+    short, long = RedisStore(own.url, 5.0, ttl=100), RedisStore(own.url, 5.0)
     short.put(KEYS[0], HEAD, [b"one"])
     long.put(KEYS[0], HEAD, [b"one"])
     client = redis.Redis.from_url(own.url)

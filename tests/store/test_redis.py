@@ -22,7 +22,7 @@ from tests.store.chunks import random_kv, read_ranges, wanted_bytes
 KEY = Key("ab" * 32)
 HEAD = b"h" * 500
 BODY = [bytes([layer]) * 40_000 for layer in range(3)]
-TIMEOUT = 0.25
+TIMEOUT = 5.0
 SECRET = "open-sesame"
 
 
