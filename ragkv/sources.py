@@ -190,7 +190,10 @@ class StoredChunk:
     def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
         """Per layer the pre-RoPE rows of the wanted blocks; from a fresh encoding if the store fails."""
         if isinstance(self._from, Head):
-            dear = self._costs.against(self._shelf.absent(self.tokens, self._from, wanted), len(self.tokens))
+            # Looked up only where loading all of it would be dear; as a rule that much arithmetic is enough.
+            dear = self._costs.against(self._from.layout.wanted_bytes(wanted), len(self.tokens))
+            if dear:
+                dear = self._costs.against(self._shelf.absent(self.tokens, self._from, wanted), len(self.tokens))
             if dear:
                 self._from = self._again(dear, self._shelf.rounded)
                 return self._from.load(wanted)

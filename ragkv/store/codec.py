@@ -40,7 +40,7 @@ from ragkv.store.seal import CHECKSUMS, RECORD_BYTES, Seal
 from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape
 
 __all__ = [
-    *("Head", "Layout", "as_stored", "chunk_key", "fetch", "made_by", "offsets", "pack", "read_blocks", "unpack"),
+    *("Head", "Layout", "as_stored", "chunk_key", "fetch", "made_by", "offsets", "pack", "unpack"),
     "unpack_head",
 ]
 
@@ -148,22 +148,6 @@ def as_stored(kv: ChunkKV, head: Head, body: Sequence[memoryview]) -> ChunkKV:
     return replace(kv, digest=head.digest, k=k, v=v)
 
 
-def read_blocks(
-    store: KVStore, key: Key, head: Head, wanted: Sequence[Sequence[int]], pin: bool = False
-) -> list[tuple[Tensor, Tensor]]:
-    """Load and verify blocks; `wanted` holds per layer the block ids, ascending and without repetition.
-
-    Returns per layer (k, v), each [m, Hkv, d] in the layout's dtype on the CPU, m = tokens of its blocks, in order;
-    K is before RoPE. `pin` puts them into page-locked memory, from where a GPU fetches them while the CPU goes on.
-    Only the wanted bytes are read. Every block is verified before anything is returned.
-
-    Raises EntryMissing, EntryCorrupt, StoreUnavailable; ValueError when `wanted` does not fit the chunk.
-    """
-    found = parts(head.layout, wanted)
-    raw = fetch(store, key, head, found)
-    return unpack(raw, offsets(found), found, head.layout, pin)
-
-
 def offsets(found: Sequence[Part]) -> NDArray[np.int64]:
     """Where each part begins in the bytes that `fetch` returns."""
     sizes = np.array([size for *_, size in found], dtype=np.int64)
@@ -171,7 +155,10 @@ def offsets(found: Sequence[Part]) -> NDArray[np.int64]:
 
 
 def fetch(store: KVStore, key: Key, head: Head, found: Sequence[Part]) -> Tensor:
-    """The bytes of the parts, one after another, uint8, every block verified. Raises as `read_blocks`."""
+    """The bytes of the parts, one after another, uint8, every block verified; only these bytes are read.
+
+    Raises EntryMissing, EntryCorrupt, StoreUnavailable.
+    """
     raw = torch.empty(sum(size for *_, size in found), dtype=torch.uint8)
     view = memoryview(raw.numpy())  # type: ignore[arg-type]  # numpy declares its buffer from Python 3.12 on
     ranges = joined(found)
@@ -199,19 +186,20 @@ def fetch(store: KVStore, key: Key, head: Head, found: Sequence[Part]) -> Tensor
 
 
 def unpack(
-    raw: Tensor, starts: NDArray[np.int64], found: Sequence[Part], layout: Layout, pin: bool = False
+    raw: Tensor, starts: NDArray[np.int64], found: Sequence[Part], layout: Layout
 ) -> list[tuple[Tensor, Tensor]]:
-    """Blocks as stored -> K and V per layer, as `read_blocks` returns them, on the device of `raw`.
+    """Blocks as stored -> per layer (k, v), each [m, Hkv, d] in the model's dtype on the device of `raw`, m = tokens of
+    its blocks, in order; K is before RoPE.
 
     raw: bytes, uint8 · starts: where each of the parts `found` begins in them, a multiple of a row's bytes; parts may
-    lie in any order and with anything between them · pin: see `read_blocks`; nothing where `raw` is on a GPU.
+    lie in any order and with anything between them.
     One copy for all layers: at these sizes torch calls cost more than bytes.
     """
     table = np.array(found, dtype=np.int64).reshape(-1, 4)
     counts = np.minimum(layout.tokens - table[:, 1] * layout.block, layout.block)
     rows, begin = int(counts.sum()), starts // layout.row_bytes
     size = (2, rows, layout.shape.kv_heads, layout.shape.head_dim)
-    both = torch.empty(size, dtype=layout.dtype, device=raw.device, pin_memory=pin and raw.device.type == "cpu")
+    both = torch.empty(size, dtype=layout.dtype, device=raw.device)
     if layout.body == "exact":
         # Token i of the result is row (its block's first row in raw) + (its number in the block); its V lies n_b on.
         k_rows = np.arange(rows) + (begin - (counts.cumsum() - counts)).repeat(counts)

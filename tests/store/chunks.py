@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ragkv.store.base import Arrived, KVStore, Range, ignore
-from ragkv.store.codec import chunk_key, pack
+from ragkv.store.codec import Head, chunk_key, fetch, offsets, pack, unpack
 from ragkv.store.layout import Layout, parts
 from ragkv.store.seal import CHECKSUMS, Seal
 from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape
@@ -88,6 +88,12 @@ def read_ranges(store: KVStore, key: Key, *ranges: Range) -> bytes:
     out = bytearray(sum(part.size for part in ranges))
     store.read(key, ranges, memoryview(out))
     return bytes(out)
+
+
+def read_blocks(store: KVStore, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
+    """Blocks straight from a store, as the tiers deliver them; `wanted` holds per layer the block ids, ascending."""
+    found = parts(head.layout, wanted)
+    return unpack(fetch(store, key, head, found), offsets(found), found, head.layout)
 
 
 def wanted_bytes(layout: Layout, wanted: Sequence[Sequence[int]]) -> int:

@@ -15,9 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.store.base import Range
-from ragkv.store.codec import ROUNDED, Head, chunk_key, pack, read_blocks, unpack_head
+from ragkv.store.codec import ROUNDED, Head, chunk_key, pack, unpack_head
 from ragkv.types import Digest, Shape
-from tests.store.chunks import FINGERPRINT, SALT, SHAPE, MemoryShelf, packed, random_kv, same_bits, wanted_bytes
+from tests.store.chunks import (
+    FINGERPRINT,
+    SALT,
+    SHAPE,
+    MemoryShelf,
+    packed,
+    random_kv,
+    read_blocks,
+    same_bits,
+    wanted_bytes,
+)
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ragkv.errors import NotQuantisable
-from ragkv.store.codec import as_stored, fetch, offsets, pack, read_blocks, unpack, unpack_head
+from ragkv.store.codec import as_stored, fetch, offsets, pack, unpack, unpack_head
 from ragkv.store.layout import BODIES, Layout, parts
 from ragkv.store.quantise import FORMS, dequantise, quantise
 from ragkv.types import ChunkKV, Digest, Shape
@@ -24,6 +24,7 @@ from tests.store.chunks import (
     finite_kv,
     packed,
     random_kv,
+    read_blocks,
     same_bits,
     wanted_bytes,
 )

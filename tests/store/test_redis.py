@@ -13,11 +13,11 @@ import redis
 
 from ragkv.errors import ConfigError, EntryCorrupt, EntryMissing, StoreUnavailable
 from ragkv.store.base import Range, StoreStats
-from ragkv.store.codec import chunk_key, pack, read_blocks, unpack_head
+from ragkv.store.codec import chunk_key, pack, unpack_head
 from ragkv.store.redis import RedisStore
 from ragkv.types import Key, Shape
 from tests.redis_server import RedisServer, redis_server
-from tests.store.chunks import random_kv, read_ranges, wanted_bytes
+from tests.store.chunks import random_kv, read_blocks, read_ranges, wanted_bytes
 
 KEY = Key("ab" * 32)
 HEAD = b"h" * 500

@@ -8,11 +8,11 @@ import pytest
 
 from ragkv.errors import EntryCorrupt
 from ragkv.store.base import KVStore, StoreStats
-from ragkv.store.codec import Head, read_blocks, unpack_head
+from ragkv.store.codec import Head, unpack_head
 from ragkv.store.disk import DiskStore
 from ragkv.types import ChunkKV, Key
 from tests.redis_server import RedisServer
-from tests.store.chunks import FINGERPRINT, SALT, packed, random_kv, same_bits
+from tests.store.chunks import FINGERPRINT, SALT, packed, random_kv, read_blocks, same_bits
 from tests.store.conftest import Vandal, vandal_of
 
 

@@ -14,13 +14,23 @@ from hypothesis import strategies as st
 
 from ragkv.errors import EntryCorrupt, EntryMissing
 from ragkv.store.base import Arrived, Range, ignore
-from ragkv.store.codec import Head, read_blocks, unpack_head
+from ragkv.store.codec import Head, unpack_head
 from ragkv.store.disk import DiskStore
 from ragkv.store.layout import BODIES, Layout
 from ragkv.store.tier import Seen
 from ragkv.store.tiers import Budgets, Tiers
 from ragkv.types import ChunkKV, Key
-from tests.store.chunks import FINGERPRINT, SALT, SHAPE, finite_kv, packed, random_kv, same_bits, wanted_bytes
+from tests.store.chunks import (
+    FINGERPRINT,
+    SALT,
+    SHAPE,
+    finite_kv,
+    packed,
+    random_kv,
+    read_blocks,
+    same_bits,
+    wanted_bytes,
+)
 
 BLOCK = 4
 SLOT = Layout(SHAPE, BLOCK, BLOCK, torch.float32).layer_bytes
