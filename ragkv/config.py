@@ -37,10 +37,23 @@ class Settings(BaseSettings):
     method: str = Field(
         "", description="Default method; empty: scout where the model is calibrated, else samkv-fusion."
     )
+    prefill: str = Field(
+        "dense", description="How long inputs are read for a question: dense, critiprefill or loopserve, with fields."
+    )
+    ingest_prefill: str = Field(
+        "dense", description="The same for chunks at ingest; KV made so has its own fingerprint."
+    )
+    decode: str = Field(
+        "dense", description="What each token of an answer reads: dense, psa, lfps, loopserve or topk, with fields."
+    )
     top_k: int = Field(6, ge=1, le=64, description="Chunks retrieved for a question.")
     max_tokens: int = Field(64, ge=1, le=4096, description="Longest answer, in tokens.")
     max_question_tokens: int = Field(2048, ge=1, description="Longest question, in tokens.")
     max_document_bytes: int = Field(16 * 2**20, ge=1, description="Largest document, in bytes.")
+    parse_seconds: float = Field(
+        30.0, gt=0, le=3600, description="Seconds that reading one html, pdf, docx or csv file may take."
+    )
+    parse_bytes: int = Field(2**30, ge=2**27, description="Memory that it may take, in bytes of address space.")
     chunk_tokens: int = Field(
         0, ge=0, description="Longest chunk, in tokens, wrapper included; 0: the model profile's."
     )
@@ -63,6 +76,22 @@ class Settings(BaseSettings):
     store_timeout: float = Field(0.25, gt=0, description="Seconds a store may take to connect.")
     host_bytes: int = Field(512 * 2**20, ge=0, description="Host memory for KV kept between questions, in bytes.")
     gpu_bytes: int = Field(2**30, ge=0, description="GPU memory for the same, where the model is on one.")
+    conversation_bytes: int = Field(
+        256 * 2**20, ge=0, description="Memory for conversations kept between their turns, in bytes; 0 keeps none."
+    )
+    batch: int = Field(8, ge=1, le=256, description="Answers that `ragkv serve` decodes together.")
+    batch_bytes: int = Field(2 * 2**30, ge=0, description="Bytes of KV that those may hold; a larger one runs alone.")
+    queue: int = Field(32, ge=1, le=100_000, description="Requests that may wait for the model; more are refused.")
+    deadline: float = Field(60.0, gt=0, le=86_400, description="Seconds an answer may take, waiting included.")
+    api_keys: SecretStr = Field(
+        SecretStr(""),
+        description="Who may use `ragkv serve`: `tenant=hash` pairs, comma separated, or a file with one a line; "
+        "empty: anybody. `ragkv key TENANT` makes them.",
+    )
+    url: str = Field(
+        "", description="Service that `ask`, `ingest`, `ls`, `rm` and `doctor` talk to; empty: they work themselves."
+    )
+    key: SecretStr = Field(SecretStr(""), description="API key for that service.")
     host: str = Field("127.0.0.1", description="Address `ragkv serve` listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port `ragkv serve` listens on; 0: any free one.")
     threads: int = Field(0, ge=0, description="CPU threads for the model; 0: torch's default.")

@@ -29,6 +29,17 @@ class ContextCache:
         self._positions = [torch.empty(size, dtype=torch.int64) for size in sizes]
         self.lengths = [0] * shape.layers
 
+    @property
+    def bytes(self) -> int:
+        """Memory of K and V, room for rows to come included."""
+        return sum(each.nbytes for each in (*self._k, *self._v))
+
+    def make_room(self, rows: int) -> None:
+        """Room for so many more rows in every layer, made at once."""
+        for layer, length in enumerate(self.lengths):
+            if length + rows > self._k[layer].shape[0]:
+                self._resize(layer, length + rows)
+
     def k(self, layer: int) -> Tensor:
         """Live rotated keys [length, Hkv, d], a view."""
         return self._k[layer][: self.lengths[layer]]
@@ -46,7 +57,7 @@ class ContextCache:
         start = self.lengths[layer]
         stop = start + positions.shape[0]
         if stop > self._k[layer].shape[0]:
-            self._grow(layer, stop)
+            self._resize(layer, max(stop, 2 * self._k[layer].shape[0]))
         self._positions[layer][start:stop] = positions
         self.lengths[layer] = stop
         return torch.arange(start, stop)
@@ -69,8 +80,9 @@ class ContextCache:
         """Drop the rows put after `lengths` was read off."""
         self.lengths = [min(new, old) for new, old in zip(lengths, self.lengths, strict=True)]
 
-    def _grow(self, layer: int, rows: int) -> None:
-        extra = max(rows, 2 * self._k[layer].shape[0]) - self._k[layer].shape[0]
+    def _resize(self, layer: int, rows: int) -> None:
+        length = self.lengths[layer]
         for store in (self._k, self._v, self._positions):
             old = store[layer]
-            store[layer] = torch.cat([old, old.new_empty(extra, *old.shape[1:])])
+            store[layer] = old.new_empty(rows, *old.shape[1:])
+            store[layer][:length] = old[:length]

@@ -1,43 +1,47 @@
 """The engine: read a chunk once, answer a question from what was read. Owns the model; one thread at a time.
 
 remember(chunk)    encode → put
-answer(question)   search → open → [full prefill | plan, load, repair, prefill] → decode → report
+begin(question)    search → recall → open → [full prefill | plan, load, repair, prefill]: up to the first token's logits
+finish(begun)      report; the conversation is kept
+answer(question)   begin → decode → finish
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
+from ragkv.begun import Begun, Wanted
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
+from ragkv.conversations import Conversation, Conversations
 from ragkv.cost import FREE, costs
-from ragkv.decode import Sampling, cut_at_stop, decode
+from ragkv.decode import Run, Sampling, Speech, write
 from ragkv.errors import ConfigError, InputError, NotFound, StoreError, StoreUnavailable
+from ragkv.fingerprint import fingerprint
 from ragkv.methods import FULL, check_method, default_method, make_method
 from ragkv.model import DecoderModel
+from ragkv.policies import make_decoder, make_policy
 from ragkv.qualify import why_not
 from ragkv.quota import Quota
-from ragkv.reader import Context, Reader
+from ragkv.reader import Reader
 from ragkv.recompute.base import Method
-from ragkv.report import Answer, Citation
+from ragkv.report import Answer
 from ragkv.retrieve import Embedder, Retriever
 from ragkv.sources import Quarantine, Shelf, StoredChunk, prefetch
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
-from ragkv.store.codec import SCHEMA
 from ragkv.store.layout import Layout
 from ragkv.store.seal import make_seal
 from ragkv.store.tiers import Budgets, Tiers
 from ragkv.summary import summarise
-from ragkv.types import Chunk, ChunkKV, Hit, Key
+from ragkv.types import Chunk, ChunkKV, Filter, Hit, Key
 from ragkv.watch import Watch
 
 FORGOTTEN_AT_ONCE = 100
@@ -53,15 +57,19 @@ class Engine:
 
     def __init__(self, settings: Settings, model: DecoderModel, store: KVStore, catalog: Catalog, retriever: Retriever):
         self.settings, self.model, self.store, self.catalog, self.retriever = settings, model, store, catalog, retriever
-        self.reader = Reader(model, model.prompt.prefix, settings.prefix)
         self.method = settings.method or default_method(model)
-        try:
+        with _named("RAGKV_METHOD"):
             check_method(self.method)
-        except InputError as error:
-            raise ConfigError(f"RAGKV_METHOD: {error}") from None
+        with _named("RAGKV_PREFILL"):
+            make_policy(settings.prefill, model.profile)
+        with _named("RAGKV_DECODE"):
+            make_decoder(settings.decode, model.profile)
+        with _named("RAGKV_INGEST_PREFILL"):
+            reading = make_policy(settings.ingest_prefill, model.profile)
+        self.reader = Reader(model, model.prompt.prefix, settings.prefix, reading)
         self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
         self.seal = make_seal(settings.store_secret.get_secret_value())
-        self.fingerprint = _fingerprint(model, settings.prefix, settings.store_body, self.seal.name)
+        self.fingerprint = fingerprint(model, settings.prefix, settings.store_body, self.seal.name, reading)
         block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, settings.store_body)
         self.tiers = Tiers(store, block, Budgets(settings.host_bytes, settings.gpu_bytes), model.device)
         self.quota = Quota(settings.collection_bytes, model.token_bytes)
@@ -69,6 +77,7 @@ class Engine:
         self.costs = FREE
         self.quarantine = Quarantine()
         self.store_faults = 0
+        self.talks = Conversations(self.reader, catalog, self._open, self.fingerprint, settings.conversation_bytes)
 
     @classmethod
     def open(cls, settings: Settings) -> Engine:
@@ -138,6 +147,7 @@ class Engine:
         left = list(keys)
         for key in left:
             self.tiers.drop(key)
+        self.talks.forget(lambda chunk, collection: self.key(chunk, collection) in left)
         for start in range(0, len(left), FORGOTTEN_AT_ONCE):
             try:
                 with self.catalog.removing(left[start : start + FORGOTTEN_AT_ONCE], mine=claim) as free:
@@ -146,45 +156,67 @@ class Engine:
             except StoreError:
                 self.store_faults += 1
 
-    def answer(
+    def answer(self, question: str, **wanted: Unpack[Wanted]) -> Answer:
+        """Answer one question: see `begin`, which says what may be wanted and what is raised."""
+        begun = self.begin(question, **wanted)
+        for _ in write(self.model, begun.run):
+            pass
+        return self.finish(begun)
+
+    def begin(
         self,
         question: str,
         *,
         collection: str = "default",
+        conversation: str | None = None,
         top_k: int | None = None,
+        filter: Filter | None = None,
         method: str | None = None,
+        prefill: str | None = None,
+        decode: str | None = None,
         max_tokens: int | None = None,
         temperature: float = 0.0,
         top_p: float = 1.0,
         stop: Sequence[str] = (),
-    ) -> Answer:
-        """Answer from the stored KV of the retrieved chunks.
+        seed: int = 0,
+    ) -> Begun:
+        """Read a question over the stored KV of the retrieved chunks. conversation: the name of one in this collection,
+        with which the question goes on; its first question makes it. Until that one is finished none may begin that
+        goes on with the same · filter: what the metadata of the documents has to say that are searched for this
+        question (catalog/attributes.py).
 
-        Raises InputError (empty or too long question, unknown method), NotFound (empty collection), NotCalibrated.
+        Raises InputError (empty or too long question, unknown method or policy, no filter, a conversation that is
+        full), NotFound (empty collection, or nothing in it that the filter describes), NotCalibrated.
         """
         watch = Watch(self.model.device)
+        reading, speaking = prefill or self.settings.prefill, decode or self.settings.decode
+        profile = self.model.profile
+        policy, decoder = make_policy(reading, profile), make_decoder(speaking, profile)
         name = method or self.method
         way = None if name == FULL else make_method(name, self.model)
         refused = self.unqualified if way else ""
         if refused:
             name, way = FULL, None
         asked = self._question(question)
-        stops = (*stop, *self.model.profile.stop)
-        sampling = Sampling(max_tokens or self.settings.max_tokens, temperature, top_p, stops)
+        stops = (*stop, *profile.stop)
+        sampling = Sampling(max_tokens or self.settings.max_tokens, temperature, top_p, stops, seed)
         with watch.step("retrieve"):
-            hits = self._search(question, collection, top_k or self.settings.top_k, way)
-        self._check_room(hits, asked, sampling)
-        if way is None:
-            sources: list[StoredChunk] = []
-            context = self.reader.full([hit.chunk.tokens for hit in hits], asked, sampling.max_tokens, watch)
-        else:
-            with watch.step("open"):
-                sources = [self._open(hit.chunk, collection, first=i == 0) for i, hit in enumerate(hits)]
-            context = self.reader.sparse(sources, asked, way, sampling.max_tokens, watch)
-        text, generated, ttft = self._decode(context, sampling, watch)
-        report = summarise(self.model, name, hits, sources, context.plan, len(asked), generated, ttft, watch, refused)
-        citations = tuple(Citation(h.chunk.document_id, h.chunk.id, h.chunk.title, h.score) for h in hits)
-        return Answer(question, text, citations, report)
+            hits = self._search(question, collection, top_k or self.settings.top_k, way, filter)
+        talk = self.talks.recall(collection, conversation, name, way, watch, policy)
+        joining = talk.unknown(hits)
+        self._check_room(talk, joining, asked, sampling)
+        context = self.talks.read(talk, joining, asked, way, sampling.max_tokens, watch, policy, decoder)
+        speech = Speech(self.model, sampling.stop, watch)
+        run = Run(context.cache, context.logits, context.position, sampling, context.decoding, speech)
+        return Begun(question, asked, hits, talk, context, (reading, speaking), refused, watch, run, speech)
+
+    def finish(self, begun: Begun) -> Answer:
+        """The answer to a question whose decoding has ended. Keeps its conversation."""
+        talk, context, asked = begun.talk, begun.context, begun.asked
+        spoken = begun.speech.spoken(begun.run)
+        report = summarise(self.model, talk, context, begun.policies, len(asked), spoken, begun.watch, begun.refused)
+        self.talks.keep(talk, (begun.question, asked), spoken.tokens, spoken.text)
+        return Answer(begun.question, spoken.text.strip(), begun.citations, report)
 
     def health(self) -> dict[str, Any]:
         """status is `degraded` when the KV store does not answer, or the model may not reuse what is in it: questions
@@ -226,24 +258,33 @@ class Engine:
             )
         return tokens
 
-    def _search(self, question: str, collection: str, top_k: int, way: Method | None = None) -> list[Hit]:
+    def _search(
+        self, question: str, collection: str, top_k: int, way: Method | None = None, wanted: Filter | None = None
+    ) -> list[Hit]:
         """Retrieved chunks in prompt order: documents by their best hit, chunks of one document adjacent, in order.
 
         While the question is being embedded, the chunks that share its words are fetched ahead.
         """
-        hits = self.retriever.search(question, collection, top_k, partial(self._fetch_ahead, collection, way))
+        early = partial(self._fetch_ahead, collection, way)
+        hits = self.retriever.search(question, collection, top_k, early, wanted)
+        if not hits and wanted and self.catalog.generation(collection):
+            raise NotFound(f"collection {collection!r} has no documents that the filter describes")
         if not hits:
             raise NotFound(f"collection {collection!r} has no documents; add some with `ragkv ingest`")
         order = {document: rank for rank, document in enumerate(dict.fromkeys(h.chunk.document_id for h in hits))}
         return sorted(hits, key=lambda hit: (order[hit.chunk.document_id], hit.chunk.ordinal))
 
-    def _check_room(self, hits: Sequence[Hit], question: Sequence[int], sampling: Sampling) -> None:
-        context = sum(len(hit.chunk.tokens) for hit in hits) + len(self.reader.prefix_tokens)
+    def _check_room(
+        self, talk: Conversation, joining: Sequence[Hit], question: Sequence[int], sampling: Sampling
+    ) -> None:
+        context = talk.talk.position + sum(len(hit.chunk.tokens) for hit in joining)
         needed, limit = context + len(question) + sampling.max_tokens, self.model.max_positions
         if needed > limit:
+            so_far = f" after {len(talk.turns)} turns" if talk.turns else ""
+            instead = "start a new conversation" if talk.turns else "ask with a smaller top_k or max_tokens"
             raise InputError(
-                f"{context} context + {len(question)} question + {sampling.max_tokens} answer tokens are {needed}, "
-                f"the model reads {limit}; ask with a smaller top_k or max_tokens"
+                f"{context} context{so_far} + {len(question)} question + {sampling.max_tokens} answer tokens are "
+                f"{needed}, the model reads {limit}; {instead}"
             )
 
     def _fetch_ahead(self, collection: str, way: Method | None, chunks: Sequence[Chunk]) -> None:
@@ -277,24 +318,11 @@ class Engine:
         self.store_faults += fault is not None
         return kv
 
-    def _decode(self, context: Context, sampling: Sampling, watch: Watch) -> tuple[str, int, float]:
-        """(answer text, tokens generated, milliseconds to the first token)."""
-        tokens: list[int] = []
-        ttft, text = 0.0, ""
-        with watch.step("decode"):
-            for token in decode(self.model, context.cache, context.logits, context.position, sampling):
-                ttft = ttft or watch.total()
-                tokens.append(token)
-                text, stopped = cut_at_stop(self.model.tokenizer.decode(tokens), sampling.stop)
-                if stopped:
-                    break
-        return text.strip(), len(tokens), ttft or watch.total()
 
-
-def _fingerprint(model: DecoderModel, mode: str, body: str, seal: str) -> str:
-    """Hash of everything that makes stored KV valid: weights, tokenizer, S, wrapper, block, dtype, digests, body, seal,
-    schema."""
-    profile = model.profile
-    facts = [SCHEMA, body, seal, "pre-rope", mode, model.weights_hash, str(model.dtype), profile.block, profile.local]
-    facts += [model.prompt.pieces(), model.prompt.prefix, profile.retrieval_heads, "dense"]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+@contextmanager
+def _named(setting: str) -> Iterator[None]:
+    """What is wrong with a setting names it."""
+    try:
+        yield
+    except InputError as error:
+        raise ConfigError(f"{setting}: {error}") from None

@@ -11,9 +11,13 @@ RagkvError
 │   ├── TooLarge             over a limit; carries what and how much       413
 │   ├── QuotaExceeded        its collection has no room for a document     413
 │   └── InvalidBackup        no backup, damaged, or of a newer ragkv
-├── NotFound                 no such document, collection or job           404
+├── NotFound                 no such document, collection, job, conversation  404
 ├── Busy                     the queue in front of the engine is full      429
+├── Expired                  the answer was not there in time              504
 ├── Stopping                 shutting down, takes no new work              503
+├── ServiceError             what a client meets (ragkv.client)            exit 1
+│   ├── Refused              the service said no; carries status and code
+│   └── Unreachable          there is no service, or it went away
 ├── CatalogCorrupt           SQLite file damaged: refuse, never start empty  exit 2
 └── StoreError               the KV store; never reaches a user's answer
     ├── StoreUnavailable     down, hung or refused
@@ -72,7 +76,7 @@ class InvalidBackup(InputError):
 
 
 class NotFound(RagkvError):
-    """No such document, collection or job."""
+    """No such document, collection, job or conversation."""
 
 
 class Busy(RagkvError):
@@ -83,8 +87,32 @@ class Busy(RagkvError):
         self.retry_after = retry_after
 
 
+class Expired(RagkvError):
+    """The time an answer may take was up before it was there."""
+
+    def __init__(self) -> None:
+        super().__init__("the answer was not there in time; ask again later, with a longer deadline or for less")
+
+
 class Stopping(RagkvError):
     """The service is shutting down and takes no new work."""
+
+
+class ServiceError(RagkvError):
+    """A service that a client asked did not do what it was asked for."""
+
+
+class Refused(ServiceError):
+    """The service said no. status: of HTTP · code: a stable word for programs, empty where there was none ·
+    retry_after: seconds after which to ask again, where it said so."""
+
+    def __init__(self, status: int, code: str, detail: str, retry_after: float | None = None):
+        super().__init__(detail)
+        self.status, self.code, self.retry_after = status, code, retry_after
+
+
+class Unreachable(ServiceError):
+    """There is no service at the address, or it went away."""
 
 
 class CatalogCorrupt(RagkvError):

@@ -6,9 +6,9 @@ A method is asked for as NAME or NAME:FIELD=VALUE,… — `epic:link=64`, `scout
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from ragkv.errors import InputError, NotCalibrated
 from ragkv.model import DecoderModel
@@ -20,9 +20,13 @@ from ragkv.recompute.multi_infllm import MultiInfLLM
 from ragkv.recompute.reuse import Reuse, ReuseEncoded
 from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
+from ragkv.spec import fields_of, parse
 
 FULL = "full"
 """Prefill everything: reads no cache, so it is no `Method`; the engine answers it by `Reader.full`."""
+
+ALONE = ("multi-infllm",)
+"""Methods that answer single questions only: where they turn a key to, the next question would want it elsewhere."""
 
 MODEL_DECIDES = ("layers", "heads", "group", "scale")
 
@@ -36,8 +40,7 @@ class Way:
 
     def fields(self) -> dict[str, Any]:
         """What a request may set: name -> type."""
-        types = get_type_hints(self.kind)
-        return {name: types[name] for name in (f.name for f in fields(self.kind)) if name not in MODEL_DECIDES}  # type: ignore[arg-type]
+        return fields_of(self.kind, MODEL_DECIDES)
 
 
 def _layers(model: DecoderModel) -> dict[str, Any]:
@@ -81,7 +84,7 @@ NAMES = (FULL, *METHODS)
 def make_method(spec: str, model: DecoderModel) -> Method:
     """The method NAME[:FIELD=VALUE,…] for a model. Raises InputError, and NotCalibrated where it needs retrieval heads
     that the model has not."""
-    name, chosen = _parse(spec)
+    name, chosen = parse(spec, "method", _known())
     way = METHODS[name]
     try:
         return way.kind(**{**way.given(model), **chosen})
@@ -101,50 +104,17 @@ def usable(model: DecoderModel) -> tuple[str, ...]:
 
 def check_method(spec: str) -> str:
     """The specification itself. Raises InputError telling what there is, when it is none."""
-    if spec != FULL:
-        _parse(spec)
+    parse(spec, "method", _known())
     return spec
 
 
-def _parse(spec: str) -> tuple[str, dict[str, Any]]:
-    name, _, given = spec.partition(":")
-    if name == FULL and given:
-        raise InputError("method full has no fields to set")
-    if name not in METHODS:
-        raise InputError(f"method {name!r} does not exist; choose one of {', '.join(NAMES)}")
-    known = METHODS[name].fields()
-    chosen: dict[str, Any] = {}
-    for pair in given.split(",") if given else ():
-        field, _, text = pair.partition("=")
-        if field not in known:
-            raise InputError(f"method {name} has no field {field!r}; it has {', '.join(known)}")
-        if field in chosen:
-            raise InputError(f"method {name}: {field} is given twice")
-        chosen[field] = _value(name, field, known[field], text)
-    return name, chosen
+def check_talks(spec: str) -> None:
+    """Raises InputError for a method that cannot go on with a conversation."""
+    name = spec.partition(":")[0]
+    if name in ALONE:
+        others = ", ".join(other for other in NAMES if other not in ALONE)
+        raise InputError(f"method {name} answers single questions only; hold conversations with one of {others}")
 
 
-def _value(name: str, field: str, kind: Any, text: str) -> Any:
-    """`text` as a field of type `kind`: bool, int, float, one of a Literal, or numbers with "/" between them."""
-    expected = _expected(kind)
-    try:
-        if get_origin(kind) is Literal:
-            return dict(zip(get_args(kind), get_args(kind), strict=True))[text]
-        if get_origin(kind) is tuple:
-            return tuple(float(part) for part in text.split("/"))
-        readers: Mapping[Any, Callable[[str], Any]] = {
-            int: int,
-            float: float,
-            bool: {"true": True, "false": False}.__getitem__,
-        }
-        return readers[kind](text)
-    except (KeyError, ValueError):
-        raise InputError(f"method {name}: {field} is {expected}, not {text!r}") from None
-
-
-def _expected(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
-    if get_origin(kind) is tuple:
-        return "numbers with / between them"
-    return {int: "a whole number", float: "a number", bool: "true or false"}[kind]
+def _known() -> dict[str, dict[str, Any]]:
+    return {FULL: {}, **{name: way.fields() for name, way in METHODS.items()}}

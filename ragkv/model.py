@@ -1,4 +1,5 @@
-"""DecoderModel: Hugging Face weights, our own visible layer loop. The only importer of transformers' models.
+"""DecoderModel: Hugging Face weights, our own visible layer loop. The only importer of transformers' models, beside
+what makes some with random weights (bench/shapes.py).
 
 The loop calls the modules of the loaded model one by one (embedding, norms, projections with q_norm/k_norm where
 present, rotary, o_proj, MLP, head), so its logits are those of the model's own forward, and it can do what a forward
@@ -155,16 +156,7 @@ class DecoderModel:
                     rows = leave.to(self.device)
                     q[j], hidden[i], rotary[i] = q[j][rows], hidden[i][rows], rotary[i][rows]
                     positions[i] = positions[i][leave]
-                attended.append(
-                    attend(
-                        rotate(q[j], rotary[i]),
-                        p.cache.k(layer),
-                        p.cache.v(layer),
-                        positions[i],
-                        p.cache.positions(layer),
-                        scale=self.scale,
-                    )
-                )
+                attended.append(self._attend(layer, p, rotate(q[j], rotary[i]), positions[i]))
             for i, out in zip(running, self._finish(layer, [hidden[i] for i in running], attended), strict=True):
                 hidden[i] = out
         final = torch.cat(hidden)
@@ -208,6 +200,13 @@ class DecoderModel:
             k = torch.cat([p.blend(k[: step.blend], p.cache.k(layer)[old]), k[step.blend :]])
             v = torch.cat([p.blend(v[: step.blend], p.cache.v(layer)[old]), v[step.blend :]])
         p.cache.write(layer, step.slots, k, v)
+
+    def _attend(self, layer: int, p: Pass, q: Tensor, positions: Tensor) -> Tensor:
+        """One request's rows over its own cache."""
+        k, v, at = p.cache.k(layer), p.cache.v(layer), p.cache.positions(layer)
+        if p.attention is None or not q.shape[0]:
+            return attend(q, k, v, positions, at, scale=self.scale)
+        return p.attention(layer, q, k, v, positions, at, scale=self.scale)
 
     def _finish(self, layer: int, hidden: list[Tensor], attended: list[Tensor]) -> list[Tensor]:
         """Output projection, residuals and MLP."""

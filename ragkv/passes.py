@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,16 @@ from ragkv.context import ContextCache
 
 Blend = Callable[[Tensor, Tensor], Tensor]
 """(new, old) [m, Hkv, d] -> the row to keep; applied to K (rotated) and V apart."""
+
+
+class Attention(Protocol):
+    """How the rows of a pass attend, where it is not densely: `kernels.attention.attend`, told the layer."""
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
+    ) -> Tensor:
+        """q [T, Hq, d] over the cache's k, v [n, Hkv, d], all with RoPE; returns [T, Hq, d]."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ class Pass:
     """tokens, positions [T] int64 (CPU) · steps: one per layer that is run · depth: the layer to stop before; a pass
     that stops early gives no logits and does not attend in its last layer (its rows' queries are then captured and
     nothing else needs them) · start, hidden: rows enter this layer as these hidden states [T, hidden size], not as
-    tokens."""
+    tokens · attention: sparse; None: dense."""
 
     tokens: Tensor
     positions: Tensor
@@ -67,6 +78,7 @@ class Pass:
     depth: int | None = None
     start: int = 0
     hidden: Tensor | None = None
+    attention: Attention | None = None
 
 
 def append(
@@ -77,16 +89,19 @@ def append(
     outputs: int = 1,
     capture: Capture | None = None,
     depth: int | None = None,
+    attention: Attention | None = None,
 ) -> Pass:
-    """A dense pass: the tokens stand at positions start.. and are appended to the cache in every layer.
+    """A plain pass: the tokens stand at positions start.. and are appended to the cache in every layer.
 
-    outputs: how many of the last rows give logits; 0 stops after writing the last layer's K, V.
+    outputs: how many of the last rows give logits, all where there are fewer; 0 stops after writing the last layer's
+    K, V.
     """
     positions = torch.arange(start, start + len(tokens))
-    last = torch.arange(len(tokens) - outputs, len(tokens))
+    last = torch.arange(max(0, len(tokens) - outputs), len(tokens))
     depth_run = cache.shape.layers if depth is None else depth
     steps = []
     for layer in range(depth_run):
         slots = cache.reserve(layer, positions)
         steps.append(Step(write=None, slots=slots, leave=last if layer == cache.shape.layers - 1 else None))
-    return Pass(torch.tensor(tokens, dtype=torch.int64), positions, cache, steps, capture=capture, depth=depth)
+    ids = torch.tensor(tokens, dtype=torch.int64)
+    return Pass(ids, positions, cache, steps, capture=capture, depth=depth, attention=attention)

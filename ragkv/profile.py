@@ -23,7 +23,9 @@ class Profile:
     """block: tokens of a block · initial, local: blocks always kept at a chunk's start and end · stable_layers: N* of
     SamKV, 0-based · retrieval_heads: (layer, query head) pairs scout scores with; empty until calibrated ·
     chunk_tokens: longest chunk, wrapper included · prefix, chunk, question: prompt pieces ("" takes the tokenizer's
-    chat template) · stop: strings that end an answer.
+    chat template) · stop: strings that end an answer · segment, prefill_block, budget: CritiPrefill's sizes ·
+    threshold: shorter inputs are always read densely · decode_threshold: keys a layer may hold and be decoded over
+    densely whatever the policy · decode_least: blocks that PSA reads in any case.
     """
 
     block: int = 64
@@ -36,6 +38,12 @@ class Profile:
     chunk: str = ""
     question: str = ""
     stop: tuple[str, ...] = ()
+    segment: int = 512
+    prefill_block: int = 32
+    budget: int = 1024
+    threshold: int = 4096
+    decode_threshold: int = 4096
+    decode_least: int = 32
 
     def save(self, path: Path) -> None:
         """Write as JSON, replacing the file whole."""

@@ -2,13 +2,17 @@
 on its neighbours and its KV can be stored.
 
     prompt = S · chunk · chunk · … · question part
+             answer · what stands between turns · chunks that join · question part · …
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
+from ragkv.errors import InputError
 from ragkv.profile import Profile
 
 SYSTEM = (
@@ -19,6 +23,8 @@ _CHUNK = "Document: {title}\n{text}\n"
 _QUESTION = "Question: {question}\nAnswer:"
 _CHUNKS_HERE = "\u2983chunks\u2984"
 _QUESTION_HERE = "\u2983question\u2984"
+_ANSWER_HERE = "\u2983answer\u2984"
+_NEXT_HERE = "\u2983next\u2984"
 
 
 class Prompt:
@@ -37,6 +43,8 @@ class Prompt:
         self._question = profile.question or _QUESTION
         self.prefix = self._special(self._prefix)
         self._before, self._after = ((), ()) if profile.question else (self._special(before), self._special(after))
+        self._open = self._question if profile.question else self._question + after
+        self._framed = not profile.question
 
     def chunk(self, title: str, text: str) -> tuple[int, ...]:
         """Token ids of one chunk: wrapper, title and text."""
@@ -53,6 +61,29 @@ class Prompt:
     def question_text(self, question: str) -> str:
         """The question's prompt piece as text, without what a chat template puts around it."""
         return _fill(self._question, question=question)
+
+    @cached_property
+    def between(self) -> tuple[int, ...]:
+        """Token ids from behind an answer to where the next turn's chunks start. Raises InputError where the chat
+        template has no second turn."""
+        return self._special(_between(self._tokenizer)) if self._framed else self.plain("\n")
+
+    def answered(self, tokens: Sequence[int], text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """How an answer stands in what the next turn reads: (the tokens that stay, what stands behind them).
+
+        tokens: as they were decoded · text: theirs, up to where a stop string cut it. A token that the cut goes through
+        does not stay; what it says before the cut is tokenised anew.
+        """
+        said, kept = self._tokenizer.decode(tokens), len(tokens)
+        while kept and not text.startswith(said):
+            kept -= 1
+            said = self._tokenizer.decode(tokens[:kept])
+        return tuple(tokens[:kept]), self.plain(text[len(said) :]) + self.between
+
+    def retold(self, answer: str) -> tuple[int, ...]:
+        """An answer whose tokens are not known, in the same place."""
+        space = "" if self._open[-1:].isspace() else " "
+        return self.answered((), space + answer)[1]
 
     def pieces(self) -> tuple[str, str]:
         """The pieces that stored KV depends on: S and the chunk wrapper."""
@@ -83,3 +114,16 @@ def _frame(tokenizer: Any) -> tuple[str, str, str]:
     prefix, rest = rendered.split(_CHUNKS_HERE)
     before, after = rest.split(_QUESTION_HERE)
     return prefix, before, after
+
+
+def _between(tokenizer: Any) -> str:
+    """Text from behind an answer to where the next turn's chunks start, from the chat template; a new line without."""
+    if not getattr(tokenizer, "chat_template", None):
+        return "\n"
+    said = (("user", _QUESTION_HERE), ("assistant", _ANSWER_HERE), ("user", _NEXT_HERE))
+    messages = [{"role": role, "content": content} for role, content in said]
+    try:
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return str(rendered.split(_ANSWER_HERE)[1].split(_NEXT_HERE)[0])
+    except Exception as error:  # templates raise what they like
+        raise InputError(f"the model's chat template does not hold conversations: {error}; ask without one") from None

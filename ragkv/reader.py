@@ -3,24 +3,29 @@
 encode(tokens)                       read a chunk once: KV before RoPE, and the digest
 full(chunks, question)               prefill everything: the quality ceiling and the cost to beat
 sparse(sources, question, method)    composite pass → plan → load → repair → question prefill
+
+Both go on with a `Talk` if they are given one: what it holds stays, and only what is new is read.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ragkv.context import ContextCache
+from ragkv.deciding import follow, grow
+from ragkv.elsewhere import Absent
 from ragkv.model import DecoderModel, rotate
-from ragkv.passes import Capture, Pass, Step, append
-from ragkv.recompute.base import Angle, Blocks, Check, Grow, Method, Piece, Plan, Rows
+from ragkv.passes import Attention, Capture, append
+from ragkv.recompute.base import Angle, Blocks, Method, Piece, Plan, Rows, recomputed
 from ragkv.recompute.digest import DigestParams, digest, retrieval_pairs
+from ragkv.sparse.base import Decoder, Decoding, Observed, Policy, Sparse
 from ragkv.stitch import Stitch
+from ragkv.talk import Talk
 from ragkv.types import ChunkKV
 from ragkv.watch import Watch
 
@@ -52,21 +57,31 @@ class Fresh:
 @dataclass(frozen=True)
 class Context:
     """A context cache ready to decode from: logits [vocabulary] of the first answer token, which stands at `position`.
-    plan is None when everything was prefilled."""
+    plan is None when everything was prefilled · sparse: what a prefill policy did, None where all of it was dense ·
+    decoding: what a decode policy learned from the question, None where decoding is dense.
+
+    before: tokens that were in the cache when the turn began, S aside · known: chunks that stood there · read: tokens
+    that went through the model, S and the composite pass aside; both mean over layers.
+    """
 
     cache: ContextCache
     logits: Tensor
     position: int
     plan: Plan | None
+    sparse: Sparse | None = None
+    decoding: Decoding | None = None
+    before: float = 0.0
+    known: int = 0
+    read: float = 0.0
 
 
 class Reader:
     """Stateless between calls but for the KV of S, computed once."""
 
-    def __init__(self, model: DecoderModel, prefix: Sequence[int], mode: str = "shared"):
+    def __init__(self, model: DecoderModel, prefix: Sequence[int], mode: str = "shared", policy: Policy | None = None):
         """prefix: token ids of S · mode: `shared` encodes chunks right after S, `isolated` alone from position 0
-        (SamKV A13; paper silent)."""
-        self.model, self.prefix_tokens, self.mode = model, tuple(prefix), mode
+        (SamKV A13; paper silent) · policy: how long chunks are encoded, None: densely."""
+        self.model, self.prefix_tokens, self.mode, self.policy = model, tuple(prefix), mode, policy
         self.prefix = ContextCache(model.shape, len(self.prefix_tokens), model.dtype, model.device)
         if self.prefix_tokens:
             model.forward([append(self.prefix, self.prefix_tokens, 0, outputs=0)])
@@ -84,8 +99,8 @@ class Reader:
         cache = ContextCache(self.model.shape, start + len(tokens), self.model.dtype, self.model.device)
         if shared:
             self._put_prefix(cache)
-        capture = Capture(keys_too=True)
-        self.model.forward([append(cache, tokens, start, outputs=0, capture=capture)])
+        capture, sparse = Capture(keys_too=True), _attention(self.policy, start + len(tokens))
+        self.model.forward([append(cache, tokens, start, outputs=0, capture=capture, attention=sparse)])
         at = self.model.rotary(torch.arange(start, start + len(tokens)))
         k, v = torch.stack(capture.k), torch.stack(capture.v)
         rotated = [(rotate(q, at), cache.k(layer)) for layer, q in enumerate(capture.q)]
@@ -96,49 +111,107 @@ class Reader:
             digest=digest(capture.q, k, rotated, self.digest_params, scale=self.model.scale),
         )
 
-    def full(self, chunks: Sequence[Sequence[int]], question: Sequence[int], room: int, watch: Watch) -> Context:
-        """One dense prefill of S, all chunks and the question. room: rows for the answer."""
-        tokens = [*self.prefix_tokens, *(t for chunk in chunks for t in chunk), *question]
-        cache = ContextCache(self.model.shape, len(tokens) + room, self.model.dtype, self.model.device)
+    def talk(self) -> Talk:
+        """A conversation in which nothing was said yet."""
+        return Talk(self.model, self.prefix_tokens)
+
+    def full(
+        self,
+        chunks: Sequence[Sequence[int]],
+        question: Sequence[int],
+        room: int,
+        watch: Watch,
+        policy: Policy | None = None,
+        talk: Talk | None = None,
+        decoder: Decoder | None = None,
+    ) -> Context:
+        """One prefill of S, all chunks and the question, dense or under a policy. room: rows for the answer · decoder:
+        looks at the last rows, None: decoding is dense.
+
+        talk: is gone on with: chunks are those that join, and what is carried is prefilled instead of S.
+        """
+        talk = talk or self.talk()
+        stitch, before, known, carried = talk.stitch, talk.cached, talk.chunks, talk.carried
+        read = [*(t for chunk in chunks for t in chunk), *question]
+        tokens = [*talk.carry, *read]
+        stitch.cache.make_room(len(tokens) + room)
         with watch.step("prefill"):
-            logits = self.model.forward([append(cache, tokens, 0)])[0][-1]
-        return Context(cache, logits, len(tokens), None)
+            sparse = talk.attention(policy, stitch.end + len(tokens))
+            state = _decoding(decoder, stitch.cache, len(tokens))
+            logits = self._read(stitch, tokens, sparse, state)
+        talk.asked(len(tokens))
+        talk.chunks += len(chunks)
+        return Context(stitch.cache, logits, stitch.end, None, sparse, state, before, known, float(carried + len(read)))
 
     def sparse(
-        self, sources: Sequence[Source], question: Sequence[int], method: Method, room: int, watch: Watch
+        self,
+        sources: Sequence[Source],
+        question: Sequence[int],
+        method: Method,
+        room: int,
+        watch: Watch,
+        policy: Policy | None = None,
+        talk: Talk | None = None,
+        decoder: Decoder | None = None,
     ) -> Context:
-        """Choose, load, repair, prefill the question. Watch steps: load, plan, repair, prefill."""
+        """Choose, load, repair, prefill the question. Watch steps: load, plan, repair, prefill.
+
+        policy: for a question that is long by itself; repair is sparse as it is · talk: is gone on with: sources are
+        those of the chunks that stand in it, in their order, then those that join. Not for methods whose plan grows:
+        where they turn keys to depends on the question · decoder: looks at the question, None: decoding is dense.
+        """
+        talk = talk or self.talk()
+        stitch, before, known, carried = talk.stitch, talk.cached, talk.chunks, talk.carried
         pieces = [source.piece for source in sources]
         first = method.first(pieces)
         layers = self.model.shape.layers
         fixed: tuple[tuple[Blocks, ...], ...] = ((first or ((),) * len(pieces)),) * layers
-        stitch = Stitch(
-            self.model, pieces, len(self.prefix_tokens), self._capacity(pieces, first) + len(question) + room
-        )
-        self._put_prefix(stitch.cache)
+        stitch.cache.make_room(carried + self._capacity(pieces[known:], first[known:]) + len(question) + room)
+        self._settle(talk, watch)
+        talk.join(pieces[known:])
         with watch.step("load"):
-            self._load(stitch, sources, fixed)
+            self._load(stitch, sources, talk.missing(fixed))
+            talk.hold(fixed)
         with watch.step("plan"):
             queries = self._ask(stitch, question, method.depth(layers))
             plan = method.plan(pieces, queries)
         if plan.grow is not None:
-            logits, plan = self._grow(stitch, sources, question, plan, plan.grow, watch)
-            return Context(stitch.cache, logits, stitch.end + len(question), plan)
-        with watch.step("load"):
-            self._load(stitch, sources, _minus(plan.kept, fixed), plan.angle)
-        tokens = [source.tokens for source in sources]
-        if plan.one_pass:
+            with watch.step("load"):
+                stored = [source.load([tuple(range(source.piece.blocks))] * layers) for source in sources]
+            # How much it grows is not known before; what a dense answer would read is what there is at most.
+            state = _decoding(decoder, stitch.cache, sum(piece.tokens for piece in pieces) + len(question))
             with watch.step("prefill"):
-                logits = self.model.forward([stitch.repair(plan, tokens, question)])[0][-1]
+                observed = _attention_of(None, state, stitch.end)
+                logits, plan = grow(
+                    self.model, stitch, pieces, stored, question, plan, plan.grow, observed, _rows(state)
+                )
+            end = stitch.end + len(question)
+            return Context(stitch.cache, logits, end, plan, decoding=state, read=float(len(question)))
+        with watch.step("load"):
+            self._load(stitch, sources, talk.missing(plan.kept), plan.angle)
+            plan = talk.rest(plan, pieces)
+        tokens, sparse = [source.tokens for source in sources], None
+        if policy is not None and policy.applies(len(question)):
+            sparse = talk.attention(policy, stitch.end + len(question))
+        state = _decoding(decoder, stitch.cache, len(question))
+        if plan.one_pass and sparse is None:
+            observed = _attention_of(None, state, stitch.end)
+            with watch.step("prefill"):
+                both = stitch.repair(plan, tokens, question, outputs=_rows(state), attention=observed)
+                logits = self.model.forward([both])[0][-1]
         else:
             if plan.check is None:
                 self._repair(stitch, sources, plan, watch)
             else:
                 with watch.step("repair"):
-                    plan = self._follow(stitch, tokens, plan, plan.check)
+                    plan = follow(self.model, stitch, tokens, plan, plan.check, known)
             with watch.step("prefill"):
-                logits = self.model.forward([append(stitch.cache, question, stitch.end)])[0][-1]
-        return Context(stitch.cache, logits, stitch.end + len(question), plan)
+                logits = self._read(stitch, question, sparse, state)
+        talk.asked(len(question))
+        if state is not None and state.reaches:
+            state.elsewhere = Absent(stitch, sources, plan)
+        read = sum(recomputed(plan.recompute)) + carried + len(question)
+        return Context(stitch.cache, logits, stitch.end, plan, sparse, state, before, known, read)
 
     def queries(
         self, sources: Sequence[Source], first: Sequence[Blocks], question: Sequence[int], depth: int
@@ -162,6 +235,12 @@ class Reader:
         stitch.cache.truncate(lengths)
         return capture.q
 
+    def _read(self, stitch: Stitch, tokens: Sequence[int], sparse: Sparse | None, state: Decoding | None) -> Tensor:
+        """Append tokens, all of them for a decode policy to look at; logits [vocabulary] of the last."""
+        attention = _attention_of(sparse, state, stitch.end)
+        reading = append(stitch.cache, tokens, stitch.end, outputs=_rows(state), attention=attention)
+        return self.model.forward([reading])[0][-1]
+
     def _repair(self, stitch: Stitch, sources: Sequence[Source], plan: Plan, watch: Watch) -> None:
         """Recompute rows in place; padding is there for this pass only."""
         if not any(any(layer) for layer in plan.recompute):
@@ -172,68 +251,6 @@ class Reader:
         with watch.step("repair"):
             self.model.forward([stitch.repair(plan, [source.tokens for source in sources])])
         stitch.cache.truncate(lengths)
-
-    def _follow(self, stitch: Stitch, tokens: Sequence[Sequence[int]], plan: Plan, check: Check) -> Plan:
-        """Recompute while choosing what to recompute; returns the plan as it was carried out."""
-        layers, total = self.model.shape.layers, sum(map(len, tokens))
-        hidden: Tensor | None = None
-        present, start = stitch.positions(plan.recompute[0]), 0
-        done: list[Tensor] = []
-        for layer, share in enumerate(check.shares, start=check.layer):
-            if not present.numel():
-                break
-            stored = stitch.rows(layer, present)
-            capture = Capture()
-            self.model.forward([stitch.again(tokens, present, start, layer + 1, hidden, capture)])
-            done += [present] * (layer + 1 - len(done))
-            apart = check.measure(stitch.rows(layer, present), stored)
-            best = apart.argsort(descending=True, stable=True)[: math.ceil(share * total - 1e-9)].sort().values
-            hidden = None if capture.entered is None else capture.entered[best]
-            present, start = present[best.cpu()], layer
-        if present.numel():
-            self.model.forward([stitch.again(tokens, present, start, layers, hidden)])
-        done += [present] * (layers - len(done))
-        return replace(plan, recompute=tuple(stitch.tokens(rows) for rows in done))
-
-    def _grow(
-        self,
-        stitch: Stitch,
-        sources: Sequence[Source],
-        question: Sequence[int],
-        plan: Plan,
-        grow: Grow,
-        watch: Watch,
-    ) -> tuple[Tensor, Plan]:
-        """Read the question layer by layer: its queries there say what joins the cache before they attend. Returns the
-        last row's logits and the plan as it was carried out."""
-        layers, pieces = self.model.shape.layers, [source.piece for source in sources]
-        with watch.step("load"):
-            stored = [source.load([tuple(range(source.piece.blocks))] * layers) for source in sources]
-        ids, asked = torch.tensor(question, dtype=torch.int64), torch.arange(stitch.end, stitch.end + len(question))
-        hidden: Tensor | None = None
-        slots, kept = [], []
-        with watch.step("prefill"):
-            for layer in range(layers):
-                slots.append(stitch.cache.reserve(layer, asked))
-                capture, start = Capture(), max(0, layer - 1)
-                steps = [Step(None, slots[number]) for number in range(start, layer + 1)]
-                to_here = Pass(
-                    ids, asked, stitch.cache, steps, capture=capture, depth=layer + 1, start=start, hidden=hidden
-                )
-                self.model.forward([to_here])
-                hidden = capture.entered
-                asks = grow(layer, capture.q[-1], [rows[layer][0] for rows in stored])
-                kept.append(tuple(tuple(sorted({*a, *b})) for a, b in zip(plan.kept[layer], asks, strict=True)))
-                chosen = [list(piece.rows(blocks)) for piece, blocks in zip(pieces, kept[-1], strict=True)]
-                stitch.put(
-                    layer,
-                    [(i, tuple(r), (stored[i][layer][0][r], stored[i][layer][1][r])) for i, r in enumerate(chosen)],
-                    plan.angle,
-                )
-            last = Step(None, slots[-1], leave=torch.tensor([len(question) - 1]))
-            ended = Pass(ids, asked, stitch.cache, [last], start=layers - 1, hidden=hidden)
-            logits = self.model.forward([ended])[0][-1]
-        return logits, replace(plan, kept=tuple(kept))
 
     def _load(
         self,
@@ -261,14 +278,37 @@ class Reader:
         fixed = sum(len(piece.rows(blocks)) for piece, blocks in zip(pieces, first, strict=False))
         return len(self.prefix_tokens) + (min(context, fixed + context // 5) if first else context)
 
+    def _settle(self, talk: Talk, watch: Watch) -> None:
+        """Give rows to what is carried."""
+        stitch = talk.stitch
+        if not talk.begun:
+            self._put_prefix(stitch.cache)
+        elif talk.carry:
+            with watch.step("prefill"):
+                self.model.forward([append(stitch.cache, talk.carry, stitch.end, outputs=0)])
+        stitch.end, talk.carry = talk.position, ()
+
     def _put_prefix(self, cache: ContextCache) -> None:
         for layer in range(self.model.shape.layers):
             cache.put(layer, self.prefix.k(layer), self.prefix.v(layer), self.prefix.positions(layer))
 
 
-def _minus(kept: Sequence[Sequence[Blocks]], fixed: Sequence[Sequence[Blocks]]) -> list[list[Blocks]]:
-    """Blocks still to be loaded, same nesting."""
-    return [
-        [tuple(b for b in want if b not in have) for want, have in zip(layer, done, strict=True)]
-        for layer, done in zip(kept, fixed, strict=True)
-    ]
+def _attention(policy: Policy | None, end: int) -> Sparse | None:
+    """The attention of an input of `end` tokens."""
+    return Sparse(policy.start(), end) if policy is not None and policy.applies(end) else None
+
+
+def _decoding(decoder: Decoder | None, cache: ContextCache, tokens: int) -> Decoding | None:
+    """State for a cache that so many tokens join, None where decoding is dense."""
+    keys = sum(cache.lengths) / len(cache.lengths) + tokens
+    return decoder.start() if decoder is not None and decoder.applies(keys) else None
+
+
+def _attention_of(sparse: Sparse | None, state: Decoding | None, start: int) -> Attention | None:
+    """The attention of a pass whose rows from position `start` on a decode policy looks at."""
+    return sparse if state is None else Observed(state, sparse, start)
+
+
+def _rows(state: Decoding | None) -> int:
+    """Last rows that have to reach the attention of the last layer."""
+    return 1 if state is None else state.rows

@@ -20,20 +20,28 @@ class Citation:
 
 @dataclass(frozen=True)
 class Tokens:
-    """context: of all retrieved chunks · kept: mean over layers · recomputed: mean over layers of the tokens
-    computed again there · question · generated."""
+    """context: of all chunks the answer stands on, in a conversation those of its earlier turns, too · kept: mean over
+    layers · recomputed: mean over layers of the tokens computed again there · question · generated.
+
+    history: of a conversation's earlier turns and their chunks, what was in the cache when the question came ·
+    prefilled: what went through the model before the first token: chunks prefilled or recomputed, what was left of the
+    last answer, earlier turns where they had to be read again, the question. Both are means over layers and leave out
+    the prompt's prefix; the pass in which a question chooses blocks is not counted either.
+    """
 
     context: int
     kept: float
     recomputed: float
     question: int
     generated: int
+    history: float
+    prefilled: float
 
 
 @dataclass(frozen=True)
 class Ratios:
     """sequence = kept/context · recompute = recomputed/context · load = bytes read, heads included / context KV ·
-    cache_hit = chunks found in any tier / chunks retrieved."""
+    cache_hit = chunks found in any tier / chunks of the context."""
 
     sequence: float
     recompute: float
@@ -70,7 +78,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Bytes:
-    """context_kv: full KV of the retrieved chunks · heads: head records read · loaded: ranges read, the
+    """context_kv: full KV of the chunks · heads: head records read · loaded: ranges read, the
     kept blocks and what stands in for dropped ones while rows pass through during repair (SamKV's padding)."""
 
     context_kv: int
@@ -97,6 +105,20 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class Decoded:
+    """What decoding read. steps: passes of one token, the first token needs none · read, present: keys a step read, and
+    keys there were, means over steps, layers and attention heads; the prompt's prefix, the question and the answer so
+    far are among them · pulled: blocks that came back from the store on the way · ended: `stop`, or `length` where
+    the answer has all the tokens it may have and might go on."""
+
+    steps: int
+    read: float
+    present: float
+    pulled: int
+    ended: str
+
+
+@dataclass(frozen=True)
 class ChunkReport:
     """kept: per block, the share of layers that kept it, 0..1."""
 
@@ -111,7 +133,11 @@ class ChunkReport:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything one request reused, loaded and recomputed, and how long it took."""
+    """Everything one request reused, loaded and recomputed, and how long it took.
+
+    prefill, decode: the policies that were at work; dense where the input was too short for the one asked for, or the
+    answer for a step that left keys out.
+    """
 
     method: str
     prefill: str
@@ -121,6 +147,7 @@ class Report:
     ratios: Ratios
     cache: Cache
     bytes: Bytes
+    decoding: Decoded
     timings_ms: Timings
     chunks: tuple[ChunkReport, ...]
 

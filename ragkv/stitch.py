@@ -1,7 +1,8 @@
 """Stitching: stored rows to their places in one context cache, and a plan's recomputation as a model pass.
 
-positions   0 …|S|  S   then the chunks back to back at their full length, then the question: dropped blocks leave gaps
-slots       where a token's row lies in the cache; per layer, since layers keep different blocks
+positions   0 …|S|  S   then the chunks back to back at their full length, then the question: dropped blocks leave gaps.
+            In a conversation the answer follows, then the chunks that join with the next question, and so on
+slots       where a chunk token's row lies in the cache; per layer, since layers keep different blocks
 """
 
 from __future__ import annotations
@@ -9,30 +10,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ragkv.context import ContextCache
 from ragkv.model import DecoderModel, Rotary, rotate
-from ragkv.passes import Capture, Pass, Step
+from ragkv.passes import Attention, Capture, Pass, Step
 from ragkv.recompute.base import Angle, Piece, Place, Plan, Rows, Tokens, rows_alive
 
 
 class Stitch:
-    """The context cache of one request while it is put together.
+    """The context cache of one request, or of a conversation, while it is put together.
 
-    starts: position of each chunk's first token · end: where the question starts.
+    starts: position of each chunk's first token · end: where the next chunk, or the question, starts.
     """
 
     def __init__(self, model: DecoderModel, pieces: Sequence[Piece], prefix: int, capacity: int):
         """prefix: tokens of S · capacity: rows per layer to make room for."""
-        self.starts = [prefix]
-        for piece in pieces:
-            self.starts.append(self.starts[-1] + piece.tokens)
-        self.end = self.starts.pop()
+        self.starts: list[int] = []
+        self.end = prefix
         self.cache = ContextCache(model.shape, capacity, model.dtype, model.device)
         self._model = model
-        self._rotary: Rotary = model.rotary(torch.arange(self.end))
-        self._slots = torch.full((model.shape.layers, self.end), -1, dtype=torch.int64)
+        self._sizes: list[int] = []
+        self._rotary = Rotary(torch.empty(0), torch.empty(0))
+        self._slots = torch.empty(model.shape.layers, 0, dtype=torch.int64)
+        self.join(pieces)
+
+    def join(self, pieces: Sequence[Piece]) -> None:
+        """Chunks take their places at the end. None of their rows is there yet."""
+        if not pieces:
+            return
+        for piece in pieces:
+            self.starts.append(self.end)
+            self._sizes.append(piece.tokens)
+            self.end += piece.tokens
+        self._rotary = self._model.rotary(torch.arange(self.end))
+        self._slots = F.pad(self._slots, (0, self.end - self._slots.shape[1]), value=-1)
 
     def put(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
         """Rotate rows to their places, or where `angle` says, and append them: (chunk, its token indices [m], k and v
@@ -43,12 +56,17 @@ class Stitch:
         positions = torch.cat([torch.tensor(tokens) + self.starts[i] for i, tokens, _ in chunks])
         k = torch.cat([rows[0] for _, _, rows in chunks]).to(self._model.device, non_blocking=True)
         v = torch.cat([rows[1] for _, _, rows in chunks]).to(self._model.device, non_blocking=True)
-        turned = positions
-        if angle is not None:
-            places = [Place(self.starts[0], start, self.end) for start in self.starts]
-            turned = torch.cat([angle(torch.tensor(tokens), places[i]) for i, tokens, _ in chunks])
-        k = rotate(k, self._rotary[turned.to(self._model.device)])
+        k = self.turned(k, [(i, tokens) for i, tokens, _ in chunks], angle)
         self._slots[layer, positions] = self.cache.put(layer, k, v, positions)
+
+    def turned(self, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: Angle | None = None) -> Tensor:
+        """Pre-RoPE keys [m, Hkv, d] of (chunk, its token indices), rotated to their places or where `angle` says."""
+        if angle is None:
+            at = [torch.tensor(tokens) + self.starts[i] for i, tokens in chunks]
+        else:
+            places = [Place(self.starts[0], start, self.end) for start in self.starts]
+            at = [angle(torch.tensor(tokens), places[i]) for i, tokens in chunks]
+        return rotate(k, self._rotary[torch.cat(at).to(self._model.device)])
 
     def positions(self, tokens: Sequence[Tokens]) -> Tensor:
         """Stitched positions of token indices per chunk, ascending."""
@@ -58,10 +76,9 @@ class Stitch:
 
     def tokens(self, positions: Tensor) -> tuple[Tokens, ...]:
         """Token indices per chunk of stitched positions [m]: what `positions` undoes."""
-        ends = [*self.starts[1:], self.end]
         return tuple(
-            tuple((positions[(positions >= start) & (positions < end)] - start).tolist())
-            for start, end in zip(self.starts, ends, strict=True)
+            tuple((positions[(positions >= start) & (positions < start + size)] - start).tolist())
+            for start, size in zip(self.starts, self._sizes, strict=True)
         )
 
     def rows(self, layer: int, positions: Tensor) -> Rows:
@@ -80,24 +97,30 @@ class Stitch:
     ) -> Pass:
         """The pass that recomputes the tokens at `positions` [m] in layers [start, depth). hidden: what enters layer
         start [m, hidden size], or None for layer 0."""
-        flat = torch.tensor([t for part in tokens for t in part], dtype=torch.int64)
         nothing = torch.empty(0, dtype=torch.int64)
         steps = [
             Step(write=None, slots=self._slots[layer, positions], leave=nothing if layer == depth - 1 else None)
             for layer in range(start, depth)
         ]
-        ids = flat[positions - self.starts[0]]
+        ids = self._ids(tokens)[positions]
         return Pass(ids, positions, self.cache, steps, capture=capture, depth=depth, start=start, hidden=hidden)
 
-    def repair(self, plan: Plan, tokens: Sequence[Sequence[int]], question: Sequence[int] = ()) -> Pass:
+    def repair(
+        self,
+        plan: Plan,
+        tokens: Sequence[Sequence[int]],
+        question: Sequence[int] = (),
+        *,
+        outputs: int = 1,
+        attention: Attention | None = None,
+    ) -> Pass:
         """The pass that recomputes what the plan says, with the question's rows behind it if given.
 
         tokens: token ids per chunk. Rows thin out by rule 1; rows are written by rule 2; the question's rows go through
-        every layer and its last one gives logits.
+        every layer and its last `outputs` give logits.
         """
         alive = [self.positions(layer) for layer in rows_alive(plan.recompute)]
         written = [self.positions(layer) for layer in plan.recompute]
-        flat = torch.tensor([t for part in tokens for t in part], dtype=torch.int64)
         asked = torch.arange(self.end, self.end + len(question))
         steps = []
         for layer, present in enumerate(alive):
@@ -106,7 +129,7 @@ class Stitch:
             write = torch.cat([torch.searchsorted(present, written[layer]), torch.arange(count, total)])
             slots = torch.cat([self._slots[layer, written[layer]], self.cache.reserve(layer, asked)])
             if last:
-                leave = torch.arange(total - min(1, len(question)), total)
+                leave = torch.arange(total - min(outputs, len(question)), total)
             else:
                 leave = torch.cat([torch.searchsorted(present, alive[layer + 1]), torch.arange(count, total)])
             steps.append(
@@ -117,5 +140,13 @@ class Stitch:
                     leave=None if leave.shape[0] == total else leave,
                 )
             )
-        ids = torch.cat([flat[alive[0] - self.starts[0]], torch.tensor(question, dtype=torch.int64)])
-        return Pass(ids, torch.cat([alive[0], asked]), self.cache, steps, blend=plan.blend)
+        ids = torch.cat([self._ids(tokens)[alive[0]], torch.tensor(question, dtype=torch.int64)])
+        positions = torch.cat([alive[0], asked])
+        return Pass(ids, positions, self.cache, steps, blend=plan.blend, attention=attention)
+
+    def _ids(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Token id by position [end]; 0 where no chunk stands."""
+        ids = torch.zeros(self.end, dtype=torch.int64)
+        for start, part in zip(self.starts, tokens, strict=True):
+            ids[start : start + len(part)] = torch.tensor(part, dtype=torch.int64)
+        return ids

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ragkv.conversations import Conversation
+from ragkv.decode import Spoken
 from ragkv.model import DecoderModel
+from ragkv.reader import Context
 from ragkv.recompute.base import Plan, recomputed
-from ragkv.report import Bytes, Cache, ChunkReport, Fallback, Hits, Ratios, Report, Timings, Tokens
-from ragkv.sources import StoredChunk
+from ragkv.report import Bytes, Cache, ChunkReport, Decoded, Fallback, Hits, Ratios, Report, Timings, Tokens
 from ragkv.types import Hit
 from ragkv.watch import Watch
 
@@ -17,21 +19,21 @@ TIMED = ("retrieve", "open", "plan", "load", "repair", "prefill", "decode")
 
 def summarise(
     model: DecoderModel,
-    method: str,
-    hits: Sequence[Hit],
-    sources: Sequence[StoredChunk],
-    plan: Plan | None,
+    talk: Conversation,
+    context: Context,
+    policies: tuple[str, str],
     question: int,
-    generated: int,
-    ttft: float,
+    spoken: Spoken,
     watch: Watch,
     refused: str = "",
 ) -> Report:
-    """plan None: everything was prefilled, nothing looked up. ttft in milliseconds. refused: why no chunk's stored KV
-    was used although the method asked for would have."""
-    again = recomputed(plan.recompute) if plan else [float(len(hit.chunk.tokens)) for hit in hits]
+    """talk: as the question left it · policies: of prefill and decoding, as they were asked for · question: tokens ·
+    refused: why no chunk's stored KV was used although the method asked for would have."""
+    hits, sources, plan = talk.hits, talk.sources, context.plan  # no plan: all was prefilled, nothing looked up
+    new = [0 if i < context.known else len(hit.chunk.tokens) for i, hit in enumerate(hits)]
+    again = recomputed(plan.recompute) if plan else [float(tokens) for tokens in new]
     chunks = tuple(_chunk(model, i, hit, plan, again[i]) for i, hit in enumerate(hits))
-    context = sum(chunk.tokens for chunk in chunks)
+    size = sum(chunk.tokens for chunk in chunks)
     kept = _kept_tokens(model, hits, plan)
     row = model.token_bytes
     heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
@@ -42,18 +44,39 @@ def summarise(
     )
     if refused:
         fallbacks = tuple(Fallback(hit.chunk.id, refused) for hit in hits)
+    prefill, decode = (policy.partition(":")[0] for policy in policies)
+    decoding = _decoded(context, spoken)
     return Report(
-        method=method,
-        prefill="dense",
-        decode="dense",
+        method=talk.method,
+        prefill=prefill if context.sparse and context.sparse.chosen else "dense",
+        decode=decode if decoding.read < decoding.present else "dense",
         model=model.name,
-        tokens=Tokens(context, kept, sum(again), question, generated),
-        ratios=Ratios(kept / context, sum(again) / context, (heads + loaded) / (context * row), found / len(hits)),
+        tokens=Tokens(
+            context=size,
+            kept=kept,
+            recomputed=sum(again),
+            question=question,
+            generated=len(spoken.tokens),
+            history=0.0 if talk.replayed else context.before,
+            prefilled=context.read + talk.replayed,
+        ),
+        ratios=Ratios(kept / size, sum(again) / size, (heads + loaded) / (size * row), found / len(hits)),
         cache=Cache(len(hits), Hits(**tiers), len(sources) - found, fallbacks),
-        bytes=Bytes(context * row, heads, loaded),
-        timings_ms=Timings(**{name: watch.spent(name) for name in TIMED}, ttft=ttft, total=watch.total()),
+        bytes=Bytes(size * row, heads, loaded),
+        decoding=decoding,
+        timings_ms=Timings(**{name: watch.spent(name) for name in TIMED}, ttft=spoken.ttft, total=watch.total()),
         chunks=chunks,
     )
+
+
+def _decoded(context: Context, spoken: Spoken) -> Decoded:
+    state, steps, ended = context.decoding, spoken.steps, "stop" if spoken.stopped else "length"
+    if state is not None and state.readings:
+        lists = sum(each.read.shape[0] for each in state.readings)
+        return Decoded(steps, state.read / lists, state.present / lists, state.pulled, ended)
+    lengths = context.cache.lengths
+    present = sum(lengths) / len(lengths) - (steps - 1) / 2 if steps else 0.0
+    return Decoded(steps, present, present, 0, ended)
 
 
 def _chunk(model: DecoderModel, i: int, hit: Hit, plan: Plan | None, again: float) -> ChunkReport:

@@ -7,7 +7,7 @@ Axis letters used in every docstring of the project:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NewType
 
@@ -20,6 +20,10 @@ LANDMARKS = 4
 
 Key = NewType("Key", str)
 """Name of a stored chunk: hash of fingerprint, collection salt and token ids; safe as a file name."""
+
+Scalar = str | int | float | bool | None
+Filter = Mapping[str, Scalar | Sequence[Scalar]]
+"""What the metadata of a document has to say: for each key the value, or one of the values (catalog/attributes.py)."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,12 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Hit:
-    """A retrieved chunk. score: fused rank score, larger is better."""
+    """A retrieved chunk. score: fused rank score, larger is better · row: of the chunk in the catalogue, never used
+    twice."""
 
     chunk: Chunk
     score: float
+    row: int = 0
 
 
 @dataclass(frozen=True)

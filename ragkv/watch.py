@@ -24,7 +24,11 @@ class Watch:
         try:
             yield
         finally:
-            self._spent[name] = self._spent.get(name, 0.0) + self.total() - start
+            self.book(name, self.total() - start)
+
+    def book(self, name: str, milliseconds: float) -> None:
+        """Add to what `name` took."""
+        self._spent[name] = self._spent.get(name, 0.0) + milliseconds
 
     def spent(self, name: str) -> float:
         """Milliseconds booked under `name`; 0 when the step never ran."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from ragkv.catalog import Catalog, EmbedderIdentity, database
+from ragkv.catalog import Catalog, CollectionInfo, EmbedderIdentity, Turn, database
 from ragkv.errors import (
     CatalogCorrupt,
     ConfigError,
@@ -114,7 +115,7 @@ def test_documents_are_listed_by_collection_in_pages(catalog: Catalog) -> None:
         ("b", "x", 2, 6),
     ]
     assert [d.id for d in catalog.documents("a")] == ["x", "y"]
-    assert [(d.collection, d.id) for d in catalog.documents(None, after=("a", "x"), limit=1)] == [("a", "y")]
+    assert [d.id for d in catalog.page("a", after="x", limit=1)] == ["y"]
     assert catalog.count() == (3, 6)
 
 
@@ -209,6 +210,67 @@ def test_a_catalogue_from_before_claims_gets_them(path: Path) -> None:
     catalog.release(catalog.claim([Key("k")], "model"))
     assert catalog.count() == (1, 1)
     catalog.close()
+
+
+def test_a_catalogue_from_before_conversations_gets_their_table(path: Path) -> None:
+    catalog = Catalog.open(path)
+    with catalog.write() as connection:
+        connection.execute("DROP TABLE turns")
+    catalog.close()
+    catalog = Catalog.open(path)
+    turn = Turn("Who?", "Ada", (1, 2), (3,), ((7, "a#0"),), "full", "model")
+    row = catalog.add_turn("default", "talk", [], turn)
+    found = catalog.turns("default", "talk")
+    assert found == [replace(turn, row=row, created=found[0].created)]
+    catalog.close()
+
+
+def test_a_catalogue_from_before_paces_gets_them_and_the_indexes(path: Path) -> None:
+    catalog = Catalog.open(path)
+    put(catalog, "a", ["text"])
+    with catalog.write() as connection:
+        connection.execute("DROP TABLE paces")
+        connection.execute("DROP INDEX job_documents_by_id")
+    catalog.close()
+    catalog = Catalog.open(path)
+    with catalog.read() as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    assert {"paces", "job_documents_by_id"} <= names
+    catalog.close()
+
+
+def test_collections_are_told_by_the_beginning_of_their_names(catalog: Catalog) -> None:
+    for collection in ("ours:a", "ours:b", "theirs:a", "ours"):
+        put(catalog, "x", ["one", "two"], collection=collection)
+    put(catalog, "y", ["three"], collection="ours:a")
+    assert catalog.collections("ours:") == [CollectionInfo("ours:a", 2, 3, 9), CollectionInfo("ours:b", 1, 2, 6)]
+    assert [info.name for info in catalog.collections()] == ["ours", "ours:a", "ours:b", "theirs:a"]
+
+
+def test_a_cleared_collection_leaves_others_what_they_share(catalog: Catalog) -> None:
+    put(catalog, "x", ["shared", "own"], collection="a", keys=["shared", "own"])
+    put(catalog, "x", ["shared"], collection="b", keys=["shared"])
+    catalog.add_turn("a", "talk", [], Turn("Who?", "Ada", (1,), (2,), (), "full", "model"))
+    generation = catalog.generation("a")
+    assert catalog.clear("a") == ["own"]
+    assert (catalog.turns("a", "talk"), catalog.match("a", "shared", 5), catalog.vectors("a")[0].size) == ([], [], 0)
+    assert catalog.generation("a") > generation
+    assert [info.collection for info in catalog.documents()] == ["b"]
+
+
+def test_a_turn_is_stored_behind_those_that_it_was_answered_after(catalog: Catalog) -> None:
+    turn = Turn("Who?", "Ada", (1,), (3,), (), "full", "model")
+    first = catalog.add_turn("default", "talk", [], turn)
+    assert first is not None
+    second = catalog.add_turn("default", "talk", [first], turn)
+    assert catalog.add_turn("other", "talk", [first], turn) is None, "another collection has no such turn"
+    assert [found.row for found in catalog.turns("default", "talk")] == [first, second]
+    catalog.remove_conversation("default", "talk")
+    assert catalog.add_turn("default", "talk", [first, second], turn) is None, "what was removed does not come back"
+    assert catalog.turns("default", "talk") == []
+    with pytest.raises(NotFound, match="talk"):
+        catalog.remove_conversation("default", "talk")
+    assert catalog.add_turn("default", "talk", [], turn) not in (first, second)
 
 
 def test_a_copy_is_a_catalogue_of_its_own(catalog: Catalog, tmp_path: Path) -> None:
@@ -569,7 +631,7 @@ FULL = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from ragkv.catalog import Catalog, EmbedderIdentity
+from ragkv.catalog import Catalog, CollectionInfo, EmbedderIdentity
 from ragkv.errors import StoreFull, StoreUnavailable
 from ragkv.types import Chunk, Document, Key
 

@@ -1,7 +1,9 @@
 """Prompt pieces: nothing a document or a user says changes the frame around it."""
 
+import pytest
 import transformers
 
+from ragkv.errors import InputError
 from ragkv.profile import Profile
 from ragkv.prompt import Prompt
 
@@ -34,3 +36,61 @@ def test_without_profile_and_template_there_are_plain_pieces(demo_folder):
     prompt = Prompt(tokenizer, Profile())
     assert prompt.prefix == (0,)
     assert tokenizer.decode(list(prompt.question("Why?"))) == "Question: Why?\nAnswer:"
+
+
+QWEN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+BRACKETS = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]"
+    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [QWEN, BRACKETS])
+def test_two_turns_in_pieces_are_what_the_template_writes_for_the_whole_conversation(demo_folder, template):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder)
+    tokenizer.chat_template = template
+    prompt = Prompt(tokenizer, Profile())
+    kept, then = prompt.answered(prompt.plain("A lamp."), "A lamp.")
+    first = [*prompt.prefix, *prompt.chunk("T", "x."), *prompt.question("Why?")]
+    pieces = [*first, *kept, *then, *prompt.chunk("U", "y."), *prompt.question("And?")]
+    before = tokenizer.decode(list(prompt.prefix)).partition("You answer")[2]
+    user = f"You answer{before}Document: T\nx.\nQuestion: Why?\nAnswer:"
+    said = [("user", user), ("assistant", "A lamp."), ("user", "Document: U\ny.\nQuestion: And?\nAnswer:")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    expected = whole.replace("[/INST] A lamp.", "[/INST]A lamp.")  # the model writes that space, if any, itself
+    assert tokenizer.decode(pieces) == expected
+
+
+def test_a_template_without_a_second_turn_says_so_when_one_is_wanted(demo_folder):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder)
+    tokenizer.chat_template = (
+        "{% if messages|length > 1 %}{{ raise_exception('one turn only') }}{% endif %}[{{ messages[0].content }}]"
+    )
+    prompt = Prompt(tokenizer, Profile())
+    assert tokenizer.decode(list(prompt.question("Why?"))).endswith("Answer:]")
+    with pytest.raises(InputError, match="one turn only"):
+        prompt.answered((), "x")
+
+
+def test_an_answer_stands_as_the_model_wrote_it_up_to_where_it_was_cut(model):
+    prompt, decode = model.prompt, model.tokenizer.decode
+    tokens = prompt.plain(" Ada Brook\nQuestion: more")
+    end = len(prompt.plain(" Ada Brook"))
+    assert prompt.answered(tokens, " Ada Brook") == (tokens[:end], prompt.plain("\n"))
+    assert prompt.answered(tokens, decode(tokens)) == (tokens, prompt.plain("\n"))
+    assert prompt.answered((), "") == ((), prompt.plain("\n"))
+    assert prompt.retold("Ada Brook") == (*tokens[:end], *prompt.plain("\n"))
+
+
+def test_a_cut_inside_a_token_keeps_what_stands_before_it_as_text(model):
+    prompt, decode = model.prompt, model.tokenizer.decode
+    tokens = prompt.plain(" lighthouses é")
+    whole = decode(tokens)
+    for end in range(len(whole) + 1):
+        kept, then = prompt.answered(tokens, whole[:end])
+        assert decode([*kept, *then]) == whole[:end] + "\n"
+        assert kept == tokens[: len(kept)]

@@ -8,25 +8,27 @@ Chunks are encoded once, outside the figures. Two accountings of the time to the
 With a store, both read the same numbers: chunks lie in memory as they came back from it, quantised bodies included.
 
 Full prefill of the chunks is done once per set and shared by its questions, which changes no answer (the question's
-rows come last); its time counts for each of them.
+rows come last); its time counts for each of them. Under a prefill policy every question is a prefill of its own, since
+what a policy reads depends on where the input ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ragkv.bench.score import exact_match, f1
 from ragkv.bench.sets import Question, QuestionSet
 from ragkv.calibrate import gold_blocks
-from ragkv.decode import Sampling, cut_at_stop, decode
+from ragkv.decode import Run, Sampling, Speech, write
 from ragkv.errors import InputError
 from ragkv.methods import FULL, make_method
 from ragkv.model import DecoderModel
 from ragkv.passes import append
 from ragkv.reader import Context, Fresh, Reader, Source
 from ragkv.recompute.base import Plan, recomputed
+from ragkv.sparse.base import Policy
 from ragkv.types import ChunkKV
 from ragkv.watch import Watch
 
@@ -61,7 +63,8 @@ class Figures:
     """Of one question. recall: all blocks of the answer are kept in every layer, 1 where its place is not known ·
     middle: blocks kept beside the fixed ones / all blocks · sequence, recompute: tokens kept, recomputed / all tokens ·
     stopped: the answer ended by itself, at the end of a span of the context (or of "unknown") · kv: bytes of the kept
-    KV · ttft, ttft_load: milliseconds · load: bytes read / bytes of the full KV. No store: ttft_load and load are None.
+    KV · ttft, ttft_load: milliseconds · load: bytes read / bytes of the full KV. No store: ttft_load and load are None
+    · read: query-key pairs computed / those of a dense prefill of everything; None for what reuses stored KV.
     """
 
     em: float
@@ -75,6 +78,7 @@ class Figures:
     ttft: float
     ttft_load: float | None = None
     load: float | None = None
+    read: float | None = None
 
 
 @dataclass(frozen=True)
@@ -98,15 +102,18 @@ def ask_all(
     store: Cupboard | None = None,
     done: dict[Asked, Outcome] | None = None,
     keep: Callable[[Outcome], None] = lambda outcome: None,
+    policies: Mapping[str, Policy] | None = None,
 ) -> list[Outcome]:
     """Ask every question with every method, in the order of the sets.
 
     prefix: what chunks are encoded after, as in `Reader` · store: for the figures that need one · done: outcomes that
-    need not be asked for again · keep: called with each new one. Raises InputError, before anything is asked, for a
-    method that there is not and a set that does not fit the model.
+    need not be asked for again · keep: called with each new one · policies: names among `methods` that mean full
+    prefill under a policy. Raises InputError, before anything is asked, for a method that there is not and a set that
+    does not fit the model.
     """
+    policies = policies or {}
     for method in methods:
-        if method != FULL:
+        if method != FULL and method not in policies:
             make_method(method, model)
     for each in sets:
         check_fits(model, each, max_tokens)
@@ -116,7 +123,8 @@ def ask_all(
     asked = 0
     for i, each in enumerate(sets):
         missing = [(j, m) for j in range(len(each.questions)) for m in methods if (i, j, m) not in known]
-        asker = _Asker(reader, each, list(dict.fromkeys(m for _, m in missing)), max_tokens, store) if missing else None
+        todo = list(dict.fromkeys(method for _, method in missing))
+        asker = _Asker(reader, each, todo, max_tokens, store, policies) if missing else None
         for j, question in enumerate(each.questions):
             for method in methods:
                 if asker is not None and (i, j, method) not in known:
@@ -148,13 +156,20 @@ class _Asker:
     """Asks about one set, whose chunks are encoded, and prefilled, once."""
 
     def __init__(
-        self, reader: Reader, asked: QuestionSet, methods: Sequence[str], max_tokens: int, store: Cupboard | None
+        self,
+        reader: Reader,
+        asked: QuestionSet,
+        methods: Sequence[str],
+        max_tokens: int,
+        store: Cupboard | None,
+        policies: Mapping[str, Policy],
     ):
         self._reader, self._set, self._max_tokens, self._store = reader, asked, max_tokens, store
+        self._policies = policies
         model = reader.model
-        chunks = [model.prompt.chunk(title, text) for title, text in asked.chunks]
-        sparse = any(method != FULL for method in methods)
-        encoded = map(reader.encode, chunks if sparse else [])
+        self._chunks = chunks = [model.prompt.chunk(title, text) for title, text in asked.chunks]
+        reuse = any(method != FULL and method not in policies for method in methods)
+        encoded = map(reader.encode, chunks if reuse else [])
         self._encoded = [kv if store is None else store.put(kv) for kv in encoded]
         self._shared = reader.mode == "shared"
         block = model.profile.block
@@ -172,6 +187,9 @@ class _Asker:
         if method == FULL:
             context = self._ask_full(tokens)
             ttft = self._prefill + watch.total()
+        elif method in self._policies:
+            context = self._reader.full(self._chunks, tokens, self._max_tokens, watch, self._policies[method])
+            ttft = watch.total()
         else:
             way = make_method(method, model)
             context = self._reader.sparse(self._sources, tokens, way, self._max_tokens, watch)
@@ -184,8 +202,9 @@ class _Asker:
         shape = model.shape
         row = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
         if context.plan is None:
-            loaded = (None, None) if self._store is None else (ttft, 0.0)
-            figures = Figures(*scores, 1.0, 1.0, 1.0, 1.0, ended, float(row * self._size), ttft, *loaded)
+            load, ttft_load = (None, None) if self._store is None else (0.0, ttft)
+            read = 1.0 if context.sparse is None else context.sparse.read / context.sparse.whole
+            figures = Figures(*scores, 1.0, 1.0, 1.0, 1.0, ended, float(row * self._size), ttft, ttft_load, load, read)
             return Outcome(question, method, answer, figures, at)
         found = self._found(question, context.plan)
         shares = _shares(context.plan, self._sources, model.profile.initial + model.profile.local)
@@ -204,11 +223,12 @@ class _Asker:
     def _answer(self, context: Context) -> tuple[str, float]:
         """(the answer, whether it ended by itself)."""
         model = self._reader.model
-        sampling = Sampling(self._max_tokens)
-        tokens = list(decode(model, context.cache, context.logits, context.position, sampling))
-        text, marked = cut_at_stop(model.tokenizer.decode(tokens), model.profile.stop)
-        answer = text.strip()
-        ended = (marked or len(tokens) < self._max_tokens) and (answer == "unknown" or answer in self._text)
+        speech = Speech(model, model.profile.stop, Watch(model.device))
+        run = Run(context.cache, context.logits, context.position, Sampling(self._max_tokens), over=speech)
+        for _ in write(model, run):
+            pass
+        answer = speech.text.strip()
+        ended = run.stopped and (answer == "unknown" or answer in self._text)
         return answer, float(ended)
 
     def _from_store(self, tokens: Sequence[int], method: str, row: int) -> tuple[float | None, float | None]:

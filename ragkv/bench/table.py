@@ -18,7 +18,7 @@ RESAMPLES = 2000
 class Row:
     """One method over questions: means, but medians of the times (ms). delta, low, high: F1 less that of full on the
     same questions, and the 95% interval of a paired bootstrap; None where full was not asked. ttft_load, load: None
-    without a store."""
+    without a store · read: None for what reuses stored KV."""
 
     method: str
     questions: int
@@ -36,6 +36,7 @@ class Row:
     kv: float
     ttft: float
     ttft_load: float | None
+    read: float | None
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
@@ -70,6 +71,7 @@ def _row(method: str, answered: Sequence[Outcome], full: dict[tuple[int, int], f
     means = {name: statistics.fmean(getattr(f, name) for f in figures) for name in names}
     loads = [f.load for f in figures if f.load is not None]
     times = [f.ttft_load for f in figures if f.ttft_load is not None]
+    read = [f.read for f in figures if f.read is not None]
     differences = [outcome.figures.f1 - full[outcome.at] for outcome in answered if outcome.at in full]
     low, high = interval(differences) if differences else (None, None)
     return Row(
@@ -81,6 +83,7 @@ def _row(method: str, answered: Sequence[Outcome], full: dict[tuple[int, int], f
         load=statistics.fmean(loads) if loads else None,
         ttft=statistics.median(f.ttft for f in figures),
         ttft_load=statistics.median(times) if times else None,
+        read=statistics.fmean(read) if read else None,
         **means,
     )
 

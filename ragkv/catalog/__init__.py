@@ -2,6 +2,15 @@
 
 from ragkv.catalog.catalog import Catalog
 from ragkv.catalog.claims import GRACE_SECONDS
-from ragkv.catalog.nouns import Changes, DocumentInfo, EmbedderIdentity, Passage
+from ragkv.catalog.nouns import Changes, CollectionInfo, DocumentInfo, EmbedderIdentity, Passage, Turn
 
-__all__ = ["GRACE_SECONDS", "Catalog", "Changes", "DocumentInfo", "EmbedderIdentity", "Passage"]
+__all__ = [
+    "GRACE_SECONDS",
+    "Catalog",
+    "Changes",
+    "CollectionInfo",
+    "DocumentInfo",
+    "EmbedderIdentity",
+    "Passage",
+    "Turn",
+]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -16,20 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragkv.catalog import claims, vectors, words
+from ragkv.catalog import attributes, claims, documents, turns, vectors, words
 from ragkv.catalog.database import Database
-from ragkv.catalog.nouns import Changes, DocumentInfo, EmbedderIdentity, Passage
+from ragkv.catalog.nouns import Changes, CollectionInfo, DocumentInfo, EmbedderIdentity, Passage, Turn
 from ragkv.errors import NotFound
-from ragkv.types import Chunk, Document, Key
+from ragkv.types import Chunk, Document, Filter, Key
 
-_INFO = "collection, id, title, metadata, content_hash, reader, chunks, tokens, created, updated"
 _CHUNK = "chunks.row, documents.id, chunks.ordinal, chunks.title, chunks.text, chunks.tokens"
 _CHUNKS = f"SELECT {_CHUNK} FROM chunks JOIN documents ON documents.row = chunks.document"
 _THESE = "(SELECT value FROM json_each(?))"
 
 
 class Catalog:
-    """Documents, chunks, vectors of all collections. Thread-safe: see Database.
+    """Documents, chunks, vectors, conversations of all collections. Thread-safe: see Database.
 
     Any method may raise StoreFull (no room; nothing was changed), StoreUnavailable (locked by another process) and
     CatalogCorrupt.
@@ -68,94 +66,91 @@ class Catalog:
         reader: str = "",
         claim: int | None = None,
         admit: Callable[[int], None] | None = None,
+        wanted: Callable[[], None] | None = None,
     ) -> list[Key]:
         """Store a document in place of its old version: chunks, their vectors (matrix [n, dimension]) and KV keys.
 
-        claim: one on `keys`, released with this · admit: told the tokens of the collection's other documents; what it
-        raises leaves everything as it was. Returns the keys of the old version that no chunk refers to any more.
-        Raises EmbedderChanged.
+        claim: one on `keys`, released with this · admit: told the tokens of the collection's other documents · wanted:
+        asked inside the transaction, so that what others write comes before it or after all of it; it may read. What
+        one of the two raises leaves everything as it was. Returns the keys of the old version that no chunk refers to
+        any more. Raises EmbedderChanged.
         """
         if len(keys) != len(chunks) or matrix.shape != (len(chunks), embedder.dimension):
             raise ValueError(f"{len(chunks)} chunks, {len(keys)} keys, vectors {matrix.shape} do not belong together")
-        now, rows = time.time(), np.ascontiguousarray(matrix, dtype=np.float32)
-        facts = (content_hash, reader, len(chunks), sum(len(c.tokens) for c in chunks), now, document.title)
-        body = (json.dumps(dict(document.metadata), ensure_ascii=False), document.text)
+        facts = (content_hash, reader, len(chunks), sum(len(c.tokens) for c in chunks))
         with self.write() as connection:
+            if wanted:
+                wanted()
             vectors.claim(connection, embedder)
             if admit:
-                admit(_tokens(connection, document.collection, document.id))
+                admit(documents.tokens(connection, document.collection, document.id))
             if claim is not None:
                 claims.release(connection, claim)
-            row, old = _take_chunks(connection, document.collection, document.id)
-            if row is None:
-                row = connection.execute(
-                    "INSERT INTO documents (content_hash, reader, chunks, tokens, updated, title, metadata, text,"
-                    " collection, id, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (*facts, *body, document.collection, document.id, now),
-                ).lastrowid
-            else:
-                connection.execute(
-                    "UPDATE documents SET content_hash = ?, reader = ?, chunks = ?, tokens = ?, updated = ?, title = ?,"
-                    " metadata = ?, text = ? WHERE row = ?",
-                    (*facts, *body, row),
-                )
-            for chunk, vector, key in zip(chunks, rows, keys, strict=True):
-                tokens = np.asarray(chunk.tokens, dtype="<i4").tobytes()
-                added = connection.execute(
-                    "INSERT INTO chunks (document, collection, ordinal, key, title, text, tokens)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (row, document.collection, chunk.ordinal, key, chunk.title, chunk.text, tokens),
-                )
-                connection.execute("INSERT INTO vectors VALUES (?, ?)", (added.lastrowid, vector.tobytes()))
+            row, old = documents.put(connection, document, facts)
+            documents.fill(connection, row, document.collection, chunks, np.ascontiguousarray(matrix, np.float32), keys)
             vectors.advance(connection, document.collection)
-            return _unreferenced(connection, old)
+            return documents.unreferenced(connection, old)
 
     def remove(self, collection: str, document_id: str) -> list[Key]:
         """Forget a document. Returns the keys that no chunk refers to any more. Raises NotFound."""
         with self.write() as connection:
-            row, old = _take_chunks(connection, collection, document_id)
-            if row is None:
-                raise _no_document(collection, document_id)
-            connection.execute("DELETE FROM documents WHERE row = ?", (row,))
+            old = documents.remove(connection, collection, document_id)
             vectors.advance(connection, collection)
-            return _unreferenced(connection, old)
+            return documents.unreferenced(connection, old)
+
+    def clear(self, collection: str) -> list[Key]:
+        """Forget all documents and conversations of a collection. Returns the keys that no chunk refers to any more;
+        those of the documents, [] where there were none. Raises NotFound where there was nothing."""
+        with self.write() as connection:
+            old, removed = documents.clear(connection, collection)
+            said = turns.clear(connection, collection)
+            if not removed and not said:
+                raise NotFound(f"there is no collection {collection!r}")
+            vectors.advance(connection, collection)
+            return documents.unreferenced(connection, old)
 
     def find(self, collection: str, document_id: str) -> DocumentInfo | None:
         """The document, or None."""
         with self.read() as connection:
-            sql = f"SELECT {_INFO} FROM documents WHERE collection = ? AND id = ?"
-            row = connection.execute(sql, (collection, document_id)).fetchone()
-        return _info(row) if row else None
+            return documents.find(connection, collection, document_id)
 
     def document(self, collection: str, document_id: str) -> DocumentInfo:
         """The document. Raises NotFound."""
         found = self.find(collection, document_id)
         if found is None:
-            raise _no_document(collection, document_id)
+            raise documents.no_document(collection, document_id)
         return found
 
     def original(self, collection: str, document_id: str) -> Document:
         """The document as it was given, text included. Raises NotFound."""
+        return self.whole(collection, document_id)[1]
+
+    def whole(self, collection: str, document_id: str) -> tuple[DocumentInfo, Document]:
+        """What is known of the document, and what was given, of the same version. Raises NotFound."""
         with self.read() as connection:
-            sql = "SELECT title, text, metadata FROM documents WHERE collection = ? AND id = ?"
-            row = connection.execute(sql, (collection, document_id)).fetchone()
-        if row is None:
-            raise _no_document(collection, document_id)
-        return Document(document_id, row[0], row[1], json.loads(row[2]), collection)
+            found = documents.find(connection, collection, document_id)
+            if found is None:
+                raise documents.no_document(collection, document_id)
+            text = documents.text(connection, collection, document_id)
+        return found, Document(document_id, found.title, text, found.metadata, collection)
 
-    def documents(
-        self, collection: str | None = None, after: tuple[str, str] = ("", ""), limit: int = -1
-    ) -> list[DocumentInfo]:
-        """Documents of one collection, or of all (None), ordered by (collection, id).
+    def documents(self, collection: str | None = None) -> list[DocumentInfo]:
+        """Documents of one collection, or of all (None), ordered by (collection, id)."""
+        with self.read() as connection:
+            return documents.listed(connection, collection)
 
-        after: (collection, id) of the last one seen · limit: how many at most, -1 for all.
+    def page(self, collection: str, after: str, limit: int, wanted: Filter | None = None) -> list[DocumentInfo]:
+        """The next `limit` documents of a collection beyond the id `after`, by id, of those that `wanted` describes.
+
+        Raises InputError for what is no filter.
         """
-        sql = (
-            f"SELECT {_INFO} FROM documents WHERE (? IS NULL OR collection = ?) AND (collection, id) > (?, ?)"
-            " ORDER BY collection, id LIMIT ?"
-        )
         with self.read() as connection:
-            return [_info(row) for row in connection.execute(sql, (collection, collection, *after, limit))]
+            return documents.page(connection, collection, after, limit, wanted)
+
+    def collections(self, prefix: str = "") -> list[CollectionInfo]:
+        """The collections that have documents and whose names begin with `prefix`, by name."""
+        with self.read() as connection:
+            return documents.collections(connection, prefix)
 
     def count(self) -> tuple[int, int]:
         """(documents, chunks) of all collections."""
@@ -166,7 +161,7 @@ class Catalog:
     def tokens(self, collection: str, without: str = "") -> int:
         """Tokens of all chunks of a collection, but for those of the document `without`."""
         with self.read() as connection:
-            return _tokens(connection, collection, without)
+            return documents.tokens(connection, collection, without)
 
     def copy(self, path: Path) -> None:
         """Write the catalogue as it is now to a new file, while others go on writing. Raises OSError."""
@@ -187,13 +182,24 @@ class Catalog:
         with self.read() as connection:
             found = connection.execute(sql, (collection, document_id)).fetchall()
         if not found:
-            raise _no_document(collection, document_id)
+            raise documents.no_document(collection, document_id)
         return [_chunk(row) for row in found]
 
-    def match(self, collection: str, text: str, limit: int) -> list[tuple[int, float]]:
-        """[(chunk row, BM25 score)] of the chunks sharing a word with `text`, best first. Any text is safe."""
+    def match(self, collection: str, text: str, limit: int, wanted: Filter | None = None) -> list[tuple[int, float]]:
+        """[(chunk row, BM25 score)] of the chunks sharing a word with `text`, best first. Any text is safe.
+
+        wanted: only chunks of documents it describes. Raises InputError for what is no filter.
+        """
         with self.read() as connection:
-            return words.match(connection, collection, text, limit)
+            return words.match(connection, collection, text, limit, wanted)
+
+    def among(self, collection: str, wanted: Filter) -> tuple[int, NDArray[np.int64]]:
+        """(generation, chunk rows [n], ascending) of the documents of a collection that `wanted` describes.
+
+        Raises InputError for what is no filter.
+        """
+        with self.read() as connection:
+            return vectors.generations(connection, collection)[0], attributes.rows(connection, collection, wanted)
 
     def rebuild_words(self) -> None:
         """Make the full-text view anew from the chunks."""
@@ -249,6 +255,25 @@ class Catalog:
         with self.read() as connection:
             return claims.fingerprint(connection)
 
+    # Conversations (see turns.py)
+
+    def add_turn(self, collection: str, conversation: str, after: Sequence[int], turn: Turn) -> int | None:
+        """Store a turn behind the turns at rows `after`; returns its row, None where those are gone: then nothing is
+        stored."""
+        with self.write() as connection:
+            return turns.add(connection, collection, conversation, after, turn)
+
+    def turns(self, collection: str, conversation: str) -> list[Turn]:
+        """The turns of a conversation, in order; [] where there is none."""
+        with self.read() as connection:
+            return turns.turns(connection, collection, conversation)
+
+    def remove_conversation(self, collection: str, conversation: str) -> None:
+        """Forget a conversation and all its turns. Raises NotFound."""
+        with self.write() as connection:
+            if not turns.remove(connection, collection, conversation):
+                raise NotFound(f"collection {collection!r} has no conversation {conversation!r}")
+
     # Vectors
 
     def embedder(self) -> EmbedderIdentity | None:
@@ -292,32 +317,6 @@ class Catalog:
             vectors.replace(connection, rows, matrix, embedder)
 
 
-def _take_chunks(connection: sqlite3.Connection, collection: str, document_id: str) -> tuple[int | None, list[Key]]:
-    """(row of the document or None, keys its chunks had); the chunks are deleted."""
-    sql = "SELECT row FROM documents WHERE collection = ? AND id = ?"
-    found = connection.execute(sql, (collection, document_id)).fetchone()
-    if found is None:
-        return None, []
-    keys = [Key(key) for (key,) in connection.execute("SELECT key FROM chunks WHERE document = ?", found)]
-    connection.execute("DELETE FROM chunks WHERE document = ?", found)
-    return found[0], keys
-
-
-def _tokens(connection: sqlite3.Connection, collection: str, without: str) -> int:
-    sql = "SELECT total(tokens) FROM documents WHERE collection = ? AND id != ?"
-    return int(connection.execute(sql, (collection, without)).fetchone()[0])
-
-
-def _unreferenced(connection: sqlite3.Connection, keys: Iterable[Key]) -> list[Key]:
-    sql = "SELECT DISTINCT value FROM json_each(?) WHERE NOT EXISTS (SELECT 1 FROM chunks WHERE key = value)"
-    return [Key(key) for (key,) in connection.execute(sql, (json.dumps(list(keys)),))]
-
-
-def _info(row: Sequence[Any]) -> DocumentInfo:
-    collection, document_id, title, metadata, *rest = row
-    return DocumentInfo(collection, document_id, title, json.loads(metadata), *rest)
-
-
 def _chunk(row: Sequence[Any]) -> Chunk:
     _, document_id, ordinal, title, text, tokens = row
     return Chunk(f"{document_id}#{ordinal}", document_id, ordinal, title, text, _ids(tokens))
@@ -325,7 +324,3 @@ def _chunk(row: Sequence[Any]) -> Chunk:
 
 def _ids(tokens: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(tokens, "<i4").tolist())
-
-
-def _no_document(collection: str, document_id: str) -> NotFound:
-    return NotFound(f"collection {collection!r} has no document {document_id!r}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ragkv.catalog import schema, words
+from ragkv.catalog import attributes, schema, words
 from ragkv.errors import CatalogCorrupt, ConfigError, RagkvError, StoreFull, StoreUnavailable
 
 BUSY_SECONDS = 30.0
@@ -115,7 +115,7 @@ class Database:
         connection.close()
 
     def _check(self) -> None:
-        """Refuse what is damaged or not ours; mend the full-text view, which is only a view."""
+        """Refuse what is damaged or not ours; mend words and attributes, which are only views."""
         with self.path.open("rb") as file:
             if file.read(len(_HEADER)) != _HEADER:
                 raise _corrupt(self.path, "it does not begin like an SQLite file")
@@ -138,8 +138,9 @@ class Database:
         with self.write() as connection:
             for table in schema.ADDED:
                 connection.execute(table)
-            if not words.whole(connection):
-                words.rebuild(connection)
+            for view in (words, attributes):
+                if not view.whole(connection):
+                    view.rebuild(connection)
 
     @contextmanager
     def _faults(self) -> Iterator[None]:

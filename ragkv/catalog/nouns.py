@@ -35,12 +35,40 @@ class DocumentInfo:
 
 
 @dataclass(frozen=True)
+class CollectionInfo:
+    """How much a collection has; tokens: of all chunks."""
+
+    name: str
+    documents: int
+    chunks: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Passage:
     """The part of a chunk that is embedded. row: its number in the catalogue, never used twice."""
 
     row: int
     title: str
     text: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question of a conversation and its answer. asked: token ids of the question part · written: of the answer, and
+    of what stands between it and the next turn · joined: (row, id) of the chunks that came with the question, in the
+    order of the prompt · method: it was asked with · reader: fingerprint of the model whose tokens these are ·
+    created: Unix s · row: its number in the catalogue, never used twice; 0 before it is there."""
+
+    question: str
+    answer: str
+    asked: tuple[int, ...]
+    written: tuple[int, ...]
+    joined: tuple[tuple[int, str], ...]
+    method: str
+    reader: str
+    created: float = 0.0
+    row: int = 0
 
 
 @dataclass(frozen=True)

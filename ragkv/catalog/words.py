@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import sqlite3
 
+from ragkv.catalog import attributes
+from ragkv.types import Filter
+
 TITLE_WEIGHT, TEXT_WEIGHT = 2.0, 1.0
 MAX_WORDS = 64
 """Distinct words of a question that are looked up; a page-long question costs no more than this."""
@@ -30,7 +33,7 @@ _TRIGGERS = (
 _MATCH = f"""
 SELECT chunks.row, -bm25(chunk_words, {TITLE_WEIGHT}, {TEXT_WEIGHT}) AS score
 FROM chunk_words JOIN chunks ON chunks.row = chunk_words.rowid
-WHERE chunk_words MATCH ? AND chunks.collection = ? ORDER BY score DESC, chunks.row LIMIT ?
+WHERE chunk_words MATCH ? AND chunks.collection = ? AND {{condition}} ORDER BY score DESC, chunks.row LIMIT ?
 """
 _COUNTS = """
 SELECT (SELECT count(*) FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'chunks'),
@@ -53,10 +56,14 @@ def query(text: str) -> str:
     return " OR ".join(f'"{word}"' for word in (telling or words)[:MAX_WORDS])
 
 
-def match(connection: sqlite3.Connection, collection: str, text: str, limit: int) -> list[tuple[int, float]]:
-    """[(chunk row, BM25 score)], best first; larger is better."""
+def match(
+    connection: sqlite3.Connection, collection: str, text: str, limit: int, wanted: Filter | None = None
+) -> list[tuple[int, float]]:
+    """[(chunk row, BM25 score)], best first; larger is better. wanted: only chunks of documents it describes."""
     words = query(text)
-    return connection.execute(_MATCH, (words, collection, limit)).fetchall() if words else []
+    condition, values = attributes.condition(collection, wanted, "chunks.document")
+    sql = _MATCH.format(condition=condition)
+    return connection.execute(sql, (words, collection, *values, limit)).fetchall() if words else []
 
 
 def whole(connection: sqlite3.Connection) -> bool:

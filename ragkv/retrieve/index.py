@@ -83,6 +83,18 @@ class VectorIndex:
             _, rows = self._index.search(vector.reshape(1, -1), count, params=parameters)
         return [int(row) for row in rows[0] if row >= 0]
 
+    def search_among(self, rows: NDArray[np.int64], vector: NDArray[np.float32], count: int) -> list[int]:
+        """As `search`, of these rows alone; those that the index has not are passed over. Always exact: a graph would
+        be walked past everything that is not among them."""
+        entries = faiss.vector_to_array(self._index.id_map)
+        places = np.flatnonzero(np.isin(entries, rows) & ~np.isin(entries, self._dead))
+        if not len(places) or count <= 0:
+            return []
+        parameters = faiss.SearchParameters(sel=faiss.IDSelectorBatch(places))  # type: ignore[call-arg]  # as above
+        with _one_thread():
+            _, found = self._flat().search(vector.reshape(1, -1), min(count, len(places)), params=parameters)
+        return [int(entries[place]) for place in found[0] if place >= 0]
+
     def save(self, path: Path, collection: str) -> None:
         """Replace the file at once. Raises OSError."""
         payload = faiss.serialize_index(self._index).tobytes()
@@ -147,11 +159,14 @@ class VectorIndex:
         if len(rows):
             self._index.add_with_ids(vectors, rows)
 
-    def _vectors(self) -> NDArray[np.float32]:
+    def _flat(self) -> Any:
+        """The vectors themselves, by their places in the index."""
         inner: Any = faiss.downcast_index(self._index.index)
-        flat = faiss.downcast_index(inner.storage) if self.graph else inner
+        return faiss.downcast_index(inner.storage) if self.graph else inner
+
+    def _vectors(self) -> NDArray[np.float32]:
         vectors: NDArray[np.float32] = (
-            flat.reconstruct_n(0, self._index.ntotal)
+            self._flat().reconstruct_n(0, self._index.ntotal)
             if self._index.ntotal
             else np.empty((0, self.dimension), np.float32)
         )

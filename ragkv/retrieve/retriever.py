@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ragkv.catalog import Catalog, EmbedderIdentity
 from ragkv.retrieve.index import VectorIndex
-from ragkv.types import Chunk, Hit
+from ragkv.types import Chunk, Filter, Hit
 
 logger = logging.getLogger(__name__)
 
@@ -79,29 +79,30 @@ class Retriever:
         collection: str = "default",
         top_k: int = 6,
         early: Callable[[Sequence[Chunk]], None] = _drop,
+        wanted: Filter | None = None,
     ) -> list[Hit]:
         """The `top_k` chunks that fit the question best, best first; [] for an empty collection.
 
-        early: told the best `top_k` by words alone, before the question is embedded, which takes longer. Raises
-        EmbedderChanged.
+        early: told the best `top_k` by words alone, before the question is embedded, which takes longer · wanted: only
+        documents it describes are searched. Raises EmbedderChanged; InputError for what is no filter.
         """
-        wanted = top_k * self.parameters.candidates
-        named = [row for row, _ in self.catalog.match(collection, question, wanted)]
+        count = top_k * self.parameters.candidates
+        named = [row for row, _ in self.catalog.match(collection, question, count, wanted)]
         early(list(self.catalog.chunks(collection, named[:top_k]).values()))
         for _ in range(SEARCHES):
             with self._lock:
                 index = self._current(collection)
                 if not len(index):
                     return []
-                near = index.search(self.embedder.encode([question])[0], wanted)
+                near = self._near(index, collection, question, count, wanted)
             ranked = fuse([near, named], self.parameters.rank_constant)
             chunks = self.catalog.chunks(collection, [row for row, _ in ranked])
             if len(chunks) == len(ranked):
                 break
             # Another process deleted or replaced what was ranked: its new version is only found by looking again.
-            named = [row for row, _ in self.catalog.match(collection, question, wanted)]
+            named = [row for row, _ in self.catalog.match(collection, question, count, wanted)]
         # A chunk deleted since it was ranked is gone from `chunks`, and the next one moves up.
-        return [Hit(chunks[row], score) for row, score in ranked if row in chunks][:top_k]
+        return [Hit(chunks[row], score, row) for row, score in ranked if row in chunks][:top_k]
 
     def refresh(self, collection: str) -> None:
         """Bring the index of a collection up to date with the catalogue. Raises EmbedderChanged."""
@@ -122,6 +123,18 @@ class Retriever:
                     self._saved[collection] = index.generation
                 except OSError as error:
                     logger.warning("the index of %r was not saved: %s", collection, error)
+
+    def _near(self, index: VectorIndex, collection: str, question: str, count: int, wanted: Filter | None) -> list[int]:
+        """The `count` nearest rows to the question, of those wanted."""
+        vector = self.embedder.encode([question])[0]
+        if not wanted:
+            return index.search(vector, count)
+        for _ in range(SEARCHES):
+            generation, rows = self.catalog.among(collection, wanted)
+            if generation == index.generation:
+                break
+            index = self._current(collection)  # another process changed the collection in between
+        return index.search_among(rows, vector, count)
 
     def _current(self, collection: str) -> VectorIndex:
         identity = self.embedder.identity

@@ -27,7 +27,7 @@ from redis.crc import key_slot
 from ragkv.errors import ConfigError, StoreUnavailable
 from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
 from ragkv.store.link import BREAK_SECONDS, Moved
-from ragkv.store.redis import RedisStore
+from ragkv.store.redis import Memory, RedisStore
 from ragkv.types import Key
 
 SLOTS_BYTES = 2**20
@@ -119,6 +119,10 @@ class ClusterStore:
     def ping(self) -> None:
         """See KVStore.ping. Every primary must answer."""
         self._everywhere(RedisStore.ping)
+
+    def memory(self) -> tuple[Memory, ...]:
+        """Of every primary. Raises StoreUnavailable when one does not answer, or does not tell."""
+        return tuple(chain.from_iterable(self._everywhere(RedisStore.memory)))
 
     def close(self) -> None:
         """See KVStore.close."""

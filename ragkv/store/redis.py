@@ -22,10 +22,11 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
+from ragkv.errors import EntryCorrupt, EntryMissing, StoreError, StoreUnavailable
 from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
 from ragkv.store.bulk import Bulk, OddReply
 from ragkv.store.link import Link
@@ -39,6 +40,17 @@ MAX_LAYERS = 4096
 BATCH = 64
 HEAD_BYTES = 4 * 2**20
 """Time is allowed for a head of this size; its true size is known only when it is there."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a server says of its memory. where: its address · used, limit: bytes; 0: no limit · policy: what goes
+    when it is full."""
+
+    where: str
+    used: int
+    limit: int
+    policy: str
 
 
 class RedisStore:
@@ -139,6 +151,16 @@ class RedisStore:
     def ping(self) -> None:
         """See KVStore.ping. Fails at once for a second after a failure, as every call does."""
         self.link.ask("PING")
+
+    def memory(self) -> tuple[Memory, ...]:
+        """Of the server. Raises StoreUnavailable when it does not answer, or does not tell."""
+        told = bytes(self.link.ask("INFO", "memory")).decode(errors="replace")
+        found = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+        try:
+            used, limit, policy = int(found["used_memory"]), int(found["maxmemory"]), found["maxmemory_policy"]
+        except (KeyError, ValueError):
+            raise StoreUnavailable(f"Redis at {self.link.where} does not tell about its memory") from None
+        return (Memory(self.link.where, used, limit, policy),)
 
     def close(self) -> None:
         """See KVStore.close."""

@@ -71,6 +71,12 @@ def test_entries_lie_whole_on_the_node_of_their_slot(empty: RedisCluster) -> Non
     store.ping()
 
 
+def test_every_primary_tells_of_its_memory(empty: RedisCluster) -> None:
+    found = ClusterStore(empty.url, TIMEOUT).memory()
+    assert {each.where for each in found} == {f"127.0.0.1:{node.port}" for node in empty.nodes}
+    assert {(each.limit, each.policy) for each in found} == {(0, "noeviction")}
+
+
 def test_one_node_that_answers_is_enough_to_find_the_others(empty: RedisCluster) -> None:
     put_all(empty.url)
     for node in empty.nodes:

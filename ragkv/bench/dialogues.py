@@ -1,0 +1,202 @@
+"""Dialogues: generated conversations, held with a method and compared turn by turn with one dense prefill.
+
+A turn is a user's own text with a question somewhere in it. Every turn is asked in the conversation; then all that it
+stands on, the conversation's own answers included, is prefilled in one go and answered from (single-shot). The last
+turn is asked a second time in a conversation with the same past that is in no memory: what starting over costs.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ingest.pipeline import ingest
+from ragkv.catalog import Turn
+from ragkv.decode import Sampling, cut_at_stop, decode
+from ragkv.engine import Engine
+from ragkv.needles import ASIDES, Question, make
+from ragkv.report import Answer
+from ragkv.types import Document
+from ragkv.watch import Watch
+
+Progress = Callable[[str, int, int], None]
+"""(what, done, total)"""
+
+PLACES = ("beginning", "middle", "end")
+"""Where a question stands in its turn: each turn of a dialogue has another one, dialogues begin with each in turn."""
+
+SENTENCES = tuple(aside for aside in ASIDES if "{" not in aside)
+"""What users say around their questions."""
+
+
+@dataclass(frozen=True)
+class DialogueParams:
+    """chunks of about chunk_tokens tokens make a set, about which there are `each` dialogues of `turns` turns ·
+    sentences: around every question · seed: of sets and texts. All chunks of a set are retrieved."""
+
+    dialogues: int = 30
+    each: int = 6
+    turns: int = 3
+    chunks: int = 8
+    chunk_tokens: int = 512
+    sentences: int = 2
+    max_tokens: int = 24
+    seed: int = 11
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """turns: (what the user says, the gold answer) · collection: of the documents it is about."""
+
+    collection: str
+    turns: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A turn as it was answered. single: the answer after a dense prefill of all it stands on · gold: the right one ·
+    prefilled, history: tokens, and ttft: milliseconds, as in the report."""
+
+    answer: str
+    single: str
+    gold: str
+    prefilled: float
+    history: float
+    ttft: float
+
+
+@dataclass(frozen=True)
+class Held:
+    """A dialogue that was held. over, over_ttft: prefilled and ttft of its last turn, from nothing."""
+
+    outcomes: tuple[Outcome, ...]
+    over: float
+    over_ttft: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """agree, right: turns answered as after a dense prefill, and with the gold answer · whole: dialogues in which
+    all turns agree · prefilled, ttft: by number of the turn, means · over, over_ttft: of the last turn from nothing ·
+    share: prefilled in the last turn / from nothing, the largest of all dialogues."""
+
+    method: str
+    dialogues: int
+    turns: int
+    agree: int
+    right: int
+    whole: int
+    prefilled: tuple[float, ...]
+    ttft: tuple[float, ...]
+    over: float
+    over_ttft: float
+    share: float
+
+
+def fill(engine: Engine, params: DialogueParams, progress: Progress) -> list[Dialogue]:
+    """Ingest generated sets, a collection each, and write the dialogues about them. `chunk_tokens` of the engine's
+    settings must be those of the params, or more."""
+    made: list[Dialogue] = []
+    wrapper = 32  # room for the wrapper and an overshoot of the last sentence, so that a document is one chunk
+    sets = -(-params.dialogues // params.each)
+    for number in range(sets):
+        seed, name = params.seed + number, f"dialogues-{params.seed + number}"
+        needles = make(
+            seed,
+            params.chunks,
+            params.chunk_tokens - wrapper,
+            params.each * params.turns,
+            lambda text: len(engine.model.prompt.plain(text)),
+        )
+        for i, given in enumerate(needles.documents):
+            ingest(engine, Document(given.id, given.title, given.text, collection=name))
+            progress("ingest", number * params.chunks + i + 1, sets * params.chunks)
+        rng = random.Random(seed)
+        for start in range(params.each):
+            questions = needles.questions[start * params.turns : (start + 1) * params.turns]
+            made.append(Dialogue(name, tuple(_turn(q, start + i, params, rng) for i, q in enumerate(questions))))
+    return made[: params.dialogues]
+
+
+def hold(
+    engine: Engine, dialogues: Sequence[Dialogue], method: str, params: DialogueParams, progress: Progress
+) -> list[Held]:
+    """Hold every dialogue with a method. Nothing of it stays in the catalogue."""
+    held: list[Held] = []
+    for number, dialogue in enumerate(dialogues):
+        held.append(_hold(engine, dialogue, method, params))
+        progress("talk", number + 1, len(dialogues))
+    return held
+
+
+def figures(method: str, held: Sequence[Held]) -> Figures:
+    """What there is to say about the dialogues of one method."""
+    turns = [outcome for each in held for outcome in each.outcomes]
+    by_number = list(zip(*(each.outcomes for each in held), strict=True))
+    return Figures(
+        method=method,
+        dialogues=len(held),
+        turns=len(turns),
+        agree=sum(outcome.answer == outcome.single for outcome in turns),
+        right=sum(outcome.answer == outcome.gold for outcome in turns),
+        whole=sum(all(o.answer == o.single for o in each.outcomes) for each in held),
+        prefilled=tuple(statistics.fmean(o.prefilled for o in same) for same in by_number),
+        ttft=tuple(statistics.fmean(o.ttft for o in same) for same in by_number),
+        over=statistics.fmean(each.over for each in held),
+        over_ttft=statistics.fmean(each.over_ttft for each in held),
+        share=max(each.outcomes[-1].prefilled / each.over for each in held),
+    )
+
+
+def _turn(question: Question, place: int, params: DialogueParams, rng: random.Random) -> tuple[str, str]:
+    """(text, gold answer): the question among sentences that say nothing."""
+    around = rng.sample(SENTENCES, params.sentences)
+    at = {"beginning": 0, "middle": (params.sentences + 1) // 2, "end": params.sentences}[PLACES[place % len(PLACES)]]
+    return " ".join([*around[:at], question.question, *around[at:]]), question.answer
+
+
+def _hold(engine: Engine, dialogue: Dialogue, method: str, params: DialogueParams) -> Held:
+    name, twin, collection = "dialogue", "dialogue from nothing", dialogue.collection
+    outcomes: list[Outcome] = []
+    past: list[Turn] = []
+    for text, gold in dialogue.turns:
+        past = engine.catalog.turns(collection, name)
+        answer = _ask(engine, dialogue, name, text, method, params)
+        single = _single_shot(engine, collection, engine.catalog.turns(collection, name), params)
+        tokens, ttft = answer.report.tokens, answer.report.timings_ms.ttft
+        outcomes.append(Outcome(answer.answer, single, gold, tokens.prefilled, tokens.history, ttft))
+    after: list[int] = []
+    for turn in past:
+        row = engine.catalog.add_turn(collection, twin, after, turn)
+        after += [] if row is None else [row]
+    over = _ask(engine, dialogue, twin, dialogue.turns[-1][0], method, params).report
+    for each in (name, twin):
+        engine.talks.remove(collection, each)
+    return Held(tuple(outcomes), over.tokens.prefilled, over.timings_ms.ttft)
+
+
+def _ask(engine: Engine, dialogue: Dialogue, name: str, text: str, method: str, params: DialogueParams) -> Answer:
+    return engine.answer(
+        text,
+        collection=dialogue.collection,
+        conversation=name,
+        top_k=params.chunks,
+        method=method,
+        max_tokens=params.max_tokens,
+    )
+
+
+def _single_shot(engine: Engine, collection: str, turns: Sequence[Turn], params: DialogueParams) -> str:
+    """The answer to the last turn after one dense prefill of everything up to its question."""
+    chunks = engine.catalog.chunks(collection, [row for turn in turns for row, _ in turn.joined])
+    said: list[int] = []
+    for turn in turns:
+        said += [token for row, _ in turn.joined for token in chunks[row].tokens]
+        said += turn.asked if turn is turns[-1] else (*turn.asked, *turn.written)
+    model = engine.model
+    context = engine.reader.full([said], (), params.max_tokens, Watch(model.device))
+    sampling = Sampling(params.max_tokens)
+    tokens = list(decode(model, context.cache, context.logits, context.position, sampling))
+    return cut_at_stop(model.tokenizer.decode(tokens), model.profile.stop)[0].strip()

@@ -1,0 +1,295 @@
+"""`ragkv bench prefill`: whole prefills, dense against the sparse policies, at given lengths.
+
+    end to end   `DecoderModel.forward` of one pass over all tokens, until the last row's logits are there
+    split        one more pass, in which choosing the keys and attending are timed apart; the stops cost a little, so
+                 these times are not taken from the runs above
+    errors       of that same pass, against the dense one
+
+Accounting: cache-ready. The KV cache is allocated before the clock starts and no store takes part. Runs of the policies
+take turns, so that a slow moment of the machine meets them all. The dense run is the model's own layer loop over
+torch's fused attention; `Backend` rows say what its attention takes with each FlashAttention-class kernel there is.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ragkv.bench.backends import BACKENDS, Backend, backend_times, chosen_backend, preferring, unless_full
+from ragkv.bench.shapes import random_tokens
+from ragkv.context import ContextCache
+from ragkv.errors import InputError
+from ragkv.kernels.attention import attend
+from ragkv.kernels.lists import Lists
+from ragkv.model import DecoderModel
+from ragkv.passes import Attention, Capture, append
+from ragkv.sparse.base import Choice, Policy, Sparse
+from ragkv.watch import Watch
+
+Progress = Callable[[str, int, int], None]
+"""(what, done, total)"""
+Tokens = Callable[[DecoderModel, int], Sequence[int]]
+"""Token ids of an input of that length."""
+Named = tuple[str, Policy]
+"""A policy as it was asked for."""
+
+DENSE = "dense"
+OUT_OF_MEMORY = "out of memory"
+NO_USE = "does not apply at this length"
+_ROWS = 8192  # rows compared at a time
+
+
+@dataclass(frozen=True)
+class PrefillParams:
+    """lengths: tokens of the inputs · policies: beside dense · repeat: timed runs of each, after `warmup` untimed ones
+    · backend: which of BACKENDS attends where all keys are read; "": torch's choice."""
+
+    lengths: tuple[int, ...]
+    policies: tuple[Named, ...]
+    repeat: int = 3
+    warmup: int = 1
+    backend: str = ""
+
+
+@dataclass(frozen=True)
+class PrefillRow:
+    """One policy at one length; times in milliseconds. Figures that could not be had are None, and `note` says why.
+
+    ms, p90: end to end, median and 90th percentile · ratio: dense's ms over this · scoring, attention, rest: of the
+    split pass · read: query-key pairs that were computed, as a share of those that dense attention computes ·
+    logits_error: of the last row, relative L2 · hidden_error: of the hidden states that enter the last layer, relative
+    L2, the mean over rows · peak_bytes: most device memory in use, weights and cache included; None on a CPU
+    """
+
+    length: int
+    policy: str
+    ms: float | None = None
+    p90: float | None = None
+    ratio: float | None = None
+    scoring: float | None = None
+    attention: float | None = None
+    rest: float | None = None
+    read: float | None = None
+    logits_error: float | None = None
+    hidden_error: float | None = None
+    peak_bytes: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class PrefillResult:
+    """backend: the kernel that attends where all keys are read, as torch names it."""
+
+    model: str
+    layers: int
+    dtype: str
+    device: str
+    threads: int
+    torch: str
+    backend: str
+    repeat: int
+    warmup: int
+    rows: tuple[PrefillRow, ...]
+    backends: tuple[Backend, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """What one pass gives whose parts are timed. logits [vocabulary] · hidden [n, hidden size]."""
+
+    scoring: float
+    attention: float
+    rest: float
+    read: float
+    logits: Tensor
+    hidden: Tensor
+
+
+def measure(
+    model: DecoderModel, params: PrefillParams, progress: Progress, tokens: Tokens = random_tokens
+) -> PrefillResult:
+    """Every policy at every length. Raises InputError for a length that the model cannot read or an unknown backend.
+
+    What does not fit into memory, or does not apply, is said in its row.
+    """
+    for length in params.lengths:
+        if not 1 < length <= model.max_positions:
+            raise InputError(f"length {length}: {model.name} reads 2 to {model.max_positions} tokens")
+    if params.backend and params.backend not in BACKENDS:
+        raise InputError(f"backend {params.backend!r} does not exist; choose one of {', '.join(BACKENDS)}")
+    rows: list[PrefillRow] = []
+    backends: list[Backend] = []
+    with preferring(params.backend):
+        default = chosen_backend(model, min(params.lengths))
+        for number, length in enumerate(params.lengths):
+            progress(f"{length} tokens", number, len(params.lengths))
+            rows += _at_length(model, params, tokens(model, length))
+            backends += backend_times(model, length)
+    progress("done", len(params.lengths), len(params.lengths))
+    cuda = model.device.type == "cuda"
+    return PrefillResult(
+        model=model.name,
+        layers=model.shape.layers,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=torch.cuda.get_device_name(model.device) if cuda else str(model.device),
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        backend=default,
+        repeat=params.repeat,
+        warmup=params.warmup,
+        rows=tuple(rows),
+        backends=tuple(backends),
+    )
+
+
+class Input:
+    """One input and the cache that it is read into, again and again."""
+
+    def __init__(self, model: DecoderModel, tokens: Sequence[int]):
+        """Raises torch.OutOfMemoryError."""
+        self._model, self._tokens = model, tokens
+        self._cache = ContextCache(model.shape, len(tokens), model.dtype, model.device)
+        self.peak = 0
+
+    def run(self, policy: Policy | None) -> float:
+        """Milliseconds of one prefill. Raises torch.OutOfMemoryError."""
+        self._cache.truncate([0] * self._model.shape.layers)
+        cuda = self._model.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(self._model.device)
+        watch = Watch(self._model.device)
+        start = watch.total()
+        sparse = None if policy is None else Sparse(policy.start(), len(self._tokens))
+        self._model.forward([append(self._cache, self._tokens, 0, attention=sparse)])
+        spent = watch.total() - start
+        self.peak = torch.cuda.max_memory_allocated(self._model.device) if cuda else 0
+        return spent
+
+    def split(self, policy: Policy | None) -> Split:
+        """One prefill in parts, and what it gives. Raises torch.OutOfMemoryError."""
+        self._cache.truncate([0] * self._model.shape.layers)
+        watch = Watch(self._model.device)
+        sparse = None if policy is None else Sparse(TimedChoice(policy.start(), watch), len(self._tokens))
+        # Queries of all layers would be several times the cache: only the hidden states are wanted.
+        capture, start = Capture(q=_Nothing()), watch.total()
+        timed = TimedAttention(sparse, watch)
+        logits = self._model.forward([append(self._cache, self._tokens, 0, capture=capture, attention=timed)])[0][-1]
+        whole, scoring = watch.total() - start, watch.spent("scoring")
+        attention = watch.spent("attention") - scoring
+        if capture.entered is None:
+            raise ValueError("the pass ran no layer")
+        read = 1.0 if sparse is None else sparse.read / sparse.whole
+        return Split(scoring, attention, whole - scoring - attention, read, logits, capture.entered)
+
+
+class TimedChoice:
+    """A choice whose time is booked as `scoring`."""
+
+    def __init__(self, choice: Choice, watch: Watch):
+        self._choice, self._watch = choice, watch
+
+    def select(
+        self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int, scale: float
+    ) -> Lists | None:
+        """See `Choice`."""
+        with self._watch.step("scoring"):
+            return self._choice.select(layer, q, k, q_pos, k_pos, end=end, scale=scale)
+
+
+class TimedAttention:
+    """An attention, dense where there is none, whose time is booked as `attention`; a choice inside it counts, too."""
+
+    def __init__(self, attention: Attention | None, watch: Watch):
+        self._attention, self._watch = attention, watch
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
+    ) -> Tensor:
+        """See `Attention`."""
+        with self._watch.step("attention"):
+            if self._attention is None:
+                return attend(q, k, v, q_pos, k_pos, scale=scale)
+            return self._attention(layer, q, k, v, q_pos, k_pos, scale=scale)
+
+
+class _Nothing(list[Tensor]):
+    """Keeps nothing."""
+
+    def append(self, item: Tensor) -> None:
+        pass
+
+
+def _at_length(model: DecoderModel, params: PrefillParams, tokens: Sequence[int]) -> list[PrefillRow]:
+    length = len(tokens)
+    notes = {name: "" if policy.applies(length) else NO_USE for name, policy in params.policies}
+    entries: dict[str, Policy | None] = {DENSE: None, **dict(params.policies)}
+    given = unless_full(lambda: Input(model, tokens))
+    if given is None:
+        return [PrefillRow(length, name, note=notes.get(name) or OUT_OF_MEMORY) for name in entries]
+    running = {name: policy for name, policy in entries.items() if not notes.get(name)}
+    times: dict[str, list[float]] = {name: [] for name in running}
+    peaks = dict.fromkeys(running, 0)
+    for turn in range(params.warmup + params.repeat):
+        for name, policy in list(running.items()):
+            spent = unless_full(lambda policy=policy: given.run(policy))  # type: ignore[misc]
+            if spent is None:
+                notes[name] = OUT_OF_MEMORY
+                del running[name]
+            elif turn >= params.warmup:
+                times[name].append(spent)
+                peaks[name] = max(peaks[name], given.peak)
+    rows, exact = [], None
+    for name in entries:
+        if name not in running:
+            rows.append(PrefillRow(length, name, note=notes[name]))
+            continue
+        split = unless_full(lambda name=name: given.split(running[name]))  # type: ignore[misc]
+        exact = split if name == DENSE else exact
+        base = times[DENSE] if DENSE in running else []
+        rows.append(_row(length, name, times[name], base, split, exact, peaks[name]))
+    return rows
+
+
+def _row(
+    length: int,
+    name: str,
+    times: Sequence[float],
+    base: Sequence[float],
+    split: Split | None,
+    exact: Split | None,
+    peak: int,
+) -> PrefillRow:
+    middle = statistics.median(times)
+    late = sorted(times)[math.ceil(0.9 * len(times)) - 1]
+    ratio = statistics.median(base) / middle if base else None
+    if split is None:
+        note = f"{OUT_OF_MEMORY} in the split pass"
+        return PrefillRow(length, name, middle, late, ratio, peak_bytes=peak or None, note=note)
+    return PrefillRow(
+        length=length,
+        policy=name,
+        ms=middle,
+        p90=late,
+        ratio=ratio,
+        scoring=split.scoring,
+        attention=split.attention,
+        rest=split.rest,
+        read=split.read,
+        logits_error=None if exact is None else apart(split.logits[None], exact.logits[None]),
+        hidden_error=None if exact is None else apart(split.hidden, exact.hidden),
+        peak_bytes=peak or None,
+    )
+
+
+def apart(found: Tensor, exact: Tensor) -> float:
+    """Mean over rows [n, m] of the relative L2 error."""
+    total = 0.0
+    for one, other in zip(found.split(_ROWS), exact.split(_ROWS), strict=True):
+        difference = (one.double() if one.dtype == torch.float64 else one.float()) - other
+        total += float((difference.norm(dim=-1) / other.to(difference.dtype).norm(dim=-1)).sum())
+    return total / found.shape[0]

@@ -1,0 +1,272 @@
+"""Models of known shapes with random weights: for times at lengths, where no weights are at hand.
+
+What dense attention costs depends on shapes alone. What a sparse policy chooses, and so costs, depends on where
+attention lies; with plain random weights it lies everywhere, as in no trained model. So weights are made *sparse by
+construction*. A few coordinates of the hidden state are set apart: the embedding writes them, no layer does.
+
+    coordinate    written by                        read by
+    0             every token                       q_proj: what a query head looks for; k_proj: where a key stands
+    1 … 4         anchors: of each group one token  k_proj of the kv heads that read the group
+                  id in `ANCHOR_EVERY`, .5 to 1
+    5             the first token of an input       k_proj of every kv head
+
+    near          constant queries and keys in pairs of dimensions that RoPE turns quickly: the score falls with the
+                  distance from an offset, so neighbours are read, and echoes farther off -> slash lines
+    anchors       in pairs that RoPE hardly turns: position does not matter -> vertical lines
+    sink          likewise, the first token
+
+Every query head reads the sink and one of near, anchors, and both; widths, offsets and strengths are drawn for each.
+The rest of the embedding and all other weights are random, and give every score noise of standard deviation 1. Layers
+write little beside what they read, so the structure is the same at every depth.
+
+Measured with `key_share`, heads of llama-3.1-8b on a hidden size of 512; how many of its keys hold .95 of a row's
+attention, the fewest that do:
+
+                                      median head    nine of ten    most
+    8,192 tokens, 2 layers                   .13%            .5%     .9%
+    32,768 tokens, 1 layer                   .09%            .3%    1.0%
+    plain random, hidden size 4096            50%            52%     53%
+
+That is few keys because the first token alone often holds most of a row, as in trained models. What is left lies on
+neighbours, anchors and, thinly, everywhere.
+So times on these models mean something, and errors of outputs little: what a trained model's heads look for, and how
+much of it matters, is not in them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from ragkv.context import ContextCache
+from ragkv.errors import InputError
+from ragkv.model import DecoderModel, rotate
+from ragkv.passes import Capture, append
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+MILLION = {"rope_type": "default", "rope_theta": 1_000_000.0}
+
+FIRST = 1
+"""Token id that every input starts with."""
+CONSTANT, GROUPS, SINK = 0, (1, 2, 3, 4), 5
+APART = 6
+"""Coordinates of the hidden state that are set apart."""
+ANCHOR_EVERY = 512
+NOISE = 0.1
+"""Share of the hidden state's power that is random; the constant coordinate has nearly all of the rest."""
+WRITTEN = 0.5
+"""What all layers together add to that power, as a share of it."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """kind: prefix of transformers' classes · rope: its parameters · positions: the longest input."""
+
+    kind: str
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    rope: dict[str, Any]
+    positions: int
+
+
+SHAPES = {
+    "llama-3.1-8b": ModelShape("Llama", 32, 32, 8, 128, 4096, 14336, 128256, LLAMA3, 131072),
+    "mistral-7b": ModelShape("Mistral", 32, 32, 8, 128, 4096, 14336, 32768, MILLION, 32768),
+    "qwen2.5-3b": ModelShape("Qwen2", 36, 16, 2, 128, 2048, 11008, 151936, MILLION, 32768),
+    "tiny": ModelShape("Llama", 4, 8, 2, 32, 64, 128, 2048, LLAMA3, 131072),
+}
+
+
+def random_model(
+    shape: str | ModelShape,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+    layers: int | None = None,
+    sparse: bool = True,
+) -> DecoderModel:
+    """A model without tokenizer, its weights drawn on the device: the same for the same seed and kind of device.
+
+    dtype: default bfloat16 on CUDA, else float32 · layers: other than the shape's · sparse: see above; False: plain
+    random weights. Output embeddings are never tied to the input's. Raises InputError for a shape that there is not.
+    """
+    name, form = (shape, find_shape(shape)) if isinstance(shape, str) else ("random", shape)
+    device = torch.device(device)
+    if dtype is None:
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with device:
+        weights = transformers.AutoModelForCausalLM.from_config(_config(form, layers or form.layers), dtype=dtype)
+    weights = weights.eval().requires_grad_(False)
+    with torch.no_grad():
+        _fill(weights, torch.Generator(device).manual_seed(seed), sparse)
+        if sparse:
+            _set_apart(weights, torch.Generator().manual_seed(seed))
+    return DecoderModel(weights, name=name)
+
+
+def find_shape(name: str) -> ModelShape:
+    """The shape of that name. Raises InputError telling which there are."""
+    if name not in SHAPES:
+        raise InputError(f"shape {name!r} does not exist; choose one of {', '.join(SHAPES)}")
+    return SHAPES[name]
+
+
+def random_tokens(model: DecoderModel, length: int, seed: int = 0) -> list[int]:
+    """Token ids of an input: the first one as every input's, others drawn evenly from the rest of the vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(FIRST + 1, model.config.vocab_size, (length - 1,), generator=generator)
+    return [FIRST, *drawn.tolist()]
+
+
+@torch.inference_mode()
+def key_share(model: DecoderModel, tokens: list[int], mass: float = 0.95, rows: int = 64) -> Tensor:
+    """Share of its keys that hold `mass` of a row's attention, the fewest that do: [L, Hq], medians over the last
+    rows."""
+    cache = ContextCache(model.shape, len(tokens), model.dtype, model.device)
+    capture = Capture()
+    model.forward([append(cache, tokens, 0, outputs=0, capture=capture)])
+    at = model.rotary(torch.arange(len(tokens) - rows, len(tokens)))
+    seen = torch.arange(len(tokens) - rows + 1, len(tokens) + 1, device=model.device)
+    shares = []
+    for layer, q in enumerate(capture.q):
+        k = cache.k(layer).float().repeat_interleave(model.shape.q_heads // model.shape.kv_heads, dim=1)
+        scores = torch.einsum("thd,nhd->htn", rotate(q[-rows:], at).float(), k) * model.scale
+        hidden = torch.arange(len(tokens), device=model.device) >= seen[:, None]
+        best = scores.masked_fill(hidden, float("-inf")).softmax(-1).sort(descending=True).values
+        needed = (best.cumsum(-1) < mass).sum(-1) + 1
+        shares.append((needed / seen).median(-1).values)
+    return torch.stack(shares).cpu()
+
+
+def _config(shape: ModelShape, layers: int) -> Any:
+    given = {"sliding_window": None} if shape.kind == "Mistral" else {}
+    return getattr(transformers, f"{shape.kind}Config")(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=shape.q_heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.positions,
+        rope_parameters=dict(shape.rope),
+        tie_word_embeddings=False,
+        **given,
+    )
+
+
+def _fill(weights: Any, generator: torch.Generator, sparse: bool) -> None:
+    """Draw every matrix; norms are ones and biases zeros.
+
+    Sparse: queries, keys, values and the MLP's middle have variance 1 or so, and what layers write is scaled down.
+    """
+    config = weights.config
+    written = math.sqrt(NOISE * WRITTEN / (2 * config.num_hidden_layers))
+    attended = 0.1 * config.num_attention_heads * config.head_dim  # power of an average over keys, seen to be about .1
+    gated = 0.36 * config.intermediate_size  # E silu(x)^2 = .36
+    deviations = {
+        "embed_tokens": math.sqrt(NOISE),
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj"), 1 / math.sqrt(NOISE * config.hidden_size)),
+        **dict.fromkeys(("gate_proj", "up_proj", "lm_head"), 1 / math.sqrt(config.hidden_size)),
+        "o_proj": written / math.sqrt(attended),
+        "down_proj": written / math.sqrt(gated),
+    }
+    for name, parameter in weights.named_parameters():
+        kind = name.split(".")[-2]
+        if kind in deviations:
+            deviation = deviations[kind] if sparse else 0.02
+            if name.endswith("weight"):
+                parameter.normal_(0, deviation, generator=generator)
+            else:
+                parameter.zero_()
+
+
+def _set_apart(weights: Any, generator: torch.Generator) -> None:
+    """Write the structure into the coordinates set apart. Drawn on the CPU, so that it is the same on every device."""
+    config, body = weights.config, weights.model
+    size, hidden = config.vocab_size, config.hidden_size
+    constant, mark = math.sqrt((1 - NOISE) * hidden), math.sqrt(0.1 * hidden)
+    embedding = torch.zeros(size, APART)
+    embedding[:, CONSTANT] = constant
+    for group in GROUPS:
+        anchors = torch.randperm(size, generator=generator)[: max(1, size // ANCHOR_EVERY)]
+        embedding[anchors, group] = mark * (0.5 + 0.5 * torch.rand(len(anchors), generator=generator))
+    embedding[FIRST, SINK] = mark
+    body.embed_tokens.weight[:, :APART] = embedding.to(body.embed_tokens.weight)
+    weights.lm_head.weight[:, :APART] = 0
+    frequencies = body.rotary_emb.inv_freq.double().cpu()
+    for layer in body.layers:
+        attention = layer.self_attn
+        q, k = _directions(config, frequencies, generator)
+        attention.q_proj.weight[:, :APART] = (q / constant).to(attention.q_proj.weight)
+        attention.k_proj.weight[:, :APART] = (k / torch.tensor([constant] + [mark] * 5)).to(attention.k_proj.weight)
+        attention.v_proj.weight[:, :APART] = 0
+        attention.o_proj.weight[:APART] = 0
+        layer.mlp.down_proj.weight[:APART] = 0
+
+
+def _directions(config: Any, frequencies: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """What q [Hq * d, APART] and k [Hkv * d, APART] of one layer are made of, per unit of each coordinate.
+
+    Pair i of a head's dimensions is (i, i + d / 2), turned by position times frequencies[i].
+    """
+    d, pairs = config.head_dim, config.head_dim // 2
+    slow = max(2, d // 16)
+    anchored, sunk = torch.arange(pairs - slow, pairs - slow // 2), torch.arange(pairs - slow // 2, pairs)
+    placed = torch.arange(pairs)[frequencies >= 1 / WIDEST]
+    q = torch.zeros(config.num_attention_heads, d, APART)
+    k = torch.zeros(config.num_key_value_heads, d, APART)
+    k[:, placed, CONSTANT] = KEY
+    k[:, sunk, SINK] = KEY
+    for head in k:
+        group = GROUPS[int(torch.randint(len(GROUPS), (1,), generator=generator))]
+        head[anchored, group] = KEY
+
+    def between(low: float, high: float) -> float:
+        return low + (high - low) * float(torch.rand(1, generator=generator))
+
+    def towards(chosen: Tensor, score: float) -> float:
+        """The query's part in each chosen pair that makes the score when all of them agree."""
+        return score * math.sqrt(d) / (KEY * len(chosen))
+
+    for head in q:
+        near, far = KINDS[int(torch.randint(len(KINDS), (1,), generator=generator))]
+        head[sunk, CONSTANT] = towards(sunk, between(*SINKS))
+        if far:
+            head[anchored, CONSTANT] = towards(anchored, between(*FAR))
+        if near:
+            width = math.exp(between(math.log(WIDEST / 16), math.log(WIDEST)))
+            offset = 0.0 if between(0, 1) < AT_HOME else math.exp(between(0, math.log(256)))
+            chosen = placed[(frequencies[placed] >= 1 / width) & (frequencies[placed] <= 16 / width)]
+            strength, phase = towards(chosen, between(*NEAR)), -frequencies[chosen] * round(offset)
+            head[chosen, CONSTANT] = (strength * phase.cos()).float()
+            head[chosen + pairs, CONSTANT] = (strength * phase.sin()).float()
+    return q.flatten(0, 1), k.flatten(0, 1)
+
+
+KINDS = ((True, False), (False, True), (True, True))
+"""(near, anchors): what a head reads."""
+KEY = 3.0
+"""A key's part in every dimension that it has a constant part in."""
+WIDEST = 256.0
+NEAR, FAR, SINKS = (13.0, 17.0), (13.0, 17.0), (14.0, 17.0)
+"""Scores: of the best place, of the strongest anchors, of the first token."""
+AT_HOME = 0.75
+"""Share of the heads with neighbours that look at their own place."""

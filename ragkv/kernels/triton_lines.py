@@ -1,0 +1,127 @@
+"""The Triton twin of `lines.reference`: which lines cover an attention matrix.
+
+One program does one attention head, since every line taken changes what the crossing lines are worth. Lines stand in
+groups of `GROUP`, and the best worth of every group is kept: the next line is found among the groups, then in its
+group; what it changes is one crossing line in each sampled row, and the groups of these. A cell that a line has taken,
+or that causality hides, is -1.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ragkv.kernels.lines import Lines, Prices, residuals
+
+GROUP = 256
+"""Lines of a group."""
+
+
+def cover(cells: Tensor, at: Tensor, present: Tensor, alpha: float, price: Prices) -> Lines:
+    """As `lines.cover`, in float32."""
+    heads, rows, width = cells.shape
+    start = residuals(cells.float(), at, present, alpha)
+    groups = triton.cdiv(width, GROUP)
+    weight, length, worth = (
+        F.pad(each.view(heads, 2, width), (0, groups * GROUP - width))
+        for each in (start.weight, start.length, start.worth)
+    )
+    best = worth.view(heads, 2 * groups, GROUP).amax(-1)
+    taken = torch.zeros_like(length, dtype=torch.int8)
+    drawn = torch.zeros(heads, price.diagonal.shape[0], dtype=torch.int8, device=cells.device)
+    covered, spent = torch.zeros_like(start.target), torch.zeros_like(start.target)
+    held = torch.zeros(heads, dtype=torch.int32, device=cells.device)
+    _cover[(heads,)](
+        start.left, weight, length, worth, best, taken, drawn, at.int(), start.target,
+        price.diagonal, price.column, covered, held, spent, price.most, rows, width, groups, price.diagonal.shape[0],
+        TILE=price.tile, ROWS=triton.next_power_of_2(rows), GROUPS=triton.next_power_of_2(groups), GROUP=GROUP,
+        num_warps=8,
+    )  # fmt: skip
+    chosen = taken[:, :, :width].bool()
+    return Lines(chosen[:, 0], chosen[:, 1], covered, held.long(), spent)
+
+
+@triton.jit
+def _best(worth_ptr, best_ptr, groups, GROUPS: tl.constexpr, GROUP: tl.constexpr):
+    """(largest worth, lowest number that has it) of one family of lines."""
+    lane = tl.arange(0, GROUPS)
+    best = tl.load(best_ptr + lane, mask=lane < groups, other=-1.0)
+    top = tl.max(best, 0)
+    group = tl.min(tl.where(best == top, lane, GROUPS), 0)
+    inside = tl.arange(0, GROUP)
+    worth = tl.load(worth_ptr + group * GROUP + inside)
+    return top, group * GROUP + tl.min(tl.where(worth == top, inside, GROUP), 0)
+
+
+@triton.jit
+def _cover(
+    left_ptr, weight_ptr, length_ptr, worth_ptr, best_ptr, taken_ptr, drawn_ptr, at_ptr, target_ptr,
+    diagonal_ptr, column_ptr, covered_ptr, held_ptr, spent_ptr, most, rows, width, groups, diagonals,
+    TILE: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0).to(tl.int64)
+    left_ptr += head * rows * width
+    family = groups * GROUP
+    weight_ptr += head * 2 * family
+    length_ptr += head * 2 * family
+    worth_ptr += head * 2 * family
+    taken_ptr += head * 2 * family
+    best_ptr += head * 2 * groups
+    drawn_ptr += head * diagonals
+    target = tl.load(target_ptr + head)
+    row = tl.arange(0, ROWS)
+    at = tl.load(at_ptr + row, mask=row < rows, other=-1)
+    covered = 0.0
+    spent = 0.0
+    held = 0
+    going = target > 0
+    while going:
+        best_v, take_v = _best(worth_ptr, best_ptr, groups, GROUPS, GROUP)
+        best_s, take_s = _best(worth_ptr + family, best_ptr + groups, groups, GROUPS, GROUP)
+        going = tl.maximum(best_v, best_s) > 0
+        if going:
+            by_slash = best_s >= best_v
+            line = tl.where(by_slash, take_s, take_v)
+            own = tl.where(by_slash, family, 0) + line
+            near, far = line // TILE, (line + TILE - 1) // TILE
+            new_near = tl.load(drawn_ptr + near) == 0
+            new_far = (tl.load(drawn_ptr + far) == 0) & (far != near)
+            price = tl.where(new_near, tl.load(diagonal_ptr + near), 0.0)
+            price += tl.where(new_far, tl.load(diagonal_ptr + far), 0.0)
+            spent += tl.where(by_slash, price, tl.load(column_ptr + line))
+            other = at - line
+            crossed = other >= 0
+            cell = left_ptr + row.to(tl.int64) * width + tl.where(by_slash, other, line)
+            value = tl.load(cell, mask=crossed, other=-1.0)
+            gain = tl.maximum(value, 0.0)
+            fresh = (value >= 0).to(tl.int32)
+            crossing = tl.where(by_slash, 0, family) + other
+            weight = tl.load(weight_ptr + crossing, mask=crossed, other=0.0) - gain
+            length = tl.load(length_ptr + crossing, mask=crossed, other=0) - fresh
+            tl.debug_barrier()
+            tl.store(cell, -1.0, mask=crossed)
+            tl.store(weight_ptr + crossing, weight, mask=crossed)
+            tl.store(length_ptr + crossing, length, mask=crossed)
+            tl.store(worth_ptr + crossing, tl.where(length > 0, weight / tl.maximum(length, 1), 0.0), mask=crossed)
+            tl.store(worth_ptr + own, 0.0)
+            tl.store(length_ptr + own, 0)
+            tl.store(taken_ptr + own, 1)
+            tl.store(drawn_ptr + near, 1, mask=by_slash)
+            tl.store(drawn_ptr + far, 1, mask=by_slash)
+            tl.debug_barrier()
+            # The groups that anything changed in; the one of the line itself takes the place of rows it does not cross.
+            group = tl.where(crossed, crossing, own) // GROUP
+            worth = tl.load(worth_ptr + (group * GROUP)[:, None] + tl.arange(0, GROUP)[None, :])
+            tl.store(best_ptr + group, tl.max(worth, 1))
+            mine = own // GROUP
+            tl.store(best_ptr + mine, tl.max(tl.load(worth_ptr + mine * GROUP + tl.arange(0, GROUP)), 0))
+            tl.debug_barrier()
+            covered += tl.sum(gain, 0)
+            held += tl.sum(fresh, 0)
+            going = (covered < target) & (spent <= most)
+    tl.store(covered_ptr + head, covered)
+    tl.store(held_ptr + head, held)
+    tl.store(spent_ptr + head, spent)

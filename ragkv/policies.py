@@ -1,0 +1,105 @@
+"""The policies a long input can be read with, and those an answer can be decoded with, by name, with a model's profile
+filled in.
+
+A policy is asked for as NAME or NAME:FIELD=VALUE,… — `critiprefill:budget=512`, `loopserve:alpha=0.995` to prefill,
+`psa:threshold=0.98`, `lfps:share=0.05,reach=-1/1` to decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from ragkv.errors import InputError
+from ragkv.profile import Profile
+from ragkv.sparse.base import Decoder, Policy
+from ragkv.sparse.critiprefill import CritiPrefill
+from ragkv.sparse.lfps import Lfps
+from ragkv.sparse.loopserve import LoopServe
+from ragkv.sparse.psa import Psa
+from ragkv.sparse.reselect import LoopServeDecode
+from ragkv.sparse.topk import TopBlocks
+from ragkv.spec import fields_of, parse
+
+DENSE = "dense"
+"""Every key is read: exact, and no policy."""
+
+Kind = TypeVar("Kind", Policy, Decoder)
+
+
+@dataclass(frozen=True)
+class Way(Generic[Kind]):
+    """kind: the policy's dataclass · given: what the model's profile says of its fields."""
+
+    kind: Callable[..., Kind]
+    given: Callable[[Profile], dict[str, Any]]
+
+
+def _critiprefill(p: Profile) -> dict[str, Any]:
+    return {"segment": p.segment, "block": p.prefill_block, "budget": p.budget, "threshold": p.threshold}
+
+
+def _loopserve(p: Profile) -> dict[str, Any]:
+    return {"threshold": p.threshold}
+
+
+def _decode(p: Profile) -> dict[str, Any]:
+    return {"above": p.decode_threshold}
+
+
+def _psa(p: Profile) -> dict[str, Any]:
+    return {"above": p.decode_threshold, "least": p.decode_least}
+
+
+PREFILLS: dict[str, Way[Policy]] = {
+    "critiprefill": Way(CritiPrefill, _critiprefill),
+    "loopserve": Way(LoopServe, _loopserve),
+}
+
+DECODES: dict[str, Way[Decoder]] = {
+    "psa": Way(Psa, _psa),
+    "lfps": Way(Lfps, _decode),
+    "loopserve": Way(LoopServeDecode, _decode),
+    "topk": Way(TopBlocks, _decode),
+}
+
+NAMES = (DENSE, *PREFILLS)
+DECODE_NAMES = (DENSE, *DECODES)
+
+
+def make_policy(spec: str, profile: Profile) -> Policy | None:
+    """The prefill policy NAME[:FIELD=VALUE,…] with a model's profile; None: dense. Raises InputError."""
+    return _make(spec, profile, "prefill policy", PREFILLS)
+
+
+def check_policy(spec: str) -> str:
+    """The specification itself. Raises InputError telling what there is, when it is none."""
+    parse(spec, "prefill policy", _known(PREFILLS))
+    return spec
+
+
+def make_decoder(spec: str, profile: Profile) -> Decoder | None:
+    """The decode policy NAME[:FIELD=VALUE,…] with a model's profile; None: dense. Raises InputError."""
+    return _make(spec, profile, "decode policy", DECODES)
+
+
+def check_decoder(spec: str) -> str:
+    """As `check_policy`, of a decode policy."""
+    parse(spec, "decode policy", _known(DECODES))
+    return spec
+
+
+def _make(spec: str, profile: Profile, what: str, ways: Mapping[str, Way[Kind]]) -> Kind | None:
+    name, chosen = parse(spec, what, _known(ways))
+    if name == DENSE:
+        return None
+    way = ways[name]
+    try:
+        return way.kind(**{**way.given(profile), **chosen})
+    except ValueError as error:
+        raise InputError(f"{what} {name}: {error}") from None
+
+
+def _known(ways: Mapping[str, Way[Kind]]) -> dict[str, dict[str, Any]]:
+    return {DENSE: {}, **{name: fields_of(way.kind) for name, way in ways.items()}}

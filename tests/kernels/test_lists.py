@@ -1,0 +1,140 @@
+"""Attention over lists: the reference and its Triton twin against dense attention under the lists' mask. O5, O6, O7."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragkv.kernels import lists as ours
+from ragkv.kernels.lists import clear_blocks, make_lists
+from tests.kernels.test_attention import GROUPINGS, dense
+
+triton_lists = pytest.importorskip("ragkv.kernels.triton_lists")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TWINS = {"reference": ours.reference, "triton": triton_lists.attend_lists}
+
+
+def rows(count, heads, seed, d=16):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, heads, d, generator=generator).to(DEVICE)
+
+
+def case(q_pos, k_pos, heads, tile, block, offset=0, seed=0, share=0.5, columns=0.0):
+    """Random lists over given positions."""
+    generator = torch.Generator().manual_seed(seed)
+    tiles, blocks = -(-(len(q_pos) + offset) // tile), -(-len(k_pos) // block)
+    mark = torch.rand(heads, tiles, blocks, generator=generator) < share
+    single = torch.rand(heads, len(k_pos), generator=generator) < columns
+    clear = clear_blocks(q_pos, k_pos, tile, block, offset)
+    return make_lists(mark.to(DEVICE), clear.to(DEVICE), tile, block, offset, single.to(DEVICE))
+
+
+def mask_of(lists, q_pos, k_pos):
+    """bool [H, T, n]: what a query may read."""
+    heads = lists.counts.shape[0]
+    mask = torch.zeros(heads, len(q_pos), len(k_pos), dtype=torch.bool)
+    for head in range(heads):
+        for row in range(len(q_pos)):
+            keys = lists.keys(head, (row + lists.offset) // lists.tile, len(k_pos)).cpu()
+            mask[head, row, keys] = k_pos[keys] <= q_pos[row]
+    return mask
+
+
+def check(name, q, k, v, q_pos, k_pos, lists, tolerance=2e-5):
+    out, lse = TWINS[name](q, k, v, q_pos.to(q.device), k_pos.to(q.device), lists, scale=0.3)
+    mask = mask_of(lists, q_pos, k_pos).repeat_interleave(q.shape[1] // lists.counts.shape[0], dim=0).to(q.device)
+    some = mask.any(-1).T
+    group = q.shape[1] // k.shape[1]
+    scores = torch.einsum("thd,nhd->htn", q, k.repeat_interleave(group, dim=1)) * 0.3
+    expected = torch.logsumexp(scores.masked_fill(~mask, -math.inf), -1).T
+    wanted = dense(q, k, v, mask, 0.3).nan_to_num(0.0)
+    torch.testing.assert_close(out, wanted, rtol=0, atol=tolerance)
+    torch.testing.assert_close(lse[some], expected[some], rtol=0, atol=tolerance)
+    assert bool((lse[~some] == -math.inf).all())
+    assert bool((out[~some] == 0).all())
+
+
+@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize(("q_heads", "kv_heads"), GROUPINGS)
+@pytest.mark.parametrize("heads", [1, 8])
+def test_every_grouping_of_attention_heads(name, q_heads, kv_heads, heads):
+    q_pos, k_pos = torch.arange(20, 60), torch.arange(60)
+    q, k, v = rows(40, q_heads, 1), rows(60, kv_heads, 2), rows(60, kv_heads, 3)
+    check(name, q, k, v, q_pos, k_pos, case(q_pos, k_pos, heads, 16, 8))
+
+
+@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize(
+    ("q_pos", "k_pos"),
+    [
+        (torch.arange(40), torch.arange(40)),  # prefill
+        (torch.tensor([55]), torch.arange(56)),  # decoding
+        (torch.tensor([1, 4, 30, 31, 47]), torch.arange(48)),  # repair
+        (torch.arange(50, 70), torch.cat([torch.arange(10), torch.arange(30, 70)])),  # behind gaps
+        (torch.tensor([9, 3, 30, 12]), torch.arange(31).flip(0)),  # order means nothing, positions do
+    ],
+)
+@pytest.mark.parametrize("columns", [0.0, 0.2])
+def test_positions_decide_what_is_visible(name, q_pos, k_pos, columns):
+    q, k, v = rows(len(q_pos), 4, 1), rows(len(k_pos), 2, 2), rows(len(k_pos), 2, 3)
+    check(name, q, k, v, q_pos, k_pos, case(q_pos, k_pos, 4, 16, 4, columns=columns))
+
+
+@pytest.mark.parametrize("name", TWINS)
+@settings(deadline=None, max_examples=15)
+@given(
+    count=st.integers(1, 50),
+    before=st.integers(0, 40),
+    tile=st.sampled_from([16, 32, 48]),
+    block=st.sampled_from([1, 2, 8, 16, 64]),
+    offset=st.integers(0, 15),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 9),
+)
+def test_any_tiles_blocks_and_lists(name, count, before, tile, block, offset, share, seed):
+    q_pos, k_pos = torch.arange(before, before + count), torch.arange(before + count)
+    q, k, v = rows(count, 4, seed), rows(before + count, 2, seed + 1), rows(before + count, 2, seed + 2)
+    check(name, q, k, v, q_pos, k_pos, case(q_pos, k_pos, 2, tile, block, offset, seed, share, 0.1))
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_lists_of_everything_are_dense_attention(name):
+    q_pos = k_pos = torch.arange(70)
+    q, k, v = rows(70, 4, 1), rows(70, 2, 2), rows(70, 2, 3)
+    lists = case(q_pos, k_pos, 2, 32, 8, share=2.0)
+    out, _ = TWINS[name](q, k, v, q_pos.to(DEVICE), k_pos.to(DEVICE), lists, scale=0.3)
+    expected = dense(q, k, v, (k_pos[None] <= q_pos[:, None]).to(DEVICE), 0.3)
+    torch.testing.assert_close(out, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_half_precision_is_near_single_precision(name):
+    q_pos = k_pos = torch.arange(64)
+    q, k, v = rows(64, 4, 1), rows(64, 2, 2), rows(64, 2, 3)
+    lists = case(q_pos, k_pos, 2, 32, 8, share=0.8)
+    exact = ours.reference(q, k, v, q_pos.to(DEVICE), k_pos.to(DEVICE), lists, scale=0.3)[0]
+    half = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter cannot multiply bfloat16
+    low = [each.to(half) for each in (q, k, v)]
+    out = TWINS[name](*low, q_pos.to(DEVICE), k_pos.to(DEVICE), lists, scale=0.3)[0]
+    assert out.dtype == half
+    assert (out.float() - exact).norm() < 2e-2 * exact.norm()
+
+
+def test_columns_stop_where_the_tile_can_see_no_further():
+    q_pos = k_pos = torch.arange(32)
+    every = torch.ones(1, 32, dtype=torch.bool)
+    nothing = torch.zeros(1, 2, 4, dtype=torch.bool)
+    lists = make_lists(nothing, nothing[0], 16, 8, 0, every, until=torch.tensor([16, 32]))
+    assert lists.column_counts.tolist() == [[16, 32]]
+    check("reference", rows(32, 2, 1).cpu(), rows(32, 1, 2).cpu(), rows(32, 1, 3).cpu(), q_pos, k_pos, lists)
+
+
+def test_the_kernel_refuses_blocks_it_cannot_read():
+    at = torch.arange(12)
+    lists = case(at, at, 1, 16, 3)
+    with pytest.raises(ValueError, match="blocks of 1, 2, 4"):
+        triton_lists.attend_lists(rows(12, 2, 1), rows(12, 1, 2), rows(12, 1, 3), at, at, lists, scale=1.0)

@@ -1,0 +1,354 @@
+"""PSA: everything is read at threshold 1, exact over what is read, and the stop is the one of algorithm 1."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragkv.kernels.attention import merge
+from ragkv.sparse.blocks import Blocks, bounding, coverage, cuboid, mass
+from ragkv.sparse.psa import Psa, covered, progress
+from tests.sparse.steps import GROUPINGS, greedy, normal, request, restricted, says_what_dense_says
+from tests.tiny import model, tokens
+
+PSA = Psa(block=8)
+FIGURE = [98, 84, 68, 55, 31, 22, 15, 10, 8.2, 6.1, 4.9, 4.3, 3.1, 2.2, 1.6, 1.2]
+
+
+def of_masses(masses, dtype=torch.float64):
+    """q [1, 1, 1], k, v [n, 1, 1]: blocks of 2 equal keys, with these masses under scale 1."""
+    k = torch.tensor(masses, dtype=dtype).div(2).log().repeat_interleave(2)[:, None, None]
+    return torch.ones(1, 1, 1, dtype=dtype), k, torch.arange(len(k), dtype=dtype)[:, None, None]
+
+
+def read(masses, threshold, micro, order=None, least=0):
+    order = torch.arange(len(masses))[None] if order is None else order
+    q, k, v = of_masses(masses)
+    return progress(q, k, v, order, Psa(threshold=threshold, block=2, micro=micro, least=least), scale=1.0)
+
+
+def run(params, asked, steps=None):
+    state = params.start()
+    asked.ask(state)
+    return state, [asked.step(state, at) for at in range(asked.steps if steps is None else steps)]
+
+
+# What the numbers of algorithm 1 are.
+
+
+def test_partial_results_merge_by_their_mass():
+    parts = [(torch.tensor([[float(o)]]), torch.tensor([math.log(mass)])) for mass, o in ((3, 1), (1, 5))]
+    out, lse = merge(parts)
+    assert out.item() == pytest.approx(2)
+    assert math.exp(lse.item()) == pytest.approx(4)
+
+
+@pytest.mark.parametrize(
+    ("count", "shares"),
+    [
+        (12, [0.4094, 0.9054, 1.0]),
+        (14, [0.3567, 0.8646, 0.9793]),
+        (16, [0.3161, 0.8272, 0.9594]),
+        (20, [0.2574, 0.7614, 0.9220]),
+    ],
+)
+def test_the_share_after_each_four_blocks_of_the_figure(count, shares):
+    for batch, expected in enumerate(shares, 1):
+        known = torch.tensor(FIGURE[: 4 * batch], dtype=torch.float64)
+        assert covered(known.sum().log(), known.min().log(), count - 4 * batch).item() == pytest.approx(
+            expected, abs=5e-5
+        )
+
+
+def test_the_share_after_each_block_of_the_figure():
+    expected = "0625 1340 2205 3161 4963 6194 7343 8272 8720 9156 9426 9594 9778 9894 9961".split()
+    for blocks, share in enumerate(expected, 1):
+        known = torch.tensor(FIGURE[:blocks], dtype=torch.float64)
+        assert covered(known.sum().log(), known.min().log(), 16 - blocks).item() == pytest.approx(
+            float("." + share), abs=5e-5
+        )
+
+
+@pytest.mark.parametrize(
+    ("threshold", "micro", "blocks"), [(0.95, 1, 12), (0.95, 4, 12), (0.98, 1, 14), (0.98, 4, 16), (1.0, 4, 16)]
+)
+def test_where_the_reading_of_the_figure_stops(threshold, micro, blocks):
+    assert read(FIGURE, threshold, micro).read.tolist() == [blocks]
+
+
+def test_of_equal_blocks_a_share_is_read_that_is_above_the_threshold():
+    for threshold in (0.33, 0.51, 0.96):
+        assert read([5.0] * 40, threshold, 1).read.item() == math.floor(threshold * 40) + 1
+    assert covered(torch.tensor(5.0).log(), torch.tensor(1.0).log(), 15).item() == pytest.approx(5 / 20)
+
+
+def test_some_blocks_are_read_whatever_is_claimed():
+    masses = [1e-6, 5.0, 5.0, 5.0, 5.0, 5.0]
+    assert read(masses, 0.1, 1).read.item() == 1, "one weak block, and all the others count as no heavier"
+    assert read(masses, 0.1, 1, least=3).read.item() == 3
+    assert read(masses, 0.1, 2, least=3).read.item() == 4, "whole micro-batches"
+    assert read(masses, 0.1, 1, least=99).read.item() == 6, "no more than there are"
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40), st.floats(0.05, 0.999), st.integers(1, 9))
+@settings(deadline=None)
+def test_with_the_true_order_the_share_is_never_claimed_too_high(masses, threshold, micro):
+    masses = sorted(masses, reverse=True)
+    done = read(masses, threshold, micro)
+    assert done.claimed.item() <= sum(masses[: done.read]) / sum(masses) + 1e-12
+
+
+def test_with_a_wrong_order_the_share_is_claimed_too_high():
+    masses = [1e-3] + [1.0] * 30
+    done = read(masses, 0.9, 1)
+    assert done.read.item() > 1  # one small block first: the others are thought to be as small
+    falling = torch.arange(31).roll(-1)[None]
+    assert read([1e6, *[1e-3] * 30], 0.9, 1, falling).claimed.item() > 0.9
+    assert read([1e6, *[1e-3] * 30], 0.9, 1, falling).read.item() < 31
+
+
+@given(st.integers(0, 10**6), st.integers(1, 7))
+@settings(max_examples=25, deadline=None)
+def test_more_blocks_a_look_only_round_the_count_up(seed, micro):
+    masses = torch.exp(2 * normal(37, seed=seed)).tolist()
+    single, several = (read(masses, 0.9, m).read.item() for m in (1, micro))
+    assert several == min(37, -(-single // micro) * micro)
+
+
+def test_a_higher_threshold_never_reads_less():
+    asked = request(steps=1)
+    marks = [run(replace(PSA, threshold=t, micro=1), asked)[0].marked[0].sum(1) for t in (0.3, 0.6, 0.9, 0.97, 1.0)]
+    assert all((more >= less).all() for less, more in pairwise(marks))
+    assert (marks[0] < marks[-1]).any()
+
+
+# Digests.
+
+
+def test_the_box_of_three_keys():
+    keys = torch.tensor([[0.0, 2], [2, 4], [4, 0]], dtype=torch.float64)[None, :, None]
+    center, radius = cuboid(keys)
+    torch.testing.assert_close(center[0, 0] + radius[0, 0], torch.tensor([10 / 3, 10 / 3], dtype=torch.float64))
+    torch.testing.assert_close(center[0, 0] - radius[0, 0], torch.tensor([2 / 3, 2 / 3], dtype=torch.float64))
+    q = torch.tensor([[[1.0, -1.0]]], dtype=torch.float64)
+    for box, expected in ((cuboid, 8 / 3), (bounding, 4.0)):
+        blocks = Blocks(3, 0, box)
+        blocks.update(keys[0], torch.arange(3))
+        assert blocks.scores(q).item() == pytest.approx(expected)
+
+
+def test_a_block_of_equal_keys_scores_like_its_key():
+    key, q = normal(1, 2, 8, seed=1), normal(2, 4, 8, seed=2)
+    blocks = Blocks(5, 0, cuboid)
+    blocks.update(key.expand(5, -1, -1), torch.arange(5))
+    expected = torch.einsum("hgd,hd->hg", q, key[0]).mean(1)
+    torch.testing.assert_close(blocks.scores(q)[:, 0], expected)
+
+
+@given(st.integers(0, 10**6), st.sampled_from(GROUPINGS))
+@settings(max_examples=20, deadline=None)
+def test_a_score_is_the_mean_over_the_group_of_the_best_corner(seed, heads):
+    q, k = normal(heads[1], heads[0] // heads[1], 8, seed=seed), normal(24, heads[1], 8, seed=seed + 1)
+    for box in (cuboid, bounding):
+        blocks = Blocks(6, 1, box)
+        blocks.update(k[:13], torch.arange(13))
+        blocks.update(k, torch.arange(24))
+        center, radius = box(k.unflatten(0, (4, 6)))
+        high, low = ((center + sign * radius).permute(1, 0, 2)[:, None] for sign in (1, -1))
+        best = torch.maximum(q[:, :, None] * high, q[:, :, None] * low).sum(-1).mean(1)
+        torch.testing.assert_close(blocks.scores(q), best)
+
+
+# Steps of a request.
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads"), GROUPINGS)
+@pytest.mark.parametrize("gapped", [True, False])
+def test_threshold_1_reads_every_block_and_equals_dense_attention(q_heads, kv_heads, gapped):
+    asked = request(q_heads=q_heads, kv_heads=kv_heads, gapped=gapped)
+    state, outs = run(replace(PSA, threshold=1.0), asked)
+    for at, out in enumerate(outs):
+        torch.testing.assert_close(out, asked.dense(at), rtol=0, atol=1e-10)
+    assert state.read == state.present > 0
+
+
+def test_peaked_attention_in_float32_still_reads_every_block_at_threshold_1():
+    asked = request(sharp=200.0, steps=2)
+    asked.q, asked.k, asked.v = asked.q.float(), asked.k.float(), asked.v.float()
+    state, outs = run(replace(PSA, threshold=1.0, micro=1), asked)
+    assert bool(state.marked[0].all())
+    assert read([1e30, *[1e-30] * 31], 1.0, 1).read.item() == 32
+    torch.testing.assert_close(outs[1], asked.dense(1), rtol=2e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads"), GROUPINGS)
+def test_the_output_is_exact_over_the_blocks_that_are_read(q_heads, kv_heads):
+    asked = request(q_heads=q_heads, kv_heads=kv_heads, sharp=3.0)
+    state = replace(PSA, threshold=0.7, micro=2).start()
+    asked.ask(state)
+    sparse = False
+    for at in range(asked.steps):
+        out = asked.step(state, at)
+        torch.testing.assert_close(out, restricted(at, asked, state.marked[0], 8), rtol=0, atol=1e-10)
+        sparse |= not bool(state.marked[0].all())
+    assert sparse
+    assert state.read < state.present
+
+
+def test_the_sinks_block_and_the_newest_are_always_read():
+    asked = request(sharp=6.0)
+    state = replace(PSA, threshold=0.1, micro=1).start()
+    asked.ask(state)
+    earliest = int(asked.positions.argmin()) // 8
+    for at in range(asked.steps):
+        asked.step(state, at)
+        assert bool(state.marked[0][:, [earliest, -1]].all())
+        assert state.marked[0].shape[1] == -(-(asked.rows + at + 1) // 8)
+
+
+def test_keys_read_are_counted_per_kv_head_and_step():
+    asked = request()
+    state = replace(PSA, threshold=0.6).start()
+    asked.ask(state)
+    for at in range(asked.steps):
+        asked.step(state, at)
+        marked, rows = state.marked[0], asked.rows + at + 1
+        sizes = torch.full((marked.shape[1],), 8)
+        sizes[-1] = rows - 8 * (len(sizes) - 1)
+        assert state.readings[-1].read.tolist() == (marked * sizes).sum(1).tolist()
+        assert state.readings[-1].present == rows
+    assert state.present == sum(2 * (asked.rows + at + 1) for at in range(asked.steps))
+
+
+def test_a_block_that_is_not_full_does_not_end_the_reading():
+    """Its mass is tiny, and must not be taken for the mass of those unread: here 19 full blocks that are all equal."""
+    asked = request(rows=19 * 8 + 1, steps=1, gapped=False)
+    asked.k[:-2], asked.k[-2:] = 0.0, -40 * asked.q[-1].unflatten(0, (2, 4)).mean(1)
+    state, _ = run(replace(PSA, threshold=0.9, micro=1, sinks=0), asked)
+    assert state.marked[0][:, :-1].sum(1).tolist() == [math.floor(0.9 * 19) + 1] * 2
+
+
+def test_a_kv_head_stops_when_its_least_covered_query_head_is_covered():
+    asked = request(sharp=4.0, steps=1)
+    least, mean = (run(replace(PSA, threshold=0.8, micro=1, group=g), asked)[0] for g in ("min", "mean"))
+    stopped = ~least.marked[0].all(1)
+    assert bool((least.claimed[0].view(2, 4).amin(1)[stopped] > 0.8).all())
+    assert (mean.marked[0] <= least.marked[0]).all()
+    assert mean.read < least.read
+
+
+def test_first_layers_can_stay_dense():
+    asked = request()
+    state, outs = run(replace(PSA, threshold=0.1, dense=1), asked)
+    torch.testing.assert_close(outs[-1], asked.dense(asked.steps - 1), rtol=0, atol=1e-10)
+    assert state.read == state.present
+    assert not state.marked
+
+
+@given(st.permutations(range(12)))
+@settings(max_examples=15, deadline=None)
+def test_the_order_in_which_blocks_arrive_does_not_matter(order):
+    asked = request(rows=12 * 8 + 5, asked=5, steps=3)
+    moved = torch.cat([torch.arange(8) + 8 * b for b in order] + [torch.arange(96, 104)])
+    other = replace(asked, k=asked.k[moved], v=asked.v[moved], positions=asked.positions[moved])
+    for one, same in zip(run(PSA, asked)[1], run(PSA, other)[1], strict=True):
+        torch.testing.assert_close(one, same, rtol=0, atol=1e-10)
+
+
+def test_what_comes_later_changes_nothing_before():
+    asked = request()
+    _, outs = run(PSA, asked)
+    asked.k[asked.rows + 10 :] = 7.0
+    asked.v[asked.rows + 10 :] = -9.0
+    for one, same in zip(outs[:10], run(PSA, asked, steps=10)[1], strict=True):
+        torch.testing.assert_close(one, same, rtol=0, atol=0)
+
+
+def test_a_row_in_front_of_others_is_read_densely_and_sees_nothing_behind_it():
+    asked = request(steps=2)
+    state = PSA.start()
+    asked.ask(state)
+    asked.positions[-2] = 50_000
+    asked.step(state, 0)
+    dense = asked.dense(1)
+    asked.k[-2], asked.v[-2] = 100.0, 100.0
+    torch.testing.assert_close(asked.step(state, 1), dense, rtol=0, atol=1e-10)
+    assert len(state.readings) == 1
+
+
+def test_a_cache_that_shrank_is_refused():
+    asked = request()
+    state, _ = run(PSA, asked)
+    with pytest.raises(ValueError, match="start a new state"):
+        asked.step(state, 0)
+
+
+def test_true_coverage_is_the_mass_of_what_was_read():
+    asked = request(sharp=4.0, steps=1)
+    state, _ = run(replace(PSA, threshold=0.8), asked)
+    _, q, k, *_ = asked.seen(0)
+    share = coverage(q[0], k, state.marked[0], 8, scale=0.35)
+    scores = torch.einsum("hgd,nhd->hgn", q[0].unflatten(0, (2, 4)), k).flatten(0, 1) * 0.35
+    rows = state.marked[0].repeat_interleave(8, dim=1)[:, : len(k)].repeat_interleave(4, dim=0)
+    torch.testing.assert_close(share, (scores.softmax(-1) * rows).sum(1))
+    torch.testing.assert_close(mass(q[0], k, 8, scale=0.35).logsumexp(-1), scores.logsumexp(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision_stays_close(dtype):
+    asked = request(steps=4)
+    expected = [asked.dense(at) for at in range(4)]
+    asked.q, asked.k, asked.v = (x.to(dtype) for x in (asked.q, asked.k, asked.v))
+    _, outs = run(replace(PSA, threshold=1.0), asked)
+    tolerance = 2e-5 if dtype == torch.float32 else 5e-2
+    for out, wanted in zip(outs, expected, strict=True):
+        assert out.dtype == dtype
+        assert (out.double() - wanted).norm() < tolerance * wanted.norm() + tolerance
+
+
+# Through the model.
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_threshold_1_says_what_dense_attention_says(kind):
+    says_what_dense_says(replace(PSA, threshold=1.0, block=4), kind)
+
+
+def test_a_request_alone_says_what_it_says_in_company():
+    params, tiny = replace(PSA, threshold=0.6, block=4, micro=1), model()
+    contexts, questions = [tokens(61, 1), tokens(24, 2)], [tokens(9, 3), tokens(5, 4)]
+    together = greedy(tiny, [params.start(), params.start()], contexts, questions)
+    state = params.start()
+    alone = greedy(tiny, [state], contexts[:1], questions[:1])
+    assert together[0][0] == alone[0][0]
+    torch.testing.assert_close(together[0][1], alone[0][1], rtol=0, atol=1e-10)
+    assert state.read < state.present
+
+
+def test_what_is_shorter_than_a_block_is_read_densely():
+    asked = request(rows=9, asked=4, steps=40)
+    state = Psa(block=32).start()
+    asked.ask(state)
+    for at in range(3):
+        torch.testing.assert_close(asked.step(state, at), asked.dense(at), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"threshold": 0.0},
+        {"threshold": 1.1},
+        {"block": 0},
+        {"micro": 0},
+        {"sinks": -1},
+        {"group": "max"},
+        {"dense": -1},
+    ],
+)
+def test_values_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Psa(**wrong)
