@@ -1,6 +1,7 @@
-"""The tables of ingest jobs. Functions run inside a transaction of the caller.
+"""The tables of ingest jobs. Functions run inside a transaction of the caller; job_view.py tells what the tables say.
 
 queued → running → completed | failed | cancelled        a document, and a job over its documents
+                 → unchanged                             a document that was there as it is
 """
 
 from __future__ import annotations
@@ -9,68 +10,31 @@ import json
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from ragkv.errors import NotFound
+from ingest.job_view import DocumentStatus, JobError
 from ragkv.types import Document
 
 MAX_ATTEMPTS = 3
 """Starts of one document before it counts as what kills the process."""
 KEPT_JOBS = 1000
 """Finished jobs that stay on record."""
-Status = Literal["queued", "running", "completed", "failed", "cancelled"]
+PACE_MEMORY = 0.1
+"""Weight of the latest document in the running mean of how long one takes."""
 
-_JOB = "row, id, collection, status, stage, done, total, error_code, error_message, created, started, updated, finished"
 _ACTIVE = "('queued', 'running')"
 _NEXT = f"""
-SELECT jobs.row, job_documents.position, jobs.collection, job_documents.id, job_documents.payload
-FROM job_documents JOIN jobs ON jobs.row = job_documents.job
-WHERE jobs.status IN {_ACTIVE} AND job_documents.status = 'queued' ORDER BY jobs.row, position LIMIT 1
+SELECT job, position, collection, job_documents.id, payload FROM job_documents JOIN jobs ON row = job
+WHERE job_documents.status = 'queued' AND job = (
+    SELECT row FROM jobs WHERE status IN {_ACTIVE} AND EXISTS (
+        SELECT 1 FROM job_documents WHERE job = jobs.row AND status = 'queued') ORDER BY row LIMIT 1)
+ORDER BY position LIMIT 1
 """
 _LATEST = f"""
 SELECT jobs.id, jobs.digest FROM jobs JOIN job_documents ON jobs.row = job_documents.job
 WHERE jobs.collection = ? AND jobs.status IN {_ACTIVE} AND job_documents.id IN (SELECT value FROM json_each(?))
 ORDER BY jobs.row DESC LIMIT 1
 """
-
-
-@dataclass(frozen=True)
-class JobError:
-    """code: the kind of fault in snake case, `internal_error` for one of ours."""
-
-    code: str
-    message: str
-
-
-@dataclass(frozen=True)
-class JobDocument:
-    """A document of a job."""
-
-    id: str
-    status: Status
-    error: JobError | None
-
-
-@dataclass(frozen=True)
-class Job:
-    """stage, done, total: of the document being read (see ingest.pipeline.Progress) · times: Unix seconds.
-
-    completed: at least one document is in the catalogue · failed: none is, error says why for the first.
-    """
-
-    id: str
-    collection: str
-    status: Status
-    stage: str
-    done: int
-    total: int
-    error: JobError | None
-    documents: tuple[JobDocument, ...]
-    created: float
-    started: float | None
-    updated: float
-    finished: float | None
 
 
 class Place(NamedTuple):
@@ -113,8 +77,12 @@ def take(connection: sqlite3.Connection) -> tuple[Place, Document] | None:
     place, now = Place(row[0], row[1]), time.time()
     sql = "UPDATE job_documents SET status = 'running', attempts = attempts + 1 WHERE job = ? AND position = ?"
     connection.execute(sql, place)
-    sql = "UPDATE jobs SET status = 'running', started = coalesce(started, ?), updated = ? WHERE row = ?"
+    sql = (
+        "UPDATE jobs SET status = 'running', stage = '', done = 0, total = 0, started = coalesce(started, ?),"
+        " updated = ? WHERE row = ?"
+    )
     connection.execute(sql, (now, now, place.job))
+    connection.execute("UPDATE paces SET rest = NULL WHERE job = ?", (place.job,))
     title, text, metadata = json.loads(row[4])
     return place, Document(row[3], title, text, metadata, row[2])
 
@@ -130,15 +98,25 @@ def put_back(connection: sqlite3.Connection, place: Place) -> None:
     connection.execute(sql, (place.job,))
 
 
-def finish(connection: sqlite3.Connection, place: Place, error: JobError | None) -> None:
+def finish(connection: sqlite3.Connection, place: Place, status: DocumentStatus, error: JobError | None) -> None:
     """A running document is done with."""
-    facts = ("failed", error.code, error.message) if error else ("completed", None, None)
+    facts = (status, error.code if error else None, error.message if error else None)
     sql = (
         "UPDATE job_documents SET status = ?, error_code = ?, error_message = ?, payload = NULL"
         " WHERE job = ? AND position = ? AND status = 'running'"
     )
     connection.execute(sql, (*facts, *place))
+    connection.execute("UPDATE jobs SET updated = ? WHERE row = ?", (time.time(), place.job))
     _settle(connection, place.job)
+
+
+def pace(connection: sqlite3.Connection, place: Place, seconds: float) -> None:
+    """A document of the job took so long."""
+    connection.execute(
+        "INSERT INTO paces (job, seconds) VALUES (?, ?) ON CONFLICT (job) DO UPDATE"
+        " SET seconds = coalesce(seconds + ? * (excluded.seconds - seconds), excluded.seconds)",
+        (place.job, seconds, PACE_MEMORY),
+    )
 
 
 def running(connection: sqlite3.Connection, place: Place) -> bool:
@@ -148,10 +126,12 @@ def running(connection: sqlite3.Connection, place: Place) -> bool:
     return row is not None and row[0] == "running"
 
 
-def report(connection: sqlite3.Connection, place: Place, stage: str, done: int, total: int) -> None:
-    """How far the running document is."""
+def report(connection: sqlite3.Connection, place: Place, stage: str, done: int, total: int, rest: float | None) -> None:
+    """How far the running document is. rest: seconds it still needs, None while that is not known."""
     sql = "UPDATE jobs SET stage = ?, done = ?, total = ?, updated = ? WHERE row = ?"
     connection.execute(sql, (stage, done, total, time.time(), place.job))
+    sql = "INSERT INTO paces (job, rest) VALUES (?, ?) ON CONFLICT (job) DO UPDATE SET rest = excluded.rest"
+    connection.execute(sql, (place.job, rest))
 
 
 def cancel(connection: sqlite3.Connection, job_id: str) -> None:
@@ -167,6 +147,20 @@ def withdraw(connection: sqlite3.Connection, collection: str, document_id: str) 
     sql = f"UPDATE job_documents SET status = 'cancelled' WHERE {which} AND status = 'failed'"
     failed = connection.execute(sql, arguments).rowcount
     return _drop(connection, which, arguments) or failed > 0
+
+
+def abandon(connection: sqlite3.Connection, collection: str) -> bool:
+    """Drop all that waits for a collection; True when there was anything."""
+    return _drop(connection, "job IN (SELECT row FROM jobs WHERE collection = ?)", (collection,))
+
+
+def waits(connection: sqlite3.Connection, collection: str, document_id: str) -> bool:
+    """Whether a version of the document is still to be read."""
+    sql = (
+        "SELECT 1 FROM job_documents JOIN jobs ON row = job"
+        f" WHERE job_documents.id = ? AND collection = ? AND job_documents.status IN {_ACTIVE}"
+    )
+    return connection.execute(sql, (document_id, collection)).fetchone() is not None
 
 
 def recover(connection: sqlite3.Connection) -> int:
@@ -189,18 +183,10 @@ def name(connection: sqlite3.Connection, place: Place) -> str:
     return str(connection.execute("SELECT id FROM jobs WHERE row = ?", (place.job,)).fetchone()[0])
 
 
-def get(connection: sqlite3.Connection, job_id: str) -> Job:
-    """Raises NotFound."""
-    row = connection.execute(f"SELECT {_JOB} FROM jobs WHERE id = ?", (job_id,)).fetchone()
-    if row is None:
-        raise NotFound(f"there is no job {job_id!r}")
-    return _job(connection, row)
-
-
-def recent(connection: sqlite3.Connection, limit: int) -> list[Job]:
-    """The latest jobs, newest first."""
-    rows = connection.execute(f"SELECT {_JOB} FROM jobs ORDER BY row DESC LIMIT ?", (limit,)).fetchall()
-    return [_job(connection, row) for row in rows]
+def finished(connection: sqlite3.Connection, place: Place) -> bool:
+    """Whether the document's job is done."""
+    sql = "SELECT finished FROM jobs WHERE row = ?"
+    return connection.execute(sql, (place.job,)).fetchone()[0] is not None
 
 
 def _drop(connection: sqlite3.Connection, which: str, arguments: Sequence[object]) -> bool:
@@ -215,27 +201,21 @@ def _drop(connection: sqlite3.Connection, which: str, arguments: Sequence[object
 
 def _settle(connection: sqlite3.Connection, job: int | None) -> None:
     """Finish the job when none of its documents waits any more."""
-    sql = "SELECT status, error_code, error_message FROM job_documents WHERE job = ? ORDER BY position"
-    documents = connection.execute(sql, (job,)).fetchall()
-    statuses = {document[0] for document in documents}
+    sql = "SELECT DISTINCT status FROM job_documents WHERE job = ?"
+    statuses = {status for (status,) in connection.execute(sql, (job,))}
     if statuses & {"queued", "running"}:
         return
-    status = next((name for name in ("completed", "cancelled") if name in statuses), "failed")
-    error = next(((code, message) for _, code, message in documents if code and status == "failed"), (None, None))
+    status, error = "failed", (None, None)
+    if statuses & {"completed", "unchanged"}:
+        status = "completed"
+    elif "cancelled" in statuses:
+        status = "cancelled"
+    else:
+        sql = "SELECT error_code, error_message FROM job_documents WHERE job = ? ORDER BY position LIMIT 1"
+        error = connection.execute(sql, (job,)).fetchone()
     now = time.time()
     sql = (
         "UPDATE jobs SET status = ?, error_code = ?, error_message = ?, updated = ?, finished = ?"
         " WHERE row = ? AND finished IS NULL"
     )
     connection.execute(sql, (status, *error, now, now, job))
-
-
-def _job(connection: sqlite3.Connection, row: Sequence[object]) -> Job:
-    key, job_id, collection, status, stage, done, total, code, message, *times = row
-    sql = "SELECT id, status, error_code, error_message FROM job_documents WHERE job = ? ORDER BY position"
-    documents = tuple(JobDocument(d[0], d[1], _error(d[2], d[3])) for d in connection.execute(sql, (key,)))
-    return Job(job_id, collection, status, stage, done, total, _error(code, message), documents, *times)  # type: ignore[arg-type]
-
-
-def _error(code: object, message: object) -> JobError | None:
-    return JobError(str(code), str(message)) if code else None

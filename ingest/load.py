@@ -1,4 +1,5 @@
-"""Bytes to documents: .txt and .md files, .jsonl lines {"id", "text", "title"?, "metadata"?}, folders of them.
+"""Bytes to documents: .txt and .md files, .jsonl lines {"id", "text", "title"?, "metadata"?}, folders of them; and what
+ingest/formats reads: .html .pdf .docx .csv. Text is read here, those in a process of their own.
 
 A fault is about one document. `load` hands it out as a Rejected and goes on; `parse` raises it.
 """
@@ -14,16 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, NoReturn
 
+from ingest import sandbox
+from ingest.formats.base import Parsed
+from ingest.sandbox import FORMATS, USUAL, Allowance
+from ingest.text import check_text, decode
 from ragkv.errors import InputError, InvalidDocument, TooLarge
 from ragkv.types import Document
 
-SUFFIXES = (".txt", ".md", ".jsonl")
+SUFFIXES = (".txt", ".md", ".jsonl", *FORMATS)
 MAX_NAME = 512
 """Characters of a document id or a collection name."""
 
-# Control characters that text has no use for, NUL apart: it is refused wherever it stands.
-_CONTROL = re.compile("[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-_CONTROL_SHARE = 0.01
 _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*$")
 _UNDERLINE = re.compile(r"^ {0,3}(=+|-+)[ \t]*$")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n---[ \t]*\n", re.DOTALL)
@@ -41,45 +43,59 @@ class Rejected:
 
 
 def load(
-    paths: Iterable[Path], limit: int, collection: str = "default", root: Path | None = None
+    paths: Iterable[Path],
+    limit: int,
+    collection: str = "default",
+    root: Path | None = None,
+    allowed: Allowance = USUAL,
 ) -> Iterator[Document | Rejected]:
     """Documents of files and folders, in the order given; folders are walked in sorted order.
 
     Files named by the caller must have a known suffix; in folders, hidden and other files are passed over.
     A file's document id is its path relative to `root` (default: the working folder), so that ingesting it again
     replaces it; outside of root, relative to the folder that holds what was named.
-    limit: bytes of one document, checked before reading. An id that comes twice is rejected the second time.
+    limit: bytes of one document, checked before reading, and of its text. allowed: what reading a file may take, where
+    that runs in a process of its own. An id that comes twice is rejected the second time.
     """
     seen: dict[str, str] = {}
+    for path, name in named(paths, root):
+        for item in _load_file(path, name, limit, collection, allowed):
+            if isinstance(item, Document) and item.id in seen:
+                fault = InvalidDocument(f"{name}: document id {item.id!r} was already used by {seen[item.id]}")
+                yield Rejected(name, fault)
+                continue
+            if isinstance(item, Document):
+                seen[item.id] = name
+            yield item
+
+
+def named(paths: Iterable[Path], root: Path | None = None) -> Iterator[tuple[Path, str]]:
+    """The files that `load` reads, and what each is called, without opening them."""
     for given in paths:
         for path in _files(given):
-            name = _name(path, given, root or Path.cwd())
-            for item in _load_file(path, name, limit, collection):
-                if isinstance(item, Document) and item.id in seen:
-                    fault = InvalidDocument(f"{name}: document id {item.id!r} was already used by {seen[item.id]}")
-                    yield Rejected(name, fault)
-                    continue
-                if isinstance(item, Document):
-                    seen[item.id] = name
-                yield item
+            yield path, _name(path, given, root or Path.cwd())
 
 
-def parse(data: bytes, name: str, limit: int, collection: str = "default") -> list[Document]:
+def parse(
+    data: bytes, name: str, limit: int, collection: str = "default", allowed: Allowance = USUAL
+) -> list[Document]:
     """The documents in an uploaded file. name: the file's name; decides the format and is the id, never a path to open.
 
-    Raises InvalidDocument, TooLarge.
+    May be called from any thread, and from several. Raises InvalidDocument, TooLarge.
     """
     documents = []
-    for item in read(data, name, limit, collection):
+    for item in read(data, name, limit, collection, allowed):
         if isinstance(item, Rejected):
             raise item.error
         documents.append(item)
     return documents
 
 
-def read(data: bytes, name: str, limit: int, collection: str = "default") -> list[Document | Rejected]:
+def read(
+    data: bytes, name: str, limit: int, collection: str = "default", allowed: Allowance = USUAL
+) -> list[Document | Rejected]:
     """As `parse`, with faults handed out instead of raised."""
-    return list(_read(io.BytesIO(data), len(data), name, limit, collection))
+    return list(_read(io.BytesIO(data), len(data), name, limit, collection, allowed))
 
 
 def checked(document: Document, limit: int) -> Document:
@@ -91,7 +107,10 @@ def checked(document: Document, limit: int) -> Document:
     if not document.text.strip():
         raise InvalidDocument(f"{what} is empty")
     for part, value in (("title", document.title), ("text", document.text)):
-        _check_text(value, f"{what}: its {part}")
+        try:
+            check_text(value)
+        except InvalidDocument as error:
+            raise InvalidDocument(f"{what}: its {part}: {error}") from None
     size = len(document.text.encode())
     if size > limit:
         raise TooLarge(f"{what} has {size} bytes, the limit is {limit} (max_document_bytes)")
@@ -124,38 +143,53 @@ def _printable(name: str) -> str:
     return name.encode(errors="backslashreplace").decode()
 
 
-def _load_file(path: Path, name: str, limit: int, collection: str) -> Iterator[Document | Rejected]:
+def _load_file(path: Path, name: str, limit: int, collection: str, allowed: Allowance) -> Iterator[Document | Rejected]:
     try:
         if not path.is_file():
             raise InvalidDocument(f"{path}: there is no such file")
         with path.open("rb") as file:
-            yield from _read(file, path.stat().st_size, name, limit, collection)
+            yield from _read(file, path.stat().st_size, name, limit, collection, allowed)
     except InputError as error:
         yield Rejected(name, error)
     except OSError as error:
         yield Rejected(name, InvalidDocument(f"{path} cannot be read: {error.strerror}"))
 
 
-def _read(file: BinaryIO, size: int, name: str, limit: int, collection: str) -> Iterator[Document | Rejected]:
+def _read(
+    file: BinaryIO, size: int, name: str, limit: int, collection: str, allowed: Allowance
+) -> Iterator[Document | Rejected]:
     """The documents of one open file, by the suffix of its name."""
     suffix = PurePath(name).suffix.lower()
     if suffix == ".jsonl":
         yield from _lines(file, name, limit, collection)
         return
     try:
-        if suffix not in SUFFIXES:
-            raise InvalidDocument(
-                f"{name}: unknown format {suffix or 'without a suffix'}; known: {', '.join(SUFFIXES)}"
-            )
-        if size > limit:
-            raise TooLarge(f"{name} has {size} bytes, the limit is {limit} (max_document_bytes)")
-        text = _decode(file.read(limit + 1), name)
-        markdown = suffix == ".md"
-        title = (_heading(text) if markdown else "") or PurePath(name).stem
-        metadata = {"format": "markdown"} if markdown else {}
-        yield checked(Document(name, title, text, metadata, collection), limit)
+        parsed = _parsed(file, size, suffix, limit, allowed)
+    except InputError as error:
+        yield Rejected(name, type(error)(f"{name}: {error}"))
+        return
+    try:
+        title = parsed.title or PurePath(name).stem
+        yield checked(Document(name, title, parsed.text, parsed.metadata, collection), limit)
     except InputError as error:
         yield Rejected(name, error)
+
+
+def _parsed(file: BinaryIO, size: int, suffix: str, limit: int, allowed: Allowance) -> Parsed:
+    """Raises InvalidDocument and TooLarge, without the file's name."""
+    if suffix not in SUFFIXES:
+        raise InvalidDocument(f"unknown format {suffix or 'without a suffix'}; known: {', '.join(SUFFIXES)}")
+    if size > limit:
+        raise TooLarge(f"it has {size} bytes, the limit is {limit} (max_document_bytes)")
+    if suffix in FORMATS:
+        try:
+            return sandbox.parse(file, suffix, limit, allowed)
+        except OSError as error:
+            raise InvalidDocument(f"no process can be started to read it: {error.strerror}; try again later") from None
+    text = decode(file.read(limit + 1))
+    if suffix == ".md":
+        return Parsed(_heading(text), text, {"format": "markdown"})
+    return Parsed("", text, {})
 
 
 def _lines(file: BinaryIO, name: str, limit: int, collection: str) -> Iterator[Document | Rejected]:
@@ -170,14 +204,13 @@ def _lines(file: BinaryIO, name: str, limit: int, collection: str) -> Iterator[D
                 while line and not line.endswith(b"\n"):
                     line = file.readline(longest + 1)
                 raise TooLarge(f"{where} has over {longest} bytes; a document may have {limit} (max_document_bytes)")
-            text = _decode(line, where)
+            text = decode(line)
             if text.strip():
                 documents = True
                 yield checked(_line(text, where, collection), limit)
         except InputError as error:
             documents = True
-            fault = error if where in str(error) else type(error)(f"{where}: {error}")
-            yield Rejected(where, fault)
+            yield Rejected(where, error if where in str(error) else type(error)(f"{where}: {error}"))
     if not documents:
         yield Rejected(name, InvalidDocument(f"{name} is empty"))
 
@@ -203,34 +236,6 @@ def _line(text: str, where: str, collection: str) -> Document:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
-
-
-def _decode(data: bytes, name: str) -> str:
-    """UTF-8 text with \\n line ends. Raises InvalidDocument with the offset of the first byte that is not text."""
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise InvalidDocument(f"{name}: byte 0 starts UTF-16 text; save the file as UTF-8")
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidDocument(f"{name}: byte {error.start} is not UTF-8 text") from None
-    _check_text(text, name)
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _check_text(text: str, what: str) -> None:
-    """Raises InvalidDocument for what no text holds. Offsets are of bytes in UTF-8."""
-    position = text.find("\0")
-    if position >= 0:
-        raise InvalidDocument(f"{what}: byte {len(text[:position].encode(errors='replace'))} is NUL, this is not text")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidDocument(f"{what}: character {error.start} is half of a surrogate pair") from None
-    controls = _CONTROL.findall(text)
-    if len(controls) > _CONTROL_SHARE * len(text):
-        first = _CONTROL.search(text)
-        offset = len(text[: first.start()].encode()) if first else 0
-        raise InvalidDocument(f"{what}: {len(controls)} control characters from byte {offset} on, this is not text")
 
 
 def _check_metadata(metadata: Mapping[str, Any], what: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -130,9 +130,13 @@ def silent(stage: Stage, done: int, total: int) -> None:
     """Nobody watches."""
 
 
-def ingest(engine: Reader, document: Document, progress: Progress = silent) -> Outcome:
+def ingest(
+    engine: Reader, document: Document, progress: Progress = silent, wanted: Callable[[], None] | None = None
+) -> Outcome:
     """Read a document and make it answerable, in place of its old version. Does nothing when nothing changed.
 
+    wanted: asked at the last moment, in the transaction that makes the change; raises where the change is to be left,
+    and may read the catalogue. Whoever withdraws a document before it gets no new version, after it he finds one.
     The document must have passed ingest.load.checked. Raises InvalidDocument, QuotaExceeded, ConfigError,
     EmbedderChanged, StoreFull. A quota is asked about new content only: what is in is never thrown out by being read
     again for another model.
@@ -161,7 +165,9 @@ def ingest(engine: Reader, document: Document, progress: Progress = silent) -> O
                 catalog.renew(claim)
                 renewed = time.monotonic()
         progress("commit", len(chunks), len(chunks))
-        orphans = catalog.put_document(document, digest, chunks, vectors, keys, embedder.identity, reader, claim, admit)
+        orphans = catalog.put_document(
+            document, digest, chunks, vectors, keys, embedder.identity, reader, claim, admit, wanted
+        )
     except Paused:
         raise
     except Exception:

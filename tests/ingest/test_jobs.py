@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ingest import job_table
 from ingest.job_table import MAX_ATTEMPTS
-from ingest.jobs import Job, Jobs
+from ingest.jobs import Counts, Job, Jobs
 from ingest.load import Rejected, read
 from ingest.pipeline import ingest, remove
 from ragkv.catalog import database
@@ -250,6 +253,84 @@ def test_a_deleted_document_is_not_brought_back_by_a_job(jobs: Jobs, reader: Fil
     assert [(d.collection, d.id) for d in reader.catalog.documents()] == [("default", "b"), ("theirs", "a")]
     assert reader.stored() == reader.catalog.keys()
     assert not jobs.withdraw("default", "a")
+
+
+@pytest.mark.parametrize("when", ["before its transaction", "inside it"])
+def test_a_document_deleted_at_the_last_moment_does_not_come_back(
+    jobs: Jobs, reader: FileReader, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def delete() -> None:
+        assert jobs.withdraw("default", "a")
+        with contextlib.suppress(NotFound):
+            remove(reader, "default", "a")
+
+    deleting, put = threading.Thread(target=delete), reader.catalog.put_document
+
+    def put_late(*arguments: Any) -> list[Key]:
+        *others, wanted = arguments
+
+        def asked() -> None:
+            deleting.start()  # it has to wait until the transaction is over
+            wanted()
+
+        if when == "inside it":
+            unreferenced = put(*others, asked)
+            deleting.join()  # before the job writes down that the document is there
+            return unreferenced
+        deleting.start()
+        deleting.join()
+        return put(*arguments)
+
+    monkeypatch.setattr(reader.catalog, "put_document", put_late)
+    job_id = jobs.submit([make_document("a"), make_document("b")])
+    jobs.run_next(reader)
+    monkeypatch.undo()
+    assert (statuses(jobs.get(job_id)), ids(reader)) == (["cancelled", "queued"], [])
+    run_all(jobs, reader)
+    assert (ids(reader), reader.stored()) == (["b"], reader.catalog.keys())
+
+
+def test_a_collection_that_was_deleted_is_not_brought_back(jobs: Jobs, reader: FileReader) -> None:
+    job_id = jobs.submit([make_document("a"), make_document("b")])
+    theirs = jobs.submit([make_document("a", collection="theirs")])
+    jobs.run_next(reader)
+    assert jobs.abandon("default")
+    reader.forget(reader.catalog.clear("default"))
+    assert not jobs.abandon("default")
+    run_all(jobs, reader)
+    assert (statuses(jobs.get(job_id)), jobs.get(job_id).status) == (["completed", "cancelled"], "completed")
+    assert jobs.get(theirs).status == "completed"
+    assert [(d.collection, d.id) for d in reader.catalog.documents()] == [("theirs", "a")]
+    assert reader.stored() == reader.catalog.keys()
+    with pytest.raises(NotFound, match="no collection 'default'"):
+        reader.catalog.clear("default")
+
+
+def test_a_document_that_is_there_as_it_is_is_unchanged(jobs: Jobs, reader: FileReader) -> None:
+    jobs.submit([make_document("a")])
+    run_all(jobs, reader)
+    encoded = reader.encoded
+    job_id = jobs.submit([make_document("a"), Document("bad", "", " ")])
+    run_all(jobs, reader)
+    job = jobs.get(job_id, "failed")
+    assert (job.status, reader.encoded) == ("completed", encoded)
+    assert job.counts == Counts(2, 2, completed=0, unchanged=1, failed=1, cancelled=0)
+    assert [document.id for document in job.documents] == ["bad"]
+    assert job.last_error == job.documents[0].error
+    assert statuses(jobs.get(job_id)) == ["unchanged", "failed"]
+
+
+def test_a_break_between_two_documents_does_not_count_as_time_they_need(jobs: Jobs, reader: FileReader) -> None:
+    job_id, seen = jobs.submit([make_document(name) for name in "abc"]), list[float | None]()
+    began = time.monotonic()
+    jobs.run_next(reader, lambda: seen.append(jobs.get(job_id).eta_seconds))
+    assert seen[0] is None, "nothing is known yet"
+    took = time.monotonic() - began
+    with reader.catalog.write() as connection:
+        connection.execute("UPDATE jobs SET started = started - 10000, updated = updated - 10000")
+    jobs.run_next(reader, lambda: seen.append(jobs.get(job_id).eta_seconds))
+    assert seen[-1] is not None
+    assert seen[-1] < 20 * took + 1
 
 
 def test_a_pause_puts_the_document_back_with_what_is_encoded(tmp_path: Path, jobs: Jobs, reader: FileReader) -> None:

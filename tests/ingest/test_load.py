@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.load import Rejected, checked, load, parse, read
+from ingest.sandbox import Allowance
 from ragkv.errors import InputError, InvalidDocument, TooLarge
 from ragkv.types import Document
+from tests.ingest.formats.files import docx, paragraph, pdf
 
 LIMIT = 10_000
 STORABLE = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(lambda text: text.strip())
@@ -78,10 +81,11 @@ def test_json_lines_are_documents() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["a.pdf", "a", "a.TXT.exe", ".md.zip"])
+@pytest.mark.parametrize("name", ["a.rtf", "a", "a.TXT.exe", ".md.zip"])
 def test_an_unknown_format_names_the_known_ones(name: str) -> None:
-    with pytest.raises(InvalidDocument, match=r"\.txt, \.md, \.jsonl"):
+    with pytest.raises(InvalidDocument) as caught:
         parse(b"text", name, LIMIT)
+    assert str(caught.value).endswith("known: .txt, .md, .jsonl, .html, .htm, .pdf, .docx, .csv, .tsv")
 
 
 def test_suffixes_are_known_in_any_case() -> None:
@@ -171,8 +175,9 @@ def test_a_file_without_lines_is_empty(data: bytes) -> None:
 # Limits
 
 
-def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "large.txt"
+@pytest.mark.parametrize("name", ["large.txt", "large.pdf"])
+def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
     with path.open("wb") as file:
         file.truncate(1 << 40)  # a terabyte of holes: reading it would not end
     (item,) = load([path], LIMIT, root=tmp_path)
@@ -266,6 +271,42 @@ def test_bad_files_stop_no_others(tmp_path: Path) -> None:
     assert "no such file" in str(items[0].error)  # type: ignore[union-attr]
 
 
+def test_files_of_all_formats_in_a_folder_are_read(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        docs__a_dot_html="<title>A page</title><p>a",
+        docs__b_dot_pdf=pdf("b", info={"Title": "A paper"}),
+        docs__c_dot_DOCX=docx(paragraph("c")),
+        docs__d_dot_csv="letter\nd\n",
+        docs__e_dot_pdf=b"PK\3\4 no such thing",
+        docs__f_dot_txt="f",
+    )
+    items = list(load([tmp_path / "docs"], LIMIT, "mine", root=tmp_path))
+    assert [(item.id, item.title, item.text, item.metadata) for item in items if isinstance(item, Document)] == [
+        ("docs/a.html", "A page", "a", {"format": "html"}),
+        ("docs/b.pdf", "A paper", "b", {"format": "pdf", "pages": 1}),
+        ("docs/c.DOCX", "c", "c", {"format": "docx"}),
+        ("docs/d.csv", "d", "letter: d", {"format": "csv", "rows": 1}),
+        ("docs/f.txt", "f", "f", {}),
+    ]
+    rejected = [item for item in items if isinstance(item, Rejected)]
+    assert [(item.source, str(item.error)) for item in rejected] == [("docs/e.pdf", "docs/e.pdf: it is no PDF")]
+
+
+def test_reading_takes_no_more_than_it_is_allowed(tmp_path: Path) -> None:
+    write(tmp_path, a_dot_html=b"<div>" * 100_000, b_dot_html="<p>b")
+    slow, quick = load([tmp_path], 1 << 20, allowed=Allowance(seconds=3.0))
+    assert isinstance(slow, Rejected)
+    assert "longer than 3 s" in str(slow.error)
+    assert isinstance(quick, Document)
+
+
+def test_documents_are_read_in_several_threads_at_once() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        read = list(pool.map(lambda n: parse(f"<p>{n}".encode(), f"{n}.html", LIMIT), range(8)))
+    assert [(document.id, document.text) for (document,) in read] == [(f"{n}.html", str(n)) for n in range(8)]
+
+
 def test_a_file_name_that_is_no_text_gets_a_printable_id(tmp_path: Path) -> None:
     path = os.path.join(os.fsencode(tmp_path), b"caf\xe9.txt")
     with open(path, "wb") as file:
@@ -281,10 +322,14 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     assert isinstance(item, Rejected)
 
 
-def test_a_name_is_a_label_and_is_never_opened(tmp_path: Path) -> None:
-    write(tmp_path, secret_dot_txt="secret")
-    (document,) = parse(b"mine", str(tmp_path / ".." / tmp_path.name / "secret.txt"), LIMIT)
-    assert document.text == "mine"
+@pytest.mark.parametrize("suffix", [".txt", ".html"])
+def test_a_name_is_a_label_and_is_never_opened(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"secret{suffix}").write_text("secret")
+    for name in (str(tmp_path / ".." / tmp_path.name / f"secret{suffix}"), f"../../secret{suffix}"):
+        (document,) = parse(b"mine", name, LIMIT)
+        assert (document.id, document.text) == (name, "mine")
+    with pytest.raises(InvalidDocument, match="printable"):
+        parse(b"mine", f"a\0b{suffix}", LIMIT)
 
 
 # Documents that come without a file

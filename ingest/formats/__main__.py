@@ -1,0 +1,74 @@
+"""The process that reads one document: python -m ingest.formats FORMAT LIMIT SECONDS MEMORY <file >reply
+
+The reply is one JSON object. "kind" is "parsed", with "title", "text", "metadata"; "invalid" or "large", with "words".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from ingest.formats.base import Parsed, Parser
+from ingest.formats.confine import confine
+from ragkv.errors import InputError, InvalidDocument, TooLarge
+
+
+def parser_of(name: str) -> Parser:
+    """Imports what this format needs, and nothing of the others."""
+    match name:
+        case "html":
+            from ingest.formats.html import parse
+        case "pdf":
+            from ingest.formats.pdf import parse
+        case "docx":
+            from ingest.formats.docx import parse
+        case "csv":
+            from ingest.formats.csv import parse
+        case _:
+            raise ValueError(name)
+    return parse
+
+
+def main(name: str, limit: int, seconds: float, memory: int) -> bytes:
+    """Read standard input as a file of this format; returns the reply."""
+    parse = parser_of(name)
+    confine(seconds, memory)
+    try:
+        parsed = read(parse, limit)
+        content = {"title": parsed.title, "text": parsed.text, "metadata": dict(parsed.metadata)}
+        return reply("parsed", **content)
+    except InputError as fault:
+        return reply("large" if isinstance(fault, TooLarge) else "invalid", words=str(fault))
+    except MemoryError:
+        words = f"reading it needs more than {memory // 2**20} MiB of memory (parse_bytes)"
+    except Exception as error:  # whatever a damaged file makes a library raise
+        words = f"it cannot be read as {name}: {type(error).__name__}: {str(error)[:200]}"
+    return reply("invalid", words=words)
+
+
+def read(parse: Parser, limit: int) -> Parsed:
+    """What standard input holds. Raises InvalidDocument and TooLarge."""
+    data = sys.stdin.buffer.read(limit + 1)
+    if len(data) > limit:
+        raise TooLarge(f"it has over {limit} bytes (max_document_bytes)")
+    if not data:
+        raise InvalidDocument("it is empty")
+    parsed = parse(data, limit)
+    if not parsed.text.strip():
+        raise InvalidDocument("there is no text in it")
+    size = len(parsed.text.encode())
+    if size > limit:
+        raise TooLarge(f"its text has {size} bytes, the limit is {limit} (max_document_bytes)")
+    return parsed
+
+
+def reply(kind: str, **content: object) -> bytes:
+    return json.dumps({"kind": kind, **content}, ensure_ascii=False).encode(errors="replace")
+
+
+if __name__ == "__main__":
+    _, name, limit, seconds, memory = sys.argv
+    sys.stdout.buffer.write(main(name, int(limit), float(seconds), int(memory)))
+    sys.stdout.buffer.flush()
+    os._exit(0)  # nothing is left to tidy up, and taking a large tree apart takes time

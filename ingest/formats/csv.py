@@ -1,0 +1,97 @@
+"""CSV to paragraphs, one a row, each cell a line that begins with the name of its column:
+
+    name,town            name: Ada
+    Ada,Tarn      →      town: Tarn
+
+Text that stands so in a chunk can be found and understood without the rest of the table.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from ingest.formats.base import Parsed, Room
+from ingest.text import decode
+from ragkv.errors import InvalidDocument
+
+DELIMITERS = ",;\t|"
+SAMPLE_ROWS = 50
+"""Rows by which the delimiter is found."""
+_SAMPLE = 65536
+_NUMBER = re.compile(r"[+-]?[\d.,\s]*\d[\d.,\s]*%?")
+
+
+def parse(data: bytes, limit: int) -> Parsed:
+    """Columns are named by the first row, by number where that is all numbers. Raises InvalidDocument, TooLarge."""
+    text = decode(data)
+    csv.field_size_limit(max(limit, 1))
+    rows = _rows(text, _delimiter(text))
+    first = next(rows, None)
+    if first is None:
+        raise InvalidDocument("it is empty")
+    names, room, paragraphs, count = _names(first), Room(limit), [], 0
+    if not names:
+        paragraphs.append(_paragraph(names, first, room))
+        count = 1
+    for row in rows:
+        paragraphs.append(_paragraph(names, row, room))
+        count += 1
+    if not paragraphs:
+        raise InvalidDocument("it has no rows under its header")
+    return Parsed("", "\n\n".join(paragraphs), {"format": "csv", "rows": count})
+
+
+def _delimiter(text: str) -> str:
+    """The one that gives most rows the same number of cells, two at least; a comma where none does."""
+    sample = text if len(text) <= _SAMPLE else text[: text.rfind("\n", 0, _SAMPLE) + 1]
+    best, most = ",", 0
+    for delimiter in DELIMITERS:
+        widths: Counter[int] = Counter()
+        try:
+            for row in islice(csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter), SAMPLE_ROWS):
+                widths[len(row)] += len(row) > 1
+        except csv.Error:
+            continue
+        width, alike = max(widths.items(), key=lambda item: (item[1], item[0]), default=(0, 0))
+        if width > 1 and alike > most:
+            best, most = delimiter, alike
+    return best
+
+
+def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
+    """Rows with anything in them, their cells without white space around. Raises InvalidDocument."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    line = 1
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise InvalidDocument(f"line {line} (to {reader.line_num}): {error}") from None
+        if row is None:
+            return
+        line = reader.line_num + 1
+        cells = [cell.strip() for cell in row]
+        if any(cells):
+            yield cells
+
+
+def _names(row: Sequence[str]) -> list[str]:
+    """The row, when it names columns: all that is in it is different, and not all of it numbers. Else nothing."""
+    names = [" ".join(name.split()) for name in row]
+    filled = [name for name in names if name]
+    return names if len(set(filled)) == len(filled) and not all(map(_NUMBER.fullmatch, filled)) else []
+
+
+def _paragraph(names: Sequence[str], row: Sequence[str], room: Room) -> str:
+    lines = []
+    for number, cell in enumerate(row):
+        if cell:
+            name = (names[number] if number < len(names) else "") or f"column {number + 1}"
+            value = "\n".join(line for line in cell.split("\n") if line.strip())  # an empty line would part the row
+            lines.append(room.take(f"{name}: {value}"))
+    return "\n".join(lines)

@@ -1,0 +1,222 @@
+"""HTML to the text that a reader of the page sees, without what stands around it.
+
+The tree is selectolax's (lexbor), so that tags nobody closed end where a browser ends them. It is walked once, without
+recursion; blocks go to one of three places:
+
+    main      in <main> or <article>
+    body      elsewhere
+    around    navigation, page header and footer, sidebars
+
+What is around is left out, and the body, too, where main holds a fair part of the text: but a page is never emptied.
+Headings keep their level as `#` marks.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
+
+from ingest.formats.base import LINE, Blocks, Parsed, one_line, without_controls
+from ingest.text import check_text
+from ragkv.errors import InvalidDocument
+
+MAIN, BODY, AROUND = "main", "body", "around"
+MAIN_SHARE = 0.25
+"""Of the text that is not around: where main has less, it is not what the page is about."""
+LEAST_SHARE = 0.1
+"""Where all the rest has no more than this share of what is around, nothing is around."""
+ANCHORS = {"¶", "§", "#"}
+"""Texts of links from a heading to itself."""
+
+_UNSEEN = {
+    *("audio", "button", "canvas", "datalist", "embed", "head", "iframe", "map", "noscript", "object", "script"),
+    *("select", "style", "svg", "template", "textarea", "title", "video"),
+}
+_BLOCKS = {
+    *("address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "dialog", "div"),
+    *("dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6"),
+    *("header", "hgroup", "hr", "legend", "li", "main", "menu", "nav", "ol", "p", "pre", "search", "section"),
+    *("summary", "table", "tbody", "td", "tfoot", "th", "thead", "tr", "ul"),
+}
+_HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
+_MAIN_TAGS, _MAIN_ROLES = {"main", "article"}, {"main", "article"}
+_AROUND_TAGS = {"nav", "search"}
+_AROUND_PAGE = {"header", "footer", "aside"}
+"""Of the page. Inside main they belong to what is read: the head of an article, a note."""
+_AROUND_ROLES = {"navigation", "banner", "contentinfo", "complementary", "search", "menu", "menubar"}
+_HIDING = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden)", re.IGNORECASE)
+_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
+_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+_LATIN = {"ascii", "iso8859-1"}
+_CODE_POINTS = {"utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be", "utf-7"}
+
+
+def parse(data: bytes, limit: int) -> Parsed:
+    """Title: of <title>, else of the first <h1>. Raises InvalidDocument for bytes that are no text."""
+    try:
+        tree = LexborHTMLParser(decode(data))
+    except SelectolaxError:
+        raise MemoryError from None  # any text is a page; all it can lack is room
+    page = _Page(limit)
+    if tree.body is not None:
+        _walk(page, tree.body)
+    titles = (node.text() for query in ("head title", "h1") for node in tree.css(query)[:1])
+    title = next(filter(None, map(one_line, titles)), "")
+    language = tree.root.attributes.get("lang") if tree.root is not None else None
+    metadata = {"format": "html", **({"language": language.strip()} if language and language.strip() else {})}
+    return Parsed(title, without_controls(page.text()), metadata)
+
+
+class _Page:
+    """The blocks of a page, element by element."""
+
+    def __init__(self, limit: int):
+        self._blocks = Blocks(limit)
+        self._blocks.place = BODY
+        self._places: list[str] = []
+        self._verbatim = 0
+
+    def enter(self, node: LexborNode) -> bool:
+        """True where its children are to be met, too."""
+        tag, blocks = node.tag or "", self._blocks
+        if tag == "-text":
+            text = node.text_content or ""
+            if text not in ANCHORS or not _is_anchor(node.parent):
+                blocks.write(text.replace("\n", LINE) if self._verbatim else text)
+            return False
+        if tag == "br":
+            blocks.write(LINE)
+        if tag.startswith("-"):
+            return False
+        self._places.append(blocks.place)
+        if _unseen(node, tag):
+            return False
+        if tag in _BLOCKS:
+            blocks.pause(verbatim=self._verbatim > 0)
+        place = _place(node, tag, blocks.place)
+        if place != blocks.place:
+            blocks.pause()
+            blocks.place = place
+        if tag == "tr":
+            blocks.open_row()
+        elif tag in ("td", "th"):
+            blocks.open_cell()
+        elif tag == "li":
+            blocks.mark("- ")
+        elif tag in _HEADINGS:
+            blocks.mark("#" * int(tag[1]) + " ")
+        self._verbatim += tag == "pre"
+        return True
+
+    def leave(self, node: LexborNode) -> None:
+        tag, blocks = node.tag or "", self._blocks
+        if tag.startswith("-"):
+            return
+        place = self._places.pop()
+        if tag in _BLOCKS or place != blocks.place:
+            blocks.pause(verbatim=self._verbatim > 0)
+        if tag == "tr":
+            blocks.close_row()
+        if tag in _HEADINGS or tag == "li":
+            blocks.mark("")
+        self._verbatim -= tag == "pre"
+        blocks.place = place
+
+    def text(self) -> str:
+        """What is left out is never nearly all there is."""
+        blocks = self._blocks
+        main, body, around = (blocks.length(place) for place in (MAIN, BODY, AROUND))
+        if main + body <= LEAST_SHARE * around:
+            return blocks.joined()
+        if main >= MAIN_SHARE * (main + body):
+            return blocks.joined(BODY, AROUND)
+        return blocks.joined(AROUND)
+
+
+def _walk(page: _Page, body: LexborNode) -> None:
+    """Every node on the way down and on the way up. Nesting has no limit, recursion would."""
+    node, depth = body, 0
+    while True:
+        child = node.first_child if page.enter(node) else None
+        if child is not None:
+            node, depth = child, depth + 1
+            continue
+        page.leave(node)
+        following = node.next
+        while depth and following is None and (parent := node.parent) is not None:
+            node, depth = parent, depth - 1
+            page.leave(node)
+            following = node.next
+        if not depth or following is None:
+            return
+        node = following
+
+
+def _is_anchor(node: LexborNode | None) -> bool:
+    return node is not None and node.tag == "a" and (node.attributes.get("href") or "").startswith("#")
+
+
+def _unseen(node: LexborNode, tag: str) -> bool:
+    attributes = node.attributes
+    return (
+        tag in _UNSEEN
+        or "hidden" in attributes
+        or (tag == "dialog" and "open" not in attributes)
+        # Of icons and anchors. A page that was saved with a dialogue open may have it on all the rest.
+        or (attributes.get("aria-hidden") == "true" and tag not in _BLOCKS)
+        or _HIDING.search(attributes.get("style") or "") is not None
+    )
+
+
+def _place(node: LexborNode, tag: str, outside: str) -> str:
+    """Where an element is, by its tag, its role and what it is in."""
+    role = (node.attributes.get("role") or "").strip().lower()
+    if outside == AROUND or tag in _AROUND_TAGS or role in _AROUND_ROLES:
+        return AROUND
+    if tag in _AROUND_PAGE and outside != MAIN:
+        return AROUND
+    return MAIN if tag in _MAIN_TAGS or role in _MAIN_ROLES else outside
+
+
+def decode(data: bytes) -> str:
+    """A byte order mark counts first, then what <meta> declares, then UTF-8 and Windows-1252, as in browsers.
+
+    Raises InvalidDocument.
+    """
+    for mark, name in _BOMS:
+        if data.startswith(mark):
+            return _checked(data.removeprefix(mark), name)
+    found = _CHARSET.search(data[:4096])
+    declared = _codec(found[1].decode()) if found else None
+    if declared and declared != "utf-8":
+        return _checked(data, declared)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return _checked(data, "utf-8" if declared else "cp1252")
+    check_text(text)
+    return text
+
+
+def _codec(label: str) -> str | None:
+    """Python's name of a character set, None where there is none that a page could be in."""
+    try:
+        name = codecs.lookup(label).name
+        "".encode(name)
+    except (LookupError, ValueError):
+        return None
+    if name in _LATIN:
+        return "cp1252"
+    # The declaration was read as ASCII, so the page is in none of these, whatever it says.
+    return "utf-8" if name in _CODE_POINTS else name
+
+
+def _checked(data: bytes, codec: str) -> str:
+    """Bytes that are no character become `�`, as long as they are few."""
+    text = data.decode(codec, errors="replace")
+    if text.count("\ufffd") > 0.01 * len(text):
+        raise InvalidDocument(f"it is not text in {codec}; save it as UTF-8")
+    check_text(text)
+    return text

@@ -1,0 +1,85 @@
+"""PDF to text, page by page, with pypdf. Pages are parted by an empty line.
+
+A PDF says where letters are painted, not what is a word or a paragraph: lines end where they end on the page. Where the
+next one goes on in small letters the two are joined, and so are the halves of a word.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+
+from pypdf import PdfReader
+from pypdf.errors import DependencyError, FileNotDecryptedError, PyPdfError
+
+from ingest.formats.base import Parsed, Room, one_line, without_controls
+from ragkv.errors import InvalidDocument
+
+UNREADABLE_SHARE = 0.1
+"""Of characters that are none. A page over it is painted in letters that nothing names."""
+_HEADER_WITHIN = 1024
+_NO_TITLE = re.compile(r"untitled.*|.*\.(docx?|odt|rtf|tex|dvi|indd|pptx?|xlsx?|pdf|ps|qxd)", re.IGNORECASE)
+
+
+def parse(data: bytes, limit: int) -> Parsed:
+    """metadata: pages, and those that could not be read, where there are any. Title: of the properties.
+
+    Raises InvalidDocument for what is no PDF, needs a password or has no text, TooLarge.
+    """
+    if b"%PDF-" not in data[:_HEADER_WITHIN]:
+        raise InvalidDocument("it is no PDF")
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    try:
+        reader = PdfReader(io.BytesIO(data))
+        pages = len(reader.pages)
+        title = one_line(str(reader.metadata.title or "")) if reader.metadata else ""
+    except FileNotDecryptedError:
+        raise InvalidDocument("it has a password; save it without one") from None
+    except DependencyError:
+        raise InvalidDocument("it is encrypted; save it without a password and without restrictions") from None
+    except PyPdfError as error:
+        raise InvalidDocument(f"it is a damaged PDF: {error}") from None
+    text, unread = _text(reader, pages, Room(limit))
+    metadata = {"format": "pdf", "pages": pages, **({"unread_pages": unread} if unread else {})}
+    return Parsed("" if _NO_TITLE.fullmatch(title) else title, text, metadata)
+
+
+def _text(reader: PdfReader, pages: int, room: Room) -> tuple[str, list[int]]:
+    """The text of all pages, and numbers of those that cannot be read, from 1. A bad page stops no other."""
+    texts: list[str] = []
+    unread: list[int] = []
+    fault = ""
+    for number in range(pages):
+        try:
+            painted = reader.pages[number].extract_text()
+        except MemoryError:
+            raise
+        except Exception as error:  # pypdf raises what Python raises of what the file made it do
+            unread.append(number + 1)
+            fault = f"{type(error).__name__}: {error}"
+            continue
+        clean = without_controls(painted)
+        if len(painted) - len(clean) + clean.count("\ufffd") > UNREADABLE_SHARE * len(painted):
+            unread.append(number + 1)
+            fault = "its fonts name no characters; it needs OCR first"
+            continue
+        if page := _flow(clean):
+            texts.append(room.take(page))
+    if not texts:
+        raise InvalidDocument(f"there is no text in it; {fault or 'scanned pages need OCR first'}")
+    return "\n\n".join(texts), unread
+
+
+def _flow(page: str) -> str:
+    """The lines of a page, joined where a sentence or a word goes on."""
+    lines: list[str] = []
+    for line in (line.strip() for line in page.split("\n")):
+        before = lines[-1] if lines else ""
+        if not line[:1].islower() or not before or before[-1] in ".!?:":
+            lines.append(line)
+        elif before.endswith("-") and before[-2:-1].islower():
+            lines[-1] = before[:-1] + line
+        else:
+            lines[-1] = f"{before} {line}"
+    return "\n".join(lines).strip()

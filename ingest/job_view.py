@@ -1,0 +1,133 @@
+"""What the tables say of a job: how far it is, what failed, when it will be done.
+
+These functions run inside a transaction of the caller.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ragkv.errors import NotFound
+
+FAILED_SHOWN = 20
+"""Failed documents that are listed with a job; looking at a job must not cost what it has documents."""
+
+Status = Literal["queued", "running", "completed", "failed", "cancelled"]
+DocumentStatus = Literal["queued", "running", "completed", "unchanged", "failed", "cancelled"]
+Listed = Literal["all", "failed"]
+"""Which documents are listed with a job: all of them, or the first FAILED_SHOWN that failed."""
+
+_JOB = (
+    "row, id, collection, status, stage, done, total, error_code, error_message, created, started, updated, finished,"
+    " seconds, rest"
+)
+_JOBS = f"SELECT {_JOB} FROM jobs LEFT JOIN paces ON paces.job = jobs.row"
+_DOCUMENTS = "SELECT id, status, error_code, error_message FROM job_documents WHERE job = ?"
+
+
+@dataclass(frozen=True)
+class JobError:
+    """code: the kind of fault in snake case, `internal_error` for one of ours."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class JobDocument:
+    """A document of a job. completed: it was read and is in the catalogue · unchanged: it was there with this very
+    content, so nothing was done."""
+
+    id: str
+    status: DocumentStatus
+    error: JobError | None
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Documents of a job. done: those that are completed, unchanged, failed or cancelled; the others wait."""
+
+    total: int
+    done: int
+    completed: int
+    unchanged: int
+    failed: int
+    cancelled: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """stage, done, total: of the document being read (see ingest.pipeline.Progress) · times: Unix seconds.
+
+    completed: at least one document is in the catalogue · failed: none is, error says why for the first · last_error:
+    of the last document that failed, also of a job that is completed · eta_seconds: until it is done, at the pace it
+    has; None while that is not known · documents: see Listed.
+    """
+
+    id: str
+    collection: str
+    status: Status
+    stage: str
+    done: int
+    total: int
+    counts: Counts
+    eta_seconds: float | None
+    error: JobError | None
+    last_error: JobError | None
+    documents: tuple[JobDocument, ...]
+    created: float
+    started: float | None
+    updated: float
+    finished: float | None
+
+
+def get(connection: sqlite3.Connection, job_id: str, listed: Listed) -> Job:
+    """Raises NotFound."""
+    row = connection.execute(f"{_JOBS} WHERE id = ?", (job_id,)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no job {job_id!r}")
+    return _job(connection, row, listed)
+
+
+def recent(connection: sqlite3.Connection, limit: int, prefix: str, status: Status | None, listed: Listed) -> list[Job]:
+    """The latest jobs, newest first. prefix: of their collections' names · status: only those of it."""
+    where = "substr(collection, 1, length(?)) = ? AND (? IS NULL OR status = ?)"
+    found = connection.execute(
+        f"{_JOBS} WHERE {where} ORDER BY row DESC LIMIT ?", (prefix, prefix, status, status, limit)
+    ).fetchall()
+    return [_job(connection, row, listed) for row in found]
+
+
+def _job(connection: sqlite3.Connection, row: Sequence[object], listed: Listed) -> Job:
+    key, job_id, collection, status, stage, done, total, code, message, *times, seconds, rest = row
+    by_status = dict(
+        connection.execute("SELECT status, count(*) FROM job_documents WHERE job = ? GROUP BY status", (key,))
+    )
+    ended = {each: by_status.get(each, 0) for each in ("completed", "unchanged", "failed", "cancelled")}
+    counts = Counts(sum(by_status.values()), sum(ended.values()), **ended)
+    eta = _eta(by_status.get("queued", 0), seconds, rest) if status == "running" else None  # type: ignore[arg-type]
+    last = connection.execute(f"{_DOCUMENTS} AND status = 'failed' ORDER BY position DESC LIMIT 1", (key,)).fetchone()
+    errors = (_error(code, message), _error(last[2], last[3]) if last else None)
+    documents = _documents(connection, key, listed)  # type: ignore[arg-type]
+    return Job(job_id, collection, status, stage, done, total, counts, eta, *errors, documents, *times)  # type: ignore[arg-type]
+
+
+def _documents(connection: sqlite3.Connection, job: int, listed: Listed) -> tuple[JobDocument, ...]:
+    which, limit = ("", -1) if listed == "all" else ("AND status = 'failed'", FAILED_SHOWN)
+    found = connection.execute(f"{_DOCUMENTS} {which} ORDER BY position LIMIT ?", (job, limit))
+    return tuple(JobDocument(d[0], d[1], _error(d[2], d[3])) for d in found)
+
+
+def _eta(waiting: int, seconds: float | None, rest: float | None) -> float | None:
+    """seconds: that one document takes · rest: that the one being read still needs; None where it is not known."""
+    rest = seconds if rest is None else rest
+    if rest is None or (waiting and seconds is None):
+        return None
+    return round(rest + waiting * (seconds or 0.0), 1)
+
+
+def _error(code: object, message: object) -> JobError | None:
+    return JobError(str(code), str(message)) if code else None

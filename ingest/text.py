@@ -1,0 +1,39 @@
+"""What is text: bytes in UTF-8, characters that a document may hold. Faults are told without the document's name."""
+
+from __future__ import annotations
+
+import re
+
+from ragkv.errors import InvalidDocument
+
+# Control characters that text has no use for, NUL apart: it is refused wherever it stands.
+_CONTROL = re.compile("[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+_CONTROL_SHARE = 0.01
+
+
+def decode(data: bytes) -> str:
+    """UTF-8 text with \\n line ends. Raises InvalidDocument with the offset of the first byte that is not text."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise InvalidDocument("byte 0 starts UTF-16 text; save the file as UTF-8")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidDocument(f"byte {error.start} is not UTF-8 text") from None
+    check_text(text)
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def check_text(text: str) -> None:
+    """Raises InvalidDocument for what no text holds. Offsets are of bytes in UTF-8."""
+    position = text.find("\0")
+    if position >= 0:
+        raise InvalidDocument(f"byte {len(text[:position].encode(errors='replace'))} is NUL, this is not text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidDocument(f"character {error.start} is half of a surrogate pair") from None
+    controls = _CONTROL.findall(text)
+    if len(controls) > _CONTROL_SHARE * len(text):
+        first = _CONTROL.search(text)
+        offset = len(text[: first.start()].encode()) if first else 0
+        raise InvalidDocument(f"{len(controls)} control characters from byte {offset} on, this is not text")
