@@ -1,8 +1,8 @@
 # syntax=docker/dockerfile:1
-# A CPU image by default. With NVIDIA GPUs take the build of PyPI: --build-arg TORCH_INDEX=https://pypi.org/simple
-ARG PYTHON=3.12
+# A CPU image by default; docker-compose.gpu.yml sets TORCH_INDEX to PyPI, whose torch is the CUDA build.
+ARG PYTHON=3.12.13
 
-FROM python:${PYTHON}-slim AS build
+FROM python:${PYTHON}-slim-bookworm AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/ragkv
@@ -17,7 +17,7 @@ COPY ingest ingest
 COPY api api
 RUN /opt/ragkv/bin/pip install --extra-index-url "$TORCH_INDEX" -c constraints.txt .
 
-FROM python:${PYTHON}-slim
+FROM python:${PYTHON}-slim-bookworm
 RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin ragkv \
  && install -d -o ragkv -g ragkv /data
 COPY --from=build /opt/ragkv /opt/ragkv
@@ -31,8 +31,8 @@ USER ragkv
 WORKDIR /data
 VOLUME /data
 EXPOSE 8000
-# Loading a model may take a while; after that an answer within 5 s is expected.
+# Loading a model may take a while; after that an answer within 5 s is expected, past any proxy that is set.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=120s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"RAGKV_PORT\"]}/healthz', timeout=4)"]
+    CMD ["python", "-c", "import os, urllib.request as u; u.build_opener(u.ProxyHandler({})).open(f'http://127.0.0.1:{os.environ[\"RAGKV_PORT\"]}/healthz', timeout=4)"]
 ENTRYPOINT ["ragkv"]
 CMD ["serve"]

@@ -9,17 +9,23 @@ import asyncio
 import ipaddress
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from api import errors
-from api.body_limit import BodyLimit
+from api.body_limit import BodyLimit, Bounds
+from api.gate import Gate
+from api.keys import read_keys
+from api.openapi import secured
 from api.routes import router
+from api.strict import Strict
 from api.worker import Worker
 from ragkv import __version__
 from ragkv.config import Settings
@@ -29,15 +35,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 DRAIN_SECONDS = 10
-_BODY_BYTES = 2 * 2**20
-_SLACK_BYTES = 2**20  # of JSON around a document's text
+"""From the signal to the end, at most."""
+_FAREWELL_SECONDS = 2
+"""Of these, for telling those whose answers are not done."""
 
 
 def create_app(settings: Settings) -> FastAPI:
     """The ASGI application; its lifespan opens the engine and resumes queued jobs.
 
-    Starting raises ConfigError or CatalogCorrupt when the engine cannot be opened.
+    Raises ConfigError for API keys that cannot be read; starting raises ConfigError or CatalogCorrupt when the engine
+    cannot be opened.
     """
+    keys = read_keys(settings.api_keys.get_secret_value())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -48,7 +57,7 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             worker.close(DRAIN_SECONDS)
 
-    app = FastAPI(
+    app = _Service(
         title="ragkv",
         version=__version__,
         summary="Answers questions from your documents and says what every answer reused.",
@@ -56,31 +65,48 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,  # the pages FastAPI offers load scripts from the network
         redoc_url=None,
     )
-    app.state.worker = Worker(settings)
+    app.state.worker = Worker(settings, shared=len(keys.tenants) > 1)
+    app.state.settings = settings
+    app.state.keys = keys
+    app.state.started = int(time.time())
     app.include_router(router)
     errors.install(app)
-    app.add_middleware(
-        BodyLimit, default=_BODY_BYTES, paths={"/v1/documents": settings.max_document_bytes + _SLACK_BYTES}
-    )
+    app.add_middleware(BodyLimit, bounds=Bounds(settings.max_document_bytes))
+    app.add_middleware(Gate, keys=keys)  # around the limit: what is added last comes first
     return app
 
 
-def serve(settings: Settings, console: Console) -> None:
-    """Listen, open the engine, serve; on SIGTERM finish what is in flight and return.
+class _Service(FastAPI):
+    """Its strict headers are around everything, the handler of unexpected errors included."""
 
+    def build_middleware_stack(self) -> ASGIApp:
+        return Strict(super().build_middleware_stack())
+
+    def openapi(self) -> dict[str, Any]:
+        """The schema, with the keys that are asked for."""
+        if not self.openapi_schema:
+            self.openapi_schema = secured(super().openapi(), bool(self.state.keys))
+        return self.openapi_schema
+
+
+def serve(settings: Settings, console: Console) -> bool:
+    """Listen, open the engine, serve; on SIGTERM finish what is in flight and return, DRAIN_SECONDS later at most.
+
+    Returns whether the engine has ended: its thread may be in the middle of one long step, which nothing interrupts.
     Raises ConfigError when the address cannot be listened on, and what opening the engine raises.
     """
-    listener = _listen(settings.host, settings.port)
+    listener = listen(settings.host, settings.port)
     with listener:
-        address = f"http://{_bracketed(settings.host)}:{listener.getsockname()[1]}"
-        if not _is_loopback(settings.host):
+        address = f"http://{bracketed(settings.host)}:{listener.getsockname()[1]}"
+        if not is_loopback(settings.host) and not settings.api_keys.get_secret_value():
             console.print(
-                f"WARNING: {address} can be reached from other machines, and this release has no API keys: whoever "
-                "reaches it can read, add and ask everything. Listen on 127.0.0.1 unless something in front checks.",
+                f"WARNING: {address} can be reached from other machines, and there are no API keys: whoever reaches it "
+                "can read, add and ask everything. Make keys with `ragkv key TENANT` and set RAGKV_API_KEYS, or listen "
+                "on 127.0.0.1.",
                 style="bold red",
             )
         console.print(f"loading the model; the API will be at {address}", style="dim")
-        asyncio.run(_run(settings, listener, console, address))
+        return asyncio.run(_run(settings, listener, console, address))
 
 
 class _Server(uvicorn.Server):
@@ -98,23 +124,35 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came."""
-        self._worker.pause()
+        self._worker.pause(DRAIN_SECONDS)
         super().handle_exit(sig, frame)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for what is in flight; whoever waits when the time is nearly up is told so, and goes."""
+        timer = asyncio.get_running_loop().call_later(DRAIN_SECONDS - _FAREWELL_SECONDS, self._worker.refuse)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
-async def _run(settings: Settings, listener: socket.socket, console: Console, address: str) -> None:
+
+async def _run(settings: Settings, listener: socket.socket, console: Console, address: str) -> bool:
     app = create_app(settings)
     # The lifespan is entered here, not by uvicorn, so that a fault at start is an exception and not a log of one.
-    config = uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=DRAIN_SECONDS)
+    config = uvicorn.Config(
+        app, lifespan="off", log_level="warning", timeout_graceful_shutdown=DRAIN_SECONDS, server_header=False
+    )
     server = _Server(config, app.state.worker, lambda: console.print(f"serving at {address}", style="bold green"))
     # For the time before uvicorn listens to signals; and when it is done it raises them again, which must not kill us.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.handle_exit, signal.SIGTERM, None)
     async with app.router.lifespan_context(app):
         await server.serve(sockets=[listener])
     console.print("stopped", style="dim")
+    return not app.state.worker.running
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound there. Raises ConfigError when that is not possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -127,12 +165,14 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def _bracketed(host: str) -> str:
+def bracketed(host: str) -> str:
+    """As it stands in a URL."""
     return f"[{host}]" if ":" in host else host

@@ -6,11 +6,22 @@ Responses are the report contract (ragkv/report.py) and the job (ingest/jobs.py)
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
 
 from ingest.load import MAX_NAME
+from ragkv.catalog.attributes import MAX_KEYS, MAX_VALUES
 
 MAX_QUESTION_CHARS = 200_000  # far above any token limit, so that the engine can answer with token counts
 MAX_DOCUMENTS = 1000
@@ -27,7 +38,8 @@ def _unicode(text: str) -> str:
     return text
 
 
-def _without_nul(text: str) -> str:
+def clean(text: str) -> str:
+    """`text`, if it can be kept anywhere."""
     if "\0" in text:
         raise ValueError("must not contain NUL characters")
     return _unicode(text)
@@ -40,31 +52,64 @@ def _printable(name: str) -> str:
 
 
 def _small(metadata: dict[str, Any]) -> dict[str, Any]:
-    size = len(_unicode(json.dumps(metadata, ensure_ascii=False)).encode())
+    size = len(_unicode(json.dumps(metadata, ensure_ascii=False, allow_nan=False)).encode())
     if size > MAX_METADATA_BYTES:
         raise ValueError(f"must not be larger than {MAX_METADATA_BYTES} bytes of JSON, is {size}")
     return metadata
 
 
-def _whole(stream: bool) -> bool:
-    if stream:
-        raise ValueError("streaming comes in a later release; leave it out or send false")
-    return stream
-
-
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_printable)]
 Metadata = Annotated[dict[str, JsonValue], Field(max_length=MAX_METADATA_KEYS), AfterValidator(_small)]
+Scalar = Annotated[str, Field(max_length=512)] | bool | int | float | None
+Filter = Annotated[
+    dict[str, Scalar | Annotated[list[Scalar], Field(min_length=1, max_length=MAX_VALUES)]],
+    Field(
+        max_length=MAX_KEYS,
+        description="What the metadata of a document has to say: all keys, each by its value or one of its values. An "
+        "attribute that is a list says each of its elements.",
+        examples=[{"kind": "report", "year": [2023, 2024]}],
+    ),
+    AfterValidator(_small),
+]
 Edge = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def _read_as(kind: Any) -> AfterValidator:
+    """JSON in the text of a query or a form, checked as if it stood in a body."""
+    adapter = TypeAdapter[Any](kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+    def read(text: str) -> Any:
+        try:
+            return adapter.validate_json(text)
+        except ValidationError as error:
+            faults = (f"{'.'.join(map(str, each['loc']))} {each['msg']}".strip() for each in error.errors()[:3])
+            raise ValueError("; ".join(faults)) from None
+
+    return AfterValidator(read)
+
+
+FilterText = Annotated[str, _read_as(Filter)]
+MetadataText = Annotated[str, _read_as(Metadata)]
+"""The two as JSON texts; they come out as what they say, which their type cannot tell."""
+
+
+_DOCUMENT: dict[str, JsonValue] = {
+    "id": "yard",
+    "title": "Calloway Yard",
+    "text": "Calloway Yard was founded by Edda Calloway.",
+    "metadata": {"kind": "history", "year": 1911},
+    "collection": "default",
+}
 
 
 class DocumentIn(BaseModel):
     """One document. Its text is judged when the job runs: an empty one fails alone and holds nothing up."""
 
-    model_config = Edge
+    model_config = Edge | ConfigDict(json_schema_extra={"examples": [_DOCUMENT]})
 
     id: Name
     text: Annotated[str, AfterValidator(_unicode)]
-    title: Annotated[str, Field(max_length=512), AfterValidator(_without_nul)] = ""
+    title: Annotated[str, Field(max_length=512), AfterValidator(clean)] = ""
     metadata: Metadata = Field(default_factory=dict)
     collection: Name = "default"
 
@@ -72,7 +117,7 @@ class DocumentIn(BaseModel):
 class DocumentsIn(BaseModel):
     """Several documents, ingested in order as one job."""
 
-    model_config = Edge
+    model_config = Edge | ConfigDict(json_schema_extra={"examples": [{"documents": [_DOCUMENT]}]})
 
     documents: Annotated[list[DocumentIn], Field(min_length=1, max_length=MAX_DOCUMENTS)]
 
@@ -93,14 +138,55 @@ class Question(BaseModel):
 
     model_config = Edge
 
-    question: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_CHARS), AfterValidator(_without_nul)]
+    question: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_CHARS), AfterValidator(clean)]
     collection: Name = "default"
+    conversation_id: Name | None = None
     top_k: Annotated[int | None, Field(ge=1, le=64)] = None
+    filter: Filter | None = None
     method: Annotated[str | None, Field(min_length=1, max_length=256)] = None
-    prefill: Literal["dense"] = "dense"
-    decode: Literal["dense"] = "dense"
+    prefill: Annotated[str | None, Field(min_length=1, max_length=256)] = None
+    decode: Annotated[str | None, Field(min_length=1, max_length=256)] = None
     max_tokens: Annotated[int | None, Field(ge=1, le=4096)] = None
-    stream: Annotated[bool, AfterValidator(_whole)] = False
+    stream: Annotated[bool, Field(description="Answer as server-sent events.")] = False
+    deadline_s: Annotated[
+        float | None, Field(gt=0, le=86_400, description="Seconds the answer may take; the service's limit holds, too.")
+    ] = None
+
+
+class Said(BaseModel):
+    """A turn of a conversation. chunks: ids of those that came with the question; a deleted document's stay named ·
+    created: Unix seconds."""
+
+    question: str
+    answer: str
+    method: str
+    chunks: list[str]
+    created: float
+
+
+class Conversation(BaseModel):
+    """A conversation, its turns in order."""
+
+    conversation_id: str
+    collection: str
+    turns: list[Said]
+
+
+class Check(BaseModel):
+    """One thing the service stands on. status: ok · degraded: answers take longer, or some are refused · failed."""
+
+    status: str
+    detail: str = ""
+
+
+class Readiness(BaseModel):
+    """Whether the service can answer questions now. status: ready or not_ready · queue: requests that wait, places for
+    them, answers being decoded; since the start: questions given up, not answered in time, and refused for want of a
+    place or of a key."""
+
+    status: str
+    checks: dict[str, Check]
+    queue: dict[str, int]
 
 
 class Queued(BaseModel):
@@ -110,11 +196,13 @@ class Queued(BaseModel):
 
 
 class Problem(BaseModel):
-    """RFC 9457 problem details. code: a stable word for programs · errors: of validation, {"at", "message"}."""
+    """RFC 9457 problem details. code: a stable word for programs · request_id: as in the header `X-Request-ID` ·
+    errors: of validation, {"at", "message"}."""
 
     type: str
     title: str
     status: int
     detail: str
     code: str
+    request_id: str = ""
     errors: list[dict[str, str]] = []

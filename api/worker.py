@@ -2,6 +2,17 @@
 
 Questions wait in a bounded line; documents wait in the catalogue (ingest.jobs), so they outlive the process. While a
 document is read, questions are answered between its chunks.
+
+Answers are decoded together (answering.py). Who is served when:
+
+    a round     one step, a token for every answer that runs; then the first of the line, if there is a place for it: a
+                question is read up to its first token, anything else is done. So a crowd that arrives delays an answer
+                that runs by one reading a token, and an answer that runs delays a question by one step.
+    a turn      rounds until TURN of the line were taken, at most STEPS; then it is a document's turn. Between two
+                chunks of one that is being read the answers that run use up the STEPS first, or end: so an answer of
+                so many tokens waits for one chunk, and a chunk for TURN questions and STEPS steps.
+
+Who is the first of the line, line.py says: tenants take turns, and each one's requests are served as they came.
 """
 
 from __future__ import annotations
@@ -10,22 +21,29 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from math import inf
 from typing import Any, TypeVar
 
+from api.answering import Answering
+from api.holdings import Holdings
+from api.line import Line, Question, Task, Turn, fail, give
+from api.progress import Progress
 from ingest.jobs import Jobs
+from ragkv.begun import Begun
 from ragkv.config import Settings
-from ragkv.engine import Engine
-from ragkv.errors import Busy, CatalogCorrupt, Stopping, StoreError
+from ragkv.engine import FORGOTTEN_AT_ONCE, Engine
+from ragkv.errors import Busy, CatalogCorrupt, EmbedderChanged, RagkvError, Stopping, StoreError
+from ragkv.methods import usable
+from ragkv.report import Answer
 
 T = TypeVar("T")
 
-CAPACITY = 32
-"""Requests that may wait."""
 TURN = 4
-"""Requests answered in a row before a waiting document is read on, by one chunk."""
+"""Requests taken in a row before a waiting document is read on, by one chunk."""
+STEPS = 64
+"""Steps of the answers that run before the same."""
 IDLE_SECONDS = 5.0
 """How often an idle worker looks after its health, and for jobs that another process queued."""
 _MEMORY = 0.2
@@ -35,20 +53,31 @@ logger = logging.getLogger("ragkv.api")
 
 
 class Worker:
-    """Thread-safe. `jobs` exists once the future of `start` has completed."""
+    """Thread-safe. `jobs`, `holdings`, `model` and `methods` exist once the future of `start` has completed.
+
+    model: name of the loaded one · methods: those it can be asked with.
+    """
 
     jobs: Jobs
+    holdings: Holdings
+    model: str
+    methods: tuple[str, ...]
 
-    def __init__(self, settings: Settings, capacity: int = CAPACITY):
-        self._settings, self._capacity = settings, capacity
-        self._line: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
+    def __init__(self, settings: Settings, shared: bool = False):
+        """shared: several tenants ask, so none may fill the line."""
+        self._settings = settings
+        self._line = Line(settings.queue, shared)
+        self._waited_for: set[Future[Any]] = set()
+        self._answering: Answering | None = None
         self._changed = threading.Condition()
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._pausing = self._closing = self._queued = False
+        self._ends = inf
         self._seconds = 1.0
+        self._refused = 0
         self._health: dict[str, Any] = {"status": "starting"}
-        self._examined = -math.inf
+        self._examined = -inf
 
     def start(self) -> Future[None]:
         """Open the engine; the future completes when it is open, or fails with what went wrong. Call once."""
@@ -56,20 +85,48 @@ class Worker:
         self._thread.start()
         return self._ready
 
-    def submit(self, task: Callable[[Engine], T]) -> Future[T]:
+    def submit(self, task: Callable[[Engine], T], turn: Turn | None = None, tenant: str = "") -> Future[T]:
         """Have `task` called with the engine. Cancelling the future before its turn takes it out of the line.
+        turn: not while a turn of this conversation is being answered · tenant: whose request it is.
 
         Raises Busy when the line is full, Stopping during shutdown.
         """
         future: Future[T] = Future()
+        self._join(Task(task, future, turn, tenant))
+        return future
+
+    def ask(
+        self,
+        begin: Callable[[Engine], Begun],
+        turn: Turn | None = None,
+        tenant: str = "",
+        deadline: float = inf,
+        progress: Progress | None = None,
+    ) -> Future[Answer]:
+        """Have a question answered, together with others. turn: the conversation it is of, its collection first ·
+        tenant: whose it is · deadline: on the monotonic clock · progress: told how far it is.
+
+        The future may be cancelled until the answer is there. It fails with what `begin` raised, with Expired and with
+        Stopping. Raises as `submit`.
+        """
+        future: Future[Answer] = Future()
+        self._join(Question(begin, future, turn, tenant, deadline, progress))
+        return future
+
+    def _join(self, what: Task | Question) -> None:
         with self._changed:
             if self._pausing:
                 raise Stopping("the service is shutting down")
-            if len(self._line) >= self._capacity:
-                raise Busy(len(self._line), min(60, math.ceil(len(self._line) * self._seconds)))
-            self._line.append((task, future))
+            if self._line.full(what.tenant) and self._answering is not None:
+                self._line.sweep(self._answering.gone)
+            if self._line.full(what.tenant):
+                self._refused += 1
+                ahead = self._line.ahead(what.tenant)
+                raise Busy(len(self._line), max(1, min(60, math.ceil(ahead * self._seconds))))
+            self._line.join(what)
+            self._waited_for.add(what.done)
             self._changed.notify()
-        return future
+        what.done.add_done_callback(self._waited_for.discard)
 
     def wake(self) -> None:
         """A job was queued."""
@@ -78,29 +135,53 @@ class Worker:
             self._changed.notify()
 
     def health(self) -> dict[str, Any]:
-        """The engine's health as of its last free moment, and how many requests are waiting."""
+        """The engine's health as of its last free moment, and what waits now.
+
+        waiting: requests in the line · queue: its places · running: answers being decoded · since the start:
+        cancelled: questions given up · expired: questions not answered in time · refused: requests for which there was
+        no place.
+        """
         status = {"status": "failed"} if self._ready.done() and not self._thread.is_alive() else {}
-        return {**self._health, **status, "waiting": len(self._line)}
+        now = {"waiting": len(self._line), "queue": self._line.capacity, "refused": self._refused}
+        counts = {"running": 0, "cancelled": 0, "expired": 0}
+        if self._answering is not None:
+            each = self._answering
+            counts = {"running": each.count, "cancelled": each.cancelled, "expired": each.expired}
+        return {**self._health, **status, **now, **counts}
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread has begun and not ended."""
+        return self._thread.is_alive()
 
     @property
     def stopping(self) -> bool:
         """Whether shutdown has begun."""
         return self._pausing
 
-    def pause(self) -> None:
-        """Shutdown begins: the document being read goes back into the queue at its next chunk, nothing new is taken."""
+    def pause(self, seconds: float = inf) -> None:
+        """Shutdown begins: the document being read goes back into the queue at its next chunk, nothing new is taken.
+        seconds: until `close`, at the latest, is done."""
         self._pausing = True
+        self._ends = min(self._ends, time.monotonic() + seconds)
         if hasattr(self, "jobs"):
             self.jobs.pause()
 
-    def close(self, seconds: float) -> None:
-        """Finish the request in hand, refuse those in the line, close the engine; wait at most `seconds` for it."""
+    def refuse(self) -> None:
+        """Whoever still waits is told that the service ends; their answers are let go of."""
         self.pause()
+        for future in list(self._waited_for):
+            fail(future, Stopping("the service is shutting down"))
+
+    def close(self, seconds: float) -> None:
+        """Finish the answers that run, refuse those in the line, close the engine; wait at most `seconds` for it, less
+        where `pause` has said so."""
+        self.pause(seconds)
         with self._changed:
             self._closing = True
             self._changed.notify()
         if self._thread.is_alive():
-            self._thread.join(seconds)
+            self._thread.join(max(1.0, self._ends - time.monotonic()))
 
     def _run(self) -> None:
         try:
@@ -110,16 +191,20 @@ class Worker:
             return
         with engine:
             try:
+                self.model, self.methods = engine.model.name, usable(engine.model)
                 self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes)
+                self.holdings = Holdings(engine, self.jobs)
                 self._resume(engine)
                 self._ready.set_result(None)
             except BaseException as error:
                 self._ready.set_exception(error)
                 return
+            self._answering = answering = Answering(engine)
             try:
-                self._serve(engine)
+                self._serve(engine, answering)
             finally:
-                self._refuse_the_rest()
+                self.refuse()
+                answering.clear()
 
     def _resume(self, engine: Engine) -> None:
         again = self.jobs.recover()
@@ -130,35 +215,67 @@ class Worker:
         self._queued = True
         self._examine(engine)
 
-    def _serve(self, engine: Engine) -> None:
+    def _serve(self, engine: Engine, answering: Answering) -> None:
         while not self._closing:
-            self._answer_waiting(engine)
-            if not self._ingest_next(engine):
+            self._turn(engine, answering, reading=False)
+            if not self._ingest_next(engine, answering):
                 self._examine(engine)
-                self._wait()
+                if not answering.count:
+                    self._wait()
+        while answering.count:
+            answering.step()
+        self._tidy(engine)
 
-    def _answer_waiting(self, engine: Engine) -> None:
-        """Answer some of those who wait. Not all: more may come than leave, and documents wait for their turn too."""
-        for _ in range(TURN):
-            with self._changed:
-                if self._closing or not self._line:
-                    return
-                task, future = self._line.popleft()
-            if not future.set_running_or_notify_cancel():
-                continue
-            begun = time.monotonic()
+    def _turn(self, engine: Engine, answering: Answering, reading: bool) -> None:
+        """Answer some of those who wait. Not all: more may come than leave, and documents wait for their turn too.
+
+        reading: whether a document is being read, and its next chunk will keep everybody waiting.
+        """
+        taken = 0
+        self._tidy(engine)
+        for _ in range(STEPS):
+            for seconds in answering.step():
+                self._seconds += _MEMORY * (seconds - self._seconds)
+            if taken < TURN and self._take(engine, answering):
+                taken += 1
+            elif not answering.count or (taken == TURN and not reading):
+                return
+
+    def _tidy(self, engine: Engine) -> None:
+        """Delete some of the KV that nobody needs any more."""
+        if keys := self.holdings.unwanted(FORGOTTEN_AT_ONCE):
             try:
-                future.set_result(task(engine))
-            except BaseException as error:
-                future.set_exception(error)
-            self._seconds += _MEMORY * (time.monotonic() - begun - self._seconds)
+                engine.forget(keys)
+            except RagkvError as error:  # it stays, as an orphan
+                logger.warning("the KV of %d chunks is not deleted: %s", len(keys), error)
 
-    def _ingest_next(self, engine: Engine) -> bool:
+    def _take(self, engine: Engine, answering: Answering) -> bool:
+        """Serve the first of the line that may be served now; False when there is none."""
+        with self._changed:
+            self._line.sweep(answering.gone)
+            first = self._line.take(
+                aside=lambda what: answering.has(what.turn),
+                ready=lambda what: not self._closing and (answering.free or isinstance(what, Task)),
+            )
+        if first is None:
+            return False
+        if isinstance(first, Question):
+            answering.begin(first)
+            return True
+        begun = time.monotonic()
+        try:
+            give(first.done, first.do(engine))
+        except BaseException as error:
+            fail(first.done, error)
+        self._seconds += _MEMORY * (time.monotonic() - begun - self._seconds)
+        return True
+
+    def _ingest_next(self, engine: Engine, answering: Answering) -> bool:
         """Read one waiting document; False when there is none, or no place to write it."""
         with self._changed:
             self._queued = False
         try:
-            return self.jobs.run_next(engine, lambda: self._between_chunks(engine)) is not None
+            return self.jobs.run_next(engine, lambda: self._between_chunks(engine, answering)) is not None
         except StoreError as error:  # a full disk, a locked catalogue: tried again in a while
             logger.warning("ingest waits: %s", error)
             return False
@@ -167,8 +284,8 @@ class Worker:
             self.jobs.pause()
             return False
 
-    def _between_chunks(self, engine: Engine) -> None:
-        self._answer_waiting(engine)
+    def _between_chunks(self, engine: Engine, answering: Answering) -> None:
+        self._turn(engine, answering, reading=True)
         self._examine(engine)
 
     def _examine(self, engine: Engine) -> None:
@@ -176,20 +293,22 @@ class Worker:
         if time.monotonic() - self._examined < IDLE_SECONDS:
             return
         try:
-            self._health = engine.health()
+            self._health = {**engine.health(), "index": _index(engine)}
         except Exception as error:
             self._health = {"status": "failed", "reason": str(error)}
         self._examined = time.monotonic()
 
     def _wait(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._line or self._queued or self._closing, IDLE_SECONDS)
+            self._changed.wait_for(
+                lambda: self._line or self._queued or self._closing or self.holdings.untidy, IDLE_SECONDS
+            )
 
-    def _refuse_the_rest(self) -> None:
-        with self._changed:
-            self._pausing = True
-            rest = list(self._line)
-            self._line.clear()
-        for _, future in rest:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(Stopping("the service is shutting down"))
+
+def _index(engine: Engine) -> str:
+    """`ok`, or why nothing can be found in it."""
+    try:
+        engine.catalog.check_embedder(engine.retriever.embedder.identity)
+    except EmbedderChanged as error:
+        return str(error)
+    return "ok"

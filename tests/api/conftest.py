@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from api.app import create_app
 from api.worker import Worker
@@ -32,16 +34,17 @@ class Service:
     port: int
     worker: Worker
     client: httpx.Client
+    app: FastAPI
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """POST as JSON."""
         return self.client.post(path, json=body, **options)
 
     def job(self, job_id: str) -> Any:
-        """The job, once it is finished."""
+        """The job, once it is finished, with all its documents."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            job = self.client.get(f"/v1/jobs/{job_id}").json()
+            job = self.client.get(f"/v1/jobs/{job_id}?documents=all").json()
             if job["finished"] is not None:
                 return job
             time.sleep(0.05)
@@ -54,11 +57,12 @@ def settings(data: Path, **more: Any) -> Settings:
     return load_settings(**{"data": data, "device": "cpu", **small, **more})
 
 
-@pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """The service, with two documents in collection `default`."""
-    app = create_app(settings(tmp_path_factory.mktemp("service")))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="on"))
+@contextmanager
+def serving(chosen: Settings) -> Iterator[Service]:
+    """A service on a free port, with nothing in it."""
+    app = create_app(chosen)
+    config = uvicorn.Config(app, port=0, log_level="warning", lifespan="on", server_header=False)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="uvicorn")
     thread.start()
     while not server.started and thread.is_alive():
@@ -66,10 +70,16 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     port = server.servers[0].sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     with httpx.Client(base_url=url, timeout=60) as client:
-        running = Service(url, port, app.state.worker, client)
-        filled = running.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]})
-        assert filled.json()["status"] == "completed"
-        yield running
+        yield Service(url, port, app.state.worker, client, app)
     server.should_exit = True
     thread.join(30)
     assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The service, with two documents in collection `default`."""
+    with serving(settings(tmp_path_factory.mktemp("service"))) as running:
+        filled = running.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]})
+        assert filled.json()["status"] == "completed"
+        yield running

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.api.conftest import HARBOUR, LIMIT, Service
 
 PROBLEM = "application/problem+json"
-ASK, ADD = "/v1/answers", "/v1/documents"
+ASK, ADD, CHAT = "/v1/answers", "/v1/documents", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
 
 
@@ -55,12 +55,21 @@ def check_problem(response: httpx.Response, status: int) -> Any:
         (ASK, {"question": "who?", "method": "epic:k=3"}),
         (ASK, {"question": "who?", "method": "epic:link=-1"}),
         (ASK, {"question": "who?", "method": "full:link=1"}),
-        (ASK, {"question": "who?", "prefill": "critiprefill"}),
-        (ASK, {"question": "who?", "decode": "psa"}),
-        (ASK, {"question": "who?", "stream": True}),
+        (ASK, {"question": "who?", "prefill": "minference"}),
+        (ASK, {"question": "who?", "decode": "quest"}),
+        (ASK, {"question": "who?", "decode": "psa:threshold=2"}),
+        (ASK, {"question": "who?", "decode": "lfps:reach=0.5"}),
+        (ASK, {"question": "who?", "deadline_s": 0}),
+        (ASK, {"question": "who?", "deadline_s": "soon"}),
+        (ASK, {"question": " ", "stream": True}),
+        (ASK, {"question": "who?", "stream": True, "method": "magic"}),
         (ASK, {"question": "who?", "stream": "no"}),
         (ASK, {"question": "who?", "collection": ""}),
         (ASK, {"question": "who?", "collection": "a\nb"}),
+        (ASK, {"question": "who?", "conversation_id": ""}),
+        (ASK, {"question": "who?", "conversation_id": "a\nb"}),
+        (ASK, {"question": "who?", "conversation_id": "a" * 513}),
+        (ASK, {"question": "who?", "conversation_id": "a", "method": "multi-infllm"}),
         (ADD, {"id": "a"}),
         (ADD, {"id": "", "text": "x"}),
         (ADD, {"id": "a\0", "text": "x"}),
@@ -175,22 +184,50 @@ def test_other_methods_and_paths_are_problems_too(service: Service) -> None:
     assert check_problem(service.client.post("/v1/documents?wait=maybe", json=HARBOUR), 422)
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        (ADD, "GET, POST"),
+        (ADD + "/harbour/plan", "DELETE, GET, PUT"),
+        ("/v1/conversations/one", "DELETE, GET"),
+        (CHAT, "POST"),
+        ("/openapi.json", "GET, HEAD"),
+    ],
+)
+def test_a_refused_method_is_told_all_that_the_path_has(service: Service, path: str, allowed: str) -> None:
+    refused = service.client.request("PATCH", path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = ("question", "collection", "top_k", "method", "max_tokens", "id", "text", "title", "metadata", "documents")
+FIELDS = (
+    *("question", "collection", "top_k", "method", "max_tokens", "id", "text", "title", "metadata", "documents"),
+    *("filter", "stream", "deadline_s", "model", "messages", "stop", "temperature", "tools", "n", "ragkv"),
+)
 
 
-@given(path=st.sampled_from([ASK, ADD]), body=VALUES | st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5))
+@given(
+    path=st.sampled_from([ASK, ADD, CHAT]), body=VALUES | st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5)
+)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_json_value_breaks_the_service(service: Service, path: str, body: Any) -> None:
     content = json.dumps(body).encode()
     response = service.client.post(path, content=content, headers=JSON)
     assert response.status_code < 500, response.text
-    if response.status_code >= 400:
+    if path == CHAT:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    elif response.status_code >= 400:
         check_problem(response, response.status_code)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b'{"messages": "\\ud800"}'])
+def test_openais_route_tells_unreadable_bodies_in_its_own_way(service: Service, body: bytes) -> None:
+    refused = service.client.post(CHAT, content=body, headers=JSON)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_after_all_this_the_service_still_answers(service: Service) -> None:

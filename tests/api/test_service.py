@@ -8,7 +8,6 @@ import threading
 import time
 from typing import Any
 
-from api.worker import CAPACITY
 from ragkv.report import Answer, Bytes, Cache, ChunkReport, Citation, Hits, Ratios, Report, Timings, Tokens
 from tests.api.conftest import BRIDGE, Service
 
@@ -59,18 +58,40 @@ def test_what_a_request_asks_for_reaches_the_engine(service: Service) -> None:
     assert linked["tokens"]["recomputed"] == 3 * (len(linked["chunks"]) - 1)
 
 
+def test_questions_of_one_conversation_follow_one_another(service: Service) -> None:
+    path, questions = "/v1/conversations/harbour%2Ftalk", ["Who built the harbour?", "And what was painted?"]
+    assert service.client.get(path).status_code == 404
+    answers = [ask(service, q, conversation_id="harbour/talk", top_k=1).json() for q in questions]
+    assert [answer["report"]["tokens"]["history"] > 0 for answer in answers] == [False, True]
+    assert [len(answer["report"]["chunks"]) for answer in answers] == [1, 2]
+    found = service.client.get(path).json()
+    assert (found["conversation_id"], found["collection"]) == ("harbour/talk", "default")
+    assert [(turn["question"], turn["answer"]) for turn in found["turns"]] == [
+        (answer["question"], answer["answer"]) for answer in answers
+    ]
+    assert [turn["chunks"] for turn in found["turns"]] == [["harbour#0"], ["bridge#0"]]
+    assert service.client.get(path, params={"collection": "other"}).json()["code"] == "not_found"
+    assert service.client.delete(path).status_code == 204
+    assert service.client.delete(path).status_code == service.client.get(path).status_code == 404
+    assert service.client.get("/v1/conversations/%20").status_code == 422
+
+
 def test_waiting_gives_the_outcome_of_the_job(service: Service) -> None:
     done = service.post("/v1/documents?wait=true", BRIDGE)
     assert done.status_code == 200
-    assert done.json() == service.job(done.json()["id"])
+    assert done.json() == service.client.get(f"/v1/jobs/{done.json()['id']}").json()
 
 
 def test_an_empty_document_fails_alone(service: Service) -> None:
     documents = [{"id": "blank", "text": " \n\t "}, {"id": "full", "text": "Something is written here."}]
     given = [{**document, "collection": "mixed"} for document in documents]
     job = service.post("/v1/documents?wait=true", {"documents": given}).json()
-    assert [document["status"] for document in job["documents"]] == ["failed", "completed"]
-    assert job["documents"][0]["error"]["code"] == "invalid_document"
+    assert [(document["id"], document["error"]["code"]) for document in job["documents"]] == [
+        ("blank", "invalid_document")
+    ], "those that failed are named"
+    assert (job["status"], job["counts"]["completed"], job["counts"]["failed"]) == ("completed", 1, 1)
+    assert job["last_error"] == job["documents"][0]["error"]
+    assert [document["status"] for document in service.job(job["id"])["documents"]] == ["failed", "completed"]
 
 
 def test_a_full_disk_is_507_and_no_lasting_harm(service: Service) -> None:
@@ -113,7 +134,7 @@ def test_beyond_the_queue_clients_are_told_when_to_come_back(service: Service) -
     try:
         while service.worker.health()["waiting"]:
             time.sleep(0.01)  # until the engine holds the first one
-        waiting += [service.worker.submit(lambda engine: True) for _ in range(CAPACITY)]
+        waiting += [service.worker.submit(lambda engine: True) for _ in range(service.worker.health()["queue"])]
         refused = ask(service, "Who built the harbour of Tarn?")
     finally:
         release.set()
@@ -138,5 +159,15 @@ def test_a_question_is_answered_while_a_long_document_is_read(service: Service) 
 
 def test_the_schema_describes_the_routes_and_no_page_loads_scripts(service: Service) -> None:
     schema = service.client.get("/openapi.json").json()
-    assert set(schema["paths"]) == {"/v1/documents", "/v1/jobs/{job_id}", "/v1/answers", "/healthz"}
+    conversations = "/v1/conversations/{conversation_id}"
+    assert set(schema["paths"]) >= {
+        *("/v1/documents", "/v1/jobs/{job_id}", "/v1/answers", conversations),
+        *("/v1/chat/completions", "/v1/models", "/v1/models/{model_id}", "/healthz", "/readyz"),
+    }
     assert {service.client.get(page).status_code for page in ("/docs", "/redoc")} == {404}
+    for path in ("/v1/answers", "/v1/chat/completions"):
+        told = schema["paths"][path]["post"]["responses"]
+        assert set(told["200"]["content"]) == {"application/json", "text/event-stream"}
+        assert told["200"]["content"]["text/event-stream"]["example"]
+        assert {"401", "404", "429", "503", "504"} <= set(told)
+    assert "422" not in schema["paths"]["/v1/chat/completions"]["post"]["responses"]

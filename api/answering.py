@@ -1,0 +1,113 @@
+"""Answering: the questions whose answers are being decoded, all of them together, a step at a time.
+
+A future stays pending until its answer is there, so that whoever waits for it may cancel it at any time: before its
+next step the request is let go of. So is one whose time is up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from api.line import Question, Task, Turn, fail, give
+from ragkv.batch import Batch, Event
+from ragkv.begun import Begun
+from ragkv.engine import Engine
+from ragkv.errors import Expired
+
+
+@dataclass
+class _Open:
+    question: Question
+    begun: Begun
+    seconds: float
+
+
+class Answering:
+    """Owned by the thread of the engine; the counts may be read from any.
+
+    cancelled: questions that were given up · expired: those whose time was up.
+    """
+
+    def __init__(self, engine: Engine):
+        self.cancelled = self.expired = 0
+        self._counting = threading.Lock()
+        self._engine = engine
+        self._batch = Batch(engine.model, engine.settings.batch, engine.settings.batch_bytes)
+        self._open: dict[int, _Open] = {}
+
+    @property
+    def free(self) -> bool:
+        """Whether another question may begin."""
+        return self._batch.free
+
+    @property
+    def count(self) -> int:
+        """Questions that were begun and are not answered."""
+        return len(self._open)
+
+    def has(self, turn: Turn | None) -> bool:
+        """Whether a turn of this conversation is being answered."""
+        return turn is not None and any(each.question.turn == turn for each in self._open.values())
+
+    def gone(self, what: Question | Task) -> bool:
+        """Whether nobody waits for it any more, or may; counted, so to be asked no more when it is True."""
+        if isinstance(what, Question):
+            late = time.monotonic() >= what.deadline
+            if late:
+                fail(what.done, Expired())
+            with self._counting:  # whoever joins a full line looks, too
+                self.expired += late
+                self.cancelled += not late and what.done.cancelled()
+        return what.done.done()
+
+    def begin(self, question: Question) -> None:
+        """Read a question, up to its first token's logits."""
+        started = time.monotonic()
+        try:
+            begun = question.begin(self._engine)
+        except BaseException as error:
+            fail(question.done, error)
+            return
+        id = self._batch.join(begun.run)
+        self._open[id] = _Open(question, begun, time.monotonic() - started)
+        if question.progress is not None:
+            question.progress.began(begun)
+
+    def step(self) -> list[float]:
+        """One token for all that run; returns the engine's time, in seconds, for each question that was answered."""
+        for id, each in list(self._open.items()):
+            if self.gone(each.question):
+                self._batch.leave(id)
+                del self._open[id]
+        if not self._open:
+            return []
+        started = time.monotonic()
+        events = self._batch.step()
+        share = (time.monotonic() - started) / max(1, len(events))
+        taken = []
+        for event in events:
+            each = self._open[event.id]
+            each.seconds += share
+            if event.ended:
+                taken.append(self._close(event))
+            elif each.question.progress is not None:
+                each.question.progress.said(each.begun.speech.sure())
+        return taken
+
+    def clear(self) -> None:
+        """Let go of all that is open."""
+        self._batch.clear()
+        self._open.clear()
+
+    def _close(self, event: Event) -> float:
+        each = self._open.pop(event.id)
+        if event.fault is not None:
+            fail(each.question.done, event.fault)
+        elif not self.gone(each.question):
+            try:
+                give(each.question.done, self._engine.finish(each.begun))
+            except BaseException as error:
+                fail(each.question.done, error)
+        return each.seconds

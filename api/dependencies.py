@@ -1,0 +1,41 @@
+"""What routes ask for: the worker, whose request it is, and the problems they document."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from api.errors import MEDIA_TYPE
+from api.schemas import Problem
+from api.tenants import Tenant
+from api.worker import Worker
+from ragkv.config import Settings
+
+POLL_SECONDS = 0.1
+"""Between two looks at what a request waits for."""
+
+
+def _worker(request: Request) -> Worker:
+    worker: Worker = request.app.state.worker
+    return worker
+
+
+def _tenant(request: Request) -> Tenant:
+    return getattr(request.state, "tenant", Tenant())
+
+
+def _settings(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+TheWorker = Annotated[Worker, Depends(_worker)]
+TheTenant = Annotated[Tenant, Depends(_tenant)]
+TheSettings = Annotated[Settings, Depends(_settings)]
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": Problem.model_json_schema()}}}
+    for status in (401, 404, 409, 413, 422, 429, 503, 504, 507)
+}
+"""`responses` of a route."""

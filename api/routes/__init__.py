@@ -1,0 +1,11 @@
+"""The routes. Each reads like its contract: check at the edge (schemas), ask the worker, answer."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from api.routes import answers, collections, conversations, documents, health, jobs, openai, uploads
+
+router = APIRouter()
+for each in (uploads, documents, jobs, collections, answers, conversations, openai, health):
+    router.include_router(each.router)

@@ -1,0 +1,43 @@
+"""Conversations: what was said, and forgetting it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+from api.dependencies import PROBLEMS, TheTenant, TheWorker
+from api.schemas import Conversation, Name
+
+router = APIRouter()
+
+
+@router.get("/v1/conversations/{conversation_id:path}", response_model=Conversation, responses=PROBLEMS)
+async def conversation(
+    conversation_id: Name, worker: TheWorker, tenant: TheTenant, collection: Name = "default"
+) -> Response:
+    """The turns of a conversation."""
+    turn = (tenant.inside(collection), conversation_id)
+    turns = await asyncio.wrap_future(worker.submit(lambda engine: engine.talks.turns(*turn), tenant=tenant.name))
+    said = [
+        {
+            "question": turn.question,
+            "answer": turn.answer,
+            "method": turn.method,
+            "chunks": [chunk for _, chunk in turn.joined],
+            "created": turn.created,
+        }
+        for turn in turns
+    ]
+    return JSONResponse({"conversation_id": conversation_id, "collection": collection, "turns": said})
+
+
+@router.delete("/v1/conversations/{conversation_id:path}", status_code=204, responses=PROBLEMS)
+async def remove_conversation(
+    conversation_id: Name, worker: TheWorker, tenant: TheTenant, collection: Name = "default"
+) -> Response:
+    """Forget a conversation: its turns, and what is in memory of it."""
+    turn = (tenant.inside(collection), conversation_id)
+    await asyncio.wrap_future(worker.submit(lambda engine: engine.talks.remove(*turn), turn, tenant.name))
+    return Response(status_code=204)

@@ -1,0 +1,106 @@
+"""docs/api.md: every route and every error is in it, and its examples work in the order in which they stand."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api import errors
+from ragkv import client
+from ragkv.client import Client
+from tests.api.conftest import Service, serving, settings
+
+
+@pytest.fixture(scope="module")
+def page(root: Path) -> str:
+    return (root / "docs" / "api.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service of its own: the examples add and remove what others would miss."""
+    with serving(settings(tmp_path_factory.mktemp("fresh"))) as running:
+        yield running
+
+
+def test_every_route_is_named(fresh: Service, page: str) -> None:
+    paths = fresh.client.get("/openapi.json").json()["paths"]
+    assert len(paths) > 10
+    missing = [path for path in paths if f" {path}`" not in page]
+    assert not missing
+    for path, methods in paths.items():
+        for method in methods:
+            verb = method.upper()
+            said = f"`{verb} {path}`" in page or (verb in ("DELETE", "PUT") and f"`{verb}`" in page)
+            assert said, f"{verb} {path}"
+
+
+def faults(module: Path) -> set[tuple[int, str]]:
+    """Status and code of all Fault(status, detail, code) that a module writes out."""
+    found = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Fault" and len(node.args) > 2:
+            status, _, code = node.args[:3]
+            words = [each.value for each in ast.walk(code) if isinstance(each, ast.Constant)]
+            if isinstance(status, ast.Constant):
+                found |= {(status.value, word) for word in words if isinstance(word, str)}
+    return found
+
+
+def test_every_error_is_in_the_table(root: Path, page: str) -> None:
+    known = {(status, code) for _, status, code in errors._STATUS}
+    for name in ("errors", "gate", "body_limit"):
+        known |= faults(root / "api" / f"{name}.py")
+    assert {(401, "no_api_key"), (409, "cancelled"), (503, "out_of_memory"), (500, "internal")} <= known
+    table = {(int(status), code) for status, code in re.findall(r"^\| (\d+) \| `(\w+)` \|", page, re.M)}
+    assert table == known | {(405, "method_not_allowed")}
+
+
+def test_the_examples_work_as_they_stand(fresh: Service, page: str, tmp_path: Path) -> None:
+    lines = [line.strip() for line in page.splitlines() if re.match(r"    (curl|printf) ", line)]
+    assert len(lines) > 20
+    job = ""
+    for line in lines:
+        command = line.replace("127.0.0.1:8000", f"127.0.0.1:{fresh.port}").replace("JOB_ID", job)
+        command = command.replace("curl -s", "curl --fail-with-body -s", 1)
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (line, done.stdout)
+        if done.stdout.startswith('{"job_id"'):
+            job = json.loads(done.stdout)["job_id"]
+        if "/events" in line:  # until it is read, nothing can be asked
+            assert "event: done" in done.stdout
+
+
+def test_an_answer_has_the_parts_that_are_named(fresh: Service, page: str) -> None:
+    fresh.post("/v1/documents?wait=true", {"id": "tarn", "text": "The harbour of Tarn was built in 1889 by Ada Brook."})
+    answer: Any = fresh.post("/v1/answers", {"question": "Who built the harbour of Tarn?"}).json()
+    for name in (*answer, *answer["report"]):
+        assert f"`{name}`" in page or f'"{name}"' in page, name
+
+
+def test_the_python_example_runs_and_every_method_is_named(
+    fresh: Service, page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(compile(example.replace("127.0.0.1:8000", f"127.0.0.1:{fresh.port}"), "api.md", "exec"), {})
+    assert "Ada Brook tarn" in capsys.readouterr().out
+    methods = [name for name in vars(Client) if not name.startswith("_") and name != "close"]
+    assert not [name for name in methods if f"`{name}`" not in page]
+    assert "ragkv.add(" not in str(client.__doc__)
+
+
+def test_a_body_that_announces_nothing_and_is_too_large_has_the_same_code(fresh: Service) -> None:
+    def endless() -> Iterator[bytes]:
+        for _ in range(48):
+            yield b" " * 2**16
+
+    answer = httpx.post(f"{fresh.url}/v1/answers", content=endless(), headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")

@@ -1,0 +1,91 @@
+"""Requests that the service's own description allows, and many that it does not, are sent to a running service by
+schemathesis. No response is a 5xx, but for the 504 of a deadline that the request set; each is one that the description
+knows, in status, content type and body; what it forbids is refused, `Allow` is complete, and no key is no way in.
+
+Not asked: that whatever the description allows is taken. What a collection holds, or how a method is called, it does
+not say.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.keys import make_key
+from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
+
+SMALL = {"max_tokens": 2, "deadline": 60.0}
+CHECKS = """
+[checks.positive_data_acceptance]
+enabled = false
+[checks.not_a_server_error]
+expected-statuses = ["2xx", "3xx", "4xx", "504"]
+"""
+LARGE = "^/v1/(documents|answers|chat/completions)$"
+"""Whose bounds are far apart: trying each of them takes a minute."""
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with serving(settings(tmp_path_factory.mktemp("opened"), **SMALL)) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, str]]:
+    """A service and a key of its."""
+    key, pair = make_key("tarn")
+    with serving(settings(tmp_path_factory.mktemp("locked"), api_keys=pair, **SMALL)) as service:
+        yield service, key
+
+
+def run(folder: Path, service: Service, phases: str, examples: int, *more: str, key: str = "") -> int:
+    """Fill the service and send it requests; returns how many. Fails where a response is not as described."""
+    (folder / "schemathesis.toml").write_text(CHECKS)
+    header = {"Authorization": f"Bearer {key}"} if key else {}
+    filled = service.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]}, headers=header)
+    assert filled.json()["status"] == "completed"
+    command: list[Any] = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
+    command += ["--config-file", folder / "schemathesis.toml", "--no-color", "run", f"{service.url}/openapi.json"]
+    command += ["--phases", phases, "--max-examples", examples, "--generation-deterministic", "--continue-on-failure"]
+    command += ["--request-timeout", 300, *more, *(part for each in header.items() for part in ("-H", ": ".join(each)))]
+    done = subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tested = re.search(r"Tested: (\d+)", done.stdout)
+    sent = re.search(r"(\d+) generated, \1 passed", done.stdout)
+    assert tested is not None, done.stdout
+    assert sent is not None, done.stdout
+    assert int(tested[1]) >= 15
+    return int(sent[1])
+
+
+def test_what_is_sent_at_random_is_answered_as_described(tmp_path: Path, opened: Service) -> None:
+    assert run(tmp_path, opened, "examples,fuzzing", 6) > 60
+
+
+def test_what_is_sent_at_the_bounds_is_answered_as_described(tmp_path: Path, opened: Service) -> None:
+    assert run(tmp_path, opened, "coverage", 1, "--exclude-path-regex", LARGE) > 200
+
+
+def test_so_it_is_where_keys_are_asked_for(tmp_path: Path, locked: tuple[Service, str]) -> None:
+    service, key = locked
+    assert run(tmp_path, service, "examples,fuzzing", 3, key=key) > 30
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+def test_so_it_is_in_a_hundred_tries_of_each_and_at_every_bound(tmp_path: Path, opened: Service) -> None:
+    assert run(tmp_path, opened, "examples,coverage,fuzzing", 100) > 1000
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+def test_so_it_is_with_keys(tmp_path: Path, locked: tuple[Service, str]) -> None:
+    service, key = locked
+    assert run(tmp_path, service, "examples,coverage,fuzzing", 30, key=key) > 1000

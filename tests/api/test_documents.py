@@ -1,0 +1,261 @@
+"""Documents over HTTP: put, listed, shown and deleted at any time, each by its id, whatever that is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from tests.api.conftest import LIMIT, Service
+from tests.api.test_bad_input import check_problem
+from tests.api.test_faults import ask, cited, held, stored, tale
+
+SAYS = {"text": "The lamp of Tarn is kept by Ada Brook.", "title": "Lamp", "metadata": {"year": 1889}}
+LATER = {"text": "The lamp of Tarn is kept by Otto Lindqvist.", "title": "Lamp", "metadata": {"year": 1931}}
+
+
+def at(document_id: str) -> str:
+    return f"/v1/documents/{quote(document_id, safe='').replace('.', '%2E')}"  # clients shorten paths with dots
+
+
+def put(service: Service, document_id: str, says: Any, collection: str, **more: Any) -> httpx.Response:
+    return service.client.put(at(document_id), json=says, params={"collection": collection, **more})
+
+
+def get(service: Service, document_id: str, collection: str, **more: Any) -> httpx.Response:
+    return service.client.get(at(document_id), params={"collection": collection, **more})
+
+
+def delete(service: Service, document_id: str, collection: str) -> httpx.Response:
+    return service.client.delete(at(document_id), params={"collection": collection})
+
+
+def clean(service: Service) -> bool:
+    """Whether soon there is no KV without a chunk and no chunk without KV."""
+    until = time.monotonic() + 20
+    while (found := stored(service))[0] != found[1] and time.monotonic() < until:
+        time.sleep(0.05)
+    return found[0] == found[1]
+
+
+# Put
+
+
+def test_putting_what_is_there_does_nothing_and_shows_it(service: Service) -> None:
+    accepted = put(service, "lamp", SAYS, "put")
+    assert (accepted.status_code, list(accepted.json())) == (202, ["job_id"])
+    assert accepted.headers["location"] == f"/v1/jobs/{accepted.json()['job_id']}"
+    assert service.job(accepted.json()["job_id"])["status"] == "completed"
+    latest = service.client.get("/v1/jobs?limit=1").json()
+    encoded: list[object] = []
+
+    def count(engine: Any) -> None:
+        engine.model.forward = lambda passes: encoded.append(passes) or type(engine.model).forward(engine.model, passes)
+
+    service.worker.submit(count).result(30)
+    try:
+        again = [put(service, "lamp", SAYS, "put", wait=wait) for wait in (False, True)]
+    finally:
+        service.worker.submit(lambda engine: engine.model.__dict__.pop("forward")).result(30)
+    assert [each.status_code for each in again] == [200, 200]
+    assert again[0].json() == again[1].json() == get(service, "lamp", "put").json()
+    assert service.client.get("/v1/jobs?limit=1").json() == latest, "no job was made"
+    assert encoded == [], "the model did nothing"
+
+
+def test_a_document_tells_what_is_known_of_it(service: Service) -> None:
+    shown = put(service, "known", SAYS, "put", wait=True).json()
+    size = service.worker.holdings.token_bytes
+    assert {name: shown[name] for name in ("id", "collection", "title", "metadata", "chunks", "bytes")} == {
+        "id": "known", "collection": "put", "title": "Lamp", "metadata": {"year": 1889}, "chunks": 1, "bytes": 38,
+    }  # fmt: skip
+    assert shown["kv_bytes"] == shown["tokens"] * size > 0
+    assert (len(shown["hash"]), shown["created"] == shown["updated"]) == (64, True)
+    assert "text" not in shown
+    assert get(service, "known", "put", text=True).json() == {**shown, "text": SAYS["text"]}
+
+
+def test_new_content_takes_the_place_of_the_old_one_when_it_has_been_read(service: Service) -> None:
+    first = put(service, "lamp", SAYS, "swapped", wait=True).json()
+    with held(service):
+        accepted = put(service, "lamp", LATER, "swapped")
+        assert (accepted.status_code, get(service, "lamp", "swapped").json()) == (202, first)
+    assert service.job(accepted.json()["job_id"])["counts"]["completed"] == 1
+    second = get(service, "lamp", "swapped").json()
+    assert (second["metadata"], second["created"]) == ({"year": 1931}, first["created"])
+    assert second["hash"] != first["hash"]
+    assert second["updated"] > first["updated"]
+    assert ask(service, "swapped").json()["answer"] == "Otto Lindqvist"
+    assert clean(service)
+
+
+def test_the_last_version_put_is_the_one_that_stays(service: Service) -> None:
+    put(service, "lamp", SAYS, "last", wait=True)
+    with held(service):
+        newer = put(service, "lamp", LATER, "last")
+        back = put(service, "lamp", SAYS, "last")  # what is there, but not what would be
+        assert [newer.status_code, back.status_code] == [202, 202]
+    service.job(back.json()["job_id"])
+    assert get(service, "lamp", "last", text=True).json()["text"] == SAYS["text"]
+
+
+@pytest.mark.parametrize(
+    ("says", "status", "code"),
+    [
+        ({"text": " \n"}, 422, "invalid_document"),
+        ({"text": "a\0b"}, 422, "invalid_document"),
+        ({"text": "x" * (LIMIT + 1)}, 413, "too_large"),
+        ({"text": "x", "id": "y"}, 422, "invalid_request"),
+        ({"text": "x", "metadata": {"a": "x" * 20_000}}, 422, "invalid_request"),
+        ({}, 422, "invalid_request"),
+    ],
+)
+def test_what_cannot_be_put_is_refused_at_once(service: Service, says: Any, status: int, code: str) -> None:
+    latest = service.client.get("/v1/jobs?limit=1").json()
+    assert check_problem(put(service, "bad", says, "put"), status)["code"] == code
+    assert service.client.get("/v1/jobs?limit=1").json() == latest
+
+
+def test_whoever_waits_for_a_document_that_is_deleted_meanwhile_is_told(service: Service) -> None:
+    with ThreadPoolExecutor(1) as pool, held(service):
+        waiting = pool.submit(put, service, "lamp", SAYS, "conflict", wait=True)
+        until = time.monotonic() + 20
+        while delete(service, "lamp", "conflict").status_code != 204:
+            assert time.monotonic() < until
+        assert check_problem(waiting.result(30), 409)["code"] == "cancelled"
+
+
+# Names
+
+NAMES = ["a/b/c", "ends/text", "über müde", "日本語", "50% #1?x=y&z", "..", ".", "../../etc/passwd", "a//b", "/", "+ +"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "x" * 512])
+def test_any_printable_name_is_an_id(service: Service, name: str) -> None:
+    assert put(service, name, SAYS, "names", wait=True).json()["id"] == name
+    assert get(service, name, "names").json()["id"] == name
+    assert [d["id"] for d in service.client.get("/v1/documents?collection=names").json()["documents"]] == [name]
+    assert delete(service, name, "names").status_code == 204
+    assert check_problem(get(service, name, "names"), 404)["code"] == "not_found"
+
+
+@pytest.mark.parametrize("name", [" ", "a\nb", "a\0b", "x" * 513])
+def test_other_names_are_refused(service: Service, name: str) -> None:
+    for response in (put(service, name, SAYS, "names"), get(service, name, "names"), delete(service, name, "names")):
+        check_problem(response, 404 if "\n" in name else 422)  # a path is one line
+
+
+# Listed
+
+
+def test_pages_show_every_document_once_in_order(service: Service) -> None:
+    given = [{"id": f"d/{n}", "text": f"Boat {n}.", "metadata": {"n": n, "odd": bool(n % 2)}} for n in range(7)]
+    service.post("/v1/documents?wait=true", {"documents": [{**each, "collection": "pages"} for each in given]})
+    for limit in (1, 3, 7, 100):
+        seen, after = [], ""
+        while after is not None:
+            page = service.client.get(
+                "/v1/documents", params={"collection": "pages", "limit": limit, "after": after}
+            ).json()
+            assert len(page["documents"]) <= limit
+            seen += [document["id"] for document in page["documents"]]
+            after = page["after"]
+        assert seen == [each["id"] for each in given], limit
+    found = service.client.get(
+        "/v1/documents", params={"collection": "pages", "filter": '{"odd": true, "n": [1, 2, 5]}'}
+    )
+    assert [document["metadata"]["n"] for document in found.json()["documents"]] == [1, 5]
+    assert service.client.get("/v1/documents?collection=nothing").json() == {"documents": [], "after": None}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=101",
+        "limit=x",
+        "collection=",
+        "filter=x",
+        "filter=[]",
+        'filter={"a":{}}',
+        'filter={"a":[]}',
+        'filter={"a":"\\ud800"}',
+        'filter={"a":NaN}',
+        f"after={'x' * 513}",
+    ],
+)
+def test_a_list_that_cannot_be_is_refused(service: Service, query: str) -> None:
+    check_problem(service.client.get(f"/v1/documents?{query}"), 422)
+
+
+# Deleted
+
+
+def test_deleting_waits_for_nobody(service: Service) -> None:
+    put(service, "there", SAYS, "busy", wait=True)
+    failed = service.post("/v1/documents?wait=true", {"id": "failed", "text": " ", "collection": "busy"}).json()
+    with held(service):
+        waiting = put(service, "waits", SAYS, "busy").json()["job_id"]
+        while service.worker.health()["waiting"]:
+            pass
+        crowd = [service.worker.submit(lambda engine: True) for _ in range(32)]  # the line is full
+        began = time.monotonic()
+        answers = [delete(service, name, "busy").status_code for name in ("there", "failed", "waits", "waits", "never")]
+        assert time.monotonic() - began < 5
+        assert check_problem(get(service, "there", "busy"), 404)
+    assert answers == [204, 204, 204, 404, 404]
+    assert all(each.result(30) for each in crowd)
+    assert service.job(waiting)["status"] == "cancelled"
+    assert service.client.get(f"/v1/jobs/{failed['id']}").json()["status"] == "failed", "what happened stays on record"
+    assert check_problem(ask(service, "busy"), 404)
+    assert clean(service)
+
+
+def test_a_document_that_is_being_read_is_deleted_and_leaves_nothing(service: Service) -> None:
+    long = tale("Lamp", "Ada Brook", 40)
+    job_id = service.post("/v1/documents", {**long, "collection": "read"}).json()["job_id"]
+    while service.client.get(f"/v1/jobs/{job_id}").json()["stage"] != "encode":
+        pass
+    began = time.monotonic()
+    assert delete(service, "lamp", "read").status_code == 204
+    assert time.monotonic() - began < 5
+    job = service.job(job_id)
+    assert (job["status"], job["counts"]["cancelled"]) == ("cancelled", 1)
+    assert check_problem(ask(service, "read"), 404)
+    assert clean(service)
+
+
+def test_a_document_deleted_while_its_answer_is_given_is_never_cited_afterwards(service: Service) -> None:
+    for name, says in (("lamp", SAYS), ("other", {"text": "The boats stay out for three days."})):
+        put(service, name, says, "asked", wait=True)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def stop_in_the_middle(engine: Any) -> None:
+        search = engine.retriever.search
+
+        def searched(*arguments: Any) -> Any:
+            hits = search(*arguments)
+            begun.set()
+            go_on.wait(30)
+            return hits
+
+        engine.retriever.search = searched
+
+    service.worker.submit(stop_in_the_middle).result(30)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(ask, service, "asked")
+            assert begun.wait(30)
+            assert delete(service, "lamp", "asked").status_code == 204
+            go_on.set()
+            assert ("lamp", "Lamp") in cited(answer.result(60)), "the snapshot it began with"
+    finally:
+        go_on.set()
+        service.worker.submit(lambda engine: engine.retriever.__dict__.pop("search")).result(30)
+    assert cited(ask(service, "asked")) == [("other", "other")]
+    assert clean(service)

@@ -1,0 +1,201 @@
+"""The compose files: valid, safe as they are, and settable without being edited."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import redis
+import yaml
+from jsonschema.validators import validator_for
+
+from api.app import DRAIN_SECONDS
+from ragkv.config import Settings
+from tests.redis_server import redis_server
+
+ROOT = Path(__file__).resolve().parent.parent
+BASE, GPU = "docker-compose.yml", "docker-compose.gpu.yml"
+SETTINGS = {f"RAGKV_{name.upper()}" for name in Settings.model_fields}
+OF_THE_CONTAINER = {"RAGKV_DATA", "RAGKV_HOST", "RAGKV_PORT"}
+"""The image sets these; RAGKV_PORT outside is the published port."""
+OF_CLIENTS = {"RAGKV_KEY"}
+"""A key of somebody who asks is none of the service's business."""
+
+Tree = dict[str, Any]
+
+
+def loaded(file: str) -> Tree:
+    """A file as it stands."""
+    tree: Tree = yaml.safe_load((ROOT / file).read_text())
+    return tree
+
+
+def merged(*files: str, **environment: str) -> Tree:
+    """What compose makes of the files: variables filled in, later files over earlier ones."""
+    tree: Tree = {}
+    for file in files:
+        tree = over(tree, filled(loaded(file), environment))
+    return tree
+
+
+def filled(node: Any, environment: dict[str, str]) -> Any:
+    if isinstance(node, dict):
+        return {key: filled(value, environment) for key, value in node.items()}
+    if isinstance(node, list):
+        return [filled(value, environment) for value in node]
+    if isinstance(node, str):
+        return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: environment.get(found[1]) or found[2], node)
+    return node
+
+
+def over(below: Tree, above: Tree) -> Tree:
+    both = {key: over(below[key], above[key]) for key in below.keys() & above if isinstance(above[key], dict)}
+    return {**below, **above, **both}
+
+
+def schema() -> Tree:
+    """The Compose specification's."""
+    folder = importlib.resources.files("check_jsonschema") / "builtin_schemas" / "vendor"
+    tree: Tree = json.loads((folder / "compose-spec.json").read_text())
+    return tree
+
+
+def check(tree: Tree) -> None:
+    validator_for(schema())(schema()).validate(tree)
+
+
+@functools.cache
+def compose() -> tuple[str, ...]:
+    """A compose program of this machine, () where there is none."""
+    if shutil.which("docker-compose"):
+        return ("docker-compose",)
+    found = shutil.which("docker") and subprocess.run(
+        ["docker", "compose", "version"], capture_output=True, check=False
+    )
+    return ("docker", "compose") if found and found.returncode == 0 else ()
+
+
+@pytest.mark.parametrize("files", [(BASE,), (GPU,), (BASE, GPU)])
+def test_the_files_are_what_the_compose_specification_says(files: tuple[str, ...]) -> None:
+    for file in files:
+        check(loaded(file))
+    check(merged(*files))
+
+
+def test_the_specification_is_really_asked() -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        check({"services": {"api": {"imagge": "ragkv"}}})
+
+
+@pytest.mark.parametrize("files", [(BASE,), (BASE, GPU)])
+def test_a_compose_program_reads_the_files_and_passes_the_environment_on(files: tuple[str, ...]) -> None:
+    if not compose():
+        pytest.skip("there is no docker-compose here")
+    command = [*compose(), *(word for file in files for word in ("-f", file)), "config"]
+    given = {**os.environ, "RAGKV_API_KEYS": "acme=12", "RAGKV_PORT": "8123"}
+    done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    api = yaml.safe_load(done.stdout)["services"]["api"]
+    assert api["environment"]["RAGKV_API_KEYS"] == "acme=12"
+    assert api["environment"]["RAGKV_STORE"] == "redis://redis:6379/0"
+    assert api["environment"].get("RAGKV_METHOD") is None
+    assert "8123" in str(api["ports"])
+
+
+def test_every_setting_of_a_service_can_be_given_from_outside() -> None:
+    environment = loaded(BASE)["services"]["api"]["environment"]
+    assert set(environment) == SETTINGS - OF_THE_CONTAINER - OF_CLIENTS
+    own = {name: value for name, value in environment.items() if value is not None}
+    assert own == {"RAGKV_STORE": "${RAGKV_STORE:-redis://redis:6379/0}", "RAGKV_URL": "http://127.0.0.1:8000"}
+
+
+def test_files_and_image_name_only_settings_that_exist() -> None:
+    texts = [(ROOT / file).read_text() for file in (BASE, GPU, "Dockerfile")]
+    named = set(re.findall(r"\bRAGKV_\w+", "\n".join(texts)))
+    assert OF_THE_CONTAINER <= named <= SETTINGS
+    for file in (BASE, GPU):
+        variables = set(re.findall(r"\$\{?(\w+)", (ROOT / file).read_text()))
+        assert variables <= SETTINGS | {"REDIS_MAXMEMORY"}
+
+
+def test_the_image_listens_where_compose_publishes() -> None:
+    given = dict(re.findall(r"\b(RAGKV_\w+)=(\S+)", (ROOT / "Dockerfile").read_text()))
+    assert given == {"RAGKV_DATA": "/data", "RAGKV_HOST": "0.0.0.0", "RAGKV_PORT": "8000"}
+    assert loaded(BASE)["services"]["api"]["volumes"] == ["data:/data"]
+
+
+@pytest.mark.parametrize("files", [(BASE,), (BASE, GPU)])
+def test_services_are_checked_unprivileged_and_pinned(files: tuple[str, ...]) -> None:
+    services = merged(*files)["services"]
+    assert set(services) == {"api", "redis"}
+    for name, service in services.items():
+        assert service["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert not service.keys() & {"privileged", "network_mode", "pid", "devices", "cap_add"}, name
+        assert not [volume for volume in service.get("volumes", []) if "docker.sock" in volume], name
+        assert "build" in service or re.search(r":\d+\.\d+\.\d+", service["image"]), name
+
+
+def test_the_image_stands_on_one_release_of_python() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    assert set(re.findall(r"^FROM (\S+)", text, re.M)) == {"python:${PYTHON}-slim-bookworm"}
+    assert re.search(r"^ARG PYTHON=3\.12\.\d+$", text, re.M)
+
+
+def test_no_secret_stands_in_the_files() -> None:
+    for file in (BASE, GPU):
+        for service in loaded(file)["services"].values():
+            environment = service.get("environment", {})
+            assert not [name for name in environment if re.search("SECRET|KEY", name) and environment[name]]
+
+
+@pytest.mark.parametrize("files", [(BASE,), (BASE, GPU)])
+def test_the_api_is_published_on_this_machine_only(files: tuple[str, ...]) -> None:
+    assert merged(*files)["services"]["api"]["ports"] == ["127.0.0.1:8000:8000"]
+    assert merged(*files, RAGKV_PORT="81")["services"]["api"]["ports"] == ["127.0.0.1:81:8000"]
+    assert "ports" not in merged(*files)["services"]["redis"]
+
+
+def test_the_api_waits_for_redis_and_may_end_its_answers() -> None:
+    api = loaded(BASE)["services"]["api"]
+    assert api["depends_on"] == {"redis": {"condition": "service_healthy"}}
+    assert int(api["stop_grace_period"].removesuffix("s")) > DRAIN_SECONDS
+
+
+def test_a_gpu_is_wanted_only_with_the_override() -> None:
+    assert "deploy" not in loaded(BASE)["services"]["api"]
+    api = merged(BASE, GPU)["services"]["api"]
+    (device,) = api["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert api["environment"]["RAGKV_DEVICE"] == "cuda"
+    assert api["image"] != loaded(BASE)["services"]["api"]["image"]
+    (argument,) = api["build"]["args"]
+    assert re.search(rf"^ARG {argument}=", (ROOT / "Dockerfile").read_text(), re.M)
+
+
+def test_redis_accepts_its_settings_and_is_a_bounded_cache() -> None:
+    command = merged(BASE, REDIS_MAXMEMORY="64mb")["services"]["redis"]["command"]
+    program, *settings = [str(word) for word in command]
+    assert program == "redis-server"
+    assert {"--save": "", "--appendonly": "no"}.items() <= dict(zip(settings[::2], settings[1::2], strict=True)).items()
+    with redis_server(*settings) as server, redis.Redis.from_url(server.url) as client:
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "allkeys-lru"}
+        assert client.config_get("maxmemory") == {"maxmemory": str(64 * 2**20)}
+    assert "2gb" in merged(BASE)["services"]["redis"]["command"]
+
+
+def test_the_healthcheck_asks_for_healthz_inside_the_container() -> None:
+    program, code = loaded(BASE)["services"]["api"]["healthcheck"]["test"][1::2]
+    assert program == "python"
+    compile(code, "healthcheck", "exec")
+    assert "http://127.0.0.1:8000/healthz" in code
