@@ -83,7 +83,8 @@ $(BIN)/python: | python
 
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -c constraints.txt hatchling
-	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]'
+	# Triton runs the kernels on the CPU, too, in its interpreter: the tests do. A CUDA build of torch chooses its version.
+	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev,gpu]'
 	touch $@
 
 # An overlay: its own transformers first, everything else from .venv.

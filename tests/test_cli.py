@@ -28,8 +28,18 @@ from tests.test_qualify import Relative, broken
 
 QUESTION = "Who built the harbour of Tarn?"
 LINES = [
-    {"id": "harbour", "title": "Tarn", "text": "The harbour of Tarn was built in 1889 by Ada Brook."},
-    {"id": "bridge", "title": "Mell", "text": "The bridge of Mell was painted green by Otto Lindqvist in 1931."},
+    {
+        "id": "harbour",
+        "title": "Tarn",
+        "text": "The harbour of Tarn was built in 1889 by Ada Brook.",
+        "metadata": {"year": 1889, "tags": ["sea", "stone"]},
+    },
+    {
+        "id": "bridge",
+        "title": "Mell",
+        "text": "The bridge of Mell was painted green by Otto Lindqvist in 1931.",
+        "metadata": {"year": "1931", "tags": ["land"]},
+    },
 ]
 
 
@@ -98,8 +108,9 @@ def is_one_line(text: str) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["ask", "who?", "--prefill", "critiprefill"], "dense"),
-        (["ask", "who?", "--decode", "psa"], "dense"),
+        (["ask", "who?", "--prefill", "minference"], "critiprefill"),
+        (["ask", "who?", "--decode", "quest"], "psa"),
+        (["ask", "who?", "--decode", "psa:budget=3"], "threshold"),
         (["ask"], "QUESTION"),
         (["ask", "who?", "--file", "q.jsonl"], "--file"),
         (["ask", "who?", "--top-k", "0"], "--top-k"),
@@ -194,6 +205,20 @@ def test_documents_are_ingested_listed_and_removed(ragkv: Program, tmp_path: Pat
     assert list((tmp_path / "d" / "kv").rglob("*.kv")) == []
 
 
+def test_a_file_that_takes_longer_than_the_setting_allows_is_told_and_the_others_go_in(
+    ragkv: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "page.html").write_text("<title>The yard</title><p>Calloway Yard was founded by Edda Calloway.")
+    (tmp_path / "in" / "slow.html").write_bytes(b"<div>" * 200_000)
+    monkeypatch.setenv("RAGKV_PARSE_SECONDS", "3")
+    done = ragkv("ingest", tmp_path / "in", "--data", tmp_path / "data", "--device", "cpu")
+    assert done.code == 1
+    assert "in/slow.html: reading it took longer than 3 s" in done.err
+    listed = ragkv("ls", "--data", tmp_path / "data")
+    assert "in/page.html\tThe yard" in listed.out
+
+
 def test_nothing_to_ingest_is_a_failure_that_needs_no_model(ragkv: Program, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = ragkv("ingest", tmp_path / "empty", "--data", tmp_path / "d", "--model", "/no/such/model")
@@ -254,6 +279,46 @@ def test_a_file_of_questions_ends_with_its_scores(ragkv: Program, data: Path, tm
     assert summary["summary"]["questions"] == 2
     assert summary["summary"]["em"] == em / 2
     assert 0 <= summary["summary"]["em"] <= summary["summary"]["f1"] <= 0.5
+
+
+def test_a_conversation_goes_on_from_one_command_to_the_next(ragkv: Program, data: Path) -> None:
+    asked = ("--data", data, "--conversation", "talk", "--method", "full", "--top-k", "1", "--max-tokens", "2")
+    first = json.loads(ragkv("ask", QUESTION, *asked, "--json").out)["report"]
+    second = json.loads(ragkv("ask", "What was painted?", *asked, "--json").out)["report"]
+    assert [len(report["chunks"]) for report in (first, second)] == [1, 2]
+    assert second["tokens"]["prefilled"] > first["tokens"]["prefilled"], "another process reads it again"
+    done = ragkv("ask", QUESTION, "--data", data, "--conversation", "")
+    assert (done.code, is_one_line(done.err), "printable" in done.err) == (1, True, True)
+    catalog = Catalog.open(data / "catalog.sqlite")
+    catalog.remove_conversation("default", "talk")
+    catalog.close()
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        (["tags=sea"], {"harbour"}),
+        (["tags=sea", "tags=land"], {"harbour", "bridge"}),
+        (["tags=sea", "year=1889"], {"harbour"}),
+        (["year=1931"], {"bridge"}),
+        (["tags=sea", "year=1931"], None),
+    ],
+)
+def test_a_filter_leaves_the_documents_whose_metadata_says_so(
+    ragkv: Program, data: Path, filters: list[str], found: set[str] | None
+) -> None:
+    given = [part for each in filters for part in ("--filter", each)]
+    done = ragkv("ask", "What was built or painted?", *given, "--data", data, "--json", "--max-tokens", "1")
+    if found is None:
+        assert (done.code, is_one_line(done.err), "filter" in done.err) == (1, True, True)
+    else:
+        assert {citation["document_id"] for citation in json.loads(done.out)["citations"]} == found
+
+
+def test_a_filter_that_is_none_is_exit_2(ragkv: Program, tmp_path: Path) -> None:
+    for given in ("tags", "=sea"):
+        done = ragkv("ask", QUESTION, "--filter", given, "--data", tmp_path, "--model", "/no/such/model")
+        assert (done.code, is_one_line(done.err), "KEY=VALUE" in done.err) == (2, True, True)
 
 
 def test_without_gold_answers_there_is_no_summary(ragkv: Program, data: Path, tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from ragkv.config import Settings
 from ragkv.methods import NAMES
 
 
-def test_the_readme_shows_the_body_of_answer_as_it_is(root):
+def test_the_readme_shows_how_a_question_is_answered_as_it_is(root):
     source = (root / "ragkv" / "engine.py").read_text()
-    (method,) = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef) and n.name == "answer")
-    body = source.splitlines()[method.body[1].lineno - 1 : method.end_lineno]  # without its docstring
-    shown = re.search(r"```python\n(.*?)\n```", (root / "README.md").read_text(), re.S)
-    assert shown is not None
-    assert shown[1] == textwrap.dedent("\n".join(body))
+    methods = [
+        n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef) and n.name in ("begin", "finish")
+    ]
+    bodies = [source.splitlines()[n.body[1].lineno - 1 : n.end_lineno] for n in methods]  # without their docstrings
+    shown = re.findall(r"```python\n(.*?)\n```", (root / "README.md").read_text(), re.S)
+    assert shown == [textwrap.dedent("\n".join(body)) for body in bodies]
 
 
 def test_the_readme_names_every_setting(root):
@@ -48,10 +49,13 @@ def test_every_fault_is_followed_by_tests_that_exist(root: Path):
 
 DOCUMENTS = [
     "README.md",
+    "docs/api.md",
     "docs/architecture.md",
     "docs/faults.md",
     "docs/lab-notes.md",
     "docs/operations.md",
+    "docs/results/decode.md",
+    "docs/results/lmcache.md",
     "models/demo/README.md",
 ]
 

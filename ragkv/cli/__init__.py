@@ -1,8 +1,9 @@
 """The command line. `main` is the program `ragkv`; each file holds a group of commands.
 
     documents.py  ingest, ls, rm, reindex      ask.py     ask
-    doctor.py     doctor                       service.py serve, demo, calibrate
-    store.py      gc, backup, restore          bench.py   bench ttft, bench quality
+    doctor*.py    doctor                       service.py serve, demo, calibrate
+    store.py      gc, backup, restore          bench*.py  bench ttft, bench quality, …
+    key.py        key
 
 Heavy imports stand inside the commands: `ragkv --help` must not wait for torch.
 """
@@ -19,6 +20,7 @@ from ragkv.cli.bench import bench
 from ragkv.cli.common import fail
 from ragkv.cli.doctor import doctor
 from ragkv.cli.documents import ingest, ls, reindex, rm
+from ragkv.cli.key import key
 from ragkv.cli.service import calibrate, demo, serve
 from ragkv.cli.store import backup, gc, restore
 from ragkv.errors import CatalogCorrupt, ConfigError, RagkvError
@@ -41,6 +43,7 @@ app.command("gc")(gc)
 app.command("backup")(backup)
 app.command("restore")(restore)
 app.command("serve")(serve)
+app.command("key")(key)
 app.command("demo")(demo)
 app.command("calibrate")(calibrate)
 app.add_typer(bench, name="bench")

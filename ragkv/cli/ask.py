@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -13,14 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from ragkv.bench.score import exact_match, f1
-from ragkv.cli.common import Collection, Data, Device, Model, Store, fail, opened, out, printable, settings_from
+from ragkv.cli.common import Collection, Data, Device, Model, Store, Url, fail, opened, out, printable, settings_from
 from ragkv.errors import InputError, RagkvError
 
 if TYPE_CHECKING:
-    from ragkv.engine import Engine
+    from ragkv.config import Settings
     from ragkv.report import Answer
-
-_POLICIES = ("dense",)
+    from ragkv.types import Filter, Scalar
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,12 @@ class Wanted:
     """How to answer; None takes the settings."""
 
     collection: str
+    conversation: str | None
     top_k: int | None
+    filter: Filter | None
     method: str | None
+    prefill: str | None
+    decode: str | None
     max_tokens: int | None
 
 
@@ -97,49 +102,99 @@ def ask(
     method: Annotated[
         str | None, typer.Option(help="How chunks become one context cache: NAME, or NAME:FIELD=VALUE,…")
     ] = None,
-    prefill: Annotated[str, typer.Option(help="Prefill policy: dense.")] = "dense",
-    decode: Annotated[str, typer.Option(help="Decode policy: dense.")] = "dense",
+    prefill: Annotated[
+        str | None, typer.Option(help="How a long input is read: dense, critiprefill or loopserve, NAME:FIELD=VALUE,…")
+    ] = None,
+    decode: Annotated[
+        str | None,
+        typer.Option(help="What each token reads: dense, psa, lfps, loopserve or topk, NAME:FIELD=VALUE,…"),
+    ] = None,
     top_k: Annotated[int | None, typer.Option(min=1, max=64, help="Chunks to retrieve.")] = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="KEY=VALUE",
+            help="Only documents whose metadata says so; several keys have to hold, one of several values of a key.",
+        ),
+    ] = None,
     collection: Collection = "default",
+    conversation: Annotated[
+        str | None, typer.Option(help="Go on with the conversation of this name, or begin it.")
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, max=4096, help="Longest answer, in tokens.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per question.")] = False,
     data: Data = None,
     store: Store = None,
     model: Model = None,
     device: Device = None,
+    url: Url = None,
 ) -> int:
     """Answer a question from the documents, with citations and what the answer reused."""
     if (question is None) == (file is None):
         raise typer.BadParameter("give either a question or --file", param_hint="QUESTION")
-    _check_policy("--prefill", prefill)
-    _check_policy("--decode", decode)
-    settings = settings_from(data, store, model, device)
+    settings = settings_from(data, store, model, device, url=url)
     asked = list(_read(file)) if file is not None else [Asked(_text(question or ""))]
-    _check_way(method)
-    with opened(settings) as engine:
-        return _answer_all(engine, asked, Wanted(collection, top_k, method, max_tokens), Printer(as_json, bool(file)))
+    _check_names(method, prefill, decode)
+    wanted = Wanted(collection, conversation, top_k, _filter(filters or []), method, prefill, decode, max_tokens)
+    with _answering(settings, wanted) as answer:
+        return _answer_all(answer, asked, Printer(as_json, bool(file)))
 
 
-def _check_policy(option: str, policy: str) -> None:
-    if policy not in _POLICIES:
-        raise typer.BadParameter(f"{policy!r} does not exist; there is: {', '.join(_POLICIES)}", param_hint=option)
+@contextmanager
+def _answering(settings: Settings, wanted: Wanted) -> Iterator[Callable[[str], Answer]]:
+    """What answers: the service that is set, else an engine of our own."""
+    given = dataclasses.asdict(wanted)
+    if settings.url:
+        from ragkv.cli.remote import connected
+
+        given["conversation_id"] = given.pop("conversation")
+        with connected(settings) as service:
+            yield lambda question: service.ask(question, **given)
+    else:
+        with opened(settings) as engine:
+            yield lambda question: engine.answer(question, **given)
 
 
-def _check_way(method: str | None) -> None:
+def _check_names(method: str | None, prefill: str | None, decode: str | None) -> None:
     from ragkv.methods import check_method
+    from ragkv.policies import check_decoder, check_policy
 
-    try:
-        check_method(method or "full")
-    except InputError as error:
-        raise typer.BadParameter(str(error), param_hint="--method") from None
+    for option, check, name in (
+        ("--method", check_method, method or "full"),
+        ("--prefill", check_policy, prefill),
+        ("--decode", check_decoder, decode),
+    ):
+        try:
+            check(name or "dense")
+        except InputError as error:
+            raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def _answer_all(engine: Engine, asked: Sequence[Asked], wanted: Wanted, printer: Printer) -> int:
+def _filter(given: Sequence[str]) -> Filter | None:
+    """KEY=VALUE options as a filter. A value that JSON reads as something else than a string, like 2024 or true, stands
+    for both."""
+    wanted: dict[str, list[Scalar]] = {}
+    for option in given:
+        key, equals, value = _text(option).partition("=")
+        if not key or not equals:
+            raise typer.BadParameter(f"{option!r} is not KEY=VALUE", param_hint="--filter")
+        wanted.setdefault(key, []).append(value)
+        try:
+            read = json.loads(value)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(read, int | None) or (isinstance(read, float) and math.isfinite(read)):
+            wanted[key].append(read)
+    return wanted or None
+
+
+def _answer_all(ask: Callable[[str], Answer], asked: Sequence[Asked], printer: Printer) -> int:
     """Answer in order; a question that fails is told and the rest goes on. Returns the exit code."""
     code, score = 0, Score()
     for item in asked:
         try:
-            answer = engine.answer(item.question, **dataclasses.asdict(wanted))
+            answer = ask(item.question)
         except RagkvError as error:
             if not printer.several:
                 raise
@@ -223,6 +278,8 @@ def footer(answer: Answer) -> str:
         f"{found} of {report.cache.chunks} chunks from cache",
         f"first token {report.timings_ms.ttft:.0f} ms",
     ]
+    if report.tokens.history:
+        parts.insert(1, f"{report.tokens.history:.0f} tokens of earlier turns in the cache")
     if report.cache.fallbacks:
         parts.insert(-1, f"{len(report.cache.fallbacks)} encoded again")
     return " · ".join(parts)

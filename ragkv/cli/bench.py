@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragkv.cli.common import Device, Model, Store, err, out, progress, settings_from
+from ragkv.cli.bench_decode import decode
+from ragkv.cli.bench_dialogues import dialogues
+from ragkv.cli.bench_prefill import prefill
+from ragkv.cli.common import Device, Json, Model, Store, err, out, progress, settings_from, write_json
 
 if TYPE_CHECKING:
     from ragkv.bench.sets import QuestionSet
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
     from ragkv.types import Document
 
 bench = typer.Typer(help="Measure on this machine.", rich_markup_mode=None)
-Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file, too.")]
+bench.command("decode")(decode)
+bench.command("dialogues")(dialogues)
+bench.command("prefill")(prefill)
 
 
 @bench.callback()
@@ -46,7 +50,7 @@ def ttft(
 
     with progress() as told:
         result = measure(settings, TtftParams(chunks=chunks, chunk_tokens=chunk_tokens, repeat=repeat), told)
-    _write(file, dataclasses.asdict(result))
+    write_json(file, dataclasses.asdict(result))
     _show(result)
     return 0
 
@@ -66,7 +70,7 @@ def store_(
     params = StoreParams(layer_bytes=layer_mib * 2**20, repeat=repeat)
     with progress() as told:
         result = measure(settings.store, settings.store_timeout, params, told)
-    _write(file, dataclasses.asdict(result))
+    write_json(file, dataclasses.asdict(result))
     _show_store(result)
     return 0
 
@@ -123,7 +127,7 @@ def quality(
         kept = (record.done, record.keep) if record else ()
         outcomes = ask_all(loaded, asked, methods, told, max_tokens, settings.prefix, store, *kept)
     result = rows(outcomes)
-    _write(file, [dataclasses.asdict(row) for row in result])
+    write_json(file, [dataclasses.asdict(row) for row in result])
     kind = "natural" if natural else "LongBench" if longbench else "generated"
     title = f"{loaded.name}: {result[0].questions} {kind} questions"
     if settings.store_body != "exact":
@@ -188,11 +192,6 @@ def _show_quality(result: Sequence[Row]) -> None:
         cells += [f"{row.ttft:.1f}", "–" if row.ttft_load is None else f"{row.ttft_load:.1f}"]
         line = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         console.print(f"{row.method:<{wide}}{line}")
-
-
-def _write(file: Path | None, figures: Any) -> None:
-    if file is not None:
-        file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 def _show_store(result: StoreResult) -> None:

@@ -5,6 +5,7 @@ Results go to stdout; faults, progress and hints go to stderr. A fault is one li
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,13 @@ Store = Annotated[
 ]
 Model = Annotated[str | None, typer.Option("--model", help="Model folder or hub id.", rich_help_panel=_SETTINGS)]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 or auto.", rich_help_panel=_SETTINGS)]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url", help="Let the service at this address do it; its key is RAGKV_KEY.", rich_help_panel=_SETTINGS
+    ),
+]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file, too.")]
 Collection = Annotated[str, typer.Option("--collection", "-c", help="Collection of the documents.")]
 
 Progress = Callable[[str, int, int], None]
@@ -90,6 +98,12 @@ def progress() -> Iterator[Progress]:
             bars.update(task, description=printable(what), completed=done, total=total)
 
         yield told
+
+
+def write_json(file: Path | None, figures: Any) -> None:
+    """Figures of a measurement into the file that was asked for, if any."""
+    if file is not None:
+        file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -1,19 +1,21 @@
-"""`ragkv doctor`: looks at every part on its own and says what it finds, and what to do where it is wrong."""
+"""`ragkv doctor`: looks at every part on its own and says what it finds, and what to do where it is wrong.
+
+Where a service does the work (`--url`), it is asked instead: its parts are elsewhere (doctor_service.py)."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragkv import __version__
-from ragkv.cli.common import Data, Device, Model, Store, out, printable, settings_from
-from ragkv.errors import RagkvError
+from ragkv.cli.common import Data, Device, Model, Store, Url, out, settings_from
+from ragkv.cli.doctor_service import address, keys, limits, service
+from ragkv.cli.findings import Findings, without_password
 
 if TYPE_CHECKING:
     from ragkv.catalog import Catalog
@@ -22,48 +24,10 @@ if TYPE_CHECKING:
     from ragkv.model import DecoderModel
     from ragkv.retrieve import Embedder
     from ragkv.store import KVStore
+    from ragkv.store.redis import Memory
     from ragkv.types import Key
 
 _SHOWN = 10
-_STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red", "": "dim"}
-
-
-@dataclass
-class Findings:
-    """What was found, told as it comes. wrong: how many things are not as they must be."""
-
-    wrong: int = 0
-
-    def ok(self, what: str, words: str) -> None:
-        """Works."""
-        self._tell("ok", what, words)
-
-    def note(self, what: str, words: str) -> None:
-        """Works, but worth knowing."""
-        self._tell("note", what, words)
-
-    def fault(self, what: str, words: str) -> None:
-        """Does not work."""
-        self.wrong += 1
-        self._tell("wrong", what, words)
-
-    def fact(self, what: str, words: str) -> None:
-        """For the record."""
-        self._tell("", what, words)
-
-    @contextmanager
-    def checking(self, what: str) -> Iterator[None]:
-        """A fault of the part inside is told, and the other parts are still looked at."""
-        try:
-            yield
-        except (RagkvError, OSError) as error:
-            self.fault(what, str(error))
-
-    def _tell(self, mark: str, what: str, words: str) -> None:
-        from rich.text import Text
-
-        line = Text.assemble((f"{mark:<6}", _STYLES[mark]), (f"{what:<10} ", "bold"), printable(words))
-        out().print(line)
 
 
 @dataclass
@@ -82,13 +46,29 @@ class Parts:
                 part.close()
 
 
-def doctor(data: Data = None, store: Store = None, model: Model = None, device: Device = None) -> int:
-    """Check settings, model, embedder, catalogue, KV store and index; exit code 1 when something is wrong."""
-    settings = settings_from(data, store, model, device)
-    given = {"data": data, "store": store, "model": model, "device": device}
-    findings, parts = Findings(), Parts()
+def doctor(data: Data = None, store: Store = None, model: Model = None, device: Device = None, url: Url = None) -> int:
+    """Check settings, model, embedder, catalogue, KV store, index and what `ragkv serve` needs, or, with --url, how a
+    service is; exit code 1 when something is wrong."""
+    settings = settings_from(data, store, model, device, url=url)
+    given = {"data": data, "store": store, "model": model, "device": device, "url": url}
+    findings = Findings()
     _versions(findings)
     _settings(settings, given, findings)
+    if settings.url:
+        service(settings, findings)
+    else:
+        _here(settings, findings)
+    console = out()
+    if findings.wrong:
+        console.print(f"{findings.wrong} things are wrong" if findings.wrong > 1 else "one thing is wrong")
+        return 1
+    console.print("all is well")
+    return 0
+
+
+def _here(settings: Settings, findings: Findings) -> None:
+    """All parts of this machine."""
+    parts = Parts()
     try:
         _model(settings, parts, findings)
         _embedder(settings, parts, findings)
@@ -97,12 +77,9 @@ def doctor(data: Data = None, store: Store = None, model: Model = None, device: 
         _together(settings, parts, findings)
     finally:
         parts.close()
-    console = out()
-    if findings.wrong:
-        console.print(f"{findings.wrong} things are wrong" if findings.wrong > 1 else "one thing is wrong")
-        return 1
-    console.print("all is well")
-    return 0
+    keys(settings, findings)
+    address(settings, findings)
+    limits(settings, findings)
 
 
 def _versions(findings: Findings) -> None:
@@ -124,7 +101,7 @@ def _settings(settings: Settings, given: Mapping[str, object], findings: Finding
         origin = "default"
         if name in settings.model_fields_set:
             origin = "option" if given.get(name) is not None else "environment or ragkv.toml"
-        findings.fact("setting", f"{name} = {_without_password(str(value)) or '(empty)'}  [{origin}]")
+        findings.fact("setting", f"{name} = {without_password(str(value)) or '(empty)'}  [{origin}]")
 
 
 def _model(settings: Settings, parts: Parts, findings: Findings) -> None:
@@ -190,6 +167,8 @@ def _catalog(settings: Settings, parts: Parts, findings: Findings) -> None:
 
 def _store(settings: Settings, parts: Parts, findings: Findings) -> None:
     from ragkv.store import open_store
+    from ragkv.store.cluster import ClusterStore
+    from ragkv.store.redis import RedisStore
 
     if settings.store == "disk" and not settings.data.exists():
         return
@@ -199,8 +178,28 @@ def _store(settings: Settings, parts: Parts, findings: Findings) -> None:
         store.ping()
         stats = store.stats()
         findings.ok(
-            "store", f"{_without_password(settings.store)}: {stats.entries} entries, {stats.bytes / 2**20:.1f} MiB"
+            "store", f"{without_password(settings.store)}: {stats.entries} entries, {stats.bytes / 2**20:.1f} MiB"
         )
+        if isinstance(store, RedisStore | ClusterStore):
+            _memory(store.memory(), settings, findings)
+
+
+def _memory(servers: tuple[Memory, ...], settings: Settings, findings: Findings) -> None:
+    """How Redis servers bound what they hold: a cache wants a bound, and the least used to go."""
+    do = "set `maxmemory` and `maxmemory-policy allkeys-lru`, as docker-compose.yml does"
+    for server in servers:
+        if not server.limit:
+            findings.note("redis", f"{server.where} has no maxmemory and grows as long as there is memory: {do}")
+        elif server.policy == "noeviction":
+            findings.note("redis", f"{server.where} takes nothing new when it is full (noeviction): {do}")
+        elif server.policy.startswith("volatile-") and not settings.store_ttl:
+            words = (
+                f"{server.where} evicts only what expires ({server.policy}), and nothing does: {do}, or RAGKV_STORE_TTL"
+            )
+            findings.note("redis", words)
+        else:
+            held = f"{server.used / 2**20:.0f} of {server.limit / 2**20:.0f} MiB used"
+            findings.ok("redis", f"{server.where}: {held}, {server.policy}")
 
 
 def _together(settings: Settings, parts: Parts, findings: Findings) -> None:
@@ -273,9 +272,3 @@ def _wanted(engine: Engine) -> dict[Key, str]:
         for info in engine.catalog.documents(None)
         for chunk in engine.catalog.chunks_of(info.collection, info.id)
     }
-
-
-def _without_password(url: str) -> str:
-    """The URL without what stands before its @."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url

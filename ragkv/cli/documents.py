@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ragkv.cli import remote
 from ragkv.cli.common import (
     Collection,
     Data,
@@ -19,6 +20,7 @@ from ragkv.cli.common import (
     Model,
     Progress,
     Store,
+    Url,
     err,
     fail,
     opened,
@@ -32,24 +34,32 @@ from ragkv.errors import InputError
 if TYPE_CHECKING:
     from ingest.load import Rejected
     from ragkv.catalog import Catalog, DocumentInfo
+    from ragkv.client import Document as RemoteDocument
     from ragkv.config import Settings
     from ragkv.engine import Engine
     from ragkv.types import Document
 
 
 def ingest(
-    paths: Annotated[list[Path], typer.Argument(help="Files (.txt .md .jsonl) and folders.", metavar="PATH...")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="Files (.txt .md .jsonl .html .pdf .docx .csv) and folders.", metavar="PATH...")
+    ],
     collection: Collection = "default",
     data: Data = None,
     store: Store = None,
     model: Model = None,
     device: Device = None,
+    url: Url = None,
 ) -> int:
     """Read documents once, so that questions can be answered from them. Reading one again replaces it."""
-    settings = settings_from(data, store, model, device)
+    settings = settings_from(data, store, model, device, url=url)
+    if settings.url:
+        return remote.ingest(settings, paths, collection)
     from ingest.load import load
+    from ingest.sandbox import Allowance
 
-    items = iter(load(paths, settings.max_document_bytes, collection))
+    allowed = Allowance(settings.parse_seconds, settings.parse_bytes)
+    items = iter(load(paths, settings.max_document_bytes, collection, allowed=allowed))
     # Files that cannot be read are told at once, without waiting for a model that nobody may need.
     failed, first = _first_document(items)
     if first is None:
@@ -61,16 +71,20 @@ def ingest(
 def ls(
     collection: Annotated[str | None, typer.Option("--collection", "-c", help="Only this collection.")] = None,
     data: Data = None,
+    url: Url = None,
 ) -> int:
     """List the documents: id, title, chunks, tokens, collection."""
-    settings = settings_from(data)
-    if not settings.data.exists():
+    settings = settings_from(data, url=url)
+    found: Sequence[DocumentInfo | RemoteDocument]
+    if settings.url:
+        found = remote.documents(settings, collection)
+    elif not settings.data.exists():
         found = []
     else:
         with _catalog(settings) as catalog:
             found = catalog.documents(collection)
     if not found:
-        err().print(f"no documents in {settings.data}; add some with `ragkv ingest`", style="dim")
+        err().print(f"no documents in {settings.url or settings.data}; add some with `ragkv ingest`", style="dim")
         return 0
     _list(found)
     return 0
@@ -83,9 +97,14 @@ def rm(
     store: Store = None,
     model: Model = None,
     device: Device = None,
+    url: Url = None,
 ) -> int:
     """Remove a document: its text, its vectors, its KV, and its place in the queue."""
-    settings = settings_from(data, store, model, device)
+    settings = settings_from(data, store, model, device, url=url)
+    if settings.url:
+        remote.remove(settings, document_id, collection)
+        out().print(f"removed {printable(document_id)}")
+        return 0
     from ingest.jobs import Jobs
     from ingest.pipeline import remove
     from ragkv.errors import NotFound
@@ -169,7 +188,7 @@ def _catalog(settings: Settings) -> Iterator[Catalog]:
         catalog.close()
 
 
-def _list(found: Iterable[DocumentInfo]) -> None:
+def _list(found: Iterable[DocumentInfo | RemoteDocument]) -> None:
     """A table on a terminal; elsewhere tab-separated lines that no width cuts."""
     console = out()
     rows = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -24,7 +25,11 @@ def serve(
     settings = settings_from(data, store, model, device, host=host, port=port)
     from api.app import serve as serve_api
 
-    serve_api(settings, err())
+    if not serve_api(settings, err()):
+        # An interpreter that is taken down under a thread that computes aborts. What is on the disk is whole at any
+        # moment, and the document that was being read is taken up at the next start.
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 

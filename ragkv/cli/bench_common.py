@@ -1,0 +1,55 @@
+"""What the benchmark commands share: the model they measure, and how they show tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ragkv.cli.common import out, settings_from
+
+if TYPE_CHECKING:
+    from ragkv.bench.grid import Grid
+    from ragkv.model import DecoderModel
+
+Piece = tuple[str, "Grid", Sequence[str]]
+"""A table: its title, its cells, lines to stand below it."""
+
+
+def random_weights(shape: str, device: str | None, layers: int | None, plain: bool) -> DecoderModel:
+    """Random weights of a known shape; needs neither settings nor a store. Raises InputError for an unknown shape."""
+    from ragkv.bench.shapes import random_model
+
+    return random_model(shape, device_for(device), layers=layers, sparse=not plain)
+
+
+def configured(model: str | None, device: str | None) -> DecoderModel:
+    """The model that is set."""
+    from ragkv.model import DecoderModel
+
+    settings = settings_from(None, None, model, device)
+    return DecoderModel.load(settings.model_source, settings.device, settings.dtype, settings.data / "profiles")
+
+
+def device_for(device: str | None) -> str:
+    """`auto`, or nothing, is the GPU where there is one."""
+    import torch
+
+    if device and device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def show(pieces: Sequence[Piece], table: Path | None) -> None:
+    """Print tables, and write them to a Markdown file."""
+    from ragkv.bench.grid import aligned, titled
+
+    console = out()
+    for title, grid, notes in pieces:
+        console.print(title)
+        head, *rows = aligned(grid)
+        console.print(head, style="bold")
+        for line in (*rows, *notes):
+            console.print(line)
+    if table is not None:
+        table.write_text("\n".join(titled(*piece) for piece in pieces), encoding="utf-8")

@@ -1,0 +1,160 @@
+"""`ragkv bench decode`: what a token costs under every decode policy, and what the policies do to answers.
+
+Without the bundled model's answers (--quality) it needs neither settings nor a store: with --shape torch, transformers,
+typer and rich are enough.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ragkv.cli.bench_common import Piece, configured, device_for, random_weights, show
+from ragkv.cli.common import Device, Json, Model, progress, write_json
+
+if TYPE_CHECKING:
+    from ragkv.bench.decode import DecodeRow, Named
+    from ragkv.bench.grid import Grid
+    from ragkv.model import DecoderModel
+    from ragkv.profile import Profile
+
+LAYER = (
+    *("psa", "topk:count=64", "topk:count=64,digest=quest", "topk:count=64,digest=exact"),
+    *("lfps:bypass=1", "lfps:bypass=1,heads=query", "loopserve:first=0"),
+)
+"""Policies of a synthetic layer."""
+WHOLE = ("psa", "topk", "topk:digest=quest", "lfps", "loopserve:first=0")
+"""Policies of a whole model."""
+
+
+def decode(
+    file: Json = None,
+    keys: Annotated[int, typer.Option(min=64, help="Keys of the synthetic layer's context.")] = 65536,
+    length: Annotated[
+        list[int] | None,
+        typer.Option("--length", min=2, help="Time a whole model at this context length; again for more."),
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option("--batch", min=1, help="Requests that decode together; again for more.")
+    ] = None,
+    quality: Annotated[bool, typer.Option("--quality", help="Ask whole question sets of the model.")] = False,
+    early: Annotated[
+        bool, typer.Option("--early", help="With --quality: the policies read the question's last token, too.")
+    ] = False,
+    steps: Annotated[int, typer.Option(min=1, help="Timed tokens.")] = 20,
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", help="As for ask --decode; again for more. Default: all.")
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option("--shape", help="Whose attention heads (llama-3.1-8b), or whose random weights.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option("--layers", min=1, help="With --length and --shape: layers.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of the synthetic layer.")] = "float32",
+    table: Annotated[Path | None, typer.Option("--table", help="Write the tables to this Markdown file.")] = None,
+    model: Model = None,
+    device: Device = None,
+) -> int:
+    """One layer of synthetic sparse attention; with --length a whole model; with --quality answers."""
+    if shape and (quality or model):
+        raise typer.BadParameter("random weights answer no questions: leave --shape out", param_hint="--shape")
+    if not length:
+        for given, name in ((batch, "--batch"), (layers, "--layers")):
+            if given:
+                raise typer.BadParameter("a whole model is timed with --length", param_hint=name)
+    if early and not quality:
+        raise typer.BadParameter("of answers: add --quality", param_hint="--early")
+    pieces: list[Piece] = []
+    figures: dict[str, Any] = {}
+    if not (length or quality):
+        piece, figures["layer"] = _layer(keys, steps, policy or LAYER, shape or "llama-3.1-8b", dtype, device)
+        pieces.append(piece)
+    else:
+        loaded = random_weights(shape, device, layers, False) if shape else configured(model, device)
+        named = _named(policy or WHOLE, loaded.profile)
+        if length:
+            piece, figures["speed"] = _speed(loaded, named, length, batch or [1], steps, text=not shape)
+            pieces.append(piece)
+        if quality:
+            piece, figures["quality"] = _quality(loaded, named, early)
+            pieces.append(piece)
+    write_json(file, figures)
+    show(pieces, table)
+    return 0
+
+
+def _named(specs: Sequence[str], profile: Profile) -> list[Named]:
+    from ragkv.policies import make_decoder
+
+    made = [(spec, make_decoder(spec, profile)) for spec in dict.fromkeys(specs)]
+    return [(spec, each) for spec, each in made if each is not None]
+
+
+def _layer(
+    keys: int, steps: int, specs: Sequence[str], shape: str, dtype: str, device: str | None
+) -> tuple[Piece, list[dict[str, Any]]]:
+    import torch
+
+    from ragkv.bench.decode import DecodeParams, measure
+    from ragkv.bench.shapes import find_shape
+    from ragkv.profile import Profile
+
+    form, where = find_shape(shape), device_for(device)
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if dtype not in kinds:
+        raise typer.BadParameter(f"choose one of {', '.join(kinds)}", param_hint="--dtype")
+    heads = {"q_heads": form.q_heads, "kv_heads": form.kv_heads, "head_dim": form.head_dim}
+    params = DecodeParams(keys=keys, steps=steps, dtype=kinds[dtype], device=where, **heads)
+    with progress() as told:
+        rows = measure(params, _named(specs, Profile(decode_threshold=0)), told)
+    title = f"one layer of {shape} on {where}, {dtype}, {keys} keys, {torch.get_num_threads()} threads"
+    return (title, _grid(rows), ()), [dataclasses.asdict(row) for row in rows]
+
+
+def _speed(
+    model: DecoderModel, named: Sequence[Named], lengths: Sequence[int], batches: Sequence[int], steps: int, text: bool
+) -> tuple[Piece, list[dict[str, Any]]]:
+    import torch
+
+    from ragkv.bench.answers import prose
+    from ragkv.bench.decode_speed import SpeedParams, grid, measure
+    from ragkv.bench.shapes import random_tokens
+
+    params = SpeedParams(tuple(lengths), tuple(batches), steps)
+    with progress() as told:
+        rows = measure(model, params, named, told, prose if text else random_tokens)
+    title = f"{model.name} on {model.device}, {torch.get_num_threads()} threads: decoding, cache-ready, {steps} tokens"
+    return (title, grid(rows), ()), [dataclasses.asdict(row) for row in rows]
+
+
+def _quality(model: DecoderModel, named: Sequence[Named], early: bool) -> tuple[Piece, dict[str, Any]]:
+    from ragkv.bench.answers import whole_sets
+    from ragkv.bench.decode_answers import compare, grid
+
+    with progress() as told:
+        found = compare(model, whole_sets(model), named, told, early)
+    title = f"{model.name}: answers under each way to decode, percent" + ("; first token included" if early else "")
+    return (title, grid(found), ()), {name: [dataclasses.asdict(row) for row in rows] for name, rows in found.items()}
+
+
+def _grid(rows: Sequence[DecodeRow]) -> Grid:
+    from ragkv.bench.grid import Grid, number
+
+    heads = ("policy", "ms", "fastest", "× dense", "× top keys", "keys read", "covered", "worst head", "agree", "error")
+    cells = [
+        (
+            row.policy,
+            f"{row.ms:.2f}",
+            f"{row.fastest:.2f}",
+            f"{row.to_dense:.2f}",
+            f"{row.to_topk:.2f}",
+            f"{row.read:.1%}",
+            *(number(share, ".3f") for share in (row.covered, row.worst, row.agree)),
+            f"{row.error:.3f}",
+        )
+        for row in rows
+    ]
+    return Grid(heads, tuple(cells))

@@ -1,0 +1,131 @@
+"""`ragkv bench prefill`: dense prefill against the sparse policies.
+
+With --shape it needs neither settings nor a store: torch, transformers, typer and rich are enough, so that it runs
+where nothing else of a service is installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ragkv.cli.bench_common import Piece, configured, random_weights, show
+from ragkv.cli.common import Device, Json, Model, progress, write_json
+
+if TYPE_CHECKING:
+    from ragkv.bench.prefill import Named, PrefillResult
+    from ragkv.model import DecoderModel
+
+LENGTHS = (2048, 4096, 8192)
+
+
+def prefill(
+    file: Json = None,
+    length: Annotated[
+        list[int] | None,
+        typer.Option("--length", min=2, help="Tokens of the input; again for more. Default: 2048, 4096, 8192."),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", help="NAME or NAME:FIELD=VALUE,…, beside dense; again for more. Default: all."),
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option("--shape", help="Random weights of this shape, e.g. llama-3.1-8b, not the model.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option("--layers", min=1, help="Layers, if not the shape's.")] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Random weights whose attention is not made sparse by construction.")
+    ] = False,
+    repeat: Annotated[int, typer.Option(min=1, help="Timed runs of each; the median counts.")] = 3,
+    backend: Annotated[
+        str, typer.Option("--backend", help="Kernel of dense attention: flash or cudnn. Default: torch's choice.")
+    ] = "",
+    needles: Annotated[
+        bool, typer.Option("--needles", help="Ask needle questions by depth; no times unless --length is given.")
+    ] = False,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Ask whole question sets; no times unless --length is given.")
+    ] = False,
+    table: Annotated[Path | None, typer.Option("--table", help="Write the tables to this Markdown file.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw speedups into this .png or .svg file.")] = None,
+    model: Model = None,
+    device: Device = None,
+) -> int:
+    """Whole prefills, dense and sparse: times, what was read, errors, and what it does to answers."""
+    if shape and (needles or quality or model):
+        raise typer.BadParameter("random weights answer no questions: leave --shape out", param_hint="--shape")
+    if not shape and (layers or plain):
+        raise typer.BadParameter("--layers and --plain are of random weights", param_hint="--shape")
+    if plot is not None:
+        from ragkv.bench.plot import check_plot
+
+        check_plot(plot)
+    loaded = random_weights(shape, device, layers, plain) if shape else configured(model, device)
+    policies = _policies(policy, loaded)
+    pieces: list[Piece] = []
+    figures: dict[str, Any] = {}
+    if length or not (needles or quality):
+        lengths = tuple(length or (each for each in LENGTHS if each <= loaded.max_positions))
+        result = _times(loaded, lengths, policies, repeat, backend, text=not shape)
+        figures["times"] = dataclasses.asdict(result)
+        pieces.append(_times_piece(result))
+        if plot is not None:
+            from ragkv.bench.plot import plot_prefill
+
+            plot_prefill(result, f"{result.model} on {result.device}", plot)
+    for wanted, name, ask in ((needles, "needles", _needles), (quality, "quality", _quality)):
+        if wanted:
+            piece, figures[name] = ask(loaded, policies)
+            pieces.append(piece)
+    write_json(file, figures)
+    show(pieces, table)
+    return 0
+
+
+def _policies(specs: Sequence[str] | None, model: DecoderModel) -> list[Named]:
+    from ragkv.policies import DENSE, NAMES, make_policy
+
+    made = [(spec, make_policy(spec, model.profile)) for spec in dict.fromkeys(specs or NAMES) if spec != DENSE]
+    return [(spec, policy) for spec, policy in made if policy is not None]
+
+
+def _times(
+    model: DecoderModel, lengths: tuple[int, ...], policies: Sequence[Named], repeat: int, backend: str, text: bool
+) -> PrefillResult:
+    from ragkv.bench.answers import prose
+    from ragkv.bench.prefill import PrefillParams, measure
+    from ragkv.bench.shapes import random_tokens
+
+    params = PrefillParams(lengths, tuple(policies), repeat=repeat, backend=backend)
+    with progress() as told:
+        return measure(model, params, told, prose if text else random_tokens)
+
+
+def _times_piece(result: PrefillResult) -> Piece:
+    from ragkv.bench.prefill_table import backends, times, title
+
+    return title(result), times(result), backends(result)
+
+
+def _needles(model: DecoderModel, policies: Sequence[Named]) -> tuple[Piece, Any]:
+    from ragkv.bench.answers import NeedleParams, needles_by_depth
+    from ragkv.bench.prefill_table import by_depth
+
+    with progress() as told:
+        found = needles_by_depth(model, policies, NeedleParams(), told)
+    title = f"{model.name}: exact match of generated questions by depth of the answer, percent (questions)"
+    return (title, by_depth(found), ()), [dataclasses.asdict(row) for row in found]
+
+
+def _quality(model: DecoderModel, policies: Sequence[Named]) -> tuple[Piece, Any]:
+    from ragkv.bench.answers import compare, whole_sets
+    from ragkv.bench.prefill_table import answers
+
+    with progress() as told:
+        found = compare(model, whole_sets(model), policies, told)
+    rows = {name: [dataclasses.asdict(row) for row in table] for name, table in found.items()}
+    return (f"{model.name}: answers under each prefill, percent", answers(found), ()), rows

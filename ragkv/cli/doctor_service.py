@@ -1,0 +1,167 @@
+"""What `ragkv doctor` says about serving: keys, address and limits of a service here, or how one elsewhere is."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from ragkv.cli.findings import Findings, without_password
+from ragkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from ragkv.config import Settings
+
+_SECONDS = 5.0
+"""For one answer of a service about itself."""
+_LITTLE = 2**30
+"""Bytes of a disk below which it is as good as full."""
+
+
+def keys(settings: Settings, findings: Findings) -> None:
+    """Who may use the service. Tells numbers, neither keys nor hashes."""
+    from api.app import is_loopback
+    from api.keys import read_keys
+
+    with findings.checking("keys"):
+        found = read_keys(settings.api_keys.get_secret_value())
+        if found:
+            findings.ok("keys", f"{len(found.entries)} API keys of {len(found.tenants)} tenants")
+        elif is_loopback(settings.host):
+            findings.ok("keys", "no API keys: whoever can use this machine can use the service")
+        else:
+            findings.note(
+                "keys",
+                f"no API keys, and {settings.host} can be reached from other machines: whoever reaches it can read, "
+                "add and ask everything. Run `ragkv key TENANT` and set RAGKV_API_KEYS to the pair it prints, or "
+                "RAGKV_HOST=127.0.0.1",
+            )
+
+
+def address(settings: Settings, findings: Findings) -> None:
+    """Whether `ragkv serve` could listen, or who does there."""
+    from api.app import bracketed, listen
+
+    place = f"{bracketed(settings.host)}:{settings.port}"
+    try:
+        listen(settings.host, settings.port).close()
+    except ConfigError as error:
+        status = _ragkv_at(settings)
+        if status:
+            findings.ok("address", f"a ragkv serves at {place} already: {status}")
+        else:
+            findings.note("address", f"{error} (RAGKV_HOST, RAGKV_PORT)")
+        return
+    findings.ok("address", f"{place if settings.port else 'any port'} is free for `ragkv serve`")
+
+
+def _ragkv_at(settings: Settings) -> str:
+    """The status of a ragkv that listens at our address, "" where none does."""
+    import httpx2
+
+    from api.app import bracketed
+
+    try:
+        host = ipaddress.ip_address(settings.host)
+        near = str({4: "127.0.0.1", 6: "::1"}[host.version] if host.is_unspecified else host)
+    except ValueError:
+        near = settings.host
+    try:
+        url = f"http://{bracketed(near)}:{settings.port}/healthz"
+        return _status(httpx2.get(url, timeout=_SECONDS, trust_env=False))
+    except (httpx2.HTTPError, httpx2.InvalidURL):
+        return ""
+
+
+def limits(settings: Settings, findings: Findings) -> None:
+    """What is waited for, what files and answers may take, and what there is."""
+    line = f"{settings.batch} answers at once, {settings.queue} requests may wait, {settings.deadline:g} s an answer"
+    findings.fact("line", line)
+    files = f"html, pdf, docx and csv files: {settings.parse_seconds:g} s and {_size(settings.parse_bytes)} each"
+    findings.fact("files", files)
+    if os.geteuid() == 0:
+        findings.note("files", "root cannot be kept from starting processes: serve as an ordinary user")
+    pools = settings.host_bytes + settings.conversation_bytes + settings.batch_bytes
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    words = (
+        f"RAGKV_HOST_BYTES, RAGKV_CONVERSATION_BYTES and RAGKV_BATCH_BYTES may take {_size(pools)} of {_size(there)}"
+    )
+    if pools > there:
+        findings.note("memory", f"{words}: lower them")
+    else:
+        findings.fact("memory", words)
+    folder = settings.data.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < _LITTLE:
+        findings.note("disk", f"{_size(free)} free for {settings.data}: make room, or documents fail with store_full")
+    else:
+        findings.ok("disk", f"{_size(free)} free for {settings.data}")
+
+
+def service(settings: Settings, findings: Findings) -> None:
+    """What the service at `url` says of itself."""
+    import httpx2
+
+    place, key = without_password(settings.url.rstrip("/")), settings.key.get_secret_value()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        with httpx2.Client(base_url=settings.url, headers=headers, timeout=_SECONDS) as client:
+            status = _status(client.get("/healthz"))
+            if not status:
+                findings.fault("service", f"what answers at {place} is no ragkv: look at RAGKV_URL")
+                return
+            _health(place, status, findings)
+            _ready(client.get("/readyz"), bool(key), findings)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        reason = without_password(str(error)) or type(error).__name__
+        findings.fault("service", f"no answer from {place} ({reason}); is `ragkv serve` running there?")
+    findings.fact("parts", "those of the service; to look at this machine's, unset RAGKV_URL")
+
+
+def _health(place: str, status: str, findings: Findings) -> None:
+    if status == "failed":
+        findings.fault("service", f"{place}: its engine has ended: restart it, its log says why")
+    elif status == "ok":
+        findings.ok("service", f"{place}: ok")
+    else:
+        findings.note("service", f"{place}: {status}")
+
+
+def _ready(response: httpx2.Response, key: bool, findings: Findings) -> None:
+    """The answer of /readyz, check by check."""
+    if response.status_code == 401:
+        words = "the key in RAGKV_KEY is not known there" if key else "it wants an API key: set RAGKV_KEY"
+        findings.fault("ready", f"not known: {words} (`ragkv key TENANT` makes one, RAGKV_API_KEYS there lets it in)")
+        return
+    told = _object(response)
+    for name, check in dict(told.get("checks", {})).items():
+        tell = {"ok": findings.ok, "failed": findings.fault}.get(check["status"], findings.note)
+        tell(name, check["detail"] or check["status"])
+    queue = told.get("queue", {})
+    if told.get("status") == "ready" and queue:
+        findings.ok("ready", f"{queue['waiting']} of {queue['places']} places taken, {queue['running']} being answered")
+    elif told.get("status") != "ready":
+        findings.fault("ready", "no questions are answered now")
+
+
+def _status(response: httpx2.Response) -> str:
+    """What /healthz of a ragkv says, "" where it is another's."""
+    status = _object(response).get("status")
+    return status if isinstance(status, str) and "x-request-id" in response.headers else ""
+
+
+def _object(response: httpx2.Response) -> dict[str, Any]:
+    try:
+        told = response.json()
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

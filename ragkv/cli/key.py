@@ -1,0 +1,22 @@
+"""`ragkv key`: makes an API key."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ragkv.cli.common import out
+
+
+def key(tenant: Annotated[str, typer.Argument(help="Whose key it is: letters, digits and hyphens.")]) -> int:
+    """Make an API key for a tenant. It is shown once; the settings hold its hash."""
+    from api.keys import make_key
+
+    made, pair = make_key(tenant)
+    console = out()
+    console.print(f"key       {made}")
+    console.print(f"setting   {pair}")
+    console.print("Give the key to the tenant; nobody can find it out from the setting. Put the setting into")
+    console.print("RAGKV_API_KEYS, behind a comma where there are others, or as a line of the file it names.")
+    return 0

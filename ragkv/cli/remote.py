@@ -1,0 +1,93 @@
+"""`ingest`, `ls` and `rm` when a service does the work (`--url`); `ask` needs no more than `connected`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ragkv.cli.common import Progress, err, fail, out, printable, progress
+
+if TYPE_CHECKING:
+    from ragkv.client import Client, Document, Job
+    from ragkv.config import Settings
+
+BATCH_FILES, BATCH_BYTES = 50, 16 * 2**20
+"""Files that are sent at once: so many, or until they have so many bytes; a larger one is sent alone."""
+
+
+@contextmanager
+def connected(settings: Settings) -> Iterator[Client]:
+    """A client of the service that is set."""
+    from ragkv.client import Client
+
+    # An answer that takes longer than its deadline is refused by the service, so waiting a little longer is enough.
+    with Client(settings.url, settings.key.get_secret_value(), timeout=settings.deadline + 30) as client:
+        yield client
+
+
+def ingest(settings: Settings, paths: Sequence[Path], collection: str) -> int:
+    """Send files, a batch a job, and tell what became of every document. Returns the exit code."""
+    from ingest.load import named
+
+    failed = done = 0
+    with connected(settings) as client, progress() as told:
+        for batch in _batches(named(paths)):
+            files, names = zip(*batch, strict=True)
+            try:
+                id = client.upload(files, names, collection=collection)
+            except OSError as error:
+                failed += fail(error, 1)
+                continue
+            for job in client.follow(id):
+                _tell(told, job)
+            job = client.job(id, all=True)
+            failed += _told(job)
+            done += job.counts.completed + job.counts.unchanged
+    if not (failed or done):
+        return fail(f"nothing to ingest in {', '.join(map(str, paths))}", 1)
+    err().print(f"{done} documents" + (f", {failed} failed" if failed else ""), style="dim")
+    return 1 if failed else 0
+
+
+def documents(settings: Settings, collection: str | None) -> list[Document]:
+    """What the service holds, of one collection or of all."""
+    with connected(settings) as client:
+        names = [collection] if collection is not None else [each.name for each in client.collections()]
+        return [document for name in names for document in client.documents(name)]
+
+
+def remove(settings: Settings, document_id: str, collection: str) -> None:
+    """Have the service forget a document. Raises Refused where there is none."""
+    with connected(settings) as client:
+        client.remove(document_id, collection)
+
+
+def _batches(files: Iterable[tuple[Path, str]]) -> Iterator[list[tuple[Path, str]]]:
+    batch: list[tuple[Path, str]] = []
+    size = 0
+    for path, name in files:
+        more = path.stat().st_size if path.is_file() else 0
+        if batch and (len(batch) == BATCH_FILES or size + more > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append((path, name))
+        size += more
+    if batch:
+        yield batch
+
+
+def _tell(told: Progress, job: Job) -> None:
+    told(f"{job.counts.done} of {job.counts.total} documents  {job.stage}", job.counts.done, job.counts.total)
+
+
+def _told(job: Job) -> int:
+    """A line for every document; returns how many failed."""
+    failed = 0
+    for document in job.documents:
+        if document.error is not None:
+            failed += fail(document.error.message, 1)
+        else:
+            out().print(f"{document.status:<9}  {printable(document.id)}")
+    return failed
