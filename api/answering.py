@@ -6,11 +6,12 @@ next step the request is let go of. So is one whose time is up.
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 
+from api.errors import fault_of
 from api.line import Question, Task, Turn, fail, give
+from api.tally import Tally
 from ragkv.batch import Batch, Event
 from ragkv.begun import Begun
 from ragkv.engine import Engine
@@ -25,15 +26,11 @@ class _Open:
 
 
 class Answering:
-    """Owned by the thread of the engine; the counts may be read from any.
+    """Owned by the thread of the engine; the count may be read from any."""
 
-    cancelled: questions that were given up · expired: those whose time was up.
-    """
-
-    def __init__(self, engine: Engine):
-        self.cancelled = self.expired = 0
-        self._counting = threading.Lock()
-        self._engine = engine
+    def __init__(self, engine: Engine, tally: Tally):
+        """tally: told how each question ends."""
+        self._engine, self._tally = engine, tally
         self._batch = Batch(engine.model, engine.settings.batch, engine.settings.batch_bytes)
         self._open: dict[int, _Open] = {}
 
@@ -54,12 +51,11 @@ class Answering:
     def gone(self, what: Question | Task) -> bool:
         """Whether nobody waits for it any more, or may; counted, so to be asked no more when it is True."""
         if isinstance(what, Question):
-            late = time.monotonic() >= what.deadline
-            if late:
+            if time.monotonic() >= what.deadline:
                 fail(what.done, Expired())
-            with self._counting:  # whoever joins a full line looks, too
-                self.expired += late
-                self.cancelled += not late and what.done.cancelled()
+                self._tally.ended("expired")
+            elif what.done.cancelled():
+                self._tally.ended("cancelled")
         return what.done.done()
 
     def begin(self, question: Question) -> None:
@@ -68,7 +64,7 @@ class Answering:
         try:
             begun = question.begin(self._engine)
         except BaseException as error:
-            fail(question.done, error)
+            self._fail(question, error)
             return
         id = self._batch.join(begun.run)
         self._open[id] = _Open(question, begun, time.monotonic() - started)
@@ -104,10 +100,18 @@ class Answering:
     def _close(self, event: Event) -> float:
         each = self._open.pop(event.id)
         if event.fault is not None:
-            fail(each.question.done, event.fault)
+            self._fail(each.question, event.fault)
         elif not self.gone(each.question):
             try:
-                give(each.question.done, self._engine.finish(each.begun))
+                answer = self._engine.finish(each.begun)
             except BaseException as error:
-                fail(each.question.done, error)
+                self._fail(each.question, error)
+            else:
+                self._tally.answered(answer.report)
+                give(each.question.done, answer)
         return each.seconds
+
+    def _fail(self, question: Question, error: BaseException) -> None:
+        known = isinstance(error, Exception) and fault_of(error).status < 500
+        self._tally.ended("invalid" if known else "failed")
+        fail(question.done, error)

@@ -30,6 +30,7 @@ from api.answering import Answering
 from api.holdings import Holdings
 from api.line import Line, Question, Task, Turn, fail, give
 from api.progress import Progress
+from api.tally import Tally
 from ingest.jobs import Jobs
 from ragkv.begun import Begun
 from ragkv.config import Settings
@@ -55,7 +56,7 @@ logger = logging.getLogger("ragkv.api")
 class Worker:
     """Thread-safe. `jobs`, `holdings`, `model` and `methods` exist once the future of `start` has completed.
 
-    model: name of the loaded one · methods: those it can be asked with.
+    model: name of the loaded one · methods: those it can be asked with · tally: of all that was asked.
     """
 
     jobs: Jobs
@@ -75,7 +76,7 @@ class Worker:
         self._pausing = self._closing = self._queued = False
         self._ends = inf
         self._seconds = 1.0
-        self._refused = 0
+        self.tally = Tally()
         self._health: dict[str, Any] = {"status": "starting"}
         self._examined = -inf
 
@@ -120,7 +121,7 @@ class Worker:
             if self._line.full(what.tenant) and self._answering is not None:
                 self._line.sweep(self._answering.gone)
             if self._line.full(what.tenant):
-                self._refused += 1
+                self.tally.ended("refused")
                 ahead = self._line.ahead(what.tenant)
                 raise Busy(len(self._line), max(1, min(60, math.ceil(ahead * self._seconds))))
             self._line.join(what)
@@ -137,17 +138,13 @@ class Worker:
     def health(self) -> dict[str, Any]:
         """The engine's health as of its last free moment, and what waits now.
 
-        waiting: requests in the line · queue: its places · running: answers being decoded · since the start:
-        cancelled: questions given up · expired: questions not answered in time · refused: requests for which there was
-        no place.
+        waiting: requests in the line · queue: its places · running: answers being decoded · how many questions ended
+        without an answer since the start, by outcome (tally.py).
         """
         status = {"status": "failed"} if self._ready.done() and not self._thread.is_alive() else {}
-        now = {"waiting": len(self._line), "queue": self._line.capacity, "refused": self._refused}
-        counts = {"running": 0, "cancelled": 0, "expired": 0}
-        if self._answering is not None:
-            each = self._answering
-            counts = {"running": each.count, "cancelled": each.cancelled, "expired": each.expired}
-        return {**self._health, **status, **now, **counts}
+        running = self._answering.count if self._answering is not None else 0
+        now = {"waiting": len(self._line), "queue": self._line.capacity, "running": running}
+        return {**self._health, **status, **now, **{str(how): count for how, count in self.tally.sums.ended.items()}}
 
     @property
     def running(self) -> bool:
@@ -199,7 +196,7 @@ class Worker:
             except BaseException as error:
                 self._ready.set_exception(error)
                 return
-            self._answering = answering = Answering(engine)
+            self._answering = answering = Answering(engine, self.tally)
             try:
                 self._serve(engine, answering)
             finally:
