@@ -6,9 +6,11 @@ next step the request is let go of. So is one whose time is up.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
+from api.account import at_work
 from api.errors import fault_of
 from api.line import Question, Task, Turn, fail, give
 from api.tally import Tally
@@ -16,6 +18,8 @@ from ragkv.batch import Batch, Event
 from ragkv.begun import Begun
 from ragkv.engine import Engine
 from ragkv.errors import Expired
+
+logger = logging.getLogger("ragkv.api")
 
 
 @dataclass
@@ -61,11 +65,13 @@ class Answering:
     def begin(self, question: Question) -> None:
         """Read a question, up to its first token's logits."""
         started = time.monotonic()
-        try:
-            begun = question.begin(self._engine)
-        except BaseException as error:
-            self._fail(question, error)
-            return
+        with at_work(question.account):
+            try:
+                begun = question.begin(self._engine)
+            except BaseException as error:
+                self._fail(question, error)
+                return
+        question.account.watch = begun.watch
         id = self._batch.join(begun.run)
         self._open[id] = _Open(question, begun, time.monotonic() - started)
         if question.progress is not None:
@@ -99,19 +105,26 @@ class Answering:
 
     def _close(self, event: Event) -> float:
         each = self._open.pop(event.id)
-        if event.fault is not None:
-            self._fail(each.question, event.fault)
-        elif not self.gone(each.question):
-            try:
-                answer = self._engine.finish(each.begun)
-            except BaseException as error:
-                self._fail(each.question, error)
-            else:
-                self._tally.answered(answer.report)
-                give(each.question.done, answer)
+        with at_work(each.question.account):
+            if event.fault is not None:
+                self._fail(each.question, event.fault)
+            elif not self.gone(each.question):
+                self._finish(each)
         return each.seconds
 
+    def _finish(self, each: _Open) -> None:
+        try:
+            answer = self._engine.finish(each.begun)
+        except BaseException as error:
+            self._fail(each.question, error)
+            return
+        self._tally.answered(answer.report)
+        each.question.account.report = answer.report
+        give(each.question.done, answer)
+
     def _fail(self, question: Question, error: BaseException) -> None:
-        known = isinstance(error, Exception) and fault_of(error).status < 500
-        self._tally.ended("invalid" if known else "failed")
+        status = fault_of(error).status if isinstance(error, Exception) else 500
+        if status == 500:  # where it went wrong is told with the response, if there is anybody to get one
+            logger.error("a question failed: %s", type(error).__name__)
+        self._tally.ended("invalid" if status < 500 else "failed")
         fail(question.done, error)

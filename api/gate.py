@@ -15,6 +15,7 @@ import time
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.account import current
 from api.errors import Fault, refusal
 from api.keys import Keys
 from api.tenants import Tenant
@@ -49,6 +50,7 @@ class Gate:
         tenant = self.keys.whose(key) if key else None
         if tenant is not None:
             scope.setdefault("state", {})["tenant"] = Tenant(tenant)
+            current().tenant = tenant
         elif scope["path"] not in OPEN:
             self._note(scope)
             return await refusal(_unknown(bool(key)), scope)(scope, receive, send)

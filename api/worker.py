@@ -26,6 +26,7 @@ from concurrent.futures import Future
 from math import inf
 from typing import Any, TypeVar
 
+from api.account import at_work
 from api.answering import Answering
 from api.holdings import Holdings
 from api.line import Line, Question, Task, Turn, fail, give
@@ -261,7 +262,8 @@ class Worker:
             return True
         begun = time.monotonic()
         try:
-            give(first.done, first.do(engine))
+            with at_work(first.account):
+                give(first.done, first.do(engine))
         except BaseException as error:
             fail(first.done, error)
         self._seconds += _MEMORY * (time.monotonic() - begun - self._seconds)

@@ -6,7 +6,7 @@ Order of precedence: arguments of a command, environment `RAGKV_*`, `ragkv.toml`
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -94,6 +94,13 @@ class Settings(BaseSettings):
     key: SecretStr = Field(SecretStr(""), description="API key for that service.")
     host: str = Field("127.0.0.1", description="Address `ragkv serve` listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port `ragkv serve` listens on; 0: any free one.")
+    log: Literal["text", "json"] = Field(
+        "text", description="Lines of `ragkv serve`: `text`, or `json`, an object each."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="From which level on.")
+    traces: bool = Field(
+        False, description="Send OpenTelemetry traces, to where the OTEL_* variables say; needs `ragkv[otel]`."
+    )
     threads: int = Field(0, ge=0, description="CPU threads for the model; 0: torch's default.")
 
     @field_validator("store_secret")

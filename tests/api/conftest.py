@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
+from api.traces import Tracing
 from api.worker import Worker
 from ragkv.config import Settings, load_settings
 
@@ -58,9 +59,9 @@ def settings(data: Path, **more: Any) -> Settings:
 
 
 @contextmanager
-def serving(chosen: Settings) -> Iterator[Service]:
+def serving(chosen: Settings, tracing: Tracing | None = None) -> Iterator[Service]:
     """A service on a free port, with nothing in it."""
-    app = create_app(chosen)
+    app = create_app(chosen, tracing)
     config = uvicorn.Config(app, port=0, log_level="warning", lifespan="on", server_header=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="uvicorn")
