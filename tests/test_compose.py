@@ -29,6 +29,8 @@ OF_THE_CONTAINER = {"RAGKV_DATA", "RAGKV_HOST", "RAGKV_PORT"}
 """The image sets these; RAGKV_PORT outside is the published port."""
 OF_CLIENTS = {"RAGKV_KEY"}
 """A key of somebody who asks is none of the service's business."""
+OF_TRACES = {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_SERVICE_NAME"}
+"""Read by OpenTelemetry itself."""
 
 Tree = dict[str, Any]
 
@@ -113,7 +115,7 @@ def test_a_compose_program_reads_the_files_and_passes_the_environment_on(files: 
 
 def test_every_setting_of_a_service_can_be_given_from_outside() -> None:
     environment = loaded(BASE)["services"]["api"]["environment"]
-    assert set(environment) == SETTINGS - OF_THE_CONTAINER - OF_CLIENTS
+    assert set(environment) == (SETTINGS - OF_THE_CONTAINER - OF_CLIENTS) | OF_TRACES
     own = {name: value for name, value in environment.items() if value is not None}
     assert own == {"RAGKV_STORE": "${RAGKV_STORE:-redis://redis:6379/0}", "RAGKV_URL": "http://127.0.0.1:8000"}
 
@@ -144,6 +146,10 @@ def test_services_are_checked_unprivileged_and_pinned(files: tuple[str, ...]) ->
         assert not service.keys() & {"privileged", "network_mode", "pid", "devices", "cap_add"}, name
         assert not [volume for volume in service.get("volumes", []) if "docker.sock" in volume], name
         assert "build" in service or re.search(r":\d+\.\d+\.\d+", service["image"]), name
+
+
+def test_the_image_can_send_traces() -> None:
+    assert "'.[otel]'" in (ROOT / "Dockerfile").read_text()
 
 
 def test_the_image_stands_on_one_release_of_python() -> None:
