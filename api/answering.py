@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from api.errors import fault_of
 from api.line import Question, Task, Turn, fail, give
-from api.tally import Tally
 from ragkv.batch import Batch, Event
 from ragkv.begun import Begun
 from ragkv.engine import Engine
 from ragkv.errors import Expired
+from ragkv.tally import Tally
 
 
 @dataclass

@@ -23,7 +23,9 @@ from api import errors
 from api.body_limit import BodyLimit, Bounds
 from api.gate import Gate
 from api.keys import read_keys
+from api.metrics import Metrics
 from api.openapi import secured
+from api.requests import Counted, Requests
 from api.routes import router
 from api.strict import Strict
 from api.worker import Worker
@@ -65,7 +67,9 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,  # the pages FastAPI offers load scripts from the network
         redoc_url=None,
     )
-    app.state.worker = Worker(settings, shared=len(keys.tenants) > 1)
+    app.state.worker = worker = Worker(settings, shared=len(keys.tenants) > 1)
+    app.state.requests = requests = Requests()
+    app.state.metrics = Metrics(worker, requests)
     app.state.settings = settings
     app.state.keys = keys
     app.state.started = int(time.time())
@@ -77,10 +81,10 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 class _Service(FastAPI):
-    """Its strict headers are around everything, the handler of unexpected errors included."""
+    """Strict headers and the count of requests are around everything, the handler of unexpected errors included."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        return Strict(super().build_middleware_stack())
+        return Strict(Counted(super().build_middleware_stack(), self.state.requests))
 
     def openapi(self) -> dict[str, Any]:
         """The schema, with the keys that are asked for."""

@@ -30,7 +30,6 @@ from api.answering import Answering
 from api.holdings import Holdings
 from api.line import Line, Question, Task, Turn, fail, give
 from api.progress import Progress
-from api.tally import Tally
 from ingest.jobs import Jobs
 from ragkv.begun import Begun
 from ragkv.config import Settings
@@ -38,6 +37,7 @@ from ragkv.engine import FORGOTTEN_AT_ONCE, Engine
 from ragkv.errors import Busy, CatalogCorrupt, EmbedderChanged, RagkvError, Stopping, StoreError
 from ragkv.methods import usable
 from ragkv.report import Answer
+from ragkv.tally import Tally
 
 T = TypeVar("T")
 
@@ -290,7 +290,7 @@ class Worker:
         if time.monotonic() - self._examined < IDLE_SECONDS:
             return
         try:
-            self._health = {**engine.health(), "index": _index(engine)}
+            self._health = {**engine.health(), "index": _index(engine), **_backlog(self.jobs)}
         except Exception as error:
             self._health = {"status": "failed", "reason": str(error)}
         self._examined = time.monotonic()
@@ -300,6 +300,15 @@ class Worker:
             self._changed.wait_for(
                 lambda: self._line or self._queued or self._closing or self.holdings.untidy, IDLE_SECONDS
             )
+
+
+def _backlog(jobs: Jobs) -> dict[str, int]:
+    waiting = jobs.backlog()
+    return {
+        "documents_waiting": waiting.documents,
+        "jobs_queued": waiting.queued,
+        "jobs_running": waiting.running,
+    }
 
 
 def _index(engine: Engine) -> str:

@@ -24,6 +24,7 @@ LAYERS = (
         "client",
         "config",
         "context",
+        "exposition",
         "needles",
         "passes",
         "profile",
@@ -32,6 +33,7 @@ LAYERS = (
         "samples",
         "sparse",
         "spec",
+        "tally",
     },
     {"catalog", "model", "retrieve", "store"},
     {

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.tally import BOUNDS, OUTCOMES, STEPS, Histogram, Tally
 from ragkv.report import Bytes, Cache, Decoded, Fallback, Hits, Ratios, Report, Timings, Tokens
+from ragkv.tally import BOUNDS, OUTCOMES, STEPS, Histogram, Tally
 
 COUNTS = st.integers(0, 10_000)
 

@@ -19,7 +19,7 @@ N = TypeVar("N", int, float)
 
 Outcome = Literal["invalid", "failed", "cancelled", "expired", "refused"]
 """How a question ended that was not answered: it cannot be (4xx), an error of the service, given up by whoever asked,
-its time  was up, no place in the line."""
+its time was up, no place in the line."""
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 _DECADE = (1, 1.5, 2, 3, 5, 7)
