@@ -1,8 +1,8 @@
 """Metrics: what /metrics says, a view of sums and figures that are kept elsewhere.
 
 Answers are those of the tally (ragkv/exposition.py), requests are counted at the door (requests.py), and what the
-engine says of itself is as of its last free moment: a scrape waits for nothing and looks into no table. What is not known yet
-is left out. No label holds what a user wrote.
+engine says of itself is as of its last free moment: a scrape waits for nothing and looks into no table. What is not
+known yet is left out. No label holds what a user wrote.
 """
 
 from __future__ import annotations

@@ -89,7 +89,9 @@ class Settings(BaseSettings):
         "empty: anybody. `ragkv key TENANT` makes them.",
     )
     url: str = Field(
-        "", description="Service that `ask`, `ingest`, `ls`, `rm` and `doctor` talk to; empty: they work themselves."
+        "",
+        description="Service that `ask`, `ingest`, `ls`, `rm`, `doctor` and `top` talk to; empty: the first five work "
+        "themselves.",
     )
     key: SecretStr = Field(SecretStr(""), description="API key for that service.")
     host: str = Field("127.0.0.1", description="Address `ragkv serve` listens on.")

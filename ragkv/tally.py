@@ -125,6 +125,10 @@ class Sums:
         """Chunks found in any tier / chunks looked up."""
         return _ratio(sum(self.lookups[tier] for tier in TIERS), sum(self.lookups.values()))
 
+    def hit_by(self, tier: str) -> float | None:
+        """Chunks found in this tier / chunks looked up."""
+        return _ratio(self.lookups[tier], sum(self.lookups.values()))
+
 
 class Tally:
     """Thread-safe. Whoever reads takes `sums`, which do not change any more."""

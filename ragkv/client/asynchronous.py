@@ -154,6 +154,10 @@ class AsyncClient:
         """Forget a conversation."""
         await self._do(calls.forget(id, collection))
 
+    async def metrics(self) -> str:
+        """What it counts, of all who ask, as Prometheus text."""
+        return await self._do(calls.metrics())
+
     async def ready(self) -> bool:
         """Whether questions are answered now."""
         try:

@@ -207,6 +207,18 @@ _EVENTS: dict[str, Callable[[Any], Event]] = {
 }
 
 
+def metrics() -> Call[str]:
+    """GET of the metrics, as Prometheus text."""
+    return Call("GET", "/metrics", _prometheus)
+
+
+def _prometheus(response: httpx2.Response) -> str:
+    kind = response.headers.get("content-type", "")
+    if not kind.startswith("text/plain"):
+        raise _strange(f"metrics of type {kind!r}")
+    return response.text
+
+
 def _job_id(response: httpx2.Response) -> str:
     return str(_member(response, "job_id"))
 

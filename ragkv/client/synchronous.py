@@ -149,6 +149,10 @@ class Client:
         """Forget a conversation."""
         self._do(calls.forget(id, collection))
 
+    def metrics(self) -> str:
+        """What it counts, of all who ask, as Prometheus text."""
+        return self._do(calls.metrics())
+
     def ready(self) -> bool:
         """Whether questions are answered now."""
         try:
