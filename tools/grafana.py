@@ -279,7 +279,18 @@ def dashboard() -> Json:
         )
         drawn, top = _drawn(row, top + 1)
         panels += drawn
-    source = {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+    source = {
+        "name": "source",
+        "label": "Prometheus",
+        "type": "datasource",
+        "query": "prometheus",
+        "regex": "",
+        "current": {},
+        "hide": 0,
+        "includeAll": False,
+        "multi": False,
+        "refresh": 1,
+    }
     return {
         "uid": "ragkv",
         "title": "ragkv",

@@ -16,6 +16,7 @@ from ragkv.cli import run
 from ragkv.client import AsyncClient, Cited, Client, Done, Reported, Retrieved, Said
 from ragkv.client import calls as calls_of
 from ragkv.errors import Refused, Unreachable
+from ragkv.exposition import read
 
 QUESTION = "Who built the harbour of Tarn?"
 
@@ -215,6 +216,19 @@ def test_both_clients_have_the_same_methods():
     one, other = methods(Client), methods(AsyncClient)
     assert one.keys() == other.keys()
     assert [str(each) for each in one.values()] == [str(each) for each in other.values()]
+
+
+def test_metrics_are_text_for_whoever_reads_that_format(service, elsewhere):
+    async def awaited():
+        async with AsyncClient(service.url) as client:
+            return await client.metrics()
+
+    with Client(service.url) as client:
+        assert read(client.metrics()).sums == read(asyncio.run(awaited())).sums == service.worker.tally.sums
+    url, said = elsewhere
+    said.append((200, {"Content-Type": "text/html"}, b"<html>"))
+    with Client(url) as client, pytest.raises(Refused, match=r"text/html.*is the address right"):
+        client.metrics()
 
 
 # The command line over it.
