@@ -213,12 +213,16 @@ class Worker:
         self._examine(engine)
 
     def _serve(self, engine: Engine, answering: Answering) -> None:
+        read = False
         while not self._closing:
             self._turn(engine, answering, reading=False)
-            if not self._ingest_next(engine, answering):
-                self._examine(engine)
-                if not answering.count:
-                    self._wait()
+            if self._ingest_next(engine, answering):
+                read = True
+                continue
+            self._examine(engine, anew=read)
+            read = False
+            if not answering.count:
+                self._wait()
         while answering.count:
             answering.step()
         self._tidy(engine)
@@ -285,9 +289,9 @@ class Worker:
         self._turn(engine, answering, reading=True)
         self._examine(engine)
 
-    def _examine(self, engine: Engine) -> None:
-        """Ask the engine how it is, if that was not done lately."""
-        if time.monotonic() - self._examined < IDLE_SECONDS:
+    def _examine(self, engine: Engine, anew: bool = False) -> None:
+        """Ask the engine how it is, if that was not done lately, or documents came in since (`anew`)."""
+        if not anew and time.monotonic() - self._examined < IDLE_SECONDS:
             return
         try:
             self._health = {**engine.health(), "index": _index(engine), **_backlog(self.jobs)}

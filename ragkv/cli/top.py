@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragkv.cli.common import Url, out, printable, settings_from
+from ragkv.cli.common import out, printable, settings_from
 from ragkv.errors import Refused, ServiceError
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ class Record:
 
 
 def top(
-    url: Url = None,
+    url: Annotated[
+        str | None, typer.Option(help="Address of the service (RAGKV_URL, else the port of the settings on 127.0.0.1).")
+    ] = None,
     key: Annotated[
         str | None, typer.Option(help="API key. Others may see a command line: better set RAGKV_KEY.")
     ] = None,

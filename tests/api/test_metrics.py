@@ -166,17 +166,25 @@ def test_errors_of_the_service_itself_are_counted(tmp_path: Path) -> None:
 def test_it_says_what_the_service_is_and_how(told: tuple[Service, list[Any]]) -> None:
     service, _ = told
     deadline = time.monotonic() + 20
-    while read(scraped(service).text).documents != 2 and time.monotonic() < deadline:
-        time.sleep(0.2)  # the engine is asked every few seconds
-    text = scraped(service).text
+    while not value(text := scraped(service).text, "ragkv_tier_slots", tier="host", state="used"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)  # the engine is asked every few seconds
     seen = read(text)
     assert (seen.documents, seen.queued, seen.running, seen.waiting, seen.wrong) == (2, 0, 0, 0, ())
     assert (seen.model, seen.method, seen.places) == ("demo", "scout", service.worker.health()["queue"])
-    assert value(text, "ragkv_tier_slots", tier="host", state="used") > 0
     assert {labels["check"] for labels, _ in samples(text)["ragkv_ready"]} == set(
         service.client.get("/readyz").json()["checks"]
     )
     assert value(text, "process_resident_memory_bytes") > 2**20
+
+
+def test_documents_are_counted_as_soon_as_all_that_waited_is_read(tmp_path: Path) -> None:
+    with serving(settings(tmp_path)) as service:
+        service.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]})
+        deadline = time.monotonic() + 2
+        while read(scraped(service).text).documents != 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_what_is_not_known_yet_is_left_out(tmp_path: Path) -> None:
