@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from tools.grafana import FILE, WIDTH, dashboard
+from tools.grafana.dashboard import FILE, WIDTH, dashboard
 
 
 def test_the_file_is_what_the_tool_writes() -> None:
-    assert json.loads(FILE.read_text(encoding="utf-8")) == dashboard(), "run python -m tools.grafana"
+    assert json.loads(FILE.read_text(encoding="utf-8")) == dashboard(), "run python -m tools.grafana.dashboard"
 
 
 def test_panels_fill_their_rows_and_lie_apart() -> None:
