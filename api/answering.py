@@ -6,16 +6,21 @@ next step the request is let go of. So is one whose time is up.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
 from api.errors import fault_of
+from api.history import History, Remembered
 from api.line import Question, Task, Turn, fail, give
 from api.tally import Tally
 from ragkv.batch import Batch, Event
 from ragkv.begun import Begun
 from ragkv.engine import Engine
 from ragkv.errors import Expired
+from ragkv.report import Answer, Report
+
+logger = logging.getLogger("ragkv.api")
 
 
 @dataclass
@@ -28,9 +33,9 @@ class _Open:
 class Answering:
     """Owned by the thread of the engine; the count may be read from any."""
 
-    def __init__(self, engine: Engine, tally: Tally):
-        """tally: told how each question ends."""
-        self._engine, self._tally = engine, tally
+    def __init__(self, engine: Engine, tally: Tally, history: History):
+        """tally: told how each question ends · history: keeps the answers."""
+        self._engine, self._tally, self._history = engine, tally, history
         self._batch = Batch(engine.model, engine.settings.batch, engine.settings.batch_bytes)
         self._open: dict[int, _Open] = {}
 
@@ -107,11 +112,33 @@ class Answering:
             except BaseException as error:
                 self._fail(each.question, error)
             else:
-                self._tally.answered(answer.report)
+                full_ms = _full(self._engine, answer.report)
+                self._tally.answered(answer.report, full_ms)
+                self._remember(each, answer, full_ms)
                 give(each.question.done, answer)
         return each.seconds
+
+    def _remember(self, each: _Open, answer: Answer, full_ms: float) -> None:
+        """Into the history, before whoever asked has the answer: he may look for it there at once."""
+        question, talk = each.question, each.begun.talk
+        if not self._history.limit or not question.request_id:
+            return
+        try:
+            read = self._engine.map(each.begun)
+        except Exception:  # the answer is right without the picture of it
+            logger.exception("an answer is not remembered: its map cannot be made")
+            return
+        whose = (question.request_id, question.tenant, talk.collection, talk.name)
+        self._history.record(Remembered(*whose, answer, read, full_ms))
 
     def _fail(self, question: Question, error: BaseException) -> None:
         known = isinstance(error, Exception) and fault_of(error).status < 500
         self._tally.ended("invalid" if known else "failed")
         fail(question.done, error)
+
+
+def _full(engine: Engine, report: Report) -> float:
+    """Milliseconds to the first token, had chunks and question been prefilled: estimated, its own retrieval included; 0
+    where nothing was measured."""
+    prefill = engine.costs.full(report.tokens.context + report.tokens.question)
+    return report.timings_ms.retrieve + prefill if prefill else 0.0

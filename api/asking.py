@@ -41,14 +41,17 @@ class Asking:
         tenant: str,
         seconds: float,
         listening: bool,
+        request_id: str,
     ):
         """receive: of the request, whose body was read · seconds: from now to the last token · listening: whether
-        `begun` and `pieces` are wanted, or only `whole`. Raises as `Worker.ask`."""
+        `begun` and `pieces` are wanted, or only `whole` · request_id: under which the answer is remembered. Raises as
+        `Worker.ask`."""
         self._deadline = time.monotonic() + seconds
         self._receive = receive
         self._progress = Progress()
         self._gone = False
-        self._future = worker.ask(begin, turn, tenant, self._deadline, self._progress if listening else None)
+        progress = self._progress if listening else None
+        self._future = worker.ask(begin, turn, tenant, self._deadline, progress, request_id)
         self._future.add_done_callback(lambda _: self._progress.ring())
         self._watch = asyncio.create_task(self._watch_client())
 

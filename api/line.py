@@ -31,7 +31,8 @@ Turn = tuple[str, str]
 @dataclass(frozen=True)
 class Question:
     """What to begin, and who waits for it. turn: of which conversation, None: of none · deadline: on the monotonic
-    clock; from then on nobody waits · progress: told how far it is."""
+    clock; from then on nobody waits · progress: told how far it is · request_id: under which the answer is remembered;
+    empty: it is not."""
 
     begin: Callable[[Engine], Begun]
     done: Future[Answer]
@@ -39,6 +40,7 @@ class Question:
     tenant: str = ""
     deadline: float = inf
     progress: Progress | None = None
+    request_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ class Sums:
     """answers: by method, prefill and decode policy, names without fields · ended: questions that were not answered ·
     tokens: by kind, those of Tokens · lookups: chunks looked up, by the tier that had them, "" for none · kv_bytes:
     `context_kv`, `heads`, `loaded` · fallbacks: chunks encoded again because their stored KV could not be used ·
-    pulled: blocks that decoding brought back · seconds: by step, those of Timings."""
+    pulled: blocks that decoding brought back · seconds: by step, those of Timings · full_seconds: to the first token,
+    as full recompute is estimated to take for the same questions."""
 
     answers: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     ended: Mapping[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
@@ -81,6 +82,7 @@ class Sums:
     fallbacks: int = 0
     pulled: int = 0
     seconds: Mapping[str, Histogram] = field(default_factory=lambda: dict.fromkeys(STEPS, Histogram()))
+    full_seconds: float = 0.0
 
     def since(self, earlier: Sums) -> Sums:
         """What came after."""
@@ -93,6 +95,7 @@ class Sums:
             fallbacks=self.fallbacks - earlier.fallbacks,
             pulled=self.pulled - earlier.pulled,
             seconds={step: now.since(earlier.seconds[step]) for step, now in self.seconds.items()},
+            full_seconds=self.full_seconds - earlier.full_seconds,
         )
 
     @property
@@ -138,8 +141,8 @@ class Tally:
         """Since the start."""
         return self._sums
 
-    def answered(self, report: Report) -> None:
-        """A question was answered."""
+    def answered(self, report: Report, full_ms: float = 0.0) -> None:
+        """A question was answered. full_ms: to the first token, had all of it been computed again; estimated."""
         tokens, cache, kv = report.tokens, report.cache, report.bytes
         found = {tier: getattr(cache.hits, tier) for tier in TIERS}
         way = (report.method.partition(":")[0], report.prefill.partition(":")[0], report.decode.partition(":")[0])
@@ -157,6 +160,7 @@ class Tally:
                     step: spent.observed(getattr(report.timings_ms, step) / 1000)
                     for step, spent in then.seconds.items()
                 },
+                full_seconds=then.full_seconds + full_ms / 1000,
             )
 
     def ended(self, outcome: Outcome) -> None:

@@ -27,6 +27,7 @@ from math import inf
 from typing import Any, TypeVar
 
 from api.answering import Answering
+from api.history import History
 from api.holdings import Holdings
 from api.line import Line, Question, Task, Turn, fail, give
 from api.progress import Progress
@@ -56,7 +57,8 @@ logger = logging.getLogger("ragkv.api")
 class Worker:
     """Thread-safe. `jobs`, `holdings`, `model` and `methods` exist once the future of `start` has completed.
 
-    model: name of the loaded one · methods: those it can be asked with · tally: of all that was asked.
+    model: name of the loaded one · methods: those it can be asked with · tally: of all that was asked ·
+    history: the latest answers.
     """
 
     jobs: Jobs
@@ -76,7 +78,7 @@ class Worker:
         self._pausing = self._closing = self._queued = False
         self._ends = inf
         self._seconds = 1.0
-        self.tally = Tally()
+        self.tally, self.history = Tally(), History(settings.history)
         self._health: dict[str, Any] = {"status": "starting"}
         self._examined = -inf
 
@@ -103,15 +105,17 @@ class Worker:
         tenant: str = "",
         deadline: float = inf,
         progress: Progress | None = None,
+        request_id: str = "",
     ) -> Future[Answer]:
         """Have a question answered, together with others. turn: the conversation it is of, its collection first ·
-        tenant: whose it is · deadline: on the monotonic clock · progress: told how far it is.
+        tenant: whose it is · deadline: on the monotonic clock · progress: told how far it is · request_id: under which
+        the answer is remembered; empty: it is not.
 
         The future may be cancelled until the answer is there. It fails with what `begin` raised, with Expired and with
         Stopping. Raises as `submit`.
         """
         future: Future[Answer] = Future()
-        self._join(Question(begin, future, turn, tenant, deadline, progress))
+        self._join(Question(begin, future, turn, tenant, deadline, progress, request_id))
         return future
 
     def _join(self, what: Task | Question) -> None:
@@ -190,13 +194,13 @@ class Worker:
             try:
                 self.model, self.methods = engine.model.name, usable(engine.model)
                 self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes)
-                self.holdings = Holdings(engine, self.jobs)
+                self.holdings = Holdings(engine, self.jobs, self.history)
                 self._resume(engine)
                 self._ready.set_result(None)
             except BaseException as error:
                 self._ready.set_exception(error)
                 return
-            self._answering = answering = Answering(engine, self.tally)
+            self._answering = answering = Answering(engine, self.tally, self.history)
             try:
                 self._serve(engine, answering)
             finally:

@@ -83,6 +83,7 @@ class Settings(BaseSettings):
     batch_bytes: int = Field(2 * 2**30, ge=0, description="Bytes of KV that those may hold; a larger one runs alone.")
     queue: int = Field(32, ge=1, le=100_000, description="Requests that may wait for the model; more are refused.")
     deadline: float = Field(60.0, gt=0, le=86_400, description="Seconds an answer may take, waiting included.")
+    history: int = Field(200, ge=0, le=10_000, description="Latest answers `ragkv serve` keeps in memory to show.")
     api_keys: SecretStr = Field(
         SecretStr(""),
         description="Who may use `ragkv serve`: `tenant=hash` pairs, comma separated, or a file with one a line; "

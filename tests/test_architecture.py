@@ -43,6 +43,7 @@ LAYERS = (
         "deciding",
         "elsewhere",
         "fingerprint",
+        "kvmap",
         "methods",
         "policies",
         "qualify",

@@ -53,7 +53,8 @@ async def answer(
     server-sent events.
 
     `conversation_id`: the question goes on with this conversation of the collection, or begins it. An answer that is
-    not there in time (`deadline_s`, or the service's own limit where that is shorter) is a 504.
+    not there in time (`deadline_s`, or the service's own limit where that is shorter) is a 504. For a while the answer
+    is remembered under the id of its request: `GET /v1/answers/{answer_id}`.
     """
     collection = tenant.inside(question.collection)
 
@@ -63,10 +64,11 @@ async def answer(
 
     turn = (collection, question.conversation_id) if question.conversation_id is not None else None
     seconds = min(settings.deadline, question.deadline_s or settings.deadline)
-    asking = Asking(worker, request.receive, begin, turn, tenant.name, seconds, question.stream)
+    id = request.state.request_id
+    asking = Asking(worker, request.receive, begin, turn, tenant.name, seconds, question.stream, id)
     if not question.stream:
         return JSONResponse(dataclasses.asdict(await asking.whole()))
-    return EventStream(asking, _events(asking, await asking.begun(), request.state.request_id))
+    return EventStream(asking, _events(asking, await asking.begun(), id))
 
 
 async def _events(asking: Asking, known: Retrieval, request_id: str) -> AsyncIterator[bytes]:

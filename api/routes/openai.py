@@ -57,7 +57,8 @@ async def chat_completions(
         return engine.begin(question, **wanted)
 
     seconds = min(settings.deadline, chat.ragkv.deadline_s or settings.deadline)
-    asking = Asking(worker, request.receive, begin, None, tenant.name, seconds, bool(chat.stream))
+    id = request.state.request_id
+    asking = Asking(worker, request.receive, begin, None, tenant.name, seconds, bool(chat.stream), id)
     if not chat.stream:
         return JSONResponse(Replying(chat.model).completion(await asking.whole()))
     await asking.begun()
