@@ -30,7 +30,7 @@ from ragkv.watch import Watch
 
 SHORT, LONG = 32, 128
 """Tokens of the chunks that are encoded to measure."""
-LONGEST = 512
+LONGEST = 384
 """Tokens that are prefilled to measure what a long context takes, beside LONG."""
 SMALL, LARGE = 2**14, 2**21
 """Bytes that are read to measure."""

@@ -13,6 +13,8 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from ragkv.client.nouns import (
+    AnswerMap,
+    Briefs,
     Cited,
     Collection,
     Conversation,
@@ -21,6 +23,7 @@ from ragkv.client.nouns import (
     Event,
     Job,
     Page,
+    Recalled,
     Reported,
     Retrieved,
     Said,
@@ -145,6 +148,24 @@ def ask(question: str, stream: bool, given: Mapping[str, Any]) -> Call[Answer]:
     """POST of a question. given: other fields of the request; those that are None are left out."""
     body = {"question": question, "stream": stream, **{k: v for k, v in given.items() if v is not None}}
     return Call("POST", "/v1/answers", reading(Answer), json=body)
+
+
+def answers(limit: int, before: float | None) -> Call[Briefs]:
+    """GET of a page of remembered answers."""
+    params: dict[str, str | int] = {"limit": limit}
+    if before is not None:
+        params["before"] = repr(before)  # every digit counts: it names a moment
+    return Call("GET", "/v1/answers", reading(Briefs), params)
+
+
+def recall(id: str) -> Call[Recalled]:
+    """GET of a remembered answer."""
+    return Call("GET", f"/v1/answers/{quote(id, safe='')}", reading(Recalled))
+
+
+def answer_map(id: str) -> Call[AnswerMap]:
+    """GET of what it was read from."""
+    return Call("GET", f"/v1/answers/{quote(id, safe='')}/map", reading(AnswerMap))
 
 
 def conversation(id: str, collection: str) -> Call[Conversation]:

@@ -246,3 +246,22 @@ def test_nothing_to_send_is_said(service, tmp_path, capsys):
     assert "nothing to ingest" in capsys.readouterr().err
     assert run(["ingest", str(tmp_path / "none.txt"), "--url", service.url]) == 1
     assert "No such file" in capsys.readouterr().err
+
+
+def test_answers_are_remembered_and_what_they_were_read_from(client, collection):
+    client.put("mill", "The mill of Orm was built by Ida Falk.", "Orm", collection=collection)
+    question = "Who built the mill of Orm?"
+    given = [client.ask(question, collection=collection) for _ in range(3)]
+    first = client.answers(limit=2)
+    second = client.answers(limit=1, before=first.before)
+    assert [each.collection for each in (*first.answers, *second.answers)] == [collection] * 3
+    latest = client.recall(first.answers[0].id)
+    assert (latest.question, latest.answer, latest.report) == (question, given[-1].answer, given[-1].report)
+    assert (latest.when, latest.report.ratios) == (first.answers[0].when, first.answers[0].ratios)
+    read = client.map(latest.id)
+    assert (len(read.chunks), read.chunks[0].citation, len(read.chunks[0].states)) == (1, 1, read.layers)
+    assert "".join(read.chunks[0].texts) == "Document: Orm\nThe mill of Orm was built by Ida Falk.\n"
+    client.remove("mill", collection)
+    with pytest.raises(Refused) as refused:
+        client.map(latest.id)
+    assert (refused.value.status, refused.value.code) == (404, "not_found")
