@@ -41,11 +41,10 @@ class Asking:
         tenant: str,
         seconds: float,
         listening: bool,
-        request_id: str,
+        request_id: str = "",
     ):
         """receive: of the request, whose body was read · seconds: from now to the last token · listening: whether
-        `begun` and `pieces` are wanted, or only `whole` · request_id: under which the answer is remembered. Raises as
-        `Worker.ask`."""
+        `begun` and `pieces` are wanted, or only `whole` · request_id: as in `Worker.ask`, and raises as that does."""
         self._deadline = time.monotonic() + seconds
         self._receive = receive
         self._progress = Progress()

@@ -20,7 +20,9 @@ import pytest
 from api.history import History, Remembered
 from api.history_schemas import holding
 from api.keys import make_key
+from ragkv.begun import Begun
 from ragkv.catalog import Catalog
+from ragkv.engine import Engine
 from ragkv.kvmap import KEPT, KVMap, MappedChunk
 from ragkv.report import (
     Answer,
@@ -189,6 +191,7 @@ def test_an_answer_goes_with_a_document_it_stands_on(service: Service, collectio
     both, _ = ask(service, collection, question="Who paved the quay?", top_k=2)
     mill, _ = ask(service, collection, question="Who built the mill of Orm?", top_k=1)
     service.client.delete(f"/v1/documents/quay?collection={collection}")
+    assert service.worker.history.find("", both) is None, "it is gone at once, not when somebody looks"
     get(service, f"/{both}", 404)
     get(service, f"/{both}/map", 404)
     assert [each["id"] for each in listed(service, collection)] == [mill]
@@ -202,6 +205,7 @@ def test_answers_go_with_their_collection_and_their_conversation(service: Servic
     assert [each["id"] for each in listed(service, collection)] == [alone]
     get(service, f"/{talked}", 404)
     service.client.delete(f"/v1/collections/{collection}")
+    assert service.worker.history.find("", alone) is None
     assert listed(service, collection) == []
     get(service, f"/{alone}", 404)
 
@@ -212,13 +216,43 @@ def test_what_another_process_removed_is_not_shown_although_nobody_said_so(
 ) -> None:
     id, _ = ask(service, collection)
     catalog = Catalog.open(service.app.state.settings.data / "catalog.sqlite")
-    catalog.remove(collection, "mill")
+    unwanted = catalog.remove(collection, "mill")
     catalog.close()
+    service.worker.submit(lambda engine: engine.forget(unwanted)).result(30)
     if again:  # a new document of the same name is not the one that was removed
         put(service, collection, "mill", "The mill of Orm is a museum.")
     assert listed(service, collection) == []
     get(service, f"/{id}", 404)
     assert service.worker.history.find("", id) is None
+
+
+def test_an_answer_whose_document_went_while_it_was_decoded_is_given_and_not_shown(
+    service: Service, collection: str
+) -> None:
+    def begin(engine: Engine) -> Begun:
+        begun = engine.begin("Who built the mill of Orm?", collection=collection)
+        service.worker.holdings.remove(collection, "mill")
+        return begun
+
+    answer = service.worker.ask(begin, request_id="late").result(30)
+    assert answer.citations[0].document_id == "mill"
+    get(service, "/late", 404)
+    assert listed(service, collection) == []
+
+
+def test_an_answer_is_given_although_its_map_cannot_be_made(
+    service: Service, collection: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(begun: Begun) -> KVMap:
+        raise ZeroDivisionError
+
+    engine = service.worker.submit(lambda engine: engine).result(30)
+    with monkeypatch.context() as broken:
+        broken.setattr(engine, "map", fail)
+        id, _ = ask(service, collection)
+    get(service, f"/{id}", 404)
+    assert "its map cannot be made" in caplog.text
+    get(service, f"/{ask(service, collection)[0]}")
 
 
 @pytest.fixture(scope="module")
