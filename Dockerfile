@@ -15,7 +15,7 @@ COPY models/demo models/demo
 COPY ragkv ragkv
 COPY ingest ingest
 COPY api api
-RUN /opt/ragkv/bin/pip install --extra-index-url "$TORCH_INDEX" -c constraints.txt .
+RUN /opt/ragkv/bin/pip install --extra-index-url "$TORCH_INDEX" -c constraints.txt '.[otel]'
 
 FROM python:${PYTHON}-slim-bookworm
 RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin ragkv \

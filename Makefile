@@ -32,7 +32,7 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 UNTOUCHED := tests/kernels tests/store tests/test_packaging.py tests/test_architecture.py \
              tests/api tests/client tests/ingest tests/test_cli.py tests/test_program.py
 
-.PHONY: help demo serve test soak test-oldest lint bench lock clean redis python
+.PHONY: help demo serve test soak test-oldest lint bench screenshots lock clean redis chromium poppler python
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -43,10 +43,10 @@ demo: $(READY) ## ingest sample documents, ask questions, compare methods
 serve: $(READY) ## API and dashboard on 127.0.0.1:8000
 	$(BIN)/ragkv serve $(ARGS)
 
-test: $(READY) redis ## the whole test suite; ARGS="-k name" narrows it
+test: $(READY) redis chromium ## the whole test suite; ARGS="-k name" narrows it
 	$(TEST) $(ARGS)
 
-soak: $(READY) redis ## the tests that take minutes: crashes and concurrency over and over
+soak: $(READY) redis chromium ## the tests that take minutes: crashes and concurrency over and over
 	$(BIN)/python -m pytest -q -m soak $(ARGS)
 
 test-oldest: $(OLDEST)/.ready redis ## the tests that touch transformers, with the oldest supported one
@@ -59,6 +59,9 @@ lint: $(READY) ## ruff, ruff format, mypy
 
 bench: $(READY) ## benchmarks; BENCH="quality ttft prefill decode store serve"
 	for name in $(BENCH); do $(BIN)/ragkv bench $$name $(ARGS); done
+
+screenshots: $(READY) chromium poppler ## draw the pictures of README anew
+	$(BIN)/python -m tools.screenshots $(ARGS)
 
 lock: python ## resolve all dependencies anew and write constraints.txt
 	rm -rf $(LOCK)
@@ -100,13 +103,20 @@ $(OLDEST)/.ready: $(READY) Makefile
 	$(OLDEST)/bin/python -c 'import torch, transformers; print("transformers", transformers.__version__, "torch", torch.__file__)'
 	touch $@
 
-# The tests start servers of their own on free ports; a system service that Debian may start is left alone.
-redis:
-	@command -v redis-server >/dev/null && exit 0; \
-	echo "The tests need redis-server: installing Debian's package."; \
+# The tests start servers and browsers of their own; a system service that Debian may start is left alone.
+redis: NEEDED := redis-server
+redis: ELSE := Debian, Ubuntu: apt-get install redis-server; Fedora: dnf install redis; macOS: brew install redis
+chromium: NEEDED := chromium chromium-browser google-chrome
+chromium: ELSE := Debian: apt-get install chromium; Fedora: dnf install chromium; or Google Chrome
+poppler: NEEDED := pdftocairo
+poppler: PACKAGE := poppler-utils
+poppler: ELSE := Debian: apt-get install poppler-utils
+redis chromium poppler:
+	@for program in $(NEEDED); do ! command -v "$$program" >/dev/null || exit 0; done; \
+	echo "This needs $(firstword $(NEEDED)): installing Debian's package."; \
 	root=; if [ "$$(id -u)" != 0 ]; then root="sudo"; [ -t 0 ] || root="sudo -n"; fi; \
 	{ $$root apt-get update && \
-	  $$root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends redis-server; } || true; \
-	command -v redis-server >/dev/null || { \
-	  echo "No redis-server, and it could not be installed. Install it yourself (Debian, Ubuntu: apt-get install" \
-	       "redis-server; Fedora: dnf install redis; macOS: brew install redis), then run make test again." >&2; exit 1; }
+	  $$root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(or $(PACKAGE),$(firstword $(NEEDED))); } || true; \
+	for program in $(NEEDED); do ! command -v "$$program" >/dev/null || exit 0; done; \
+	echo "No $(firstword $(NEEDED)), and it could not be installed. Install it yourself ($(ELSE)), then run make again." >&2; \
+	exit 1

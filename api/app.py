@@ -9,6 +9,7 @@ import asyncio
 import ipaddress
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,9 +22,15 @@ from starlette.types import ASGIApp
 
 from api import errors
 from api.body_limit import BodyLimit, Bounds
+from api.dashboard import login
+from api.dashboard.guard import Tickets
 from api.gate import Gate
 from api.keys import read_keys
+from api.logs import written
+from api.metrics import Metrics
+from api.observe import Observe, Observer, log_line
 from api.openapi import secured
+from api.requests import Requests
 from api.routes import router
 from api.strict import Strict
 from api.worker import Worker
@@ -34,19 +41,26 @@ from ragkv.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from api.traces import Tracing
+
 DRAIN_SECONDS = 10
 """From the signal to the end, at most."""
 _FAREWELL_SECONDS = 2
 """Of these, for telling those whose answers are not done."""
+_FLUSH_SECONDS = 1.0
+"""After these, for traces that were not sent yet."""
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     """The ASGI application; its lifespan opens the engine and resumes queued jobs.
 
-    Raises ConfigError for API keys that cannot be read; starting raises ConfigError or CatalogCorrupt when the engine
-    cannot be opened.
+    tracing: in place of what the settings say.
+
+    Raises ConfigError for API keys that cannot be read and for traces that cannot be made; starting raises ConfigError
+    or CatalogCorrupt when the engine cannot be opened.
     """
     keys = read_keys(settings.api_keys.get_secret_value())
+    tracing = tracing or (_tracing() if settings.traces else None)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -56,6 +70,8 @@ def create_app(settings: Settings) -> FastAPI:
             yield
         finally:
             worker.close(DRAIN_SECONDS)
+            if tracing is not None:
+                tracing.close(_FLUSH_SECONDS)
 
     app = _Service(
         title="ragkv",
@@ -64,23 +80,45 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # the pages FastAPI offers load scripts from the network
         redoc_url=None,
+        # FastAPI's own would tell paths and what errors say, and start by itself where the environment says so.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    app.state.worker = Worker(settings, shared=len(keys.tenants) > 1)
+    app.state.worker = worker = Worker(settings, shared=len(keys.tenants) > 1)
+    app.state.requests = requests = Requests()
+    app.state.metrics = Metrics(worker, requests)
+    app.state.observers = [log_line, requests.came] + ([] if tracing is None else [tracing.record])
     app.state.settings = settings
     app.state.keys = keys
+    app.state.tickets = Tickets(keys)
     app.state.started = int(time.time())
     app.include_router(router)
+    app.include_router(login.router)
     errors.install(app)
+    if settings.dashboard:
+        from api.dashboard.attach import attach  # not before it is wanted: it takes half a second to import
+
+        attach(app)
     app.add_middleware(BodyLimit, bounds=Bounds(settings.max_document_bytes))
     app.add_middleware(Gate, keys=keys)  # around the limit: what is added last comes first
     return app
 
 
+def _tracing() -> Tracing:
+    try:
+        from api.traces import open_tracing
+    except ImportError as error:
+        raise ConfigError(
+            f"RAGKV_TRACES needs what is not installed ({error.name}): pip install 'ragkv[otel]', or leave it unset"
+        ) from None
+    return open_tracing()
+
+
 class _Service(FastAPI):
-    """Its strict headers are around everything, the handler of unexpected errors included."""
+    """Strict headers and the observers are around everything, the handler of unexpected errors included."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        return Strict(super().build_middleware_stack())
+        observers: list[Observer] = self.state.observers
+        return Strict(Observe(super().build_middleware_stack(), observers))
 
     def openapi(self) -> dict[str, Any]:
         """The schema, with the keys that are asked for."""
@@ -93,10 +131,11 @@ def serve(settings: Settings, console: Console) -> bool:
     """Listen, open the engine, serve; on SIGTERM finish what is in flight and return, DRAIN_SECONDS later at most.
 
     Returns whether the engine has ended: its thread may be in the middle of one long step, which nothing interrupts.
-    Raises ConfigError when the address cannot be listened on, and what opening the engine raises.
+    What is logged goes to standard output. Raises ConfigError when the address cannot be listened on, and what opening
+    the engine raises.
     """
     listener = listen(settings.host, settings.port)
-    with listener:
+    with listener, written(settings.log, settings.log_level, sys.stdout):
         address = f"http://{bracketed(settings.host)}:{listener.getsockname()[1]}"
         if not is_loopback(settings.host) and not settings.api_keys.get_secret_value():
             console.print(
@@ -139,9 +178,18 @@ class _Server(uvicorn.Server):
 async def _run(settings: Settings, listener: socket.socket, console: Console, address: str) -> bool:
     app = create_app(settings)
     # The lifespan is entered here, not by uvicorn, so that a fault at start is an exception and not a log of one.
+    # Its lines about requests hold their paths and queries; below `warning` it tells their headers, too.
     config = uvicorn.Config(
-        app, lifespan="off", log_level="warning", timeout_graceful_shutdown=DRAIN_SECONDS, server_header=False
+        app,
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        server_header=False,
+        http="h11",  # it bounds what the head of a request may hold
     )
+    config.load()  # NiceGUI looks for the server of its app, and takes every one for loaded
     server = _Server(config, app.state.worker, lambda: console.print(f"serving at {address}", style="bold green"))
     # For the time before uvicorn listens to signals; and when it is done it raises them again, which must not kill us.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.handle_exit, signal.SIGTERM, None)

@@ -48,7 +48,8 @@ class Asking:
         self._receive = receive
         self._progress = Progress()
         self._gone = False
-        self._future = worker.ask(begin, turn, tenant, self._deadline, self._progress if listening else None)
+        progress = self._progress if listening else None
+        self._future = worker.ask(begin, turn, tenant, self._deadline, progress)
         self._future.add_done_callback(lambda _: self._progress.ring())
         self._watch = asyncio.create_task(self._watch_client())
 

@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
+from api.account import current
 from ingest.jobs import JobError, code_of
 from ragkv.errors import (
     Busy,
@@ -96,6 +97,7 @@ class Fault:
 
 def refusal(fault: Fault, scope: Scope) -> JSONResponse:
     """The response to a request, in the form that its path wants."""
+    current().fault = fault.code
     if speaks_openai(scope["path"]):
         return JSONResponse(fault.openai(), fault.on_openai, headers=fault.headers)
     content = fault.problem(scope.get("state", {}).get("request_id", ""))

@@ -3,8 +3,12 @@
 ASGI middleware around all routes, so that one that somebody forgets to protect is protected, and one that does not
 exist is not told apart from one that does. Who comes in is `state.tenant` of the request.
 
-Without keys a browser on this machine is the way in: any page could have it send a form to the service. So what changes
-something, or asks, is refused when it comes from a page of another origin. (With keys such a page lacks the key.)
+A browser has no key of its own; the dashboard gives it a ticket for one (dashboard/guard.py), which opens all that the
+key opens.
+
+Without keys, and with a ticket, a browser is a way in: any page could have it send a form to the service. So what
+changes something, or asks, is refused when it comes from a page of another origin, and so is a WebSocket. (With a key
+alone such a page lacks the key.)
 """
 
 from __future__ import annotations
@@ -13,8 +17,11 @@ import logging
 import time
 
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.account import current
+from api.dashboard.guard import COOKIE, LOGIN, Tickets, below, form, wants_page
 from api.errors import Fault, refusal
 from api.keys import Keys
 from api.tenants import Tenant
@@ -32,7 +39,7 @@ class Gate:
     """refused: requests without a key that is known, since the start."""
 
     def __init__(self, app: ASGIApp, keys: Keys):
-        self.app, self.keys = app, keys
+        self.app, self.keys, self.tickets = app, keys, Tickets(keys)
         self.refused = 0
         self._logged = (0, 0.0)
 
@@ -40,19 +47,28 @@ class Gate:
         """Pass the request on, or answer 401 or 403."""
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
-        if scope["type"] == "http" and not self.keys:
-            stranger = scope["method"] not in SAFE and _elsewhere(Headers(scope=scope))
-            return await (refusal(_ELSEWHERE, scope) if stranger else self.app)(scope, receive, send)
-        if scope["type"] != "http":
-            return await send({"type": "websocket.close", "code": 1008})  # there are none; nor is there a way around
-        key = _key(Headers(scope=scope))
-        tenant = self.keys.whose(key) if key else None
-        if tenant is not None:
-            scope.setdefault("state", {})["tenant"] = Tenant(tenant)
-        elif scope["path"] not in OPEN:
+        connection = HTTPConnection(scope)
+        key = _key(connection.headers)
+        if self.keys and not self._known(connection, key) and not _open(scope):
             self._note(scope)
-            return await refusal(_unknown(bool(key)), scope)(scope, receive, send)
+            return await self._turn_away(_unknown(bool(key)), scope, receive, send)
+        if _elsewhere(scope, connection.headers) and not (self.keys and key):
+            return await self._turn_away(_ELSEWHERE, scope, receive, send)
         await self.app(scope, receive, send)
+
+    def _known(self, connection: HTTPConnection, key: str) -> bool:
+        """Whether there is a tenant to whom this belongs; then the request is his."""
+        tenant = self.keys.whose(key) if key else self.tickets.whose(connection.cookies.get(COOKIE, ""))
+        if tenant is not None:
+            connection.scope.setdefault("state", {})["tenant"] = Tenant(tenant)
+            current().tenant = tenant
+        return tenant is not None
+
+    async def _turn_away(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": 1008})
+        page = fault.status == 401 and below(scope["path"]) and wants_page(Headers(scope=scope))
+        await (form() if page else refusal(fault, scope))(scope, receive, send)
 
     def _note(self, scope: Scope) -> None:
         self.refused += 1
@@ -66,10 +82,19 @@ class Gate:
 _ELSEWHERE = Fault(403, "a page of another origin may not do this; set API keys to let others in", "other_origin")
 
 
-def _elsewhere(headers: Headers) -> bool:
-    """Whether a browser sends this for a page that did not come from here."""
+def _elsewhere(scope: Scope, headers: Headers) -> bool:
+    """Whether a browser does more than look, for a page that did not come from here."""
+    if scope["type"] == "http" and scope["method"] in SAFE:
+        return False
     origin = headers.get("origin")
     return origin is not None and origin.partition("://")[2] != headers.get("host", "")
+
+
+def _open(scope: Scope) -> bool:
+    """Whether this needs no key: the sign of life, and showing one."""
+    if scope["type"] != "http":
+        return False
+    return scope["path"] in OPEN or (scope["path"] == LOGIN and scope["method"] == "POST")
 
 
 def _key(headers: Headers) -> str:

@@ -1,4 +1,5 @@
-"""Holdings: the catalogue for routes. They look and remove without the engine, so neither of the two waits.
+"""Holdings: the catalogue for routes. They look and remove without the engine, so neither of the two waits. An answer
+that is remembered goes with the documents it stands on.
 
 KV that nobody needs any more is the engine's to delete: its keys wait here until the worker takes them. What the end of
 the process leaves of them is an orphan, which `ragkv gc` removes.
@@ -7,9 +8,12 @@ the process leaves of them is an orphan, which `ragkv gc` removes.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from math import inf
 
 import anyio
 
+from api.history import History, Remembered
 from ingest.jobs import Jobs
 from ingest.load import checked
 from ingest.pipeline import content_hash, reader_of
@@ -29,12 +33,13 @@ class Holdings:
     """Thread-safe. token_bytes: of KV of one token, as the model computes it · parsing: for threads that read files ·
     allowed: what each file may take · watchers: clients that follow a job."""
 
-    def __init__(self, engine: Engine, jobs: Jobs):
+    def __init__(self, engine: Engine, jobs: Jobs, history: History):
         self.token_bytes = engine.model.token_bytes
         self.max_document_bytes = engine.settings.max_document_bytes
         self.parsing = anyio.CapacityLimiter(PARSERS)
         self.allowed = Allowance(engine.settings.parse_seconds, engine.settings.parse_bytes)
-        self._catalog, self._jobs = engine.catalog, jobs
+        self._catalog, self._jobs, self._history = engine.catalog, jobs, history
+        self._prompt = engine.model.prompt
         self._reader = reader_of(engine)
         self._unwanted: deque[Key] = deque()
         self.watchers = 0
@@ -71,6 +76,7 @@ class Holdings:
         except NotFound:
             if not waited:
                 raise
+        self._history.forget(lambda each: each.collection == collection and document_id in each.documents)
 
     def remove_collection(self, collection: str) -> None:
         """Forget all documents and conversations of a collection, and what waits for it. Raises NotFound."""
@@ -80,6 +86,41 @@ class Holdings:
         except NotFound:
             if not waited:
                 raise
+        self._history.forget(lambda each: each.collection == collection)
+
+    def answers(self, tenant: str, limit: int, before: float) -> list[Remembered]:
+        """The tenant's answers that were given before that moment, newest first. One that stands on a document which
+        somebody removed behind our back is forgotten now."""
+        while gone := self._gone(found := self._history.page(tenant, limit, before)):
+            self._history.forget(gone.__contains__)
+        return found
+
+    def answer(self, tenant: str, id: str) -> Remembered:
+        """The tenant's answer to this request. Raises NotFound."""
+        found = self._history.find(tenant, id)
+        if found is not None and (gone := self._gone([found])):
+            self._history.forget(gone.__contains__)
+        elif found is not None:
+            return found
+        raise NotFound(f"no answer {id!r} is remembered")
+
+    def texts(self, answered: Remembered) -> list[list[str] | None]:
+        """What the blocks of each chunk of an answer's map say; None for a chunk that is not there any more."""
+        chunks = answered.map.chunks
+        there = self._catalog.chunks(answered.collection, [chunk.row for chunk in chunks])
+        found = [there.get(chunk.row) for chunk in chunks]
+        return [self._prompt.blocks(chunk.tokens, answered.map.block) if chunk else None for chunk in found]
+
+    def _gone(self, answers: Iterable[Remembered]) -> set[Remembered]:
+        """Those that stand on a document which is not there any more, or another one of its name."""
+        of: dict[str, list[Remembered]] = {}
+        for each in answers:
+            of.setdefault(each.collection, []).append(each)
+        gone = set()
+        for collection, these in of.items():
+            came = self._catalog.created(collection, frozenset().union(*(each.documents for each in these)))
+            gone |= {each for each in these if any(came.get(id, inf) > each.asked for id in each.documents)}
+        return gone
 
     def unwanted(self, limit: int) -> list[Key]:
         """Keys whose KV nobody needs; handed out once."""

@@ -13,10 +13,11 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, TypeVar
 
+from api.account import Account, current
 from api.progress import Progress
 from ragkv.begun import Begun
 from ragkv.engine import Engine
@@ -31,7 +32,8 @@ Turn = tuple[str, str]
 @dataclass(frozen=True)
 class Question:
     """What to begin, and who waits for it. turn: of which conversation, None: of none · deadline: on the monotonic
-    clock; from then on nobody waits · progress: told how far it is."""
+    clock; from then on nobody waits · progress: told how far it is · account: of the request that asks; where it has
+    an id the answer is remembered under it."""
 
     begin: Callable[[Engine], Begun]
     done: Future[Answer]
@@ -39,16 +41,18 @@ class Question:
     tenant: str = ""
     deadline: float = inf
     progress: Progress | None = None
+    account: Account = field(default_factory=current)
 
 
 @dataclass(frozen=True)
 class Task:
-    """Anything else than a question. turn: as of one, whose turns it waits for."""
+    """Anything else than a question. turn: as of one, whose turns it waits for · account: as of one."""
 
     do: Callable[[Engine], Any]
     done: Future[Any]
     turn: Turn | None
     tenant: str = ""
+    account: Account = field(default_factory=current)
 
 
 def give(future: Future[T], result: T) -> None:

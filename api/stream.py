@@ -18,6 +18,7 @@ from fastapi.sse import format_sse_event
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from api.account import current
 from api.asking import Asking
 from api.errors import Fault, Gone, fault_of
 
@@ -67,6 +68,7 @@ class EventStream(Response):
 def ending(error: Exception) -> Fault:
     """What a stream that fails ends with. What nobody expected is logged: the server does that for other responses."""
     fault = fault_of(error)
+    current().fault = fault.code
     if fault.status == 500:
         logger.error("an answer failed while it was streamed", exc_info=error)
     return fault

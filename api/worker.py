@@ -26,11 +26,12 @@ from concurrent.futures import Future
 from math import inf
 from typing import Any, TypeVar
 
+from api.account import at_work
 from api.answering import Answering
+from api.history import History
 from api.holdings import Holdings
 from api.line import Line, Question, Task, Turn, fail, give
 from api.progress import Progress
-from api.tally import Tally
 from ingest.jobs import Jobs
 from ragkv.begun import Begun
 from ragkv.config import Settings
@@ -38,6 +39,7 @@ from ragkv.engine import FORGOTTEN_AT_ONCE, Engine
 from ragkv.errors import Busy, CatalogCorrupt, EmbedderChanged, RagkvError, Stopping, StoreError
 from ragkv.methods import usable
 from ragkv.report import Answer
+from ragkv.tally import Tally
 
 T = TypeVar("T")
 
@@ -56,7 +58,8 @@ logger = logging.getLogger("ragkv.api")
 class Worker:
     """Thread-safe. `jobs`, `holdings`, `model` and `methods` exist once the future of `start` has completed.
 
-    model: name of the loaded one · methods: those it can be asked with · tally: of all that was asked.
+    model: name of the loaded one · methods: those it can be asked with · tally: of all that was asked ·
+    history: the latest answers.
     """
 
     jobs: Jobs
@@ -76,7 +79,7 @@ class Worker:
         self._pausing = self._closing = self._queued = False
         self._ends = inf
         self._seconds = 1.0
-        self.tally = Tally()
+        self.tally, self.history = Tally(), History(settings.history)
         self._health: dict[str, Any] = {"status": "starting"}
         self._examined = -inf
 
@@ -190,13 +193,13 @@ class Worker:
             try:
                 self.model, self.methods = engine.model.name, usable(engine.model)
                 self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes)
-                self.holdings = Holdings(engine, self.jobs)
+                self.holdings = Holdings(engine, self.jobs, self.history)
                 self._resume(engine)
                 self._ready.set_result(None)
             except BaseException as error:
                 self._ready.set_exception(error)
                 return
-            self._answering = answering = Answering(engine, self.tally)
+            self._answering = answering = Answering(engine, self.tally, self.history)
             try:
                 self._serve(engine, answering)
             finally:
@@ -213,12 +216,16 @@ class Worker:
         self._examine(engine)
 
     def _serve(self, engine: Engine, answering: Answering) -> None:
+        read = False
         while not self._closing:
             self._turn(engine, answering, reading=False)
-            if not self._ingest_next(engine, answering):
-                self._examine(engine)
-                if not answering.count:
-                    self._wait()
+            if self._ingest_next(engine, answering):
+                read = True
+                continue
+            self._examine(engine, anew=read)
+            read = False
+            if not answering.count:
+                self._wait()
         while answering.count:
             answering.step()
         self._tidy(engine)
@@ -261,7 +268,8 @@ class Worker:
             return True
         begun = time.monotonic()
         try:
-            give(first.done, first.do(engine))
+            with at_work(first.account):
+                give(first.done, first.do(engine))
         except BaseException as error:
             fail(first.done, error)
         self._seconds += _MEMORY * (time.monotonic() - begun - self._seconds)
@@ -285,12 +293,12 @@ class Worker:
         self._turn(engine, answering, reading=True)
         self._examine(engine)
 
-    def _examine(self, engine: Engine) -> None:
-        """Ask the engine how it is, if that was not done lately."""
-        if time.monotonic() - self._examined < IDLE_SECONDS:
+    def _examine(self, engine: Engine, anew: bool = False) -> None:
+        """Ask the engine how it is, if that was not done lately, or documents came in since (`anew`)."""
+        if not anew and time.monotonic() - self._examined < IDLE_SECONDS:
             return
         try:
-            self._health = {**engine.health(), "index": _index(engine)}
+            self._health = {**engine.health(), "index": _index(engine), **_backlog(self.jobs)}
         except Exception as error:
             self._health = {"status": "failed", "reason": str(error)}
         self._examined = time.monotonic()
@@ -300,6 +308,15 @@ class Worker:
             self._changed.wait_for(
                 lambda: self._line or self._queued or self._closing or self.holdings.untidy, IDLE_SECONDS
             )
+
+
+def _backlog(jobs: Jobs) -> dict[str, int]:
+    waiting = jobs.backlog()
+    return {
+        "documents_waiting": waiting.documents,
+        "jobs_queued": waiting.queued,
+        "jobs_running": waiting.running,
+    }
 
 
 def _index(engine: Engine) -> str:

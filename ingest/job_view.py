@@ -84,6 +84,26 @@ class Job:
     finished: float | None
 
 
+@dataclass(frozen=True)
+class Backlog:
+    """What waits. documents: that no job has begun to read · queued, running: jobs."""
+
+    documents: int
+    queued: int
+    running: int
+
+
+def backlog(connection: sqlite3.Connection) -> Backlog:
+    """Of all collections. Read from two indices: jobs that are done with cost nothing."""
+    sql = "SELECT status, count(*) FROM jobs WHERE status IN ('queued', 'running') GROUP BY status"
+    jobs = dict(connection.execute(sql).fetchall())
+    documents = connection.execute(
+        "SELECT count(*) FROM jobs CROSS JOIN job_documents ON job = jobs.row"
+        " WHERE jobs.status IN ('queued', 'running') AND job_documents.status = 'queued'"
+    ).fetchone()
+    return Backlog(documents[0], jobs.get("queued", 0), jobs.get("running", 0))
+
+
 def get(connection: sqlite3.Connection, job_id: str, listed: Listed) -> Job:
     """Raises NotFound."""
     row = connection.execute(f"{_JOBS} WHERE id = ?", (job_id,)).fetchone()

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 
 from ingest import job_table, job_view
 from ingest.job_table import Place
-from ingest.job_view import Counts, DocumentStatus, Job, JobDocument, JobError, Listed, Status
+from ingest.job_view import Backlog, Counts, DocumentStatus, Job, JobDocument, JobError, Listed, Status
 from ingest.load import MAX_NAME, Rejected, checked
 from ingest.pipeline import Paused, Reader, Stage, ingest
 from ragkv.catalog import Catalog
 from ragkv.errors import CatalogCorrupt, InputError, RagkvError
 from ragkv.types import Document
 
-__all__ = ["Counts", "Job", "JobDocument", "JobError", "Jobs", "Listed", "Status", "code_of"]
+__all__ = ["Backlog", "Counts", "Job", "JobDocument", "JobError", "Jobs", "Listed", "Status", "code_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,11 @@ class Jobs:
         """The latest jobs, newest first. prefix: of their collections' names · status: only those of it."""
         with self._catalog.read() as connection:
             return job_view.recent(connection, limit, prefix, status, listed)
+
+    def backlog(self) -> Backlog:
+        """What waits, of all collections."""
+        with self._catalog.read() as connection:
+            return job_view.backlog(connection)
 
     def cancel(self, job_id: str, listed: Listed = "all") -> Job:
         """Stop a job: what waits is dropped, what is being read stops at its next chunk. Raises NotFound.

@@ -6,7 +6,7 @@ Order of precedence: arguments of a command, environment `RAGKV_*`, `ragkv.toml`
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -83,17 +83,28 @@ class Settings(BaseSettings):
     batch_bytes: int = Field(2 * 2**30, ge=0, description="Bytes of KV that those may hold; a larger one runs alone.")
     queue: int = Field(32, ge=1, le=100_000, description="Requests that may wait for the model; more are refused.")
     deadline: float = Field(60.0, gt=0, le=86_400, description="Seconds an answer may take, waiting included.")
+    history: int = Field(200, ge=0, le=10_000, description="Latest answers `ragkv serve` keeps in memory to show.")
     api_keys: SecretStr = Field(
         SecretStr(""),
         description="Who may use `ragkv serve`: `tenant=hash` pairs, comma separated, or a file with one a line; "
         "empty: anybody. `ragkv key TENANT` makes them.",
     )
+    dashboard: bool = Field(True, description="Whether `ragkv serve` shows its dashboard, at /dashboard.")
     url: str = Field(
-        "", description="Service that `ask`, `ingest`, `ls`, `rm` and `doctor` talk to; empty: they work themselves."
+        "",
+        description="Service that `ask`, `ingest`, `ls`, `rm`, `doctor` and `top` talk to; empty: the first five work "
+        "themselves.",
     )
     key: SecretStr = Field(SecretStr(""), description="API key for that service.")
     host: str = Field("127.0.0.1", description="Address `ragkv serve` listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port `ragkv serve` listens on; 0: any free one.")
+    log: Literal["text", "json"] = Field(
+        "text", description="Lines of `ragkv serve`: `text`, or `json`, an object each."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="From which level on.")
+    traces: bool = Field(
+        False, description="Send OpenTelemetry traces, to where the OTEL_* variables say; needs `ragkv[otel]`."
+    )
     threads: int = Field(0, ge=0, description="CPU threads for the model; 0: torch's default.")
 
     @field_validator("store_secret")

@@ -4,6 +4,12 @@ Prefilling a chunk again is the rival of every cache. On a slow link, or with a 
 store holds is left where it is. Repair and question cost the same either way, so two straight lines decide:
 
     encode(tokens) = a + b tokens        load(bytes) = c + d bytes        milliseconds
+
+What a full prefill of a question's context would take is said beside what its answer took, and nothing is decided by
+it. Contexts are longer than what can be measured at a start, and attention grows with their square, which short ones do
+not show: so the weight w of n² against n is the model's own arithmetic (`DecoderModel.pair_weight`).
+
+    full(n) = a + b (n + w n²)
 """
 
 from __future__ import annotations
@@ -24,6 +30,8 @@ from ragkv.watch import Watch
 
 SHORT, LONG = 32, 128
 """Tokens of the chunks that are encoded to measure."""
+LONGEST = 384
+"""Tokens that are prefilled to measure what a long context takes, beside LONG."""
 SMALL, LARGE = 2**14, 2**21
 """Bytes that are read to measure."""
 TURNS = 3
@@ -42,11 +50,33 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """fixed + each · n + square · n², in milliseconds."""
+
+    fixed: float
+    each: float
+    square: float
+
+    def at(self, n: float) -> float:
+        """The cost of n."""
+        return self.fixed + self.each * n + self.square * n * n
+
+
+NOTHING = Curve(0, 0, 0)
+
+
+@dataclass(frozen=True)
 class Costs:
-    """encode: by tokens of a chunk · load: by bytes read from the store."""
+    """encode: by tokens of a chunk · load: by bytes read from the store · prefill: by tokens of chunks and question."""
 
     encode: Line
     load: Line
+    prefill: Curve = NOTHING
+
+    def full(self, tokens: float) -> float:
+        """Milliseconds of a full prefill of so many tokens, chunks and question: the time to the first token of `full`
+        but for the retrieval. 0 before anything was measured."""
+        return self.prefill.at(tokens)
 
     def against(self, size: int, tokens: int) -> str:
         """Why `size` bytes of a chunk of so many tokens are not worth loading; "" when they are."""
@@ -69,11 +99,11 @@ def costs(reader: Reader, store: KVStore, folder: Path, machine: str) -> Costs:
     path = folder / f"{hashlib.sha256(machine.encode()).hexdigest()[:32]}.json"
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-        return Costs(Line(**known["encode"]), Line(**known["load"]))
+        return Costs(Line(**known["encode"]), Line(**known["load"]), Curve(**known["prefill"]))
     except (OSError, ValueError, KeyError, TypeError):
         pass
     try:
-        found = Costs(_encoding(reader), _loading(store))
+        found = Costs(_encoding(reader), _loading(store), _prefilling(reader))
     except StoreError:
         return FREE
     try:
@@ -93,6 +123,21 @@ def _encoding(reader: Reader) -> Line:
         return watch.total()
 
     return _line(encode, SHORT, LONG)
+
+
+def _prefilling(reader: Reader) -> Curve:
+    """Through the best of two times each of two lengths, long enough that the weights are read once for many tokens."""
+
+    def prefill(tokens: int) -> float:
+        watch = Watch(reader.model.device)
+        reader.full([[0] * tokens], (), 0, watch)
+        return watch.total()
+
+    weight = reader.model.pair_weight
+    low, high = (min(prefill(tokens) for _ in range(2)) for tokens in (LONG, LONGEST))
+    few, many = (tokens + weight * tokens**2 for tokens in (LONG, LONGEST))
+    each = max(0.0, high - low) / (many - few)
+    return Curve(max(0.0, low - each * few), each, each * weight)
 
 
 def _loading(store: KVStore) -> Line:

@@ -178,7 +178,7 @@ class Speech:
     def spoken(self, run: Run) -> Spoken:
         """The answer of the run that told this. Call once, when it has ended."""
         now = self._watch.total()
-        self._watch.book("decode", now - self._since)
+        self._watch.book("decode", self._since, now)
         return Spoken(run.tokens, self.text, self._ttft or now, run.steps, run.stopped)
 
 

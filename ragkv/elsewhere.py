@@ -41,6 +41,11 @@ class Absent:
         ]
         self._keys = [self._points(layer) for layer in range(len(plan.kept))]
 
+    @property
+    def left(self) -> list[list[tuple[int, int]]]:
+        """Per layer (chunk, block) of what has not come back."""
+        return self._blocks
+
     def keys(self, layer: int) -> tuple[Tensor, Tensor]:
         """See `Elsewhere`."""
         sizes = [len(self._sources[i].piece.span(block)) for i, block in self._blocks[layer]]

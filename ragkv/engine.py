@@ -25,6 +25,7 @@ from ragkv.cost import FREE, costs
 from ragkv.decode import Run, Sampling, Speech, write
 from ragkv.errors import ConfigError, InputError, NotFound, StoreError, StoreUnavailable
 from ragkv.fingerprint import fingerprint
+from ragkv.kvmap import KVMap, kv_map
 from ragkv.methods import FULL, check_method, default_method, make_method
 from ragkv.model import DecoderModel
 from ragkv.policies import make_decoder, make_policy
@@ -217,6 +218,10 @@ class Engine:
         report = summarise(self.model, talk, context, begun.policies, len(asked), spoken, begun.watch, begun.refused)
         self.talks.keep(talk, (begun.question, asked), spoken.tokens, spoken.text)
         return Answer(begun.question, spoken.text.strip(), begun.citations, report)
+
+    def map(self, begun: Begun) -> KVMap:
+        """What the answer to a question was read from; call it as soon as the question is finished."""
+        return kv_map(begun, self.model.profile.block, self.model.shape.layers)
 
     def health(self) -> dict[str, Any]:
         """status is `degraded` when the KV store does not answer, or the model may not reuse what is in it: questions

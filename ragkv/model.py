@@ -121,6 +121,13 @@ class DecoderModel:
         return 2 * self.shape.layers * self.shape.kv_heads * self.shape.head_dim * size
 
     @cached_property
+    def pair_weight(self) -> float:
+        """What n² weighs against n when n tokens are prefilled: multiplications of a query-key pair in all layers,
+        half of the pairs being visible, to those of a token with the layers' weights."""
+        weights: int = sum(each.numel() for each in self._body.layers.parameters())
+        return float(self.shape.layers * self.shape.q_heads * self.shape.head_dim) / weights
+
+    @cached_property
     def prompt(self) -> Prompt:
         """The prompt pieces of this tokenizer and profile."""
         return Prompt(self.tokenizer, self.profile)

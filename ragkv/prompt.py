@@ -54,6 +54,20 @@ class Prompt:
         """The chunk's prompt piece as text."""
         return _fill(self._chunk, title=title, text=text)
 
+    def blocks(self, tokens: Sequence[int], block: int) -> list[str]:
+        """What each block of so many tokens says; together what all of them say. A character whose tokens lie in two
+        blocks belongs to the later one.
+
+        Any thread may call this while another one uses the tokenizer: decoding reads its vocabulary and no setting.
+        """
+        whole, ends = self._tokenizer.decode(tokens), [0]
+        for end in range(block, len(tokens), block):
+            said = self._tokenizer.decode(tokens[:end])
+            while not whole.startswith(said):  # half a character decodes as what the whole does not say there
+                said = said[:-1]
+            ends.append(max(ends[-1], len(said)))
+        return [whole[start:end] for start, end in zip(ends, [*ends[1:], len(whole)], strict=True)]
+
     def question(self, question: str) -> tuple[int, ...]:
         """Token ids of the question part, up to where the answer starts."""
         return self._before + self.plain(self.question_text(question)) + self._after

@@ -5,17 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 
+@dataclass(frozen=True)
+class Interval:
+    """A step, once: from when to when, in milliseconds since its watch was made."""
+
+    name: str
+    start: float
+    end: float
+
+
 class Watch:
-    """Milliseconds by step name. One per request."""
+    """Milliseconds by step name. One per request.
+
+    began: when it was made, in seconds of `time.perf_counter` · intervals: what was booked, in that order; others may
+    look at it at any time.
+    """
 
     def __init__(self, device: torch.device | str = "cpu"):
         self._synchronise = torch.device(device).type == "cuda"
-        self._start = time.perf_counter()
-        self._spent: dict[str, float] = {}
+        self.began = time.perf_counter()
+        self.intervals: list[Interval] = []
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -24,18 +38,18 @@ class Watch:
         try:
             yield
         finally:
-            self.book(name, self.total() - start)
+            self.book(name, start, self.total())
 
-    def book(self, name: str, milliseconds: float) -> None:
-        """Add to what `name` took."""
-        self._spent[name] = self._spent.get(name, 0.0) + milliseconds
+    def book(self, name: str, start: float, end: float) -> None:
+        """`name` took from `start` to `end`, as `total` told them."""
+        self.intervals.append(Interval(name, start, end))
 
     def spent(self, name: str) -> float:
         """Milliseconds booked under `name`; 0 when the step never ran."""
-        return self._spent.get(name, 0.0)
+        return sum((each.end - each.start for each in self.intervals if each.name == name), 0.0)
 
     def total(self) -> float:
         """Milliseconds since the watch was made."""
         if self._synchronise:
             torch.cuda.synchronize()
-        return 1000 * (time.perf_counter() - self._start)
+        return 1000 * (time.perf_counter() - self.began)

@@ -24,6 +24,7 @@ LAYERS = (
         "client",
         "config",
         "context",
+        "exposition",
         "needles",
         "passes",
         "profile",
@@ -32,6 +33,7 @@ LAYERS = (
         "samples",
         "sparse",
         "spec",
+        "tally",
     },
     {"catalog", "model", "retrieve", "store"},
     {
@@ -43,6 +45,7 @@ LAYERS = (
         "deciding",
         "elsewhere",
         "fingerprint",
+        "kvmap",
         "methods",
         "policies",
         "qualify",
@@ -193,6 +196,16 @@ def test_only_model_imports_transformers_models() -> None:
         return edge.importer in ("ragkv.model", "ragkv.bench.shapes")  # the latter makes models with random weights
 
     guests = [f"{e.where}: {e.module}" for e in EDGES if e.module.split(".")[0] == "transformers" and not allowed(e)]
+    assert not guests, "\n".join(guests)
+
+
+def test_logging_and_tracing_libraries_stay_in_a_module_each() -> None:
+    owners = {"structlog": "api.logs", "opentelemetry": "api.traces"}
+    guests = [
+        f"{edge.where}: {edge.module}"
+        for edge in EDGES
+        if edge.importer != owners.get(edge.module.partition(".")[0], edge.importer)
+    ]
     assert not guests, "\n".join(guests)
 
 

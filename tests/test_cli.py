@@ -521,7 +521,7 @@ def test_the_service_serves_and_sigterm_ends_it_with_exit_0(data: Path, tmp_path
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
     assert (health["status"], health["documents"]) == ("ok", 2)
-    assert (process.returncode, out, err) == (0, "", "stopped\n")
+    assert (process.returncode, out, err) == (0, "", "stopped\n"), "a look at its health is no line"
 
 
 def test_an_address_that_is_taken_is_told_before_a_model_is_loaded(ragkv: Program, tmp_path: Path) -> None:

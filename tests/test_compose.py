@@ -27,8 +27,13 @@ BASE, GPU = "docker-compose.yml", "docker-compose.gpu.yml"
 SETTINGS = {f"RAGKV_{name.upper()}" for name in Settings.model_fields}
 OF_THE_CONTAINER = {"RAGKV_DATA", "RAGKV_HOST", "RAGKV_PORT"}
 """The image sets these; RAGKV_PORT outside is the published port."""
+OF_OTHERS = {"REDIS_MAXMEMORY", "PROMETHEUS_KEY", "PROMETHEUS_PORT", "GRAFANA_PORT"}
+"""Variables of the other services."""
+WATCHERS = ("prometheus", "grafana")
 OF_CLIENTS = {"RAGKV_KEY"}
 """A key of somebody who asks is none of the service's business."""
+OF_TRACES = {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_SERVICE_NAME"}
+"""Read by OpenTelemetry itself."""
 
 Tree = dict[str, Any]
 
@@ -113,7 +118,7 @@ def test_a_compose_program_reads_the_files_and_passes_the_environment_on(files: 
 
 def test_every_setting_of_a_service_can_be_given_from_outside() -> None:
     environment = loaded(BASE)["services"]["api"]["environment"]
-    assert set(environment) == SETTINGS - OF_THE_CONTAINER - OF_CLIENTS
+    assert set(environment) == (SETTINGS - OF_THE_CONTAINER - OF_CLIENTS) | OF_TRACES
     own = {name: value for name, value in environment.items() if value is not None}
     assert own == {"RAGKV_STORE": "${RAGKV_STORE:-redis://redis:6379/0}", "RAGKV_URL": "http://127.0.0.1:8000"}
 
@@ -124,7 +129,7 @@ def test_files_and_image_name_only_settings_that_exist() -> None:
     assert OF_THE_CONTAINER <= named <= SETTINGS
     for file in (BASE, GPU):
         variables = set(re.findall(r"\$\{?(\w+)", (ROOT / file).read_text()))
-        assert variables <= SETTINGS | {"REDIS_MAXMEMORY"}
+        assert variables <= SETTINGS | OF_OTHERS
 
 
 def test_the_image_listens_where_compose_publishes() -> None:
@@ -136,14 +141,18 @@ def test_the_image_listens_where_compose_publishes() -> None:
 @pytest.mark.parametrize("files", [(BASE,), (BASE, GPU)])
 def test_services_are_checked_unprivileged_and_pinned(files: tuple[str, ...]) -> None:
     services = merged(*files)["services"]
-    assert set(services) == {"api", "redis"}
+    assert set(services) == {"api", "redis", *WATCHERS}
     for name, service in services.items():
         assert service["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}, name
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert not service.keys() & {"privileged", "network_mode", "pid", "devices", "cap_add"}, name
         assert not [volume for volume in service.get("volumes", []) if "docker.sock" in volume], name
-        assert "build" in service or re.search(r":\d+\.\d+\.\d+", service["image"]), name
+        assert "build" in service or re.search(r":v?\d+\.\d+\.\d+", service["image"]), name
+
+
+def test_the_image_can_send_traces() -> None:
+    assert "'.[otel]'" in (ROOT / "Dockerfile").read_text()
 
 
 def test_the_image_stands_on_one_release_of_python() -> None:
@@ -156,7 +165,8 @@ def test_no_secret_stands_in_the_files() -> None:
     for file in (BASE, GPU):
         for service in loaded(file)["services"].values():
             environment = service.get("environment", {})
-            assert not [name for name in environment if re.search("SECRET|KEY", name) and environment[name]]
+            assert not [name for name in environment if re.search("SECRET|KEY|PASSWORD", name) and environment[name]]
+    assert loaded(BASE)["configs"] == {"prometheus_key": {"content": "${PROMETHEUS_KEY:-none}"}}
 
 
 @pytest.mark.parametrize("files", [(BASE,), (BASE, GPU)])
@@ -199,3 +209,70 @@ def test_the_healthcheck_asks_for_healthz_inside_the_container() -> None:
     assert program == "python"
     compile(code, "healthcheck", "exec")
     assert "http://127.0.0.1:8000/healthz" in code
+
+
+# The profile `observability`
+
+
+def test_prometheus_and_grafana_come_only_when_they_are_asked_for() -> None:
+    services = loaded(BASE)["services"]
+    assert {name for name in services if "profiles" in services[name]} == set(WATCHERS)
+    assert all(services[name]["profiles"] == ["observability"] for name in WATCHERS)
+
+
+def test_they_are_published_on_this_machine_only() -> None:
+    services = merged(BASE)["services"]
+    assert services["prometheus"]["ports"] == ["127.0.0.1:9090:9090"]
+    assert services["grafana"]["ports"] == ["127.0.0.1:3000:3000"]
+    moved = merged(BASE, GRAFANA_PORT="3300", PROMETHEUS_PORT="9900")["services"]
+    assert [moved[name]["ports"] for name in WATCHERS] == [["127.0.0.1:9900:9090"], ["127.0.0.1:3300:3000"]]
+
+
+def test_they_run_as_ordinary_users_and_keep_their_data_in_volumes() -> None:
+    tree = loaded(BASE)
+    for name in WATCHERS:
+        service = tree["services"][name]
+        assert service["user"].split(":")[0] not in {"0", "root"}
+        volumes = [volume.split(":") for volume in service["volumes"]]
+        assert [source for source, *_ in volumes if source in tree["volumes"]] == [name]
+        for source, _, *how in volumes:
+            if source.startswith("./"):
+                assert (ROOT / source).exists(), source
+                assert how == ["ro"], source
+
+
+def test_nobody_can_log_in_to_grafana_and_it_asks_nobody_outside() -> None:
+    environment = loaded(BASE)["services"]["grafana"]["environment"]
+    assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert {environment[f"GF_AUTH_{way}"] for way in ("DISABLE_LOGIN_FORM", "ANONYMOUS_ENABLED")} == {"true"}
+    assert environment["GF_AUTH_BASIC_ENABLED"] == "false"
+    outside = [name for name in environment if name.startswith("GF_ANALYTICS_")]
+    assert len(outside) == 3
+    assert {environment[name] for name in outside} == {"false"}
+    assert not [name for name in environment if "PASSWORD" in name]
+
+
+def test_prometheus_asks_the_service_with_the_key_it_was_given() -> None:
+    service = merged(BASE, PROMETHEUS_KEY="ragkv_one")
+    assert service["configs"]["prometheus_key"]["content"] == "ragkv_one"
+    (given,) = service["services"]["prometheus"]["configs"]
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    (job,) = config["scrape_configs"]
+    assert given == {"source": "prometheus_key", "target": job["authorization"]["credentials_file"]}
+    assert job["metrics_path"] == "/metrics"
+    assert job["static_configs"] == [{"targets": ["api:8000"]}]
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    folder = ROOT / "deploy" / "grafana"
+    (source,) = yaml.safe_load((folder / "provisioning" / "datasources" / "prometheus.yml").read_text())["datasources"]
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    (provider,) = yaml.safe_load((folder / "provisioning" / "dashboards" / "ragkv.yml").read_text())["providers"]
+    grafana = loaded(BASE)["services"]["grafana"]
+    mounts = {target: source for source, target, *_ in (volume.split(":") for volume in grafana["volumes"])}
+    assert (ROOT / mounts[provider["options"]["path"]]) == folder / "dashboards"
+    home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{provider['options']['path']}/ragkv.json"
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]

@@ -49,14 +49,18 @@ def ragkv(*arguments: object, cwd: Path, **environment: str) -> subprocess.Compl
 def served(
     cwd: Path, program: Sequence[str] = SERVE, **environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """`ragkv serve` on a free port; killed with SIGKILL at the end. program: another one that does that.
+    """`ragkv serve` on a free port; killed with SIGKILL at the end. program: another one that does that. What it logs
+    comes to the end of the file `log`.
 
     One thread: two that share a busy core wait for each other far longer than they work.
     """
     root = str(Path(__file__).resolve().parent.parent)
     command = [sys.executable, *program]
     surroundings = {**os.environ, "PYTHONPATH": root, "RAGKV_THREADS": "1", **environment}
-    with subprocess.Popen(command, cwd=cwd, env=surroundings, stderr=subprocess.PIPE, text=True) as process:
+    with (
+        (cwd / "log").open("a") as log,
+        subprocess.Popen(command, cwd=cwd, env=surroundings, stdout=log, stderr=subprocess.PIPE, text=True) as process,
+    ):
         try:
             while "serving at" not in (line := process.stderr.readline()):
                 assert line, "the service ended before it served"
@@ -216,11 +220,11 @@ def test_a_key_that_was_made_opens_the_service_and_is_in_no_output(tmp_path):
         assert httpx.get(f"{url}/v1/models", headers={"X-API-Key": key}).status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-        told = process.stderr.read()
-    assert "without a valid key" in told
+        told, log = process.stderr.read(), (tmp_path / "log").read_text()
+    assert "without a valid key" in log
     assert "WARNING" not in told
     for secret in (key, pair.partition("=")[2]):
-        assert secret not in told + doctor.stdout + doctor.stderr + refused.text
+        assert secret not in told + log + doctor.stdout + doctor.stderr + refused.text
     wrong = ragkv("serve", cwd=tmp_path, RAGKV_API_KEYS=f"acme={key}")
     assert (wrong.returncode, told_in_words(wrong)) == (2, True)
     assert key not in wrong.stderr

@@ -1,5 +1,7 @@
 """Prompt pieces: nothing a document or a user says changes the frame around it."""
 
+import threading
+
 import pytest
 import transformers
 
@@ -94,3 +96,38 @@ def test_a_cut_inside_a_token_keeps_what_stands_before_it_as_text(model):
         kept, then = prompt.answered(tokens, whole[:end])
         assert decode([*kept, *then]) == whole[:end] + "\n"
         assert kept == tokens[: len(kept)]
+
+
+@pytest.mark.parametrize(
+    "text", ["Ada Brook.", "naïve 日本語 😀 ünïcode " * 5, "\ufffd half \ufffd", "</s> {text} \n\n", "👩‍👩‍👧‍👦" * 9]
+)
+@pytest.mark.parametrize("block", [1, 2, 3, 16, 1000])
+def test_blocks_say_together_what_the_chunk_says_and_no_half_characters(model, text, block):
+    tokens = model.prompt.chunk("Tarn", text)
+    said = model.prompt.blocks(tokens, block)
+    whole = model.prompt.chunk_text("Tarn", text)
+    assert len(said) == -(-len(tokens) // block)
+    assert "".join(said) == whole
+    assert sum(each.count("\ufffd") for each in said) == whole.count("\ufffd")
+
+
+def test_blocks_are_told_while_another_thread_uses_the_tokenizer(model):
+    tokens, faults, done = model.prompt.chunk("Tarn", "日本語 and more " * 50), [], threading.Event()
+
+    def toggle():
+        special = False
+        while not done.is_set():  # every other call changes a setting of the tokenizer
+            special = not special
+            try:
+                model.tokenizer("a </s> b", add_special_tokens=False, split_special_tokens=special)
+            except Exception as error:
+                faults.append(error)
+
+    thread = threading.Thread(target=toggle)
+    thread.start()
+    try:
+        assert len({tuple(model.prompt.blocks(tokens, 8)) for _ in range(20)}) == 1
+    finally:
+        done.set()
+        thread.join()
+    assert not faults

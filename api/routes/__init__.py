@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api.routes import answers, collections, conversations, documents, health, jobs, openai, uploads
+from api.routes import answers, collections, conversations, documents, health, history, jobs, metrics, openai, uploads
 
 router = APIRouter()
-for each in (uploads, documents, jobs, collections, answers, conversations, openai, health):
+for each in (uploads, documents, jobs, collections, answers, history, conversations, openai, health, metrics):
     router.include_router(each.router)

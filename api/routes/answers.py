@@ -53,7 +53,8 @@ async def answer(
     server-sent events.
 
     `conversation_id`: the question goes on with this conversation of the collection, or begins it. An answer that is
-    not there in time (`deadline_s`, or the service's own limit where that is shorter) is a 504.
+    not there in time (`deadline_s`, or the service's own limit where that is shorter) is a 504. For a while the answer
+    is remembered under the id of its request: `GET /v1/answers/{answer_id}`.
     """
     collection = tenant.inside(question.collection)
 

@@ -37,7 +37,8 @@ async def conversation(
 async def remove_conversation(
     conversation_id: Name, worker: TheWorker, tenant: TheTenant, collection: Name = "default"
 ) -> Response:
-    """Forget a conversation: its turns, and what is in memory of it."""
+    """Forget a conversation: its turns, and what is in memory of it, remembered answers among that."""
     turn = (tenant.inside(collection), conversation_id)
     await asyncio.wrap_future(worker.submit(lambda engine: engine.talks.remove(*turn), turn, tenant.name))
+    worker.history.forget(lambda each: (each.collection, each.conversation) == turn)
     return Response(status_code=204)

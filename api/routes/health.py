@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from api.dependencies import PROBLEMS, TheWorker
+from api.readiness import checks
 from api.schemas import Readiness
 
 router = APIRouter()
@@ -33,27 +32,8 @@ async def readyz(worker: TheWorker) -> Response:
     """Readiness: 200 when questions can be answered, 503 when not. A store that is down or a line that is full is told
     and no reason not to be ready: answers are made without the one, and room in the other comes by itself."""
     health = worker.health()
-    checks = _checks(health, worker.stopping)
-    ready = all(check["status"] != "failed" for check in checks.values())
+    found = checks(health, worker.stopping)
+    ready = all(check["status"] != "failed" for check in found.values())
     queue = {"places": health["queue"], **{name: health[name] for name in _COUNTS}}
-    content = {"status": "ready" if ready else "not_ready", "checks": checks, "queue": queue}
+    content = {"status": "ready" if ready else "not_ready", "checks": found, "queue": queue}
     return JSONResponse(content, 200 if ready else 503)
-
-
-def _checks(health: dict[str, Any], stopping: bool) -> dict[str, dict[str, str]]:
-    serving = health["status"] in ("ok", "degraded")
-    engine = "the service is shutting down" if stopping else "" if serving else health.get("reason", health["status"])
-    store, reuse, index = (health.get(name, "not known") for name in ("store", "reuse", "index"))
-    full = health["waiting"] >= health["queue"]
-    return {
-        "engine": _check(engine, "failed"),
-        "catalogue": _check("" if "documents" in health else health.get("reason", "not known"), "failed"),
-        "index": _check("" if index == "ok" else index, "failed"),
-        "store": _check("" if store == "ok" else store, "degraded"),
-        "reuse": _check("" if reuse == "on" else reuse, "degraded"),
-        "queue": _check("there is no place left" if full else "", "degraded"),
-    }
-
-
-def _check(fault: str, otherwise: str) -> dict[str, str]:
-    return {"status": otherwise if fault else "ok", "detail": fault}

@@ -121,6 +121,12 @@ class Catalog:
             raise documents.no_document(collection, document_id)
         return found
 
+    def created(self, collection: str, ids: Iterable[str]) -> dict[str, float]:
+        """When those of these documents of a collection came that are there, in Unix seconds; a new version of one is
+        no new document."""
+        with self.read() as connection:
+            return documents.created(connection, collection, ids)
+
     def original(self, collection: str, document_id: str) -> Document:
         """The document as it was given, text included. Raises NotFound."""
         return self.whole(collection, document_id)[1]

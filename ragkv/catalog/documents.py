@@ -93,6 +93,12 @@ def find(connection: sqlite3.Connection, collection: str, document_id: str) -> D
     return _info(row) if row else None
 
 
+def created(connection: sqlite3.Connection, collection: str, ids: Iterable[str]) -> dict[str, float]:
+    """When those of the documents came that are there."""
+    sql = "SELECT id, created FROM documents WHERE collection = ? AND id IN (SELECT value FROM json_each(?))"
+    return dict(connection.execute(sql, (collection, json.dumps(list(ids)))))
+
+
 def text(connection: sqlite3.Connection, collection: str, document_id: str) -> str:
     """Text of a document that is there."""
     sql = "SELECT text FROM documents WHERE collection = ? AND id = ?"

@@ -3,7 +3,7 @@
     documents.py  ingest, ls, rm, reindex      ask.py     ask
     doctor*.py    doctor                       service.py serve, demo, calibrate
     store.py      gc, backup, restore          bench*.py  bench ttft, bench quality, …
-    key.py        key
+    key.py        key                          top.py     top
 
 Heavy imports stand inside the commands: `ragkv --help` must not wait for torch.
 """
@@ -23,6 +23,7 @@ from ragkv.cli.documents import ingest, ls, reindex, rm
 from ragkv.cli.key import key
 from ragkv.cli.service import calibrate, demo, serve
 from ragkv.cli.store import backup, gc, restore
+from ragkv.cli.top import top
 from ragkv.errors import CatalogCorrupt, ConfigError, RagkvError
 
 app = typer.Typer(
@@ -43,6 +44,7 @@ app.command("gc")(gc)
 app.command("backup")(backup)
 app.command("restore")(restore)
 app.command("serve")(serve)
+app.command("top")(top)
 app.command("key")(key)
 app.command("demo")(demo)
 app.command("calibrate")(calibrate)

@@ -14,6 +14,10 @@ words, `Unreachable` says that there is no service.
 
 from ragkv.client.asynchronous import AsyncClient
 from ragkv.client.nouns import (
+    AnswerMap,
+    Brief,
+    Briefs,
+    ChunkMap,
     Cited,
     Collection,
     Conversation,
@@ -25,6 +29,7 @@ from ragkv.client.nouns import (
     JobDocument,
     JobError,
     Page,
+    Recalled,
     Reported,
     Retrieved,
     Said,
@@ -33,7 +38,11 @@ from ragkv.client.nouns import (
 from ragkv.client.synchronous import Client
 
 __all__ = [
+    "AnswerMap",
     "AsyncClient",
+    "Brief",
+    "Briefs",
+    "ChunkMap",
     "Cited",
     "Client",
     "Collection",
@@ -46,6 +55,7 @@ __all__ = [
     "JobDocument",
     "JobError",
     "Page",
+    "Recalled",
     "Reported",
     "Retrieved",
     "Said",

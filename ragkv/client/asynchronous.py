@@ -13,7 +13,18 @@ import httpx2
 
 from ragkv.client import calls
 from ragkv.client.calls import Call
-from ragkv.client.nouns import Collection, Conversation, Document, Event, Job, Options, Page
+from ragkv.client.nouns import (
+    AnswerMap,
+    Briefs,
+    Collection,
+    Conversation,
+    Document,
+    Event,
+    Job,
+    Options,
+    Page,
+    Recalled,
+)
 from ragkv.report import Answer
 from ragkv.types import Filter
 
@@ -146,6 +157,18 @@ class AsyncClient:
                 if found is not None:
                     yield found
 
+    async def answers(self, limit: int = 20, before: float | None = None) -> Briefs:
+        """The latest answers that the service remembers, newest first, those before that moment."""
+        return await self._do(calls.answers(limit, before))
+
+    async def recall(self, id: str) -> Recalled:
+        """A remembered answer, by the id of its request."""
+        return await self._do(calls.recall(id))
+
+    async def map(self, id: str) -> AnswerMap:
+        """What a remembered answer was read from."""
+        return await self._do(calls.answer_map(id))
+
     async def conversation(self, id: str, collection: str = "default") -> Conversation:
         """What was said in a conversation."""
         return await self._do(calls.conversation(id, collection))
@@ -153,6 +176,10 @@ class AsyncClient:
     async def forget(self, id: str, collection: str = "default") -> None:
         """Forget a conversation."""
         await self._do(calls.forget(id, collection))
+
+    async def metrics(self) -> str:
+        """What it counts, of all who ask, as Prometheus text."""
+        return await self._do(calls.metrics())
 
     async def ready(self) -> bool:
         """Whether questions are answered now."""

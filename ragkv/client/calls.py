@@ -13,6 +13,8 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from ragkv.client.nouns import (
+    AnswerMap,
+    Briefs,
     Cited,
     Collection,
     Conversation,
@@ -21,6 +23,7 @@ from ragkv.client.nouns import (
     Event,
     Job,
     Page,
+    Recalled,
     Reported,
     Retrieved,
     Said,
@@ -147,6 +150,24 @@ def ask(question: str, stream: bool, given: Mapping[str, Any]) -> Call[Answer]:
     return Call("POST", "/v1/answers", reading(Answer), json=body)
 
 
+def answers(limit: int, before: float | None) -> Call[Briefs]:
+    """GET of a page of remembered answers."""
+    params: dict[str, str | int] = {"limit": limit}
+    if before is not None:
+        params["before"] = repr(before)  # every digit counts: it names a moment
+    return Call("GET", "/v1/answers", reading(Briefs), params)
+
+
+def recall(id: str) -> Call[Recalled]:
+    """GET of a remembered answer."""
+    return Call("GET", f"/v1/answers/{quote(id, safe='')}", reading(Recalled))
+
+
+def answer_map(id: str) -> Call[AnswerMap]:
+    """GET of what it was read from."""
+    return Call("GET", f"/v1/answers/{quote(id, safe='')}/map", reading(AnswerMap))
+
+
 def conversation(id: str, collection: str) -> Call[Conversation]:
     """GET of a conversation."""
     return Call("GET", f"/v1/conversations/{_quoted(id)}", reading(Conversation), {"collection": collection})
@@ -205,6 +226,18 @@ _EVENTS: dict[str, Callable[[Any], Event]] = {
     "report": lambda found: Reported(_valid(TypeAdapter(Report), found)),
     "done": lambda found: Done(_valid(TypeAdapter(Answer), found)),
 }
+
+
+def metrics() -> Call[str]:
+    """GET of the metrics, as Prometheus text."""
+    return Call("GET", "/metrics", _prometheus)
+
+
+def _prometheus(response: httpx2.Response) -> str:
+    kind = response.headers.get("content-type", "")
+    if not kind.startswith("text/plain"):
+        raise _strange(f"metrics of type {kind!r}")
+    return response.text
 
 
 def _job_id(response: httpx2.Response) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from ragkv.report import Answer, Citation, Report
+from ragkv.report import Answer, Citation, Ratios, Report
 from ragkv.types import Filter
 
 
@@ -138,6 +138,71 @@ class Conversation:
     conversation_id: str
     collection: str
     turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, config=LOOSE)
+class Brief:
+    """A remembered answer in a list. id: of its request · when: Unix seconds · question: its first 200 characters ·
+    ttft, total: milliseconds · full_ms: to the first token, as full recompute is estimated to take; 0: unknown."""
+
+    id: str
+    when: float
+    question: str
+    collection: str
+    method: str
+    ratios: Ratios
+    ttft: float
+    total: float
+    full_ms: float
+
+
+@dataclass(frozen=True, config=LOOSE)
+class Briefs:
+    """Remembered answers, newest first. before: what to ask with for the next ones; None where these are the last."""
+
+    answers: tuple[Brief, ...]
+    before: float | None
+
+
+@dataclass(frozen=True, config=LOOSE)
+class Recalled:
+    """A remembered answer, whole; see Brief."""
+
+    id: str
+    when: float
+    collection: str
+    full_ms: float
+    question: str
+    answer: str
+    citations: tuple[Citation, ...]
+    report: Report
+
+
+@dataclass(frozen=True, config=LOOSE)
+class ChunkMap:
+    """What an answer read of one chunk. citation: its number among the answer's, from 1 · states: per layer a letter
+    for each block, k kept, r recomputed, p pulled back later, d dropped · texts: of the blocks, None where the chunk is
+    not there any more · holds_answer: blocks in which the answer stands · recomputed: per layer the share of each
+    block's tokens that was computed again, None where none was."""
+
+    chunk_id: str
+    document_id: str
+    title: str
+    citation: int | None
+    tokens: int
+    states: tuple[str, ...]
+    texts: tuple[str, ...] | None
+    holds_answer: tuple[int, ...]
+    recomputed: tuple[tuple[float, ...], ...] | None = None
+
+
+@dataclass(frozen=True, config=LOOSE)
+class AnswerMap:
+    """What an answer was read from, in prompt order. block: tokens of a block."""
+
+    block: int
+    layers: int
+    chunks: tuple[ChunkMap, ...]
 
 
 @dataclass(frozen=True, config=LOOSE)

@@ -13,7 +13,18 @@ import httpx2
 
 from ragkv.client import calls
 from ragkv.client.calls import Call
-from ragkv.client.nouns import Collection, Conversation, Document, Event, Job, Options, Page
+from ragkv.client.nouns import (
+    AnswerMap,
+    Briefs,
+    Collection,
+    Conversation,
+    Document,
+    Event,
+    Job,
+    Options,
+    Page,
+    Recalled,
+)
 from ragkv.report import Answer
 from ragkv.types import Filter
 
@@ -141,6 +152,18 @@ class Client:
                 if found is not None:
                     yield found
 
+    def answers(self, limit: int = 20, before: float | None = None) -> Briefs:
+        """The latest answers that the service remembers, newest first, those before that moment."""
+        return self._do(calls.answers(limit, before))
+
+    def recall(self, id: str) -> Recalled:
+        """A remembered answer, by the id of its request."""
+        return self._do(calls.recall(id))
+
+    def map(self, id: str) -> AnswerMap:
+        """What a remembered answer was read from."""
+        return self._do(calls.answer_map(id))
+
     def conversation(self, id: str, collection: str = "default") -> Conversation:
         """What was said in a conversation."""
         return self._do(calls.conversation(id, collection))
@@ -148,6 +171,10 @@ class Client:
     def forget(self, id: str, collection: str = "default") -> None:
         """Forget a conversation."""
         self._do(calls.forget(id, collection))
+
+    def metrics(self) -> str:
+        """What it counts, of all who ask, as Prometheus text."""
+        return self._do(calls.metrics())
 
     def ready(self) -> bool:
         """Whether questions are answered now."""

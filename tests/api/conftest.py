@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
+from api.traces import Tracing
 from api.worker import Worker
 from ragkv.config import Settings, load_settings
 
@@ -53,15 +54,22 @@ class Service:
 
 def settings(data: Path, **more: Any) -> Settings:
     """Settings of a service under test. It keeps nothing in memory, so that every question meets the store."""
-    small = {"threads": 1, "chunk_tokens": 128, "max_document_bytes": LIMIT, "max_tokens": 8, "host_bytes": 0}
+    small = {
+        "threads": 1,
+        "chunk_tokens": 128,
+        "max_document_bytes": LIMIT,
+        "max_tokens": 8,
+        "host_bytes": 0,
+        "dashboard": False,
+    }
     return load_settings(**{"data": data, "device": "cpu", **small, **more})
 
 
 @contextmanager
-def serving(chosen: Settings) -> Iterator[Service]:
+def serving(chosen: Settings, tracing: Tracing | None = None) -> Iterator[Service]:
     """A service on a free port, with nothing in it."""
-    app = create_app(chosen)
-    config = uvicorn.Config(app, port=0, log_level="warning", lifespan="on", server_header=False)
+    app = create_app(chosen, tracing)
+    config = uvicorn.Config(app, port=0, log_level="warning", lifespan="on", server_header=False, http="h11")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="uvicorn")
     thread.start()

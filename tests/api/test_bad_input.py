@@ -178,8 +178,8 @@ def test_a_name_that_looks_like_a_path_is_only_a_label(service: Service) -> None
 
 
 def test_other_methods_and_paths_are_problems_too(service: Service) -> None:
-    assert check_problem(service.client.get(ASK), 405)
-    assert service.client.get(ASK).headers["allow"] == "POST"
+    assert check_problem(service.client.delete(ASK), 405)
+    assert service.client.delete(ASK).headers["allow"] == "GET, POST"
     assert check_problem(service.client.get("/v2/answers"), 404)
     assert check_problem(service.client.post("/v1/documents?wait=maybe", json=HARBOUR), 422)
 
@@ -188,6 +188,7 @@ def test_other_methods_and_paths_are_problems_too(service: Service) -> None:
     ("path", "allowed"),
     [
         (ADD, "GET, POST"),
+        (ASK + "/one/map", "GET"),
         (ADD + "/harbour/plan", "DELETE, GET, PUT"),
         ("/v1/conversations/one", "DELETE, GET"),
         (CHAT, "POST"),

@@ -16,6 +16,7 @@ from ragkv.cli import run
 from ragkv.client import AsyncClient, Cited, Client, Done, Reported, Retrieved, Said
 from ragkv.client import calls as calls_of
 from ragkv.errors import Refused, Unreachable
+from ragkv.exposition import read
 
 QUESTION = "Who built the harbour of Tarn?"
 
@@ -217,6 +218,19 @@ def test_both_clients_have_the_same_methods():
     assert [str(each) for each in one.values()] == [str(each) for each in other.values()]
 
 
+def test_metrics_are_text_for_whoever_reads_that_format(service, elsewhere):
+    async def awaited():
+        async with AsyncClient(service.url) as client:
+            return await client.metrics()
+
+    with Client(service.url) as client:
+        assert read(client.metrics()).sums == read(asyncio.run(awaited())).sums == service.worker.tally.sums
+    url, said = elsewhere
+    said.append((200, {"Content-Type": "text/html"}, b"<html>"))
+    with Client(url) as client, pytest.raises(Refused, match=r"text/html.*is the address right"):
+        client.metrics()
+
+
 # The command line over it.
 
 
@@ -246,3 +260,22 @@ def test_nothing_to_send_is_said(service, tmp_path, capsys):
     assert "nothing to ingest" in capsys.readouterr().err
     assert run(["ingest", str(tmp_path / "none.txt"), "--url", service.url]) == 1
     assert "No such file" in capsys.readouterr().err
+
+
+def test_answers_are_remembered_and_what_they_were_read_from(client, collection):
+    client.put("mill", "The mill of Orm was built by Ida Falk.", "Orm", collection=collection)
+    question = "Who built the mill of Orm?"
+    given = [client.ask(question, collection=collection) for _ in range(3)]
+    first = client.answers(limit=2)
+    second = client.answers(limit=1, before=first.before)
+    assert [each.collection for each in (*first.answers, *second.answers)] == [collection] * 3
+    latest = client.recall(first.answers[0].id)
+    assert (latest.question, latest.answer, latest.report) == (question, given[-1].answer, given[-1].report)
+    assert (latest.when, latest.report.ratios) == (first.answers[0].when, first.answers[0].ratios)
+    read = client.map(latest.id)
+    assert (len(read.chunks), read.chunks[0].citation, len(read.chunks[0].states)) == (1, 1, read.layers)
+    assert "".join(read.chunks[0].texts) == "Document: Orm\nThe mill of Orm was built by Ida Falk.\n"
+    client.remove("mill", collection)
+    with pytest.raises(Refused) as refused:
+        client.map(latest.id)
+    assert (refused.value.status, refused.value.code) == (404, "not_found")

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from ingest import job_table
+from ingest import job_table, job_view
 from ingest.job_table import MAX_ATTEMPTS
-from ingest.jobs import Counts, Job, Jobs
+from ingest.jobs import Backlog, Counts, Job, Jobs
 from ingest.load import Rejected, read
 from ingest.pipeline import ingest, remove
 from ragkv.catalog import database
@@ -75,6 +75,28 @@ def test_jobs_run_in_the_order_they_came(jobs: Jobs, reader: FileReader) -> None
     order = [jobs.submit([make_document(name)]) for name in "cab"]
     assert [jobs.run_next(reader) for _ in order] == order
     assert [job.id for job in jobs.recent()] == order[::-1]
+
+
+def test_the_backlog_counts_what_waits_and_nothing_that_is_done(jobs: Jobs, reader: FileReader) -> None:
+    assert jobs.backlog() == Backlog(documents=0, queued=0, running=0)
+    jobs.submit([make_document("a"), make_document("b", seed=1), Rejected("c", InvalidDocument("c"))])
+    jobs.submit([make_document("d", seed=2)])
+    assert jobs.backlog() == Backlog(documents=3, queued=2, running=0)
+    jobs.run_next(reader)
+    assert jobs.backlog() == Backlog(documents=2, queued=1, running=1)
+    run_all(jobs, reader)
+    assert jobs.backlog() == Backlog(documents=0, queued=0, running=0)
+
+
+def test_the_backlog_walks_no_table(reader: FileReader) -> None:
+    with reader.catalog.read() as connection:
+        asked: list[str] = []
+        connection.set_trace_callback(asked.append)
+        job_view.backlog(connection)
+        connection.set_trace_callback(None)
+        plans = [row[-1] for sql in asked for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
+    assert len(plans) >= 3
+    assert not [plan for plan in plans if "USING" not in plan or plan.startswith("SCAN")], plans
 
 
 def test_a_bad_document_fails_alone(jobs: Jobs, reader: FileReader) -> None:

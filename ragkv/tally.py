@@ -19,7 +19,7 @@ N = TypeVar("N", int, float)
 
 Outcome = Literal["invalid", "failed", "cancelled", "expired", "refused"]
 """How a question ended that was not answered: it cannot be (4xx), an error of the service, given up by whoever asked,
-its time  was up, no place in the line."""
+its time was up, no place in the line."""
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 _DECADE = (1, 1.5, 2, 3, 5, 7)
@@ -71,7 +71,8 @@ class Sums:
     """answers: by method, prefill and decode policy, names without fields · ended: questions that were not answered ·
     tokens: by kind, those of Tokens · lookups: chunks looked up, by the tier that had them, "" for none · kv_bytes:
     `context_kv`, `heads`, `loaded` · fallbacks: chunks encoded again because their stored KV could not be used ·
-    pulled: blocks that decoding brought back · seconds: by step, those of Timings."""
+    pulled: blocks that decoding brought back · seconds: by step, those of Timings · full_seconds: to the first token,
+    as full recompute is estimated to take for the same questions."""
 
     answers: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     ended: Mapping[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
@@ -81,6 +82,7 @@ class Sums:
     fallbacks: int = 0
     pulled: int = 0
     seconds: Mapping[str, Histogram] = field(default_factory=lambda: dict.fromkeys(STEPS, Histogram()))
+    full_seconds: float = 0.0
 
     def since(self, earlier: Sums) -> Sums:
         """What came after."""
@@ -93,12 +95,18 @@ class Sums:
             fallbacks=self.fallbacks - earlier.fallbacks,
             pulled=self.pulled - earlier.pulled,
             seconds={step: now.since(earlier.seconds[step]) for step, now in self.seconds.items()},
+            full_seconds=self.full_seconds - earlier.full_seconds,
         )
 
     @property
     def answered(self) -> int:
         """Answers of all methods."""
         return sum(self.answers.values())
+
+    @property
+    def full(self) -> float | None:
+        """Seconds to the first token by full recompute, estimated, in the mean of the answers."""
+        return _ratio(self.full_seconds, self.answered) or None
 
     @property
     def sequence(self) -> float | None:
@@ -125,6 +133,10 @@ class Sums:
         """Chunks found in any tier / chunks looked up."""
         return _ratio(sum(self.lookups[tier] for tier in TIERS), sum(self.lookups.values()))
 
+    def hit_by(self, tier: str) -> float | None:
+        """Chunks found in this tier / chunks looked up."""
+        return _ratio(self.lookups[tier], sum(self.lookups.values()))
+
 
 class Tally:
     """Thread-safe. Whoever reads takes `sums`, which do not change any more."""
@@ -138,8 +150,8 @@ class Tally:
         """Since the start."""
         return self._sums
 
-    def answered(self, report: Report) -> None:
-        """A question was answered."""
+    def answered(self, report: Report, full_ms: float = 0.0) -> None:
+        """A question was answered. full_ms: to the first token, had all of it been computed again; estimated."""
         tokens, cache, kv = report.tokens, report.cache, report.bytes
         found = {tier: getattr(cache.hits, tier) for tier in TIERS}
         way = (report.method.partition(":")[0], report.prefill.partition(":")[0], report.decode.partition(":")[0])
@@ -157,6 +169,7 @@ class Tally:
                     step: spent.observed(getattr(report.timings_ms, step) / 1000)
                     for step, spent in then.seconds.items()
                 },
+                full_seconds=then.full_seconds + full_ms / 1000,
             )
 
     def ended(self, outcome: Outcome) -> None:

@@ -1,0 +1,27 @@
+"""Metrics, for Prometheus and whoever reads its format."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from api.dependencies import PROBLEMS
+from api.metrics import OPENMETRICS, Metrics
+
+router = APIRouter()
+
+_TEXT = {"schema": {"type": "string"}, "example": 'ragkv_tokens_total{kind="context"} 2048.0\n'}
+_CONTENT = {"text/plain": _TEXT, OPENMETRICS: _TEXT}
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={401: PROBLEMS[401], 200: {"description": "The metrics", "content": _CONTENT}},
+)
+async def metrics(request: Request) -> Response:
+    """Counters and gauges of the whole service, as Prometheus text, or OpenMetrics where `Accept` names it. Sums since
+    the start and no ratios: those are of the span that whoever shows them chooses."""
+    kept: Metrics = request.app.state.metrics
+    text, media_type = kept.written(request.headers.get("accept", ""))
+    return Response(text, headers={"content-type": media_type})

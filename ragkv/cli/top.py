@@ -1,0 +1,212 @@
+"""`ragkv top`: what a service does, in a terminal: ratios, times and rates, of the last minute and since its start.
+
+A view of /metrics, as Grafana is one: ratios of differences of sums, quantiles of a histogram's buckets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ragkv.cli.common import out, printable, settings_from
+from ragkv.errors import Refused, ServiceError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from ragkv.client import Client
+    from ragkv.exposition import Seen
+    from ragkv.tally import Sums
+
+SPAN = 60.0
+"""Seconds that count as lately."""
+_SECONDS = 10.0
+"""For one answer of the service."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """What happened in so many seconds."""
+
+    sums: Sums
+    seconds: float
+
+
+class Record:
+    """What was seen, as far back as SPAN. A service that was started again begins a new one."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, Seen]] = deque()
+
+    def add(self, when: float, seen: Seen) -> None:
+        """when: on the monotonic clock."""
+        if self._seen and seen.started != self.latest.started:
+            self._seen.clear()
+        self._seen.append((when, seen))
+        while len(self._seen) > 2 and when - self._seen[1][0] >= SPAN:
+            self._seen.popleft()
+
+    @property
+    def latest(self) -> Seen:
+        """What was seen last."""
+        return self._seen[-1][1]
+
+    def lately(self) -> Span | None:
+        """Of the last SPAN, or of as much of it as was seen; None while nothing was seen twice."""
+        (then, earlier), (now, latest) = self._seen[0], self._seen[-1]
+        return Span(latest.sums.since(earlier.sums), now - then) if now > then else None
+
+    def ever(self, now: float) -> Span:
+        """Since the service was started. now: Unix seconds."""
+        return Span(self.latest.sums, max(0.0, now - self.latest.started))
+
+
+def top(
+    url: Annotated[
+        str | None, typer.Option(help="Address of the service (RAGKV_URL, else the port of the settings on 127.0.0.1).")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="API key. Others may see a command line: better set RAGKV_KEY.")
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Show it once and end; so it does where this is no terminal.")
+    ] = False,
+) -> int:
+    """Watch a service: cache hits, ratios, times to the first token, rates, and what waits. Ctrl-C ends it."""
+    settings = settings_from(url=url, key=key)
+    from ragkv.client import Client
+
+    address = settings.url or f"http://127.0.0.1:{settings.port}"
+    with Client(address, settings.key.get_secret_value(), timeout=_SECONDS) as client:
+        record = Record()
+        record.add(time.monotonic(), look(client))
+        console = out()
+        if once or not console.is_terminal:
+            console.print(frame(record, client.url, ""))
+        else:
+            _watch(client, record, interval, console)
+    return 0
+
+
+def look(client: Client) -> Seen:
+    """What the service says now. Raises Refused and Unreachable, in words for whoever sits at the terminal."""
+    from ragkv.exposition import read
+
+    try:
+        return read(client.metrics())
+    except ValueError as error:
+        words = f"what {client.url}/metrics says is not what a ragkv like this one says ({error})"
+        raise Refused(502, "strange", words) from None
+    except Refused as error:
+        words = {
+            "no_api_key": f"the service at {client.url} wants an API key: set RAGKV_KEY, or give --key",
+            "invalid_api_key": f"the service at {client.url} does not know this API key (RAGKV_KEY, --key)",
+            "not_found": f"there are no metrics at {client.url}: look at --url",
+        }.get(error.code, str(error))
+        raise Refused(error.status, error.code, words) from None
+
+
+def _watch(client: Client, record: Record, interval: float, console: Console) -> None:
+    """Until Ctrl-C. A service that goes away is waited for, under the last figures that it told."""
+    from rich.live import Live
+
+    fault = ""
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(frame(record, client.url, fault), refresh=True)
+                time.sleep(interval)
+                try:
+                    record.add(time.monotonic(), look(client))
+                    fault = ""
+                except ServiceError as error:
+                    fault = str(error)
+    except KeyboardInterrupt:
+        return
+
+
+def frame(record: Record, url: str, fault: str) -> RenderableType:
+    """All of it. fault: why there is nothing newer."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    seen, spans = record.latest, [record.lately(), record.ever(time.time())]
+    table = Table(box=None, pad_edge=False, padding=(0, 4, 0, 0), header_style="dim")
+    table.add_column("", min_width=18)
+    shown = [span for span in spans if span is not None]
+    for span in shown:
+        table.add_column("since the start" if span is shown[-1] else f"last {span.seconds:.0f} s", justify="right")
+    for name, figure in FIGURES:
+        table.add_row(name, *(figure(span) for span in shown))
+    told = Text(printable(fault), style="bold red") if fault else _state(seen)
+    about = " · ".join(filter(None, (url, seen.model, seen.method, f"up {_age(shown[-1].seconds)}")))
+    return Group(
+        Text(printable(f"ragkv  {about}"), style="bold"), told, Text(""), table, Text(""), Text(_waiting(seen))
+    )
+
+
+def _state(seen: Seen) -> RenderableType:
+    from rich.text import Text
+
+    if not seen.wrong:
+        return Text("all is well", style="green")
+    return Text(f"not all right: {', '.join(map(printable, seen.wrong))} (`ragkv doctor --url`)", style="yellow")
+
+
+def _waiting(seen: Seen) -> str:
+    documents, queued = ("?" if count is None else str(count) for count in (seen.documents, seen.queued))
+    return (
+        f"answering {seen.running}, waiting {seen.waiting} of {seen.places}"
+        f"      documents {documents}, to be read {queued}"
+    )
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value * 1000:,.0f} ms"
+
+
+def _bytes(count: int) -> str:
+    from rich import filesize
+
+    return f"-{filesize.decimal(-count)}" if count < 0 else filesize.decimal(count)
+
+
+def _rate(count: float, seconds: float) -> str:
+    return f"{count / seconds:.2f}" if seconds else "–"
+
+
+def _age(seconds: float) -> str:
+    minutes = int(seconds) // 60
+    days, hours = minutes // 1440, minutes // 60 % 24
+    return f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
+
+
+FIGURES: tuple[tuple[str, Callable[[Span], str]], ...] = (
+    ("cache hit", lambda span: _share(span.sums.cache_hit)),
+    ("  gpu", lambda span: _share(span.sums.hit_by("gpu"))),
+    ("  host", lambda span: _share(span.sums.hit_by("host"))),
+    ("  store", lambda span: _share(span.sums.hit_by("store"))),
+    ("recompute", lambda span: _share(span.sums.recompute)),
+    ("sequence", lambda span: _share(span.sums.sequence)),
+    ("load", lambda span: _share(span.sums.load)),
+    ("bytes saved", lambda span: _bytes(span.sums.saved)),
+    ("TTFT p50", lambda span: _milliseconds(span.sums.seconds["ttft"].quantile(0.5))),
+    ("TTFT p95", lambda span: _milliseconds(span.sums.seconds["ttft"].quantile(0.95))),
+    ("by full", lambda span: _milliseconds(span.sums.full)),
+    ("answers", lambda span: str(span.sums.answered)),
+    ("answers/s", lambda span: _rate(span.sums.answered, span.seconds)),
+    ("tokens/s", lambda span: _rate(span.sums.tokens["generated"], span.seconds)),
+    ("not answered", lambda span: str(sum(span.sums.ended.values()))),
+)
+"""Name of each figure, and how it is written."""

@@ -1,0 +1,127 @@
+"""Coming in: a key for a ticket; a ticket opens what the key opens, for pages of this service alone."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from fastapi import FastAPI, WebSocket
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+from api.dashboard import guard
+from api.dashboard.guard import COOKIE, LOGIN, TICKET_SECONDS, Tickets
+from api.gate import Gate
+from api.keys import Keys, make_key, read_keys
+from api.tenants import Tenant
+from tests.api.dashboard.conftest import Desk
+
+PAGE = {"Accept": "text/html"}
+
+
+def tickets(*tenants: str) -> Tickets:
+    return Tickets(read_keys(",".join(make_key(tenant)[1] for tenant in tenants)))
+
+
+def test_a_ticket_is_its_tenants_until_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tickets("acme", "zeta")
+    ticket = made.make("acme")
+    assert made.whose(ticket) == "acme"
+    now = guard.time.time()
+    monkeypatch.setattr(guard.time, "time", lambda: now + TICKET_SECONDS + 1)
+    assert made.whose(ticket) is None
+
+
+def test_what_was_changed_is_no_ticket() -> None:
+    made = tickets("acme", "zeta")
+    ticket = made.make("acme")
+    for changed in (
+        ticket.replace("acme", "zeta"),
+        ticket[:-1],
+        ticket.upper(),
+        "",
+        "..",
+        "acme",
+        "\udc80.1.2",
+        "ä.9.9",
+    ):
+        assert made.whose(changed) is None, changed
+
+
+def test_a_ticket_of_other_keys_is_none() -> None:
+    one, other = tickets("acme"), tickets("acme")
+    assert other.whose(one.make("acme")) is None
+    assert Tickets(Keys()).whose(one.make("acme")) is None
+
+
+def test_a_browser_is_asked_for_a_key_and_a_program_is_refused(desk: Desk) -> None:
+    with httpx.Client(base_url=desk.url) as client:
+        for path in ("/dashboard", "/dashboard/", "/dashboard/x"):
+            asked, refused = client.get(path, headers=PAGE), client.get(path)
+            assert (asked.status_code, refused.status_code) == (401, 401)
+            assert '<form method="post"' in asked.text
+            assert "script" not in asked.headers["content-security-policy"]
+            assert refused.json()["code"] == "no_api_key"
+        assert client.get("/v1/documents", headers=PAGE).headers["content-type"] == "application/problem+json"
+
+
+def test_the_ticket_is_for_this_services_pages_alone(desk: Desk) -> None:
+    with httpx.Client(base_url=desk.url) as client:
+        wrong = client.post(LOGIN, data={"key": "ragkv_wrong"}, headers=PAGE)
+        assert (wrong.status_code, COOKIE in wrong.cookies) == (401, False)
+        assert "not known" in wrong.text
+        came = client.post(LOGIN, data={"key": desk.key}, headers=PAGE)
+        assert (came.status_code, came.headers["location"]) == (303, "/dashboard")
+        cookie = came.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert desk.key.lower() not in cookie
+        assert client.get("/v1/documents").status_code == 200, "it opens what the key opens"
+        assert client.get("/v1/documents/harbour").json()["id"] == "harbour"
+        form = {"question": "Who built the harbour of Tarn?"}
+        foreign = client.post("/v1/answers", json=form, headers={"Origin": "http://evil.example"})
+        assert (foreign.status_code, foreign.json()["code"]) == (403, "other_origin")
+        client.post("/dashboard/logout")
+        assert client.get("/v1/documents").status_code == 401
+
+
+def test_the_page_may_load_from_nowhere_else(desk: Desk) -> None:
+    policy = desk.client.get("/dashboard/").headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "http" not in policy
+    assert "frame-ancestors 'none'" in policy
+
+
+def test_a_websocket_wants_the_ticket_and_the_own_origin() -> None:
+    _, pair = make_key("acme")
+    keys = read_keys(pair)
+    app = echoing(keys)
+    ticket = {"cookie": f"{COOKIE}={Tickets(keys).make('acme')}"}
+    with TestClient(app, "http://here") as client:
+        with client.websocket_connect(
+            "/dashboard/ws", headers={**ticket, "host": "here", "origin": "http://here"}
+        ) as socket:
+            assert socket.receive_text() == "acme"
+        for headers in ({}, {**ticket, "origin": "http://evil.example"}, {"cookie": f"{COOKIE}=x"}):
+            with pytest.raises(WebSocketDisconnect), client.websocket_connect("/dashboard/ws", headers=headers):
+                pass
+    with TestClient(echoing(Keys()), "http://here") as client:
+        with client.websocket_connect("/dashboard/ws", headers={"host": "here", "origin": "http://here"}) as socket:
+            assert socket.receive_text() == ""
+        with (
+            pytest.raises(WebSocketDisconnect),
+            client.websocket_connect("/dashboard/ws", headers={"origin": "http://evil"}),
+        ):
+            pass
+
+
+def echoing(keys: Keys) -> FastAPI:
+    """An application behind the gate, with a WebSocket that says whose it is."""
+    app = FastAPI()
+    app.add_middleware(Gate, keys=keys)
+
+    @app.websocket("/dashboard/ws")
+    async def whose(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.send_text(getattr(socket.state, "tenant", Tenant()).name)
+
+    return app

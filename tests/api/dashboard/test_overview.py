@@ -1,0 +1,91 @@
+"""The figures of the overview are those of the reports and of /metrics, to the digit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import Page, expect
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.api.dashboard.conftest import QUESTIONS, Desk
+
+
+def tile(page: Page, name: str) -> tuple[str, float]:
+    """What a tile shows, and its exact value."""
+    found = page.get_by_role("region", name=name, exact=True)
+    return found.locator(".value").inner_text(), float(found.get_attribute("data-exact") or "nan")
+
+
+def total(desk: Desk, *path: str) -> float:
+    """Of a field of all reports."""
+    found = 0
+    for answer in desk.answers:
+        value: Any = answer["report"]
+        for name in path:
+            value = value[name]
+        found += value
+    return found
+
+
+def metrics(desk: Desk) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample of /metrics, by its name and labels."""
+    families = text_string_to_metric_families(desk.client.get("/metrics").text)
+    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+def sample(found: dict[Any, float], name: str, **labels: str) -> float:
+    return found[name, frozenset(labels.items())]
+
+
+def test_every_tile_agrees_with_the_reports_and_with_metrics(desk: Desk) -> None:
+    with desk.page() as page:
+        answers = page.get_by_role("region", name="Bytes saved").locator(".note")
+        expect(answers).to_have_text(f"in {len(desk.answers)} answers")
+        scraped, context = metrics(desk), total(desk, "tokens", "context")
+        for name, kind in (("Recomputed", "recomputed"), ("Kept", "kept")):
+            shown, exact = tile(page, name)
+            assert exact == total(desk, "tokens", kind) / context
+            of = sample(scraped, "ragkv_tokens_total", kind="context")
+            assert exact == sample(scraped, "ragkv_tokens_total", kind=kind) / of
+            assert shown == f"{100 * exact:.1f}%"
+        read = total(desk, "bytes", "heads") + total(desk, "bytes", "loaded")
+        size = total(desk, "bytes", "context_kv")
+        assert tile(page, "Loaded")[1] == read / size
+        assert tile(page, "Bytes saved")[1] == size - read
+        of = sample(scraped, "ragkv_kv_bytes_total", source="context")
+        scraped_read = sum(sample(scraped, "ragkv_kv_bytes_total", source=source) for source in ("heads", "loaded"))
+        assert tile(page, "Bytes saved")[1] == of - scraped_read
+        hits = sum(total(desk, "cache", "hits", tier) for tier in ("gpu", "host", "store"))
+        assert tile(page, "Cache hits")[1] == hits / total(desk, "cache", "chunks") == 1.0
+        counted = sum(
+            sample(scraped, "ragkv_chunk_lookups_total", tier=t, result="hit") for t in ("gpu", "host", "store")
+        )
+        assert counted == hits
+        assert tile(page, "Waiting")[0] == "0 of 32"
+
+
+def test_an_answer_that_is_given_meanwhile_is_counted_within_seconds(desk: Desk) -> None:
+    with desk.page() as page:
+        note = page.get_by_role("region", name="Bytes saved").locator(".note")
+        expect(note).to_have_text(f"in {len(desk.answers)} answers")
+        desk.ask(QUESTIONS[0])
+        expect(note).to_have_text(f"in {len(desk.answers)} answers", timeout=5000)
+        first = page.get_by_role("region", name="First token", exact=True).first
+        assert "full recompute, estimated" in first.locator(".note").inner_text()
+
+
+def test_lately_is_another_span_than_all(desk: Desk) -> None:
+    with desk.page() as page:
+        page.get_by_role("button", name="five minutes").click()
+        expect(page.get_by_role("button", name="five minutes")).to_have_attribute("aria-pressed", "true")
+        note = page.get_by_role("region", name="Bytes saved").locator(".note")
+        expect(note).to_have_text(f"in {len(desk.answers)} answers")
+
+
+def test_an_answer_of_the_list_opens_with_its_map(desk: Desk) -> None:
+    with desk.page() as page:
+        page.get_by_role("button", name=QUESTIONS[1]).first.click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_role("heading", name=QUESTIONS[1])).to_be_visible()
+        expect(dialog.get_by_role("grid")).to_be_visible()
+        assert desk.answers[1]["answer"] in dialog.locator(".answer").inner_text()

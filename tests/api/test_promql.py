@@ -1,0 +1,93 @@
+"""The queries of the Grafana dashboard, and those that the documents advise, ask for metrics and labels that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.api.conftest import Service
+
+_STRING = r'"[^"]*"'
+_METRIC = re.compile(r"\b((?:ragkv|process)_[a-z0-9_]+)\s*(\{[^}]*\})?")
+_GROUPED = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+OF_THE_TARGET = {"job", "instance"}
+"""Labels that Prometheus adds."""
+
+
+Known = dict[str, dict[str, set[str]]]
+"""Metrics, their labels, and what these say."""
+
+
+def check(expression: str, known: Known) -> None:
+    """Whether metrics and labels of PromQL exist, and the values that labels are asked for."""
+    named = _METRIC.findall(expression)
+    assert named, expression
+    labels: set[str] = set()
+    for name, matchers in named:
+        assert name in known, f"{name} in {expression}"
+        labels |= known[name].keys()
+        for label, values in re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"', matchers):
+            assert label in known[name], f"{label} of {name} in {expression}"
+            assert set(values.split("|")) <= known[name][label], f"{values} in {expression}"
+    for group in _GROUPED.findall(re.sub(_STRING, '""', expression)):
+        asked = {label.strip() for label in group.split(",") if label.strip()}
+        assert asked <= labels | OF_THE_TARGET, f"{asked} in {expression}"
+
+
+@pytest.fixture(scope="module")
+def known(service: Service) -> Known:
+    """What a service says that has answered a question."""
+    assert service.post("/v1/answers", {"question": "Who built the harbour of Tarn?"}).status_code == 200
+    found: Known = {}
+    for family in text_string_to_metric_families(service.client.get("/metrics").text):
+        for sample in family.samples:
+            labels = found.setdefault(sample.name, {})
+            for label, value in sample.labels.items():
+                labels.setdefault(label, set()).add(value)
+    return found
+
+
+def test_every_query_of_the_dashboard_asks_for_what_is_there(root: Path, known: Known) -> None:
+    file = root / "deploy" / "grafana" / "dashboards" / "ragkv.json"
+    panels = json.loads(file.read_text(encoding="utf-8"))["panels"]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    assert len(queries) > 25
+    for query in queries:
+        check(query, known)
+    assert {name for query in queries for name, _ in _METRIC.findall(query)} >= {
+        name for name in known if name.startswith("ragkv_") and name.endswith("_total")
+    }, "every counter is shown somewhere"
+
+
+def test_legends_name_labels_that_their_queries_keep(root: Path) -> None:
+    file = root / "deploy" / "grafana" / "dashboards" / "ragkv.json"
+    for panel in json.loads(file.read_text(encoding="utf-8"))["panels"]:
+        for target in panel.get("targets", ()):
+            for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
+                assert f"by ({label})" in target["expr"], panel["title"]
+
+
+def test_the_queries_of_the_documents_ask_for_what_is_there(root: Path, known: Known) -> None:
+    blocks = re.findall(r"```promql\n(.*?)```", (root / "docs" / "operations.md").read_text(), re.S)
+    queries = [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
+    assert len(queries) >= 3
+    for query in queries:
+        check(query, known)
+
+
+def test_a_query_for_what_is_not_there_is_found(known: Known) -> None:
+    check('sum by (tier) (rate(ragkv_chunk_lookups_total{result="hit"}[1m]))', known)
+    for wrong in (
+        "rate(ragkv_lookups_total[1m])",
+        'ragkv_tokens_total{sort="context"}',
+        'ragkv_kv_bytes_total{source="context_kv"}',
+        'ragkv_kv_bytes_total{source=~"heads|load"}',
+        "sum by (tenant) (ragkv_answers_total)",
+        "up",
+    ):
+        with pytest.raises(AssertionError):
+            check(wrong, known)

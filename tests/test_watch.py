@@ -1,0 +1,32 @@
+"""The stopwatch: what it booked, when, and what that adds up to."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ragkv.watch import Watch
+
+
+def test_a_step_is_booked_with_its_start_and_end_also_where_it_fails():
+    before = time.perf_counter()
+    watch = Watch()
+    time.sleep(0.01)
+    with watch.step("plan"):
+        time.sleep(0.02)
+    with pytest.raises(ZeroDivisionError), watch.step("load"):
+        raise ZeroDivisionError
+    plan, load = watch.intervals
+    assert (plan.name, load.name) == ("plan", "load")
+    assert 10 <= plan.start <= plan.end - 20 <= load.start - 20
+    assert before <= watch.began <= before + 1
+    assert load.end <= watch.total()
+
+
+def test_the_same_name_adds_up_and_one_that_never_ran_is_nothing():
+    watch = Watch()
+    watch.book("load", 1.0, 2.5)
+    watch.book("plan", 2.5, 4.0)
+    watch.book("load", 4.0, 4.5)
+    assert (watch.spent("load"), watch.spent("plan"), watch.spent("repair")) == (2.0, 1.5, 0.0)

@@ -1,0 +1,1 @@
+"""The dashboard for Grafana, written by a program so that its panels are alike."""

@@ -1,0 +1,101 @@
+"""The pictures of README: the real dashboard over the sample documents, as SVG. `make screenshots` runs this.
+
+Chromium prints the page as it stands on a screen, and pdftocairo (poppler) makes drawings of the print: sharp at every
+size, and text files as everything else in the repository.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+from ragkv.client import Client
+from ragkv.samples import folder
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "docs" / "images"
+WIDTH = 1100
+ASKED = 6
+"""Questions for the overview; the last one is asked on the page."""
+POINTS_SECONDS = 25
+"""Until the charts have a few points."""
+_LONG = re.compile(r"\d+\.\d{3,}")
+
+
+@contextmanager
+def served(data: Path) -> Iterator[str]:
+    """`ragkv serve` on a free port; yields its address."""
+    environment = {**os.environ, "RAGKV_DATA": str(data), "RAGKV_URL": ""}
+    command = [sys.executable, "-m", "ragkv.cli", "serve", "--port", "0"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stderr is not None
+        try:
+            for line in run.stderr:
+                if line.startswith("serving at"):
+                    yield line.split()[-1]
+                    return
+            raise SystemExit("the service ended before it served")
+        finally:
+            run.terminate()
+
+
+def shot(page: Page, name: str) -> None:
+    """Draw what the page shows."""
+    height = page.evaluate("Math.ceil(document.querySelector('.panels').getBoundingClientRect().bottom)")
+    with tempfile.TemporaryDirectory() as folder:
+        printed, drawn = Path(folder) / "page.pdf", Path(folder) / "page.svg"
+        page.emulate_media(media="screen")
+        page.pdf(path=printed, width=f"{WIDTH}px", height=f"{height}px", print_background=True, page_ranges="1")
+        subprocess.run(["pdftocairo", "-svg", printed, drawn], check=True)
+        text = _LONG.sub(lambda found: f"{float(found[0]):.2f}", drawn.read_text(encoding="utf-8"))
+    IMAGES.mkdir(exist_ok=True)
+    (IMAGES / f"{name}.svg").write_text(text, encoding="utf-8")
+    print(f"{name}.svg: {len(text) // 1024} KiB")
+
+
+def main() -> None:
+    """Ingest, ask, draw."""
+    told = [json.loads(line)["q"] for line in (folder() / "questions.jsonl").read_text().splitlines()[:ASKED]]
+    with tempfile.TemporaryDirectory() as data, served(Path(data)) as url, Client(url) as client:
+        client.wait(client.upload(sorted(folder().glob("*.md"))))
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": WIDTH, "height": 800})
+            page.goto(f"{url}/dashboard")
+            for question in told[1:]:
+                client.ask(question)
+                page.wait_for_timeout(1000 * POINTS_SECONDS / ASKED)
+            page.wait_for_timeout(1000 * POINTS_SECONDS)
+            shot(page, "overview")
+            page.get_by_role("tab", name="Ask").click()
+            page.get_by_label("Question").fill(told[0])
+            page.get_by_role("button", name="Ask", exact=True).click()
+            expect(page.get_by_role("grid")).to_be_visible(timeout=30_000)
+            page.locator("td.found").first.focus()
+            page.wait_for_timeout(500)
+            shot(page, "map")
+            browser.close()
+
+
+def chromium() -> str:
+    """The browser that is here. Raises SystemExit where there is none."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    raise SystemExit("there is no Chromium; `make screenshots` installs Debian's")
+
+
+if __name__ == "__main__":
+    main()
