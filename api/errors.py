@@ -24,6 +24,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from api.account import current
+from api.tenants import Tenant
 from ingest.jobs import JobError, code_of
 from ragkv.errors import (
     Busy,
@@ -115,7 +116,7 @@ def of_job(error: JobError | None) -> Fault:
         return Fault(409, "cancelled before it was done: the document was deleted meanwhile", "cancelled")
     known = ((status, code) for kind, status, code in _STATUS if code_of(kind) == error.code)
     status, code = next(known, (503, "unavailable") if error.code != "internal_error" else (500, "internal"))
-    return Fault(status, error.message, code)
+    return Fault(status, Tenant(current().tenant).told(error.message), code)
 
 
 def install(app: FastAPI) -> None:
@@ -162,7 +163,7 @@ def fault_of(error: Exception) -> Fault:
 def _of_ragkv(error: RagkvError) -> Fault:
     status, code = next((status, code) for kind, status, code in _STATUS if isinstance(error, kind))
     headers = {"Retry-After": str(error.retry_after)} if isinstance(error, Busy) else {}
-    return Fault(status, str(error), code, headers)
+    return Fault(status, Tenant(current().tenant).told(str(error)), code, headers)
 
 
 def _of_validation(error: RequestValidationError) -> Fault:

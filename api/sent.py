@@ -57,4 +57,8 @@ def gone() -> Response:
 
 def shown(job: Job, tenant: Tenant) -> dict[str, Any]:
     """The job as its tenant sees it."""
-    return dataclasses.asdict(job) | {"collection": tenant.outside(job.collection)}
+    told = dataclasses.asdict(job) | {"collection": tenant.outside(job.collection)}
+    for fault in (told["error"], told["last_error"], *(document["error"] for document in told["documents"])):
+        if fault is not None:
+            fault["message"] = tenant.told(fault["message"])
+    return told

@@ -23,6 +23,10 @@ class Tenant:
         """What the tenant calls it."""
         return collection.removeprefix(f"{self.name}:") if self.name else collection
 
+    def told(self, message: str) -> str:
+        """What a message says to the tenant: it knows its collections by its own names only."""
+        return message.replace(f"'{self.name}:", "'") if self.name else message
+
     def owns(self, collection: str) -> bool:
         """Whether a collection of the catalogue is the tenant's."""
         return not self.name or collection.startswith(f"{self.name}:")

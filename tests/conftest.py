@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,14 @@ ROOT = Path(__file__).resolve().parent.parent
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A suite that a shell started with & ignores SIGINT, and its children would inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -90,14 +90,6 @@ def program(arguments: Sequence[object], folder: Path) -> Iterator[subprocess.Po
             process.kill()
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """A suite that a shell started with & ignores SIGINT, and its children would inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def is_one_line(text: str) -> bool:
     return text.startswith("ragkv: ") and text.count("\n") == 1 and text.endswith("\n")
 

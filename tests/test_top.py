@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -99,24 +100,33 @@ def test_a_service_that_was_started_again_begins_anew() -> None:
     assert lately.sums.answered == 1
 
 
-def test_the_terminal_has_its_screen_back_after_ctrl_c(asked: Service) -> None:
+def test_the_terminal_has_its_screen_back_after_ctrl_c(asked: Service, interruptible: None) -> None:
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "ragkv.cli", "top", "--url", asked.url, "--interval", "0.2"]
     plain = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
     shown = b""
     with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=plain) as program:
         os.close(follower)
-        deadline = time.monotonic() + 30
-        while b"last " not in shown and time.monotonic() < deadline:
-            shown += os.read(leader, 65536)
+        shown += written(leader, b"last ")
         asked.post("/v1/answers", {"question": QUESTIONS[1]})
         program.send_signal(signal.SIGINT)
-        while b"\x1b[?1049l" not in shown:
-            shown += os.read(leader, 65536)
-        assert program.wait(10) == 0
+        shown += written(leader, b"\x1b[?1049l")
+        try:
+            assert program.wait(10) == 0
+        finally:
+            program.kill()
     os.close(leader)
     assert b"\x1b[?1049h" in shown
     assert b"since the start" in shown
+
+
+def written(terminal: int, until: bytes) -> bytes:
+    """What a program writes to a terminal, up to this, and for half a minute at most."""
+    shown, deadline = b"", time.monotonic() + 30
+    while until not in shown and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 1)[0]:
+            shown += os.read(terminal, 65536)
+    return shown
 
 
 def test_a_service_that_wants_a_key_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from api.history_schemas import brief, drawn
 from api.tenants import Tenant
 from api.worker import Worker
 from ragkv.errors import NotFound
+from ragkv.report import Report
 
 LATEST = 12
 """Answers that are listed."""
@@ -79,7 +80,7 @@ async def show(worker: Worker, tenant: Tenant, id: str) -> None:
         return
     ui.label(answered.answer.question).classes("title").props("role=heading aria-level=2")
     ui.label(answered.answer.answer).classes("answer")
-    ui.label(said(answered)).classes("note")
+    ui.label(said(answered.answer.report, answered.full_ms)).classes("note")
     await draw(worker, answered)
 
 
@@ -89,10 +90,9 @@ async def draw(worker: Worker, answered: Remembered) -> None:
     KVMap(drawn(answered, texts))
 
 
-def said(answered: Remembered) -> str:
-    """The figures of an answer in a line."""
-    report = answered.answer.report
-    full = f" (full recompute, estimated: {span(answered.full_ms / 1000)})" if answered.full_ms else ""
+def said(report: Report, full_ms: float = 0.0) -> str:
+    """The figures of an answer in a line. full_ms: its estimate of full recompute, 0: none."""
+    full = f" (full recompute, estimated: {span(full_ms / 1000)})" if full_ms else ""
     ratios = report.ratios
     return (
         f"{report.method} · first token after {span(report.timings_ms.ttft / 1000)}{full}"

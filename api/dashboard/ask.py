@@ -92,10 +92,9 @@ class Ask:
 
     async def _tell(self, answer: Answer, id: str) -> None:
         self._answer.set_text(answer.answer)
-        self._note.set_text("")
         answered = self._worker.history.find(self._tenant.name, id)
+        self._note.set_text(said(answer.report, answered.full_ms if answered else 0.0))
         if answered is not None:
-            self._note.set_text(said(answered))
             with self._read:
                 await draw(self._worker, answered)
 

@@ -13,6 +13,7 @@ from api.dashboard.guard import ROOT
 from api.dashboard.papers import Papers
 from api.dashboard.tiles import Charts, Tiles
 from api.tenants import Tenant
+from ragkv.errors import RagkvError
 
 TABS = {"Overview": "insights", "Ask": "forum", "Documents": "description"}
 BLUE = "#0072b2"
@@ -49,6 +50,12 @@ def draw(app: FastAPI, tenant: Tenant | None) -> None:
             shelf = Papers(worker, whose)
 
     async def look() -> None:
+        try:
+            await look_at_tab()
+        except RagkvError as error:  # the catalogue may be busy for a moment
+            status.set_text(str(error))
+
+    async def look_at_tab() -> None:
         health = worker.health()
         status.set_text(f"{health.get('model', '')} · {health['status']}")
         if tabs.value == "Overview":

@@ -157,6 +157,7 @@ class _Row:
     """A job, as a line with its progress."""
 
     def __init__(self, job: Job, tenant: Tenant, cancel: Callable[[str], Awaitable[None]]):
+        self._tenant = tenant
         with ui.row().classes("line"):
             self._name = ui.label(f"{tenant.outside(job.collection)} · {job.counts.total} documents")
             self._told = ui.label().classes("note")
@@ -169,7 +170,7 @@ class _Row:
         share = counts.done / counts.total
         if counts.done < counts.total and job.total and job.stage:
             share += job.done / job.total / counts.total
-        faults = f" · {counts.failed} failed: {job.last_error.message}" if job.last_error else ""
+        faults = f" · {counts.failed} failed: {self._tenant.told(job.last_error.message)}" if job.last_error else ""
         left = f" · {span(job.eta_seconds)} left" if job.finished is None and job.eta_seconds else ""
         self._told.set_text(f"{job.status} · {counts.done} of {counts.total} done{left}{faults}")
         self._bar.set_value(round(share, 3))

@@ -110,6 +110,8 @@ def test_every_key_opens_under_its_own_tenant_and_no_other(guarded: Guarded) -> 
         assert zeta.post("/v1/answers", json=ASK).status_code == 404
         assert zeta.post("/v1/answers", json={**ASK, "collection": "acme:default"}).status_code == 404
         assert zeta.post("/v1/answers", json={**ASK, "stream": True}).status_code == 404
+        told = zeta.post("/v1/answers", json=ASK).json()["detail"]
+        assert told.startswith("collection 'default' has no documents"), "as the tenant calls it"
 
 
 def test_both_headers_are_understood(guarded: Guarded) -> None:

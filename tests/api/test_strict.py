@@ -20,7 +20,7 @@ ASK = {"question": "Who built the harbour of Tarn?"}
         ("POST", "/v1/answers", ASK, 200),
         ("POST", "/v1/answers", {"question": ""}, 422),
         ("POST", "/v1/answers", {"question": "a" * 3 * 2**20}, 413),
-        ("GET", "/v1/answers", None, 405),
+        ("PUT", "/v1/answers", None, 405),
         ("GET", "/v1/models", None, 200),
         ("GET", "/v1/models/none", None, 404),
         ("GET", "/nothing", None, 404),

@@ -49,12 +49,14 @@ class Desk:
             expect(page.get_by_role("status")).to_contain_text("demo")
             noted.faults.clear()  # the form came with 401, which the console tells
             page.get_by_role("tab", name=name).click()
+            expect(page.locator(".q-tab-panel")).to_have_count(1)  # the other one slides out
             yield page
             assert len(noted.faults) == faults, noted.faults
             assert noted.hosts == {re.sub("^http://", "", self.url)}
 
 
-@pytest.fixture(scope="session")
+# Not of the session: Playwright keeps a loop running in this thread, and other tests run loops of their own in it.
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """Debian's Chromium, or another one that is here; `make test` installs it."""
     assert CHROMIUM, "there is no Chromium; `make test` installs Debian's"
@@ -62,7 +64,7 @@ def browser() -> Iterator[Browser]:
         yield launched
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def desk(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Desk]:
     """With two documents, and three answers given."""
     folder: Path = tmp_path_factory.mktemp("desk")

@@ -67,6 +67,31 @@ def test_the_map_is_walked_with_the_arrow_keys_and_says_what_a_block_holds(desk:
         assert grid.locator("td[tabindex='0']").count() == 1, "one stop for the tab key"
 
 
+def test_the_answer_is_seen_as_it_is_made(desk: Desk) -> None:
+    with desk.page("Ask") as page:
+        page.evaluate(
+            """() => {
+              window.seen = [];
+              const shown = () => document.querySelector("section[aria-label=Answer] .answer")?.innerText;
+              const every = { subtree: true, childList: true, characterData: true };
+              new MutationObserver(() => window.seen.push(shown())).observe(document.body, every);
+            }"""
+        )
+        ask(page, QUESTIONS[1])
+        expect(page.get_by_role("grid")).to_be_visible(timeout=20_000)
+        whole = drawn_answer(desk)
+        parts = set(page.evaluate("window.seen")) - {None, "", whole}
+        assert parts, "pieces came before the whole"
+        assert all(whole.startswith(part) for part in parts)
+
+
+def drawn_answer(desk: Desk) -> str:
+    """The newest answer."""
+    drawn(desk)
+    answer: str = desk.answers[-1]["answer"]
+    return answer
+
+
 def test_another_method_reads_otherwise(desk: Desk) -> None:
     with desk.page("Ask") as page:
         ask(page, QUESTIONS[0], "full")

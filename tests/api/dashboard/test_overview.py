@@ -56,7 +56,7 @@ def test_every_tile_agrees_with_the_reports_and_with_metrics(desk: Desk) -> None
         scraped_read = sum(sample(scraped, "ragkv_kv_bytes_total", source=source) for source in ("heads", "loaded"))
         assert tile(page, "Bytes saved")[1] == of - scraped_read
         hits = sum(total(desk, "cache", "hits", tier) for tier in ("gpu", "host", "store"))
-        assert tile(page, "Cache hits")[1] == hits / total(desk, "cache", "chunks") == 1.0
+        assert tile(page, "Cache hits")[1] == hits / (hits + total(desk, "cache", "misses")) == 1.0
         counted = sum(
             sample(scraped, "ragkv_chunk_lookups_total", tier=t, result="hit") for t in ("gpu", "host", "store")
         )
