@@ -16,7 +16,7 @@ from tests.api.dashboard.loaded import ANSWERS
 from tests.test_program import served
 
 PROGRAM = ("-m", "tests.api.dashboard.loaded", "serve", "--port", "0")
-WATCHED_SECONDS = 10
+WATCHED_SECONDS = 6
 
 
 @pytest.fixture(scope="module")
