@@ -81,6 +81,14 @@ def families(sums: Sums) -> Iterator[Metric]:
         ("source",),
         {(source,): sums.kv_bytes[name] for source, name in _SOURCES.items()},
     )
+    yield from _single(sums)
+    steps = HistogramMetricFamily("ragkv_step_seconds", "Seconds of each step of an answer.", labels=("step",))
+    for step, spent in sums.seconds.items():
+        steps.add_metric((step,), list(zip(_BUCKETS, accumulate(spent.counts), strict=True)), spent.total)
+    yield steps
+
+
+def _single(sums: Sums) -> Iterator[Metric]:
     yield counter(
         "ragkv_fallbacks_total",
         "Chunks encoded again because their stored KV could not be used.",
@@ -96,10 +104,6 @@ def families(sums: Sums) -> Iterator[Metric]:
         (),
         {(): sums.full_seconds},
     )
-    steps = HistogramMetricFamily("ragkv_step_seconds", "Seconds of each step of an answer.", labels=("step",))
-    for step, spent in sums.seconds.items():
-        steps.add_metric((step,), list(zip(_BUCKETS, accumulate(spent.counts), strict=True)), spent.total)
-    yield steps
 
 
 def counter(name: str, says: str, labels: Sequence[str], values: Mapping[L, float]) -> Metric:
