@@ -262,7 +262,7 @@ def _norm(module: Any) -> _Norm:
     return _Norm(module.weight.detach(), module.variance_epsilon)
 
 
-def _join(modules: Sequence[nn.Linear]) -> _Product:
+def _join(modules: Sequence[Any]) -> _Product:
     """One product of the modules' rows. Their weights become views of its weight."""
     biases = [module.bias for module in modules if module.bias is not None]
     return _Product(_joined([module.weight for module in modules]), torch.cat(biases).detach() if biases else None)

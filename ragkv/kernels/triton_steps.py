@@ -139,7 +139,7 @@ def _turn(
         second = (head >= Q_HEADS + KV_HEADS).to(tl.int32)
         place = table_ptr + layer * width + of
         held = tl.load(place + 2 * layers * width)
-        base = tl.load(place + second * layers * width).to(tl.pointer_type(kind))
+        base = tl.multiple_of(tl.load(place + second * layers * width).to(tl.pointer_type(kind)), 16)
         to = base + (held * KV_HEADS + head - Q_HEADS - second * KV_HEADS) * D
         tl.store(to + lane, low.to(kind), mask=live)
         tl.store(to + HALF + lane, high.to(kind), mask=live)
