@@ -99,17 +99,17 @@ class Steps:
     memory but that of one joined weight while it is made. The model computes what it computed before.
     """
 
-    def __init__(self, model: DecoderModel):
+    def __init__(self, model: DecoderModel, kernels: Kernels | None = None):
+        """kernels: None: the twins on a GPU, the references elsewhere."""
         self._model, self._shape = model, model.shape
-        self._kernels = _kernels(model)
+        self._kernels = kernels or _kernels(model)
         self._layers = _layers(model)
         self._recorded: OrderedDict[tuple[int, int], _Recording] = OrderedDict()
-        self._graphs = self._kernels is not reference
+        self._records = model.device.type == "cuda" and self._kernels is not reference
         # Requests that are made up to fill a width hold nothing and write here.
-        self._nowhere = torch.zeros(
-            2, model.shape.kv_heads, model.shape.head_dim, dtype=model.dtype, device=model.device
-        )
-        self._pool: Any = torch.cuda.graph_pool_handle() if self._graphs else None
+        row = (1, model.shape.kv_heads, model.shape.head_dim)
+        self._nowhere = [torch.zeros(row, dtype=model.dtype, device=model.device) for _ in ("k", "v")]
+        self._pool: Any = torch.cuda.graph_pool_handle() if self._records else None
 
     @property
     def recorded(self) -> int:
@@ -127,51 +127,45 @@ class Steps:
         if len(parts) != 1:
             none = torch.empty(0, self._model.config.vocab_size, dtype=self._model.dtype, device=self._model.device)
             return torch.cat([none, *(self.read(caches[part], tokens[part], positions[part]) for part in parts)])
-        stores = [[cache.stores(layer, 1) for cache in caches] for layer in range(self._shape.layers)]
-        k, v = ([[pair[side] for pair in layer] for layer in stores] for side in (0, 1))
-        rows = [[cache.lengths[layer] for cache in caches] for layer in range(self._shape.layers)]
-        if self._graphs:
-            logits = self._replay(k, v, rows, tokens, positions)
+        inputs, k, v = self._inputs(caches, tokens, positions)
+        splits = splits_of(inputs.shape[1], self._shape.kv_heads, max(max(cache.lengths) for cache in caches) + 1)
+        if self._records:
+            logits = self._replay(inputs, splits)
         else:
-            inputs = _inputs(tokens, positions, k, v, rows)
-            logits = self._step(inputs, Places(_table(inputs), k, v), 1)
+            logits = self._step(inputs, Places(_table(inputs), k, v), splits)
         # A replay goes on by itself: keeping the books costs no time of the step.
         for cache, position in zip(caches, positions, strict=True):
             at = torch.tensor([position])
             for layer in range(self._shape.layers):
                 cache.reserve(layer, at)
-        return logits
+        return logits[: len(caches)]
 
-    def _replay(
-        self,
-        k: Sequence[Sequence[Tensor]],
-        v: Sequence[Sequence[Tensor]],
-        rows: Sequence[Sequence[int]],
-        tokens: Sequence[int],
-        positions: Sequence[int],
-    ) -> Tensor:
+    def _inputs(
+        self, caches: Sequence[ContextCache], tokens: Sequence[int], positions: Sequence[int]
+    ) -> tuple[Tensor, list[list[Tensor]], list[list[Tensor]]]:
+        """(what is copied to the device, [2 + 3L, W] int64: tokens, positions, table; K and V [L][W] that it tells of).
+        W is the width, requests that are made up included."""
+        layers, lacking = range(self._shape.layers), (1 << (len(caches) - 1).bit_length()) - len(caches)
+        nothing, nowhere = [0] * lacking, [self._nowhere] * lacking
+        stores = [[*(cache.stores(layer, 1) for cache in caches), *nowhere] for layer in layers]
+        k, v = ([[pair[side] for pair in layer] for layer in stores] for side in (0, 1))
+        addresses = [[each.data_ptr() for each in layer] for layer in (*k, *v)]
+        rows = [[*(cache.lengths[layer] for cache in caches), *nothing] for layer in layers]
+        lines = [[*tokens, *nothing], [*positions, *nothing], *addresses, *rows]
+        return torch.tensor(lines, dtype=torch.int64), k, v
+
+    def _replay(self, host: Tensor, splits: int) -> Tensor:
         """Logits [W, vocabulary], one's own: the next replay does not change them."""
-        count = len(tokens)
-        width = 1 << (count - 1).bit_length()
-        lacking = width - count
-        splits = splits_of(width, self._shape.kv_heads, max(map(max, rows)) + 1)
-        host = _inputs(
-            [*tokens, *[0] * lacking],
-            [*positions, *[0] * lacking],
-            [[*layer, *[self._nowhere[:1]] * lacking] for layer in k],
-            [[*layer, *[self._nowhere[1:]] * lacking] for layer in v],
-            [[*layer, *[0] * lacking] for layer in rows],
-        )
         with torch.cuda.device(self._model.device):
-            recording = self._recording(width, splits, host)
+            recording = self._recording(host, splits)
             # Memory that is pinned is not used anew before the copy out of it is done.
             recording.inputs.copy_(host.pin_memory(), non_blocking=True)
             recording.graph.replay()
-            return recording.logits[:count].clone()
+            return recording.logits.clone()
 
-    def _recording(self, width: int, splits: int, host: Tensor) -> _Recording:
+    def _recording(self, host: Tensor, splits: int) -> _Recording:
         """The graph of this width and number of parts, recorded at its first use, with `host` as its inputs."""
-        key = (width, splits)
+        key = (host.shape[1], splits)
         if key not in self._recorded:
             while len(self._recorded) >= GRAPHS:
                 self._recorded.popitem(last=False)
@@ -209,18 +203,6 @@ class Steps:
             )
         logits: Tensor = model.lm_head(normed)
         return logits
-
-
-def _inputs(
-    tokens: Sequence[int],
-    positions: Sequence[int],
-    k: Sequence[Sequence[Tensor]],
-    v: Sequence[Sequence[Tensor]],
-    rows: Sequence[Sequence[int]],
-) -> Tensor:
-    """[2 + 3L, W] int64 on the CPU."""
-    addresses = [[each.data_ptr() for each in layer] for layer in (*k, *v)]
-    return torch.tensor([tokens, positions, *addresses, *rows], dtype=torch.int64)
 
 
 def _table(inputs: Tensor) -> Tensor:

@@ -7,9 +7,14 @@ import math
 import pytest
 import torch
 
+from ragkv.context import ContextCache
 from ragkv.kernels import steps as reference
 from ragkv.kernels.steps import HeadNorms, Places, splits_of
+from ragkv.model import DecoderModel
+from ragkv.passes import append
+from ragkv.steps import Steps
 from ragkv.types import Shape
+from tests import tiny
 
 triton_steps = pytest.importorskip("ragkv.kernels.triton_steps")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -174,3 +179,23 @@ def test_twins_round_where_the_references_do():
 )
 def test_keys_are_divided_as_far_as_there_are_programs_and_keys_for_it(width, kv_heads, rows, parts):
     assert splits_of(width, kv_heads, rows) == parts
+
+
+@pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
+def test_a_whole_step_of_twins_is_the_models_forward(kind):
+    """Three requests at a width of four, found by address, their caches growing on the way."""
+    weights = tiny.weights(kind, layers=2)
+    with torch.no_grad():
+        for name, each in weights.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                each.uniform_(0.5, 1.5)
+    model = DecoderModel(weights.float().to(DEVICE))
+    steps = Steps(model, triton_steps)
+    lengths = (4, 1, 290)
+    caches, others = ([ContextCache(model.shape, n + 1, model.dtype, DEVICE) for n in lengths] for _ in range(2))
+    for each in (caches, others):
+        model.forward([append(c, tiny.tokens(n, n), 0, outputs=0) for c, n in zip(each, lengths, strict=True)])
+    for step in range(3):
+        tokens, at = [7 + step, 30, 50 + step], [n + step for n in lengths]
+        expected = model.forward([append(c, [t], p) for c, t, p in zip(others, tokens, at, strict=True)])
+        torch.testing.assert_close(steps.read(caches, tokens, at), torch.cat(expected), rtol=0, atol=1e-4)
