@@ -160,10 +160,10 @@ def _attend(
     # Addresses out of a table say nothing of how they are aligned; without these words every number is read alone.
     k_base = tl.multiple_of(tl.load(place).to(tl.pointer_type(kind)), 16) + head * D
     v_base = tl.multiple_of(tl.load(place + layers * width).to(tl.pointer_type(kind)), 16) + head * D
-    share = tl.cdiv(tl.cdiv(count, parts), KEYS) * KEYS
-    start = part * share
-    stop = tl.minimum(start + share, count)
-    whole = start + tl.maximum(stop - start, 0) // KEYS * KEYS
+    blocks = tl.cdiv(count, KEYS)  # divided so that no part has two more than another
+    start = part * blocks // parts * KEYS
+    stop = tl.minimum((part + 1) * blocks // parts * KEYS, count)
+    whole = start + (stop - start) // KEYS * KEYS
 
     row, d, lane = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, KEYS)
     q_at = (of * Q_HEADS + head * GROUP + row)[:, None] * D + d[None, :]
