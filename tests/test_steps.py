@@ -22,16 +22,16 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def begun(model, lengths):
     """A cache for each request, its rows read, with room for no more."""
-    caches = [ContextCache(model.shape, length, model.dtype) for length in lengths]
+    caches = [ContextCache(model.shape, length, model.dtype, model.device) for length in lengths]
     model.forward([append(c, tiny.tokens(n, n), 0, outputs=0) for c, n in zip(caches, lengths, strict=True)])
     return caches
 
 
-def check_steps(model, lengths, tolerance, count=3):
+def check_steps(model, lengths, tolerance, count=3, steps=None):
     """Some steps of all requests at once, against the forward of each."""
     caches = begun(model, lengths)
     expected = copy.deepcopy(caches)
-    steps = Steps(model)
+    steps = steps or Steps(model)
     for step in range(count):
         tokens = [11 + 3 * step + i % 80 for i in range(len(lengths))]
         positions = [length + step for length in lengths]
@@ -157,3 +157,13 @@ def test_a_step_that_fails_leaves_the_caches_as_they_were():
 def test_without_a_gpu_nothing_is_recorded():
     assert make_steps(tiny.model()) is None
     assert Steps(tiny.model(layers=2)).recorded == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on a GPU")
+def test_a_few_graphs_serve_whoever_decodes(monkeypatch):
+    monkeypatch.setattr("ragkv.steps.GRAPHS", 2)
+    model = DecoderModel(tiny.weights("qwen3", max_positions=2048).float().cuda())
+    steps = make_steps(model)
+    for lengths in ((5,), (40,), (9, 700, 1), (1000, 3, 200, 17), (5,), (2, 900)):
+        check_steps(model, lengths, 1e-4, steps=steps)
+        assert 1 <= steps.recorded <= 2

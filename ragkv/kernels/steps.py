@@ -54,24 +54,24 @@ class HeadNorms:
 
 
 class Kernels(Protocol):
-    """The references, or their twins."""
+    """The references of this module, or their twins; arguments and results are described there."""
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """See the function of this module; likewise below."""
+        """A sum and its norm."""
         ...
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        """"""
+        """What an MLP has between its products."""
         ...
 
     def turn(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, places: Places, layer: int, shape: Shape, norms: HeadNorms | None
     ) -> Tensor:
-        """"""
+        """RoPE, and the new rows to their caches."""
         ...
 
     def attend(self, q: Tensor, places: Places, layer: int, shape: Shape, *, scale: float, splits: int) -> Tensor:
-        """"""
+        """Attention over each request's cache."""
         ...
 
 
