@@ -83,17 +83,14 @@ def make_steps(model: DecoderModel) -> Steps | None:
 
     It must lie on one GPU, not in float64, with plain linear modules and SiLU between them, and Triton must be there.
     """
-    parameters = list(model.body.parameters())
-    together = {each.device for each in parameters} == {model.device} and {each.dtype for each in parameters} == {
-        model.dtype
-    }
-    if model.device.type != "cuda" or model.dtype == torch.float64 or not together or not _is_plain(model):
+    if model.device.type != "cuda" or model.dtype == torch.float64 or not find_spec("triton"):
         return None
-    return Steps(model) if find_spec("triton") else None
+    kinds = {(each.device, each.dtype) for each in model.body.parameters()}
+    return Steps(model) if kinds == {(model.device, model.dtype)} and _is_plain(model) else None
 
 
 class Steps:
-    """See the module. Not thread-safe, and a model's forward must not run beside it on another stream.
+    """See the module. Not thread-safe.
 
     The weights it joins are moved, not copied: the model's modules become views of the joined ones, so it costs no
     memory but that of one joined weight while it is made. The model computes what it computed before.
@@ -110,6 +107,8 @@ class Steps:
         row = (1, model.shape.kv_heads, model.shape.head_dim)
         self._nowhere = [torch.zeros(row, dtype=model.dtype, device=model.device) for _ in ("k", "v")]
         self._pool: Any = torch.cuda.graph_pool_handle() if self._records else None
+        # One stream for all recordings: libraries keep memory to work in for every stream that they see.
+        self._aside: Any = torch.cuda.Stream(model.device) if self._records else None
 
     @property
     def recorded(self) -> int:
@@ -175,16 +174,15 @@ class Steps:
 
     def _record(self, inputs: Tensor, splits: int) -> _Recording:
         """Warm up and record. The step is really done while warming up, with the same rows as in the replay to come."""
-        places = Places(_table(inputs))
-        here, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
+        places, here = Places(_table(inputs)), torch.cuda.current_stream()
+        self._aside.wait_stream(here)
+        with torch.cuda.stream(self._aside):
             for _ in range(2):
                 self._step(inputs, places, splits)
-        here.wait_stream(side)
+        here.wait_stream(self._aside)
         graph = torch.cuda.CUDAGraph()
         # Other threads load KV to the GPU meanwhile; what they ask of it is none of the graph's business.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._aside, capture_error_mode="thread_local"):
             logits = self._step(inputs, places, splits)
         return _Recording(graph, inputs, logits)
 
