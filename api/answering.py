@@ -37,7 +37,7 @@ class Answering:
     def __init__(self, engine: Engine, tally: Tally, history: History):
         """tally: told how each question ends · history: keeps the answers."""
         self._engine, self._tally, self._history = engine, tally, history
-        self._batch = Batch(engine.model, engine.settings.batch, engine.settings.batch_bytes)
+        self._batch = Batch(engine.model, engine.settings.batch, engine.settings.batch_bytes, engine.steps)
         self._open: dict[int, _Open] = {}
 
     @property

@@ -24,6 +24,7 @@ from typing import Literal
 
 from ragkv.decode import Run, advance
 from ragkv.model import DecoderModel
+from ragkv.steps import Steps
 
 Ending = Literal["stop", "length", "deadline", "failed"]
 """A stop token or `Run`'s own `over` · all tokens it may have · its deadline passed · a fault, of this request or of a
@@ -54,13 +55,14 @@ class Batch:
     counts: requests that joined, and those that ended, by how: `Ending`, or `left`.
     """
 
-    def __init__(self, model: DecoderModel, limit: int = 8, bytes: int = 2**31):
-        """limit: requests that run at once · bytes: of K and V, room for rows to come included, of all that run."""
+    def __init__(self, model: DecoderModel, limit: int = 8, bytes: int = 2**31, steps: Steps | None = None):
+        """limit: requests that run at once · bytes: of K and V, room for rows to come included, of all that run ·
+        steps: reads the tokens of those whose decoding is dense, None: the model's forward does."""
         if limit < 1:
             raise ValueError("limit must be at least 1: otherwise nothing ever runs")
         self.limit, self.bytes = limit, bytes
         self.counts: Counter[str] = Counter()
-        self._model = model
+        self._model, self._steps = model, steps
         self._line: OrderedDict[int, _Member] = OrderedDict()
         self._running: dict[int, _Member] = {}
         self._next = 0
@@ -144,7 +146,7 @@ class Batch:
         """The forward of a step."""
         try:
             if going:
-                advance(self._model, [member.run for member, _ in going])
+                advance(self._model, [member.run for member, _ in going], self._steps)
         except Exception as fault:
             return [self._end(member, token, "failed", fault) for member, token in going]
         return [self._read_on(member, token) for member, token in going]

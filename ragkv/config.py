@@ -81,6 +81,9 @@ class Settings(BaseSettings):
     )
     batch: int = Field(8, ge=1, le=256, description="Answers that `ragkv serve` decodes together.")
     batch_bytes: int = Field(2 * 2**30, ge=0, description="Bytes of KV that those may hold; a larger one runs alone.")
+    graphs: bool = Field(
+        False, description="On a GPU, decode densely by recorded CUDA graphs, a launch a token; not measured yet."
+    )
     queue: int = Field(32, ge=1, le=100_000, description="Requests that may wait for the model; more are refused.")
     deadline: float = Field(60.0, gt=0, le=86_400, description="Seconds an answer may take, waiting included.")
     history: int = Field(200, ge=0, le=10_000, description="Latest answers `ragkv serve` keeps in memory to show.")

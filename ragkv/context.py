@@ -52,12 +52,19 @@ class ContextCache:
         """Live positions [length] int64, a view."""
         return self._positions[layer][: self.lengths[layer]]
 
+    def stores(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
+        """K and V of a layer with all their room [capacity, Hkv, d]: live rows in front, room for `rows` more behind
+        them. They are where the rows lie until the cache grows."""
+        if self.lengths[layer] + rows > self._k[layer].shape[0]:
+            self._grow(layer, self.lengths[layer] + rows)
+        return self._k[layer], self._v[layer]
+
     def reserve(self, layer: int, positions: Tensor) -> Tensor:
         """Append rows at `positions` [m], content undefined until written; returns their slots [m]."""
         start = self.lengths[layer]
         stop = start + positions.shape[0]
         if stop > self._k[layer].shape[0]:
-            self._resize(layer, max(stop, 2 * self._k[layer].shape[0]))
+            self._grow(layer, stop)
         self._positions[layer][start:stop] = positions
         self.lengths[layer] = stop
         return torch.arange(start, stop)
@@ -79,6 +86,10 @@ class ContextCache:
     def truncate(self, lengths: Sequence[int]) -> None:
         """Drop the rows put after `lengths` was read off."""
         self.lengths = [min(new, old) for new, old in zip(lengths, self.lengths, strict=True)]
+
+    def _grow(self, layer: int, rows: int) -> None:
+        """At least twofold, so that rows which come one by one are seldom moved."""
+        self._resize(layer, max(rows, 2 * self._k[layer].shape[0]))
 
     def _resize(self, layer: int, rows: int) -> None:
         length = self.lengths[layer]

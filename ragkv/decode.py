@@ -14,6 +14,7 @@ from torch import Tensor
 from ragkv.context import ContextCache
 from ragkv.model import DecoderModel
 from ragkv.passes import Attention, Pass, append
+from ragkv.steps import Steps
 from ragkv.watch import Watch
 
 
@@ -80,6 +81,11 @@ class Run:
         self._generator = torch.Generator().manual_seed(sampling.seed)
 
     @property
+    def position(self) -> int:
+        """Where the latest token stands."""
+        return self._position + len(self.tokens) - 1
+
+    @property
     def full(self) -> bool:
         """Whether it has all the tokens it may have."""
         return len(self.tokens) >= self.sampling.max_tokens
@@ -105,7 +111,7 @@ class Run:
     def reading(self) -> Pass:
         """The pass of the latest token: one row."""
         attention = self._attend if self.attention else None
-        return append(self.cache, self.tokens[-1:], self._position + len(self.tokens) - 1, attention=attention)
+        return append(self.cache, self.tokens[-1:], self.position, attention=attention)
 
     def heard(self, logits: Tensor) -> None:
         """What that pass gave, [vocabulary]: the next token is chosen from it."""
@@ -124,18 +130,34 @@ class Run:
         return torch.zeros_like(q)
 
 
-def advance(model: DecoderModel, runs: Sequence[Run]) -> None:
-    """One forward for all of them: each has its latest token read. Caches, attention and its faults are their own."""
+def advance(model: DecoderModel, runs: Sequence[Run], steps: Steps | None = None) -> None:
+    """Each has its latest token read, all of them in one forward. Caches, attention and its faults are their own.
+
+    steps: reads those whose decoding is dense, together; the others have their forward. None: there are none.
+    """
+    if steps is not None:
+        dense, runs = [run for run in runs if run.attention is None], [run for run in runs if run.attention is not None]
+        _replay(steps, dense)
     for run, logits in zip(runs, model.forward([run.reading() for run in runs]), strict=True):
         run.heard(logits[-1])
 
 
-def write(model: DecoderModel, run: Run) -> Iterator[int]:
-    """Yield the token ids of one request, alone. A token is yielded before it is read, and the last one is not read."""
+def _replay(steps: Steps, runs: Sequence[Run]) -> None:
+    """One recorded step for all of them."""
+    caches, latest = [run.cache for run in runs], [run.tokens[-1] for run in runs]
+    for run, logits in zip(runs, steps.read(caches, latest, [run.position for run in runs]), strict=True):
+        run.heard(logits)
+
+
+def write(model: DecoderModel, run: Run, steps: Steps | None = None) -> Iterator[int]:
+    """Yield the token ids of one request, alone. A token is yielded before it is read, and the last one is not read.
+
+    steps: as in `advance`.
+    """
     while (token := run.choose(model.stop_ids)) is not None:
         yield token
         if not run.ended:
-            advance(model, [run])
+            advance(model, [run], steps)
         if run.fault is not None:
             raise run.fault
 

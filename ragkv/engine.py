@@ -36,6 +36,7 @@ from ragkv.recompute.base import Method
 from ragkv.report import Answer
 from ragkv.retrieve import Embedder, Retriever
 from ragkv.sources import Quarantine, Shelf, StoredChunk, prefetch
+from ragkv.steps import make_steps
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
 from ragkv.store.layout import Layout
@@ -53,7 +54,8 @@ class Engine:
     """Model, KV store, catalogue and retrieval of one process. Not thread-safe: one thread owns it.
 
     unqualified: why the model must not reuse stored KV (see qualify.py), "" when it may · costs: of loading and of
-    encoding here (see cost.py); until they are measured everything is loaded.
+    encoding here (see cost.py); until they are measured everything is loaded · steps: reads the tokens of answers that
+    are decoded densely, None: the model's forward does.
     """
 
     def __init__(self, settings: Settings, model: DecoderModel, store: KVStore, catalog: Catalog, retriever: Retriever):
@@ -74,6 +76,7 @@ class Engine:
         block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, settings.store_body)
         self.tiers = Tiers(store, block, Budgets(settings.host_bytes, settings.gpu_bytes), model.device)
         self.quota = Quota(settings.collection_bytes, model.token_bytes)
+        self.steps = make_steps(model) if settings.graphs else None
         self.unqualified = ""
         self.costs = FREE
         self.quarantine = Quarantine()
@@ -160,7 +163,7 @@ class Engine:
     def answer(self, question: str, **wanted: Unpack[Wanted]) -> Answer:
         """Answer one question: see `begin`, which says what may be wanted and what is raised."""
         begun = self.begin(question, **wanted)
-        for _ in write(self.model, begun.run):
+        for _ in write(self.model, begun.run, self.steps):
             pass
         return self.finish(begun)
 

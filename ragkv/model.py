@@ -53,7 +53,7 @@ class Rotary:
 
 
 class DecoderModel:
-    """Weights, tokenizer, prompt pieces and profile of one model on one device. Holds no request state."""
+    """Weights (`body`, `lm_head`), tokenizer, prompt pieces and profile of a model on one device. No request state."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class DecoderModel:
         """
         config = weights.config
         check_supported(config)
-        self._body, self._lm_head, self.config = weights.model, weights.lm_head, config
+        self.body, self.lm_head, self.config = weights.model, weights.lm_head, config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = Shape(config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, head_dim)
         self.device, self.dtype = next(weights.parameters()).device, next(weights.parameters()).dtype
-        self.scale: float = self._body.layers[0].self_attn.scaling
+        self.scale: float = self.body.layers[0].self_attn.scaling
         self.tokenizer, self.name, self.weights_hash = tokenizer, name, weights_hash
         self.profile = profile or default_profile(self.shape.layers, config.hidden_size, config.model_type)
         self.stop_ids = _stop_ids(weights, tokenizer)
@@ -124,7 +124,7 @@ class DecoderModel:
     def pair_weight(self) -> float:
         """What n² weighs against n when n tokens are prefilled: multiplications of a query-key pair in all layers,
         half of the pairs being visible, to those of a token with the layers' weights."""
-        weights: int = sum(each.numel() for each in self._body.layers.parameters())
+        weights: int = sum(each.numel() for each in self.body.layers.parameters())
         return float(self.shape.layers * self.shape.q_heads * self.shape.head_dim) / weights
 
     @cached_property
@@ -141,7 +141,7 @@ class DecoderModel:
         """
         if not passes:
             return []
-        hidden = [self._body.embed_tokens(p.tokens.to(self.device)) if p.hidden is None else p.hidden for p in passes]
+        hidden = [self.body.embed_tokens(p.tokens.to(self.device)) if p.hidden is None else p.hidden for p in passes]
         positions = [p.positions for p in passes]
         rotary = [self.rotary(p.positions) for p in passes]
         depth = max(self._depth(p) for p in passes)
@@ -167,19 +167,19 @@ class DecoderModel:
             for i, out in zip(running, self._finish(layer, [hidden[i] for i in running], attended), strict=True):
                 hidden[i] = out
         final = torch.cat(hidden)
-        return list(self._lm_head(self._body.norm(final)).split([h.shape[0] for h in hidden]))
+        return list(self.lm_head(self.body.norm(final)).split([h.shape[0] for h in hidden]))
 
     @torch.inference_mode()
     def own_logits(self, tokens: Sequence[int]) -> Tensor:
         """Logits [n, vocabulary] of the loaded model's own forward: what the layer loop is held against."""
-        hidden = self._body(input_ids=torch.tensor([tokens], device=self.device), use_cache=False).last_hidden_state
-        logits: Tensor = self._lm_head(hidden[0])
+        hidden = self.body(input_ids=torch.tensor([tokens], device=self.device), use_cache=False).last_hidden_state
+        logits: Tensor = self.lm_head(hidden[0])
         return logits
 
     def rotary(self, positions: Tensor) -> Rotary:
         """cos and sin at `positions` [T], from the model's own rotary module."""
         probe = torch.empty(0, dtype=self.dtype, device=self.device)
-        cos, sin = self._body.rotary_emb(probe, positions[None].to(self.device))
+        cos, sin = self.body.rotary_emb(probe, positions[None].to(self.device))
         return Rotary(cos[0], sin[0])
 
     def _depth(self, p: Pass) -> int:
@@ -187,7 +187,7 @@ class DecoderModel:
 
     def _project(self, layer: int, hidden: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Pre-RoPE q [T, Hq, d] and k, v [T, Hkv, d] of each request's rows."""
-        block = self._body.layers[layer]
+        block = self.body.layers[layer]
         attention, sizes = block.self_attn, [h.shape[0] for h in hidden]
         x = block.input_layernorm(torch.cat(hidden))
         q = attention.q_proj(x).view(x.shape[0], -1, self.shape.head_dim)
@@ -217,7 +217,7 @@ class DecoderModel:
 
     def _finish(self, layer: int, hidden: list[Tensor], attended: list[Tensor]) -> list[Tensor]:
         """Output projection, residuals and MLP."""
-        block = self._body.layers[layer]
+        block = self.body.layers[layer]
         x = torch.cat(hidden)
         x = x + block.self_attn.o_proj(torch.cat([a.flatten(1) for a in attended]))
         x = x + block.mlp(block.post_attention_layernorm(x))

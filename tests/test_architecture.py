@@ -51,6 +51,7 @@ LAYERS = (
         "qualify",
         "reader",
         "sources",
+        "steps",
         "stitch",
         "summary",
         "talk",
@@ -71,7 +72,7 @@ COMPUTE = {
 }
 """All that a tensors-only room may import from outside: no I/O, no clock, no chance, no model library."""
 
-LEAN = {"model", "prompt", "profile", "passes", "context", "kernels", "recompute", "sparse", "qualify"}
+LEAN = {"model", "prompt", "profile", "passes", "context", "kernels", "recompute", "sparse", "steps", "qualify"}
 HEAVY = {"pydantic", "pydantic_settings", "faiss", "redis", "hiredis", "fastapi", "xxhash", "typer", "rich"}
 
 UNSAFE = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}

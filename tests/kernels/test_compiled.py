@@ -1,0 +1,52 @@
+"""What Triton makes of the kernels of a decode step for compute capability 9.0, without such a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton.backends.nvidia")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def ptx(tmp_path_factory):
+    """The text of each kernel."""
+    given = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    given |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.kernels.compiled"]
+    done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def wide(text):
+    """Reads of 16 bytes at once, straight or to shared memory."""
+    return re.findall(r"ld\.global[\w:.]*\.v4\.[bu]32|cp\.async\.cg\.shared\.global \[[^,]*, \[[^,]*, 0x10", text)
+
+
+def narrow(text):
+    """Reads of less than 4 bytes."""
+    return re.findall(r"ld\.global[\w:.]*\.[bu](?:8|16)\b", text)
+
+
+def test_every_kernel_compiles(ptx):
+    assert all(".target sm_90" in text for text in ptx.values())
+
+
+def test_attention_reads_keys_and_values_16_bytes_at_a_time(ptx):
+    # Keys and values of a block, 64 rows of 256 bytes by 128 threads: 8 reads each, in the loop at least.
+    assert len(wide(ptx["attend"])) >= 16
+    assert not narrow(ptx["attend"])
+
+
+@pytest.mark.parametrize("name", ["add_norm", "gated"])
+def test_rows_are_read_16_bytes_at_a_time(ptx, name):
+    assert wide(ptx[name])
+    assert not narrow(ptx[name])
