@@ -26,6 +26,9 @@ from ragkv.model import DecoderModel
 from ragkv.passes import append
 from ragkv.policies import DENSE
 from ragkv.sparse.base import Decoder, Decoding, Observed
+from ragkv.steps import Steps, make_steps
+
+RECORDED = "dense, recorded"
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class SpeedRow:
 def measure(
     model: DecoderModel, params: SpeedParams, policies: Sequence[Named], progress: Progress, tokens: Tokens
 ) -> list[SpeedRow]:
-    """Dense decoding and every policy, at every length and batch.
+    """Dense decoding, by recorded steps, too, where the model is on a GPU that they can be recorded for (steps.py), and
+    every policy, at every length and batch.
 
     Raises InputError for a length that the model does not read.
     """
@@ -72,7 +76,9 @@ def measure(
             f"{longest} tokens of context and answer; {model.name} reads {model.max_positions}, and a context has more "
             f"than the {p.question} of its question"
         )
-    ways: list[tuple[str, Decoder | None]] = [(DENSE, None), *policies]
+    steps = make_steps(model)
+    recorded: list[tuple[str, Decoder | None, Steps | None]] = [(RECORDED, None, steps)] if steps else []
+    ways = [(DENSE, None, None), *recorded, *((name, decoder, None) for name, decoder in policies)]
     total, done = len(p.lengths) * len(p.batches) * len(ways), 0
     for length in p.lengths:
         given = list(tokens(model, length))
@@ -80,8 +86,8 @@ def measure(
         model.forward([append(context, given[: -p.question], 0)])
         for batch in p.batches:
             dense: float | None = None
-            for name, decoder in ways:
-                row = _row(model, p, context, given, batch, name, decoder, dense)
+            for name, decoder, by in ways:
+                row = _row(model, p, context, given, batch, name, decoder, by, dense)
                 dense = dense or row.rate
                 found.append(row)
                 done += 1
@@ -97,6 +103,7 @@ def _row(
     batch: int,
     name: str,
     decoder: Decoder | None,
+    steps: Steps | None,
     dense: float | None,
 ) -> SpeedRow:
     length, shape = len(given), model.shape
@@ -107,7 +114,7 @@ def _row(
         start = now(model.device.type)
         for run in runs:
             run.choose(frozenset())
-        advance(model, runs)
+        advance(model, runs, steps)
         if step >= params.warmup:
             times.append(1000 * (now(model.device.type) - start))
         fault = next((run.fault for run in runs if run.fault is not None), None)
