@@ -165,8 +165,8 @@ def test_no_secret_stands_in_the_files() -> None:
     for file in (BASE, GPU):
         for service in loaded(file)["services"].values():
             environment = service.get("environment", {})
-            assert not [name for name in environment if re.search("SECRET|KEY|PASSWORD", name) and environment[name]]
-    assert loaded(BASE)["configs"] == {"prometheus_key": {"content": "${PROMETHEUS_KEY:-none}"}}
+            told = {name: value for name, value in environment.items() if re.search("SECRET|KEY|PASSWORD", name)}
+            assert {value for value in told.values() if value is not None} <= {"${PROMETHEUS_KEY:-none}"}
 
 
 @pytest.mark.parametrize("files", [(BASE,), (BASE, GPU)])
@@ -253,13 +253,25 @@ def test_nobody_can_log_in_to_grafana_and_it_asks_nobody_outside() -> None:
     assert not [name for name in environment if "PASSWORD" in name]
 
 
-def test_prometheus_asks_the_service_with_the_key_it_was_given() -> None:
-    service = merged(BASE, PROMETHEUS_KEY="ragkv_one")
-    assert service["configs"]["prometheus_key"]["content"] == "ragkv_one"
-    (given,) = service["services"]["prometheus"]["configs"]
+def test_prometheus_asks_the_service_with_the_key_it_was_given(tmp_path: Path) -> None:
+    service = merged(BASE, PROMETHEUS_KEY="ragkv_one")["services"]["prometheus"]
     config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
-    assert given == {"source": "prometheus_key", "target": job["authorization"]["credentials_file"]}
+    there, here = job["authorization"]["credentials_file"], tmp_path / "key"
+    start = [
+        word.replace("$$", "$").replace(there, str(here)) for word in (*service["entrypoint"], *service["command"])
+    ]
+    start = [word.replace("/bin/prometheus", "printf '%s\n'") for word in start]
+    done = subprocess.run(
+        [word.replace("exec printf", "printf") for word in start],
+        env={**os.environ, **service["environment"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == service["command"], "its own program has all that stands behind"
+    assert (here.read_text(), here.stat().st_mode & 0o077) == ("ragkv_one", 0)
+    assert str(Path(there).parent) in service["tmpfs"]
     assert job["metrics_path"] == "/metrics"
     assert job["static_configs"] == [{"targets": ["api:8000"]}]
 
