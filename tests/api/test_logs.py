@@ -26,7 +26,7 @@ from api.keys import make_key
 from api.logs import Form, escaped, written
 from ragkv.errors import StoreError
 from tests.api.conftest import HARBOUR
-from tests.test_program import served
+from tests.program import served
 
 MARK = "zwetschge"
 BROKEN = """

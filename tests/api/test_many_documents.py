@@ -13,7 +13,7 @@ import pytest
 
 from ingest.jobs import Jobs
 from ragkv.catalog import Catalog
-from tests.test_program import served
+from tests.program import served
 
 WORDS = ("gull", "mast", "quay", "rope", "tide", "bell", "fog", "crew", "lamp", "wall", "ship", "net")
 

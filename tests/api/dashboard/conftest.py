@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from api.keys import make_key
 from tests.api.dashboard.browser import CHROMIUM, chromium, tab
-from tests.test_program import served
+from tests.program import served
 
 HARBOUR = {"id": "harbour", "text": "The harbour of Tarn was built in 1889 by Ada Brook.", "title": "Tarn"}
 BRIDGE = {"id": "bridge", "text": "The bridge of Mell was painted green by Otto Lindqvist in 1931.", "title": "Mell"}

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.api.dashboard.browser import tab
 from tests.api.dashboard.loaded import ANSWERS
-from tests.test_program import served
+from tests.program import served
 
 PROGRAM = ("-m", "tests.api.dashboard.loaded", "serve", "--port", "0")
 WATCHED_SECONDS = 6
