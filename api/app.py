@@ -23,7 +23,6 @@ from starlette.types import ASGIApp
 from api import errors
 from api.body_limit import BodyLimit, Bounds
 from api.dashboard import login
-from api.dashboard.guard import Tickets
 from api.gate import Gate
 from api.keys import read_keys
 from api.logs import written
@@ -89,7 +88,6 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     app.state.observers = [log_line, requests.came] + ([] if tracing is None else [tracing.record])
     app.state.settings = settings
     app.state.keys = keys
-    app.state.tickets = Tickets(keys)
     app.state.started = int(time.time())
     app.include_router(router)
     app.include_router(login.router)

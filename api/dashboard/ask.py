@@ -33,7 +33,7 @@ class Ask:
             with ui.row().classes("line"):
                 with ui.row():
                     self._collection = ui.input("Collection", value="default").props("dense outlined")
-                    methods = ["", *getattr(self._worker, "methods", ())]
+                    methods = ["", *self._worker.methods]
                     self._method = (
                         ui.select(
                             {method: method or f"as set ({self._settings.method or 'default'})" for method in methods},

@@ -57,7 +57,7 @@ class Papers:
             self._table.add_slot("header-selection", _BOX.format(whom="'all of them'"))
             self._table.add_slot("body-selection", _BOX.format(whom="props.row.title"))
             with ui.row().classes("line"):
-                self._remove = ui.button("Delete", icon="delete", on_click=self._delete).props("flat no-caps")
+                ui.button("Delete", icon="delete", on_click=self._delete).props("flat no-caps")
                 with ui.row():
                     self._back = ui.button("Back", on_click=self._turn_back).props("flat no-caps")
                     self._more = ui.button("More", on_click=self._turn_on).props("flat no-caps")
@@ -159,7 +159,7 @@ class _Row:
     def __init__(self, job: Job, tenant: Tenant, cancel: Callable[[str], Awaitable[None]]):
         self._tenant = tenant
         with ui.row().classes("line"):
-            self._name = ui.label(f"{tenant.outside(job.collection)} · {job.counts.total} documents")
+            ui.label(f"{tenant.outside(job.collection)} · {job.counts.total} documents")
             self._told = ui.label().classes("note")
             self._stop = ui.button("Cancel", on_click=lambda: cancel(job.id)).props("flat dense no-caps")
         self._bar = ui.linear_progress(0, show_value=False).props(f'rounded aria-label="Progress of job {job.id}"')

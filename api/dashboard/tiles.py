@@ -82,7 +82,7 @@ class Tiles:
             self._tiles[name](figure)
 
     def _read(self) -> tuple[Sums, Span, dict[str, Any]]:
-        seconds = getattr(self, "_span", None) and self._span.value
+        seconds = self._span.value
         sums = self._series.lately(seconds).sums if seconds else self._worker.tally.sums
         return sums, self._series.lately(RATE_SECONDS), self._worker.health()
 
