@@ -4,7 +4,8 @@ what makes some with random weights (bench/shapes.py).
 The loop calls the modules of the loaded model one by one (embedding, norms, projections with q_norm/k_norm where
 present, rotary, o_proj, MLP, head), so its logits are those of the model's own forward, and it can do what a forward
 cannot: show q and k before RoPE, take positions as given, write K and V rows into given slots, let rows thin out from
-layer to layer, and read a cache whose layers hold different tokens.
+layer to layer, and read a cache whose layers hold different tokens. On a GPU another loop does the same in fewer
+launches: fused.py.
 
 Supported: dense decoders of the Llama, Mistral, Qwen2/2.5 and Qwen3 families with static rope and full attention.
 """
@@ -24,8 +25,10 @@ import transformers
 from torch import Tensor
 
 from ragkv.errors import ModelNotFound, ModelUnsupported
+from ragkv.fused import Fused
+from ragkv.joined import fits
 from ragkv.kernels.attention import attend
-from ragkv.passes import Capture, Pass, Step
+from ragkv.passes import Pass, write_rows
 from ragkv.profile import Profile, default_profile, load_profile
 from ragkv.prompt import Prompt
 from ragkv.types import Shape
@@ -64,6 +67,7 @@ class DecoderModel:
         weights_hash: str = "",
     ):
         """weights: a loaded *ForCausalLM in eval mode · weights_hash: sha256 over config, tokenizer and weight files.
+        `fused` is the layer loop that `forward` runs, None where it is the plain one below.
 
         Raises ModelUnsupported.
         """
@@ -78,6 +82,7 @@ class DecoderModel:
         self.profile = profile or default_profile(self.shape.layers, config.hidden_size, config.model_type)
         self.stop_ids = _stop_ids(weights, tokenizer)
         self.max_positions: int = config.max_position_embeddings
+        self.fused = self._fuse()
 
     @classmethod
     def load(cls, source: str, device: str = "auto", dtype: str = "auto", profiles: Path | None = None) -> DecoderModel:
@@ -141,6 +146,8 @@ class DecoderModel:
         """
         if not passes:
             return []
+        if self.fused is not None:
+            return self.fused.forward(passes)
         hidden = [self.body.embed_tokens(p.tokens.to(self.device)) if p.hidden is None else p.hidden for p in passes]
         positions = [p.positions for p in passes]
         rotary = [self.rotary(p.positions) for p in passes]
@@ -154,8 +161,8 @@ class DecoderModel:
             for j, i in enumerate(running):
                 p, step = passes[i], passes[i].steps[layer - passes[i].start]
                 if p.capture is not None:
-                    _record(p.capture, hidden[i], q[j], k[j], v[j])
-                self._write(layer, p, step, rotate(k[j], rotary[i]), v[j])
+                    p.capture.add(hidden[i], q[j], k[j], v[j])
+                write_rows(p, layer, step, rotate(k[j], rotary[i]), v[j])
                 leave = step.leave
                 if layer == self._depth(p) - 1 and p.depth is not None:
                     leave = torch.empty(0, dtype=torch.int64)  # stops here: nothing above needs its output
@@ -182,6 +189,18 @@ class DecoderModel:
         cos, sin = self.body.rotary_emb(probe, positions[None].to(self.device))
         return Rotary(cos[0], sin[0])
 
+    def _fuse(self) -> Fused | None:
+        """The layer loop with few launches, where it is worth having."""
+        if not fits(self.body):
+            return None
+        from ragkv.kernels import triton_rows
+
+        return Fused(self.body, self.lm_head, self.shape, self.scale, self._cos_sin, triton_rows)
+
+    def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        at = self.rotary(positions)
+        return at.cos, at.sin
+
     def _depth(self, p: Pass) -> int:
         return self.shape.layers if p.depth is None else p.depth
 
@@ -196,17 +215,6 @@ class DecoderModel:
         if hasattr(attention, "q_norm"):
             q, k = attention.q_norm(q), attention.k_norm(k)
         return list(q.split(sizes)), list(k.split(sizes)), list(v.split(sizes))
-
-    def _write(self, layer: int, p: Pass, step: Step, k: Tensor, v: Tensor) -> None:
-        """Put this layer's K (rotated) and V rows into the cache, blended with what they replace where told so."""
-        if step.write is not None:
-            rows = step.write.to(self.device)
-            k, v = k[rows], v[rows]
-        if step.blend and p.blend is not None:
-            old = step.slots[: step.blend].to(self.device)
-            k = torch.cat([p.blend(k[: step.blend], p.cache.k(layer)[old]), k[step.blend :]])
-            v = torch.cat([p.blend(v[: step.blend], p.cache.v(layer)[old]), v[step.blend :]])
-        p.cache.write(layer, step.slots, k, v)
 
     def _attend(self, layer: int, p: Pass, q: Tensor, positions: Tensor) -> Tensor:
         """One request's rows over its own cache."""
@@ -247,14 +255,6 @@ def check_supported(config: Any) -> None:
         raise ModelUnsupported(
             "sliding-window attention is not supported; set sliding_window to null if the model allows"
         )
-
-
-def _record(capture: Capture, hidden: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
-    capture.entered = hidden
-    capture.q.append(q)
-    if capture.keys_too:
-        capture.k.append(k)
-        capture.v.append(v)
 
 
 def _folder(source: str) -> Path:

@@ -61,6 +61,14 @@ class Capture:
     k: list[Tensor] = field(default_factory=list)
     v: list[Tensor] = field(default_factory=list)
 
+    def add(self, hidden: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """A layer's."""
+        self.entered = hidden
+        self.q.append(q)
+        if self.keys_too:
+            self.k.append(k)
+            self.v.append(v)
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -79,6 +87,19 @@ class Pass:
     start: int = 0
     hidden: Tensor | None = None
     attention: Attention | None = None
+
+
+def write_rows(p: Pass, layer: int, step: Step, k: Tensor, v: Tensor) -> None:
+    """Put a layer's rows k (rotated), v [T, Hkv, d] into the pass's cache, blended with what they replace where told
+    so."""
+    if step.write is not None:
+        rows = step.write.to(p.cache.device)
+        k, v = k[rows], v[rows]
+    if step.blend and p.blend is not None:
+        old = step.slots[: step.blend].to(p.cache.device)
+        k = torch.cat([p.blend(k[: step.blend], p.cache.k(layer)[old]), k[step.blend :]])
+        v = torch.cat([p.blend(v[: step.blend], p.cache.v(layer)[old]), v[step.blend :]])
+    p.cache.write(layer, step.slots, k, v)
 
 
 def append(

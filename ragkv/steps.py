@@ -18,55 +18,22 @@ caches as that does. Without a GPU it runs the same step with the references and
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ragkv.context import ContextCache
+from ragkv.joined import fits, join
 from ragkv.kernels import steps as reference
-from ragkv.kernels.steps import HeadNorms, Kernels, Places, splits_of
+from ragkv.kernels.steps import Kernels, Places, splits_of
 from ragkv.model import DecoderModel
 
 WIDEST = 32
 """Requests of one graph; more are read in parts."""
 GRAPHS = 16
-
-Module = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class _Norm:
-    weight: Tensor
-    eps: float
-
-
-@dataclass(frozen=True)
-class _Product:
-    """Rows of several linear modules as one product."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """What a step needs of a layer, in order; its first norm belongs to what comes before. last: the norm behind it."""
-
-    qkv: _Product
-    heads: HeadNorms | None
-    out: Module
-    middle: _Norm
-    gate_up: _Product
-    down: Module
-    last: _Norm
 
 
 @dataclass(frozen=True)
@@ -83,24 +50,20 @@ def make_steps(model: DecoderModel) -> Steps | None:
 
     It must lie on one GPU, not in float64, with plain linear modules and SiLU between them, and Triton must be there.
     """
-    if model.device.type != "cuda" or model.dtype == torch.float64 or not find_spec("triton"):
-        return None
-    kinds = {(each.device, each.dtype) for each in model.body.parameters()}
-    return Steps(model) if kinds == {(model.device, model.dtype)} and _is_plain(model) else None
+    return Steps(model) if fits(model.body) else None
 
 
 class Steps:
     """See the module. Not thread-safe.
 
-    The weights it joins are moved, not copied: the model's modules become views of the joined ones, so it costs no
-    memory but that of one joined weight while it is made. The model computes what it computed before.
+    The weights of the model are joined (joined.py).
     """
 
     def __init__(self, model: DecoderModel, kernels: Kernels | None = None):
         """kernels: None: the twins on a GPU, the references elsewhere."""
         self._model, self._shape = model, model.shape
         self._kernels = kernels or _kernels(model)
-        self._layers = _layers(model)
+        self._layers = join(model.body)
         self._recorded: OrderedDict[tuple[int, int], _Recording] = OrderedDict()
         self._records = model.device.type == "cuda" and self._kernels is not reference
         # Requests that are made up to fill a width hold nothing and write here.
@@ -214,62 +177,3 @@ def _kernels(model: DecoderModel) -> Kernels:
     from ragkv.kernels import triton_steps
 
     return triton_steps
-
-
-def _layers(model: DecoderModel) -> list[_Layer]:
-    blocks = list(model.body.layers)
-    behind = [*(block.input_layernorm for block in blocks[1:]), model.body.norm]
-    return [_layer(block, norm) for block, norm in zip(blocks, behind, strict=True)]
-
-
-def _layer(block: Any, behind: Any) -> _Layer:
-    attention, mlp, heads = block.self_attn, block.mlp, None
-    if hasattr(attention, "q_norm"):
-        q, k = attention.q_norm, attention.k_norm
-        heads = HeadNorms(torch.stack([q.weight.detach(), k.weight.detach()]), q.variance_epsilon)
-    return _Layer(
-        _join([attention.q_proj, attention.k_proj, attention.v_proj]),
-        heads,
-        attention.o_proj,
-        _norm(block.post_attention_layernorm),
-        _join([mlp.gate_proj, mlp.up_proj]),
-        mlp.down_proj,
-        _norm(behind),
-    )
-
-
-def _norm(module: Any) -> _Norm:
-    return _Norm(module.weight.detach(), module.variance_epsilon)
-
-
-def _join(modules: Sequence[Any]) -> _Product:
-    """One product of the modules' rows. Their weights become views of its weight."""
-    biases = [module.bias for module in modules if module.bias is not None]
-    return _Product(_joined([module.weight for module in modules]), torch.cat(biases).detach() if biases else None)
-
-
-def _joined(parts: Sequence[nn.Parameter]) -> Tensor:
-    """The parts [rows, size] one behind the other, the same memory: what was joined before is not moved again."""
-    first, sizes = parts[0], [part.shape[0] for part in parts]
-    ends = [part.data_ptr() + part.nbytes for part in parts]
-    same = {part.untyped_storage().data_ptr() for part in parts} == {first.untyped_storage().data_ptr()}
-    if same and ends[:-1] == [part.data_ptr() for part in parts[1:]]:
-        return first.detach().as_strided((sum(sizes), first.shape[1]), first.stride())
-    whole = torch.cat([part.detach() for part in parts])
-    for part, rows in zip(parts, whole.split(sizes), strict=True):
-        part.data = rows
-    return whole
-
-
-def _is_plain(model: DecoderModel) -> bool:
-    """Whether all products are those of unquantised linear modules, with SiLU between them."""
-    linear = [
-        getattr(part, name)
-        for block in model.body.layers
-        for part, names in (
-            (block.self_attn, ("q_proj", "k_proj", "v_proj", "o_proj")),
-            (block.mlp, ("gate_proj", "up_proj", "down_proj")),
-        )
-        for name in names
-    ]
-    return all(type(each) is nn.Linear for each in linear) and model.config.hidden_act == "silu"

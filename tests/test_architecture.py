@@ -25,6 +25,8 @@ LAYERS = (
         "config",
         "context",
         "exposition",
+        "fused",
+        "joined",
         "needles",
         "passes",
         "profile",
@@ -72,7 +74,20 @@ COMPUTE = {
 }
 """All that a tensors-only room may import from outside: no I/O, no clock, no chance, no model library."""
 
-LEAN = {"model", "prompt", "profile", "passes", "context", "kernels", "recompute", "sparse", "steps", "qualify"}
+LEAN = {
+    "model",
+    "fused",
+    "joined",
+    "prompt",
+    "profile",
+    "passes",
+    "context",
+    "kernels",
+    "recompute",
+    "sparse",
+    "steps",
+    "qualify",
+}
 HEAVY = {"pydantic", "pydantic_settings", "faiss", "redis", "hiredis", "fastapi", "xxhash", "typer", "rich"}
 
 UNSAFE = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}

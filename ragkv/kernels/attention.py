@@ -11,10 +11,60 @@ what a bottom-right triangle would show it).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ragkv.kernels.lists import Lists
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Who sees what: worked out once for all layers whose rows and keys stand at the same positions.
+
+    q_pos [T], k_pos [n] · kind: `square`, the same rows in order; `whole`, every query sees every key; `part`,
+    positions decide · q_at, k_at: positions as int32 on the GPU, lists: the keys that a tile of queries may see there
+    (attention over lists); None elsewhere.
+    """
+
+    q_pos: Tensor
+    k_pos: Tensor
+    kind: Literal["square", "whole", "part"]
+    q_at: Tensor | None = None
+    k_at: Tensor | None = None
+    lists: Lists | None = None
+
+
+def sight(q_pos: Tensor, k_pos: Tensor, device: torch.device) -> Sight:
+    """What rows on `device` see. Positions int64 on the CPU."""
+    if q_pos.shape == k_pos.shape and torch.equal(q_pos, k_pos) and _increasing(q_pos):
+        return Sight(q_pos, k_pos, "square")
+    if q_pos.shape[0] == 0 or bool((q_pos.min() >= k_pos.max()).item()):
+        return Sight(q_pos, k_pos, "whole")
+    if device.type != "cuda":
+        return Sight(q_pos, k_pos, "part")
+    from ragkv.kernels.lists import all_lists
+
+    lists = all_lists(q_pos, k_pos)
+    q_at, k_at, blocks, counts, clear = send(
+        [each.int() for each in (q_pos, k_pos, lists.blocks, lists.counts, lists.clear)], device
+    )
+    there = replace(lists, blocks=blocks, counts=counts, clear=clear)
+    return Sight(q_pos, k_pos, "part", q_at, k_at, there)
+
+
+def send(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors of one dtype on the CPU -> the same on the device, in one copy that nothing waits for."""
+    whole = torch.cat([part.flatten() for part in parts])
+    if device.type == "cuda":
+        # Memory that is pinned is not used anew before the copy out of it is done.
+        whole = whole.pin_memory().to(device, non_blocking=True)
+    split = whole.split([part.numel() for part in parts])
+    return [each.view(part.shape) for each, part in zip(split, parts, strict=True)]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> Tensor:
@@ -22,19 +72,27 @@ def attend(q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, sca
 
     Returns [T, Hq, d]. Every query must see at least one key (its own row is always in the cache).
     """
+    return attend_seen(q, k, v, sight(q_pos, k_pos, q.device), scale=scale)
+
+
+def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: Sight, *, scale: float) -> Tensor:
+    """As `attend`, of what the queries see."""
     if q.shape[0] == 0:
         return q
-    if q_pos.shape == k_pos.shape and torch.equal(q_pos, k_pos) and _increasing(q_pos):
+    if seen.kind == "square":
         # Queries and keys are the same rows in order: the one case where a square causal kernel is right.
         out = F.scaled_dot_product_attention(
             _heads(q), _heads(k), _heads(v), is_causal=True, scale=scale, enable_gqa=True
         )
         return out[0].transpose(0, 1)
+    if seen.lists is not None and seen.q_at is not None and seen.k_at is not None:
+        from ragkv.kernels.lists import attend_lists
+
+        return attend_lists(q, k, v, seen.q_at, seen.k_at, seen.lists, scale=scale)[0]
     group = q.shape[1] // k.shape[1]
-    if bool((q_pos.min() >= k_pos.max()).item()):
-        mask = None
-    else:
-        mask = visible(q_pos, k_pos).to(q.device).repeat(group, 1)
+    mask = None
+    if seen.kind == "part":
+        mask = visible(seen.q_pos, seen.k_pos).to(q.device).repeat(group, 1)
     # The g query heads of a key/value head become g*T rows over it, so keys are read once and never repeated.
     rows, d = q.shape[0], q.shape[2]
     folded = q.view(rows, -1, group, d).permute(1, 2, 0, 3).reshape(1, -1, group * rows, d)

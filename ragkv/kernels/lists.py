@@ -77,6 +77,19 @@ def make_lists(
     return Lists(tile, block, blocks, counts, ahead, offset, singles, shown.contiguous(), mark)
 
 
+ALL_TILE, ALL_BLOCK = 64, 128
+"""Queries and keys that are read together where everything visible is."""
+
+
+def all_lists(q_pos: Tensor, k_pos: Tensor) -> Lists:
+    """Lists of all that positions let each tile see, on the CPU; rows and keys in any order."""
+    first, last = extremes(q_pos, ALL_TILE)
+    earliest, latest = extremes(k_pos, ALL_BLOCK)
+    full = torch.arange(latest.shape[0]) < k_pos.shape[0] // ALL_BLOCK
+    mark = earliest[None, :] <= last[:, None]
+    return make_lists(mark[None], (latest[None, :] <= first[:, None]) & full, ALL_TILE, ALL_BLOCK)
+
+
 def clear_blocks(q_pos: Tensor, k_pos: Tensor, tile: int, block: int, offset: int) -> Tensor:
     """bool [S, B]: blocks of `block` key rows that are full and not after the first query of a tile."""
     firsts = torch.arange(-offset, q_pos.shape[0], tile).clamp(min=0)

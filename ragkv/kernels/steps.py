@@ -87,7 +87,7 @@ def splits_of(width: int, kv_heads: int, rows: int) -> int:
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(x + y, its RMS norm times weight [hidden])."""
     both = x + y
-    return both, _norm(both, weight, eps)
+    return both, apply_norm(both, weight, eps)
 
 
 def gated(gate_up: Tensor) -> Tensor:
@@ -106,8 +106,8 @@ def turn(
     q_heads, kv_heads = shape.q_heads, shape.kv_heads
     q, k, v = qkv.view(-1, q_heads + 2 * kv_heads, shape.head_dim).split((q_heads, kv_heads, kv_heads), dim=1)
     if norms is not None:
-        q, k = _norm(q, norms.weight[0], norms.eps), _norm(k, norms.weight[1], norms.eps)
-    q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        q, k = apply_norm(q, norms.weight[0], norms.eps), apply_norm(k, norms.weight[1], norms.eps)
+    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     for each, held in enumerate(places.table[2, layer].tolist()):
         places.k[layer][each][held], places.v[layer][each][held] = k[each], v[each]
     return q
@@ -128,14 +128,14 @@ def attend(q: Tensor, places: Places, layer: int, shape: Shape, *, scale: float,
     return out
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As the models' own norms, in float32 whatever x is."""
+def apply_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of x [..., size], as the models' own, in float32 whatever x is."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * wide.to(x.dtype)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE of x [W, heads, d]."""
     low, high = x.chunk(2, dim=-1)
     return (x * cos[:, None]) + (torch.cat((-high, low), dim=-1) * sin[:, None])

@@ -4,6 +4,9 @@ One program does `ROWS` queries of one attention head. It reads block numbers, g
 (several blocks where blocks are small; a column is a block of one row), and keeps the running maximum, sum and output
 of the softmax in float32. Positions decide what is visible, so nothing depends on where rows lie. Exponentials are of
 base 2 inside; the log-sum-exp that leaves is natural.
+
+Few queries over many keys would leave most of a GPU idle: then several programs share a list, and a second kernel
+merges what each of them leaves.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ from ragkv.kernels.lists import Lists
 LOG2_E = tl.constexpr(1.4426950408889634)
 NEVER = tl.constexpr(2147483647)
 """Position of a key that is not there."""
+PROGRAMS = 256
+"""Programs that a launch should have, two for each multiprocessor of a GPU."""
+LEAST, MOST = 2, 32
+"""Lots of keys (`KEYS` of them) that a program reads at least, where a list is shared; programs that share it."""
 
 
 def attend_lists(
@@ -44,19 +51,36 @@ def attend_lists(
     columns, column_counts, taken = lists.columns, lists.column_counts, lists.taken
     if columns is None or column_counts is None or taken is None:
         columns, column_counts, taken = lists.blocks, lists.counts, lists.counts  # not read
-    parts = triton.cdiv(lists.tile, rows)
-    _attend[(tiles * parts, q_heads // fold)](
-        q, k, v, q_at, k_at, out, lse,
+    parts, lot = triton.cdiv(lists.tile, rows), max(keys, lists.block)
+    splits = _splits(tiles * parts * q_heads // fold, lists.blocks.shape[2] * lists.block // lot)
+    made, of = (out, lse) if splits == 1 else _partial(splits, q)
+    _attend[(tiles * parts, q_heads // fold, splits)](
+        q, k, v, q_at, k_at, made, of,
         lists.blocks, lists.counts, lists.clear, columns, column_counts, taken,
         count, k.shape[0], scale * LOG2_E.value,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1),
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         lists.blocks.shape[2], columns.shape[1], taken.shape[-1], tiles,
         q_heads // heads, q_heads // k.shape[1], lists.offset,
         TILE=lists.tile, BLOCK=lists.block, SINGLES=lists.columns is not None,
-        ROWS=rows, FOLD=fold, KEYS=max(keys, lists.block), D=d, WIDTH=width, PRECISE=q.dtype == torch.float32,
+        ROWS=rows, FOLD=fold, KEYS=lot, D=d, WIDTH=width, PRECISE=q.dtype == torch.float32,
         num_warps=warps, num_stages=2,
     )  # fmt: skip
+    if splits > 1:
+        _merge[(count, q_heads)](made, of, out, lse, count, D=d, WIDTH=width, SPLITS=splits, num_warps=4)
     return out, lse
+
+
+def _splits(programs: int, lots: int) -> int:
+    """Programs that share a list, a power of two, where without sharing there would be `programs` of them, and the
+    longest list has so many lots."""
+    wanted = min(PROGRAMS // max(1, programs), lots // LEAST, MOST)
+    return 1 << max(0, wanted.bit_length() - 1)
+
+
+def _partial(splits: int, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for what programs that share a list leave: out [splits, T, Hq, d] and log-sum-exp [splits, T, Hq]."""
+    out = torch.empty(splits, *q.shape, dtype=torch.float32, device=q.device)
+    return out, torch.empty(out.shape[:-1], dtype=torch.float32, device=q.device)
 
 
 @triton.jit
@@ -64,14 +88,15 @@ def _attend(
     q_ptr, k_ptr, v_ptr, q_at_ptr, k_at_ptr, out_ptr, lse_ptr,
     blocks_ptr, counts_ptr, clear_ptr, columns_ptr, column_counts_ptr, taken_ptr,
     count, keys, scale,
-    q_row, q_head, k_row, k_head, v_row, v_head, out_row, out_head,
+    q_row, q_head, k_row, k_head, v_row, v_head,
     most_blocks, most_columns, all_blocks, tiles,
     share, group, offset,
     TILE: tl.constexpr, BLOCK: tl.constexpr, SINGLES: tl.constexpr,
     ROWS: tl.constexpr, FOLD: tl.constexpr, KEYS: tl.constexpr,
     D: tl.constexpr, WIDTH: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """Queries of one part of one tile, of FOLD query heads that read the same keys."""
+    """Queries of one part of one tile, of FOLD query heads that read the same keys. A program's third number says which
+    part of the list it reads."""
     PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
     BLOCKS: tl.constexpr = KEYS // BLOCK
     # Late tiles have the longest lists: they start first, so that none of them runs alone at the end.
@@ -101,13 +126,17 @@ def _attend(
     listed = tl.load(counts_ptr + of)
     clear = tl.load(clear_ptr + of) // BLOCKS * BLOCKS
     first = blocks_ptr + of.to(tl.int64) * most_blocks
-    for start in range(0, clear, BLOCKS):
+    split, splits = tl.program_id(2), tl.num_programs(2)
+    lots = clear // BLOCKS
+    for start in range(lots * split // splits * BLOCKS, lots * (split + 1) // splits * BLOCKS, BLOCKS):
         key = tl.load(first + start + lane // BLOCK) * BLOCK + lane % BLOCK
         acc, top, total = _fold(
             acc, top, total, q, q_at, k_base, v_base, k_at_ptr, key, lane >= 0, k_row, v_row, scale, d, D, PRECISE, True
         )  # fmt: skip
     latest = tl.max(q_at, 0)
-    for start in range(clear, listed, BLOCKS):
+    lots = tl.cdiv(listed - clear, BLOCKS)
+    for lot in range(lots * split // splits, lots * (split + 1) // splits):
+        start = clear + lot * BLOCKS
         at = start + lane // BLOCK
         key = tl.load(first + at, mask=at < listed, other=0) * BLOCK + lane % BLOCK
         there = (at < listed) & (key < keys)
@@ -120,8 +149,9 @@ def _attend(
         singles = tl.load(column_counts_ptr + of)
         first = columns_ptr + (of // tiles).to(tl.int64) * most_columns
         known = taken_ptr + of.to(tl.int64) * all_blocks
-        for start in range(0, singles, KEYS):
-            at = start + lane
+        lots = tl.cdiv(singles, KEYS)
+        for lot in range(lots * split // splits, lots * (split + 1) // splits):
+            at = lot * KEYS + lane
             key = tl.load(first + at, mask=at < singles, other=0)
             seen = tl.load(known + key // BLOCK, mask=at < singles, other=1)
             acc, top, total = _fold(
@@ -131,10 +161,30 @@ def _attend(
 
     some = total > 0
     safe = tl.where(some, total, 1.0)
-    out = out_ptr + row.to(tl.int64)[:, None] * out_row + head[:, None] * out_head + d[None, :]
+    to = (split * count + row).to(tl.int64) * heads + head
+    out = out_ptr + to[:, None] * D + d[None, :]
     tl.store(out, (acc / safe[:, None]).to(out_ptr.dtype.element_ty), mask=live[:, None] & (d < D)[None, :])
     lse = tl.where(some, (top + tl.log2(safe)) / LOG2_E, float("-inf"))
-    tl.store(lse_ptr + row.to(tl.int64) * heads + head, lse, mask=live)
+    tl.store(lse_ptr + to, lse, mask=live)
+
+
+@triton.jit
+def _merge(parts_ptr, lses_ptr, out_ptr, lse_ptr, count, D: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
+    """One query head of one row: what programs that shared its list left, weighted by what each had of the softmax."""
+    row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    split, d = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
+    at = (split * count + row).to(tl.int64) * heads + head
+    lse = tl.load(lses_ptr + at)
+    top = tl.max(lse, 0)
+    some = top > float("-inf")
+    weight = tl.exp(lse - tl.where(some, top, 0.0))
+    total = tl.sum(weight, 0)
+    safe = tl.where(some, total, 1.0)
+    parts = tl.load(parts_ptr + at[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+    out = tl.sum(parts * weight[:, None], 0) / safe
+    to = row.to(tl.int64) * heads + head
+    tl.store(out_ptr + to * D + d, out.to(out_ptr.dtype.element_ty), mask=d < D)
+    tl.store(lse_ptr + to, tl.where(some, top + tl.log(safe), float("-inf")))
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Compiles the kernels of a decode step for a GPU that need not be there, and prints their PTX as JSON.
+"""Compiles kernels of steps and passes for a GPU that need not be there, and prints their PTX as JSON.
 
 A process of its own: where Triton interprets kernels it cannot compile them.
 """
@@ -11,6 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from ragkv.kernels import triton_rows
 from ragkv.kernels import triton_steps as kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -26,9 +27,14 @@ CASES = {
         {**HEADS, "WIDE": 128, "KEYS": kernels.KEYS, "ROWS": 16, "PRECISE": False},
         {"num_warps": 4, "num_stages": 3},
     ),
+    "place": (triton_rows._place, {**HEADS, "NORMED": False, "WIDE": 64, "HEADS": 8}, {"num_warps": 2}),
     "merge": (kernels._merge, {"Q_HEADS": 32, "D": 128, "WIDE": 128, "SPLITS": 32}, {"num_warps": 4}),
 }
-FLOATS, WIDE, NUMBERS = {"eps": "fp32", "scale": "fp32"}, {"table_ptr": "*i64"}, {"layer", "layers", "width"}
+FLOATS, WIDE, NUMBERS = (
+    {"eps": "fp32", "scale": "fp32"},
+    {"table_ptr": "*i64", "slots_ptr": "*i32"},
+    {"layer", "layers", "width"},
+)
 PARTIAL = {"parts_ptr": "*fp32", "lses_ptr": "*fp32"}
 
 

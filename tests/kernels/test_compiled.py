@@ -1,4 +1,4 @@
-"""What Triton makes of the kernels of a decode step for compute capability 9.0, without such a GPU."""
+"""What Triton makes of the kernels of steps and passes for compute capability 9.0, without such a GPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_attention_reads_keys_and_values_16_bytes_at_a_time(ptx):
     assert not narrow(ptx["attend"])
 
 
-@pytest.mark.parametrize("name", ["add_norm", "gated"])
+@pytest.mark.parametrize("name", ["add_norm", "gated", "place"])
 def test_rows_are_read_16_bytes_at_a_time(ptx, name):
     assert wide(ptx[name])
-    assert not narrow(ptx[name])
+    assert not narrow(ptx[name]) or name == "place"  # a row's cosines are as many as its threads

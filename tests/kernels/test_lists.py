@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -138,3 +139,38 @@ def test_the_kernel_refuses_blocks_it_cannot_read():
     lists = case(at, at, 1, 16, 3)
     with pytest.raises(ValueError, match="blocks of 1, 2, 4"):
         triton_lists.attend_lists(rows(12, 2, 1), rows(12, 1, 2), rows(12, 1, 3), at, at, lists, scale=1.0)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_all_that_positions_show_is_dense_attention(name):
+    """Rows of a repaired context: scattered, keys in no order."""
+    generator = torch.Generator().manual_seed(3)
+    k_pos = torch.randperm(400, generator=generator)[:300]
+    q_pos = k_pos[torch.randperm(300, generator=generator)[:90]].sort().values
+    lists = ours.all_lists(q_pos, k_pos)
+    assert bool((lists.counts[0, 1:] >= lists.counts[0, :-1]).all())
+    q, k, v = rows(90, 8, 0), rows(300, 2, 1), rows(300, 2, 2)
+    out, _ = TWINS[name](q, k, v, q_pos.to(DEVICE), k_pos.to(DEVICE), on_device(lists), scale=0.3)
+    mask = (k_pos[None, :] <= q_pos[:, None]).expand(8, -1, -1).to(DEVICE)
+    torch.testing.assert_close(out, dense(q, k, v, mask, 0.3), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("columns", [0.0, 0.1])
+def test_few_queries_over_many_keys_share_their_lists_among_programs(columns):
+    """As many programs as the list is worth, and none: the same."""
+    q_pos, k_pos = torch.arange(1500, 1503), torch.arange(1503)
+    assert triton_lists._splits(2, 1503 // 64) == 8
+    lists = case(q_pos, k_pos, 2, 16, 16, share=0.9, columns=columns)
+    check("triton", rows(3, 4, 0), rows(1503, 2, 1), rows(1503, 2, 2), q_pos, k_pos, lists)
+
+
+def test_queries_that_see_nothing_of_a_shared_list_give_nothing():
+    q_pos, k_pos = torch.tensor([0, 1]), torch.arange(5, 1600)
+    lists = case(q_pos, k_pos, 1, 16, 16, share=1.0)
+    check("triton", rows(2, 4, 0), rows(1595, 2, 1), rows(1595, 2, 2), q_pos, k_pos, lists)
+
+
+def on_device(lists):
+    """The same lists where the kernels are."""
+    moved = {name: getattr(lists, name).to(DEVICE) for name in ("blocks", "counts", "clear")}
+    return replace(lists, **moved)
