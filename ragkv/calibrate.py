@@ -105,17 +105,16 @@ def trial(reader: Reader, needles: NeedleSet, chunks: Sequence[ChunkKV], questio
             for layer, rows in enumerate(queries)
         ]
     )
-    parts = attention.split([len(chunk.tokens) for chunk in chunks], dim=1)
-    masses = [pool(part, profile.block, reach).cpu() for part in parts]
+    masses = pool(attention, [source.piece for source in sources], reach).cpu()
     home = next(d for d in needles.documents if d.id == question.document_id)
     held = gold_blocks(model, home.title, home.text, question.start, question.end)
-    flags = [torch.zeros(2, part.shape[1], dtype=torch.bool) for part in masses]
+    flags = [torch.zeros(2, source.piece.blocks, dtype=torch.bool) for source in sources]
     for i, document in enumerate(needles.documents):
         flags[i][0, list(fixed[i])] = True
         if document.id == question.document_id:
             flags[i][1, list(held)] = True
     fixed_flags, gold_flags = torch.cat(flags, dim=1)
-    return Trial(torch.cat(masses, dim=1), fixed_flags, gold_flags)
+    return Trial(masses, fixed_flags, gold_flags)
 
 
 def _attention(asked: Tensor, keys: Tensor, group: int, scale: float) -> Tensor:

@@ -119,30 +119,45 @@ class Stitch:
         tokens: token ids per chunk. Rows thin out by rule 1; rows are written by rule 2; the question's rows go through
         every layer and its last `outputs` give logits.
         """
-        alive = [self.positions(layer) for layer in rows_alive(plan.recompute)]
-        written = [self.positions(layer) for layer in plan.recompute]
+        entering = rows_alive(plan.recompute)
+        alive, written = self._each(entering), self._each(plan.recompute)
         asked = torch.arange(self.end, self.end + len(question))
         steps = []
         for layer, present in enumerate(alive):
-            last = layer == len(alive) - 1
             count, total = present.shape[0], present.shape[0] + len(question)
-            write = torch.cat([torch.searchsorted(present, written[layer]), torch.arange(count, total)])
-            slots = torch.cat([self._slots[layer, written[layer]], self.cache.reserve(layer, asked)])
-            if last:
-                leave = torch.arange(total - min(outputs, len(question)), total)
+            behind = torch.arange(count, total)
+            if layer == len(alive) - 1:
+                leave = behind[-outputs:] if outputs else behind[:0]
             else:
-                leave = torch.cat([torch.searchsorted(present, alive[layer + 1]), torch.arange(count, total)])
+                leave = torch.cat([_among(present, alive[layer + 1]), behind])
+            write = torch.cat([_among(present, written[layer]), behind])
             steps.append(
                 Step(
                     write=None if write.shape[0] == total else write,
-                    slots=slots,
+                    slots=torch.cat([self._slots[layer, written[layer]], self.cache.reserve(layer, asked)]),
                     blend=written[layer].shape[0] if plan.blend is not None else 0,
                     leave=None if leave.shape[0] == total else leave,
                 )
             )
-        ids = torch.cat([self._ids(tokens)[alive[0]], torch.tensor(question, dtype=torch.int64)])
-        positions = torch.cat([alive[0], asked])
-        return Pass(ids, positions, self.cache, steps, blend=plan.blend, attention=attention)
+        ids = [part[t] for part, rows in zip(tokens, entering[0], strict=True) for t in rows]
+        return Pass(
+            torch.tensor([*ids, *question], dtype=torch.int64),
+            torch.cat([alive[0], asked]),
+            self.cache,
+            steps,
+            blend=plan.blend,
+            attention=attention,
+        )
+
+    def _each(self, layers: Sequence[Sequence[Tokens]]) -> list[Tensor]:
+        """`positions` of every layer, worked out once for layers of the same tuples: making tensors out of tuples for
+        all layers would take longer than loading what they name."""
+        known: dict[tuple[int, ...], Tensor] = {}
+        for layer in layers:
+            key = tuple(map(id, layer))
+            if key not in known:
+                known[key] = self.positions(layer)
+        return [known[tuple(map(id, layer))] for layer in layers]
 
     def _ids(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         """Token id by position [end]; 0 where no chunk stands."""
@@ -150,3 +165,8 @@ class Stitch:
         for start, part in zip(self.starts, tokens, strict=True):
             ids[start : start + len(part)] = torch.tensor(part, dtype=torch.int64)
         return ids
+
+
+def _among(present: Tensor, some: Tensor) -> Tensor:
+    """Where `some` positions stand among those `present`, both ascending."""
+    return torch.arange(present.shape[0]) if some is present else torch.searchsorted(present, some)

@@ -147,15 +147,22 @@ def middle_blocks(blocks: int, initial: int, local: int) -> range:
 
 
 def rows_alive(recompute: Sequence[Sequence[Tokens]]) -> list[list[Tokens]]:
-    """T_l = union of R_m over m >= l: tokens whose hidden state must enter layer l (rule 1). Same nesting as R."""
+    """T_l = union of R_m over m >= l: tokens whose hidden state must enter layer l (rule 1). Same nesting as R; layers
+    that recompute the same object have the same objects here."""
     alive: list[list[Tokens]] = []
     below: list[Tokens] = [()] * len(recompute[0])
+    last: Sequence[Tokens] | None = None
     for layer in reversed(recompute):
-        below = [
-            seen if seen == now else tuple(sorted(set(seen) | set(now))) for seen, now in zip(below, layer, strict=True)
-        ]
+        if layer is not last:
+            below, last = [_union(seen, now) for seen, now in zip(below, layer, strict=True)], layer
         alive.append(below)
     return alive[::-1]
+
+
+def _union(seen: Tokens, now: Tokens) -> Tokens:
+    if not seen or seen is now:
+        return now
+    return seen if seen == now else tuple(sorted({*seen, *now}))
 
 
 def recomputed(recompute: Sequence[Sequence[Tokens]]) -> list[float]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -89,10 +90,9 @@ class Scout:
         rows = [queries[layer][-self.tail :, head] for layer, head in self.heads]
         chosen = [keys[pairs.index((layer, head // self.group))] for layer, head in self.heads]
         scores = torch.stack([(q @ k.T * self.scale).softmax(-1).mean(0) for q, k in zip(rows, chosen, strict=True)])
-        sizes = [piece.tokens for piece in pieces]
-        masses = [pool(part, p.block, self.reach) for p, part in zip(pieces, scores.split(sizes, dim=1), strict=True)]
-        joined = join(torch.cat(masses, dim=1), self.power)
-        return [part.tolist() for part in joined.split([piece.blocks for piece in pieces])]
+        joined: list[float] = join(pool(scores, pieces, self.reach), self.power).tolist()
+        ends = list(accumulate(piece.blocks for piece in pieces))
+        return [joined[end - piece.blocks : end] for piece, end in zip(pieces, ends, strict=True)]
 
     def choose(
         self, pieces: Sequence[Piece], fixed: Sequence[Blocks], masses: Sequence[Sequence[float]]
@@ -119,10 +119,22 @@ class Scout:
         return outside(pieces, kept if self.repair == "kept" else fixed)
 
 
-def pool(scores: Tensor, block: int, reach: int) -> Tensor:
-    """Token scores of one chunk [H, n] to block scores [H, B]: each token takes the best score within `reach`."""
-    spread = F.max_pool1d(scores[None], 2 * reach + 1, stride=1, padding=reach)[0]
-    return F.pad(spread, (0, -scores.shape[1] % block)).view(scores.shape[0], -1, block).sum(-1)
+def pool(scores: Tensor, pieces: Sequence[Piece], reach: int) -> Tensor:
+    """Token scores of all chunks [H, N], not negative, to block scores [H, sum of B]: each token takes the best score
+    within `reach` in its chunk.
+
+    All chunks at once, each in a row of the longest one's blocks: on a GPU a chunk by itself is nothing but launches.
+    """
+    block, most = pieces[0].block, max(piece.blocks for piece in pieces)
+    count, room = len(pieces), most * block
+    tokens, filled = (
+        torch.cat([torch.arange(n) + i * width for i, n in enumerate(sizes)]).to(scores.device)
+        for sizes, width in (([p.tokens for p in pieces], room), ([p.blocks for p in pieces], most))
+    )
+    rows = scores.new_zeros(scores.shape[0], count * room).index_copy_(1, tokens, scores)
+    spread = F.max_pool1d(rows.view(-1, count, room), 2 * reach + 1, stride=1, padding=reach).flatten(1)
+    inside = torch.zeros_like(rows).index_copy_(1, tokens, spread.index_select(1, tokens))
+    return inside.view(scores.shape[0], -1, block).sum(-1).index_select(1, filled)
 
 
 def join(masses: Tensor, power: float) -> Tensor:

@@ -71,10 +71,18 @@ def test_the_budget_lies_between_floor_and_cap():
 
 
 def test_a_token_at_the_end_of_a_block_brings_the_next_block():
-    scores = torch.zeros(1, 12)
+    scores, pieces = torch.zeros(1, 12), sized(12)
     scores[0, 7] = 1.0
-    assert pool(scores, 4, 0)[0].tolist() == [0, 1, 0]
-    assert pool(scores, 4, 2)[0].tolist() == [0, 3, 2]
+    assert pool(scores, pieces, 0)[0].tolist() == [0, 1, 0]
+    assert pool(scores, pieces, 2)[0].tolist() == [0, 3, 2]
+
+
+def test_a_token_at_the_end_of_a_chunk_says_nothing_about_the_next_chunk():
+    scores, pieces = torch.zeros(1, 15), sized(6, 9)
+    scores[0, 5] = 1.0
+    assert pool(scores, pieces, 2)[0].tolist() == [1, 2, 0, 0, 0]
+    scores[0, 14] = 2.0
+    assert pool(scores, pieces, 2)[0].tolist() == [1, 2, 0, 4, 2]
 
 
 def test_agreement_of_heads_beats_one_head_alone():
@@ -98,3 +106,8 @@ def test_kept_blocks_hold_the_fixed_ones_and_stay_inside_the_chunk(sizes, seed):
         assert set(fixed) <= set(blocks) <= set(range(part.blocks))
     picked = sum(map(len, kept)) - sum(map(len, SCOUT.first(pieces)))
     assert picked <= max(1, int(0.25 * sum(sizes)))
+
+
+def sized(*tokens):
+    """Chunks of so many tokens, in blocks of 4; nobody looks at their digests."""
+    return [replace(needle(4, 0, 0, 1), tokens=count, block=4) for count in tokens]
