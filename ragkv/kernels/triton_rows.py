@@ -46,13 +46,13 @@ def _place(
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     lane = tl.arange(0, WIDE)[None, :]
-    half = lane < HALF
-    live = (head < ALL) & half
+    half = (lane < HALF) & (head >= 0)
+    live = half & (head < ALL)
     at = qkv_ptr + row * (ALL * D) + head * D + lane
     low = tl.load(at, mask=live, other=0.0).to(tl.float32)
     high = tl.load(at + HALF, mask=live, other=0.0).to(tl.float32)
-    cos = tl.load(cos_ptr + row * D + lane, mask=half, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + row * D + lane, mask=half, other=0.0).to(tl.float32)
+    cos = tl.load(cos_ptr + row * D + lane, mask=lane < HALF, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + row * D + lane, mask=lane < HALF, other=0.0).to(tl.float32)
     one, two = low, high
     if NORMED:
         norm = weight_ptr + (head >= Q_HEADS).to(tl.int32) * D + lane
@@ -67,7 +67,7 @@ def _place(
     to = q_ptr + row * (Q_HEADS * D) + head * D + lane
     tl.store(to, turned_one.to(kind), mask=asking)
     tl.store(to + HALF, turned_two.to(kind), mask=asking)
-    slot = tl.load(slots_ptr + row).to(tl.int64)
+    slot = tl.load(slots_ptr + row + 0 * lane).to(tl.int64)
     key = (head >= Q_HEADS) & (head < Q_HEADS + KV_HEADS) & half & (slot >= 0)
     to = k_ptr + (slot * KV_HEADS + head - Q_HEADS) * D + lane
     tl.store(to, turned_one.to(kind), mask=key)
