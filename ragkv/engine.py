@@ -69,14 +69,14 @@ class Engine:
             make_decoder(settings.decode, model.profile)
         with _named("RAGKV_INGEST_PREFILL"):
             reading = make_policy(settings.ingest_prefill, model.profile)
-        self.reader = Reader(model, model.prompt.prefix, settings.prefix, reading)
+        self.steps = make_steps(model) if settings.graphs else None
+        self.reader = Reader(model, model.prompt.prefix, settings.prefix, reading, self.steps)
         self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
         self.seal = make_seal(settings.store_secret.get_secret_value())
         self.fingerprint = fingerprint(model, settings.prefix, settings.store_body, self.seal.name, reading)
         block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, settings.store_body)
         self.tiers = Tiers(store, block, Budgets(settings.host_bytes, settings.gpu_bytes), model.device)
         self.quota = Quota(settings.collection_bytes, model.token_bytes)
-        self.steps = make_steps(model) if settings.graphs else None
         self.unqualified = ""
         self.costs = FREE
         self.quarantine = Quarantine()

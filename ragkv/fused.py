@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ragkv.joined import Layer, join
 from ragkv.kernels.attention import Sight, attend_seen, send, sight
-from ragkv.kernels.rows import Kernels, divide
+from ragkv.kernels.rows import Kernels, divide, raw_queries
 from ragkv.kernels.steps import HeadNorms, apply_norm
 from ragkv.passes import Pass, write_rows
 from ragkv.types import Shape
@@ -123,9 +123,9 @@ class _Run:
     def _record(self, heads: HeadNorms | None, qkv: Tensor) -> None:
         """Pre-RoPE rows and what entered, for whoever asked for them."""
         assert self.p.capture is not None
-        q, k, v = divide(qkv, self._fused.shape)
+        q, (_, k, v) = raw_queries(qkv, self._fused.shape, heads), divide(qkv, self._fused.shape)
         if heads is not None:
-            q, k = apply_norm(q, heads.weight[0], heads.eps), apply_norm(k, heads.weight[1], heads.eps)
+            k = apply_norm(k, heads.weight[1], heads.eps)
         self.p.capture.add(self.x, q, k, v)
 
 

@@ -24,6 +24,7 @@ from ragkv.passes import Attention, Capture, append
 from ragkv.recompute.base import Angle, Blocks, Method, Piece, Plan, Rows, recomputed
 from ragkv.recompute.digest import DigestParams, digest, retrieval_pairs
 from ragkv.sparse.base import Decoder, Decoding, Observed, Policy, Sparse
+from ragkv.steps import Steps
 from ragkv.stitch import Stitch
 from ragkv.talk import Talk
 from ragkv.types import ChunkKV
@@ -78,10 +79,19 @@ class Context:
 class Reader:
     """Stateless between calls but for the KV of S, computed once."""
 
-    def __init__(self, model: DecoderModel, prefix: Sequence[int], mode: str = "shared", policy: Policy | None = None):
+    def __init__(
+        self,
+        model: DecoderModel,
+        prefix: Sequence[int],
+        mode: str = "shared",
+        policy: Policy | None = None,
+        steps: Steps | None = None,
+    ):
         """prefix: token ids of S · mode: `shared` encodes chunks right after S, `isolated` alone from position 0
-        (SamKV A13; paper silent) · policy: how long chunks are encoded, None: densely."""
+        (SamKV A13; paper silent) · policy: how long chunks are encoded, None: densely · steps: asks short questions
+        by a recorded graph, None: there are none."""
         self.model, self.prefix_tokens, self.mode, self.policy = model, tuple(prefix), mode, policy
+        self._steps = steps
         self.prefix = ContextCache(model.shape, len(self.prefix_tokens), model.dtype, model.device)
         if self.prefix_tokens:
             model.forward([append(self.prefix, self.prefix_tokens, 0, outputs=0)])
@@ -230,6 +240,8 @@ class Reader:
         rows behind."""
         if depth == 0:
             return []
+        if self._steps is not None and self._steps.takes(stitch.cache, question):
+            return self._steps.ask(stitch.cache, question, stitch.end, depth)
         capture, lengths = Capture(), list(stitch.cache.lengths)
         self.model.forward([append(stitch.cache, question, stitch.end, outputs=0, capture=capture, depth=depth)])
         stitch.cache.truncate(lengths)

@@ -12,7 +12,9 @@ and for each number of parts that attention is divided into; at most `GRAPHS`, t
 is one pool.
 
 `Steps.read` gives the logits of `DecoderModel.forward` with `append`, up to the order of additions, and leaves the
-caches as that does. Without a GPU it runs the same step with the references and records nothing.
+caches as that does. `Steps.ask` is the composite pass of a short question, likewise a graph: to the kernels its tokens
+are requests whose caches are one and the same, each a row longer than the one before. Without a GPU both run the same
+step with the references and record nothing.
 """
 
 from __future__ import annotations
@@ -28,21 +30,24 @@ from torch import Tensor
 from ragkv.context import ContextCache
 from ragkv.joined import fits, join
 from ragkv.kernels import steps as reference
+from ragkv.kernels.rows import raw_queries
 from ragkv.kernels.steps import Kernels, Places, splits_of
 from ragkv.model import DecoderModel
 
 WIDEST = 32
 """Requests of one graph; more are read in parts."""
 GRAPHS = 16
+ASKED, AMONG = 64, 16384
+"""A question of more tokens is not worth asking by a graph, and neither are more rows: each token reads all of them."""
 
 
 @dataclass(frozen=True)
 class _Recording:
-    """inputs [2 + 3L, W] int64: tokens, positions, table · logits [W, vocabulary]: what a replay leaves."""
+    """inputs [2 + 3L, W] int64: tokens, positions, table · made: what a replay leaves, as `Steps._step` says."""
 
     graph: torch.cuda.CUDAGraph
     inputs: Tensor
-    logits: Tensor
+    made: list[Tensor]
 
 
 def make_steps(model: DecoderModel) -> Steps | None:
@@ -64,7 +69,7 @@ class Steps:
         self._model, self._shape = model, model.shape
         self._kernels = kernels or _kernels(model)
         self._layers = join(model.body)
-        self._recorded: OrderedDict[tuple[int, int], _Recording] = OrderedDict()
+        self._recorded: OrderedDict[tuple[int, int, int], _Recording] = OrderedDict()
         self._records = model.device.type == "cuda" and self._kernels is not reference
         # Requests that are made up to fill a width hold nothing and write here.
         row = (1, model.shape.kv_heads, model.shape.head_dim)
@@ -89,12 +94,9 @@ class Steps:
         if len(parts) != 1:
             none = torch.empty(0, self._model.config.vocab_size, dtype=self._model.dtype, device=self._model.device)
             return torch.cat([none, *(self.read(caches[part], tokens[part], positions[part]) for part in parts)])
-        inputs, k, v = self._inputs(caches, tokens, positions)
-        splits = splits_of(inputs.shape[1], self._shape.kv_heads, max(max(cache.lengths) for cache in caches) + 1)
-        if self._records:
-            logits = self._replay(inputs, splits)
-        else:
-            logits = self._step(inputs, Places(_table(inputs), k, v), splits)
+        stores = [[cache.stores(layer, 1) for cache in caches] for layer in range(self._shape.layers)]
+        held = [[cache.lengths[layer] for cache in caches] for layer in range(self._shape.layers)]
+        logits = self._run(tokens, positions, stores, held)[0].clone()  # the next replay does not change it
         # A replay goes on by itself: keeping the books costs no time of the step.
         for cache, position in zip(caches, positions, strict=True):
             at = torch.tensor([position])
@@ -102,68 +104,97 @@ class Steps:
                 cache.reserve(layer, at)
         return logits[: len(caches)]
 
-    def _inputs(
-        self, caches: Sequence[ContextCache], tokens: Sequence[int], positions: Sequence[int]
-    ) -> tuple[Tensor, list[list[Tensor]], list[list[Tensor]]]:
-        """(what is copied to the device, [2 + 3L, W] int64: tokens, positions, table; K and V [L][W] that it tells of).
-        W is the width, requests that are made up included."""
-        layers, lacking = range(self._shape.layers), (1 << (len(caches) - 1).bit_length()) - len(caches)
-        nothing, nowhere = [0] * lacking, [self._nowhere] * lacking
-        stores = [[*(cache.stores(layer, 1) for cache in caches), *nowhere] for layer in layers]
-        k, v = ([[pair[side] for pair in layer] for layer in stores] for side in (0, 1))
-        addresses = [[each.data_ptr() for each in layer] for layer in (*k, *v)]
-        rows = [[*(cache.lengths[layer] for cache in caches), *nothing] for layer in layers]
-        lines = [[*tokens, *nothing], [*positions, *nothing], *addresses, *rows]
-        return torch.tensor(lines, dtype=torch.int64), k, v
+    def takes(self, cache: ContextCache, tokens: Sequence[int]) -> bool:
+        """Whether `ask` is worth it for a question behind what the cache holds."""
+        return 0 < len(tokens) <= ASKED and len(tokens) * max(cache.lengths) <= AMONG * ASKED // 2
 
-    def _replay(self, host: Tensor, splits: int) -> Tensor:
-        """Logits [W, vocabulary], one's own: the next replay does not change them."""
+    @torch.inference_mode()
+    def ask(self, cache: ContextCache, tokens: Sequence[int], position: int, depth: int) -> list[Tensor]:
+        """A question's tokens at positions from `position` on, behind all rows of the cache, which stays as it is but
+        for room; returns the pre-RoPE queries [T, Hq, d] of the layers below `depth`, as a pass captures them.
+
+        On a GPU they are good until the next call.
+        """
+        count, layers = len(tokens), range(self._shape.layers)
+        stores = [[cache.stores(layer, count)] * count for layer in layers]
+        held = [list(range(cache.lengths[layer], cache.lengths[layer] + count)) for layer in layers]
+        made = self._run(tokens, range(position, position + count), stores, held, depth)
+        return [q[:count] for q in made]
+
+    def _run(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        stores: Sequence[Sequence[tuple[Tensor, Tensor]]],
+        held: Sequence[Sequence[int]],
+        depth: int | None = None,
+    ) -> list[Tensor]:
+        """Fill up to a power of two, and step. stores, held [L][W]: the cache of each row, and the rows in it that it
+        attends to beside its own."""
+        lacking = (1 << (len(tokens) - 1).bit_length()) - len(tokens)
+        nothing, nowhere = [0] * lacking, [(self._nowhere[0], self._nowhere[1])] * lacking
+        k, v = ([[pair[side] for pair in (*layer, *nowhere)] for layer in stores] for side in (0, 1))
+        addresses = [[each.data_ptr() for each in layer] for layer in (*k, *v)]
+        lines = [[*tokens, *nothing], [*positions, *nothing], *addresses, *([*rows, *nothing] for rows in held)]
+        host = torch.tensor(lines, dtype=torch.int64)  # [2 + 3L, W]: tokens, positions, table
+        splits = splits_of(host.shape[1], self._shape.kv_heads, 1 + max(max(rows) for rows in held))
+        if self._records:
+            return self._replay(host, splits, depth)
+        return self._step(host, Places(_table(host), k, v), splits, depth)
+
+    def _replay(self, host: Tensor, splits: int, depth: int | None) -> list[Tensor]:
+        """What `_step` says; the next replay changes it."""
         with torch.cuda.device(self._model.device):
-            recording = self._recording(host, splits)
+            recording = self._recording(host, splits, depth)
             # Memory that is pinned is not used anew before the copy out of it is done.
             recording.inputs.copy_(host.pin_memory(), non_blocking=True)
             recording.graph.replay()
-            return recording.logits.clone()
+            return recording.made
 
-    def _recording(self, host: Tensor, splits: int) -> _Recording:
+    def _recording(self, host: Tensor, splits: int, depth: int | None) -> _Recording:
         """The graph of this width and number of parts, recorded at its first use, with `host` as its inputs."""
-        key = (host.shape[1], splits)
+        key = (host.shape[1], splits, 0 if depth is None else depth)
         if key not in self._recorded:
             while len(self._recorded) >= GRAPHS:
                 self._recorded.popitem(last=False)
-            self._recorded[key] = self._record(host.to(self._model.device), splits)
+            self._recorded[key] = self._record(host.to(self._model.device), splits, depth)
         self._recorded.move_to_end(key)
         return self._recorded[key]
 
-    def _record(self, inputs: Tensor, splits: int) -> _Recording:
+    def _record(self, inputs: Tensor, splits: int, depth: int | None) -> _Recording:
         """Warm up and record. The step is really done while warming up, with the same rows as in the replay to come."""
         places, here = Places(_table(inputs)), torch.cuda.current_stream()
         self._aside.wait_stream(here)
         with torch.cuda.stream(self._aside):
             for _ in range(2):
-                self._step(inputs, places, splits)
+                self._step(inputs, places, splits, depth)
         here.wait_stream(self._aside)
         graph = torch.cuda.CUDAGraph()
         # Other threads load KV to the GPU meanwhile; what they ask of it is none of the graph's business.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._aside, capture_error_mode="thread_local"):
-            logits = self._step(inputs, places, splits)
-        return _Recording(graph, inputs, logits)
+            made = self._step(inputs, places, splits, depth)
+        return _Recording(graph, inputs, made)
 
-    def _step(self, inputs: Tensor, places: Places, splits: int) -> Tensor:
-        """Logits [W, vocabulary]; nothing in it waits for the device."""
+    def _step(self, inputs: Tensor, places: Places, splits: int, depth: int | None) -> list[Tensor]:
+        """Logits [W, vocabulary], alone; with a depth the pre-RoPE queries [W, Hq, d] of the layers below it. Nothing
+        in it waits for the device."""
         model, shape, kernels = self._model, self._shape, self._kernels
         x = model.body.embed_tokens(inputs[0])
-        at = model.rotary(inputs[1])
+        at, asked = model.rotary(inputs[1]), list[Tensor]()
         normed = model.body.layers[0].input_layernorm(x)
-        for i, layer in enumerate(self._layers):
-            q = kernels.turn(layer.qkv(normed), at.cos, at.sin, places, i, shape, layer.heads)
+        for i, layer in enumerate(self._layers[:depth]):
+            qkv = layer.qkv(normed)
+            if depth is not None:
+                asked.append(raw_queries(qkv, shape, layer.heads))
+                if len(asked) == depth:
+                    return asked
+            q = kernels.turn(qkv, at.cos, at.sin, places, i, shape, layer.heads)
             attended = kernels.attend(q, places, i, shape, scale=model.scale, splits=splits)
             x, normed = kernels.add_norm(x, layer.out(attended.flatten(1)), layer.middle.weight, layer.middle.eps)
             x, normed = kernels.add_norm(
                 x, layer.down(kernels.gated(layer.gate_up(normed))), layer.last.weight, layer.last.eps
             )
-        logits: Tensor = model.lm_head(normed)
-        return logits
+        return [model.lm_head(normed)]
 
 
 def _table(inputs: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from ragkv.batch import Batch
 from ragkv.context import ContextCache
 from ragkv.decode import Run, Sampling, write
 from ragkv.model import DecoderModel
-from ragkv.passes import append
+from ragkv.passes import Capture, append
 from ragkv.sparse.psa import Psa
 from ragkv.steps import WIDEST, Steps, make_steps
 from tests import tiny
@@ -157,6 +157,45 @@ def test_a_step_that_fails_leaves_the_caches_as_they_were():
 def test_without_a_gpu_nothing_is_recorded():
     assert make_steps(tiny.model()) is None
     assert Steps(tiny.model(layers=2)).recorded == 0
+
+
+def check_question(model, count, length, tolerance, steps=None):
+    """A question's queries, against those that a pass captures."""
+    (cache,), tokens = begun(model, [length]), tiny.tokens(count, count)
+    steps, before, capture = steps or Steps(model), copy.deepcopy(cache), Capture()
+    found = [q.clone() for q in steps.ask(cache, tokens, length + 4, 3)]
+    model.forward([append(before, tokens, length + 4, outputs=0, capture=capture, depth=3)])
+    assert len(found) == 3
+    for a, b in zip(found, capture.q, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+    assert cache.lengths == [length] * model.shape.layers
+    for layer in range(model.shape.layers):
+        assert torch.equal(cache.k(layer), before.k(layer)[:length])
+
+
+@pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
+@pytest.mark.parametrize("count", [1, 5, 8])
+def test_a_question_asks_as_its_pass_does(kind, count):
+    check_question(tiny.model(kind), count, 9, 1e-10)
+
+
+def test_a_long_question_and_a_large_cache_are_no_work_for_a_graph():
+    model = tiny.model(layers=2)
+    steps, (small, large) = Steps(model), begun(model, [5, 90])
+    assert steps.takes(small, tiny.tokens(64))
+    assert not steps.takes(small, tiny.tokens(65))
+    assert not steps.takes(small, ())
+    large.lengths = [2**20] * 2
+    assert not steps.takes(large, tiny.tokens(9))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on a GPU")
+def test_questions_of_any_length_are_asked_by_a_graph():
+    model = DecoderModel(tiny.weights("qwen3", max_positions=2048).float().cuda())
+    steps = make_steps(model)
+    for count, length in ((5, 9), (7, 900), (33, 500), (64, 20), (5, 1000)):
+        check_question(model, count, length, 1e-4, steps)
+    assert steps.recorded >= 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on a GPU")

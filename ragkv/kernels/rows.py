@@ -62,6 +62,12 @@ def place(
     return rotate(asked, cos, sin)
 
 
+def raw_queries(qkv: Tensor, shape: Shape, norms: HeadNorms | None) -> Tensor:
+    """q [T, Hq, d] before RoPE, of the joined product."""
+    q = divide(qkv, shape)[0]
+    return q if norms is None else apply_norm(q, norms.weight[0], norms.eps)
+
+
 def divide(qkv: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     """q [T, Hq, d], k and v [T, Hkv, d] of the joined product, views."""
     heads = (shape.q_heads, shape.kv_heads, shape.kv_heads)
