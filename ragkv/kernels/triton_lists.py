@@ -12,6 +12,7 @@ merges what each of them leaves.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -39,22 +40,17 @@ def attend_lists(
     count, q_heads, d = q.shape
     heads, tiles = lists.counts.shape
     width = max(16, triton.next_power_of_2(d))
-    # Measured on an H200 at 64k keys: 64 rows of two query heads that share 128 keys at a time.
-    rows = min(64, triton.next_power_of_2(min(lists.tile, count + lists.offset)))
-    fold = math.gcd(q_heads // heads, q_heads // k.shape[1])
-    fold = min(fold & -fold, max(2, 16 // rows))
-    rows = max(rows, 16 // fold)
-    keys, warps = (128, 8) if rows * fold > 64 else (64, 4)
+    form = _form(min(lists.tile, count + lists.offset), math.gcd(q_heads // heads, q_heads // k.shape[1]), lists.block)
     out = torch.empty(count, q_heads, d, dtype=q.dtype, device=q.device)
     lse = torch.empty(count, q_heads, dtype=torch.float32, device=q.device)
     q_at, k_at = (each.to(q.device, torch.int32) for each in (q_pos, k_pos))
     columns, column_counts, taken = lists.columns, lists.column_counts, lists.taken
     if columns is None or column_counts is None or taken is None:
         columns, column_counts, taken = lists.blocks, lists.counts, lists.counts  # not read
-    parts, lot = triton.cdiv(lists.tile, rows), max(keys, lists.block)
-    splits = _splits(tiles * parts * q_heads // fold, lists.blocks.shape[2] * lists.block // lot)
+    parts = triton.cdiv(lists.tile, form.rows)
+    splits = _splits(tiles * parts * q_heads // form.fold, lists.blocks.shape[2] * lists.block // form.keys)
     made, of = (out, lse) if splits == 1 else _partial(splits, q)
-    _attend[(tiles * parts, q_heads // fold, splits)](
+    _attend[(tiles * parts, q_heads // form.fold, splits)](
         q, k, v, q_at, k_at, made, of,
         lists.blocks, lists.counts, lists.clear, columns, column_counts, taken,
         count, k.shape[0], scale * LOG2_E.value,
@@ -62,12 +58,33 @@ def attend_lists(
         lists.blocks.shape[2], columns.shape[1], taken.shape[-1], tiles,
         q_heads // heads, q_heads // k.shape[1], lists.offset,
         TILE=lists.tile, BLOCK=lists.block, SINGLES=lists.columns is not None,
-        ROWS=rows, FOLD=fold, KEYS=lot, D=d, WIDTH=width, PRECISE=q.dtype == torch.float32,
-        num_warps=warps, num_stages=2,
+        ROWS=form.rows, FOLD=form.fold, KEYS=form.keys, D=d, WIDTH=width, PRECISE=q.dtype == torch.float32,
+        num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
     if splits > 1:
         _merge[(count, q_heads)](made, of, out, lse, count, D=d, WIDTH=width, SPLITS=splits, num_warps=4)
     return out, lse
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a program does: `rows` queries of each of `fold` query heads that read the same keys, `keys` at a time."""
+
+    rows: int
+    fold: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def _form(rows: int, alike: int, block: int) -> Form:
+    """For tiles of so many rows, and so many query heads that read the same keys."""
+    # Measured on an H200 at 64k keys: 64 rows of two query heads that share 128 keys at a time.
+    rows = min(64, triton.next_power_of_2(rows))
+    fold = min(alike & -alike, max(2, 16 // rows))
+    rows = max(rows, 16 // fold)
+    keys, warps = (128, 8) if rows * fold > 64 else (64, 4)
+    return Form(rows, fold, max(keys, block), warps, 2)
 
 
 def _splits(programs: int, lots: int) -> int:
@@ -129,7 +146,10 @@ def _attend(
     split, splits = tl.program_id(2), tl.num_programs(2)
     lots = clear // BLOCKS
     for start in range(lots * split // splits * BLOCKS, lots * (split + 1) // splits * BLOCKS, BLOCKS):
-        key = tl.load(first + start + lane // BLOCK) * BLOCK + lane % BLOCK
+        if BLOCKS == 1:
+            key = tl.load(first + start) * BLOCK + lane
+        else:
+            key = tl.load(first + start + lane // BLOCK) * BLOCK + lane % BLOCK
         acc, top, total = _fold(
             acc, top, total, q, q_at, k_base, v_base, k_at_ptr, key, lane >= 0, k_row, v_row, scale, d, D, PRECISE, True
         )  # fmt: skip
