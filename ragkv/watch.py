@@ -26,8 +26,10 @@ class Watch:
     look at it at any time.
     """
 
-    def __init__(self, device: torch.device | str = "cpu"):
-        self._synchronise = torch.device(device).type == "cuda"
+    def __init__(self, device: torch.device | str = "cpu", wait: bool = True):
+        """wait: for what the device has queued, at both ends of every step; False leaves the device at work, and a step
+        is then the time to queue its work."""
+        self._synchronise = wait and torch.device(device).type == "cuda"
         self.began = time.perf_counter()
         self.intervals: list[Interval] = []
 

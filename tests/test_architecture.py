@@ -45,6 +45,7 @@ LAYERS = (
         "deciding",
         "elsewhere",
         "fingerprint",
+        "gate",
         "kvmap",
         "methods",
         "policies",
