@@ -30,3 +30,10 @@ def test_the_same_name_adds_up_and_one_that_never_ran_is_nothing():
     watch.book("plan", 2.5, 4.0)
     watch.book("load", 4.0, 4.5)
     assert (watch.spent("load"), watch.spent("plan"), watch.spent("repair")) == (2.0, 1.5, 0.0)
+
+
+def test_a_watch_that_waits_for_nothing_asks_no_device():
+    watch = Watch("cuda", wait=False)  # a watch that waits needs a GPU here
+    with watch.step("load"):
+        pass
+    assert 0 <= watch.spent("load") <= watch.total()
