@@ -93,7 +93,8 @@ class ContextCache:
 
     def _resize(self, layer: int, rows: int) -> None:
         length = self.lengths[layer]
-        for store in (self._k, self._v, self._positions):
-            old = store[layer]
-            store[layer] = old.new_empty(rows, *old.shape[1:])
-            store[layer][:length] = old[:length]
+        with torch.inference_mode(False):  # whoever grows it, rows are put into it by others as well
+            for store in (self._k, self._v, self._positions):
+                old = store[layer]
+                store[layer] = old.new_empty(rows, *old.shape[1:])
+                store[layer][:length] = old[:length]

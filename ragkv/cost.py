@@ -44,7 +44,7 @@ class Line:
     fixed: float
     each: float
 
-    def at(self, n: int) -> float:
+    def at(self, n: float) -> float:
         """The cost of n."""
         return self.fixed + self.each * n
 
@@ -116,6 +116,13 @@ def costs(reader: Reader, store: KVStore, folder: Path, machine: str) -> Costs:
     return found
 
 
+def curve(short: tuple[int, float], long: tuple[int, float], weight: float) -> Curve:
+    """Through (tokens, milliseconds) of two prefills. weight: of n² against n."""
+    (few, low), (many, high) = ((tokens + weight * tokens**2, spent) for tokens, spent in (short, long))
+    each = max(0.0, high - low) / (many - few)
+    return Curve(max(0.0, low - each * few), each, each * weight)
+
+
 def _encoding(reader: Reader) -> Line:
     def encode(tokens: int) -> float:
         watch = Watch(reader.model.device)
@@ -133,11 +140,8 @@ def _prefilling(reader: Reader) -> Curve:
         reader.full([[0] * tokens], (), 0, watch)
         return watch.total()
 
-    weight = reader.model.pair_weight
     low, high = (min(prefill(tokens) for _ in range(2)) for tokens in (LONG, LONGEST))
-    few, many = (tokens + weight * tokens**2 for tokens in (LONG, LONGEST))
-    each = max(0.0, high - low) / (many - few)
-    return Curve(max(0.0, low - each * few), each, each * weight)
+    return curve((LONG, low), (LONGEST, high), reader.model.pair_weight)
 
 
 def _loading(store: KVStore) -> Line:

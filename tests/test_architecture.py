@@ -47,6 +47,7 @@ LAYERS = (
         "deciding",
         "elsewhere",
         "fingerprint",
+        "gate",
         "kvmap",
         "methods",
         "policies",

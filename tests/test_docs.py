@@ -55,6 +55,7 @@ DOCUMENTS = [
     "docs/lab-notes.md",
     "docs/operations.md",
     "docs/results/decode.md",
+    "docs/results/gpu.md",
     "docs/results/lmcache.md",
     "models/demo/README.md",
 ]

@@ -179,6 +179,16 @@ def test_a_question_asks_as_its_pass_does(kind, count):
     check_question(tiny.model(kind), count, 9, 1e-10)
 
 
+def test_a_cache_that_grew_for_a_question_takes_rows_as_before():
+    model = tiny.model(layers=2)
+    (cache,) = begun(model, [6])
+    Steps(model).ask(cache, tiny.tokens(5), 6, 2)
+    row = torch.ones(1, model.shape.kv_heads, model.shape.head_dim, dtype=model.dtype)
+    cache.put(0, row, row, torch.tensor([6]))
+    assert cache.lengths == [7, 6]
+    assert torch.equal(cache.k(0)[6:], row)
+
+
 def test_a_long_question_and_a_large_cache_are_no_work_for_a_graph():
     model = tiny.model(layers=2)
     steps, (small, large) = Steps(model), begun(model, [5, 90])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 
 from ragkv.watch import Watch
 
@@ -30,3 +31,16 @@ def test_the_same_name_adds_up_and_one_that_never_ran_is_nothing():
     watch.book("plan", 2.5, 4.0)
     watch.book("load", 4.0, 4.5)
     assert (watch.spent("load"), watch.spent("plan"), watch.spent("repair")) == (2.0, 1.5, 0.0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_step_is_as_long_as_its_work_is_and_nobody_waits_for_it():
+    watch = Watch("cuda")
+    x = torch.randn(8192, 8192, device="cuda")
+    begun = time.perf_counter()
+    with watch.step("prefill"):
+        for _ in range(20):
+            x @ x
+    queued = 1000 * (time.perf_counter() - begun)
+    assert watch.spent("prefill") > 2 * queued
+    assert watch.intervals[0].end <= watch.total()

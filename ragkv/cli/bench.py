@@ -12,13 +12,13 @@ import typer
 from ragkv.cli.bench_decode import decode
 from ragkv.cli.bench_dialogues import dialogues
 from ragkv.cli.bench_prefill import prefill
+from ragkv.cli.bench_ttft import ttft
 from ragkv.cli.common import Device, Json, Model, Store, err, out, progress, settings_from, write_json
 
 if TYPE_CHECKING:
     from ragkv.bench.sets import QuestionSet
     from ragkv.bench.store import StoreResult
     from ragkv.bench.table import Row
-    from ragkv.bench.ttft import TtftResult
     from ragkv.model import DecoderModel
     from ragkv.types import Document
 
@@ -26,33 +26,12 @@ bench = typer.Typer(help="Measure on this machine.", rich_markup_mode=None)
 bench.command("decode")(decode)
 bench.command("dialogues")(dialogues)
 bench.command("prefill")(prefill)
+bench.command("ttft")(ttft)
 
 
 @bench.callback()
 def _bench() -> None:
     pass
-
-
-@bench.command("ttft")
-def ttft(
-    file: Json = None,
-    chunks: Annotated[int, typer.Option(min=1, max=64, help="Chunks of the context.")] = 8,
-    chunk_tokens: Annotated[int, typer.Option(min=64, help="Tokens of a chunk.")] = 512,
-    repeat: Annotated[int, typer.Option(min=1, help="Timed questions per method; the median counts.")] = 10,
-    store: Store = None,
-    model: Model = None,
-    device: Device = None,
-) -> int:
-    """Time to first token of every method, through the whole engine."""
-    settings = settings_from(None, store, model, device)
-    from ragkv.bench.ttft import TtftParams
-    from ragkv.bench.ttft import ttft as measure
-
-    with progress() as told:
-        result = measure(settings, TtftParams(chunks=chunks, chunk_tokens=chunk_tokens, repeat=repeat), told)
-    write_json(file, dataclasses.asdict(result))
-    _show(result)
-    return 0
 
 
 @bench.command("store")
@@ -212,23 +191,3 @@ def _show_store(result: StoreResult) -> None:
             f"redis at {one.range_bytes // 1024} KiB: {one.to_get:.2f}x redis-py GET, {one.to_socket:.2f}x the best "
             f"plain socket, {one.to_whole:.3f} of the time for the whole entry"
         )
-
-
-def _show(result: TtftResult) -> None:
-    """The figures as aligned text, the same on a terminal and in a pipe."""
-    console = out()
-    console.print(
-        f"{result.model} on {result.device}, {result.threads} threads, store {result.store}: "
-        f"{result.chunks} chunks, {result.context} tokens of context"
-    )
-    head = f"{'method':<16} {'ttft ms':>9} {'speedup':>8} {'search off':>10} {'speedup':>8}"
-    console.print(f"{head} {'kept':>6} {'recomp.':>7} {'loaded':>7}", style="bold")
-    for row in result.rows:
-        console.print(
-            f"{row.method:<16} {row.ttft:>9.1f} {row.speedup:>7.2f}x {row.without_retrieval:>10.1f} "
-            f"{row.speedup_without_retrieval:>7.2f}x {row.sequence:>6.1%} {row.recompute:>7.1%} {row.load:>7.1%}"
-        )
-    steps = tuple(result.rows[0].steps)
-    console.print(f"{'of which, ms':<16}" + "".join(f"{name:>10}" for name in steps), style="bold")
-    for row in result.rows:
-        console.print(f"{row.method:<16}" + "".join(f"{row.steps[name]:>10.1f}" for name in steps))

@@ -1,0 +1,176 @@
+"""The least time that a question's work takes on a device: bytes over its bandwidth, arithmetic over its peak.
+
+Bandwidth and peak are what the device shows in the same run with nothing else to do: a long copy, a large product, a
+copy from page-locked host memory. The work is counted from the plan:
+
+    weights   of every layer that a pass runs, read once a pass; of the last one only what writes K and V, or q
+    kv        K and V that the rows of a layer attend to, read once a layer
+    link      bytes that come from host memory
+    flops     two for each weight and row, four for each query-key pair, attention head and dimension
+
+A question that chooses blocks needs two passes, one after the other: its composite pass, down to the layer that `plan`
+needs, and one in which blocks are repaired and the question is read. A pass takes at least the larger of its bytes and
+its arithmetic. Loads may go on beside them, so the bound is the sum of these maxima, or the link where that is more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ragkv.model import DecoderModel
+from ragkv.recompute.base import Blocks, Piece, Plan, Tokens, rows_alive
+
+TURNS = 3
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """copy: bytes a second read and written by a copy on the device · link: bytes a second from page-locked host memory
+    to the device; that of a copy on a CPU · products: multiplications and additions a second in the model's dtype."""
+
+    copy: float
+    link: float
+    products: float
+
+
+@dataclass(frozen=True)
+class PassWork:
+    """Of one pass: bytes of weights and of K and V, and arithmetic."""
+
+    weights: float
+    kv: float
+    flops: float
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Milliseconds that each kind of work takes at least, and all together (`bound`)."""
+
+    weights: float
+    kv: float
+    link: float
+    flops: float
+    bound: float
+
+
+def speeds(device: torch.device, dtype: torch.dtype) -> Speeds:
+    """Measured now: the best of a few; half a second or so."""
+    cuda = device.type == "cuda"
+    size, side = (2**30, 8192) if cuda else (2**26, 768)
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy = 2 * size / _seconds(lambda: target.copy_(source), device)
+    link = copy
+    if cuda:
+        pinned = torch.empty(size // 4, dtype=torch.uint8, pin_memory=True)
+        link = pinned.nbytes / _seconds(lambda: target[: size // 4].copy_(pinned, non_blocking=True), device)
+    a = torch.randn(side, side, dtype=dtype, device=device)
+    return Speeds(copy, link, 2 * side**3 / _seconds(lambda: a @ a, device))
+
+
+def _seconds(do: Callable[[], object], device: torch.device) -> float:
+    """Of one call, the device's part included; several are queued together, so that queueing does not count."""
+    count, best = (8 if device.type == "cuda" else 2), float("inf")
+    do()
+    for _ in range(TURNS):
+        settled(device)
+        start = time.perf_counter()
+        for _ in range(count):
+            do()
+        settled(device)
+        best = min(best, (time.perf_counter() - start) / count)
+    return best
+
+
+def settled(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def floors(passes: Sequence[PassWork], link: float, at: Speeds) -> Floors:
+    """link: bytes that come from host memory."""
+
+    def ms(amount: float, speed: float) -> float:
+        return 1000 * amount / speed
+
+    coming = ms(link, at.link)
+    bound = sum(max(ms(p.weights + p.kv, at.copy), ms(p.flops, at.products)) for p in passes)
+    return Floors(
+        weights=ms(sum(p.weights for p in passes), at.copy),
+        kv=ms(sum(p.kv for p in passes), at.copy),
+        link=coming,
+        flops=ms(sum(p.flops for p in passes), at.products),
+        bound=max(coming, bound),
+    )
+
+
+class Counted:
+    """What passes of one model amount to."""
+
+    def __init__(self, model: DecoderModel):
+        shape, layer = model.shape, model.body.layers[0]
+        self._layers, self._size = shape.layers, model.dtype.itemsize
+        self._layer: int = sum(each.numel() for each in layer.parameters())
+        attention = layer.self_attn
+        self._kv: int = attention.k_proj.weight.numel() + attention.v_proj.weight.numel()
+        self._q: int = attention.q_proj.weight.numel()
+        self._head: int = model.lm_head.weight.numel()
+        self._row_bytes = 2 * shape.kv_heads * shape.head_dim * self._size
+        self._pair = 4 * shape.q_heads * shape.head_dim
+
+    def full(self, tokens: int) -> list[PassWork]:
+        """A prefill of so many tokens, of which the last one gives logits."""
+        layer = (tokens, tokens * (tokens + 1) // 2, tokens)
+        return [self._whole([layer] * self._layers)]
+
+    def sparse(
+        self, plan: Plan, pieces: Sequence[Piece], prefix: int, question: int, first: Sequence[Blocks], depth: int
+    ) -> list[PassWork]:
+        """A question by a plan that was carried out. prefix, question: tokens of them · first, depth: of the composite
+        pass, depth 0: there is none."""
+        passes = []
+        if depth:
+            keys = prefix + sum(len(piece.rows(blocks)) for piece, blocks in zip(pieces, first, strict=True))
+            passes.append(self._asking(depth, question, keys))
+        starts = np.cumsum([0, *(piece.tokens for piece in pieces)])
+        counted: dict[tuple[int, ...], tuple[int, int, int]] = {}  # most plans say the same of every layer
+        layers = []
+        for kept, alive in zip(plan.kept, rows_alive(plan.recompute), strict=True):
+            name = id(kept), *map(id, alive)
+            if name not in counted:
+                there = _places(starts, [piece.rows(blocks) for piece, blocks in zip(pieces, kept, strict=True)])
+                again = _places(starts, alive)
+                seen = int(np.searchsorted(there, again, side="right").sum()) + prefix * len(again)
+                asked = question * (prefix + len(there)) + question * (question + 1) // 2
+                counted[name] = len(again) + question, seen + asked, prefix + len(there) + question
+            layers.append(counted[name])
+        return [*passes, self._whole(layers)]
+
+    def _whole(self, layers: Sequence[tuple[int, int, int]]) -> PassWork:
+        """Per layer (rows, query-key pairs, keys). Of the last layer one row attends and goes on; the others' K and V
+        are all that it has to compute of them."""
+        *below, (rows, _, keys) = layers
+        flops = sum(2 * self._layer * n + self._pair * pairs for n, pairs, _ in below)
+        flops += 2 * self._kv * rows + 2 * (self._layer + self._head) + self._pair * keys
+        weights = self._size * (self._layers * self._layer + self._head)
+        return PassWork(weights, self._row_bytes * sum(keys for *_, keys in layers), flops)
+
+    def _asking(self, depth: int, question: int, keys: int) -> PassWork:
+        """A composite pass: in its last layer it only shows its queries."""
+        pairs = question * keys + question * (question + 1) // 2
+        flops = (depth - 1) * (2 * self._layer * question + self._pair * pairs) + 2 * self._q * question
+        weights = self._size * ((depth - 1) * self._layer + self._q)
+        return PassWork(weights, self._row_bytes * (depth - 1) * (keys + question), flops)
+
+
+def _places(starts: NDArray[np.int64], tokens: Sequence[Tokens]) -> NDArray[np.int64]:
+    """Positions of token indices per chunk, ascending; S aside."""
+    parts = [np.asarray(part, dtype=np.int64) + start for start, part in zip(starts, tokens, strict=False)]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

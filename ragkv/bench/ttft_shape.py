@@ -1,0 +1,289 @@
+"""`ragkv bench ttft --shape`: time to first token of every method on a model of a known shape with random weights.
+
+From the question's token ids to the first answer token's id on the host: retrieval and tokenising are not in it,
+opening the chunks and loading from their tier are. Two accountings:
+
+    ttft          cache-ready: the chunks lie in their tier (tiered.py)
+    with ingest   and the time to encode and store them, as if only one question were ever asked
+
+`full` reads all chunks and the question in one prefill under the quickest of torch's dense attention kernels
+(backends.py), which is found out first. `gated` reads from stored KV by scout where that is predicted to be quicker
+(gate.py), else it is `full`. Methods take turns, each with a new random question every time. Steps come from questions
+of their own, and so do means of what was kept, recomputed and loaded.
+
+What a method chooses on random weights means nothing, and how much it chooses may differ from a trained model: look at
+what was kept before comparing times. Nobody calibrated these weights, so retrieval heads are named (fitted.py).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from ragkv.bench.asked import CHUNKS, GATE_CHUNKS, GATE_TOKENS, STEPS, TRIAL, Asked, drawn
+from ragkv.bench.backends import unless_full
+from ragkv.bench.fitted import fitted
+from ragkv.bench.roofline import Floors, Speeds, speeds
+from ragkv.bench.shapes import random_tokens
+from ragkv.bench.tiered import Cupboard, cupboard
+from ragkv.errors import InputError
+from ragkv.gate import Gate
+from ragkv.methods import FULL, METHODS, make_method
+from ragkv.model import DecoderModel
+from ragkv.reader import Reader
+from ragkv.recompute.base import Method
+from ragkv.recompute.scout import Scout
+from ragkv.steps import make_steps
+from ragkv.watch import Watch
+
+Progress = Callable[[str, int, int], None]
+"""(what, done, total)"""
+
+GATED = "gated"
+TIMED = (FULL, *(name for name in METHODS if name not in ("reuse-encoded", "random")), GATED)
+"""What costs as much as reuse, and as scout, is left out; it can be named."""
+OUT_OF_MEMORY = "out of memory"
+
+
+@dataclass(frozen=True)
+class ShapeParams:
+    """chunks of chunk_tokens tokens each · tier: one of TIERS · store: URL of the Redis server · methods: NAME or
+    NAME:FIELD=VALUE,…, or gated; full is always measured · repeat: timed questions of each, after `warmup` untimed ones
+    · split: questions of each from which the steps come · question, prefix: tokens of them · block: tokens of a block,
+    0: the profile's · seed: of all tokens."""
+
+    chunks: int = 16
+    chunk_tokens: int = 1024
+    tier: str = "host"
+    store: str = ""
+    methods: tuple[str, ...] = TIMED
+    repeat: int = 10
+    warmup: int = 2
+    split: int = 3
+    question: int = 32
+    prefix: int = 16
+    block: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ShapeRow:
+    """One method. Times in milliseconds, medians; figures that could not be had are None, and `note` says why.
+
+    times: of all timed questions, in order · with_ingest: ttft, and encoding and storing the chunks where the method
+    needs them stored · speedup: full's over this one's, in either accounting · steps: medians by name · sequence,
+    recompute, load: as in a report · heads, loaded: bytes of head records, and of blocks that came from host memory or
+    from farther · kv: bytes that the context cache takes, room for more included, and `kv_live` without it · kv_share:
+    kv over full's · floors: see roofline.py · of_floor: their bound over ttft · note: what gated chose, too
+    """
+
+    method: str
+    times: tuple[float, ...] = ()
+    ttft: float | None = None
+    with_ingest: float | None = None
+    speedup: float | None = None
+    speedup_with_ingest: float | None = None
+    steps: dict[str, float] | None = None
+    sequence: float | None = None
+    recompute: float | None = None
+    load: float | None = None
+    heads: float | None = None
+    loaded: float | None = None
+    kv: float | None = None
+    kv_live: float | None = None
+    kv_share: float | None = None
+    floors: Floors | None = None
+    of_floor: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ShapeResult:
+    """What was measured, and on what. backends: full's milliseconds under each kernel of dense attention, `backend` the
+    quickest · encode, store: milliseconds of all chunks, mean a chunk times chunks · block, initial, local, stable
+    layers, retrieval heads: the profile that was used · gate: what gated goes by, None where nothing was gated."""
+
+    model: str
+    layers: int
+    dtype: str
+    device: str
+    threads: int
+    torch: str
+    params: ShapeParams
+    context: int
+    block: int
+    initial: int
+    local: int
+    stable_layers: tuple[int, ...]
+    retrieval_heads: tuple[tuple[int, int], ...]
+    speeds: Speeds
+    backends: dict[str, float]
+    backend: str
+    encode: float
+    store: float
+    gate: Gate | None
+    rows: tuple[ShapeRow, ...]
+
+
+def ttft_shape(model: DecoderModel, params: ShapeParams, progress: Progress) -> ShapeResult:
+    """Time every method. Raises InputError for lengths, methods and tiers that there are not, StoreError."""
+    p, model = params, fitted(model, params.block)
+    needed = p.prefix + p.chunks * p.chunk_tokens + p.question + 1
+    if (
+        min(p.chunks, p.chunk_tokens, p.question, p.prefix, p.repeat, p.warmup, p.split) < 1
+        or needed > model.max_positions
+    ):
+        raise InputError(f"{needed} tokens of context, question and answer; {model.name} reads {model.max_positions}")
+    names = tuple(dict.fromkeys((FULL, *p.methods)))
+    methods = {name: None if name in (FULL, GATED) else make_method(name, model) for name in names}
+    reader = Reader(model, random_tokens(model, p.prefix, p.seed), steps=make_steps(model))
+    chunks = [drawn(model, p.chunk_tokens, p.seed, CHUNKS + i) for i in range(p.chunks)]
+    trial = [drawn(model, GATE_TOKENS, p.seed, TRIAL + i) for i in range(GATE_CHUNKS[-1] if GATED in names else 0)]
+    at = speeds(model.device, model.dtype)
+    with cupboard(model, p.tier, p.store) as stored:
+        encode, store = _fill(reader, stored, chunks, trial, progress)
+        asked, gate = Asked(reader, stored, chunks, p.question, p.seed), None
+        backends = asked.prefer_best(p.warmup)
+        if trial:
+            scout = _scout(model)
+            gate = asked.gate(scout, trial)
+            methods[GATED] = scout if asked.opens(gate, scout) else None
+        rows = _rows(asked, p, methods, gate, at, encode + store, progress)
+    return _result(model, p, at, backends, encode, store, gate, rows)
+
+
+def _scout(model: DecoderModel) -> Scout:
+    made = make_method("scout", model)
+    if not isinstance(made, Scout):
+        raise TypeError("what `scout` makes is none")
+    return made
+
+
+def _result(
+    model: DecoderModel,
+    params: ShapeParams,
+    at: Speeds,
+    backends: dict[str, float],
+    encode: float,
+    store: float,
+    gate: Gate | None,
+    rows: tuple[ShapeRow, ...],
+) -> ShapeResult:
+    cuda, profile = model.device.type == "cuda", model.profile
+    return ShapeResult(
+        model=model.name,
+        layers=model.shape.layers,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=torch.cuda.get_device_name(model.device) if cuda else str(model.device),
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        params=replace(params, store=params.store.partition(":")[0]),  # a URL may hold a password
+        context=params.chunks * params.chunk_tokens,
+        block=profile.block,
+        initial=profile.initial,
+        local=profile.local,
+        stable_layers=profile.stable_layers,
+        retrieval_heads=profile.retrieval_heads,
+        speeds=at,
+        backends=backends,
+        backend=min(backends, key=lambda name: backends[name], default=""),
+        encode=encode,
+        store=store,
+        gate=gate,
+        rows=rows,
+    )
+
+
+def _fill(
+    reader: Reader,
+    stored: Cupboard,
+    chunks: Sequence[tuple[int, ...]],
+    trial: Sequence[tuple[int, ...]],
+    progress: Progress,
+) -> tuple[float, float]:
+    """Encode and store everything; milliseconds of encoding and of storing all `chunks`, trial aside."""
+    reader.encode(chunks[0])  # kernels are chosen and compiled at the first
+    encode = store = 0.0
+    for number, tokens in enumerate((*trial, *chunks)):
+        watch = Watch(reader.model.device)
+        with watch.step("encode"):
+            kv = reader.encode(tokens)
+        with watch.step("store"):
+            stored.put(kv)
+        if number >= len(trial):
+            encode, store = encode + watch.spent("encode"), store + watch.spent("store")
+        progress("encode", number + 1, len(trial) + len(chunks))
+    stored.settle()
+    return encode, store
+
+
+def _rows(
+    asked: Asked,
+    params: ShapeParams,
+    methods: dict[str, Method | None],
+    gate: Gate | None,
+    at: Speeds,
+    ingest: float,
+    progress: Progress,
+) -> tuple[ShapeRow, ...]:
+    """methods: of gated what the gate chose · ingest: milliseconds that the chunks took."""
+    times: dict[str, list[float]] = {name: [] for name in methods}
+    scout = _scout(asked.reader.model)
+    turns = params.warmup + params.repeat
+    running = list(methods)
+    for turn in range(turns):
+        for name in list(running):
+            if name == GATED and gate is not None:
+                spent = unless_full(partial(asked.gated, gate, scout))
+            else:
+                spent = unless_full(partial(asked.first_token, methods[name]))
+            if spent is None:
+                running.remove(name)
+            elif turn >= params.warmup:
+                times[name].append(spent)
+        progress("ask", turn + 1, turns)
+    rows = []
+    for name, method in methods.items():
+        split = partial(_split, asked, params, name, method, at)
+        row = unless_full(split) if name in running else None
+        note = OUT_OF_MEMORY if row is None else "" if name != GATED else FULL if method is None else "scout"
+        rows.append(replace(row or ShapeRow(name), times=tuple(times[name]) if row else (), note=note))
+    return tuple(_compared(row, rows[0], 0.0 if methods[row.method] is None else ingest) for row in rows)
+
+
+def _split(asked: Asked, params: ShapeParams, name: str, method: Method | None, at: Speeds) -> ShapeRow:
+    """Everything but the time to first token."""
+    found = [asked.split(method, at) for _ in range(params.split)]
+    return ShapeRow(
+        name,
+        steps={step: statistics.median(each.steps[step] for each in found) for step in STEPS},
+        sequence=statistics.fmean(each.sequence for each in found),
+        recompute=statistics.fmean(each.recompute for each in found),
+        load=statistics.fmean(each.load for each in found),
+        heads=statistics.fmean(each.heads for each in found),
+        loaded=statistics.fmean(each.loaded for each in found),
+        kv=statistics.fmean(each.kv for each in found),
+        kv_live=statistics.fmean(each.kv_live for each in found),
+        floors=found[-1].floors,
+    )
+
+
+def _compared(row: ShapeRow, full: ShapeRow, ingest: float) -> ShapeRow:
+    """A row with what comes of its times. ingest: milliseconds, 0 for what needs no stored chunks."""
+    if not row.times:
+        return row
+    middle = statistics.median(row.times)
+    base = statistics.median(full.times) if full.times else None
+    return replace(
+        row,
+        ttft=middle,
+        with_ingest=middle + ingest,
+        speedup=None if base is None else base / middle,
+        speedup_with_ingest=None if base is None else base / (middle + ingest),
+        kv_share=None if row.kv is None or not full.kv else row.kv / full.kv,
+        of_floor=None if row.floors is None else row.floors.bound / middle,
+    )

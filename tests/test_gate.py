@@ -1,0 +1,77 @@
+"""Which way is sooner, as it is predicted: pure arithmetic, and one measurement."""
+
+from __future__ import annotations
+
+import pytest
+
+from ragkv.bench.fitted import fitted
+from ragkv.bench.shapes import random_model, random_tokens
+from ragkv.cost import Curve, Line
+from ragkv.gate import Gate, Work, expected, measured, weighed
+from ragkv.methods import make_method
+from ragkv.reader import Fresh, Reader
+from ragkv.recompute.scout import Scout
+
+SCOUT = Scout(layers=4, heads=((1, 0),), group=4, scale=1.0, cap=0.1)
+GATE = Gate(full=Curve(10, 0.02, 0), sparse=Line(40, 0.02))
+
+
+def test_a_short_context_is_prefilled_and_a_long_one_is_opened() -> None:
+    assert not GATE.opens(1000, Work(rows=200, keys=300)), "30 ms against 44"
+    assert GATE.opens(4000, Work(rows=1000, keys=1200)), "90 ms against 60"
+    assert not GATE.opens(1500, Work(rows=0, keys=0)), "what is as quick is prefilled: it is exact"
+
+
+def test_bytes_that_come_from_afar_count() -> None:
+    gate = Gate(GATE.full, GATE.sparse, load=Line(5, 1e-6))
+    near, far = Work(1000, 1200), Work(1000, 1200, bytes=40 * 10**6)
+    assert gate.sparse_ms(near) == pytest.approx(60)
+    assert gate.sparse_ms(far) == pytest.approx(60 + 5 + 40)
+    assert gate.opens(4000, near)
+    assert not gate.opens(4000, far)
+
+
+def test_what_rows_attend_to_weighs_as_it_does_in_a_full_prefill() -> None:
+    curve = Curve(0, 0.01, 0.01 * 1e-4)
+    gate = Gate(full=curve, sparse=Line(0, 0.01))
+    # n rows that see n / 2 keys each are a full prefill of n tokens.
+    assert gate.sparse_ms(Work(4000, 2000)) == pytest.approx(curve.at(4000))
+    assert weighed(Work(10, 0), 1e-4) == 10
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows", "kept"),
+    [
+        ((1024,) * 16, 15 * 192 + 25 * 64 + 32, 16 * 192 + 25 * 64),
+        ((64,) * 2, 64 + 32, 128),
+        ((1024,), 32, 320),
+    ],
+)
+def test_work_is_known_before_a_chunk_is_opened(sizes: tuple[int, ...], rows: int, kept: int) -> None:
+    work = expected(SCOUT, sizes, 64, 32)
+    # One exact chunk is not repaired, but what is picked may lie in others.
+    assert work.rows == rows
+    again = rows - 32
+    assert work.keys == pytest.approx((again * kept / 2 + 32 * kept) / rows)
+
+
+def test_repair_decides_how_many_rows_go_through() -> None:
+    sizes = (1024,) * 4
+    none, rules, kept = (
+        expected(Scout(4, ((1, 0),), 4, 1.0, repair=repair), sizes, 64, 32).rows for repair in ("none", "rules", "kept")
+    )
+    assert none == 32 < rules == 32 + 3 * 192 < kept
+
+
+def test_the_gate_of_a_model_is_measured() -> None:
+    model = fitted(random_model("tiny", "cpu"))
+    reader = Reader(model, random_tokens(model, 8))
+    scout = make_method("scout", model)
+    assert isinstance(scout, Scout)
+    encoded = [reader.encode(random_tokens(model, 128, seed)) for seed in range(3)]
+    few, many = ([Fresh(kv, 64, i == 0) for i, kv in enumerate(encoded[:count])] for count in (1, 3))
+    gate = measured(reader, scout, lambda: few, lambda: many)
+    assert 0 < gate.full.at(256) < gate.full.at(4096)
+    assert gate.full.square == pytest.approx(gate.full.each * model.pair_weight)
+    assert gate.sparse.at(100) > 0
+    assert gate.load.at(10**9) == 0, "chunks were where they always are"
