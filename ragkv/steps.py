@@ -57,7 +57,7 @@ class _Product:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
     """What a step needs of a layer, in order; its first norm belongs to what comes before. last: the norm behind it."""
 
     qkv: _Product
@@ -99,8 +99,8 @@ class Steps:
     def __init__(self, model: DecoderModel, kernels: Kernels | None = None):
         """kernels: None: the twins on a GPU, the references elsewhere."""
         self._model, self._shape = model, model.shape
-        self._kernels = kernels or _kernels(model)
-        self._layers = _layers(model)
+        self._kernels = kernels or kernels_of(model)
+        self._layers = layers_of(model)
         self._recorded: OrderedDict[tuple[int, int], _Recording] = OrderedDict()
         self._records = model.device.type == "cuda" and self._kernels is not reference
         # Requests that are made up to fill a width hold nothing and write here.
@@ -173,34 +173,60 @@ class Steps:
         return self._recorded[key]
 
     def _record(self, inputs: Tensor, splits: int) -> _Recording:
-        """Warm up and record. The step is really done while warming up, with the same rows as in the replay to come."""
-        places, here = Places(_table(inputs)), torch.cuda.current_stream()
-        self._aside.wait_stream(here)
-        with torch.cuda.stream(self._aside):
-            for _ in range(2):
-                self._step(inputs, places, splits)
-        here.wait_stream(self._aside)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads load KV to the GPU meanwhile; what they ask of it is none of the graph's business.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._aside, capture_error_mode="thread_local"):
-            logits = self._step(inputs, places, splits)
+        """The step is really done while warming up, with the same rows as in the replay to come."""
+        places = Places(_table(inputs))
+        graph, logits = record(lambda: self._step(inputs, places, splits), self._aside, self._pool)
         return _Recording(graph, inputs, logits)
 
     def _step(self, inputs: Tensor, places: Places, splits: int) -> Tensor:
-        """Logits [W, vocabulary]; nothing in it waits for the device."""
-        model, shape, kernels = self._model, self._shape, self._kernels
-        x = model.body.embed_tokens(inputs[0])
-        at = model.rotary(inputs[1])
-        normed = model.body.layers[0].input_layernorm(x)
-        for i, layer in enumerate(self._layers):
-            q = kernels.turn(layer.qkv(normed), at.cos, at.sin, places, i, shape, layer.heads)
-            attended = kernels.attend(q, places, i, shape, scale=model.scale, splits=splits)
-            x, normed = kernels.add_norm(x, layer.out(attended.flatten(1)), layer.middle.weight, layer.middle.eps)
-            x, normed = kernels.add_norm(
-                x, layer.down(kernels.gated(layer.gate_up(normed))), layer.last.weight, layer.last.eps
-            )
-        logits: Tensor = model.lm_head(normed)
-        return logits
+        """Logits [W, vocabulary]."""
+        model, kernels = self._model, self._kernels
+
+        def attend(layer: int, q: Tensor) -> Tensor:
+            return kernels.attend(q, places, layer, self._shape, scale=model.scale, splits=splits)
+
+        return step(model, self._layers, kernels, inputs[0], inputs[1], places, attend)
+
+
+def record(work: Callable[[], Tensor], aside: Any, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """Do `work` twice, then record it: (the graph, what a replay leaves its result in). aside: the stream of all
+    recordings · pool: what graphs share memory by."""
+    here = torch.cuda.current_stream()
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        for _ in range(2):
+            work()
+    here.wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    # Other threads load KV to the GPU meanwhile; what they ask of it is none of the graph's business.
+    with torch.cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
+        result = work()
+    return graph, result
+
+
+def step(
+    model: DecoderModel,
+    layers: Sequence[Layer],
+    kernels: Kernels,
+    tokens: Tensor,
+    positions: Tensor,
+    places: Places,
+    attend: Callable[[int, Tensor], Tensor],
+) -> Tensor:
+    """Logits [W, vocabulary] of tokens at positions [W], their rows written to places. attend: attention [W, Hq, d] of
+    a layer's queries [W, Hq, d]. Nothing in it waits for the device, if that does not."""
+    x = model.body.embed_tokens(tokens)
+    at = model.rotary(positions)
+    normed = model.body.layers[0].input_layernorm(x)
+    for i, layer in enumerate(layers):
+        q = kernels.turn(layer.qkv(normed), at.cos, at.sin, places, i, model.shape, layer.heads)
+        attended = attend(i, q)
+        x, normed = kernels.add_norm(x, layer.out(attended.flatten(1)), layer.middle.weight, layer.middle.eps)
+        x, normed = kernels.add_norm(
+            x, layer.down(kernels.gated(layer.gate_up(normed))), layer.last.weight, layer.last.eps
+        )
+    logits: Tensor = model.lm_head(normed)
+    return logits
 
 
 def _table(inputs: Tensor) -> Tensor:
@@ -208,7 +234,8 @@ def _table(inputs: Tensor) -> Tensor:
     return inputs[2:].view(3, -1, inputs.shape[1])
 
 
-def _kernels(model: DecoderModel) -> Kernels:
+def kernels_of(model: DecoderModel) -> Kernels:
+    """The twins on a GPU, the references elsewhere."""
     if model.device.type != "cuda" or model.dtype == torch.float64:
         return reference
     from ragkv.kernels import triton_steps
@@ -216,18 +243,19 @@ def _kernels(model: DecoderModel) -> Kernels:
     return triton_steps
 
 
-def _layers(model: DecoderModel) -> list[_Layer]:
+def layers_of(model: DecoderModel) -> list[Layer]:
+    """What a step needs of every layer; weights are joined, see `Steps`."""
     blocks = list(model.body.layers)
     behind = [*(block.input_layernorm for block in blocks[1:]), model.body.norm]
     return [_layer(block, norm) for block, norm in zip(blocks, behind, strict=True)]
 
 
-def _layer(block: Any, behind: Any) -> _Layer:
+def _layer(block: Any, behind: Any) -> Layer:
     attention, mlp, heads = block.self_attn, block.mlp, None
     if hasattr(attention, "q_norm"):
         q, k = attention.q_norm, attention.k_norm
         heads = HeadNorms(torch.stack([q.weight.detach(), k.weight.detach()]), q.variance_epsilon)
-    return _Layer(
+    return Layer(
         _join([attention.q_proj, attention.k_proj, attention.v_proj]),
         heads,
         attention.o_proj,

@@ -48,6 +48,7 @@ LAYERS = (
         "kvmap",
         "methods",
         "policies",
+        "pooled",
         "qualify",
         "reader",
         "sources",
