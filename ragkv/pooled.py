@@ -115,7 +115,9 @@ class PooledKV:
                 numbers, count = torch.arange(len(first), dtype=torch.int32, device=self.device), len(first)
                 pool.owner[layer, of, :, :count] = first.to(self.device, torch.int32)
                 pool.place[layer, of][:, first.to(self.device)] = numbers
-                pool.slots[layer, of, :, :count] = pool.blocks[layer][of].index_select(1, first).to(self.device)
+                for slot, block, many in _runs(first.tolist()):
+                    for head, host in enumerate(pool.blocks[layer][of]):  # each copy from and to one piece of memory
+                        pool.slots[layer, of, head, slot : slot + many].copy_(host[block : block + many])
 
     def _pinned(self, numbers: int) -> Tensor:
         return torch.empty(numbers, dtype=self.dtype, pin_memory=self.device.type == "cuda")
@@ -178,7 +180,8 @@ class PooledSteps:
         self._records = model.device.type == "cuda" and self._progress is not reference.progress
 
     def read(self, tokens: Sequence[int]) -> Tensor:
-        """Logits [W, vocabulary] of the next token of each request. Those of the last call are overwritten."""
+        """Logits [W, vocabulary] of the next token of each request. Those of the last call are
+        overwritten, and so is what it met."""
         self.advance(tokens)
         if not self._records:
             return self._step()
@@ -221,6 +224,13 @@ class PooledSteps:
         )
         self.met.append(met)
         return met.out
+
+
+def _runs(blocks: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(where it stands in the list, first block, how many) of consecutive blocks."""
+    starts = [i for i, block in enumerate(blocks) if not i or block != blocks[i - 1] + 1]
+    ends = [*starts[1:], len(blocks)]
+    return [(start, blocks[start], end - start) for start, end in zip(starts, ends, strict=False)]
 
 
 def rule_of(params: Psa | None) -> Rule:

@@ -7,13 +7,14 @@ differ in their tokens, which are drawn, a new one for every request and step, t
     dense, by address    likewise, but kernels read the rest straight from host memory
     psa                  `PooledSteps`: ranked blocks until enough is covered; the pool keeps what was read last
 
-Each begins with the same rows and a pool of the first blocks; `warmup` steps are not timed, in which the pool of PSA
+Each begins with the same rows and a pool of the first blocks, which the dense ways do not change; `warmup` steps are not timed, in which the pool of PSA
 fills with what its heads read. `ratio` is to the better of the two dense ways.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ragkv.bench.decode import Progress, now
+from ragkv.bench.decode import Progress
 from ragkv.bench.grid import Grid, number
 from ragkv.bench.prefill import Tokens
 from ragkv.bench.staged import StagedSteps
@@ -95,7 +96,6 @@ def measure(model: DecoderModel, params: PoolParams, progress: Progress, tokens:
     ]
     rows, first = list[PoolRow](), None
     for way, make, warmup, timed in ways:
-        kv.settle()
         row, logits = _row(model, way, make(), drawn, warmup, timed)
         first = logits if first is None else first
         rows.append(replace(row, error=float((logits - first).norm() / first.norm())))
@@ -112,11 +112,9 @@ def _row(
     """(its figures; logits of the first step)."""
     kv, times, counts, first = steps.kv, list[float](), list[Tensor](), torch.empty(0)
     for at in range(warmup + timed):
-        start = now(model.device.type)
+        start = _now(model)
         logits = steps.read(drawn[at])
-        if model.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()  # not the stream that copies ahead
-        took = 1000 * (now("cpu") - start)
+        took = 1000 * (_now(model) - start)
         if not at:
             first = logits.float()
         if at >= warmup:
@@ -131,6 +129,13 @@ def _row(
     rate = 1000 * len(kv.positions) / statistics.fmean(times)
     p50, p99 = np.percentile(times, (50, 99))
     return PoolRow(way, rate, float(p50), float(p99), 1.0, share, hits, host, 0.0), first
+
+
+def _now(model: DecoderModel) -> float:
+    """Seconds, when the step is done. What is copied ahead for the next one goes on."""
+    if model.device.type == "cuda":
+        torch.cuda.current_stream(model.device).synchronize()
+    return time.perf_counter()
 
 
 def _coverage(model: DecoderModel, kv: PooledKV, params: PoolParams, tokens: Sequence[int]) -> tuple[float, float]:
