@@ -7,8 +7,8 @@ differ in their tokens, which are drawn, a new one for every request and step, t
     dense, by address    likewise, but kernels read the rest straight from host memory
     psa                  `PooledSteps`: ranked blocks until enough is covered; the pool keeps what was read last
 
-Each begins with the same rows and a pool of the first blocks, which the dense ways do not change; `warmup` steps are not timed, in which the pool of PSA
-fills with what its heads read. `ratio` is to the better of the two dense ways.
+Each begins with the same rows and a pool of the first blocks, which the dense ways do not change; `warmup` steps are
+not timed, in which the pool of PSA fills with what its heads read. `ratio` is to the better of the two dense ways.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _row(
         logits = steps.read(drawn[at])
         took = 1000 * (_now(model) - start)
         if not at:
-            first = logits.float()
+            first = logits.float().clone()  # a recorded step writes the next ones there
         if at >= warmup:
             times.append(took)
             counts.append(torch.stack([torch.stack([met.read, met.missed]) for met in steps.met]).sum((0, 2, 3)))

@@ -42,6 +42,8 @@ class StagedSteps(PooledSteps):
         self._pools = [self._over(stage) for stage in self._stages]
         cuda = model.device.type == "cuda"
         self._aside: Any = torch.cuda.Stream(model.device) if cuda else None
+        if self._aside is not None:  # copies for a step that never comes may outlive this object
+            self._stages.record_stream(self._aside)
         self._ready: list[Any] = [torch.cuda.Event() if cuda else None for _ in range(2)]
         self._free: list[Any] = [torch.cuda.Event() if cuda else None for _ in range(2)]
         for number in range(2):
