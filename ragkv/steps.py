@@ -20,25 +20,30 @@ step with the references and record nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ragkv.context import ContextCache
-from ragkv.joined import fits, join
+from ragkv.joined import Layer, fits, join
 from ragkv.kernels import steps as reference
 from ragkv.kernels.rows import raw_queries
 from ragkv.kernels.steps import Kernels, Places, splits_of
-from ragkv.model import DecoderModel
+from ragkv.model import DecoderModel, Rotary
 
 WIDEST = 32
 """Requests of one graph; more are read in parts."""
 GRAPHS = 16
 ASKED, AMONG = 64, 16384
 """A question of more tokens is not worth asking by a graph, and neither are more rows: each token reads all of them."""
+
+
+Made = TypeVar("Made")
+Attend = Callable[[int, Tensor], Tensor]
+"""(layer, its queries [W, Hq, d]) -> their attention [W, Hq, d]"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class Steps:
     def __init__(self, model: DecoderModel, kernels: Kernels | None = None):
         """kernels: None: the twins on a GPU, the references elsewhere."""
         self._model, self._shape = model, model.shape
-        self._kernels = kernels or _kernels(model)
+        self._kernels = kernels or kernels_of(model)
         self._layers = join(model.body)
         self._recorded: OrderedDict[tuple[int, int, int], _Recording] = OrderedDict()
         self._records = model.device.type == "cuda" and self._kernels is not reference
@@ -162,39 +167,97 @@ class Steps:
         return self._recorded[key]
 
     def _record(self, inputs: Tensor, splits: int, depth: int | None) -> _Recording:
-        """Warm up and record. The step is really done while warming up, with the same rows as in the replay to come."""
-        places, here = Places(_table(inputs)), torch.cuda.current_stream()
-        self._aside.wait_stream(here)
-        with torch.cuda.stream(self._aside):
-            for _ in range(2):
-                self._step(inputs, places, splits, depth)
-        here.wait_stream(self._aside)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads load KV to the GPU meanwhile; what they ask of it is none of the graph's business.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._aside, capture_error_mode="thread_local"):
-            made = self._step(inputs, places, splits, depth)
+        """The step is really done while warming up, with the same rows as in the replay to come."""
+        places = Places(_table(inputs))
+        graph, made = record(lambda: self._step(inputs, places, splits, depth), self._aside, self._pool)
         return _Recording(graph, inputs, made)
 
     def _step(self, inputs: Tensor, places: Places, splits: int, depth: int | None) -> list[Tensor]:
-        """Logits [W, vocabulary], alone; with a depth the pre-RoPE queries [W, Hq, d] of the layers below it. Nothing
-        in it waits for the device."""
-        model, shape, kernels = self._model, self._shape, self._kernels
-        x = model.body.embed_tokens(inputs[0])
-        at, asked = model.rotary(inputs[1]), list[Tensor]()
-        normed = model.body.layers[0].input_layernorm(x)
-        for i, layer in enumerate(self._layers[:depth]):
-            qkv = layer.qkv(normed)
-            if depth is not None:
-                asked.append(raw_queries(qkv, shape, layer.heads))
-                if len(asked) == depth:
-                    return asked
-            q = kernels.turn(qkv, at.cos, at.sin, places, i, shape, layer.heads)
-            attended = kernels.attend(q, places, i, shape, scale=model.scale, splits=splits)
-            x, normed = kernels.add_norm(x, layer.out(attended.flatten(1)), layer.middle.weight, layer.middle.eps)
-            x, normed = kernels.add_norm(
-                x, layer.down(kernels.gated(layer.gate_up(normed))), layer.last.weight, layer.last.eps
-            )
-        return [model.lm_head(normed)]
+        """Logits [W, vocabulary], alone; with a depth the pre-RoPE queries [W, Hq, d] of the layers below it."""
+        model, kernels = self._model, self._kernels
+
+        def attend(layer: int, q: Tensor) -> Tensor:
+            return kernels.attend(q, places, layer, self._shape, scale=model.scale, splits=splits)
+
+        if depth is None:
+            return [step(model, self._layers, kernels, inputs[0], inputs[1], places, attend)]
+        return queries(model, self._layers[:depth], kernels, inputs[0], inputs[1], places, attend)
+
+
+def record(work: Callable[[], Made], aside: Any, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Made]:
+    """Do `work` twice, then record it: (the graph, what a replay leaves its result in). aside: the stream of all
+    recordings · pool: what graphs share memory by."""
+    here = torch.cuda.current_stream()
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        for _ in range(2):
+            work()
+    here.wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    # Other threads load KV to the GPU meanwhile; what they ask of it is none of the graph's business.
+    with torch.cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
+        result = work()
+    return graph, result
+
+
+def step(
+    model: DecoderModel,
+    layers: Sequence[Layer],
+    kernels: Kernels,
+    tokens: Tensor,
+    positions: Tensor,
+    places: Places,
+    attend: Attend,
+) -> Tensor:
+    """Logits [W, vocabulary] of tokens at positions [W], their rows written to places. Nothing in it waits for the
+    device, if `attend` does not."""
+    x, at, normed = _begin(model, tokens, positions)
+    for i, layer in enumerate(layers):
+        x, normed = _read(model, i, layer, kernels, x, layer.qkv(normed), at, places, attend)
+    logits: Tensor = model.lm_head(normed)
+    return logits
+
+
+def queries(
+    model: DecoderModel,
+    layers: Sequence[Layer],
+    kernels: Kernels,
+    tokens: Tensor,
+    positions: Tensor,
+    places: Places,
+    attend: Attend,
+) -> list[Tensor]:
+    """As `step`, but for the pre-RoPE queries [W, Hq, d] of each of the layers; the last one does nothing else."""
+    x, at, normed = _begin(model, tokens, positions)
+    found = list[Tensor]()
+    for i, layer in enumerate(layers):
+        qkv = layer.qkv(normed)
+        found.append(raw_queries(qkv, model.shape, layer.heads))
+        if i < len(layers) - 1:
+            x, normed = _read(model, i, layer, kernels, x, qkv, at, places, attend)
+    return found
+
+
+def _begin(model: DecoderModel, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Rotary, Tensor]:
+    x = model.body.embed_tokens(tokens)
+    return x, model.rotary(positions), model.body.layers[0].input_layernorm(x)
+
+
+def _read(
+    model: DecoderModel,
+    i: int,
+    layer: Layer,
+    kernels: Kernels,
+    x: Tensor,
+    qkv: Tensor,
+    at: Rotary,
+    places: Places,
+    attend: Attend,
+) -> tuple[Tensor, Tensor]:
+    """The rest of a layer: rows as they leave it, and behind the norm that comes next."""
+    q = kernels.turn(qkv, at.cos, at.sin, places, i, model.shape, layer.heads)
+    x, normed = kernels.add_norm(x, layer.out(attend(i, q).flatten(1)), layer.middle.weight, layer.middle.eps)
+    return kernels.add_norm(x, layer.down(kernels.gated(layer.gate_up(normed))), layer.last.weight, layer.last.eps)
 
 
 def _table(inputs: Tensor) -> Tensor:
@@ -202,7 +265,8 @@ def _table(inputs: Tensor) -> Tensor:
     return inputs[2:].view(3, -1, inputs.shape[1])
 
 
-def _kernels(model: DecoderModel) -> Kernels:
+def kernels_of(model: DecoderModel) -> Kernels:
+    """The twins on a GPU, the references elsewhere."""
     if model.device.type != "cuda" or model.dtype == torch.float64:
         return reference
     from ragkv.kernels import triton_steps

@@ -51,6 +51,7 @@ LAYERS = (
         "kvmap",
         "methods",
         "policies",
+        "pooled",
         "qualify",
         "reader",
         "sources",

@@ -53,6 +53,12 @@ def decode(
         str | None, typer.Option("--shape", help="Whose attention heads (llama-3.1-8b), or whose random weights.")
     ] = None,
     layers: Annotated[int | None, typer.Option("--layers", min=1, help="With --length and --shape: layers.")] = None,
+    pool: Annotated[
+        float | None,
+        typer.Option(
+            "--pool", help="With --length and --batch: KV in host memory, room for this share of it on the GPU."
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of the synthetic layer.")] = "float32",
     table: Annotated[Path | None, typer.Option("--table", help="Write the tables to this Markdown file.")] = None,
     model: Model = None,
@@ -62,14 +68,20 @@ def decode(
     if shape and (quality or model):
         raise typer.BadParameter("random weights answer no questions: leave --shape out", param_hint="--shape")
     if not length:
-        for given, name in ((batch, "--batch"), (layers, "--layers")):
-            if given:
+        for given, name in ((batch, "--batch"), (layers, "--layers"), (pool, "--pool")):
+            if given is not None:
                 raise typer.BadParameter("a whole model is timed with --length", param_hint=name)
     if early and not quality:
         raise typer.BadParameter("of answers: add --quality", param_hint="--early")
+    if pool is not None and (quality or policy or len(length or ()) * len(batch or [1]) > 1):
+        raise typer.BadParameter("one length, one number of requests, and PSA alone", param_hint="--pool")
     pieces: list[Piece] = []
     figures: dict[str, Any] = {}
-    if not (length or quality):
+    if length and pool is not None:
+        loaded = random_weights(shape, device, layers, False) if shape else configured(model, device)
+        piece, figures["pool"] = _pooled(loaded, length[0], (batch or [1])[0], pool, steps, text=not shape)
+        pieces.append(piece)
+    elif not (length or quality):
         piece, figures["layer"] = _layer(keys, steps, policy or LAYER, shape or "llama-3.1-8b", dtype, device)
         pieces.append(piece)
     else:
@@ -127,6 +139,19 @@ def _speed(
     with progress() as told:
         rows = measure(model, params, named, told, prose if text else random_tokens)
     title = f"{model.name} on {model.device}, {torch.get_num_threads()} threads: decoding, cache-ready, {steps} tokens"
+    return (title, grid(rows), ()), [dataclasses.asdict(row) for row in rows]
+
+
+def _pooled(
+    model: DecoderModel, length: int, batch: int, share: float, steps: int, text: bool
+) -> tuple[Piece, list[dict[str, Any]]]:
+    from ragkv.bench.answers import prose
+    from ragkv.bench.decode_pool import PoolParams, grid, measure
+    from ragkv.bench.shapes import random_tokens
+
+    with progress() as told:
+        rows = measure(model, PoolParams(length, batch, share, steps=steps), told, prose if text else random_tokens)
+    title = f"{model.name} on {model.device}: {batch} requests of {length} keys in host memory, {share:.0%} in the pool"
     return (title, grid(rows), ()), [dataclasses.asdict(row) for row in rows]
 
 

@@ -25,8 +25,10 @@ Differs from the paper: the blocks of the attention sinks and the block with the
 and stay out of AS_min and N_left (a block that is not full has little mass and would end the reading at once); a kv
 head stops when the least covered of its query heads is covered, and not before it has read `least` blocks: P_acc holds
 only as far as the ranking is right, and where it is not, a head that has met one weak block would stop at once
-(docs/lab-notes.md). Blocks come from one cache in memory: the paper's unified pool and its pipelined loading are the
-store's business.
+(docs/lab-notes.md). Blocks come from one cache in memory; with KV on the host and a pool on the GPU it is
+`ragkv/pooled.py`. There, too, things differ: slots belong to a kv head of a layer of a request, not to one pool for
+all, so that nothing is atomic; what has no slot is read by the kernel itself over the bus, so that no thread polls a
+flag and nothing is loaded that is not read; rows of the answer stay near, and get no digest.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ragkv.kernels import triton_rows
+from ragkv.kernels import triton_pool, triton_rows
 from ragkv.kernels import triton_steps as kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -29,11 +29,28 @@ CASES = {
     ),
     "place": (triton_rows._place, {**HEADS, "NORMED": False, "WIDE": 64, "HEADS": 8}, {"num_warps": 2}),
     "merge": (kernels._merge, {"Q_HEADS": 32, "D": 128, "WIDE": 128, "SPLITS": 32}, {"num_warps": 4}),
+    "progress": (
+        triton_pool._progress,
+        {
+            **HEADS,
+            "WIDE": 128,
+            "SIZE": 32,
+            "MICRO": 4,
+            "PADDED": 4,
+            "ROWS": 16,
+            "SLOTS": 256,
+            "ROOM": 256,
+            "STEP": triton_pool.NEAR,
+            "MEAN": False,
+            "PRECISE": False,
+        },
+        {"num_warps": 8, "num_stages": 2},
+    ),
 }
-FLOATS, WIDE, NUMBERS = (
-    {"eps": "fp32", "scale": "fp32"},
-    {"table_ptr": "*i64", "slots_ptr": "*i32"},
-    {"layer", "layers", "width"},
+FLOATS, NUMBERS = dict.fromkeys(("eps", "scale", "threshold"), "fp32"), {"layer", "layers", "width", "most", "least"}
+WIDE = dict.fromkeys(("table_ptr", "order_ptr", "host_ptr", "clock_ptr"), "*i64")
+COUNTS = dict.fromkeys(
+    (f"{name}_ptr" for name in ("slots", "ranked", "place", "owner", "used", "read", "missed")), "*i32"
 )
 PARTIAL = {"parts_ptr": "*fp32", "lses_ptr": "*fp32"}
 
@@ -42,7 +59,7 @@ def kind(name: str, constants: dict[str, object]) -> str:
     """What an argument is."""
     if name in constants:
         return "constexpr"
-    return "i32" if name in NUMBERS else {**FLOATS, **WIDE, **PARTIAL}.get(name, "*bf16")
+    return "i32" if name in NUMBERS else {**FLOATS, **WIDE, **COUNTS, **PARTIAL}.get(name, "*bf16")
 
 
 def ptx(kernel: object, constants: dict[str, object], options: dict[str, int]) -> str:

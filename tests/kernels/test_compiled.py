@@ -50,3 +50,17 @@ def test_attention_reads_keys_and_values_16_bytes_at_a_time(ptx):
 def test_rows_are_read_16_bytes_at_a_time(ptx, name):
     assert wide(ptx[name])
     assert not narrow(ptx[name]) or name == "place"  # a row's cosines are as many as its threads
+
+
+def test_blocks_are_read_and_admitted_16_bytes_at_a_time(ptx):
+    # K and V of four blocks, 128 rows of 256 bytes by 256 threads: 8 reads each, and 8 writes of each block.
+    text = ptx["progress"]
+    assert len(wide(text)) >= 16
+    assert len(re.findall(r"st\.global[\w:.]*\.v4\.[bu]32", text)) >= 64
+    assert not narrow(text)
+    assert "ld.local" not in text
+
+
+def test_the_map_of_a_pool_is_read_anew_after_it_was_changed(ptx):
+    """Not through the cache for what never changes."""
+    assert "ld.global.nc" not in ptx["progress"]

@@ -1,0 +1,96 @@
+"""Dense decoding with a pool for part of the KV: the rest crosses the bus every step, by the copy engine.
+
+Two stages take turns. While one layer computes, blocks that have no slot are copied for the next two, on a stream of
+its own, one large copy a kv head of a request; after the last layer come the first ones of the next step, whose blocks
+are known. So the bus never rests, and a step takes as long as its copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ragkv.kernels.pool import Pool, Progress
+from ragkv.model import DecoderModel
+from ragkv.pooled import PooledKV, PooledSteps
+
+
+class StagedSteps(PooledSteps):
+    """The pool keeps the first blocks of every partition, as `PooledKV.settle` leaves it, and is not changed.
+
+    copied: bytes that a step brings over the bus. Nothing is recorded: a step is a matter of copies, not of launches.
+    """
+
+    def __init__(self, model: DecoderModel, kv: PooledKV, progress: Progress | None = None):
+        super().__init__(model, kv, None, progress)
+        kv.settle()
+        self._records, self._done = False, 0
+        pool, width = kv.pool, len(kv.positions)
+        ranked, slots = pool.ranked.tolist(), pool.slots.shape[3]
+        # Sinks may stand between the blocks that are wanted; they are copied, too.
+        self._from = [
+            [int(kv.natural[layer, of, 0, slots:count].min()) if count > slots else len(pool.blocks[layer][of][0])
+             for of, count in enumerate(line)]
+            for layer, line in enumerate(ranked)
+        ]  # fmt: skip
+        most = pool.place.shape[3]
+        self._stages = torch.empty(2, width, *pool.slots.shape[2:3], most, *pool.slots.shape[4:], dtype=kv.dtype,
+                                   device=model.device)  # fmt: skip
+        self._pools = [self._over(stage) for stage in self._stages]
+        cuda = model.device.type == "cuda"
+        self._aside: Any = torch.cuda.Stream(model.device) if cuda else None
+        if self._aside is not None:  # copies for a step that never comes may outlive this object
+            self._stages.record_stream(self._aside)
+        self._ready: list[Any] = [torch.cuda.Event() if cuda else None for _ in range(2)]
+        self._free: list[Any] = [torch.cuda.Event() if cuda else None for _ in range(2)]
+        for number in range(2):
+            self._bring(number)
+
+    @property
+    def copied(self) -> int:
+        """See the class."""
+        blocks = [
+            len(host[0]) - first
+            for hosts, line in zip(self.kv.pool.blocks, self._from, strict=True)
+            for host, first in zip(hosts, line, strict=True)
+        ]
+        return sum(blocks) * self.kv.shape.kv_heads * self.kv.bytes
+
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        """See `PooledSteps.attend`."""
+        number, side = self._done, self._done % 2
+        kv, order = self.kv, self.kv.natural[layer]
+        if self._aside is not None:
+            torch.cuda.current_stream().wait_event(self._ready[side])
+        met = self._progress(
+            q, order, self._pools[side], self._places, layer, kv.shape, self._rule, self._inputs[2, :1],
+            scale=self._model.scale,
+        )  # fmt: skip
+        if self._aside is not None:
+            self._free[side].record()
+            self._aside.wait_event(self._free[side])
+        self._bring(number + 2)
+        self.met.append(met)
+        self._done += 1
+        return met.out
+
+    def _bring(self, number: int) -> None:
+        """Copy what attention `number`, counted over all steps, needs."""
+        side, layer = number % 2, number % self.kv.shape.layers
+        with torch.cuda.stream(self._aside):
+            for of, host in enumerate(self.kv.pool.blocks[layer]):
+                first = self._from[layer][of]
+                for head in range(len(host)):
+                    self._stages[side, of, head, first : host.shape[1]].copy_(host[head, first:], non_blocking=True)
+            if self._aside is not None:
+                self._ready[side].record(self._aside)
+
+    def _over(self, stage: Tensor) -> Pool:
+        """The pool, with a stage for its host."""
+        pool, layers = self.kv.pool, self.kv.shape.layers
+        host = torch.tensor([[each.data_ptr(), each[0].nbytes] for each in stage], device=stage.device)
+        blocks = [list(stage) for _ in range(layers)]
+        return replace(pool, host=host.expand(layers, -1, -1).contiguous(), blocks=blocks)

@@ -1,0 +1,183 @@
+"""The Triton twin of `pool.py`: one program reads the ranked blocks of one kv head of one request.
+
+What a program knows of its partition is in registers, but for the map from blocks to slots, which it reads and changes
+in memory. Threads of one program see each other's writes behind a barrier only: there is one between reading the map
+and changing it, and one before it is read again. The loop is a `while`, which Triton does not pipeline: it would read
+the map ahead of what changes it. Slots that were read in this step are not given away, so a slot is never read after
+it was written in the same step.
+
+A block that lacks a slot is read by its address in pinned host memory, over the bus, and written to its slot out of the
+registers: it crosses the bus once. Numbers are float32 inside, logarithms of base 2.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ragkv.kernels.pool import Met, Pool, Rule
+from ragkv.kernels.steps import Places
+from ragkv.kernels.triton_steps import LOG2_E, _fold
+from ragkv.types import Shape
+
+NEAR = 64
+"""Near rows that are read at a time."""
+
+
+def progress(
+    q: Tensor,
+    order: Tensor,
+    pool: Pool,
+    near: Places,
+    layer: int,
+    shape: Shape,
+    rule: Rule,
+    clock: Tensor,
+    *,
+    scale: float,
+) -> Met:
+    """As `pool.progress`; q and order contiguous, q of the caches' dtype, all memory from multiples of 16 bytes on.
+
+    Raises ValueError where a block is no power of two of rows.
+    """
+    count, q_heads, d = q.shape
+    slots, _, size = pool.slots.shape[3:6]
+    if size & (size - 1):
+        raise ValueError("a block must have a power of two of rows")
+    padded = max(triton.next_power_of_2(rule.micro), 16 // size)
+    out = torch.empty_like(q)
+    read = torch.empty(count, shape.kv_heads, dtype=torch.int32, device=q.device)
+    missed = torch.empty_like(read)
+    _progress[(count, shape.kv_heads)](
+        q, order, near.table, pool.host, pool.ranked, clock, pool.slots, pool.place, pool.owner, pool.used,
+        out, read, missed, layer, near.table.shape[1], count, order.shape[2], scale * LOG2_E, rule.threshold,
+        rule.least,
+        Q_HEADS=q_heads, KV_HEADS=shape.kv_heads, D=d, WIDE=max(16, triton.next_power_of_2(d)), SIZE=size,
+        MICRO=rule.micro, PADDED=padded, ROWS=max(16, triton.next_power_of_2(q_heads // shape.kv_heads)),
+        SLOTS=slots, ROOM=triton.next_power_of_2(max(slots, 1)), STEP=NEAR, MEAN=rule.mean,
+        PRECISE=q.dtype == torch.float32, num_warps=8, num_stages=2,
+    )  # fmt: skip
+    return Met(out, read, missed)
+
+
+@triton.jit(do_not_specialize=["layer", "layers", "width", "most", "least"])
+def _progress(
+    q_ptr, order_ptr, table_ptr, host_ptr, ranked_ptr, clock_ptr, slots_ptr, place_ptr, owner_ptr, used_ptr,
+    out_ptr, read_ptr, missed_ptr, layer, layers, width, most, scale, threshold, least,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SIZE: tl.constexpr,
+    MICRO: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr, ROOM: tl.constexpr,
+    STEP: tl.constexpr, MEAN: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
+    """All query heads of one kv head of one request: near rows, then ranked blocks until enough is covered."""
+    GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    BLOCK: tl.constexpr = 2 * SIZE * D
+    KEYS: tl.constexpr = PADDED * SIZE
+    how: tl.constexpr = "ieee" if PRECISE else "tf32"
+    of, head = tl.program_id(0), tl.program_id(1)
+    kind: tl.constexpr = q_ptr.dtype.element_ty
+    BYTES: tl.constexpr = kind.primitive_bitwidth // 8
+    layer_of = layer * width + of
+    partition = (layer_of * KV_HEADS + head).to(tl.int64)
+    ranked = tl.load(ranked_ptr + layer_of)
+    now = tl.load(clock_ptr).to(tl.int32)
+    order_ptr += (of * KV_HEADS + head).to(tl.int64) * most
+    place_ptr += partition * most
+    slots_ptr += partition * SLOTS * BLOCK
+    host = tl.load(host_ptr + 2 * layer_of) + tl.load(host_ptr + 2 * layer_of + 1) * head
+
+    row, d, room = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, ROOM)
+    q_at = (of * Q_HEADS + head * GROUP + row)[:, None] * D + d[None, :]
+    asked = (row < GROUP)[:, None] & (d < D)[None, :]
+    q = tl.load(q_ptr + q_at, mask=asked, other=0.0)
+    used = tl.load(used_ptr + partition * SLOTS + room, mask=room < SLOTS, other=2147483647)
+    owner = tl.load(owner_ptr + partition * SLOTS + room, mask=room < SLOTS, other=-1)
+
+    acc = tl.zeros((ROWS, WIDE), tl.float32)
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    held = (tl.load(table_ptr + 2 * layers * width + layer_of) + 1).to(tl.int32)
+    k_near = tl.multiple_of(tl.load(table_ptr + layer_of).to(tl.pointer_type(kind)), 16) + head * D
+    v_near = tl.multiple_of(tl.load(table_ptr + (layers * width + layer_of)).to(tl.pointer_type(kind)), 16) + head * D
+    for first in range(0, held, STEP):
+        acc, top, total = _fold(
+            acc, top, total, q, k_near, v_near, first + tl.arange(0, STEP), held, scale, d, KV_HEADS * D, D, PRECISE,
+            False,
+        )  # fmt: skip
+
+    lane, key = tl.arange(0, PADDED), tl.arange(0, KEYS)
+    inside = (key % SIZE)[:, None] * D + d[None, :]
+    low = tl.full((ROWS,), float("inf"), tl.float32)
+    read, missed = 0, 0
+    going = ranked > 0
+    while going:
+        there = (lane < MICRO) & (read + lane < ranked)
+        block = tl.load(order_ptr + read + lane, mask=there, other=0).to(tl.int32)
+        slot = tl.load(place_ptr + block, mask=there, other=0)
+        lacking = there & (slot < 0)
+        from_slot = slots_ptr.to(tl.int64) + slot.to(tl.int64) * (BLOCK * BYTES)
+        start = tl.where(lacking, host + block.to(tl.int64) * (BLOCK * BYTES), from_slot)
+        start = tl.reshape(tl.broadcast_to(start[:, None], (PADDED, SIZE)), (KEYS,))
+        base = tl.multiple_of(start.to(tl.pointer_type(kind)), 16)
+        live = (key // SIZE < MICRO) & (read + key // SIZE < ranked)
+        mask = live[:, None] & (d < D)[None, :]
+        k = tl.load(base[:, None] + inside, mask=mask, other=0.0)
+        v = tl.load(base[:, None] + SIZE * D + inside, mask=mask, other=0.0)
+
+        scores = tl.dot(q, tl.trans(k), input_precision=how) * scale
+        scores = tl.where(live[None, :], scores, float("-inf"))
+        low = tl.minimum(low, _weakest(scores, there, ROWS, PADDED, SIZE))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        fade = tl.exp2(top - higher)
+        acc = acc * fade[:, None] + tl.dot(weights.to(kind), v, input_precision=how)
+        total = total * fade + tl.sum(weights, 1)
+        top = higher
+
+        came = tl.sum(lacking.to(tl.int32), 0)
+        hit = tl.where(there, slot, -1)
+        used = tl.where(tl.max((room[:, None] == hit[None, :]).to(tl.int32), 1) > 0, tl.maximum(used, now), used)
+        if came > 0:
+            tl.debug_barrier()  # all threads have read the map
+            for i in tl.static_range(MICRO):
+                oldest = tl.min(used, 0)
+                victim = tl.argmin(used, 0)
+                admit = (tl.sum((lacking & (lane == i)).to(tl.int32), 0) > 0) & (oldest < now)
+                new = tl.sum(tl.where(lane == i, block, 0), 0)
+                taken = (room == victim) & admit
+                old = tl.sum(tl.where(taken, owner, 0), 0)
+                tl.store(place_ptr + old, -1, mask=admit & (old >= 0))
+                tl.store(place_ptr + new, victim.to(tl.int32), mask=admit)
+                owner = tl.where(taken, new, owner)
+                used = tl.where(taken, now, used)
+                to = slots_ptr + victim.to(tl.int64) * BLOCK + inside
+                whole = (key // SIZE == tl.where(admit, i, PADDED))[:, None] & (d < D)[None, :]
+                tl.store(to, k, mask=whole)
+                tl.store(to + SIZE * D, v, mask=whole)
+            tl.debug_barrier()  # all threads see the map as it is now
+        missed += came
+        read = tl.minimum(read + MICRO, ranked)
+        mass = tl.exp2(low - top - tl.log2(total))
+        claimed = 1.0 / (1.0 + (ranked - read).to(tl.float32) * mass)
+        if MEAN:
+            share = tl.sum(tl.where(row < GROUP, claimed, 0.0), 0) / GROUP
+        else:
+            share = tl.min(tl.where(row < GROUP, claimed, 1.0), 0)
+        going = (read < ranked) & ((share <= threshold) | (read < least))
+
+    tl.store(out_ptr + q_at, (acc / total[:, None]).to(kind), mask=asked)
+    tl.store(read_ptr + of * KV_HEADS + head, read)
+    tl.store(missed_ptr + of * KV_HEADS + head, missed)
+    tl.store(used_ptr + partition * SLOTS + room, used, mask=room < SLOTS)
+    tl.store(owner_ptr + partition * SLOTS + room, owner, mask=room < SLOTS)
+
+
+@triton.jit
+def _weakest(scores, there, ROWS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr):
+    """The least log mass [ROWS] of a block that is `there` [PADDED], of scores [ROWS, PADDED * SIZE]."""
+    each = tl.reshape(scores, (ROWS, PADDED, SIZE))
+    best = tl.where(there[None, :], tl.max(each, 2), 0.0)
+    mass = tl.sum(tl.exp2(each - best[:, :, None]), 2)
+    mass = best + tl.log2(tl.where(there[None, :], mass, 1.0))
+    return tl.min(tl.where(there[None, :], mass, float("inf")), 1)
