@@ -83,6 +83,15 @@ class ContextCache:
         self._k[layer][slots] = k
         self._v[layer][slots] = v
 
+    def fill(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """As `write`; slots [m] on the CPU. Where they follow one another, as a rule, nothing is looked up by index."""
+        start, count = int(slots[0]), slots.shape[0]
+        if torch.equal(slots, torch.arange(start, start + count)):
+            self._k[layer][start : start + count] = k
+            self._v[layer][start : start + count] = v
+        else:
+            self.write(layer, slots, k, v)
+
     def truncate(self, lengths: Sequence[int]) -> None:
         """Drop the rows put after `lengths` was read off."""
         self.lengths = [min(new, old) for new, old in zip(lengths, self.lengths, strict=True)]

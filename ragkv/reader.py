@@ -21,11 +21,11 @@ from ragkv.deciding import follow, grow
 from ragkv.elsewhere import Absent
 from ragkv.model import DecoderModel, rotate
 from ragkv.passes import Attention, Capture, append
-from ragkv.recompute.base import Angle, Blocks, Method, Piece, Plan, Rows, recomputed
+from ragkv.recompute.base import Angle, Blocks, Method, Piece, Plan, Rows, overwritten, recomputed
 from ragkv.recompute.digest import DigestParams, digest, retrieval_pairs
 from ragkv.sparse.base import Decoder, Decoding, Observed, Policy, Sparse
 from ragkv.stitch import Stitch
-from ragkv.talk import Talk
+from ragkv.talk import Talk, minus, plus
 from ragkv.types import ChunkKV
 from ragkv.watch import Watch
 
@@ -166,14 +166,19 @@ class Reader:
         first = method.first(pieces)
         layers = self.model.shape.layers
         fixed: tuple[tuple[Blocks, ...], ...] = ((first or ((),) * len(pieces)),) * layers
+        depth = method.depth(layers)
         stitch.cache.make_room(carried + self._capacity(pieces[known:], first[known:]) + len(question) + room)
         self._settle(talk, watch)
         talk.join(pieces[known:])
         with watch.step("load"):
-            self._load(stitch, sources, talk.missing(fixed))
+            todo = talk.missing(fixed)
+            stitch.reserve(pieces, todo)
+            # The composite pass attends in all its layers but the last, whose queries are all that is needed of it.
+            now, later = _divided(todo, depth - 1)
+            self._load(stitch, sources, now)
             talk.hold(fixed)
         with watch.step("plan"):
-            queries = self._ask(stitch, question, method.depth(layers))
+            queries = self._ask(stitch, question, depth)
             plan = method.plan(pieces, queries)
         if plan.grow is not None:
             with watch.step("load"):
@@ -188,8 +193,10 @@ class Reader:
             end = stitch.end + len(question)
             return Context(stitch.cache, logits, end, plan, decoding=state, read=float(len(question)))
         with watch.step("load"):
-            self._load(stitch, sources, talk.missing(plan.kept), plan.angle)
+            more = talk.missing(plan.kept)
+            stitch.reserve(pieces, more)
             plan = talk.rest(plan, pieces)
+            self._load(stitch, sources, minus(plus(later, more), overwritten(pieces, plan)), plan.angle)
         tokens, sparse = [source.tokens for source in sources], None
         if policy is not None and policy.applies(len(question)):
             sparse = talk.attention(policy, stitch.end + len(question))
@@ -222,7 +229,9 @@ class Reader:
         room = self._capacity(pieces, first) + len(question)
         stitch = Stitch(self.model, pieces, len(self.prefix_tokens), room)
         self._put_prefix(stitch.cache)
-        self._load(stitch, sources, (tuple(first),) * self.model.shape.layers)
+        now, _ = _divided((tuple(first),) * self.model.shape.layers, depth - 1)
+        stitch.reserve(pieces, now)
+        self._load(stitch, sources, now)
         return self._ask(stitch, question, depth)
 
     def _ask(self, stitch: Stitch, question: Sequence[int], depth: int) -> list[Tensor]:
@@ -247,6 +256,7 @@ class Reader:
             return
         lengths = list(stitch.cache.lengths)
         with watch.step("load"):
+            stitch.reserve([source.piece for source in sources], plan.padding)
             self._load(stitch, sources, plan.padding)
         with watch.step("repair"):
             self.model.forward([stitch.repair(plan, [source.tokens for source in sources])])
@@ -259,7 +269,7 @@ class Reader:
         wanted: Sequence[Sequence[Blocks]],
         angle: Angle | None = None,
     ) -> None:
-        """Fetch blocks wanted[layer][chunk] and put them at their places."""
+        """Fetch blocks wanted[layer][chunk] and write them where room was reserved for them."""
         rows = [
             source.load([layer[i] for layer in wanted]) if any(layer[i] for layer in wanted) else None
             for i, source in enumerate(sources)
@@ -270,7 +280,7 @@ class Reader:
                 for i, (source, fetched) in enumerate(zip(sources, rows, strict=True))
                 if fetched is not None
             ]
-            stitch.put(layer, parts, angle)
+            stitch.fill(layer, parts, angle)
 
     def _capacity(self, pieces: Sequence[Piece], first: Sequence[Blocks]) -> int:
         """Rows a layer is likely to need; the cache grows if a plan keeps more."""
@@ -291,6 +301,13 @@ class Reader:
     def _put_prefix(self, cache: ContextCache) -> None:
         for layer in range(self.model.shape.layers):
             cache.put(layer, self.prefix.k(layer), self.prefix.v(layer), self.prefix.positions(layer))
+
+
+def _divided(wanted: Sequence[Sequence[Blocks]], layer: int) -> tuple[list[Sequence[Blocks]], list[Sequence[Blocks]]]:
+    """Blocks [layer][chunk] of the layers below `layer`, and those of the others; both with all layers."""
+    nothing: list[Sequence[Blocks]] = [((),) * len(chunks) for chunks in wanted]
+    cut = max(0, layer)
+    return [*wanted[:cut], *nothing[cut:]], [*nothing[:cut], *wanted[cut:]]
 
 
 def _attention(policy: Policy | None, end: int) -> Sparse | None:

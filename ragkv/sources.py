@@ -218,10 +218,13 @@ class StoredChunk:
 
 def prefetch(shelf: Shelf, chunks: Sequence[Sequence[int]], method: Method) -> None:
     """Bring what a question about chunks (token ids) is sure to read: head records, and the blocks of the composite
-    pass. What is missing or damaged is left to the question. Raises StoreUnavailable."""
+    pass, which attends in all its layers but the last. What is missing or damaged is left to the question. Raises
+    StoreUnavailable."""
     for tokens in chunks:
         with suppress(EntryMissing, EntryCorrupt):
             head, _ = shelf.head(tokens)
             first = method.first([Piece(len(tokens), shelf.block, head.digest)])
             if first:
-                shelf.warm(tokens, head, [first[0]] * head.layout.shape.layers)
+                layers = head.layout.shape.layers
+                read = max(0, method.depth(layers) - 1)
+                shelf.warm(tokens, head, [first[0]] * read + [()] * (layers - read))

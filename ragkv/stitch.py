@@ -16,7 +16,7 @@ from torch import Tensor
 from ragkv.context import ContextCache
 from ragkv.model import DecoderModel, Rotary, rotate
 from ragkv.passes import Attention, Capture, Pass, Step
-from ragkv.recompute.base import Angle, Piece, Place, Plan, Rows, Tokens, rows_alive
+from ragkv.recompute.base import Angle, Blocks, Piece, Place, Plan, Rows, Tokens, rows_alive
 
 
 class Stitch:
@@ -47,26 +47,35 @@ class Stitch:
         self._rotary = self._model.rotary(torch.arange(self.end))
         self._slots = F.pad(self._slots, (0, self.end - self._slots.shape[1]), value=-1)
 
-    def put(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
-        """Rotate rows to their places, or where `angle` says, and append them: (chunk, its token indices [m], k and v
-        [m, Hkv, d])."""
+    def reserve(self, pieces: Sequence[Piece], wanted: Sequence[Sequence[Blocks]]) -> None:
+        """Give rows to blocks wanted[layer][chunk]; their content is undefined until it is filled in or computed."""
+        for layer, blocks in enumerate(wanted):
+            self._reserve(layer, [(i, piece.rows(blocks[i])) for i, piece in enumerate(pieces) if blocks[i]])
+
+    def fill(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
+        """Rotate rows to their places, or where `angle` says, and write them where room was reserved for them: (chunk,
+        its token indices [m], k and v [m, Hkv, d])."""
         chunks = [part for part in chunks if part[1]]
         if not chunks:
             return
-        positions = torch.cat([torch.tensor(tokens) + self.starts[i] for i, tokens, _ in chunks])
+        names = [(i, tokens) for i, tokens, _ in chunks]
         k = torch.cat([rows[0] for _, _, rows in chunks]).to(self._model.device, non_blocking=True)
         v = torch.cat([rows[1] for _, _, rows in chunks]).to(self._model.device, non_blocking=True)
-        k = self.turned(k, [(i, tokens) for i, tokens, _ in chunks], angle)
-        self._slots[layer, positions] = self.cache.put(layer, k, v, positions)
+        self.cache.fill(layer, self._slots[layer, self._of(names)], self.turned(k, names, angle), v)
+
+    def put(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
+        """Append rows, and fill them."""
+        self._reserve(layer, [(i, tokens) for i, tokens, _ in chunks])
+        self.fill(layer, chunks, angle)
 
     def turned(self, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: Angle | None = None) -> Tensor:
         """Pre-RoPE keys [m, Hkv, d] of (chunk, its token indices), rotated to their places or where `angle` says."""
         if angle is None:
-            at = [torch.tensor(tokens) + self.starts[i] for i, tokens in chunks]
+            at = self._of(chunks)
         else:
             places = [Place(self.starts[0], start, self.end) for start in self.starts]
-            at = [angle(torch.tensor(tokens), places[i]) for i, tokens in chunks]
-        return rotate(k, self._rotary[torch.cat(at).to(self._model.device)])
+            at = torch.cat([angle(torch.tensor(tokens), places[i]) for i, tokens in chunks])
+        return rotate(k, self._rotary[at.to(self._model.device)])
 
     def positions(self, tokens: Sequence[Tokens]) -> Tensor:
         """Stitched positions of token indices per chunk, ascending."""
@@ -143,6 +152,15 @@ class Stitch:
         ids = torch.cat([self._ids(tokens)[alive[0]], torch.tensor(question, dtype=torch.int64)])
         positions = torch.cat([alive[0], asked])
         return Pass(ids, positions, self.cache, steps, blend=plan.blend, attention=attention)
+
+    def _reserve(self, layer: int, chunks: Sequence[tuple[int, Tokens]]) -> None:
+        if any(tokens for _, tokens in chunks):
+            positions = self._of(chunks)
+            self._slots[layer, positions] = self.cache.reserve(layer, positions)
+
+    def _of(self, chunks: Sequence[tuple[int, Tokens]]) -> Tensor:
+        """Stitched positions of (chunk, its token indices), in this order."""
+        return torch.cat([torch.tensor(tokens, dtype=torch.int64) + self.starts[i] for i, tokens in chunks])
 
     def _ids(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         """Token id by position [end]; 0 where no chunk stands."""
