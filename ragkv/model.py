@@ -153,6 +153,7 @@ class DecoderModel:
             attended: list[Tensor] = []
             for j, i in enumerate(running):
                 p, step = passes[i], passes[i].steps[layer - passes[i].start]
+                p.cache.settle(layer)
                 if p.capture is not None:
                     _record(p.capture, hidden[i], q[j], k[j], v[j])
                 self._write(layer, p, step, rotate(k[j], rotary[i]), v[j])

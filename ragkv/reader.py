@@ -10,15 +10,18 @@ Both go on with a `Talk` if they are given one: what it holds stays, and only wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ragkv.carrier import Carrier, make_carrier
 from ragkv.context import ContextCache
 from ragkv.deciding import follow, grow
 from ragkv.elsewhere import Absent
+from ragkv.kernels.carry import Lent
 from ragkv.model import DecoderModel, rotate
 from ragkv.passes import Attention, Capture, append
 from ragkv.recompute.base import Angle, Blocks, Method, Piece, Plan, Rows, overwritten, recomputed
@@ -40,6 +43,10 @@ class Source(Protocol):
         """Per layer, the pre-RoPE rows of the wanted blocks."""
         ...
 
+    def lend(self, wanted: Sequence[Blocks]) -> Lent | None:
+        """The wanted blocks as they are stored, where they lie in memory; None where they have to be loaded."""
+        ...
+
 
 class Fresh:
     """A source in memory: a chunk that was encoded a moment ago."""
@@ -52,6 +59,10 @@ class Fresh:
         """Slices of the encoded chunk; nothing is read from anywhere."""
         rows = [list(self.piece.rows(blocks)) for blocks in wanted]
         return [(self._kv.k[layer, r], self._kv.v[layer, r]) for layer, r in enumerate(rows)]
+
+    def lend(self, wanted: Sequence[Blocks]) -> Lent | None:
+        """Nothing is stored."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -78,9 +89,18 @@ class Context:
 class Reader:
     """Stateless between calls but for the KV of S, computed once."""
 
-    def __init__(self, model: DecoderModel, prefix: Sequence[int], mode: str = "shared", policy: Policy | None = None):
+    def __init__(
+        self,
+        model: DecoderModel,
+        prefix: Sequence[int],
+        mode: str = "shared",
+        policy: Policy | None = None,
+        carrier: Carrier | None = None,
+    ):
         """prefix: token ids of S · mode: `shared` encodes chunks right after S, `isolated` alone from position 0
-        (SamKV A13; paper silent) · policy: how long chunks are encoded, None: densely."""
+        (SamKV A13; paper silent) · policy: how long chunks are encoded, None: densely · carrier: takes blocks to their
+        places without making rows of them, None: one of the model's device, where that can have one."""
+        self._carrier = carrier or make_carrier(model)
         self.model, self.prefix_tokens, self.mode, self.policy = model, tuple(prefix), mode, policy
         self.prefix = ContextCache(model.shape, len(self.prefix_tokens), model.dtype, model.device)
         if self.prefix_tokens:
@@ -269,18 +289,25 @@ class Reader:
         wanted: Sequence[Sequence[Blocks]],
         angle: Angle | None = None,
     ) -> None:
-        """Fetch blocks wanted[layer][chunk] and write them where room was reserved for them."""
-        rows = [
-            source.load([layer[i] for layer in wanted]) if any(layer[i] for layer in wanted) else None
-            for i, source in enumerate(sources)
-        ]
-        for layer, blocks in enumerate(wanted):
-            parts = [
-                (i, source.piece.rows(blocks[i]), fetched[layer])
-                for i, (source, fetched) in enumerate(zip(sources, rows, strict=True))
-                if fetched is not None
-            ]
-            stitch.fill(layer, parts, angle)
+        """Fetch blocks wanted[layer][chunk] and write them where room was reserved for them; where there is a carrier,
+        those that are in memory may still be on their way."""
+        with ExitStack() as held:
+            rows: dict[int, list[Rows]] = {}
+            lent: dict[int, Lent] = {}
+            for i, source in enumerate(sources):
+                mine = [layer[i] for layer in wanted]
+                loan = source.lend(mine) if self._carrier is not None and angle is None and any(mine) else None
+                if loan is not None:
+                    lent[i] = loan
+                    held.callback(loan.release)
+                elif any(mine):
+                    rows[i] = source.load(mine)
+            for layer, blocks in enumerate(wanted if rows else ()):
+                parts = [(i, sources[i].piece.rows(blocks[i]), fetched[layer]) for i, fetched in rows.items()]
+                stitch.fill(layer, parts, angle)
+            if self._carrier is not None and lent:
+                pieces = [source.piece for source in sources]
+                self._carrier.carry(stitch, pieces, lent, wanted, held.pop_all().close)
 
     def _capacity(self, pieces: Sequence[Piece], first: Sequence[Blocks]) -> int:
         """Rows a layer is likely to need; the cache grows if a plan keeps more."""

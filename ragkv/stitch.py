@@ -49,8 +49,14 @@ class Stitch:
 
     def reserve(self, pieces: Sequence[Piece], wanted: Sequence[Sequence[Blocks]]) -> None:
         """Give rows to blocks wanted[layer][chunk]; their content is undefined until it is filled in or computed."""
+        before, positions = None, torch.empty(0)
         for layer, blocks in enumerate(wanted):
-            self._reserve(layer, [(i, piece.rows(blocks[i])) for i, piece in enumerate(pieces) if blocks[i]])
+            if not any(blocks):
+                continue
+            if blocks != before:  # as a rule all layers have the same
+                before = blocks
+                positions = self._of([(i, piece.rows(blocks[i])) for i, piece in enumerate(pieces) if blocks[i]])
+            self._slots[layer, positions] = self.cache.reserve(layer, positions)
 
     def fill(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
         """Rotate rows to their places, or where `angle` says, and write them where room was reserved for them: (chunk,
@@ -65,8 +71,24 @@ class Stitch:
 
     def put(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
         """Append rows, and fill them."""
-        self._reserve(layer, [(i, tokens) for i, tokens, _ in chunks])
-        self.fill(layer, chunks, angle)
+        chunks = [part for part in chunks if part[1]]
+        if chunks:
+            positions = self._of([(i, tokens) for i, tokens, _ in chunks])
+            self._slots[layer, positions] = self.cache.reserve(layer, positions)
+            self.fill(layer, chunks, angle)
+
+    @property
+    def rotary(self) -> Rotary:
+        """Of all positions before `end`."""
+        return self._rotary
+
+    def addresses(self, layers: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the K and the V of rows [m] lie in memory: of layers [m], at stitched positions [m]."""
+        stores = [self.cache.stores(layer, 0) for layer in range(self.cache.shape.layers)]
+        row = self.cache.shape.kv_heads * self.cache.shape.head_dim * self.cache.dtype.itemsize
+        begin = torch.tensor([[k.data_ptr() for k, _ in stores], [v.data_ptr() for _, v in stores]])
+        k, v = begin[:, layers] + self._slots[layers, positions] * row
+        return k, v
 
     def turned(self, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: Angle | None = None) -> Tensor:
         """Pre-RoPE keys [m, Hkv, d] of (chunk, its token indices), rotated to their places or where `angle` says."""
@@ -152,11 +174,6 @@ class Stitch:
         ids = torch.cat([self._ids(tokens)[alive[0]], torch.tensor(question, dtype=torch.int64)])
         positions = torch.cat([alive[0], asked])
         return Pass(ids, positions, self.cache, steps, blend=plan.blend, attention=attention)
-
-    def _reserve(self, layer: int, chunks: Sequence[tuple[int, Tokens]]) -> None:
-        if any(tokens for _, tokens in chunks):
-            positions = self._of(chunks)
-            self._slots[layer, positions] = self.cache.reserve(layer, positions)
 
     def _of(self, chunks: Sequence[tuple[int, Tokens]]) -> Tensor:
         """Stitched positions of (chunk, its token indices), in this order."""

@@ -39,6 +39,7 @@ LAYERS = (
     {
         "batch",
         "begun",
+        "carrier",
         "conversations",
         "cost",
         "decode",

@@ -14,7 +14,7 @@ from ragkv.reader import Reader
 from ragkv.retrieve import Embedder
 from ragkv.store.disk import DiskStore
 from ragkv.store.redis import RedisStore
-from tests.libraries import ANSWER, QUESTION, open_library
+from tests.libraries import QUESTION, open_library
 from tests.redis_server import redis_server
 
 DEAR = Costs(encode=Line(5, 0.1), load=Line(2, 0.01))

@@ -1,13 +1,13 @@
 """Stored blocks to their places in a context cache: numbers out of bytes, keys turned, rows written, all at once.
 
 A block is some tokens of one layer of a chunk, K before RoPE, as bytes: exact, or in a byte a number with scales (see
-`store/layout.py` and `store/quantise.py`, which say what lies where and what it means). Its rows go to neighbouring rows of
-the layer's K and V and stand at neighbouring positions.
+`store/layout.py` and `store/quantise.py`, which say what lies where and what it means). Its rows go to neighbouring
+rows of the layer's K and V and stand at neighbouring positions.
 
 Both ends are addresses in a table on the device: blocks lie in a pool on the GPU or in page-locked host memory, which a
 GPU reads in place, and the caches of all layers are found the same way. So one launch serves blocks of many chunks and
-layers. This is the reference, in torch, which cannot read addresses and takes tensors instead; `triton_carry.py` has its
-Triton twin, with the same name and arguments.
+layers. This is the reference, in torch, which cannot read addresses and takes tensors instead; `triton_carry.py` has
+its Triton twin, with the same name and arguments.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 FIELDS = 5
-"""Of an entry: the address of its first byte, its tokens, the addresses of its first rows of K and V, and the position of
-its first token."""
+"""Of an entry: the address of its first byte, its tokens, the addresses of its first rows of K and V, and the position
+of its first token."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """The Triton twin of `carry.py`.
 
 A few programs walk through all blocks, a piece of one at a time: the rest of the GPU is left to the model, beside whose
-products this runs. Page-locked memory is read over the bus, which a few programs with some tens of kilobytes on their way
-each keep full. Numbers are float32 inside and rounded where `model.rotate` rounds.
+products this runs. Page-locked memory is read over the bus, which a few programs keep full with some tens of kilobytes
+on their way each. Numbers are float32 inside and rounded where `model.rotate` rounds.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,8 +21,8 @@ BODIES = {"exact": 0, "int8": 1, "fp8": 2}
 
 
 def carry(entries: Entries, first: int, count: int, cos: Tensor, sin: Tensor, form: Form) -> None:
-    """As `carry.carry`; cos and sin contiguous. Blocks and rows begin at multiples of 16 bytes where a row of either is a
-    multiple of 16 bytes long."""
+    """As `carry.carry`; cos and sin contiguous. Where rows of both are multiples of 16 bytes long, blocks and rows
+    begin at multiples of 16 bytes."""
     if not count:
         return
     heads, half = form.kv_heads, form.head_dim // 2

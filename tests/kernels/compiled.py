@@ -1,4 +1,4 @@
-"""Compiles the kernels of a decode step for a GPU that need not be there, and prints their PTX as JSON.
+"""Compiles kernels for a GPU that need not be there, and prints their PTX as JSON.
 
 A process of its own: where Triton interprets kernels it cannot compile them.
 """
@@ -11,6 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from ragkv.kernels import triton_carry
 from ragkv.kernels import triton_steps as kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -27,8 +28,26 @@ CASES = {
         {"num_warps": 4, "num_stages": 3},
     ),
     "merge": (kernels._merge, {"Q_HEADS": 32, "D": 128, "WIDE": 128, "SPLITS": 32}, {"num_warps": 4}),
+    **{
+        f"carry_{body}": (
+            triton_carry._carry,
+            {
+                "BODY": number,
+                "ALIGN": 16,
+                "PIECES": 2,
+                "TOKENS": 8,
+                "HEADS": 8,
+                "HEADS_WIDE": 8,
+                "D": 128,
+                "WIDE": 64,
+            },
+            {"num_warps": 8},
+        )
+        for body, number in triton_carry.BODIES.items()
+    },
 }
-FLOATS, WIDE, NUMBERS = {"eps": "fp32", "scale": "fp32"}, {"table_ptr": "*i64"}, {"layer", "layers", "width"}
+FLOATS, WIDE = {"eps": "fp32", "scale": "fp32", "limit": "fp32"}, {"table_ptr": "*i64"}
+NUMBERS = {"layer", "layers", "width", "first", "items", "entries"}
 PARTIAL = {"parts_ptr": "*fp32", "lses_ptr": "*fp32"}
 
 
