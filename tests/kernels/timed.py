@@ -1,7 +1,7 @@
 """How fast blocks are carried on this GPU: `python -m tests.kernels.timed`.
 
-Blocks of 16 tokens of Llama-3.1-8B's shape, out of page-locked memory and out of the GPU's own, in an order that no
-copy could follow; beside it a copy of as many bytes by the copy engine, and products that run alone and beside the kernel.
+Blocks of 16 tokens of Llama-3.1-8B's shape, out of page-locked memory and out of the memory of the GPU, in an order
+that no copy could follow; beside it a copy of as many bytes by the copy engine, and products, alone and beside it.
 """
 
 from __future__ import annotations
