@@ -8,6 +8,7 @@ layer l:  k, v [capacity, Hkv, d]  rotated at their stitched position
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,8 +16,20 @@ from torch import Tensor
 from ragkv.types import Shape
 
 
+class Coming(Protocol):
+    """Something that is being written on another stream, like a CUDA event behind it."""
+
+    def wait(self) -> None:
+        """Have the current stream wait for it; the host does not."""
+        ...
+
+
 class ContextCache:
-    """State of one request. Not shared, not thread-safe."""
+    """State of one request. Not shared, not thread-safe.
+
+    Rows of a layer may be on their way (`expect`). Whatever gives or takes rows here settles the layer first, so that
+    only who has asked for `stores` before has to see to it.
+    """
 
     def __init__(
         self, shape: Shape, capacity: int | Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu"
@@ -28,11 +41,22 @@ class ContextCache:
         self._v = [torch.empty_like(k) for k in self._k]
         self._positions = [torch.empty(size, dtype=torch.int64) for size in sizes]
         self.lengths = [0] * shape.layers
+        self._coming: list[Coming | None] = [None] * shape.layers
+
+    def expect(self, layer: int, coming: Coming) -> None:
+        """Rows of the layer are being written; `coming` is behind all that was expected before."""
+        self._coming[layer] = coming
+
+    def settle(self, layer: int) -> None:
+        """Have the current stream wait for rows of the layer that are on their way. Costs nothing where none are."""
+        coming, self._coming[layer] = self._coming[layer], None
+        if coming is not None:
+            coming.wait()
 
     @property
     def bytes(self) -> int:
         """Memory of K and V, room for rows to come included."""
-        return sum(each.nbytes for each in (*self._k, *self._v))
+        return sum(each.nbytes for each in self.memory)
 
     def make_room(self, rows: int) -> None:
         """Room for so many more rows in every layer, made at once."""
@@ -42,10 +66,12 @@ class ContextCache:
 
     def k(self, layer: int) -> Tensor:
         """Live rotated keys [length, Hkv, d], a view."""
+        self.settle(layer)
         return self._k[layer][: self.lengths[layer]]
 
     def v(self, layer: int) -> Tensor:
         """Live values [length, Hkv, d], a view."""
+        self.settle(layer)
         return self._v[layer][: self.lengths[layer]]
 
     def positions(self, layer: int) -> Tensor:
@@ -55,9 +81,15 @@ class ContextCache:
     def stores(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer with all their room [capacity, Hkv, d]: live rows in front, room for `rows` more behind
         them. They are where the rows lie until the cache grows."""
+        self.settle(layer)
         if self.lengths[layer] + rows > self._k[layer].shape[0]:
             self._grow(layer, self.lengths[layer] + rows)
         return self._k[layer], self._v[layer]
+
+    @property
+    def memory(self) -> tuple[Tensor, ...]:
+        """K and V of all layers, to be held on to; nothing is waited for."""
+        return (*self._k, *self._v)
 
     def reserve(self, layer: int, positions: Tensor) -> Tensor:
         """Append rows at `positions` [m], content undefined until written; returns their slots [m]."""
@@ -71,6 +103,7 @@ class ContextCache:
 
     def put(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
         """Append rows k (rotated), v [m, Hkv, d] at `positions` [m]; returns their slots [m]."""
+        self.settle(layer)
         slots = self.reserve(layer, positions)
         start, stop = self.lengths[layer] - positions.shape[0], self.lengths[layer]
         self._k[layer][start:stop] = k
@@ -79,12 +112,25 @@ class ContextCache:
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Overwrite live rows `slots` [m] with k (rotated), v [m, Hkv, d]."""
+        self.settle(layer)
         slots = slots.to(self.device)
         self._k[layer][slots] = k
         self._v[layer][slots] = v
 
+    def fill(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """As `write`; slots [m] on the CPU. Where they follow one another, as a rule, nothing is looked up by index."""
+        self.settle(layer)
+        start, count = int(slots[0]), slots.shape[0]
+        if torch.equal(slots, torch.arange(start, start + count)):
+            self._k[layer][start : start + count] = k
+            self._v[layer][start : start + count] = v
+        else:
+            self.write(layer, slots, k, v)
+
     def truncate(self, lengths: Sequence[int]) -> None:
         """Drop the rows put after `lengths` was read off."""
+        for layer in range(self.shape.layers):
+            self.settle(layer)
         self.lengths = [min(new, old) for new, old in zip(lengths, self.lengths, strict=True)]
 
     def _grow(self, layer: int, rows: int) -> None:
@@ -92,6 +138,7 @@ class ContextCache:
         self._resize(layer, max(rows, 2 * self._k[layer].shape[0]))
 
     def _resize(self, layer: int, rows: int) -> None:
+        self.settle(layer)
         length = self.lengths[layer]
         with torch.inference_mode(False):  # whoever grows it, rows are put into it by others as well
             for store in (self._k, self._v, self._positions):

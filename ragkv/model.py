@@ -160,6 +160,7 @@ class DecoderModel:
             attended: list[Tensor] = []
             for j, i in enumerate(running):
                 p, step = passes[i], passes[i].steps[layer - passes[i].start]
+                p.cache.settle(layer)
                 if p.capture is not None:
                     p.capture.add(hidden[i], q[j], k[j], v[j])
                 write_rows(p, layer, step, rotate(k[j], rotary[i]), v[j])

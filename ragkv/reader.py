@@ -10,23 +10,26 @@ Both go on with a `Talk` if they are given one: what it holds stays, and only wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ragkv.carrier import Carrier, make_carrier
 from ragkv.context import ContextCache
 from ragkv.deciding import follow, grow
 from ragkv.elsewhere import Absent
+from ragkv.kernels.carry import Lent
 from ragkv.model import DecoderModel, rotate
 from ragkv.passes import Attention, Capture, append
-from ragkv.recompute.base import Angle, Blocks, Method, Piece, Plan, Rows, recomputed
+from ragkv.recompute.base import Angle, Blocks, Method, Piece, Plan, Rows, overwritten, recomputed
 from ragkv.recompute.digest import DigestParams, digest, retrieval_pairs
 from ragkv.sparse.base import Decoder, Decoding, Observed, Policy, Sparse
 from ragkv.steps import Steps
 from ragkv.stitch import Stitch
-from ragkv.talk import Talk
+from ragkv.talk import Talk, minus, plus
 from ragkv.types import ChunkKV
 from ragkv.watch import Watch
 
@@ -41,6 +44,10 @@ class Source(Protocol):
         """Per layer, the pre-RoPE rows of the wanted blocks."""
         ...
 
+    def lend(self, wanted: Sequence[Blocks]) -> Lent | None:
+        """The wanted blocks as they are stored, where they lie in memory; None where they have to be loaded."""
+        ...
+
 
 class Fresh:
     """A source in memory: a chunk that was encoded a moment ago."""
@@ -53,6 +60,10 @@ class Fresh:
         """Slices of the encoded chunk; nothing is read from anywhere."""
         rows = [list(self.piece.rows(blocks)) for blocks in wanted]
         return [(self._kv.k[layer, r], self._kv.v[layer, r]) for layer, r in enumerate(rows)]
+
+    def lend(self, wanted: Sequence[Blocks]) -> Lent | None:
+        """Nothing is stored."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -86,12 +97,14 @@ class Reader:
         mode: str = "shared",
         policy: Policy | None = None,
         steps: Steps | None = None,
+        carrier: Carrier | None = None,
     ):
         """prefix: token ids of S · mode: `shared` encodes chunks right after S, `isolated` alone from position 0
         (SamKV A13; paper silent) · policy: how long chunks are encoded, None: densely · steps: asks short questions
-        by a recorded graph, None: there are none."""
+        by a recorded graph, None: there are none · carrier: takes blocks to their places without making rows of them,
+        None: one of the model's device, where that can have one."""
+        self._carrier, self._steps = carrier or make_carrier(model), steps
         self.model, self.prefix_tokens, self.mode, self.policy = model, tuple(prefix), mode, policy
-        self._steps = steps
         self.prefix = ContextCache(model.shape, len(self.prefix_tokens), model.dtype, model.device)
         if self.prefix_tokens:
             model.forward([append(self.prefix, self.prefix_tokens, 0, outputs=0)])
@@ -176,14 +189,19 @@ class Reader:
         first = method.first(pieces)
         layers = self.model.shape.layers
         fixed: tuple[tuple[Blocks, ...], ...] = ((first or ((),) * len(pieces)),) * layers
+        depth = method.depth(layers)
         stitch.cache.make_room(carried + self._capacity(pieces[known:], first[known:]) + len(question) + room)
         self._settle(talk, watch)
         talk.join(pieces[known:])
         with watch.step("load"):
-            self._load(stitch, sources, talk.missing(fixed))
+            todo = talk.missing(fixed)
+            stitch.reserve(pieces, todo)
+            # The composite pass attends in all its layers but the last, whose queries are all that is needed of it.
+            now, later = _divided(todo, depth - 1)
+            self._load(stitch, sources, now)
             talk.hold(fixed)
         with watch.step("plan"):
-            queries = self._ask(stitch, question, method.depth(layers))
+            queries = self._ask(stitch, question, depth)
             plan = method.plan(pieces, queries)
         if plan.grow is not None:
             with watch.step("load"):
@@ -198,8 +216,10 @@ class Reader:
             end = stitch.end + len(question)
             return Context(stitch.cache, logits, end, plan, decoding=state, read=float(len(question)))
         with watch.step("load"):
-            self._load(stitch, sources, talk.missing(plan.kept), plan.angle)
+            more = talk.missing(plan.kept)
+            stitch.reserve(pieces, more)
             plan = talk.rest(plan, pieces)
+            self._load(stitch, sources, minus(plus(later, more), overwritten(pieces, plan)), plan.angle)
         tokens, sparse = [source.tokens for source in sources], None
         if policy is not None and policy.applies(len(question)):
             sparse = talk.attention(policy, stitch.end + len(question))
@@ -232,7 +252,9 @@ class Reader:
         room = self._capacity(pieces, first) + len(question)
         stitch = Stitch(self.model, pieces, len(self.prefix_tokens), room)
         self._put_prefix(stitch.cache)
-        self._load(stitch, sources, (tuple(first),) * self.model.shape.layers)
+        now, _ = _divided((tuple(first),) * self.model.shape.layers, depth - 1)
+        stitch.reserve(pieces, now)
+        self._load(stitch, sources, now)
         return self._ask(stitch, question, depth)
 
     def _ask(self, stitch: Stitch, question: Sequence[int], depth: int) -> list[Tensor]:
@@ -259,6 +281,7 @@ class Reader:
             return
         lengths = list(stitch.cache.lengths)
         with watch.step("load"):
+            stitch.reserve([source.piece for source in sources], plan.padding)
             self._load(stitch, sources, plan.padding)
         with watch.step("repair"):
             self.model.forward([stitch.repair(plan, [source.tokens for source in sources])])
@@ -271,18 +294,25 @@ class Reader:
         wanted: Sequence[Sequence[Blocks]],
         angle: Angle | None = None,
     ) -> None:
-        """Fetch blocks wanted[layer][chunk] and put them at their places."""
-        rows = [
-            source.load([layer[i] for layer in wanted]) if any(layer[i] for layer in wanted) else None
-            for i, source in enumerate(sources)
-        ]
-        for layer, blocks in enumerate(wanted):
-            parts = [
-                (i, source.piece.rows(blocks[i]), fetched[layer])
-                for i, (source, fetched) in enumerate(zip(sources, rows, strict=True))
-                if fetched is not None
-            ]
-            stitch.put(layer, parts, angle)
+        """Fetch blocks wanted[layer][chunk] and write them where room was reserved for them; where there is a carrier,
+        those that are in memory may still be on their way."""
+        with ExitStack() as held:
+            rows: dict[int, list[Rows]] = {}
+            lent: dict[int, Lent] = {}
+            for i, source in enumerate(sources):
+                mine = [layer[i] for layer in wanted]
+                loan = source.lend(mine) if self._carrier is not None and angle is None and any(mine) else None
+                if loan is not None:
+                    lent[i] = loan
+                    held.callback(loan.release)
+                elif any(mine):
+                    rows[i] = source.load(mine)
+            for layer, blocks in enumerate(wanted if rows else ()):
+                parts = [(i, sources[i].piece.rows(blocks[i]), fetched[layer]) for i, fetched in rows.items()]
+                stitch.fill(layer, parts, angle)
+            if self._carrier is not None and lent:
+                pieces = [source.piece for source in sources]
+                self._carrier.carry(stitch, pieces, lent, wanted, held.pop_all().close)
 
     def _capacity(self, pieces: Sequence[Piece], first: Sequence[Blocks]) -> int:
         """Rows a layer is likely to need; the cache grows if a plan keeps more."""
@@ -303,6 +333,13 @@ class Reader:
     def _put_prefix(self, cache: ContextCache) -> None:
         for layer in range(self.model.shape.layers):
             cache.put(layer, self.prefix.k(layer), self.prefix.v(layer), self.prefix.positions(layer))
+
+
+def _divided(wanted: Sequence[Sequence[Blocks]], layer: int) -> tuple[list[Sequence[Blocks]], list[Sequence[Blocks]]]:
+    """Blocks [layer][chunk] of the layers below `layer`, and those of the others; both with all layers."""
+    nothing: list[Sequence[Blocks]] = [((),) * len(chunks) for chunks in wanted]
+    cut = max(0, layer)
+    return [*wanted[:cut], *nothing[cut:]], [*nothing[:cut], *wanted[cut:]]
 
 
 def _attention(policy: Policy | None, end: int) -> Sparse | None:

@@ -78,8 +78,9 @@ class Cache:
 
 @dataclass(frozen=True)
 class Bytes:
-    """context_kv: full KV of the chunks · heads: head records read · loaded: ranges read, the
-    kept blocks and what stands in for dropped ones while rows pass through during repair (SamKV's padding)."""
+    """context_kv: full KV of the chunks · heads: head records read · loaded: ranges read, the kept blocks and what
+    stands in for dropped ones while rows pass through during repair (SamKV's padding). A kept block whose rows are all
+    computed again and written over, before anything reads them, is not read."""
 
     context_kv: int
     heads: int

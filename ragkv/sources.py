@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 
 from ragkv.cost import FREE, Costs
 from ragkv.errors import EntryCorrupt, EntryMissing, NotQuantisable, StoreError
+from ragkv.kernels.carry import Lent
 from ragkv.model import DecoderModel
 from ragkv.reader import Fresh
 from ragkv.recompute.base import Blocks, Method, Piece, Rows
@@ -87,6 +88,13 @@ class Shelf:
         key = self.key(tokens)
         with self._removing(key):
             return self._tiers.load(key, head, wanted)
+
+    def lend(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> tuple[Lent, Seen] | None:
+        """The wanted blocks where they lie, every block verified, and which tier gave them; None without room in
+        memory. Raises StoreError."""
+        key = self.key(tokens)
+        with self._removing(key):
+            return self._tiers.lend(key, head, wanted)
 
     def warm(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> None:
         """Bring the wanted blocks into memory. Raises StoreError."""
@@ -189,23 +197,52 @@ class StoredChunk:
 
     def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
         """Per layer the pre-RoPE rows of the wanted blocks; from a fresh encoding if the store fails."""
-        if isinstance(self._from, Head):
-            # Looked up only where loading all of it would be dear; as a rule that much arithmetic is enough.
-            dear = self._costs.against(self._from.layout.wanted_bytes(wanted), len(self.tokens))
-            if dear:
-                dear = self._costs.against(self._shelf.absent(self.tokens, self._from, wanted), len(self.tokens))
-            if dear:
-                self._from = self._again(dear, self._shelf.rounded)
-                return self._from.load(wanted)
+        head = self._worth(wanted)
+        if head is not None:
             try:
-                loaded = self._shelf.rows(self.tokens, self._from, wanted)
+                loaded = self._shelf.rows(self.tokens, head, wanted)
             except StoreError as error:
                 self._from = self._read_again(error)
             else:
-                self._seen += loaded.seen
-                self.loaded_bytes += loaded.seen["store"] + loaded.seen["host"]
+                self._took(loaded.seen)
                 return loaded.rows
-        return self._from.load(wanted)
+        return self._fresh().load(wanted)
+
+    def lend(self, wanted: Sequence[Blocks]) -> Lent | None:
+        """The wanted blocks where they lie in memory, until they are released; None where they have to be loaded."""
+        head = self._worth(wanted)
+        if head is None:
+            return None
+        try:
+            lent = self._shelf.lend(self.tokens, head, wanted)
+        except StoreError as error:
+            self._from = self._read_again(error)
+            return None
+        if lent is None:
+            return None
+        self._took(lent[1])
+        return lent[0]
+
+    def _worth(self, wanted: Sequence[Blocks]) -> Head | None:
+        """The head record to load by; None where the chunk was encoded again, or is now, because that is quicker."""
+        if not isinstance(self._from, Head):
+            return None
+        # Looked up only where loading all of it would be dear; as a rule that much arithmetic is enough.
+        dear = self._costs.against(self._from.layout.wanted_bytes(wanted), len(self.tokens))
+        if dear:
+            dear = self._costs.against(self._shelf.absent(self.tokens, self._from, wanted), len(self.tokens))
+        if dear:
+            self._from = self._again(dear, self._shelf.rounded)
+            return None
+        return self._from
+
+    def _fresh(self) -> Fresh:
+        assert isinstance(self._from, Fresh)
+        return self._from
+
+    def _took(self, seen: Seen) -> None:
+        self._seen += seen
+        self.loaded_bytes += seen["store"] + seen["host"]
 
     def _read_again(self, error: StoreError) -> Fresh:
         why = "missing" if isinstance(error, EntryMissing) else f"{type(error).__name__}: {error}"
@@ -218,10 +255,13 @@ class StoredChunk:
 
 def prefetch(shelf: Shelf, chunks: Sequence[Sequence[int]], method: Method) -> None:
     """Bring what a question about chunks (token ids) is sure to read: head records, and the blocks of the composite
-    pass. What is missing or damaged is left to the question. Raises StoreUnavailable."""
+    pass, which attends in all its layers but the last. What is missing or damaged is left to the question. Raises
+    StoreUnavailable."""
     for tokens in chunks:
         with suppress(EntryMissing, EntryCorrupt):
             head, _ = shelf.head(tokens)
             first = method.first([Piece(len(tokens), shelf.block, head.digest)])
             if first:
-                shelf.warm(tokens, head, [first[0]] * head.layout.shape.layers)
+                layers = head.layout.shape.layers
+                read = max(0, method.depth(layers) - 1)
+                shelf.warm(tokens, head, [first[0]] * read + [()] * (layers - read))

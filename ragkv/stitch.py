@@ -16,7 +16,7 @@ from torch import Tensor
 from ragkv.context import ContextCache
 from ragkv.model import DecoderModel, Rotary, rotate
 from ragkv.passes import Attention, Capture, Pass, Step
-from ragkv.recompute.base import Angle, Piece, Place, Plan, Rows, Tokens, rows_alive
+from ragkv.recompute.base import Angle, Blocks, Piece, Place, Plan, Rows, Tokens, rows_alive
 
 
 class Stitch:
@@ -47,26 +47,57 @@ class Stitch:
         self._rotary = self._model.rotary(torch.arange(self.end))
         self._slots = F.pad(self._slots, (0, self.end - self._slots.shape[1]), value=-1)
 
-    def put(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
-        """Rotate rows to their places, or where `angle` says, and append them: (chunk, its token indices [m], k and v
-        [m, Hkv, d])."""
+    def reserve(self, pieces: Sequence[Piece], wanted: Sequence[Sequence[Blocks]]) -> None:
+        """Give rows to blocks wanted[layer][chunk]; their content is undefined until it is filled in or computed."""
+        before, positions = None, torch.empty(0)
+        for layer, blocks in enumerate(wanted):
+            if not any(blocks):
+                continue
+            if blocks != before:  # as a rule all layers have the same
+                before = blocks
+                positions = self._of([(i, piece.rows(blocks[i])) for i, piece in enumerate(pieces) if blocks[i]])
+            self._slots[layer, positions] = self.cache.reserve(layer, positions)
+
+    def fill(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
+        """Rotate rows to their places, or where `angle` says, and write them where room was reserved for them: (chunk,
+        its token indices [m], k and v [m, Hkv, d])."""
         chunks = [part for part in chunks if part[1]]
         if not chunks:
             return
-        positions = torch.cat([torch.tensor(tokens) + self.starts[i] for i, tokens, _ in chunks])
+        names = [(i, tokens) for i, tokens, _ in chunks]
         k = torch.cat([rows[0] for _, _, rows in chunks]).to(self._model.device, non_blocking=True)
         v = torch.cat([rows[1] for _, _, rows in chunks]).to(self._model.device, non_blocking=True)
-        k = self.turned(k, [(i, tokens) for i, tokens, _ in chunks], angle)
-        self._slots[layer, positions] = self.cache.put(layer, k, v, positions)
+        self.cache.fill(layer, self._slots[layer, self._of(names)], self.turned(k, names, angle), v)
+
+    def put(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
+        """Append rows, and fill them."""
+        chunks = [part for part in chunks if part[1]]
+        if chunks:
+            positions = self._of([(i, tokens) for i, tokens, _ in chunks])
+            self._slots[layer, positions] = self.cache.reserve(layer, positions)
+            self.fill(layer, chunks, angle)
+
+    @property
+    def rotary(self) -> Rotary:
+        """Of all positions before `end`."""
+        return self._rotary
+
+    def addresses(self, layers: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the K and the V of rows [m] lie in memory: of layers [m], at stitched positions [m]."""
+        stores = [self.cache.stores(layer, 0) for layer in range(self.cache.shape.layers)]
+        row = self.cache.shape.kv_heads * self.cache.shape.head_dim * self.cache.dtype.itemsize
+        begin = torch.tensor([[k.data_ptr() for k, _ in stores], [v.data_ptr() for _, v in stores]])
+        k, v = begin[:, layers] + self._slots[layers, positions] * row
+        return k, v
 
     def turned(self, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: Angle | None = None) -> Tensor:
         """Pre-RoPE keys [m, Hkv, d] of (chunk, its token indices), rotated to their places or where `angle` says."""
         if angle is None:
-            at = [torch.tensor(tokens) + self.starts[i] for i, tokens in chunks]
+            at = self._of(chunks)
         else:
             places = [Place(self.starts[0], start, self.end) for start in self.starts]
-            at = [angle(torch.tensor(tokens), places[i]) for i, tokens in chunks]
-        return rotate(k, self._rotary[torch.cat(at).to(self._model.device)])
+            at = torch.cat([angle(torch.tensor(tokens), places[i]) for i, tokens in chunks])
+        return rotate(k, self._rotary[at.to(self._model.device)])
 
     def positions(self, tokens: Sequence[Tokens]) -> Tensor:
         """Stitched positions of token indices per chunk, ascending."""
@@ -158,6 +189,10 @@ class Stitch:
             if key not in known:
                 known[key] = self.positions(layer)
         return [known[tuple(map(id, layer))] for layer in layers]
+
+    def _of(self, chunks: Sequence[tuple[int, Tokens]]) -> Tensor:
+        """Stitched positions of (chunk, its token indices), in this order."""
+        return torch.cat([torch.tensor(tokens, dtype=torch.int64) + self.starts[i] for i, tokens in chunks])
 
     def _ids(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         """Token id by position [end]; 0 where no chunk stands."""

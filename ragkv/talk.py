@@ -79,18 +79,18 @@ class Talk:
 
     def missing(self, wanted: Sequence[Sequence[Blocks]]) -> list[list[Blocks]]:
         """Of the wanted blocks [layer][chunk], those that are not in the cache."""
-        return _minus(wanted, self._held)
+        return minus(wanted, self._held)
 
     def hold(self, blocks: Sequence[Sequence[Blocks]]) -> None:
         """Blocks [layer][chunk] were loaded."""
-        self._held = _plus(self._held, blocks)
+        self._held = plus(self._held, blocks)
 
     def rest(self, plan: Plan, pieces: Sequence[Piece]) -> Plan:
         """What is left to do of a plan for all chunks: `kept` has the blocks of earlier questions, too, `recompute`
         lacks what was repaired for them. From here on it counts as done."""
         self.hold(plan.kept)
-        before, self._repaired = self._repaired, _plus(self._repaired, plan.recompute)
-        kept, todo = _frozen(self._held), _frozen(_minus(plan.recompute, before))
+        before, self._repaired = self._repaired, plus(self._repaired, plan.recompute)
+        kept, todo = _frozen(self._held), _frozen(minus(plan.recompute, before))
         if (kept, todo) == (plan.kept, plan.recompute):
             return plan
         padding = padding_for(pieces, kept, todo)
@@ -124,7 +124,7 @@ class Talk:
         return Sparse(self._choice, end)
 
 
-def _minus(wanted: Sequence[Sequence[Tokens]], have: Sequence[Sequence[Tokens]]) -> list[list[Tokens]]:
+def minus(wanted: Sequence[Sequence[Tokens]], have: Sequence[Sequence[Tokens]]) -> list[list[Tokens]]:
     """Blocks, or tokens, of `wanted` alone, same nesting."""
     return [
         [tuple(sorted(set(want) - set(had))) if had else want for want, had in zip(layer, done, strict=True)]
@@ -132,7 +132,7 @@ def _minus(wanted: Sequence[Sequence[Tokens]], have: Sequence[Sequence[Tokens]])
     ]
 
 
-def _plus(have: Sequence[Sequence[Tokens]], more: Sequence[Sequence[Tokens]]) -> list[list[Tokens]]:
+def plus(have: Sequence[Sequence[Tokens]], more: Sequence[Sequence[Tokens]]) -> list[list[Tokens]]:
     """Blocks, or tokens, of either, same nesting."""
     return [
         [a if a == b else tuple(sorted({*a, *b})) if a else b for a, b in zip(layer, other, strict=True)]

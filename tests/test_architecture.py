@@ -41,6 +41,7 @@ LAYERS = (
     {
         "batch",
         "begun",
+        "carrier",
         "conversations",
         "cost",
         "decode",

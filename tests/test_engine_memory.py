@@ -32,7 +32,9 @@ def test_the_second_question_reads_nothing_from_the_store(engine: Engine) -> Non
     second = engine.answer(QUESTION)
     assert second.answer == first.answer == ANSWER
     chunks = first.report.cache.chunks
-    assert first.report.cache.hits.store == chunks
+    hits = first.report.cache.hits
+    assert hits.store > 0, "what is read of some chunks was fetched ahead, all of it"
+    assert hits.host + hits.store == chunks
     assert (second.report.cache.hits.host, second.report.cache.hits.store) == (chunks, 0)
     assert second.report.ratios.cache_hit == 1.0
     assert second.report.bytes == first.report.bytes  # read from host memory is read, too

@@ -134,6 +134,72 @@ def test_padding_stands_in_during_repair_and_is_gone_afterwards():
     assert (with_padding.logits - plain.logits).abs().max() > 1e-6
 
 
+class Counting(Fresh):
+    """A source that counts the blocks it gives, by layer."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.given = [0] * 4
+
+    def load(self, wanted):
+        self.given = [given + len(blocks) for given, blocks in zip(self.given, wanted, strict=True)]
+        return super().load(wanted)
+
+
+def scout(r):
+    """Its composite pass ends at layer 2."""
+    heads = ((1, 1), (2, 6))
+    r.model.profile = replace(r.model.profile, retrieval_heads=heads)
+    return Scout(layers=4, heads=heads, group=4, scale=r.model.scale, floor=1, cap=0.2)
+
+
+OVERWRITING = {
+    "scout": scout,
+    "epic": lambda r: Epic(4, link=9),
+    "samkv": lambda r: SamKV(layers=LAYERS, update="overwrite", extremes="dynamic"),
+    "samkv, one pass": lambda r: SamKV(layers=LAYERS, update="overwrite", extremes="dynamic", repair="kept"),
+}
+
+
+@pytest.mark.parametrize("name", OVERWRITING)
+def test_what_is_written_over_before_it_is_read_need_not_be_loaded(name, monkeypatch):
+    """The same bits, whatever lies in rows that are reserved."""
+    r = reader()
+    method = OVERWRITING[name](r)
+
+    def asked():
+        found = [Counting(r.encode(c), 4, exact=i == 0) for i, c in enumerate(CHUNKS)]
+        return r.sparse(found, QUESTION, method, 8, Watch()), [source.given for source in found]
+
+    reserve = ContextCache.reserve
+
+    def spoilt(cache, layer, positions):
+        slots = reserve(cache, layer, positions)
+        for store in cache.stores(layer, 0):
+            store[slots] = torch.nan
+        return slots
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ragkv.reader.overwritten", lambda pieces, plan: [[()] * len(pieces)] * 4)
+        whole, everything = asked()
+    monkeypatch.setattr(ContextCache, "reserve", spoilt)
+    spared, given = asked()
+    assert torch.equal(spared.logits, whole.logits)
+    assert spared.plan.kept == whole.plan.kept
+    assert given[0] == everything[0], "of an exact chunk nothing is computed again"
+    assert sum(map(sum, given)) < sum(map(sum, everything))
+    assert all(torch.equal(spared.cache.k(layer), whole.cache.k(layer)) for layer in range(4))
+
+
+def test_scout_loads_of_chunks_that_it_recomputes_what_the_composite_pass_attends_to_and_nothing_else():
+    r = reader()
+    way = scout(r)
+    found = [Counting(r.encode(c), 4, exact=i == 0) for i, c in enumerate(CHUNKS)]
+    context = r.sparse(found, QUESTION, way, 8, Watch())
+    kept = len(context.plan.kept[0][0])
+    assert [source.given for source in found] == [[kept] * 4, [3, 3, 0, 0], [3, 3, 0, 0]]
+
+
 def test_layers_keep_different_blocks_and_positions_stay_those_of_the_full_text():
     r = reader()
     context = sparse(r, SamKV(layers=LAYERS, extremes="dynamic"))

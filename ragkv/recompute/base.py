@@ -185,6 +185,25 @@ def padding_for(
     )
 
 
+def overwritten(pieces: Sequence[Piece], plan: Plan) -> list[list[Blocks]]:
+    """Kept blocks [layer][chunk] that need no stored rows: all of them are computed again and written over what lies
+    there, and a layer writes its rows before it reads any."""
+    if plan.blend is not None or plan.check is not None or plan.grow is not None:
+        return [[()] * len(pieces) for _ in plan.kept]
+    found: list[list[Blocks]] = []
+    before: tuple[Sequence[Blocks], Sequence[Tokens]] | None = None
+    for layer in zip(plan.kept, plan.recompute, strict=True):
+        found.append(found[-1] if layer == before else [_whole(*each) for each in zip(pieces, *layer, strict=True)])
+        before = layer
+    return found
+
+
+def _whole(piece: Piece, blocks: Blocks, tokens: Tokens) -> Blocks:
+    """The blocks that the tokens have all of."""
+    found = set(tokens)
+    return tuple(block for block in blocks if found.issuperset(piece.span(block))) if found else ()
+
+
 def outside(pieces: Sequence[Piece], blocks: Sequence[Blocks]) -> tuple[Tokens, ...]:
     """Tokens of `blocks` in every chunk that is not exact already: the usual repair set."""
     return tuple(() if piece.exact else piece.rows(chosen) for piece, chosen in zip(pieces, blocks, strict=True))

@@ -16,6 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import partial
 
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ragkv.errors import StoreError
+from ragkv.kernels.carry import Form, Lent
 from ragkv.store.base import KVStore
 from ragkv.store.codec import Head, fetch, offsets, unpack
 from ragkv.store.layout import Layout, Part, parts
@@ -78,14 +80,27 @@ class Tiers:
     def load(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> Loaded:
         """Blocks, block ids per layer ascending. Raises EntryMissing, EntryCorrupt, StoreUnavailable."""
         found, seen = parts(head.layout, wanted), Seen()
-        below: Bring = partial(self._stored, key, head, seen)
         *lower, top = self._tiers
-        for tier in lower:
-            below = partial(tier.bring, key, head.layout.row_bytes, below=below, seen=seen)
+        below = self._below(lower, key, head, seen)
         with top.hold(key, head.layout.row_bytes, found, below, seen) as slots:
             if slots is not None:
                 return Loaded(unpack(top.pool.data.flatten(), top.starts(slots), found, head.layout), seen)
         return Loaded(unpack(below(found).to(self._device), offsets(found), found, head.layout), seen)
+
+    def lend(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> tuple[Lent, Seen] | None:
+        """Blocks where they lie in the nearest tier that has room for all of them, and bytes by the tier that gave
+        them; None where no tier has. They are pinned until they are released. Raises as `load`."""
+        found, layout = parts(head.layout, wanted), head.layout
+        form = Form(layout.body, layout.block, layout.shape.kv_heads, layout.shape.head_dim, layout.dtype)
+        for above in range(len(self._tiers) - 1, -1, -1):
+            tier, seen = self._tiers[above], Seen()
+            below = self._below(self._tiers[:above], key, head, seen)
+            with ExitStack() as held:
+                slots = held.enter_context(tier.hold(key, layout.row_bytes, found, below, seen))
+                if slots is not None:
+                    addresses = torch.from_numpy(tier.starts(slots)) + tier.pool.data.data_ptr()
+                    return Lent(addresses, form, held.pop_all().close), seen
+        return None
 
     def warm(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> None:
         """Bring blocks into host memory, as far as there is room. Raises as `load`."""
@@ -93,6 +108,13 @@ class Tiers:
         if len(found) <= host.pool.slots:
             with host.hold(key, head.layout.row_bytes, found, partial(self._stored, key, head, seen), seen):
                 pass
+
+    def _below(self, tiers: Sequence[Tier], key: Key, head: Head, seen: Seen) -> Bring:
+        """What brings blocks through `tiers`, the farthest first."""
+        below: Bring = partial(self._stored, key, head, seen)
+        for tier in tiers:
+            below = partial(tier.bring, key, head.layout.row_bytes, below=below, seen=seen)
+        return below
 
     def _stored(self, key: Key, head: Head, seen: Seen, found: Sequence[Part]) -> Tensor:
         raw = fetch(self.store, key, head, found)

@@ -1,4 +1,4 @@
-"""Compiles kernels of steps and passes for a GPU that need not be there, and prints their PTX as JSON.
+"""Compiles kernels for a GPU that need not be there, and prints their PTX as JSON.
 
 A process of its own: where Triton interprets kernels it cannot compile them.
 """
@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ragkv.kernels import triton_pool, triton_rows
+from ragkv.kernels import triton_carry, triton_pool, triton_rows
 from ragkv.kernels import triton_steps as kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -46,12 +46,29 @@ CASES = {
         },
         {"num_warps": 8, "num_stages": 2},
     ),
+    **{
+        f"carry_{body}": (
+            triton_carry._carry,
+            {
+                "BODY": number,
+                "ALIGN": 16,
+                "PIECES": 2,
+                "TOKENS": 8,
+                "HEADS": 8,
+                "HEADS_WIDE": 8,
+                "D": 128,
+                "WIDE": 64,
+            },
+            {"num_warps": 8},
+        )
+        for body, number in triton_carry.BODIES.items()
+    },
 }
-FLOATS, NUMBERS = dict.fromkeys(("eps", "scale", "threshold"), "fp32"), {"layer", "layers", "width", "most", "least"}
+FLOATS = dict.fromkeys(("eps", "scale", "threshold", "limit"), "fp32")
+NUMBERS = {"layer", "layers", "width", "most", "least", "first", "items", "entries"}
 WIDE = dict.fromkeys(("table_ptr", "order_ptr", "host_ptr", "clock_ptr"), "*i64")
-COUNTS = dict.fromkeys(
-    (f"{name}_ptr" for name in ("slots", "ranked", "place", "owner", "used", "read", "missed")), "*i32"
-)
+COUNTED = ("slots", "ranked", "place", "owner", "used", "read", "missed")
+COUNTS = dict.fromkeys((f"{name}_ptr" for name in COUNTED), "*i32")
 PARTIAL = {"parts_ptr": "*fp32", "lses_ptr": "*fp32"}
 
 

@@ -1,4 +1,4 @@
-"""What Triton makes of the kernels of steps and passes for compute capability 9.0, without such a GPU."""
+"""What Triton makes of kernels for compute capability 9.0, without such a GPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_attention_reads_keys_and_values_16_bytes_at_a_time(ptx):
     assert not narrow(ptx["attend"])
 
 
-@pytest.mark.parametrize("name", ["add_norm", "gated", "place"])
+@pytest.mark.parametrize("name", ["add_norm", "gated", "place", "carry_exact"])
 def test_rows_are_read_16_bytes_at_a_time(ptx, name):
     assert wide(ptx[name])
     assert not narrow(ptx[name]) or name == "place"  # a row's cosines are as many as its threads
@@ -64,3 +64,9 @@ def test_blocks_are_read_and_admitted_16_bytes_at_a_time(ptx):
 def test_the_map_of_a_pool_is_read_anew_after_it_was_changed(ptx):
     """Not through the cache for what never changes."""
     assert "ld.global.nc" not in ptx["progress"]
+
+
+@pytest.mark.parametrize("name", ["carry_int8", "carry_fp8"])
+def test_codes_and_scales_of_keys_are_read_16_bytes_at_a_time(ptx, name):
+    assert len(wide(ptx[name])) >= 4
+    assert len(narrow(ptx[name])) <= 1, "a scale of V, one for each token and head"

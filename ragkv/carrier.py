@@ -1,0 +1,117 @@
+"""Carrier: lent blocks into a context cache, beside what the model does.
+
+On a GPU it has a stream of its own. Layers are carried in order, a few at a time, with an event behind them: the model
+waits for a layer's event when it comes to that layer (`ContextCache.settle`), and the host waits for none. What is read
+and written stays where it is until the last event has passed: a thread sees to that, and then lets the blocks go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ragkv.kernels.carry import Carry, Entries, Form, Lent
+from ragkv.model import DecoderModel
+from ragkv.recompute.base import Blocks, Piece
+from ragkv.stitch import Stitch
+
+LAYERS = 4
+"""Layers of a launch, but for the first, which the model waits for. Starting a kernel takes Python about as long as a
+layer of a question's blocks takes the bus."""
+
+
+def make_carrier(model: DecoderModel) -> Carrier | None:
+    """For a model on a GPU, where Triton is; None otherwise: blocks are then loaded as rows."""
+    if model.device.type != "cuda" or model.dtype == torch.float64 or not find_spec("triton"):
+        return None
+    from ragkv.kernels import triton_carry
+
+    return Carrier(model, triton_carry.carry)
+
+
+class Carrier:
+    """See the module. Not thread-safe."""
+
+    def __init__(self, model: DecoderModel, kernel: Carry):
+        """kernel: reads addresses, on the model's device. On a CPU all is done when `carry` returns."""
+        self._kernel, self._device = kernel, model.device
+        self._stream = torch.cuda.Stream(model.device) if model.device.type == "cuda" else None
+        self._ending = ThreadPoolExecutor(1, thread_name_prefix="carrier")
+
+    def carry(
+        self,
+        stitch: Stitch,
+        pieces: Sequence[Piece],
+        lent: Mapping[int, Lent],
+        wanted: Sequence[Sequence[Blocks]],
+        release: Callable[[], None],
+    ) -> None:
+        """Bring blocks wanted[layer][chunk] of the chunks in `lent`, all of one form, to the rows reserved for them.
+
+        release: lets all of them go; called when they have been read, or when that fails.
+        """
+        try:
+            table, stops = _table(stitch, pieces, lent, wanted)
+            self._launch(stitch, table, stops, next(iter(lent.values())).form, release)
+        except BaseException:
+            if self._stream is not None:
+                self._stream.synchronize()
+            release()
+            raise
+
+    def _launch(
+        self, stitch: Stitch, table: Tensor, stops: Sequence[int], form: Form, release: Callable[[], None]
+    ) -> None:
+        """stops [L + 1]: entries of layers below each."""
+        cache, at, layers = stitch.cache, stitch.rotary, len(stops) - 1
+        if self._stream is None:
+            self._kernel(Entries(table), 0, stops[-1], at.cos, at.sin, form)
+            release()
+            return
+        ready = None
+        # The memory of the cache may be in use on the model's stream until now.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            entries = Entries(table.pin_memory().to(self._device, non_blocking=True))
+            for layer, above in pairwise([0, *range(1, layers, LAYERS), layers]):
+                if stops[above] > stops[layer]:
+                    self._kernel(entries, stops[layer], stops[above] - stops[layer], at.cos, at.sin, form)
+                    ready = torch.cuda.Event(blocking=True)
+                    ready.record(self._stream)
+                    for number in range(layer, above):
+                        cache.expect(number, ready)
+        if ready is None:
+            release()
+            return
+        used = (entries, at, cache.memory)
+        self._ending.submit(_end, ready, release, used)
+
+
+def _end(ready: torch.cuda.Event, release: Callable[[], None], used: object) -> None:
+    """used: memory that must not be another's before."""
+    ready.synchronize()
+    release()
+
+
+def _table(
+    stitch: Stitch, pieces: Sequence[Piece], lent: Mapping[int, Lent], wanted: Sequence[Sequence[Blocks]]
+) -> tuple[Tensor, list[int]]:
+    """([FIELDS, E] as in `Entries`, on the CPU, layer by layer; entries of layers below each, L + 1 numbers)."""
+    numbers, tokens, positions, layers = [], [], [], []
+    for i, loan in lent.items():
+        counts = torch.tensor([len(blocks[i]) for blocks in wanted])
+        begin = torch.tensor([block for blocks in wanted for block in blocks[i]], dtype=torch.int64) * pieces[i].block
+        numbers.append(loan.addresses)
+        tokens.append((pieces[i].tokens - begin).clamp(max=pieces[i].block))
+        positions.append(begin + stitch.starts[i])
+        layers.append(torch.arange(len(wanted)).repeat_interleave(counts))
+    layer, position = torch.cat(layers), torch.cat(positions)
+    k, v = stitch.addresses(layer, position)
+    table = torch.stack([torch.cat(numbers), torch.cat(tokens), k, v, position])
+    stops = torch.bincount(layer, minlength=len(wanted)).cumsum(0).tolist()
+    return table[:, layer.argsort(stable=True)].contiguous(), [0, *stops]
