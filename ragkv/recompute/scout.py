@@ -86,7 +86,7 @@ class Scout:
     def block_mass(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> list[list[float]]:
         """Share of the retrieval heads' attention that falls on each block; all chunks together sum to 1."""
         pairs = retrieval_pairs(self.heads, self.group)
-        keys = torch.cat([piece.digest.retrieval_keys for piece in pieces], dim=1).to(queries[0])  # [P, N, d]
+        keys = torch.cat([piece.digest.retrieval_keys.to(queries[0]) for piece in pieces], dim=1)  # [P, N, d]
         rows = [queries[layer][-self.tail :, head] for layer, head in self.heads]
         chosen = [keys[pairs.index((layer, head // self.group))] for layer, head in self.heads]
         scores = torch.stack([(q @ k.T * self.scale).softmax(-1).mean(0) for q, k in zip(rows, chosen, strict=True)])

@@ -4,7 +4,8 @@
     host   a pool in host memory     ┘ where it came through
     store  disk or Redis; every block is verified when it leaves it (codec.py)
 
-Head records that were asked for are kept, too, parsed and verified: every question reads those of all its chunks.
+Head records that were asked for are kept, too, parsed and verified: every question reads those of all its chunks. Where
+the model is on a GPU, their keys lie there.
 What is kept was right when it came and never changes, since a key names a content; `drop` is for entries that are
 deleted, or that turn out to be damaged.
 """
@@ -17,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import torch
@@ -73,9 +74,17 @@ class Tiers:
         kept = self._heads.get(key)
         if kept is not None:
             return kept, "host"
-        head = read()
+        head = self._near(read())
         self._heads.put(key, head)
         return head, "store"
+
+    def _near(self, head: Head) -> Head:
+        """The same with what is multiplied by a question's queries where these are: every question reads it."""
+        if self._device.type != "cuda":
+            return head
+        digest = head.digest
+        keys = {name: getattr(digest, name).to(self._device) for name in ("mean_keys", "local_query", "retrieval_keys")}
+        return replace(head, digest=replace(digest, **keys))
 
     def load(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> Loaded:
         """Blocks, block ids per layer ascending. Raises EntryMissing, EntryCorrupt, StoreUnavailable."""

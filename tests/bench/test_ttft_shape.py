@@ -78,7 +78,10 @@ def test_methods_keep_and_load_what_they_say(result: ShapeResult, model: Decoder
     assert reuse.load == (reuse.heads + reuse.loaded) / reuse.loaded
     # 3 of 5 blocks are fixed, the last of which has 44 tokens; of 15 blocks 9% are less than 2, the least to pick.
     assert scout.sequence * CONTEXT == pytest.approx(3 * (64 + 64 + 44) + 2 * 64)
-    assert scout.loaded == pytest.approx(scout.sequence * CONTEXT * model.token_bytes)
+    # Loaded: fixed blocks for the one layer that the composite pass attends in, and what is kept of the first chunk,
+    # which is exact and not computed again, for the others; it may hold the blocks that were picked.
+    layer = model.token_bytes / 4
+    assert 516 + 3 * 172 <= scout.loaded / layer <= 516 + 3 * 172 + 4 * 128
     assert 0 < scout.recompute < scout.sequence
     assert scout.kv_live < scout.kv
     assert blend.recompute == pytest.approx((2 * 600 + 2 * 0.15 * CONTEXT) / 4 / CONTEXT)
