@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from itertools import pairwise
 
@@ -25,6 +26,33 @@ LAYERS = 4
 layer of a question's blocks takes the bus."""
 
 
+THREADS = 4
+"""Chunks that are fetched from the store at once."""
+
+Lending = Callable[[], Lent | None]
+"""Waits for blocks that are being lent, to be called once, in the thread that asked: they stay where they lie until
+they are released. None where they have to be loaded."""
+
+
+def borrow(begun: Mapping[int, Lending], held: ExitStack) -> dict[int, Lent]:
+    """What is lent in the end, by the chunk's number. held: releases all of it."""
+    lent: dict[int, Lent] = {}
+    waiting = dict(begun)
+    try:
+        for i in begun:
+            loan = waiting.pop(i)()
+            if loan is not None:
+                lent[i] = loan
+                held.callback(loan.release)
+    finally:
+        for wait in waiting.values():  # after a fault: what others still bring must not stay pinned
+            with suppress(Exception):
+                loan = wait()
+                if loan is not None:
+                    loan.release()
+    return lent
+
+
 def make_carrier(model: DecoderModel) -> Carrier | None:
     """For a model on a GPU, where Triton is; None otherwise: blocks are then loaded as rows."""
     if model.device.type != "cuda" or model.dtype == torch.float64 or not find_spec("triton"):
@@ -35,13 +63,14 @@ def make_carrier(model: DecoderModel) -> Carrier | None:
 
 
 class Carrier:
-    """See the module. Not thread-safe."""
+    """See the module. Not thread-safe. threads: that bring blocks into memory, for several chunks at once."""
 
     def __init__(self, model: DecoderModel, kernel: Carry):
         """kernel: reads addresses, on the model's device. On a CPU all is done when `carry` returns."""
         self._kernel, self._device = kernel, model.device
         self._stream = torch.cuda.Stream(model.device) if model.device.type == "cuda" else None
         self._ending = ThreadPoolExecutor(1, thread_name_prefix="carrier")
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="lend")
 
     def carry(
         self,

@@ -10,6 +10,7 @@ Both go on with a `Talk` if they are given one: what it holds stays, and only wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ragkv.carrier import Carrier, make_carrier
+from ragkv.carrier import Carrier, Lending, borrow, make_carrier
 from ragkv.context import ContextCache
 from ragkv.deciding import follow, grow
 from ragkv.elsewhere import Absent
@@ -44,8 +45,8 @@ class Source(Protocol):
         """Per layer, the pre-RoPE rows of the wanted blocks."""
         ...
 
-    def lend(self, wanted: Sequence[Blocks]) -> Lent | None:
-        """The wanted blocks as they are stored, where they lie in memory; None where they have to be loaded."""
+    def lend(self, wanted: Sequence[Blocks], threads: Executor) -> Lending:
+        """Begin to bring the wanted blocks into memory, as they are stored, in one of the threads if need be."""
         ...
 
 
@@ -61,9 +62,9 @@ class Fresh:
         rows = [list(self.piece.rows(blocks)) for blocks in wanted]
         return [(self._kv.k[layer, r], self._kv.v[layer, r]) for layer, r in enumerate(rows)]
 
-    def lend(self, wanted: Sequence[Blocks]) -> Lent | None:
+    def lend(self, wanted: Sequence[Blocks], threads: Executor) -> Lending:
         """Nothing is stored."""
-        return None
+        return lambda: None
 
 
 @dataclass(frozen=True)
@@ -297,16 +298,11 @@ class Reader:
         """Fetch blocks wanted[layer][chunk] and write them where room was reserved for them; where there is a carrier,
         those that are in memory may still be on their way."""
         with ExitStack() as held:
-            rows: dict[int, list[Rows]] = {}
+            todo = {i: mine for i in range(len(sources)) if any(mine := [layer[i] for layer in wanted])}
             lent: dict[int, Lent] = {}
-            for i, source in enumerate(sources):
-                mine = [layer[i] for layer in wanted]
-                loan = source.lend(mine) if self._carrier is not None and angle is None and any(mine) else None
-                if loan is not None:
-                    lent[i] = loan
-                    held.callback(loan.release)
-                elif any(mine):
-                    rows[i] = source.load(mine)
+            if self._carrier is not None and angle is None:
+                lent = borrow({i: sources[i].lend(mine, self._carrier.threads) for i, mine in todo.items()}, held)
+            rows: dict[int, list[Rows]] = {i: sources[i].load(mine) for i, mine in todo.items() if i not in lent}
             for layer, blocks in enumerate(wanted if rows else ()):
                 parts = [(i, sources[i].piece.rows(blocks[i]), fetched[layer]) for i, fetched in rows.items()]
                 stitch.fill(layer, parts, angle)

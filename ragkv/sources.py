@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
 
+from ragkv.carrier import Lending
 from ragkv.cost import FREE, Costs
 from ragkv.errors import EntryCorrupt, EntryMissing, NotQuantisable, StoreError
 from ragkv.kernels.carry import Lent
@@ -151,6 +153,11 @@ class Shelf:
             raise
 
 
+def _nothing() -> Lent | None:
+    """Nothing is lent."""
+    return None
+
+
 def _left(kv: ChunkKV) -> ChunkKV:
     """Nothing is stored."""
     return kv
@@ -208,13 +215,17 @@ class StoredChunk:
                 return loaded.rows
         return self._fresh().load(wanted)
 
-    def lend(self, wanted: Sequence[Blocks]) -> Lent | None:
-        """The wanted blocks where they lie in memory, until they are released; None where they have to be loaded."""
+    def lend(self, wanted: Sequence[Blocks], threads: Executor) -> Lending:
+        """The wanted blocks where they lie in memory, brought there in one of the threads."""
         head = self._worth(wanted)
         if head is None:
-            return None
+            return _nothing
+        coming = threads.submit(self._shelf.lend, self.tokens, head, wanted)
+        return lambda: self._lent(coming)
+
+    def _lent(self, coming: Future[tuple[Lent, Seen] | None]) -> Lent | None:
         try:
-            lent = self._shelf.lend(self.tokens, head, wanted)
+            lent = coming.result()
         except StoreError as error:
             self._from = self._read_again(error)
             return None

@@ -74,6 +74,7 @@ class Asked:
 
     def split(self, method: Method | None, at: Speeds) -> Sample:
         """A new question, its steps timed apart and what it did counted. at: what floors are reckoned with."""
+        self._stored.cool()
         model, watch = self.reader.model, Watch(self.reader.model.device)
         read, sources = self._read(method, next(self._questions), watch)
         counted, plan = Counted(model), read.plan
@@ -127,6 +128,7 @@ class Asked:
 
     def _timed(self, decide: Callable[[], Method | None]) -> float:
         device, question = self.reader.model.device, next(self._questions)
+        self._stored.cool()
         settled(device)
         start = time.perf_counter()
         context, _ = self._read(decide(), question, Watch(device))

@@ -1,8 +1,10 @@
 """Chunks in a tier of their own for a measurement: on the GPU, in host memory, on disk, or in Redis.
 
 gpu, host   the tier holds every block before the clock starts; what is below it is never asked
-disk        files in a temporary folder, which the page cache holds; nothing stays in memory between questions
-redis       a server that is given; nothing stays in memory between questions, and nothing in the server afterwards
+disk        files in a temporary folder, which the page cache holds; no block stays in memory between questions
+redis       a server that is given; no block stays in memory between questions, and nothing in the server afterwards
+
+Head records stay in memory everywhere, as those of chunks that are asked for do.
 """
 
 from __future__ import annotations
@@ -95,7 +97,7 @@ class Cupboard:
         self._fingerprint = f"bench {secrets.token_hex(8)}"  # so that no server has what we are about to measure
         self._block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype)
         self._heads: dict[tuple[int, ...], Head] = {}
-        self._shelf = self._over(Budgets())
+        self._tiers, self._shelf = self._over(Budgets())
 
     def put(self, kv: ChunkKV) -> None:
         """Store a chunk. Raises StoreError."""
@@ -106,8 +108,6 @@ class Cupboard:
 
     def settle(self) -> None:
         """Everything is put: bring it where it is to be read from. Raises StoreError, torch.OutOfMemoryError."""
-        if self._tier not in WARM:
-            return
         layers = self._model.shape.layers
         blocks = self._block.full_bytes * layers * sum(head.layout.blocks for head in self._heads.values())
         # Digests lie in memory as float32 where the store has float16; token ids become Python's numbers.
@@ -116,15 +116,23 @@ class Cupboard:
             budgets = Budgets(heads, blocks)
         else:
             budgets = Budgets(max(heads, blocks * HEADS_SHARE // (HEADS_SHARE - 1) + 2 * self._block.full_bytes))
-        self._shelf = self._over(budgets)
+        self._tiers, self._shelf = self._over(budgets)
         for tokens in self._heads:
             head, _ = self._shelf.head(tokens)
+            if self._tier not in WARM:
+                continue
             everything = [range(head.layout.blocks)] * layers
             wanted = [tuple(each) for each in everything]
             if self._tier == "gpu":
                 self._shelf.rows(tokens, head, wanted)
             else:
                 self._shelf.warm(tokens, head, wanted)
+
+    def cool(self) -> None:
+        """Before every question: where blocks come from a store, memory has none of them."""
+        if self._tier not in WARM:
+            for tokens in self._heads:
+                self._tiers.cool(self._shelf.key(tokens))
 
     def open(self, tokens: Sequence[int], exact: bool) -> StoredChunk:
         """The stored chunk, its head read."""
@@ -136,9 +144,9 @@ class Cupboard:
             with suppress(StoreError):
                 self._store.delete(self._shelf.key(tokens))
 
-    def _over(self, budgets: Budgets) -> Shelf:
+    def _over(self, budgets: Budgets) -> tuple[Tiers, Shelf]:
         tiers = Tiers(self._store, self._block, budgets, self._model.device)
-        return Shelf(tiers, self._model, self._fingerprint, "bench")
+        return tiers, Shelf(tiers, self._model, self._fingerprint, "bench")
 
 
 def _lost() -> ChunkKV:

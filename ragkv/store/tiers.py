@@ -147,6 +147,10 @@ class Tiers:
     def drop(self, key: Key) -> None:
         """Forget a chunk, whose entry in the store is deleted or damaged."""
         self._heads.drop(key)
+        self.cool(key)
+
+    def cool(self, key: Key) -> None:
+        """Forget the blocks of a chunk, but not its head record: who asks next reads them from the store."""
         for tier in self._tiers:
             tier.drop(key)
 

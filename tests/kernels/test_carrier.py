@@ -141,11 +141,15 @@ def test_a_source_that_fails_leaves_nothing_pinned(tmp_path, model):
     case = Case(tmp_path, model)
 
     class Broken(StoredChunk):
-        def lend(self, wanted):
-            raise RuntimeError("out of order")
+        def lend(self, wanted, threads):
+            def wait():
+                raise RuntimeError("out of order")
+
+            return wait
 
     shelf = case.shelves[0]
     sources = [StoredChunk(shelf, CHUNKS[0], True, lambda: None), Broken(shelf, CHUNKS[1], False, lambda: None)]
+    sources.append(StoredChunk(shelf, CHUNKS[2], False, lambda: None))
     with pytest.raises(RuntimeError, match="out of order"):
         case.carrying.sparse(sources, QUESTION, Reuse(4), 8, Watch())
     assert case.pinned() == 0
