@@ -1,0 +1,283 @@
+"""`ragkv bench kernels`: every kernel of our own against the least time that its bytes and its arithmetic take.
+
+The setting is that of a long question: a model's shape, a context of 16k tokens of which a seventh is kept, decoding of
+one request and of sixteen. Kernels are timed as they run in a recorded graph, over more data than the L2 holds, and
+compared with the float32 reference on the same numbers. The bound of a kernel is the largest of
+
+    memory      bytes read and written, at the speed of a long copy
+    link        bytes read from page-locked host memory, at the speed of the copy engine
+    arithmetic  of visible query-key pairs, at the speed of a large product
+    launch      what the smallest kernel takes in such a graph: nothing is quicker
+
+`share` is the bound over the time taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from ragkv.bench.grid import Grid
+from ragkv.bench.roofline import Speeds, speeds
+from ragkv.bench.shapes import ModelShape
+from ragkv.errors import InputError
+from ragkv.kernels import rows as row_reference
+from ragkv.kernels import steps as step_reference
+from ragkv.kernels.attention import attend_lse, attend_seen, sight
+from ragkv.kernels.carry import Entries, Form
+from ragkv.kernels.steps import Places, splits_of
+from ragkv.store.layout import Layout
+from ragkv.types import Shape
+
+TURNS = 4
+"""Sets of data that a kernel goes through in turn."""
+BLOCK = 16
+"""Tokens of a block that is carried."""
+
+
+@dataclass(frozen=True)
+class KernelParams:
+    """keys: of the context · rows: that a repairing pass computes again, and `kept` that it attends to · blend: rows of
+    a pass over the whole context · question: its rows · batches: requests that decode together."""
+
+    keys: int = 16384
+    rows: int = 2160
+    kept: int = 2320
+    blend: int = 2460
+    question: int = 32
+    batches: tuple[int, ...] = (1, 16)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes of the device's memory, bytes over the link, arithmetic."""
+
+    memory: float
+    link: float = 0.0
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """runs: the kernel, once for each set of data · error: relative L2 distance to the reference; None: unmeasured."""
+
+    kernel: str
+    setting: str
+    work: Work
+    runs: Sequence[Callable[[], object]]
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """us, bound: microseconds · by: what bounds it."""
+
+    kernel: str
+    setting: str
+    us: float
+    bound: float
+    by: str
+    share: float
+    error: float | None
+
+
+def bound(work: Work, at: Speeds, launch: float) -> tuple[float, str]:
+    """(microseconds, what they are made of). launch: microseconds."""
+    times = {
+        "memory": 1e6 * work.memory / at.copy,
+        "link": 1e6 * work.link / at.link,
+        "arithmetic": 1e6 * work.flops / at.products,
+        "launch": launch,
+    }
+    by = max(times, key=lambda name: times[name])
+    return times[by], by
+
+
+@torch.inference_mode()
+def measure(
+    form: ModelShape, params: KernelParams, device: str, progress: Callable[[str, int, int], None]
+) -> tuple[Speeds, list[KernelRow]]:
+    """On a GPU, in bfloat16. Raises InputError elsewhere."""
+    if not device.startswith("cuda") or not torch.cuda.is_available():
+        raise InputError("kernels are measured on a GPU: give --device cuda where there is one")
+    from ragkv.kernels import triton_carry, triton_rows, triton_steps
+
+    torch.manual_seed(0)
+    bench = _Bench(form, device)
+    at, launch = speeds(torch.device(device), torch.bfloat16), _us([bench.smallest(triton_steps)])
+    cases = [
+        *(bench.steps(triton_steps, params, count) for count in params.batches),
+        bench.rows(triton_rows, params.rows),
+        bench.attention("repair", params.rows, params.kept),
+        bench.attention("a share of the whole context", params.blend, params.keys),
+        bench.attention("question", params.question, params.kept),
+        bench.carry(triton_carry, params.kept),
+    ]
+    found = []
+    for number, made in enumerate(cases):
+        for case in made:
+            taken, (least, by) = _us(case.runs), bound(case.work, at, launch)
+            found.append(KernelRow(case.kernel, case.setting, taken, least, by, least / taken, case.error))
+        torch.cuda.empty_cache()
+        progress("kernels", number + 1, len(cases))
+    return at, found
+
+
+def _us(runs: Sequence[Callable[[], object]]) -> float:
+    """Microseconds of one, recorded together."""
+    from triton.testing import do_bench_cudagraph
+
+    taken: float = do_bench_cudagraph(lambda: [run() for run in runs])
+    return 1000 * taken / len(runs)
+
+
+class _Bench:
+    """Data of one shape, and the kernels over them."""
+
+    def __init__(self, form: ModelShape, device: str):
+        self.form, self.device = form, device
+        self.shape = Shape(TURNS, form.q_heads, form.kv_heads, form.head_dim)
+
+    def draw(self, *size: int) -> Tensor:
+        """Random numbers, bfloat16."""
+        return torch.randn(*size, dtype=torch.bfloat16, device=self.device)
+
+    def smallest(self, kernels: ModuleType) -> Callable[[], object]:
+        """As little work as a kernel can have."""
+        tiny = self.draw(1, 32)
+        return lambda: kernels.gated(tiny)
+
+    def steps(self, kernels: ModuleType, params: KernelParams, count: int) -> Iterator[Case]:
+        """What a decode step of `count` requests does beside its products."""
+        form, shape, setting = self.form, self.shape, f"{count} decoding at {params.keys}"
+        yield from self.between(kernels, count, setting)
+        k, v = (
+            [[self.draw(params.keys + 1, form.kv_heads, form.head_dim) for _ in range(count)] for _ in range(TURNS)]
+            for _ in (0, 1)
+        )
+        where = [[[each.data_ptr() for each in layer] for layer in store] for store in (k, v)]
+        held = [[params.keys] * count] * TURNS
+        places = Places(torch.tensor([*where, held], device=self.device), k, v)
+        qkv, at = self.draw(count, (form.q_heads + 2 * form.kv_heads) * form.head_dim), self.draw(count, form.head_dim)
+        moved = 4 * qkv.numel() + 4 * at.numel()
+        runs = [partial(kernels.turn, qkv, at, at, places, i, shape, None) for i in range(TURNS)]
+        wanted = step_reference.turn(qkv.float(), at.float(), at.float(), _wide(places), 0, shape, None)
+        yield Case("turn", setting, Work(moved), runs, _far(runs[0](), wanted))
+        q, splits = self.draw(count, form.q_heads, form.head_dim), splits_of(count, form.kv_heads, params.keys + 1)
+        scale = form.head_dim**-0.5
+        runs = [partial(kernels.attend, q, places, i, shape, scale=scale, splits=splits) for i in range(TURNS)]
+        wanted = step_reference.attend(q.float(), _wide(places), 0, shape, scale=scale, splits=1)
+        pairs = count * (params.keys + 1)
+        yield Case("attend", setting, self.attending(count, pairs, pairs), runs, _far(runs[0](), wanted))
+
+    def between(self, kernels: ModuleType, count: int, setting: str) -> Iterator[Case]:
+        """`add_norm` and `gated` of so many rows."""
+        hidden, wide = self.form.hidden, self.form.intermediate
+        turns = max(1, min(TURNS, 2**26 // (count * wide)))
+        x, y = ([self.draw(count, hidden) for _ in range(turns)] for _ in (0, 1))
+        weight = self.draw(hidden)
+        runs = [partial(kernels.add_norm, a, b, weight, 1e-5) for a, b in zip(x, y, strict=True)]
+        wanted = step_reference.add_norm(x[0].float(), y[0].float(), weight.float(), 1e-5)[1]
+        error = _far(kernels.add_norm(x[0], y[0], weight, 1e-5)[1], wanted)
+        yield Case("add_norm", setting, Work(8.0 * count * hidden), runs, error)
+        gates = [self.draw(count, 2 * wide) for _ in range(turns)]
+        runs = [partial(kernels.gated, gate) for gate in gates]
+        wanted = step_reference.gated(gates[0].float())
+        yield Case("gated", setting, Work(6.0 * count * wide), runs, _far(kernels.gated(gates[0]), wanted))
+
+    def rows(self, kernels: ModuleType, count: int) -> Iterator[Case]:
+        """What a pass of so many rows does beside products and attention."""
+        form, setting = self.form, f"{count} rows"
+        yield from self.between(kernels, count, setting)
+        all_heads = form.q_heads + 2 * form.kv_heads
+        qkv = [self.draw(count, all_heads * form.head_dim) for _ in range(TURNS)]
+        at, slots = self.draw(count, form.head_dim), torch.randperm(count, device=self.device).int()
+        k, v = (self.draw(count, form.kv_heads, form.head_dim) for _ in (0, 1))
+        runs = [partial(kernels.place, x, at, at, slots, k, v, self.shape, None) for x in qkv]
+        wide = at.float()
+        wanted = row_reference.place(qkv[0].float(), wide, wide, slots, k.float(), v.float(), self.shape, None)
+        yield Case("place", setting, Work(4.0 * qkv[0].numel() + 4.0 * at.numel()), runs, _far(runs[0](), wanted))
+
+    def attention(self, name: str, count: int, keys: int) -> Iterator[Case]:
+        """Attention by positions: `count` of `keys` rows ask, those of a question the last ones, others anywhere."""
+        form, scale = self.form, self.form.head_dim**-0.5
+        k_at = torch.arange(keys)
+        q_at = k_at[-count:] if name == "question" else torch.randperm(keys)[:count].sort().values
+        seen, pairs = sight(q_at, k_at, torch.device(self.device)), int((q_at + 1).sum())
+        q = self.draw(count, form.q_heads, form.head_dim)
+        k, v = ([self.draw(keys, form.kv_heads, form.head_dim) for _ in range(TURNS)] for _ in (0, 1))
+        runs = [partial(attend_seen, q, a, b, seen, scale=scale) for a, b in zip(k, v, strict=True)]
+        some = slice(-64, None)
+        wanted = attend_lse(q[some].float(), k[0].float(), v[0].float(), q_at[some], k_at, scale=scale)[0]
+        error = _far(runs[0]()[some], wanted)
+        work = self.attending(count, keys, pairs)
+        yield Case("attend_lists", f"{name}: {count} rows, {keys} keys", work, runs, error)
+
+    def attending(self, rows: int, keys: int, pairs: int) -> Work:
+        """Attention of so many rows; keys are read once."""
+        form = self.form
+        moved = 4 * keys * form.kv_heads * form.head_dim + 4 * rows * form.q_heads * form.head_dim
+        return Work(moved, flops=4.0 * pairs * form.q_heads * form.head_dim)
+
+    def carry(self, kernels: ModuleType, tokens: int) -> Iterator[Case]:
+        """Blocks of so many tokens of `TURNS` layers, out of host memory and out of the device's, in no order."""
+        form, count = self.form, tokens // BLOCK
+        one = Shape(1, form.q_heads, form.kv_heads, form.head_dim)
+        k, v = (self.draw(count * BLOCK, form.kv_heads, form.head_dim) for _ in (0, 1))
+        at, first = self.draw(count * BLOCK, form.head_dim), torch.arange(count) * BLOCK
+        row = form.kv_heads * form.head_dim * 2
+        for body in ("exact", "int8"):
+            size = Layout(one, BLOCK, BLOCK, torch.bfloat16, body).full_bytes
+            kind = Form(body, BLOCK, form.kv_heads, form.head_dim, torch.bfloat16)
+            host = torch.zeros(TURNS, count, size, dtype=torch.uint8, pin_memory=True)
+            for place, pool in (("host", host), ("gpu", host.to(self.device))):
+                tables = [
+                    torch.stack(
+                        [
+                            layer.data_ptr() + torch.randperm(count) * size,
+                            torch.full((count,), BLOCK),
+                            *(store.data_ptr() + first * row for store in (k, v)),
+                            first,
+                        ]
+                    ).to(self.device)
+                    for layer in pool
+                ]
+                runs = [partial(kernels.carry, Entries(table), 0, count, at, at, kind) for table in tables]
+                written = 2.0 * count * BLOCK * row
+                read = float(count * size)
+                work = Work(written, link=read) if place == "host" else Work(written + read)
+                yield Case("carry", f"{count} blocks, {body}, from {place}", work, runs)
+
+
+def _wide(places: Places) -> Places:
+    """The same rows as float32, for the reference, of the first layer alone."""
+    k, v = ([[each.float() for each in store[0]]] for store in (places.k, places.v))
+    return Places(places.table[:, :1], k, v)
+
+
+def _far(found: object, wanted: Tensor) -> float:
+    assert isinstance(found, Tensor)
+    return float((found.float() - wanted).norm() / wanted.norm())
+
+
+def grid(rows: Sequence[KernelRow]) -> Grid:
+    """Microseconds, and the share of the bound."""
+    heads = ("kernel", "setting", "bound by", "µs", "bound", "share", "error")
+    cells = [
+        (
+            row.kernel,
+            row.setting,
+            row.by,
+            f"{row.us:.1f}",
+            f"{row.bound:.1f}",
+            f"{row.share:.0%}",
+            "–" if row.error is None else f"{row.error:.1e}",
+        )
+        for row in rows
+    ]
+    return Grid(heads, tuple(cells), words=3)
