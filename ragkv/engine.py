@@ -25,6 +25,7 @@ from ragkv.cost import FREE, costs
 from ragkv.decode import Run, Sampling, Speech, write
 from ragkv.errors import ConfigError, InputError, NotFound, StoreError, StoreUnavailable
 from ragkv.fingerprint import fingerprint
+from ragkv.gate import MEASURED, Gate, from_stored
 from ragkv.kvmap import KVMap, kv_map
 from ragkv.methods import FULL, check_method, default_method, make_method
 from ragkv.model import DecoderModel
@@ -55,7 +56,8 @@ class Engine:
 
     unqualified: why the model must not reuse stored KV (see qualify.py), "" when it may · costs: of loading and of
     encoding here (see cost.py); until they are measured everything is loaded · steps: reads the tokens of answers that
-    are decoded densely, None: the model's forward does.
+    are decoded densely, None: the model's forward does · gate: where neither request nor settings name a method, short
+    contexts are prefilled if that is quicker; measured on a GPU only, where it can be (gate.py).
     """
 
     def __init__(self, settings: Settings, model: DecoderModel, store: KVStore, catalog: Catalog, retriever: Retriever):
@@ -79,6 +81,7 @@ class Engine:
         self.quota = Quota(settings.collection_bytes, model.token_bytes)
         self.unqualified = ""
         self.costs = FREE
+        self.gate: Gate | None = None
         self.quarantine = Quarantine()
         self.store_faults = 0
         self.talks = Conversations(self.reader, catalog, self._open, self.fingerprint, settings.conversation_bytes)
@@ -103,6 +106,8 @@ class Engine:
         engine.unqualified = why_not(engine.reader, engine.fingerprint, settings.data / "qualified")
         machine = f"{engine.fingerprint} {model.device} {torch.get_num_threads()} {settings.store}"
         engine.costs = costs(engine.reader, store, settings.data / "costs", machine)
+        if model.device.type == "cuda" and not (settings.method or engine.unqualified):
+            engine.gate = from_stored(engine.reader, engine._shelf(MEASURED), make_method(engine.method, model))
         return engine
 
     def __enter__(self) -> Engine:
@@ -206,6 +211,8 @@ class Engine:
         sampling = Sampling(max_tokens or self.settings.max_tokens, temperature, top_p, stops, seed)
         with watch.step("retrieve"):
             hits = self._search(question, collection, top_k or self.settings.top_k, way, filter)
+        if not (method or conversation or self._pays(way, hits, asked)):
+            name, way = FULL, None
         talk = self.talks.recall(collection, conversation, name, way, watch, policy)
         joining = talk.unknown(hits)
         self._check_room(talk, joining, asked, sampling)
@@ -281,6 +288,11 @@ class Engine:
             raise NotFound(f"collection {collection!r} has no documents; add some with `ragkv ingest`")
         order = {document: rank for rank, document in enumerate(dict.fromkeys(h.chunk.document_id for h in hits))}
         return sorted(hits, key=lambda hit: (order[hit.chunk.document_id], hit.chunk.ordinal))
+
+    def _pays(self, way: Method | None, hits: Sequence[Hit], question: Sequence[int]) -> bool:
+        """Whether stored KV is predicted to be quicker than a full prefill, as far as that can be told."""
+        sizes = [len(hit.chunk.tokens) for hit in hits]
+        return self.gate is None or self.gate.pays(way, sizes, self.model.profile.block, len(question))
 
     def _check_room(
         self, talk: Conversation, joining: Sequence[Hit], question: Sequence[int], sampling: Sampling

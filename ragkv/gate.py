@@ -13,17 +13,26 @@ with chunks where they are read from as a rule, so `load` is only for bytes that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+import torch
+
 from ragkv.cost import TURNS, Curve, Line, curve
+from ragkv.errors import StoreError
 from ragkv.reader import Reader, Source
-from ragkv.recompute.base import fixed_blocks
+from ragkv.recompute.base import Method, fixed_blocks
 from ragkv.recompute.scout import Scout
+from ragkv.sources import Shelf, StoredChunk
 from ragkv.watch import Watch
 
 Opened = Callable[[], Sequence[Source]]
 """Opens the chunks of a measurement anew, the first of them exact."""
 
+MEASURED = "gate: a measurement"
+"""The collection of what is stored to measure; no user's name has a colon or a space."""
+CHUNKS, LENGTH = 4, 512
+"""How many chunks are measured with, beside one alone, and their tokens."""
 QUESTION = 32
 """Tokens of the questions that are asked to measure."""
 
@@ -59,9 +68,42 @@ class Gate:
         """Whether stored KV is predicted to be quicker than a full prefill of so many tokens, question included."""
         return self.sparse_ms(work) < self.full.at(tokens)
 
+    def pays(self, way: Method | None, sizes: Sequence[int], block: int, question: int) -> bool:
+        """Whether a question is to be read the way that was meant: scout, where it is predicted to be quicker for
+        chunks of `sizes` tokens; any other way in any case."""
+        return not isinstance(way, Scout) or self.opens(sum(sizes) + question, expected(way, sizes, block, question))
+
     @property
     def _weight(self) -> float:
         return self.full.square / self.full.each if self.full.each else 0.0
+
+
+def from_stored(reader: Reader, shelf: Shelf, method: Method) -> Gate | None:
+    """Measured with chunks that are stored for that and removed again: a second or so on a GPU, whose kernels are
+    compiled by it. None for a method other than scout, and where the store does not take them."""
+    if not isinstance(method, Scout):
+        return None
+    generator = torch.Generator().manual_seed(0)
+    highest = reader.model.config.vocab_size
+    chunks = [tuple(torch.randint(highest, (LENGTH,), generator=generator).tolist()) for _ in range(CHUNKS)]
+    try:
+        for chunk in chunks:
+            _, fault = shelf.put(reader.encode(chunk))
+            if fault is not None:
+                return None
+
+        def opened(count: int) -> Sequence[Source]:
+            return [_open(reader, shelf, chunk, i == 0) for i, chunk in enumerate(chunks[:count])]
+
+        return measured(reader, method, lambda: opened(1), lambda: opened(CHUNKS))
+    finally:
+        for chunk in chunks:
+            with suppress(StoreError):
+                shelf.remove(chunk)
+
+
+def _open(reader: Reader, shelf: Shelf, chunk: tuple[int, ...], first: bool) -> StoredChunk:
+    return StoredChunk(shelf, chunk, first and reader.mode == "shared", lambda: reader.encode(chunk))
 
 
 def weighed(work: Work, weight: float) -> float:

@@ -119,6 +119,12 @@ class Shelf:
         self._quarantine.held.discard(key)
         return kept, None
 
+    def remove(self, tokens: Sequence[int]) -> None:
+        """Delete a chunk. Raises StoreError."""
+        key = self.key(tokens)
+        self._tiers.drop(key)
+        self._tiers.store.delete(key)
+
     def rounded(self, kv: ChunkKV) -> ChunkKV:
         """A chunk as it would come back, without storing it."""
         try:

@@ -3,14 +3,17 @@
 import itertools
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from ingest.pipeline import ingest
+from ragkv.cost import Curve, Line
 from ragkv.decode import Sampling, decode
 from ragkv.errors import InputError, NotCalibrated, NotFound
+from ragkv.gate import Gate
 from ragkv.methods import METHODS, make_method
 from ragkv.needles import make
 from ragkv.reader import Fresh, Reader
@@ -69,6 +72,22 @@ def test_samkv_with_everything_kept_and_recomputed_equals_full(library, model):
         torch.testing.assert_close(sparse.logits, full.logits, rtol=1e-4, atol=1e-4)
         answers = [list(decode(model, c.cache, c.logits, c.position, Sampling(16))) for c in (full, sparse)]
         assert answers[0] == answers[1], question
+
+
+def test_a_short_context_is_prefilled_where_that_is_predicted_to_be_quicker_and_nobody_asked_otherwise(library):
+    question, quick, slow = questions()[0], Line(0, 0), Line(10**6, 0)
+    ask = partial(library.answer, question, max_tokens=1)
+    assert library.gate is None, "on a CPU there is none"
+    assert ask().report.method == "scout"
+    try:
+        library.gate = Gate(full=Curve(0, 0, 0), sparse=slow)
+        assert ask().report.method == "full"
+        assert ask(method="scout").report.method == "scout"
+        assert ask(conversation="goes on as it began").report.method == "scout"
+        library.gate = Gate(full=Curve(10**6, 0, 0), sparse=quick)
+        assert ask().report.method == "scout"
+    finally:
+        library.gate = None
 
 
 @pytest.mark.parametrize("picks", [(2, 0, 1), (1, 1), (3, 0, 3)])

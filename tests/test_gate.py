@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
 from ragkv.bench.fitted import fitted
 from ragkv.bench.shapes import random_model, random_tokens
 from ragkv.cost import Curve, Line
-from ragkv.gate import Gate, Work, expected, measured, weighed
+from ragkv.gate import MEASURED, Gate, Work, expected, from_stored, measured, weighed
 from ragkv.methods import make_method
 from ragkv.reader import Fresh, Reader
+from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.scout import Scout
+from ragkv.sources import Shelf
+from ragkv.store import open_store
+from ragkv.store.layout import Layout
+from ragkv.store.tiers import Budgets, Tiers
 
 SCOUT = Scout(layers=4, heads=((1, 0),), group=4, scale=1.0, cap=0.1)
 GATE = Gate(full=Curve(10, 0.02, 0), sparse=Line(40, 0.02))
@@ -61,6 +69,37 @@ def test_repair_decides_how_many_rows_go_through() -> None:
         expected(Scout(4, ((1, 0),), 4, 1.0, repair=repair), sizes, 64, 32).rows for repair in ("none", "rules", "kept")
     )
     assert none == 32 < rules == 32 + 3 * 192 < kept
+
+
+def test_only_scout_is_given_up_for_a_full_prefill() -> None:
+    assert not GATE.pays(SCOUT, [512], 64, 32)
+    assert GATE.pays(SCOUT, [1024] * 8, 64, 32)
+    assert GATE.pays(Reuse(4), [512], 64, 32)
+    assert GATE.pays(None, [512], 64, 32)
+
+
+def test_what_was_stored_to_measure_is_removed(tmp_path: Path) -> None:
+    model = fitted(random_model("tiny", "cpu"), 16)
+    reader = Reader(model, random_tokens(model, 8))
+    block = Layout(model.shape, 16, 16, model.dtype)
+    with closing(open_store("disk", tmp_path, 1.0)) as store:
+        tiers = Tiers(store, block, Budgets(2**26), model.device)
+        shelf = Shelf(tiers, model, "a fingerprint", MEASURED)
+        gate = from_stored(reader, shelf, make_method("scout", model))
+        assert gate is not None
+        assert 0 < gate.full.at(544) < gate.full.at(8192)
+        assert list(store.keys()) == []
+        assert tiers.stats()["host"].used == 0
+        assert from_stored(reader, shelf, Reuse(4)) is None
+
+
+def test_a_store_that_takes_nothing_leaves_the_gate_open() -> None:
+    model = fitted(random_model("tiny", "cpu"), 16)
+    with closing(open_store("redis://127.0.0.1:1/0", Path(), 0.2)) as store:
+        tiers = Tiers(store, Layout(model.shape, 16, 16, model.dtype), Budgets(), model.device)
+        shelf = Shelf(tiers, model, "a fingerprint", MEASURED)
+        reader = Reader(model, random_tokens(model, 8))
+        assert from_stored(reader, shelf, make_method("scout", model)) is None
 
 
 def test_the_gate_of_a_model_is_measured() -> None:
