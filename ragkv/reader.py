@@ -130,8 +130,8 @@ class Reader:
         rotated = [(rotate(q, at), cache.k(layer)) for layer, q in enumerate(capture.q)]
         return ChunkKV(
             tokens=tuple(tokens),
-            k=k.cpu(),
-            v=v.cpu(),
+            k=_home(k),
+            v=_home(v),
             digest=digest(capture.q, k, rotated, self.digest_params, scale=self.model.scale),
         )
 
@@ -329,6 +329,13 @@ class Reader:
     def _put_prefix(self, cache: ContextCache) -> None:
         for layer in range(self.model.shape.layers):
             cache.put(layer, self.prefix.k(layer), self.prefix.v(layer), self.prefix.positions(layer))
+
+
+def _home(x: Tensor) -> Tensor:
+    """The same on the CPU; from a GPU to page-locked memory, which is many times quicker."""
+    if x.device.type != "cuda":
+        return x.cpu()
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x)
 
 
 def _divided(wanted: Sequence[Sequence[Blocks]], layer: int) -> tuple[list[Sequence[Blocks]], list[Sequence[Blocks]]]:

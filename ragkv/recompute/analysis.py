@@ -50,35 +50,39 @@ def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float) -> S
 
     q [n, Hq, d], k [before + n, Hkv, d], both rotated; the first `before` keys are the prefix the chunk was read after.
     """
-    rows = q.shape[0]
-    received, seen = torch.zeros(rows, dtype=torch.float64), torch.arange(rows - 1, -1, -1, dtype=torch.float64)
+    rows, device = q.shape[0], q.device
+    each = torch.arange(rows, device=device)
+    received = torch.zeros(rows, dtype=torch.float64, device=device)
     for start, attention in _slabs(q, k, before, scale):
-        strictly_later = torch.arange(start, start + attention.shape[0])[:, None] > torch.arange(rows)
+        strictly_later = each[start : start + attention.shape[0], None] > each
         received += torch.where(strictly_later, attention[:, before:].double(), 0.0).sum(0)
-    salience = received / seen.clamp(min=1)
+    salience = received / (rows - 1 - each).double().clamp(min=1)
     blocks = -(-rows // block)
-    padded = torch.full((blocks * block,), -1.0, dtype=torch.float64)
+    padded = torch.full((blocks * block,), -1.0, dtype=torch.float64, device=device)
     padded[:rows] = salience
     landmarks = padded.view(blocks, block).argsort(dim=1, descending=True, stable=True)[:, :LANDMARKS]
-    landmarks = landmarks + torch.arange(0, blocks * block, block)[:, None]
+    landmarks = landmarks + torch.arange(0, blocks * block, block, device=device)[:, None]
     landmarks = torch.where(landmarks < rows, landmarks, landmarks[:, :1])
     representative = landmarks[:, 0]
     columns = torch.cat([attention[:, before + representative] for _, attention in _slabs(q, k, before, scale)])
-    alpha = torch.tensor([fit_exponent(columns[:, b], int(r) + 1, before) for b, r in enumerate(representative)])
-    return Salience(alpha.float(), salience[representative].float(), landmarks.int())
+    alpha = fit_exponents(columns, representative + 1, before)
+    return Salience(alpha.float().cpu(), salience[representative].float().cpu(), landmarks.int().cpu())
 
 
-def fit_exponent(column: Tensor, start: int, before: int = 0) -> float:
-    """alpha of log A[i] = c - alpha log x_i by least squares over the rows i >= start; x_i = keys row i sees.
+def fit_exponents(columns: Tensor, starts: Tensor, before: int = 0) -> Tensor:
+    """alpha [B] float64 of log A[i] = c - alpha log x_i by least squares over the rows i >= starts [B]; x_i = keys row i
+    sees.
 
-    column [n]: attention of every row to one token. +inf with fewer than MIN_POINTS rows.
+    columns [n, B]: attention of every row to B tokens. +inf with fewer than MIN_POINTS rows.
     """
-    y = column[start:].double().clamp(min=FLOOR).log()
-    if y.shape[0] < MIN_POINTS:
-        return math.inf
-    x = torch.arange(start, column.shape[0], dtype=torch.float64).add(before + 1).log()
-    x = x - x.mean()
-    return -float((x * y).sum() / (x * x).sum())
+    row = torch.arange(columns.shape[0], device=columns.device)[:, None]
+    used = row >= starts
+    points = used.sum(0)
+    y = columns.double().clamp(min=FLOOR).log()
+    x = (row + (before + 1)).double().log()
+    x = torch.where(used, x - torch.where(used, x, 0.0).sum(0) / points.clamp(min=1), 0.0)
+    alpha = -(x * y).sum(0) / (x * x).sum(0)
+    return torch.where(points < MIN_POINTS, math.inf, alpha)
 
 
 def low_outliers(values: Sequence[float]) -> list[int]:
@@ -134,8 +138,9 @@ def _slabs(q: Tensor, k: Tensor, before: int, scale: float) -> Iterator[tuple[in
         rows = q[start : start + SLAB]
         stop = before + start + rows.shape[0]
         scores = torch.einsum("tgrd,ngd->grtn", rows.view(rows.shape[0], -1, group, rows.shape[2]), k[:stop]) * scale
-        hidden = torch.arange(stop) > before + torch.arange(start, start + rows.shape[0])[:, None]
-        weights = scores.masked_fill(hidden.to(scores.device), float("-inf")).softmax(-1, dtype=torch.float32)
-        attention = torch.zeros(rows.shape[0], before + q.shape[0])
-        attention[:, :stop] = weights.mean((0, 1)).cpu()
+        seen = before + torch.arange(start, start + rows.shape[0], device=q.device)
+        hidden = torch.arange(stop, device=q.device) > seen[:, None]
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1, dtype=torch.float32)
+        attention = torch.zeros(rows.shape[0], before + q.shape[0], device=q.device)
+        attention[:, :stop] = weights.mean((0, 1))
         yield start, attention
