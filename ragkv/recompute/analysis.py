@@ -70,8 +70,8 @@ def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float) -> S
 
 
 def fit_exponents(columns: Tensor, starts: Tensor, before: int = 0) -> Tensor:
-    """alpha [B] float64 of log A[i] = c - alpha log x_i by least squares over the rows i >= starts [B]; x_i = keys row i
-    sees.
+    """alpha [B] float64 of log A[i] = c - alpha log x_i by least squares over the rows i >= starts [B]; x_i = keys that
+    row i sees.
 
     columns [n, B]: attention of every row to B tokens. +inf with fewer than MIN_POINTS rows.
     """
