@@ -59,7 +59,7 @@ class PooledKV:
         self.digests = torch.zeros(layers, width, heads, most, 2 * d, dtype=self.dtype, device=self.device)
         near = (params.sinks + 1) * self.size + room
         k, v = (torch.zeros(layers, width, near, heads, d, dtype=self.dtype, device=self.device) for _ in range(2))
-        self._near, self._clock = (k, v), 0
+        self._near, self._clock, self._settled = (k, v), 0, False
         blocks, hidden = list[list[Tensor]](), torch.ones(layers, width, most, dtype=torch.bool)
         self.held = [[0] * width for _ in range(layers)]
         self.positions = [1 + max(int(cache.positions(layer).max()) for layer in range(layers)) for cache in caches]
@@ -100,9 +100,14 @@ class PooledKV:
         """Bytes of K and V of one block."""
         return 2 * self.size * self.shape.head_dim * self.dtype.itemsize
 
+    @property
+    def settled(self) -> bool:
+        """Whether the pool still is as `settle` left it."""
+        return self._settled
+
     def tick(self) -> int:
-        """The number of a new step, from 1 on."""
-        self._clock += 1
+        """The number of a new step that may change the pool, from 1 on."""
+        self._clock, self._settled = self._clock + 1, False
         return self._clock
 
     def settle(self) -> None:
@@ -119,6 +124,7 @@ class PooledKV:
                 for slot, block, many in _runs(first.tolist()):
                     for head, host in enumerate(pool.blocks[layer][of]):  # each copy from and to one piece of memory
                         pool.slots[layer, of, head, slot : slot + many].copy_(host[block : block + many])
+        self._settled = True
 
     def _pinned(self, numbers: int) -> Tensor:
         return torch.empty(numbers, dtype=self.dtype, pin_memory=self.device.type == "cuda")

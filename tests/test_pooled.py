@@ -163,15 +163,51 @@ def test_recorded_steps_are_the_steps_that_were_recorded():
         assert torch.equal(getattr(ours.pool, name), getattr(theirs.pool, name)), name
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="copies run beside a GPU only")
-def test_every_way_to_read_everything_is_dense_decoding_on_a_gpu():
-    params, lengths = Psa(threshold=1.0, block=16), (700, 90, 1200)
-    model = DecoderModel(tiny.weights("llama", layers=3, max_positions=2048).float().cuda())
+def every_way(kv, model, params):
+    """What makes the steps of each way to read everything; the last one changes the pool."""
+    return (
+        lambda: StagedSteps(model, kv),
+        lambda: PooledSteps(model, kv, None),
+        lambda: PooledSteps(model, kv, params),
+    )
+
+
+def check_every_way(model, lengths, tolerance):
+    """One after another over the same KV, and once more, then from a pool that was changed."""
+    params = Psa(threshold=1.0, block=16)
     caches = begun(model, lengths=lengths)[0]
     kv = PooledKV(caches, params, 0.25, room=9)
-    ways = [StagedSteps(model, kv), PooledSteps(model, kv, None), PooledSteps(model, kv, params)]
+    wanted = []
     for at in range(8):
         given = zip(caches, tokens_of(at), lengths, strict=True)
-        wanted = torch.cat(model.forward([append(c, [t], n + at) for c, t, n in given]))
-        for steps in ways:
-            torch.testing.assert_close(steps.read(tokens_of(at)), wanted, rtol=0, atol=1e-3)
+        wanted.append(torch.cat(model.forward([append(c, [t], n + at) for c, t, n in given])))
+    for make in 2 * every_way(kv, model, params):
+        steps = make()
+        for at, logits in enumerate(wanted):
+            torch.testing.assert_close(steps.read(tokens_of(at)), logits, rtol=0, atol=tolerance)
+
+
+def test_every_way_to_read_everything_is_dense_decoding():
+    check_every_way(tiny.model(layers=3), (70, 9, 200), 1e-10)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="copies run beside a GPU only")
+def test_every_way_to_read_everything_is_dense_decoding_on_a_gpu():
+    model = DecoderModel(tiny.weights("llama", layers=3, max_positions=2048).float().cuda())
+    check_every_way(model, (700, 90, 1200), 1e-3)
+
+
+def test_copying_ahead_wants_the_pool_that_it_was_made_for():
+    """What PSA has taken a slot from is not among what is copied."""
+    params, model = Psa(threshold=1.0, block=16), tiny.model(layers=2)
+    kv = PooledKV(begun(model)[0], params, 0.25, room=4)
+    staged, by_address, psa = (make() for make in every_way(kv, model, params))
+    staged.read(tokens_of(0))
+    by_address.read(tokens_of(0))
+    wanted = staged.read(tokens_of(1))
+    psa.read(tokens_of(0))
+    with pytest.raises(ValueError, match="changed the pool"):
+        staged.read(tokens_of(2))
+    torch.testing.assert_close(by_address.read(tokens_of(1)), wanted, rtol=0, atol=1e-10)
+    kv.settle()
+    assert bool(staged.read(tokens_of(2)).isfinite().all())

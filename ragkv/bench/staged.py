@@ -7,6 +7,7 @@ are known. So the bus never rests, and a step takes as long as its copies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,8 @@ from ragkv.pooled import PooledKV, PooledSteps
 
 
 class StagedSteps(PooledSteps):
-    """The pool keeps the first blocks of every partition, as `PooledKV.settle` leaves it, and is not changed.
+    """The pool keeps the first blocks of every partition, as `PooledKV.settle` leaves it, and is not changed. Nor may
+    others change it meanwhile: what loses its slot is not among what is copied.
 
     copied: bytes that a step brings over the bus. Nothing is recorded: a step is a matter of copies, not of launches.
     """
@@ -42,8 +44,10 @@ class StagedSteps(PooledSteps):
         self._pools = [self._over(stage) for stage in self._stages]
         cuda = model.device.type == "cuda"
         self._aside: Any = torch.cuda.Stream(model.device) if cuda else None
-        if self._aside is not None:  # copies for a step that never comes may outlive this object
-            self._stages.record_stream(self._aside)
+        if self._aside is not None:
+            # What the memory was used for before may still be under way.
+            self._aside.wait_stream(torch.cuda.current_stream(model.device))
+            self._stages.record_stream(self._aside)  # copies for a step that never comes may outlive this object
         self._ready: list[Any] = [torch.cuda.Event() if cuda else None for _ in range(2)]
         self._free: list[Any] = [torch.cuda.Event() if cuda else None for _ in range(2)]
         for number in range(2):
@@ -58,6 +62,12 @@ class StagedSteps(PooledSteps):
             for host, first in zip(hosts, line, strict=True)
         ]
         return sum(blocks) * self.kv.shape.kv_heads * self.kv.bytes
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """See `PooledSteps.advance`. Raises ValueError, too, where the pool was changed."""
+        if not self.kv.settled:
+            raise ValueError("other steps have changed the pool; blocks without a slot would be missing")
+        super().advance(tokens)
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         """See `PooledSteps.attend`."""
