@@ -8,7 +8,9 @@ slots       where a chunk token's row lies in the cache; per layer, since layers
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -55,7 +57,7 @@ class Stitch:
                 continue
             if blocks != before:  # as a rule all layers have the same
                 before = blocks
-                positions = self._of([(i, piece.rows(blocks[i])) for i, piece in enumerate(pieces) if blocks[i]])
+                positions = self._places(pieces, blocks)
             self._slots[layer, positions] = self.cache.reserve(layer, positions)
 
     def fill(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
@@ -189,6 +191,16 @@ class Stitch:
             if key not in known:
                 known[key] = self.positions(layer)
         return [known[tuple(map(id, layer))] for layer in layers]
+
+    def _places(self, pieces: Sequence[Piece], blocks: Sequence[Blocks]) -> Tensor:
+        """Stitched positions of blocks per chunk, in this order."""
+        chunk = np.arange(len(blocks)).repeat([len(each) for each in blocks])
+        tokens, size = np.array([(piece.tokens, piece.block) for piece in pieces], dtype=np.int64)[chunk].T
+        begin = np.fromiter(chain.from_iterable(blocks), np.int64, len(chunk)) * size
+        rows = np.minimum(tokens - begin, size)
+        # Row i of the result is (its block's first position) + (its number in the block).
+        first = np.array(self.starts)[chunk] + begin
+        return torch.from_numpy(np.arange(rows.sum()) + (first + rows - rows.cumsum()).repeat(rows))
 
     def _of(self, chunks: Sequence[tuple[int, Tokens]]) -> Tensor:
         """Stitched positions of (chunk, its token indices), in this order."""
