@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ragkv.kernels.carry import Carry, Entries, Form, Lent
 from ragkv.model import DecoderModel
-from ragkv.recompute.base import Blocks, Piece
+from ragkv.recompute.base import Piece
 from ragkv.stitch import Stitch
 
 LAYERS = 4
@@ -77,15 +77,14 @@ class Carrier:
         stitch: Stitch,
         pieces: Sequence[Piece],
         lent: Mapping[int, Lent],
-        wanted: Sequence[Sequence[Blocks]],
         release: Callable[[], None],
     ) -> None:
-        """Bring blocks wanted[layer][chunk] of the chunks in `lent`, all of one form, to the rows reserved for them.
+        """Bring the blocks lent of chunks, all of one form, to the rows reserved for them.
 
         release: lets all of them go; called when they have been read, or when that fails.
         """
         try:
-            table, stops = _table(stitch, pieces, lent, wanted)
+            table, stops = _table(stitch, pieces, lent)
             self._launch(stitch, table, stops, next(iter(lent.values())).form, release)
         except BaseException:
             if self._stream is not None:
@@ -127,20 +126,21 @@ def _end(ready: torch.cuda.Event, release: Callable[[], None], used: object) -> 
     release()
 
 
-def _table(
-    stitch: Stitch, pieces: Sequence[Piece], lent: Mapping[int, Lent], wanted: Sequence[Sequence[Blocks]]
-) -> tuple[Tensor, list[int]]:
+def _table(stitch: Stitch, pieces: Sequence[Piece], lent: Mapping[int, Lent]) -> tuple[Tensor, list[int]]:
     """([FIELDS, E] as in `Entries`, on the CPU, layer by layer; entries of layers below each, L + 1 numbers)."""
-    numbers, tokens, positions, layers = [], [], [], []
-    for i, loan in lent.items():
-        counts = torch.tensor([len(blocks[i]) for blocks in wanted])
-        begin = torch.tensor([block for blocks in wanted for block in blocks[i]], dtype=torch.int64) * pieces[i].block
-        numbers.append(loan.addresses)
-        tokens.append((pieces[i].tokens - begin).clamp(max=pieces[i].block))
-        positions.append(begin + stitch.starts[i])
-        layers.append(torch.arange(len(wanted)).repeat_interleave(counts))
-    layer, position = torch.cat(layers), torch.cat(positions)
-    k, v = stitch.addresses(layer, position)
-    table = torch.stack([torch.cat(numbers), torch.cat(tokens), k, v, position])
-    stops = torch.bincount(layer, minlength=len(wanted)).cumsum(0).tolist()
-    return table[:, layer.argsort(stable=True)].contiguous(), [0, *stops]
+    loans = list(lent.values())
+    numbers, layers, blocks = (
+        torch.cat(each) for each in zip(*((loan.addresses, loan.layers, loan.blocks) for loan in loans), strict=True)
+    )
+    order = layers.argsort(stable=True)
+    layers = layers[order]
+    chunks = torch.tensor([(pieces[i].tokens, stitch.starts[i]) for i in lent], dtype=torch.int64)
+    counts = torch.tensor([len(loan.blocks) for loan in loans])
+    sizes, starts = chunks.repeat_interleave(counts, dim=0)[order].T
+    block = loans[0].form.block
+    begin = blocks[order] * block
+    positions = begin + starts
+    k, v = stitch.addresses(layers, positions)
+    table = torch.stack([numbers[order], (sizes - begin).clamp(max=block), k, v, positions])
+    stops = torch.bincount(layers, minlength=stitch.cache.shape.layers).cumsum(0).tolist()
+    return table, [0, *stops]

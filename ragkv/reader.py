@@ -308,7 +308,7 @@ class Reader:
                 stitch.fill(layer, parts, angle)
             if self._carrier is not None and lent:
                 pieces = [source.piece for source in sources]
-                self._carrier.carry(stitch, pieces, lent, wanted, held.pop_all().close)
+                self._carrier.carry(stitch, pieces, lent, held.pop_all().close)
 
     def _capacity(self, pieces: Sequence[Piece], first: Sequence[Blocks]) -> int:
         """Rows a layer is likely to need; the cache grows if a plan keeps more."""
@@ -340,7 +340,7 @@ def _home(x: Tensor) -> Tensor:
 
 def _divided(wanted: Sequence[Sequence[Blocks]], layer: int) -> tuple[list[Sequence[Blocks]], list[Sequence[Blocks]]]:
     """Blocks [layer][chunk] of the layers below `layer`, and those of the others; both with all layers."""
-    nothing: list[Sequence[Blocks]] = [((),) * len(chunks) for chunks in wanted]
+    nothing: list[Sequence[Blocks]] = [((),) * len(wanted[0])] * len(wanted)
     cut = max(0, layer)
     return [*wanted[:cut], *nothing[cut:]], [*nothing[:cut], *wanted[cut:]]
 

@@ -72,35 +72,31 @@ class Shelf:
         with self._removing(key):
             self._read_head(key, len(tokens))
 
-    def head(self, tokens: Sequence[int]) -> tuple[Head, str]:
-        """The head record of a chunk, verified to be this chunk's, this model's and whole, and the tier that had it.
-        Raises StoreError."""
-        key = self.key(tokens)
+    def head(self, key: Key, tokens: int) -> tuple[Head, str]:
+        """The head record of a chunk of so many tokens, verified to be this chunk's, this model's and whole, and the
+        tier that had it. Raises StoreError."""
         if key in self._quarantine.held:
             raise EntryCorrupt(f"{key} is known to be damaged, and the store lets nobody remove it")
         with self._removing(key):
-            return self._tiers.head(key, lambda: self._read_head(key, len(tokens)))
+            return self._tiers.head(key, lambda: self._read_head(key, tokens))
 
-    def absent(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> int:
+    def absent(self, key: Key, head: Head, wanted: Sequence[Blocks]) -> int:
         """Bytes of the wanted blocks that would have to come from the store."""
-        return self._tiers.absent(self.key(tokens), head, wanted)
+        return self._tiers.absent(key, head, wanted)
 
-    def rows(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> Loaded:
+    def rows(self, key: Key, head: Head, wanted: Sequence[Blocks]) -> Loaded:
         """Per layer the pre-RoPE rows of the wanted blocks, every block verified. Raises StoreError."""
-        key = self.key(tokens)
         with self._removing(key):
             return self._tiers.load(key, head, wanted)
 
-    def lend(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> tuple[Lent, Seen] | None:
+    def lend(self, key: Key, head: Head, wanted: Sequence[Blocks]) -> tuple[Lent, Seen] | None:
         """The wanted blocks where they lie, every block verified, and which tier gave them; None without room in
         memory. Raises StoreError."""
-        key = self.key(tokens)
         with self._removing(key):
             return self._tiers.lend(key, head, wanted)
 
-    def warm(self, tokens: Sequence[int], head: Head, wanted: Sequence[Blocks]) -> None:
+    def warm(self, key: Key, head: Head, wanted: Sequence[Blocks]) -> None:
         """Bring the wanted blocks into memory. Raises StoreError."""
-        key = self.key(tokens)
         with self._removing(key):
             self._tiers.warm(key, head, wanted)
 
@@ -190,10 +186,10 @@ class StoredChunk:
         self.tokens = tuple(tokens)
         self.hit, self.fallback, self.head_bytes, self.loaded_bytes = False, "", 0, 0
         self._shelf, self._exact, self._encode, self._mend, self._costs = shelf, exact, encode, mend, costs
-        self._seen = Seen()
+        self._key, self._seen = shelf.key(tokens), Seen()
         self._from: Head | Fresh
         try:
-            head, tier = shelf.head(tokens)
+            head, tier = shelf.head(self._key, len(tokens))
         except StoreError as error:
             self._from = self._read_again(error)
             self.piece = self._from.piece
@@ -213,7 +209,7 @@ class StoredChunk:
         head = self._worth(wanted)
         if head is not None:
             try:
-                loaded = self._shelf.rows(self.tokens, head, wanted)
+                loaded = self._shelf.rows(self._key, head, wanted)
             except StoreError as error:
                 self._from = self._read_again(error)
             else:
@@ -226,7 +222,7 @@ class StoredChunk:
         head = self._worth(wanted)
         if head is None:
             return _nothing
-        coming = threads.submit(self._shelf.lend, self.tokens, head, wanted)
+        coming = threads.submit(self._shelf.lend, self._key, head, wanted)
         return lambda: self._lent(coming)
 
     def _lent(self, coming: Future[tuple[Lent, Seen] | None]) -> Lent | None:
@@ -247,7 +243,7 @@ class StoredChunk:
         # Looked up only where loading all of it would be dear; as a rule that much arithmetic is enough.
         dear = self._costs.against(self._from.layout.wanted_bytes(wanted), len(self.tokens))
         if dear:
-            dear = self._costs.against(self._shelf.absent(self.tokens, self._from, wanted), len(self.tokens))
+            dear = self._costs.against(self._shelf.absent(self._key, self._from, wanted), len(self.tokens))
         if dear:
             self._from = self._again(dear, self._shelf.rounded)
             return None
@@ -276,9 +272,10 @@ def prefetch(shelf: Shelf, chunks: Sequence[Sequence[int]], method: Method) -> N
     StoreUnavailable."""
     for tokens in chunks:
         with suppress(EntryMissing, EntryCorrupt):
-            head, _ = shelf.head(tokens)
+            key = shelf.key(tokens)
+            head, _ = shelf.head(key, len(tokens))
             first = method.first([Piece(len(tokens), shelf.block, head.digest)])
             if first:
                 layers = head.layout.shape.layers
                 read = max(0, method.depth(layers) - 1)
-                shelf.warm(tokens, head, [first[0]] * read + [()] * (layers - read))
+                shelf.warm(key, head, [first[0]] * read + [()] * (layers - read))

@@ -8,15 +8,19 @@ slots       where a chunk token's row lies in the cache; per layer, since layers
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ragkv.context import ContextCache
 from ragkv.model import DecoderModel, Rotary, rotate
 from ragkv.passes import Attention, Capture, Pass, Step
 from ragkv.recompute.base import Angle, Blocks, Piece, Place, Plan, Rows, Tokens, rows_alive
+
+Numbers = NDArray[np.int64]
 
 
 class Stitch:
@@ -33,7 +37,8 @@ class Stitch:
         self._model = model
         self._sizes: list[int] = []
         self._rotary = Rotary(torch.empty(0), torch.empty(0))
-        self._slots = torch.empty(model.shape.layers, 0, dtype=torch.int64)
+        # By position, -1 where there is no row. Layers whose rows lie in the same slots have one array among them.
+        self._slots: list[Numbers] = [np.empty(0, dtype=np.int64)] * model.shape.layers
         self.join(pieces)
 
     def join(self, pieces: Sequence[Piece]) -> None:
@@ -45,18 +50,27 @@ class Stitch:
             self._sizes.append(piece.tokens)
             self.end += piece.tokens
         self._rotary = self._model.rotary(torch.arange(self.end))
-        self._slots = F.pad(self._slots, (0, self.end - self._slots.shape[1]), value=-1)
+        wider = {id(old): np.pad(old, (0, self.end - len(old)), constant_values=-1) for old in self._slots}
+        self._slots = [wider[id(old)] for old in self._slots]
 
     def reserve(self, pieces: Sequence[Piece], wanted: Sequence[Sequence[Blocks]]) -> None:
         """Give rows to blocks wanted[layer][chunk]; their content is undefined until it is filled in or computed."""
-        before, positions = None, torch.empty(0)
+        before: Sequence[Blocks] | None = None
+        positions = torch.empty(0)
+        done: list[tuple[Numbers, int, Numbers]] = []
         for layer, blocks in enumerate(wanted):
             if not any(blocks):
                 continue
-            if blocks != before:  # as a rule all layers have the same
-                before = blocks
-                positions = self._of([(i, piece.rows(blocks[i])) for i, piece in enumerate(pieces) if blocks[i]])
-            self._slots[layer, positions] = self.cache.reserve(layer, positions)
+            if blocks != before:  # as a rule all layers have the same, in the same slots
+                before, positions, done = blocks, self._places(pieces, blocks), []
+            old, start = self._slots[layer], self.cache.lengths[layer]
+            slots = self.cache.reserve(layer, positions)
+            new = next((new for was, at, new in done if was is old and at == start), None)
+            if new is None:
+                self._place(layer, positions, slots)
+                done.append((old, start, self._slots[layer]))
+            else:
+                self._slots[layer] = new
 
     def fill(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
         """Rotate rows to their places, or where `angle` says, and write them where room was reserved for them: (chunk,
@@ -67,14 +81,14 @@ class Stitch:
         names = [(i, tokens) for i, tokens, _ in chunks]
         k = torch.cat([rows[0] for _, _, rows in chunks]).to(self._model.device, non_blocking=True)
         v = torch.cat([rows[1] for _, _, rows in chunks]).to(self._model.device, non_blocking=True)
-        self.cache.fill(layer, self._slots[layer, self._of(names)], self.turned(k, names, angle), v)
+        self.cache.fill(layer, self._at(layer, self._of(names)), self.turned(k, names, angle), v)
 
     def put(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
         """Append rows, and fill them."""
         chunks = [part for part in chunks if part[1]]
         if chunks:
             positions = self._of([(i, tokens) for i, tokens, _ in chunks])
-            self._slots[layer, positions] = self.cache.reserve(layer, positions)
+            self._place(layer, positions, self.cache.reserve(layer, positions))
             self.fill(layer, chunks, angle)
 
     @property
@@ -87,7 +101,11 @@ class Stitch:
         stores = [self.cache.stores(layer, 0) for layer in range(self.cache.shape.layers)]
         row = self.cache.shape.kv_heads * self.cache.shape.head_dim * self.cache.dtype.itemsize
         begin = torch.tensor([[k.data_ptr() for k, _ in stores], [v.data_ptr() for _, v in stores]])
-        k, v = begin[:, layers] + self._slots[layers, positions] * row
+        slots, at = torch.empty_like(positions), {id(each): each for each in self._slots}
+        for same, found in at.items():
+            here = torch.tensor([id(each) == same for each in self._slots])[layers]
+            slots[here] = torch.from_numpy(found[positions[here].numpy()])
+        k, v = begin[:, layers] + slots * row
         return k, v
 
     def turned(self, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: Angle | None = None) -> Tensor:
@@ -114,7 +132,7 @@ class Stitch:
 
     def rows(self, layer: int, positions: Tensor) -> Rows:
         """Copies of the rows at stitched positions [m]: k (rotated), v [m, Hkv, d]."""
-        slots = self._slots[layer, positions].to(self._model.device)
+        slots = self._at(layer, positions).to(self._model.device)
         return self.cache.k(layer)[slots], self.cache.v(layer)[slots]
 
     def again(
@@ -130,7 +148,7 @@ class Stitch:
         start [m, hidden size], or None for layer 0."""
         nothing = torch.empty(0, dtype=torch.int64)
         steps = [
-            Step(write=None, slots=self._slots[layer, positions], leave=nothing if layer == depth - 1 else None)
+            Step(write=None, slots=self._at(layer, positions), leave=nothing if layer == depth - 1 else None)
             for layer in range(start, depth)
         ]
         ids = self._ids(tokens)[positions]
@@ -165,7 +183,7 @@ class Stitch:
             steps.append(
                 Step(
                     write=None if write.shape[0] == total else write,
-                    slots=torch.cat([self._slots[layer, written[layer]], self.cache.reserve(layer, asked)]),
+                    slots=torch.cat([self._at(layer, written[layer]), self.cache.reserve(layer, asked)]),
                     blend=written[layer].shape[0] if plan.blend is not None else 0,
                     leave=None if leave.shape[0] == total else leave,
                 )
@@ -189,6 +207,26 @@ class Stitch:
             if key not in known:
                 known[key] = self.positions(layer)
         return [known[tuple(map(id, layer))] for layer in layers]
+
+    def _at(self, layer: int, positions: Tensor) -> Tensor:
+        """The slots of rows at stitched positions [m]."""
+        return torch.from_numpy(self._slots[layer][positions.numpy()])
+
+    def _place(self, layer: int, positions: Tensor, slots: Tensor) -> None:
+        """Rows at stitched positions [m] lie in these slots from now on, in this layer alone."""
+        if sum(each is self._slots[layer] for each in self._slots) > 1:
+            self._slots[layer] = self._slots[layer].copy()
+        self._slots[layer][positions.numpy()] = slots.numpy()
+
+    def _places(self, pieces: Sequence[Piece], blocks: Sequence[Blocks]) -> Tensor:
+        """Stitched positions of blocks per chunk, in this order."""
+        chunk = np.arange(len(blocks)).repeat([len(each) for each in blocks])
+        tokens, size = np.array([(piece.tokens, piece.block) for piece in pieces], dtype=np.int64)[chunk].T
+        begin = np.fromiter(chain.from_iterable(blocks), np.int64, len(chunk)) * size
+        rows = np.minimum(tokens - begin, size)
+        # Row i of the result is (its block's first position) + (its number in the block).
+        first = np.array(self.starts)[chunk] + begin
+        return torch.from_numpy(np.arange(rows.sum()) + (first + rows - rows.cumsum()).repeat(rows))
 
     def _of(self, chunks: Sequence[tuple[int, Tokens]]) -> Tensor:
         """Stitched positions of (chunk, its token indices), in this order."""

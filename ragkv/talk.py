@@ -11,7 +11,7 @@ repairs what it wants beyond that. What was read before a block came in has not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ragkv.model import DecoderModel
@@ -33,8 +33,8 @@ class Talk:
         self.carry = tuple(prefix)
         self.chunks = 0
         self._prefix = len(self.carry)
-        self._held: list[list[Blocks]] = [[] for _ in range(model.shape.layers)]
-        self._repaired: list[list[Tokens]] = [[] for _ in range(model.shape.layers)]
+        self._held: Sequence[Sequence[Blocks]] = [()] * model.shape.layers
+        self._repaired: Sequence[Sequence[Tokens]] = [()] * model.shape.layers
         self._asked = [0] * model.shape.layers
         self._policy: Policy | None = None
         self._choice: Choice | None = None
@@ -74,10 +74,10 @@ class Talk:
         """Chunks take their places at the end."""
         self.stitch.join(pieces)
         self.chunks += len(pieces)
-        for layer in (*self._held, *self._repaired):
-            layer += [()] * len(pieces)
+        nothing: Sequence[Sequence[Tokens]] = [((),) * len(pieces)] * len(self._held)
+        self._held, self._repaired = _each(_beside, self._held, nothing), _each(_beside, self._repaired, nothing)
 
-    def missing(self, wanted: Sequence[Sequence[Blocks]]) -> list[list[Blocks]]:
+    def missing(self, wanted: Sequence[Sequence[Blocks]]) -> list[Sequence[Blocks]]:
         """Of the wanted blocks [layer][chunk], those that are not in the cache."""
         return minus(wanted, self._held)
 
@@ -124,21 +124,45 @@ class Talk:
         return Sparse(self._choice, end)
 
 
-def minus(wanted: Sequence[Sequence[Tokens]], have: Sequence[Sequence[Tokens]]) -> list[list[Tokens]]:
+def minus(wanted: Sequence[Sequence[Tokens]], have: Sequence[Sequence[Tokens]]) -> list[Sequence[Tokens]]:
     """Blocks, or tokens, of `wanted` alone, same nesting."""
-    return [
-        [tuple(sorted(set(want) - set(had))) if had else want for want, had in zip(layer, done, strict=True)]
-        for layer, done in zip(wanted, have, strict=True)
-    ]
+    return _each(_without, wanted, have)
 
 
-def plus(have: Sequence[Sequence[Tokens]], more: Sequence[Sequence[Tokens]]) -> list[list[Tokens]]:
+def plus(have: Sequence[Sequence[Tokens]], more: Sequence[Sequence[Tokens]]) -> list[Sequence[Tokens]]:
     """Blocks, or tokens, of either, same nesting."""
-    return [
-        [a if a == b else tuple(sorted({*a, *b})) if a else b for a, b in zip(layer, other, strict=True)]
-        for layer, other in zip(have, more, strict=True)
-    ]
+    return _each(_with, have, more)
 
 
-def _frozen(nested: Sequence[Sequence[Tokens]]) -> tuple[tuple[Tokens, ...], ...]:
+Layer = Sequence[Tokens]
+"""Blocks, or tokens, of every chunk."""
+
+
+def _each(work: Callable[[Layer, Layer], Layer], ones: Sequence[Layer], others: Sequence[Layer]) -> list[Layer]:
+    """`work` on every layer; on layers that are the same objects, as most are, once."""
+    known: dict[tuple[int, int], Layer] = {}
+    found = []
+    for one, other in zip(ones, others, strict=True):
+        both = id(one), id(other)
+        if both not in known:
+            known[both] = work(one, other)
+        found.append(known[both])
+    return found
+
+
+def _without(wanted: Layer, have: Layer) -> Layer:
+    return tuple(tuple(sorted(set(want) - set(had))) if had else want for want, had in zip(wanted, have, strict=True))
+
+
+def _with(have: Layer, more: Layer) -> Layer:
+    return tuple(
+        a if a == b else tuple(sorted({*a, *b})) if a and b else a or b for a, b in zip(have, more, strict=True)
+    )
+
+
+def _beside(before: Layer, joining: Layer) -> Layer:
+    return (*before, *joining)
+
+
+def _frozen(nested: Sequence[Layer]) -> tuple[tuple[Tokens, ...], ...]:
     return tuple(map(tuple, nested))

@@ -78,8 +78,9 @@ def check_store(engine: Engine, chunks: list) -> None:  # type: ignore[type-arg]
     """Every chunk has its KV, whole; a question finds it."""
     shelf = engine._shelf("default")
     for chunk in chunks:
-        head, _ = shelf.head(chunk.tokens)
-        shelf.rows(chunk.tokens, head, [range(head.layout.blocks)] * head.layout.shape.layers)
+        key = shelf.key(chunk.tokens)
+        head, _ = shelf.head(key, len(chunk.tokens))
+        shelf.rows(key, head, [range(head.layout.blocks)] * head.layout.shape.layers)
     if chunks:
         answer = engine.answer("word1 word2", top_k=4)
         assert answer.report.cache.hits.store == answer.report.cache.chunks

@@ -77,7 +77,7 @@ def test_bodies_secrets_and_collections_never_share_an_entry(
     for one, other in combinations(list(shelves)[::5], 2):
         shelves[one].put(kv)
         with pytest.raises(EntryMissing):
-            shelves[other].head(TOKENS)
+            shelves[other].head(shelves[other].key(TOKENS), len(TOKENS))
         disk.delete(shelves[one].key(TOKENS))
     mine = next(iter(shelves.values()))
     mine.put(kv)
@@ -92,7 +92,7 @@ def test_a_body_of_another_form_under_the_right_name_is_a_miss(
         shelf = shelf_of(disk, model, "f", "c", body)
         disk.put(shelf.key(TOKENS), *pack(kv, shelf.block, "f", other))
         with pytest.raises(EntryCorrupt, match="form"):
-            shelf.head(TOKENS)
+            shelf.head(shelf.key(TOKENS), len(TOKENS))
 
 
 def test_a_chunk_that_cannot_be_quantised_is_answered_from_and_not_stored(

@@ -29,7 +29,7 @@ ASKED = 6
 """Questions for the overview; the last one is asked on the page."""
 POINTS_SECONDS = 25
 """Until the charts have a few points."""
-_LONG = re.compile(r"\d+\.\d{3,}")
+_LONG = re.compile(r"\d+\.\d{2,}")
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def shot(page: Page, name: str) -> None:
         page.emulate_media(media="screen")
         page.pdf(path=printed, width=f"{WIDTH}px", height=f"{height}px", print_background=True, page_ranges="1")
         subprocess.run(["pdftocairo", "-svg", printed, drawn], check=True)
-        text = _LONG.sub(lambda found: f"{float(found[0]):.2f}", drawn.read_text(encoding="utf-8"))
+        text = _LONG.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), drawn.read_text(encoding="utf-8"))
     IMAGES.mkdir(exist_ok=True)
     (IMAGES / f"{name}.svg").write_text(text, encoding="utf-8")
     print(f"{name}.svg: {len(text) // 1024} KiB")

@@ -39,7 +39,7 @@ from ragkv.errors import EntryCorrupt
 from ragkv.store import KVStore, open_store
 from ragkv.store.base import Range
 from ragkv.store.disk import DiskStore
-from ragkv.store.layout import Part
+from ragkv.store.layout import Parts
 from ragkv.store.link import connected_socket
 from ragkv.store.pool import BlockPool
 from ragkv.store.tier import Seen, Tier
@@ -172,7 +172,11 @@ class _Bench:
         """Let a pool in host memory take part that holds all blocks chosen, in slots of their size."""
         for size, ranges in self._chosen.items():
             data = b"".join(map(self._bytes, ranges))
-            found = [(part.layer, part.offset // size, part.offset, size) for part in ranges]
+            layer, offset = np.array([(part.layer, part.offset) for part in ranges]).T
+            blocks = self._params.layer_bytes // size
+            found = Parts(
+                layer, offset // size, offset, np.full_like(offset, size), blocks, self._params.layers * blocks
+            )
             tier = Tier(name, BlockPool(len(data), size, torch.device("cpu")))
             self._contestants.append(_Contestant(name, size, _held(tier, found, data), None, data))
 
@@ -240,7 +244,7 @@ class _Bench:
         return list(values)
 
 
-def _held(tier: Tier, found: Sequence[Part], data: bytes) -> Load:
+def _held(tier: Tier, found: Parts, data: bytes) -> Load:
     """The parts out of a pool, which brings them in the first time. Rows as an 8B shape has them in bfloat16."""
     given = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return lambda: [memoryview(tier.bring(KEY, 2048, found, lambda _: given, Seen()).numpy())]  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ class Cupboard:
         _, fault = self._shelf.put(kv)
         if fault is not None:
             raise fault
-        self._heads[kv.tokens], _ = self._shelf.head(kv.tokens)
+        self._heads[kv.tokens], _ = self._shelf.head(self._shelf.key(kv.tokens), len(kv.tokens))
 
     def settle(self) -> None:
         """Everything is put: bring it where it is to be read from. Raises StoreError, torch.OutOfMemoryError."""
@@ -118,15 +118,16 @@ class Cupboard:
             budgets = Budgets(max(heads, blocks * HEADS_SHARE // (HEADS_SHARE - 1) + 2 * self._block.full_bytes))
         self._tiers, self._shelf = self._over(budgets)
         for tokens in self._heads:
-            head, _ = self._shelf.head(tokens)
+            key = self._shelf.key(tokens)
+            head, _ = self._shelf.head(key, len(tokens))
             if self._tier not in WARM:
                 continue
             everything = [range(head.layout.blocks)] * layers
             wanted = [tuple(each) for each in everything]
             if self._tier == "gpu":
-                self._shelf.rows(tokens, head, wanted)
+                self._shelf.rows(key, head, wanted)
             else:
-                self._shelf.warm(tokens, head, wanted)
+                self._shelf.warm(key, head, wanted)
 
     def cool(self) -> None:
         """Before every question: where blocks come from a store, memory has none of them."""

@@ -50,10 +50,13 @@ class Form:
 class Lent:
     """Blocks where they lie, and stay until `release` is called, by whoever has read them.
 
-    addresses [m] int64 (CPU): of their first bytes, layer by layer, in the order in which they were asked for.
+    addresses [m] int64 (CPU): of their first bytes, layer by layer, in the order in which they were asked for · layers,
+    blocks [m] likewise: which they are.
     """
 
     addresses: Tensor
+    layers: Tensor
+    blocks: Tensor
     form: Form
     release: Callable[[], None]
 

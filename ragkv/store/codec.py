@@ -34,7 +34,7 @@ from torch import Tensor
 
 from ragkv.errors import EntryCorrupt
 from ragkv.store.base import KVStore
-from ragkv.store.layout import Layout, Part, joined, parts
+from ragkv.store.layout import Layout, Parts, joined, parts
 from ragkv.store.quantise import dequantise, quantise
 from ragkv.store.seal import CHECKSUMS, RECORD_BYTES, Seal
 from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape
@@ -148,18 +148,17 @@ def as_stored(kv: ChunkKV, head: Head, body: Sequence[memoryview]) -> ChunkKV:
     return replace(kv, digest=head.digest, k=k, v=v)
 
 
-def offsets(found: Sequence[Part]) -> NDArray[np.int64]:
+def offsets(found: Parts) -> NDArray[np.int64]:
     """Where each part begins in the bytes that `fetch` returns."""
-    sizes = np.array([size for *_, size in found], dtype=np.int64)
-    return sizes.cumsum() - sizes
+    return found.size.cumsum() - found.size
 
 
-def fetch(store: KVStore, key: Key, head: Head, found: Sequence[Part]) -> Tensor:
+def fetch(store: KVStore, key: Key, head: Head, found: Parts) -> Tensor:
     """The bytes of the parts, one after another, uint8, every block verified; only these bytes are read.
 
     Raises EntryMissing, EntryCorrupt, StoreUnavailable.
     """
-    raw = torch.empty(sum(size for *_, size in found), dtype=torch.uint8)
+    raw = torch.empty(found.bytes, dtype=torch.uint8)
     view = memoryview(raw.numpy())  # type: ignore[arg-type]  # numpy declares its buffer from Python 3.12 on
     ranges = joined(found)
     tags, (_, blocks, wide) = memoryview(head.tags.tobytes()), head.tags.shape
@@ -180,14 +179,12 @@ def fetch(store: KVStore, key: Key, head: Head, found: Sequence[Part]) -> Tensor
             if not hmac.compare_digest(head.seal.block(view[start:end]), tags[at : at + wide]):
                 raise EntryCorrupt(f"{key}: layer {layer}, block {block} is damaged")
 
-    if found:
+    if ranges:
         store.read(key, ranges, view, verify)
     return raw
 
 
-def unpack(
-    raw: Tensor, starts: NDArray[np.int64], found: Sequence[Part], layout: Layout
-) -> list[tuple[Tensor, Tensor]]:
+def unpack(raw: Tensor, starts: NDArray[np.int64], found: Parts, layout: Layout) -> list[tuple[Tensor, Tensor]]:
     """Blocks as stored -> per layer (k, v), each [m, Hkv, d] in the model's dtype on the device of `raw`, m = tokens of
     its blocks, in order; K is before RoPE.
 
@@ -195,8 +192,7 @@ def unpack(
     lie in any order and with anything between them.
     One copy for all layers: at these sizes torch calls cost more than bytes.
     """
-    table = np.array(found, dtype=np.int64).reshape(-1, 4)
-    counts = np.minimum(layout.tokens - table[:, 1] * layout.block, layout.block)
+    counts = np.minimum(layout.tokens - found.block * layout.block, layout.block)
     rows, begin = int(counts.sum()), starts // layout.row_bytes
     size = (2, rows, layout.shape.kv_heads, layout.shape.head_dim)
     both = torch.empty(size, dtype=layout.dtype, device=raw.device)
@@ -209,7 +205,7 @@ def unpack(
         torch.index_select(raw.view(-1, layout.row_bytes), 0, source, out=out)
     else:
         dequantise(raw, begin, counts, layout, both)
-    per_layer = np.bincount(table[:, 0], weights=counts, minlength=layout.shape.layers).astype(np.int64).tolist()
+    per_layer = np.bincount(found.layer, weights=counts, minlength=layout.shape.layers).astype(np.int64).tolist()
     return list(zip(torch.split(both[0], per_layer), torch.split(both[1], per_layer), strict=True))
 
 

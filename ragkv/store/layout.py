@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ragkv.store.base import Range
 from ragkv.types import Shape
@@ -14,7 +17,48 @@ BODIES = ("exact", "int8", "fp8")
 """How K and V are stored: every bit, or a byte a number with float16 scales (quantise.py)."""
 
 Part = tuple[int, int, int, int]
-"""layer, block, offset and size in bytes: plain numbers, because one question names hundreds."""
+"""layer, block, offset and size in bytes: plain numbers, because a load reads hundreds."""
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Blocks of one chunk, m of them, none twice: arrays, because one question names hundreds, and as a rule all of
+    them are in memory. Iterating gives each as a `Part`.
+
+    layer, block [m] · offset, size [m]: bytes in the layer's body · blocks: B of the chunk · grid: its L · B.
+    """
+
+    layer: Numbers
+    block: Numbers
+    offset: Numbers
+    size: Numbers
+    blocks: int
+    grid: int
+
+    def __len__(self) -> int:
+        return len(self.layer)
+
+    def __iter__(self) -> Iterator[Part]:
+        return zip(self.layer.tolist(), self.block.tolist(), self.offset.tolist(), self.size.tolist(), strict=True)
+
+    @property
+    def cells(self) -> Numbers:
+        """[m], each block's number among all of the chunk, layer by layer."""
+        return self.layer * self.blocks + self.block
+
+    @property
+    def bytes(self) -> int:
+        """Of all."""
+        return int(self.size.sum())
+
+    def some(self, which: Numbers) -> Parts:
+        """Those at places `which`."""
+        if which.shape[0] == len(self):  # places ascend, so these are all
+            return self
+        layer, block, offset, size = (each[which] for each in (self.layer, self.block, self.offset, self.size))
+        return Parts(layer, block, offset, size, self.blocks, self.grid)
 
 
 @dataclass(frozen=True)
@@ -96,35 +140,36 @@ class Layout:
 
     def wanted_bytes(self, wanted: Sequence[Sequence[int]]) -> int:
         """Bytes of the blocks that `wanted` names per layer, ascending: what reading them reads."""
-        spared = self.full_bytes - self.last_bytes
-        return sum(
-            len(blocks) * self.full_bytes - spared * (blocks[-1] == self.blocks - 1) for blocks in wanted if blocks
-        )
+        last = self.blocks - 1
+        ends = sum(1 for blocks in wanted if blocks and blocks[-1] == last)
+        full = self.full_bytes
+        return sum(map(len, wanted)) * full - ends * (full - self.last_bytes)
 
 
-def parts(layout: Layout, wanted: Sequence[Sequence[int]]) -> list[Part]:
+def parts(layout: Layout, wanted: Sequence[Sequence[int]]) -> Parts:
     """The blocks that `wanted` names, layer by layer. Raises ValueError unless each layer's ids exist and ascend."""
-    if len(wanted) != layout.shape.layers:
-        raise ValueError(f"blocks wanted of {len(wanted)} layers, the chunk has {layout.shape.layers}")
-    count, stride, last = layout.blocks, layout.full_bytes, layout.last_bytes
-    found = []
-    for layer, blocks in enumerate(wanted):
-        above = -1
-        for block in blocks:
-            if not above < block < count:
-                raise ValueError(f"layer {layer}: the blocks wanted must ascend and be below {count}")
-            found.append((layer, block, block * stride, stride if block < count - 1 else last))
-            above = block
-    return found
+    layers, count, stride = layout.shape.layers, layout.blocks, layout.full_bytes
+    if len(wanted) != layers:
+        raise ValueError(f"blocks wanted of {len(wanted)} layers, the chunk has {layers}")
+    layer = np.arange(layers).repeat(np.fromiter(map(len, wanted), np.int64, layers))
+    block = np.fromiter(chain.from_iterable(wanted), np.int64, layer.shape[0])
+    cells = layer * count + block
+    wrong = (block < 0) | (block >= count)
+    wrong[1:] |= cells[1:] <= cells[:-1]  # ids that exist ascend in their layers when their cells do
+    if wrong.any():
+        raise ValueError(f"layer {layer[wrong.argmax()]}: the blocks wanted must ascend and be below {count}")
+    size = np.where(block == count - 1, layout.last_bytes, stride)
+    return Parts(layer, block, block * stride, size, count, layers * count)
 
 
-def joined(found: Sequence[Part]) -> list[Range]:
+def joined(found: Parts) -> list[Range]:
     """Neighbours become one range: fewer reads, same bytes."""
-    if not found:
+    if not len(found):
         return []
     ranges = []
-    layer, _, start, size = found[0]
-    for other, _, offset, more in found[1:]:
+    each = iter(found)
+    layer, _, start, size = next(each)
+    for other, _, offset, more in each:
         if other == layer and offset == start + size:
             size += more
         else:

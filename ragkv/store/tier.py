@@ -8,24 +8,32 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ragkv.store.layout import Part
-from ragkv.store.pool import BlockPool, Name, PoolStats
+from ragkv.store.layout import Numbers, Parts
+from ragkv.store.pool import BlockPool, PoolStats
 from ragkv.types import Key
 
 Seen = Counter[str]
 """Bytes by the tier that gave them."""
 
 
-Bring = Callable[[Sequence[Part]], Tensor]
+Bring = Callable[[Parts], Tensor]
 """Where blocks come from: the bytes of parts, one after another, uint8. Raises StoreError."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Flight:
+    """Cells of a chunk that somebody brings. landed: has brought, or failed to."""
+
+    cells: Numbers
+    landed: threading.Event = field(default_factory=threading.Event)
 
 
 class Tier:
@@ -37,9 +45,9 @@ class Tier:
     def __init__(self, name: str, pool: BlockPool):
         self.name, self.pool = name, pool
         self._lock = threading.Lock()
-        self._coming: dict[Name, threading.Event] = {}
+        self._coming: dict[Key, list[_Flight]] = {}
 
-    def bring(self, key: Key, width: int, found: Sequence[Part], below: Bring, seen: Seen) -> Tensor:
+    def bring(self, key: Key, width: int, found: Parts, below: Bring, seen: Seen) -> Tensor:
         """The bytes of the parts, one after another, uint8, on the pool's device, or where `below` brings them when
         there is no room. Raises StoreError."""
         with self.hold(key, width, found, below, seen) as slots:
@@ -50,31 +58,33 @@ class Tier:
             out = torch.empty((len(rows), width), dtype=torch.uint8, device=data.device, pin_memory=data.is_pinned())
             return torch.index_select(data.view(-1, width), 0, rows, out=out).flatten()
 
-    def starts(self, slots: Sequence[int]) -> NDArray[np.int64]:
+    def starts(self, slots: Numbers) -> Numbers:
         """Where slots begin in the pool's bytes."""
-        return np.array(slots, dtype=np.int64) * self.pool.size
+        return slots * self.pool.size
 
     @contextmanager
-    def hold(self, key: Key, width: int, found: Sequence[Part], below: Bring, seen: Seen) -> Iterator[list[int] | None]:
-        """The slots of the parts, in order, pinned until the block ends; None when there is no room for them.
+    def hold(self, key: Key, width: int, found: Parts, below: Bring, seen: Seen) -> Iterator[Numbers | None]:
+        """The slots of the parts [m], in order, pinned until the block ends; None when there is no room for them.
 
         Raises StoreError when what is below does not deliver.
         """
-        slots: list[int | None] = [None] * len(found)
+        slots = np.full(len(found), -1)
         try:
+            missing = np.arange(len(found))
             room = len(found) <= self.pool.slots
-            while room and None in slots:
-                missing = [i for i, slot in enumerate(slots) if slot is None]
+            while room and missing.shape[0]:
                 room = self._fill(key, width, found, missing, slots, below, seen)
-            yield [slot for slot in slots if slot is not None] if room else None
+                missing = np.flatnonzero(slots < 0)
+            yield slots if room else None
         finally:
             with self._lock:
-                self.pool.release(slot for slot in slots if slot is not None)
+                self.pool.release(slots[slots >= 0])
 
-    def absent(self, key: Key, found: Sequence[Part]) -> list[Part]:
+    def absent(self, key: Key, found: Parts) -> Parts:
         """Those of the parts that are not here at the moment."""
         with self._lock:
-            return [part for part in found if not self.pool.holds((key, *part[:2]))]
+            held = self.pool.holds(key, found.cells)
+        return found.some(np.flatnonzero(~held))
 
     def drop(self, key: Key) -> None:
         """Forget a chunk."""
@@ -87,33 +97,28 @@ class Tier:
             return self.pool.stats()
 
     def _fill(
-        self,
-        key: Key,
-        width: int,
-        found: Sequence[Part],
-        wanted: list[int],
-        slots: list[int | None],
-        below: Bring,
-        seen: Seen,
+        self, key: Key, width: int, found: Parts, wanted: Numbers, slots: Numbers, below: Bring, seen: Seen
     ) -> bool:
-        """Find or bring the wanted parts, and wait for those that others bring; what these fail to bring stays None.
+        """Find or bring the wanted parts, and wait for those that others bring; what these fail to bring stays -1.
         False: no room."""
-        names = [(key, *found[i][:2]) for i in wanted]
-        flight = threading.Event()
+        asked = found.some(wanted)
+        cells = asked.cells
         with self._lock:
-            for i, slot in zip(wanted, self.pool.find(names), strict=True):
-                slots[i] = slot
-                seen[self.name] += found[i][3] if slot is not None else 0
-            absent = [(i, name) for i, name in zip(wanted, names, strict=True) if slots[i] is None]
-            mine = [(i, name) for i, name in absent if name not in self._coming]
-            others = {id(self._coming[name]): self._coming[name] for _, name in absent if name in self._coming}
-            taken = self.pool.take(len(mine))
+            got = self.pool.find(key, cells)
+            slots[wanted] = got
+            absent = np.flatnonzero(got < 0)
+            seen[self.name] += asked.bytes - int(asked.size[absent].sum())
+            if not absent.shape[0]:
+                return True
+            mine, others = self._apart(key, cells, absent)
+            taken = self.pool.take(mine.shape[0])
             if taken is None:
                 return False
-            self._coming.update((name, flight) for _, name in mine)
+            flight = _Flight(cells[mine])
+            self._coming.setdefault(key, []).append(flight)
         try:
-            if mine:
-                chosen = [found[i] for i, _ in mine]
+            if mine.shape[0]:
+                chosen = asked.some(mine)
                 self._copy(below(chosen), taken, chosen, width)
         except BaseException:
             with self._lock:
@@ -121,19 +126,32 @@ class Tier:
             raise
         else:
             with self._lock:
-                self.pool.name((name for _, name in mine), taken)
-            for (i, _), slot in zip(mine, taken, strict=True):
-                slots[i] = slot
+                self.pool.name(key, flight.cells, taken, found.grid)
+            slots[wanted[mine]] = taken
         finally:
             with self._lock:
-                for _, name in mine:
-                    del self._coming[name]
-            flight.set()
-        for other in others.values():
-            other.wait()
+                self._land(key, flight)
+        for other in others:
+            other.landed.wait()
         return True
 
-    def _copy(self, raw: Tensor, taken: Sequence[int], found: Sequence[Part], width: int) -> None:
+    def _apart(self, key: Key, cells: Numbers, absent: Numbers) -> tuple[Numbers, list[_Flight]]:
+        """(places in `cells` of those absent that nobody brings, who brings the others)."""
+        others = []
+        for flight in self._coming.get(key, ()):
+            theirs = np.isin(cells[absent], flight.cells)
+            if theirs.any():
+                others.append(flight)
+                absent = absent[~theirs]
+        return absent, others
+
+    def _land(self, key: Key, flight: _Flight) -> None:
+        self._coming[key].remove(flight)
+        if not self._coming[key]:
+            del self._coming[key]
+        flight.landed.set()
+
+    def _copy(self, raw: Tensor, taken: Numbers, found: Parts, width: int) -> None:
         """Bytes of parts, one after another, into their slots."""
         data, rows = self.pool.data.view(-1, width), _rows(self.starts(taken), found, width)
         if data.device.type == "cpu":
@@ -145,8 +163,8 @@ class Tier:
             data.index_copy_(0, rows.to(data.device), raw.to(data.device, non_blocking=True).view(-1, width))
 
 
-def _rows(starts: NDArray[np.int64], found: Sequence[Part], width: int) -> Tensor:
+def _rows(starts: Numbers, found: Parts, width: int) -> Tensor:
     """The rows of `width` bytes that the parts take up when they begin at `starts` (multiples of it)."""
-    counts = np.array([size for *_, size in found], dtype=np.int64) // width
+    counts = found.size // width
     first = starts // width - (counts.cumsum() - counts)
     return torch.from_numpy(np.arange(int(counts.sum())) + first.repeat(counts))

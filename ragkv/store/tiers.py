@@ -28,7 +28,7 @@ from ragkv.errors import StoreError
 from ragkv.kernels.carry import Form, Lent
 from ragkv.store.base import KVStore
 from ragkv.store.codec import Head, fetch, offsets, unpack
-from ragkv.store.layout import Layout, Part, parts
+from ragkv.store.layout import Layout, Parts, parts
 from ragkv.store.pool import BlockPool, PoolStats
 from ragkv.store.tier import Bring, Seen, Tier
 from ragkv.types import Key
@@ -107,8 +107,9 @@ class Tiers:
             with ExitStack() as held:
                 slots = held.enter_context(tier.hold(key, layout.row_bytes, found, below, seen))
                 if slots is not None:
-                    addresses = torch.from_numpy(tier.starts(slots)) + tier.pool.data.data_ptr()
-                    return Lent(addresses, form, held.pop_all().close), seen
+                    addresses = torch.from_numpy(tier.starts(slots) + tier.pool.data.data_ptr())
+                    which = torch.from_numpy(found.layer), torch.from_numpy(found.block)
+                    return Lent(addresses, *which, form, held.pop_all().close), seen
         return None
 
     def warm(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> None:
@@ -125,17 +126,17 @@ class Tiers:
             below = partial(tier.bring, key, head.layout.row_bytes, below=below, seen=seen)
         return below
 
-    def _stored(self, key: Key, head: Head, seen: Seen, found: Sequence[Part]) -> Tensor:
+    def _stored(self, key: Key, head: Head, seen: Seen, found: Parts) -> Tensor:
         raw = fetch(self.store, key, head, found)
         seen["store"] += raw.numel()
         return raw
 
     def absent(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> int:
         """Bytes of these blocks that only the store has."""
-        found: Sequence[Part] = parts(head.layout, wanted)
+        found = parts(head.layout, wanted)
         for tier in self._tiers:
             found = tier.absent(key, found)
-        return sum(size for *_, size in found)
+        return found.bytes
 
     def prefetch(self, work: Callable[[], None]) -> None:
         """Do `work` (calls of `head` and `warm`) soon, in a thread of its own. What fails is tried again by whoever

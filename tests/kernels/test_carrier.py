@@ -126,7 +126,7 @@ def test_a_chunk_that_is_damaged_is_encoded_again_and_the_others_are_carried(tmp
     case = Case(tmp_path, model)
     healthy, _ = case.asked(case.loading, 1, Reuse(4))
     shelf = case.shelves[0]
-    shelf.head(CHUNKS[1])  # is in memory from now on
+    shelf.head(shelf.key(CHUNKS[1]), len(CHUNKS[1]))  # is in memory from now on
     (file,) = tmp_path.glob(f"*/{shelf.key(CHUNKS[1])}.kv")
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
