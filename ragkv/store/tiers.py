@@ -107,9 +107,8 @@ class Tiers:
             with ExitStack() as held:
                 slots = held.enter_context(tier.hold(key, layout.row_bytes, found, below, seen))
                 if slots is not None:
-                    addresses = torch.from_numpy(tier.starts(slots) + tier.pool.data.data_ptr())
-                    which = torch.from_numpy(found.layer), torch.from_numpy(found.block)
-                    return Lent(addresses, *which, form, held.pop_all().close), seen
+                    addresses = tier.starts(slots) + tier.pool.data.data_ptr()
+                    return Lent(addresses, found.layer, found.block, form, held.pop_all().close), seen
         return None
 
     def warm(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> None:
