@@ -101,12 +101,11 @@ def _end(ready: torch.cuda.Event, release: Callable[[], None], used: object) -> 
 def _table(stitch: Stitch, pieces: Sequence[Piece], lent: Mapping[int, Lent]) -> tuple[Tensor, list[int]]:
     """([FIELDS, E] as in `Entries`, on the CPU, layer by layer; entries of layers below each, L + 1 numbers)."""
     loans = list(lent.values())
-    layers = np.concatenate([loan.layers for loan in loans])
+    layers = np.concatenate([loan.layers.numpy() for loan in loans])
     order = layers.argsort(kind="stable")
     layers = layers[order]
-    numbers, blocks = (
-        np.concatenate(each)[order] for each in ([loan.addresses for loan in loans], [loan.blocks for loan in loans])
-    )
+    numbers = np.concatenate([loan.addresses.numpy() for loan in loans])[order]
+    blocks = np.concatenate([loan.blocks.numpy() for loan in loans])[order]
     chunks = np.array([(pieces[i].tokens, stitch.starts[i]) for i in lent])
     sizes, starts = chunks.repeat([len(loan.blocks) for loan in loans], axis=0)[order].T
     block = loans[0].form.block

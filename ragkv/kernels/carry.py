@@ -16,9 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 FIELDS = 5
@@ -52,13 +50,13 @@ class Form:
 class Lent:
     """Blocks where they lie, and stay until `release` is called, by whoever has read them.
 
-    addresses [m] int64: of their first bytes, layer by layer, in the order in which they were asked for · layers,
+    addresses [m] int64 (CPU): of their first bytes, layer by layer, in the order in which they were asked for · layers,
     blocks [m] likewise: which they are.
     """
 
-    addresses: NDArray[np.int64]
-    layers: NDArray[np.int64]
-    blocks: NDArray[np.int64]
+    addresses: Tensor
+    layers: Tensor
+    blocks: Tensor
     form: Form
     release: Callable[[], None]
 

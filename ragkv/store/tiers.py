@@ -108,7 +108,9 @@ class Tiers:
                 slots = held.enter_context(tier.hold(key, layout.row_bytes, found, below, seen))
                 if slots is not None:
                     addresses = tier.starts(slots) + tier.pool.data.data_ptr()
-                    return Lent(addresses, found.layer, found.block, form, held.pop_all().close), seen
+                    told = addresses, found.layer, found.block
+                    numbers, layers, blocks = (torch.from_numpy(each) for each in told)
+                    return Lent(numbers, layers, blocks, form, held.pop_all().close), seen
         return None
 
     def warm(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> None:
