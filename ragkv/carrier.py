@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,18 +130,16 @@ def _end(ready: torch.cuda.Event, release: Callable[[], None], used: object) -> 
 def _table(stitch: Stitch, pieces: Sequence[Piece], lent: Mapping[int, Lent]) -> tuple[Tensor, list[int]]:
     """([FIELDS, E] as in `Entries`, on the CPU, layer by layer; entries of layers below each, L + 1 numbers)."""
     loans = list(lent.values())
-    numbers, layers, blocks = (
-        torch.cat(each) for each in zip(*((loan.addresses, loan.layers, loan.blocks) for loan in loans), strict=True)
-    )
-    order = layers.argsort(stable=True)
+    layers = np.concatenate([loan.layers.numpy() for loan in loans])
+    order = layers.argsort(kind="stable")
     layers = layers[order]
-    chunks = torch.tensor([(pieces[i].tokens, stitch.starts[i]) for i in lent], dtype=torch.int64)
-    counts = torch.tensor([len(loan.blocks) for loan in loans])
-    sizes, starts = chunks.repeat_interleave(counts, dim=0)[order].T
+    numbers = np.concatenate([loan.addresses.numpy() for loan in loans])[order]
+    blocks = np.concatenate([loan.blocks.numpy() for loan in loans])[order]
+    chunks = np.array([(pieces[i].tokens, stitch.starts[i]) for i in lent])
+    sizes, starts = chunks.repeat([len(loan.blocks) for loan in loans], axis=0)[order].T
     block = loans[0].form.block
-    begin = blocks[order] * block
+    begin = blocks * block
     positions = begin + starts
-    k, v = stitch.addresses(layers, positions)
-    table = torch.stack([numbers[order], (sizes - begin).clamp(max=block), k, v, positions])
-    stops = torch.bincount(layers, minlength=stitch.cache.shape.layers).cumsum(0).tolist()
-    return table, [0, *stops]
+    table = np.stack([numbers, np.minimum(sizes - begin, block), *stitch.addresses(layers, positions), positions])
+    stops = np.bincount(layers, minlength=stitch.cache.shape.layers).cumsum().tolist()
+    return torch.from_numpy(table), [0, *stops]

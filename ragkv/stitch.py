@@ -50,7 +50,8 @@ class Stitch:
             self._sizes.append(piece.tokens)
             self.end += piece.tokens
         self._rotary = self._model.rotary(torch.arange(self.end))
-        wider = {id(old): np.pad(old, (0, self.end - len(old)), constant_values=-1) for old in self._slots}
+        joining = np.full(self.end - len(self._slots[0]), -1)
+        wider = {id(old): np.concatenate([old, joining]) for old in self._slots}
         self._slots = [wider[id(old)] for old in self._slots]
 
     def reserve(self, pieces: Sequence[Piece], wanted: Sequence[Sequence[Blocks]]) -> None:
@@ -96,15 +97,15 @@ class Stitch:
         """Of all positions before `end`."""
         return self._rotary
 
-    def addresses(self, layers: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def addresses(self, layers: Numbers, positions: Numbers) -> tuple[Numbers, Numbers]:
         """Where the K and the V of rows [m] lie in memory: of layers [m], at stitched positions [m]."""
         stores = [self.cache.stores(layer, 0) for layer in range(self.cache.shape.layers)]
         row = self.cache.shape.kv_heads * self.cache.shape.head_dim * self.cache.dtype.itemsize
-        begin = torch.tensor([[k.data_ptr() for k, _ in stores], [v.data_ptr() for _, v in stores]])
-        slots, at = torch.empty_like(positions), {id(each): each for each in self._slots}
-        for same, found in at.items():
-            here = torch.tensor([id(each) == same for each in self._slots])[layers]
-            slots[here] = torch.from_numpy(found[positions[here].numpy()])
+        begin = np.array([[k.data_ptr() for k, _ in stores], [v.data_ptr() for _, v in stores]])
+        slots = np.empty_like(positions)
+        for number, found in {id(each): each for each in self._slots}.items():
+            here = np.array([id(each) == number for each in self._slots])[layers]
+            slots[here] = found[positions[here]]
         k, v = begin[:, layers] + slots * row
         return k, v
 

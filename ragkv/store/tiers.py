@@ -107,9 +107,10 @@ class Tiers:
             with ExitStack() as held:
                 slots = held.enter_context(tier.hold(key, layout.row_bytes, found, below, seen))
                 if slots is not None:
-                    addresses = torch.from_numpy(tier.starts(slots) + tier.pool.data.data_ptr())
-                    which = torch.from_numpy(found.layer), torch.from_numpy(found.block)
-                    return Lent(addresses, *which, form, held.pop_all().close), seen
+                    addresses = tier.starts(slots) + tier.pool.data.data_ptr()
+                    told = addresses, found.layer, found.block
+                    numbers, layers, blocks = (torch.from_numpy(each) for each in told)
+                    return Lent(numbers, layers, blocks, form, held.pop_all().close), seen
         return None
 
     def warm(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> None:

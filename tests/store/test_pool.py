@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import torch
 from hypothesis import settings
@@ -105,6 +107,32 @@ class Model:
         if lacking > len(idle):
             return None
         return free + [self.held.pop(name) for name in idle[:lacking]]
+
+
+def test_the_order_of_use_holds_through_many_evictions() -> None:
+    pool, model, random = pool_of(200), Model(200), Random(5)
+    waiting: list[NDArray[np.int64]] = []
+    for turn in range(150):
+        key = Key(str(random.randrange(12)))
+        cells = sorted(random.sample(range(40), random.randrange(1, 30)))
+        slots = pool.find(key, np.array(cells))
+        assert slots.tolist() == model.find(key, cells)
+        missing = np.array(cells)[slots < 0]
+        allowed, taken = model.take(len(missing)), pool.take(len(missing))
+        assert taken is not None
+        assert allowed is not None
+        assert set(taken.tolist()) <= set(allowed)
+        pool.name(key, missing, taken, 40)
+        for cell, slot in zip(missing.tolist(), taken.tolist(), strict=True):
+            model.use((key, cell), slot)
+        pool.release(taken)
+        waiting.append(slots[slots >= 0])  # held on to for some turns, as by questions that take long
+        if turn > 2:
+            done = waiting.pop(0)
+            pool.release(done)
+            for slot in done.tolist():
+                model.pins[slot] -= 1
+    assert pool.stats().evicted > 1000
 
 
 class Slots(RuleBasedStateMachine):
