@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from ragkv.carrier import Lending
 from ragkv.cost import FREE, Costs
@@ -222,12 +223,13 @@ class StoredChunk:
         head = self._worth(wanted)
         if head is None:
             return _nothing
-        coming = threads.submit(self._shelf.lend, self._key, head, wanted)
-        return lambda: self._lent(coming)
+        if not self._shelf.absent(self._key, head, wanted):  # a thread would cost more than it takes
+            return lambda: self._lent(partial(self._shelf.lend, self._key, head, wanted))
+        return partial(self._lent, threads.submit(self._shelf.lend, self._key, head, wanted).result)
 
-    def _lent(self, coming: Future[tuple[Lent, Seen] | None]) -> Lent | None:
+    def _lent(self, coming: Callable[[], tuple[Lent, Seen] | None]) -> Lent | None:
         try:
-            lent = coming.result()
+            lent = coming()
         except StoreError as error:
             self._from = self._read_again(error)
             return None

@@ -170,7 +170,8 @@ class Stitch:
         every layer and its last `outputs` give logits.
         """
         entering = rows_alive(plan.recompute)
-        alive, written = self._each(entering), self._each(plan.recompute)
+        both = self._each([*entering, *plan.recompute])
+        alive, written = both[: len(entering)], both[len(entering) :]
         asked = torch.arange(self.end, self.end + len(question))
         steps = []
         for layer, present in enumerate(alive):
