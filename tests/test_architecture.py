@@ -18,7 +18,7 @@ SOURCES = ("ragkv", "api", "ingest")
 # From the ground up. A room imports its own layer and those below. `ragkv` itself is only its version.
 LAYERS = (
     {"ragkv", "errors", "types"},
-    {"kernels", "quota", "report", "watch"},
+    {"kernels", "quota", "report", "spread", "watch"},
     {
         "archive",
         "client",
@@ -88,6 +88,7 @@ LEAN = {
     "kernels",
     "recompute",
     "sparse",
+    "spread",
     "steps",
     "qualify",
 }

@@ -39,6 +39,15 @@ class Sight:
     lists: Lists | None = None
 
 
+    def to(self, device: torch.device) -> Sight:
+        """The same for rows on another device."""
+        if self.lists is None or self.q_at is None or self.k_at is None:
+            return self
+        lists, at = self.lists, [each.to(device) for each in (self.q_at, self.k_at)]
+        blocks, counts, clear = (each.to(device) for each in (lists.blocks, lists.counts, lists.clear))
+        return replace(self, q_at=at[0], k_at=at[1], lists=replace(lists, blocks=blocks, counts=counts, clear=clear))
+
+
 def sight(q_pos: Tensor, k_pos: Tensor, device: torch.device) -> Sight:
     """What rows on `device` see. Positions int64 on the CPU."""
     if q_pos.shape == k_pos.shape and torch.equal(q_pos, k_pos) and _increasing(q_pos):
