@@ -41,9 +41,10 @@ class ContextCache:
         """capacity: rows to make room for, per layer or for all; the cache grows when it is passed · device: of all
         layers, or of each."""
         sizes = [capacity] * shape.layers if isinstance(capacity, int) else list(capacity)
-        one = isinstance(device, (torch.device, str))
         self.shape, self.dtype = shape, dtype
-        self.devices = (torch.device(device),) * shape.layers if one else tuple(device)
+        if isinstance(device, (torch.device, str)):
+            device = [torch.device(device)] * shape.layers
+        self.devices = tuple(device)
         self._k = [
             torch.empty(size, shape.kv_heads, shape.head_dim, dtype=dtype, device=at)
             for size, at in zip(sizes, self.devices, strict=True)

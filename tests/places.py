@@ -125,6 +125,6 @@ def _held(x):
 def _back(x, place: torch.device):
     if isinstance(x, Tensor) and place != HOST:
         return _placed(x, place)
-    if type(x) in (tuple, list):
-        return type(x)(_back(each, place) for each in x)
+    if isinstance(x, (tuple, list)) and not isinstance(x, torch.Size):
+        return type(x)([_back(each, place) for each in x])
     return x

@@ -107,7 +107,8 @@ def random_model(
 ) -> DecoderModel:
     """A model without tokenizer, its weights drawn on the device: the same for the same seed and kind of device.
 
-    device: `spread`, or several, for equal runs of layers on all of them; other weights then · dtype: default bfloat16 on CUDA, else float32 · layers: other than the shape's · sparse: see above; False: plain
+    device: `spread`, or several: all of them get equal runs of layers, with other weights than one would ·
+    dtype: default bfloat16 on CUDA, else float32 · layers: other than the shape's · sparse: see above; False: plain
     random weights. Output embeddings are never tied to the input's. Raises InputError for a shape that there is not,
     ConfigError where there is no GPU to spread over.
     """
