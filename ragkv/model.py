@@ -12,8 +12,6 @@ Supported: dense decoders of the Llama, Mistral, Qwen2/2.5 and Qwen3 families wi
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ import transformers
 from torch import Tensor
 
 from ragkv.errors import ModelNotFound, ModelUnsupported
+from ragkv.folder import find_folder, first_line, weights_hash_of
 from ragkv.fused import Fused
 from ragkv.joined import fits
 from ragkv.kernels.attention import attend
@@ -37,12 +36,6 @@ from ragkv.types import Shape
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPES = ("default", "linear", "llama3", "yarn")
-_DECIDING = {
-    *("config.json", "adapter_config.json", "chat_template.jinja"),
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt"),
-}
-"""Files that decide, beside the weights, what a model computes for a text; not every model has every one."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -104,12 +97,12 @@ class DecoderModel:
         profiles: folder where `ragkv calibrate` keeps profiles of models that carry none.
         Raises ModelNotFound, ModelUnsupported, ConfigError (damaged profile, or nothing to spread over).
         """
-        folder = _folder(source)
+        folder = find_folder(source)
         transformers.utils.logging.disable_progress_bar()
         try:
             config = transformers.AutoConfig.from_pretrained(folder)
         except (OSError, ValueError, KeyError) as error:
-            raise ModelNotFound(f"model {source!r}: no readable config.json ({_first_line(error)})") from None
+            raise ModelNotFound(f"model {source!r}: no readable config.json ({first_line(error)})") from None
         check_supported(config)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -126,8 +119,8 @@ class DecoderModel:
         except KeyError:
             raise ModelUnsupported(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}") from None
         except (OSError, ValueError, RuntimeError) as error:
-            raise ModelNotFound(f"model {source!r}: cannot be loaded ({_first_line(error)})") from None
-        weights_hash = _weights_hash(folder)
+            raise ModelNotFound(f"model {source!r}: cannot be loaded ({first_line(error)})") from None
+        weights_hash = weights_hash_of(folder)
         profile = default_profile(config.num_hidden_layers, config.hidden_size, config.model_type)
         for path in [folder / "profile.json", *([profiles / f"{weights_hash}.json"] if profiles else [])]:
             if path.is_file():
@@ -290,35 +283,6 @@ def check_supported(config: Any) -> None:
         )
 
 
-def _folder(source: str) -> Path:
-    """The local folder of `source`, fetched from the hub only if it is no path."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    if source.startswith((".", "/", "~")) or source.count("/") != 1:
-        raise ModelNotFound(f"model folder {source!r} does not exist; give a folder or a hub id like org/name")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(
-            snapshot_download(source, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"])
-        )
-    except Exception as error:  # the hub client raises a dozen unrelated types for "not there" and "no network"
-        raise ModelNotFound(f"model {source!r}: no such folder, and the hub gave {_first_line(error)}") from None
-
-
-def _weights_hash(folder: Path) -> str:
-    """sha256 over everything that decides what the model computes: config, tokenizer, weights."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix == ".safetensors" or path.name in _DECIDING:
-            digest.update(json.dumps([path.name, path.stat().st_size]).encode())
-            with path.open("rb") as file:
-                while block := file.read(1 << 22):
-                    digest.update(block)
-    return digest.hexdigest()
-
-
 def _stop_ids(weights: Any, tokenizer: Any) -> frozenset[int]:
     generation = getattr(weights, "generation_config", None)
     eos = getattr(generation, "eos_token_id", None)
@@ -326,7 +290,3 @@ def _stop_ids(weights: Any, tokenizer: Any) -> frozenset[int]:
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
     return frozenset(ids)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

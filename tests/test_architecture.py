@@ -25,6 +25,7 @@ LAYERS = (
         "config",
         "context",
         "exposition",
+        "folder",
         "fused",
         "joined",
         "needles",
@@ -79,6 +80,7 @@ COMPUTE = {
 
 LEAN = {
     "model",
+    "folder",
     "fused",
     "joined",
     "prompt",
