@@ -55,8 +55,8 @@ def borrow(begun: Mapping[int, Lending], held: ExitStack) -> dict[int, Lent]:
 
 
 def make_carrier(model: DecoderModel) -> Carrier | None:
-    """For a model on a GPU, where Triton is; None otherwise: blocks are then loaded as rows."""
-    if model.device.type != "cuda" or model.dtype == torch.float64 or not find_spec("triton"):
+    """For a model on one GPU, where Triton is; None otherwise: blocks are then loaded as rows."""
+    if model.spread or model.device.type != "cuda" or model.dtype == torch.float64 or not find_spec("triton"):
         return None
     from ragkv.kernels import triton_carry
 

@@ -32,7 +32,10 @@ class Settings(BaseSettings):
     )
     model: str = Field("", description="Model folder or hub id; empty: the bundled model.")
     embedder: str = Field("", description="Sentence-transformers folder or hub id; empty: the packaged MiniLM.")
-    device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1` or `auto` (CUDA where there is one).")
+    device: str = Field(
+        "auto",
+        description="`cpu`, `cuda`, `cuda:1`, `spread` (layers over all GPUs), or `auto` (CUDA where there is one).",
+    )
     dtype: str = Field("auto", description="`float32`, `bfloat16`, `float64`; auto: float32 on CPU, bfloat16 on CUDA.")
     method: str = Field(
         "", description="Default method; empty: scout where the model is calibrated, else samkv-fusion."

@@ -32,12 +32,23 @@ class ContextCache:
     """
 
     def __init__(
-        self, shape: Shape, capacity: int | Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        shape: Shape,
+        capacity: int | Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device | str | Sequence[torch.device] = "cpu",
     ):
-        """capacity: rows to make room for, per layer or for all; the cache grows when it is passed."""
+        """capacity: rows to make room for, per layer or for all; the cache grows when it is passed · device: of all
+        layers, or of each."""
         sizes = [capacity] * shape.layers if isinstance(capacity, int) else list(capacity)
-        self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
-        self._k = [torch.empty(size, shape.kv_heads, shape.head_dim, dtype=dtype, device=device) for size in sizes]
+        self.shape, self.dtype = shape, dtype
+        if isinstance(device, (torch.device, str)):
+            device = [torch.device(device)] * shape.layers
+        self.devices = tuple(device)
+        self._k = [
+            torch.empty(size, shape.kv_heads, shape.head_dim, dtype=dtype, device=at)
+            for size, at in zip(sizes, self.devices, strict=True)
+        ]
         self._v = [torch.empty_like(k) for k in self._k]
         self._positions = [torch.empty(size, dtype=torch.int64) for size in sizes]
         self.lengths = [0] * shape.layers
@@ -52,6 +63,11 @@ class ContextCache:
         coming, self._coming[layer] = self._coming[layer], None
         if coming is not None:
             coming.wait()
+
+    @property
+    def device(self) -> torch.device:
+        """The first layer's."""
+        return self.devices[0]
 
     @property
     def bytes(self) -> int:
@@ -113,7 +129,7 @@ class ContextCache:
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Overwrite live rows `slots` [m] with k (rotated), v [m, Hkv, d]."""
         self.settle(layer)
-        slots = slots.to(self.device)
+        slots = slots.to(self.devices[layer])
         self._k[layer][slots] = k
         self._v[layer][slots] = v
 

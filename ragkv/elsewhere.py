@@ -77,11 +77,12 @@ class Absent:
     def _points(self, layer: int) -> Tensor:
         """[Hkv, A, d]"""
         blocks, cache = self._blocks[layer], self._stitch.cache
+        device = cache.devices[layer]
         if not blocks:
-            return torch.empty(cache.shape.kv_heads, 0, cache.shape.head_dim, dtype=cache.dtype, device=cache.device)
+            return torch.empty(cache.shape.kv_heads, 0, cache.shape.head_dim, dtype=cache.dtype, device=device)
         pieces = [self._sources[i].piece for i, _ in blocks]
         spans = [piece.span(block) for piece, (_, block) in zip(pieces, blocks, strict=True)]
         middles = [(i, (span[len(span) // 2],)) for (i, _), span in zip(blocks, spans, strict=True)]
         means = [piece.digest.mean_keys[layer, block] for piece, (_, block) in zip(pieces, blocks, strict=True)]
-        stacked = torch.stack(means).to(cache.device, cache.dtype)
+        stacked = torch.stack(means).to(device, cache.dtype)
         return self._stitch.turned(stacked, middles, self._angle).transpose(0, 1)

@@ -104,7 +104,7 @@ class Engine:
         embedder.load()
         engine = cls(settings, model, store, catalog, Retriever(catalog, embedder, settings.data / "index"))
         engine.unqualified = why_not(engine.reader, engine.fingerprint, settings.data / "qualified")
-        machine = f"{engine.fingerprint} {model.device} {torch.get_num_threads()} {settings.store}"
+        machine = f"{engine.fingerprint} {model.place} {torch.get_num_threads()} {settings.store}"
         engine.costs = costs(engine.reader, store, settings.data / "costs", machine)
         if model.device.type == "cuda" and not (settings.method or engine.unqualified):
             engine.gate = from_stored(engine.reader, engine._shelf(MEASURED), make_method(engine.method, model))

@@ -26,6 +26,7 @@ from ragkv.kernels.attention import Sight, attend_seen, send, sight
 from ragkv.kernels.rows import Kernels, divide, raw_queries
 from ragkv.kernels.steps import HeadNorms, apply_norm
 from ragkv.passes import Pass, write_rows
+from ragkv.spread import current, devices_of
 from ragkv.types import Shape
 
 RotaryOf = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -38,9 +39,10 @@ class Fused:
     def __init__(
         self, body: Any, head: Any, shape: Shape, scale: float, rotary: RotaryOf, kernels: Kernels | ModuleType
     ):
-        """body, head: of a model that `joined.fits`; its weights are joined · scale: of attention."""
+        """body: of a model that `joined.fits`; its weights are joined · head: rows behind the last norm, on the last
+        layer's device, to logits · scale: of attention."""
         self.body, self.head, self.shape, self.scale, self.rotary = body, head, shape, scale, rotary
-        self.kernels, self.layers = kernels, join(body)
+        self.kernels, self.layers, self.devices = kernels, join(body), devices_of(body)
 
     def forward(self, passes: Sequence[Pass]) -> list[Tensor]:
         """As `DecoderModel.forward`."""
@@ -48,8 +50,11 @@ class Fused:
         for i in range(max(run.depth for run in runs)):
             running = [run for run in runs if run.p.start <= i < run.depth]
             if running:
-                self._layer(i, self.layers[i], running)
-        ends = [run.normed for run in runs]
+                for run in running:
+                    run.enter(self.devices[i])
+                with current(self.devices[i]):
+                    self._layer(i, self.layers[i], running)
+        ends = [run.normed.to(self.devices[-1]) for run in runs]
         return list(self.head(_cat(ends)).split([end.shape[0] for end in ends]))
 
     def _layer(self, i: int, layer: Layer, running: Sequence[_Run]) -> None:
@@ -76,16 +81,33 @@ class _Run:
         self.p, self.depth = p, fused.shape.layers if p.depth is None else p.depth
         self._fused, self._at = fused, p.positions
         self._kept: Sight | None = None
+        self._device, devices = fused.devices[p.start], fused.devices[p.start : self.depth]
         slots, leave = _places(p, self.depth)
         distinct = list({id(each): each for each in (*slots, *leave) if each is not None}.values())
         sent = [each.int() for each in (p.tokens, p.positions, *distinct)]
-        tokens, positions, *there = send(sent, p.cache.device)
-        found = dict(zip(map(id, distinct), there, strict=True))
-        self._slots = [found[id(each)] for each in slots]
-        self._leave = [None if each is None else (each, found[id(each)]) for each in leave]
-        self.x = fused.body.embed_tokens(tokens) if p.hidden is None else p.hidden
+        there = {device: send(sent, device) for device in dict.fromkeys((self._device, *devices))}
+        tokens, positions = there[self._device][:2]
+        number = {id(each): i for i, each in enumerate(distinct, start=2)}
+        self._slots = [there[at][number[id(each)]] for at, each in zip(devices, slots, strict=True)]
+        self._leave = [
+            None if each is None else (each, there[at][number[id(each)]])
+            for at, each in zip(devices, leave, strict=True)
+        ]
+        embed = fused.body.embed_tokens
+        x = embed(tokens.to(embed.weight.device)) if p.hidden is None else p.hidden
+        self.x = x.to(self._device)
         self.normed = fused.body.layers[p.start].input_layernorm(self.x)
-        self._cos, self._sin = fused.rotary(positions)
+        self._cos, self._sin = (each.to(self._device) for each in fused.rotary(positions))
+
+    def enter(self, device: torch.device) -> None:
+        """The next layer is on this device."""
+        if device == self._device:
+            return
+        self._device, kept = device, self._kept
+        self.x, self.normed, self._cos, self._sin = (
+            each.to(device) for each in (self.x, self.normed, self._cos, self._sin)
+        )
+        self._kept = None if kept is None else kept.to(device)
 
     def attend(self, i: int, heads: HeadNorms | None, qkv: Tensor) -> Tensor:
         """K and V of the rows to the cache; those that go on attend: out [O, Hq, d]."""

@@ -42,7 +42,8 @@ class Product:
 @dataclass(frozen=True)
 class Layer:
     """What a layer computes, in order; its first norm belongs to what comes before. heads: norms of queries and keys,
-    None: there are none · last: the norm behind the layer, the next one's first or the model's own."""
+    None: there are none · last: the norm behind the layer, the next one's first or the model's own; a copy where that
+    is on another device."""
 
     qkv: Product
     heads: HeadNorms | None
@@ -54,11 +55,11 @@ class Layer:
 
 
 def fits(body: Any) -> bool:
-    """Whether a model's layers can be joined and run by kernels of our own: on one GPU, of one dtype that Triton
+    """Whether a model's layers can be joined and run by kernels of our own: on GPUs, of one dtype that Triton
     computes in, plain linear modules with SiLU between them."""
-    kinds = {(each.device, each.dtype) for each in body.parameters()}
-    device, dtype = next(iter(kinds))
-    if len(kinds) > 1 or device.type != "cuda" or dtype == torch.float64 or not find_spec("triton"):
+    kinds = {(each.device.type, each.dtype) for each in body.parameters()}
+    place, dtype = next(iter(kinds))
+    if len(kinds) > 1 or place != "cuda" or dtype == torch.float64 or not find_spec("triton"):
         return False
     return is_plain(body)
 
@@ -93,15 +94,15 @@ def _layer(block: Any, behind: Any) -> Layer:
         _product([attention.q_proj, attention.k_proj, attention.v_proj]),
         heads,
         attention.o_proj,
-        _norm(block.post_attention_layernorm),
+        _norm(block.post_attention_layernorm, mlp.down_proj.weight.device),
         _product([mlp.gate_proj, mlp.up_proj]),
         mlp.down_proj,
-        _norm(behind),
+        _norm(behind, mlp.down_proj.weight.device),
     )
 
 
-def _norm(module: Any) -> Norm:
-    return Norm(module.weight.detach(), module.variance_epsilon)
+def _norm(module: Any, device: torch.device) -> Norm:
+    return Norm(module.weight.detach().to(device), module.variance_epsilon)
 
 
 def _product(modules: Sequence[Any]) -> Product:

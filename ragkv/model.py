@@ -12,9 +12,8 @@ Supported: dense decoders of the Llama, Mistral, Qwen2/2.5 and Qwen3 families wi
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,22 +24,18 @@ import transformers
 from torch import Tensor
 
 from ragkv.errors import ModelNotFound, ModelUnsupported
+from ragkv.folder import find_folder, first_line, weights_hash_of
 from ragkv.fused import Fused
 from ragkv.joined import fits
 from ragkv.kernels.attention import attend
 from ragkv.passes import Pass, write_rows
 from ragkv.profile import Profile, default_profile, load_profile
 from ragkv.prompt import Prompt
+from ragkv.spread import SPREAD, check_spreadable, current, devices_of, following, unhooked
 from ragkv.types import Shape
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPES = ("default", "linear", "llama3", "yarn")
-_DECIDING = {
-    *("config.json", "adapter_config.json", "chat_template.jinja"),
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt"),
-}
-"""Files that decide, beside the weights, what a model computes for a text; not every model has every one."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -54,9 +49,17 @@ class Rotary:
     def __getitem__(self, rows: Tensor) -> Rotary:
         return Rotary(self.cos[rows], self.sin[rows])
 
+    def to(self, device: torch.device) -> Rotary:
+        """The same on a device."""
+        return Rotary(self.cos.to(device), self.sin.to(device))
+
 
 class DecoderModel:
-    """Weights (`body`, `lm_head`), tokenizer, prompt pieces and profile of a model on one device. No request state."""
+    """Weights (`body`, `lm_head`), tokenizer, prompt pieces and profile of a model. No request state.
+
+    devices: of each layer · device: the first of them, where inputs go and logits are · spread: whether there are
+    several (spread.py).
+    """
 
     def __init__(
         self,
@@ -76,7 +79,10 @@ class DecoderModel:
         self.body, self.lm_head, self.config = weights.model, weights.lm_head, config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = Shape(config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, head_dim)
-        self.device, self.dtype = next(weights.parameters()).device, next(weights.parameters()).dtype
+        self.devices, self.dtype = devices_of(self.body), next(weights.parameters()).dtype
+        self.device, self.spread = self.devices[0], len({each.device for each in weights.parameters()}) > 1
+        ends = (self.body.embed_tokens, self.body.norm, self.lm_head)
+        self._embedding_at, self._norm_at, self._head_at = (next(each.parameters()).device for each in ends)
         self.scale: float = self.body.layers[0].self_attn.scaling
         self.tokenizer, self.name, self.weights_hash = tokenizer, name, weights_hash
         self.profile = profile or default_profile(self.shape.layers, config.hidden_size, config.model_type)
@@ -89,35 +95,43 @@ class DecoderModel:
         """Load a local folder or, when `source` is no folder, a hub id.
 
         profiles: folder where `ragkv calibrate` keeps profiles of models that carry none.
-        Raises ModelNotFound, ModelUnsupported, ConfigError (damaged profile).
+        Raises ModelNotFound, ModelUnsupported, ConfigError (damaged profile, or nothing to spread over).
         """
-        folder = _folder(source)
+        folder = find_folder(source)
         transformers.utils.logging.disable_progress_bar()
         try:
             config = transformers.AutoConfig.from_pretrained(folder)
         except (OSError, ValueError, KeyError) as error:
-            raise ModelNotFound(f"model {source!r}: no readable config.json ({_first_line(error)})") from None
+            raise ModelNotFound(f"model {source!r}: no readable config.json ({first_line(error)})") from None
         check_supported(config)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == SPREAD:
+            check_spreadable()
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
         try:
             weights = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=DTYPES[dtype], use_safetensors=True
+                folder, dtype=DTYPES[dtype], use_safetensors=True, device_map="balanced" if device == SPREAD else None
             )
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            weights = weights.to(device).eval()
+            weights = (unhooked(weights) if device == SPREAD else weights.to(device)).eval()
         except KeyError:
             raise ModelUnsupported(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}") from None
         except (OSError, ValueError, RuntimeError) as error:
-            raise ModelNotFound(f"model {source!r}: cannot be loaded ({_first_line(error)})") from None
-        weights_hash = _weights_hash(folder)
+            raise ModelNotFound(f"model {source!r}: cannot be loaded ({first_line(error)})") from None
+        weights_hash = weights_hash_of(folder)
         profile = default_profile(config.num_hidden_layers, config.hidden_size, config.model_type)
         for path in [folder / "profile.json", *([profiles / f"{weights_hash}.json"] if profiles else [])]:
             if path.is_file():
                 profile = load_profile(path, profile)
         return cls(weights, tokenizer, profile, Path(source).name, weights_hash)
+
+    @property
+    def place(self) -> str:
+        """Its devices, in words."""
+        named = dict.fromkeys(map(str, self.devices))
+        return " and ".join(named)
 
     @property
     def token_bytes(self) -> int:
@@ -148,7 +162,8 @@ class DecoderModel:
             return []
         if self.fused is not None:
             return self.fused.forward(passes)
-        hidden = [self.body.embed_tokens(p.tokens.to(self.device)) if p.hidden is None else p.hidden for p in passes]
+        embed = self.body.embed_tokens
+        hidden = [embed(p.tokens.to(self._embedding_at)) if p.hidden is None else p.hidden for p in passes]
         positions = [p.positions for p in passes]
         rotary = [self.rotary(p.positions) for p in passes]
         depth = max(self._depth(p) for p in passes)
@@ -156,6 +171,9 @@ class DecoderModel:
             running = [i for i, p in enumerate(passes) if p.start <= layer < self._depth(p)]
             if not running:
                 continue
+            device = self.devices[layer]
+            for i in running if self.spread else ():
+                hidden[i], rotary[i] = hidden[i].to(device), rotary[i].to(device)
             q, k, v = self._project(layer, [hidden[i] for i in running])
             attended: list[Tensor] = []
             for j, i in enumerate(running):
@@ -168,21 +186,22 @@ class DecoderModel:
                 if layer == self._depth(p) - 1 and p.depth is not None:
                     leave = torch.empty(0, dtype=torch.int64)  # stops here: nothing above needs its output
                 if leave is not None:
-                    rows = leave.to(self.device)
+                    rows = leave.to(device)
                     q[j], hidden[i], rotary[i] = q[j][rows], hidden[i][rows], rotary[i][rows]
                     positions[i] = positions[i][leave]
                 attended.append(self._attend(layer, p, rotate(q[j], rotary[i]), positions[i]))
             for i, out in zip(running, self._finish(layer, [hidden[i] for i in running], attended), strict=True):
                 hidden[i] = out
-        final = torch.cat(hidden)
-        return list(self.lm_head(self.body.norm(final)).split([h.shape[0] for h in hidden]))
+        final = self.body.norm(torch.cat([h.to(self._norm_at) for h in hidden]))
+        return list(self._logits(final).split([h.shape[0] for h in hidden]))
 
     @torch.inference_mode()
     def own_logits(self, tokens: Sequence[int]) -> Tensor:
         """Logits [n, vocabulary] of the loaded model's own forward: what the layer loop is held against."""
-        hidden = self.body(input_ids=torch.tensor([tokens], device=self.device), use_cache=False).last_hidden_state
-        logits: Tensor = self.lm_head(hidden[0])
-        return logits
+        ids = torch.tensor([tokens], device=self._embedding_at)
+        with following(self.body, self.devices) if self.spread else nullcontext():
+            hidden = self.body(input_ids=ids, use_cache=False).last_hidden_state
+        return self._logits(hidden[0])
 
     def rotary(self, positions: Tensor) -> Rotary:
         """cos and sin at `positions` [T], from the model's own rotary module."""
@@ -196,7 +215,12 @@ class DecoderModel:
             return None
         from ragkv.kernels import triton_rows
 
-        return Fused(self.body, self.lm_head, self.shape, self.scale, self._cos_sin, triton_rows)
+        return Fused(self.body, self._logits, self.shape, self.scale, self._cos_sin, triton_rows)
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        """[O, vocabulary] of rows behind the last norm, wherever they are."""
+        logits: Tensor = self.lm_head(normed.to(self._head_at))
+        return logits.to(self.device)
 
     def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         at = self.rotary(positions)
@@ -220,9 +244,10 @@ class DecoderModel:
     def _attend(self, layer: int, p: Pass, q: Tensor, positions: Tensor) -> Tensor:
         """One request's rows over its own cache."""
         k, v, at = p.cache.k(layer), p.cache.v(layer), p.cache.positions(layer)
-        if p.attention is None or not q.shape[0]:
-            return attend(q, k, v, positions, at, scale=self.scale)
-        return p.attention(layer, q, k, v, positions, at, scale=self.scale)
+        with current(self.devices[layer]):
+            if p.attention is None or not q.shape[0]:
+                return attend(q, k, v, positions, at, scale=self.scale)
+            return p.attention(layer, q, k, v, positions, at, scale=self.scale)
 
     def _finish(self, layer: int, hidden: list[Tensor], attended: list[Tensor]) -> list[Tensor]:
         """Output projection, residuals and MLP."""
@@ -258,35 +283,6 @@ def check_supported(config: Any) -> None:
         )
 
 
-def _folder(source: str) -> Path:
-    """The local folder of `source`, fetched from the hub only if it is no path."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    if source.startswith((".", "/", "~")) or source.count("/") != 1:
-        raise ModelNotFound(f"model folder {source!r} does not exist; give a folder or a hub id like org/name")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(
-            snapshot_download(source, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"])
-        )
-    except Exception as error:  # the hub client raises a dozen unrelated types for "not there" and "no network"
-        raise ModelNotFound(f"model {source!r}: no such folder, and the hub gave {_first_line(error)}") from None
-
-
-def _weights_hash(folder: Path) -> str:
-    """sha256 over everything that decides what the model computes: config, tokenizer, weights."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix == ".safetensors" or path.name in _DECIDING:
-            digest.update(json.dumps([path.name, path.stat().st_size]).encode())
-            with path.open("rb") as file:
-                while block := file.read(1 << 22):
-                    digest.update(block)
-    return digest.hexdigest()
-
-
 def _stop_ids(weights: Any, tokenizer: Any) -> frozenset[int]:
     generation = getattr(weights, "generation_config", None)
     eos = getattr(generation, "eos_token_id", None)
@@ -294,7 +290,3 @@ def _stop_ids(weights: Any, tokenizer: Any) -> frozenset[int]:
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
     return frozenset(ids)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

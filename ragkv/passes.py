@@ -93,10 +93,10 @@ def write_rows(p: Pass, layer: int, step: Step, k: Tensor, v: Tensor) -> None:
     """Put a layer's rows k (rotated), v [T, Hkv, d] into the pass's cache, blended with what they replace where told
     so."""
     if step.write is not None:
-        rows = step.write.to(p.cache.device)
+        rows = step.write.to(k.device)
         k, v = k[rows], v[rows]
     if step.blend and p.blend is not None:
-        old = step.slots[: step.blend].to(p.cache.device)
+        old = step.slots[: step.blend].to(k.device)
         k = torch.cat([p.blend(k[: step.blend], p.cache.k(layer)[old]), k[step.blend :]])
         v = torch.cat([p.blend(v[: step.blend], p.cache.v(layer)[old]), v[step.blend :]])
     p.cache.write(layer, step.slots, k, v)

@@ -32,6 +32,7 @@ from ragkv.passes import append
 from ragkv.reader import Context, Fresh, Reader
 from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.samkv import SamKV
+from ragkv.spread import SPREAD
 from ragkv.watch import Watch
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
@@ -94,7 +95,7 @@ def _measured(reader: Reader) -> Qualification:
     block = model.profile.block
     first, second, question = _tokens(model.config.vocab_size, (block + 5, block // 2 + 3, 8))
     whole = [*prefix, *first, *second, *question]
-    cache = ContextCache(model.shape, len(whole), model.dtype, model.device)
+    cache = ContextCache(model.shape, len(whole), model.dtype, model.devices)
     ours = model.forward([append(cache, whole, 0, outputs=len(whole))])[0]
     watch = Watch(model.device)
     shared = reader.mode == "shared"
@@ -124,7 +125,7 @@ def _rows_apart(stored: Context, dense: Context, context: int, alone: int) -> fl
     for layer in range(stored.cache.shape.layers):
         count = alone if layer else context
         if count:
-            order = stored.cache.positions(layer).argsort()[:count].to(stored.cache.device)
+            order = stored.cache.positions(layer).argsort()[:count].to(stored.cache.devices[layer])
             for found, expected in (
                 (stored.cache.k(layer)[order], dense.cache.k(layer)[:count]),
                 (stored.cache.v(layer)[order], dense.cache.v(layer)[:count]),
@@ -151,7 +152,7 @@ def _circumstances(reader: Reader) -> dict[str, str]:
         "ragkv": __version__,
         "torch": torch.__version__,
         "transformers": version("transformers"),
-        "device": reader.model.device.type,
+        "device": SPREAD if reader.model.spread else reader.model.device.type,
     }
 
 

@@ -106,7 +106,7 @@ class Reader:
         None: one of the model's device, where that can have one."""
         self._carrier, self._steps = carrier or make_carrier(model), steps
         self.model, self.prefix_tokens, self.mode, self.policy = model, tuple(prefix), mode, policy
-        self.prefix = ContextCache(model.shape, len(self.prefix_tokens), model.dtype, model.device)
+        self.prefix = ContextCache(model.shape, len(self.prefix_tokens), model.dtype, model.devices)
         if self.prefix_tokens:
             model.forward([append(self.prefix, self.prefix_tokens, 0, outputs=0)])
 
@@ -120,19 +120,21 @@ class Reader:
         """Run a chunk's tokens through the model, after S, and keep its rows. k, v [L, n, Hkv, d] on the CPU."""
         shared = self.mode == "shared"
         start = len(self.prefix_tokens) if shared else 0
-        cache = ContextCache(self.model.shape, start + len(tokens), self.model.dtype, self.model.device)
+        cache = ContextCache(self.model.shape, start + len(tokens), self.model.dtype, self.model.devices)
         if shared:
             self._put_prefix(cache)
         capture, sparse = Capture(keys_too=True), _attention(self.policy, start + len(tokens))
         self.model.forward([append(cache, tokens, start, outputs=0, capture=capture, attention=sparse)])
+        here = self.model.device
         at = self.model.rotary(torch.arange(start, start + len(tokens)))
-        k, v = torch.stack(capture.k), torch.stack(capture.v)
-        rotated = [(rotate(q, at), cache.k(layer)) for layer, q in enumerate(capture.q)]
+        queries, keys, values = ([each.to(here) for each in rows] for rows in (capture.q, capture.k, capture.v))
+        rotated = [(rotate(q, at), cache.k(layer).to(here)) for layer, q in enumerate(queries)]
+        k, v = torch.stack(keys), torch.stack(values)
         return ChunkKV(
             tokens=tuple(tokens),
             k=_home(k),
             v=_home(v),
-            digest=digest(capture.q, k, rotated, self.digest_params, scale=self.model.scale),
+            digest=digest(queries, k, rotated, self.digest_params, scale=self.model.scale),
         )
 
     def talk(self) -> Talk:
@@ -268,7 +270,7 @@ class Reader:
         capture, lengths = Capture(), list(stitch.cache.lengths)
         self.model.forward([append(stitch.cache, question, stitch.end, outputs=0, capture=capture, depth=depth)])
         stitch.cache.truncate(lengths)
-        return capture.q
+        return [q.to(self.model.device) for q in capture.q]  # methods compare those of several layers
 
     def _read(self, stitch: Stitch, tokens: Sequence[int], sparse: Sparse | None, state: Decoding | None) -> Tensor:
         """Append tokens, all of them for a decode policy to look at; logits [vocabulary] of the last."""

@@ -60,7 +60,7 @@ def make_steps(model: DecoderModel) -> Steps | None:
 
     It must lie on one GPU, not in float64, with plain linear modules and SiLU between them, and Triton must be there.
     """
-    return Steps(model) if fits(model.body) else None
+    return Steps(model) if fits(model.body) and not model.spread else None
 
 
 class Steps:

@@ -33,10 +33,10 @@ class Stitch:
         """prefix: tokens of S · capacity: rows per layer to make room for."""
         self.starts: list[int] = []
         self.end = prefix
-        self.cache = ContextCache(model.shape, capacity, model.dtype, model.device)
+        self.cache = ContextCache(model.shape, capacity, model.dtype, model.devices)
         self._model = model
         self._sizes: list[int] = []
-        self._rotary = Rotary(torch.empty(0), torch.empty(0))
+        self._rotary: dict[torch.device, Rotary] = {}
         # By position, -1 where there is no row. Layers whose rows lie in the same slots have one array among them.
         self._slots: list[Numbers] = [np.empty(0, dtype=np.int64)] * model.shape.layers
         self.join(pieces)
@@ -49,7 +49,8 @@ class Stitch:
             self.starts.append(self.end)
             self._sizes.append(piece.tokens)
             self.end += piece.tokens
-        self._rotary = self._model.rotary(torch.arange(self.end))
+        first = self._model.rotary(torch.arange(self.end))
+        self._rotary = {device: first.to(device) for device in dict.fromkeys(self._model.devices)}
         joining = np.full(self.end - len(self._slots[0]), -1)
         wider = {id(old): np.concatenate([old, joining]) for old in self._slots}
         self._slots = [wider[id(old)] for old in self._slots]
@@ -80,8 +81,9 @@ class Stitch:
         if not chunks:
             return
         names = [(i, tokens) for i, tokens, _ in chunks]
-        k = torch.cat([rows[0] for _, _, rows in chunks]).to(self._model.device, non_blocking=True)
-        v = torch.cat([rows[1] for _, _, rows in chunks]).to(self._model.device, non_blocking=True)
+        device = self.cache.devices[layer]
+        k = torch.cat([rows[0] for _, _, rows in chunks]).to(device, non_blocking=True)
+        v = torch.cat([rows[1] for _, _, rows in chunks]).to(device, non_blocking=True)
         self.cache.fill(layer, self._at(layer, self._of(names)), self.turned(k, names, angle), v)
 
     def put(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
@@ -94,8 +96,8 @@ class Stitch:
 
     @property
     def rotary(self) -> Rotary:
-        """Of all positions before `end`."""
-        return self._rotary
+        """Of all positions before `end`, on the model's first device."""
+        return self._rotary[self._model.devices[0]]
 
     def addresses(self, layers: Numbers, positions: Numbers) -> tuple[Numbers, Numbers]:
         """Where the K and the V of rows [m] lie in memory: of layers [m], at stitched positions [m]."""
@@ -116,7 +118,7 @@ class Stitch:
         else:
             places = [Place(self.starts[0], start, self.end) for start in self.starts]
             at = torch.cat([angle(torch.tensor(tokens), places[i]) for i, tokens in chunks])
-        return rotate(k, self._rotary[at.to(self._model.device)])
+        return rotate(k, self._rotary[k.device][at.to(k.device)])
 
     def positions(self, tokens: Sequence[Tokens]) -> Tensor:
         """Stitched positions of token indices per chunk, ascending."""
@@ -133,7 +135,7 @@ class Stitch:
 
     def rows(self, layer: int, positions: Tensor) -> Rows:
         """Copies of the rows at stitched positions [m]: k (rotated), v [m, Hkv, d]."""
-        slots = self._at(layer, positions).to(self._model.device)
+        slots = self._at(layer, positions).to(self.cache.devices[layer])
         return self.cache.k(layer)[slots], self.cache.v(layer)[slots]
 
     def again(

@@ -18,13 +18,14 @@ SOURCES = ("ragkv", "api", "ingest")
 # From the ground up. A room imports its own layer and those below. `ragkv` itself is only its version.
 LAYERS = (
     {"ragkv", "errors", "types"},
-    {"kernels", "quota", "report", "watch"},
+    {"kernels", "quota", "report", "spread", "watch"},
     {
         "archive",
         "client",
         "config",
         "context",
         "exposition",
+        "folder",
         "fused",
         "joined",
         "needles",
@@ -79,6 +80,7 @@ COMPUTE = {
 
 LEAN = {
     "model",
+    "folder",
     "fused",
     "joined",
     "prompt",
@@ -88,6 +90,7 @@ LEAN = {
     "kernels",
     "recompute",
     "sparse",
+    "spread",
     "steps",
     "qualify",
 }

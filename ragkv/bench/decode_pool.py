@@ -83,7 +83,7 @@ def measure(model: DecoderModel, params: PoolParams, progress: Progress, tokens:
         raise InputError(f"{p.length + room} tokens; {model.name} reads {model.max_positions}, and at least a block")
     if not 0 < p.share < 1:
         raise InputError("a pool has room for more than nothing and less than all")
-    context = ContextCache(shape, p.length, model.dtype, model.device)
+    context = ContextCache(shape, p.length, model.dtype, model.devices)
     model.forward([append(context, tokens(model, p.length), 0)])
     kv = PooledKV([context] * p.batch, p.psa, p.share, room)
     del context

@@ -82,7 +82,7 @@ def measure(
     total, done = len(p.lengths) * len(p.batches) * len(ways), 0
     for length in p.lengths:
         given = list(tokens(model, length))
-        context = ContextCache(model.shape, length - p.question, model.dtype, model.device)
+        context = ContextCache(model.shape, length - p.question, model.dtype, model.devices)
         model.forward([append(context, given[: -p.question], 0)])
         for batch in p.batches:
             dense: float | None = None
@@ -135,7 +135,7 @@ def _begin(
     """A request of its own, its question read."""
     room = params.question + params.warmup + params.steps
     start = len(given) - params.question
-    cache = ContextCache(model.shape, start + room, model.dtype, model.device)
+    cache = ContextCache(model.shape, start + room, model.dtype, model.devices)
     for layer in range(model.shape.layers):
         cache.put(layer, context.k(layer), context.v(layer), context.positions(layer))
     attention, rows = (None, 1) if state is None else (Observed(state, None, start), state.rows)

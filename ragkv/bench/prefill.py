@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ragkv.bench.backends import BACKENDS, Backend, backend_times, chosen_backend, preferring, unless_full
+from ragkv.bench.roofline import device_name
 from ragkv.bench.shapes import random_tokens
 from ragkv.context import ContextCache
 from ragkv.errors import InputError
@@ -131,12 +132,11 @@ def measure(
             rows += _at_length(model, params, tokens(model, length))
             backends += backend_times(model, length)
     progress("done", len(params.lengths), len(params.lengths))
-    cuda = model.device.type == "cuda"
     return PrefillResult(
         model=model.name,
         layers=model.shape.layers,
         dtype=str(model.dtype).removeprefix("torch."),
-        device=torch.cuda.get_device_name(model.device) if cuda else str(model.device),
+        device=device_name(model),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         backend=default,
@@ -153,7 +153,7 @@ class Input:
     def __init__(self, model: DecoderModel, tokens: Sequence[int]):
         """Raises torch.OutOfMemoryError."""
         self._model, self._tokens = model, tokens
-        self._cache = ContextCache(model.shape, len(tokens), model.dtype, model.device)
+        self._cache = ContextCache(model.shape, len(tokens), model.dtype, model.devices)
         self.peak = 0
 
     def run(self, policy: Policy | None) -> float:

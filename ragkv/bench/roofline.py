@@ -94,6 +94,14 @@ def settled(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def device_name(model: DecoderModel) -> str:
+    """What a model is on, in words."""
+    if model.device.type != "cuda":
+        return model.place
+    count, name = len(set(model.devices)), torch.cuda.get_device_name(model.device)
+    return name if count == 1 else f"{count} {name}"
+
+
 def floors(passes: Sequence[PassWork], link: float, at: Speeds) -> Floors:
     """link: bytes that come from host memory."""
 

@@ -36,6 +36,7 @@ much of it matters, is not in them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,7 @@ from ragkv.context import ContextCache
 from ragkv.errors import InputError
 from ragkv.model import DecoderModel, rotate
 from ragkv.passes import Capture, append
+from ragkv.spread import SPREAD, gpus, in_runs
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -88,6 +90,7 @@ class ModelShape:
 
 SHAPES = {
     "llama-3.1-8b": ModelShape("Llama", 32, 32, 8, 128, 4096, 14336, 128256, LLAMA3, 131072),
+    "llama-3.1-70b": ModelShape("Llama", 80, 64, 8, 128, 8192, 28672, 128256, LLAMA3, 131072),
     "mistral-7b": ModelShape("Mistral", 32, 32, 8, 128, 4096, 14336, 32768, MILLION, 32768),
     "qwen2.5-3b": ModelShape("Qwen2", 36, 16, 2, 128, 2048, 11008, 151936, MILLION, 32768),
     "tiny": ModelShape("Llama", 4, 8, 2, 32, 64, 128, 2048, LLAMA3, 131072),
@@ -96,7 +99,7 @@ SHAPES = {
 
 def random_model(
     shape: str | ModelShape,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | Sequence[torch.device] = "cpu",
     dtype: torch.dtype | None = None,
     seed: int = 0,
     layers: int | None = None,
@@ -104,18 +107,20 @@ def random_model(
 ) -> DecoderModel:
     """A model without tokenizer, its weights drawn on the device: the same for the same seed and kind of device.
 
+    device: `spread`, or several: all of them get equal runs of layers, with other weights than one would ·
     dtype: default bfloat16 on CUDA, else float32 · layers: other than the shape's · sparse: see above; False: plain
-    random weights. Output embeddings are never tied to the input's. Raises InputError for a shape that there is not.
+    random weights. Output embeddings are never tied to the input's. Raises InputError for a shape that there is not,
+    ConfigError where there is no GPU to spread over.
     """
     name, form = (shape, find_shape(shape)) if isinstance(shape, str) else ("random", shape)
-    device = torch.device(device)
+    if device == SPREAD:
+        device = gpus()
+    devices = [torch.device(device)] if isinstance(device, (str, torch.device)) else list(device)
     if dtype is None:
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    with device:
-        weights = transformers.AutoModelForCausalLM.from_config(_config(form, layers or form.layers), dtype=dtype)
-    weights = weights.eval().requires_grad_(False)
+        dtype = torch.bfloat16 if devices[0].type == "cuda" else torch.float32
+    weights = _empty(_config(form, layers or form.layers), devices, dtype).eval().requires_grad_(False)
     with torch.no_grad():
-        _fill(weights, torch.Generator(device).manual_seed(seed), sparse)
+        _fill(weights, seed, sparse)
         if sparse:
             _set_apart(weights, torch.Generator().manual_seed(seed))
     return DecoderModel(weights, name=name)
@@ -139,7 +144,7 @@ def random_tokens(model: DecoderModel, length: int, seed: int = 0) -> list[int]:
 def key_share(model: DecoderModel, tokens: list[int], mass: float = 0.95, rows: int = 64) -> Tensor:
     """Share of its keys that hold `mass` of a row's attention, the fewest that do: [L, Hq], medians over the last
     rows."""
-    cache = ContextCache(model.shape, len(tokens), model.dtype, model.device)
+    cache = ContextCache(model.shape, len(tokens), model.dtype, model.devices)
     capture = Capture()
     model.forward([append(cache, tokens, 0, outputs=0, capture=capture)])
     at = model.rotary(torch.arange(len(tokens) - rows, len(tokens)))
@@ -172,8 +177,25 @@ def _config(shape: ModelShape, layers: int) -> Any:
     )
 
 
-def _fill(weights: Any, generator: torch.Generator, sparse: bool) -> None:
-    """Draw every matrix; norms are ones and biases zeros.
+def _empty(config: Any, devices: Sequence[torch.device], dtype: torch.dtype) -> Any:
+    """A model whose weights are whatever they are; several devices have equal runs of its layers."""
+    if len(devices) == 1:
+        with devices[0]:
+            return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with torch.device("meta"):
+        weights = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    body, places = weights.model, in_runs(config.num_hidden_layers, devices)
+    for module, at in (
+        *((body.embed_tokens, devices[0]), (body.norm, devices[-1]), (weights.lm_head, devices[-1])),
+        *zip(body.layers, places, strict=True),
+    ):
+        module.to_empty(device=at)
+    body.rotary_emb = type(body.rotary_emb)(config).to(devices[0])  # its frequencies are no weights
+    return weights
+
+
+def _fill(weights: Any, seed: int, sparse: bool) -> None:
+    """Draw every matrix, by a generator of its device; norms are ones and biases zeros.
 
     Sparse: queries, keys, values and the MLP's middle have variance 1 or so, and what layers write is scaled down.
     """
@@ -188,14 +210,18 @@ def _fill(weights: Any, generator: torch.Generator, sparse: bool) -> None:
         "o_proj": written / math.sqrt(attended),
         "down_proj": written / math.sqrt(gated),
     }
+    devices = dict.fromkeys(each.device for each in weights.parameters())
+    generators = {device: torch.Generator(device).manual_seed(seed + i) for i, device in enumerate(devices)}
     for name, parameter in weights.named_parameters():
         kind = name.split(".")[-2]
         if kind in deviations:
             deviation = deviations[kind] if sparse else 0.02
             if name.endswith("weight"):
-                parameter.normal_(0, deviation, generator=generator)
+                parameter.normal_(0, deviation, generator=generators[parameter.device])
             else:
                 parameter.zero_()
+        else:
+            parameter.fill_(1)
 
 
 def _set_apart(weights: Any, generator: torch.Generator) -> None:

@@ -27,7 +27,7 @@ import torch
 from ragkv.bench.asked import CHUNKS, GATE_CHUNKS, GATE_TOKENS, STEPS, TRIAL, Asked, drawn
 from ragkv.bench.backends import unless_full
 from ragkv.bench.fitted import fitted
-from ragkv.bench.roofline import Floors, Speeds, speeds
+from ragkv.bench.roofline import Floors, Speeds, device_name, speeds
 from ragkv.bench.shapes import random_tokens
 from ragkv.bench.tiered import Cupboard, cupboard
 from ragkv.errors import InputError
@@ -173,12 +173,12 @@ def _result(
     gate: Gate | None,
     rows: tuple[ShapeRow, ...],
 ) -> ShapeResult:
-    cuda, profile = model.device.type == "cuda", model.profile
+    profile = model.profile
     return ShapeResult(
         model=model.name,
         layers=model.shape.layers,
         dtype=str(model.dtype).removeprefix("torch."),
-        device=torch.cuda.get_device_name(model.device) if cuda else str(model.device),
+        device=device_name(model),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         params=replace(params, store=params.store.partition(":")[0]),  # a URL may hold a password

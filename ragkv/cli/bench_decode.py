@@ -75,6 +75,8 @@ def decode(
         raise typer.BadParameter("of answers: add --quality", param_hint="--early")
     if pool is not None and (quality or policy or len(length or ()) * len(batch or [1]) > 1):
         raise typer.BadParameter("one length, one number of requests, and PSA alone", param_hint="--pool")
+    if device == "spread" and (pool is not None or not (length or quality)):
+        raise typer.BadParameter("a layer, and a pool, is on one GPU", param_hint="--device")
     pieces: list[Piece] = []
     figures: dict[str, Any] = {}
     if length and pool is not None:
@@ -138,7 +140,7 @@ def _speed(
     params = SpeedParams(tuple(lengths), tuple(batches), steps)
     with progress() as told:
         rows = measure(model, params, named, told, prose if text else random_tokens)
-    title = f"{model.name} on {model.device}, {torch.get_num_threads()} threads: decoding, cache-ready, {steps} tokens"
+    title = f"{model.name} on {model.place}, {torch.get_num_threads()} threads: decoding, cache-ready, {steps} tokens"
     return (title, grid(rows), ()), [dataclasses.asdict(row) for row in rows]
 
 

@@ -30,7 +30,9 @@ Store = Annotated[
     str | None, typer.Option("--store", help="KV store: disk, or redis://host:port/db.", rich_help_panel=_SETTINGS)
 ]
 Model = Annotated[str | None, typer.Option("--model", help="Model folder or hub id.", rich_help_panel=_SETTINGS)]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 or auto.", rich_help_panel=_SETTINGS)]
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda, cuda:1, spread or auto.", rich_help_panel=_SETTINGS)
+]
 Url = Annotated[
     str | None,
     typer.Option(

@@ -38,6 +38,14 @@ class Sight:
     k_at: Tensor | None = None
     lists: Lists | None = None
 
+    def to(self, device: torch.device) -> Sight:
+        """The same for rows on another device."""
+        if self.lists is None or self.q_at is None or self.k_at is None:
+            return self
+        lists, at = self.lists, [each.to(device) for each in (self.q_at, self.k_at)]
+        blocks, counts, clear = (each.to(device) for each in (lists.blocks, lists.counts, lists.clear))
+        return replace(self, q_at=at[0], k_at=at[1], lists=replace(lists, blocks=blocks, counts=counts, clear=clear))
+
 
 def sight(q_pos: Tensor, k_pos: Tensor, device: torch.device) -> Sight:
     """What rows on `device` see. Positions int64 on the CPU."""
@@ -62,7 +70,8 @@ def send(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     whole = torch.cat([part.flatten() for part in parts])
     if device.type == "cuda":
         # Memory that is pinned is not used anew before the copy out of it is done.
-        whole = whole.pin_memory().to(device, non_blocking=True)
+        whole = whole.pin_memory()
+    whole = whole.to(device, non_blocking=True)
     split = whole.split([part.numel() for part in parts])
     return [each.view(part.shape) for each, part in zip(split, parts, strict=True)]
 

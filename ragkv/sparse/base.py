@@ -210,7 +210,10 @@ class Decoding(ABC):
     @property
     def read(self) -> int:
         """Keys that all steps have read, over layers and lists of attention heads."""
-        return int(torch.stack([each.read for each in self.readings]).sum()) if self.readings else 0
+        on: dict[torch.device, list[Tensor]] = {}  # layers may lie on several
+        for each in self.readings:
+            on.setdefault(each.read.device, []).append(each.read)
+        return sum(int(torch.stack(read).sum()) for read in on.values())
 
     @property
     def present(self) -> int:

@@ -73,6 +73,13 @@ class Grid:
     dense: Tensor
     clear: Tensor
 
+    def to(self, device: torch.device) -> Grid:
+        """The same for rows on another device; positions stay on the CPU."""
+        if self.allowed.device == device:
+            return self
+        parts = (each.to(device) for each in (self.allowed, self.own, self.dense, self.clear))
+        return Grid(self.q_pos, self.k_pos, self.offset, *parts)
+
 
 def grid(q_pos: Tensor, k_pos: Tensor, end: int, params: CritiPrefill, device: torch.device) -> Grid:
     """q_pos [T], k_pos [n] on the CPU; end: of the input."""
@@ -84,8 +91,7 @@ def grid(q_pos: Tensor, k_pos: Tensor, end: int, params: CritiPrefill, device: t
     own = ~allowed & (earliest[None, :] <= (starts + params.segment - 1).clamp(max=last)[:, None])
     dense = (starts < params.threshold) | (starts // params.segment == (end - 1) // params.segment)
     clear = clear_blocks(q_pos, k_pos, params.segment, params.block, offset)
-    parts = (each.to(device) for each in (allowed, own, dense[:, None], clear))
-    return Grid(q_pos, k_pos.clone(), offset, *parts)
+    return Grid(q_pos, k_pos.clone(), offset, allowed, own, dense[:, None], clear).to(device)
 
 
 class Criticality:
@@ -108,11 +114,11 @@ class Criticality:
             return None
         at = self._grid
         if at is None or not (torch.equal(at.q_pos, q_pos) and torch.equal(at.k_pos, k_pos)):
-            at = self._grid = grid(q_pos, k_pos, end, p, q.device)
+            at = grid(q_pos, k_pos, end, p, q.device)
+        at = self._grid = at.to(q.device)
         score = shares(criticality(q, k, p.segment, p.block, at.offset), at.allowed)
-        if self._before is None or self._before.shape != score.shape:
-            self._before = score
-        self._before = fuse(score, self._before, p.fusion)
+        before = score if self._before is None or self._before.shape != score.shape else self._before.to(score.device)
+        self._before = fuse(score, before, p.fusion)
         chosen = best(self._before, at.allowed, p.budget // p.block)
         mark = torch.where(at.dense, at.allowed, chosen) | at.own
         return make_lists(mark, at.clear, p.segment, p.block, at.offset)

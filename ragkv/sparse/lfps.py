@@ -86,7 +86,7 @@ class Learned(Decoding):
         self.past: dict[int, Past] = {}
         self.bypassed: dict[int, Tensor] = {}
         self.rho: dict[int, Tensor] = {}
-        self._rooms: dict[torch.dtype, Tensor] = {}
+        self._rooms: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def observe(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
@@ -164,9 +164,9 @@ class Learned(Decoding):
         as much as the rows."""
         found = []
         for kind in (x.dtype, dtype):
-            room = self._rooms.get(kind)
+            room = self._rooms.get((x.device, kind))
             if room is None or room.shape[0] < len(at):
-                room = self._rooms[kind] = x.new_empty(2 * len(at), x.shape[1], dtype=kind)
+                room = self._rooms[x.device, kind] = x.new_empty(2 * len(at), x.shape[1], dtype=kind)
             found.append(room[: len(at)])
         torch.index_select(x, 0, at, out=found[0])
         return found[0] if x.dtype == dtype else found[1].copy_(found[0])
