@@ -147,6 +147,10 @@ class _Bench:
         """Random numbers, bfloat16."""
         return torch.randn(*size, dtype=torch.bfloat16, device=self.device)
 
+    def turns(self, count: int) -> Tensor:
+        """What stands for cosines and sines of so many positions: the halves are alike, as a model's are."""
+        return self.draw(count, self.form.head_dim // 2).repeat(1, 2)
+
     def smallest(self, kernels: ModuleType) -> Callable[[], object]:
         """As little work as a kernel can have."""
         tiny = self.draw(1, 32)
@@ -163,7 +167,7 @@ class _Bench:
         where = [[[each.data_ptr() for each in layer] for layer in store] for store in (k, v)]
         held = [[params.keys] * count] * TURNS
         places = Places(torch.tensor([*where, held], device=self.device), k, v)
-        qkv, at = self.draw(count, (form.q_heads + 2 * form.kv_heads) * form.head_dim), self.draw(count, form.head_dim)
+        qkv, at = self.draw(count, (form.q_heads + 2 * form.kv_heads) * form.head_dim), self.turns(count)
         moved = 4 * qkv.numel() + 4 * at.numel()
         runs = [partial(kernels.turn, qkv, at, at, places, i, shape, None) for i in range(TURNS)]
         wanted = step_reference.turn(qkv.float(), at.float(), at.float(), _wide(places), 0, shape, None)
@@ -196,7 +200,7 @@ class _Bench:
         yield from self.between(kernels, count, setting)
         all_heads = form.q_heads + 2 * form.kv_heads
         qkv = [self.draw(count, all_heads * form.head_dim) for _ in range(TURNS)]
-        at, slots = self.draw(count, form.head_dim), torch.randperm(count, device=self.device).int()
+        at, slots = self.turns(count), torch.randperm(count, device=self.device).int()
         k, v = (self.draw(count, form.kv_heads, form.head_dim) for _ in (0, 1))
         runs = [partial(kernels.place, x, at, at, slots, k, v, self.shape, None) for x in qkv]
         wide = at.float()
@@ -229,7 +233,7 @@ class _Bench:
         form, count = self.form, tokens // BLOCK
         one = Shape(1, form.q_heads, form.kv_heads, form.head_dim)
         k, v = (self.draw(count * BLOCK, form.kv_heads, form.head_dim) for _ in (0, 1))
-        at, first = self.draw(count * BLOCK, form.head_dim), torch.arange(count) * BLOCK
+        at, first = self.turns(count * BLOCK), torch.arange(count) * BLOCK
         row = form.kv_heads * form.head_dim * 2
         for body in ("exact", "int8"):
             size = Layout(one, BLOCK, BLOCK, torch.bfloat16, body).full_bytes

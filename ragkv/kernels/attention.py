@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class Sight:
     """Who sees what: worked out once for all layers whose rows and keys stand at the same positions.
 
-    q_pos [T], k_pos [n] · kind: `square`, the same rows in order; `whole`, every query sees every key; `part`,
-    positions decide · q_at, k_at: positions as int32 on the GPU, lists: the keys that a tile of queries may see there
-    (attention over lists); None elsewhere.
+    q_pos [T], k_pos [n] · kind: `square`, the same rows in order; `part`, positions decide; `whole`, every query sees
+    every key, told on a CPU only · q_at, k_at: positions as int32 on the GPU, lists: the keys that a tile of queries
+    may see there (attention over lists); None elsewhere.
     """
 
     q_pos: Tensor
@@ -51,10 +51,11 @@ def sight(q_pos: Tensor, k_pos: Tensor, device: torch.device) -> Sight:
     """What rows on `device` see. Positions int64 on the CPU."""
     if q_pos.shape == k_pos.shape and torch.equal(q_pos, k_pos) and _increasing(q_pos):
         return Sight(q_pos, k_pos, "square")
-    if q_pos.shape[0] == 0 or bool((q_pos.min() >= k_pos.max()).item()):
-        return Sight(q_pos, k_pos, "whole")
-    if device.type != "cuda":
-        return Sight(q_pos, k_pos, "part")
+    if device.type != "cuda" or q_pos.shape[0] == 0:
+        whole = q_pos.shape[0] == 0 or bool((q_pos.min() >= k_pos.max()).item())
+        return Sight(q_pos, k_pos, "whole" if whole else "part")
+    # Also where all see everything: torch's kernel for that plans anew for every number of keys, and a token of an
+    # answer meets one that no token met before. Seen to take some ten milliseconds.
     from ragkv.kernels.lists import all_lists
 
     lists = all_lists(q_pos, k_pos)
