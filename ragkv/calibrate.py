@@ -10,6 +10,7 @@ alone, the question asked over their fixed blocks only.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ragkv.model import DecoderModel
 from ragkv.needles import NeedleSet, Question, make, span_tokens
-from ragkv.profile import Profile
+from ragkv.profile import CALIBRATED_BLOCK, Profile
 from ragkv.reader import Fresh, Reader
 from ragkv.recompute.analysis import stability
 from ragkv.recompute.samkv import SamKV
@@ -32,8 +33,8 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True)
 class CalibrationParams:
     """sets, documents, questions: of each set · tokens: of a document; 0 takes the profile's chunk size · heads: at
-    most this many retrieval heads · budgets: shares of the blocks at which recall is measured while picking · power,
-    reach: as in Scout."""
+    most this many retrieval heads · budgets: shares of the blocks at which recall is measured while picking · block:
+    tokens of a block from now on; 0 keeps the profile's · power, reach: as in Scout."""
 
     sets: int = 3
     documents: int = 8
@@ -41,6 +42,7 @@ class CalibrationParams:
     tokens: int = 0
     heads: int = 4
     budgets: tuple[float, ...] = (0.03, 0.06)
+    block: int = CALIBRATED_BLOCK
     power: float = 0.5
     reach: int = 8
     seed: int = 1000
@@ -65,7 +67,8 @@ class Calibration:
 
 
 def calibrate(model: DecoderModel, params: CalibrationParams, progress: Progress) -> Calibration:
-    """Measure the model and return its profile with retrieval heads and stable layers filled in."""
+    """Measure the model and return its profile with block, retrieval heads and stable layers filled in."""
+    model = _with_block(model, params.block or model.profile.block)
     reader = Reader(model, model.prompt.prefix)
     trials: list[Trial] = []
     alphas: list[Tensor] = []
@@ -90,6 +93,13 @@ def calibrate(model: DecoderModel, params: CalibrationParams, progress: Progress
         stable_layers=stable_layers(scores),
     )
     return Calibration(profile, tuple(recall(trials, heads, b, params.power) for b in params.budgets), tuple(scores))
+
+
+def _with_block(model: DecoderModel, block: int) -> DecoderModel:
+    """The same weights, divided into such blocks."""
+    other = copy.copy(model)
+    other.profile = replace(model.profile, block=block)
+    return other
 
 
 def trial(reader: Reader, needles: NeedleSet, chunks: Sequence[ChunkKV], question: Question, reach: int) -> Trial:

@@ -1,5 +1,8 @@
 """Calibration on the bundled model, on less data than `ragkv calibrate` takes."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -14,9 +17,18 @@ def test_a_few_heads_find_most_answers_of_the_bundled_model(model):
     assert 1 <= len(found.profile.retrieval_heads) <= 2
     assert all(0 <= layer < 12 and 0 <= head < 6 for layer, head in found.profile.retrieval_heads)
     assert found.recall[-1] >= 0.7
-    assert found.profile.block == model.profile.block
+    assert found.profile.block == model.profile.block == params.block
     assert found.profile.stable_layers[-1] == 11
     assert seen[-1] == ("asking", 8, 8)
+
+
+def test_a_model_that_is_calibrated_has_smaller_blocks_from_then_on(model):
+    given = CalibrationParams(sets=1, documents=2, questions=2, tokens=90, heads=1)
+    model = copy.copy(model)
+    model.profile = replace(model.profile, block=64)
+    assert calibrate(model, given, lambda *_: None).profile.block == 16
+    assert calibrate(model, replace(given, block=0), lambda *_: None).profile.block == 64
+    assert model.profile.block == 64, "what it was given is as it was"
 
 
 def trial(gold, *heads):

@@ -6,6 +6,7 @@ import copy
 from dataclasses import replace
 
 from ragkv.model import DecoderModel
+from ragkv.profile import CALIBRATED_BLOCK
 from ragkv.types import Shape
 
 HEADS = 8
@@ -23,8 +24,8 @@ def retrieval_heads(shape: Shape) -> tuple[tuple[int, int], ...]:
 
 
 def fitted(model: DecoderModel, block: int = 0) -> DecoderModel:
-    """The same weights with a profile that every method can go by. block: tokens of a block, 0: the profile's."""
+    """The same weights with a profile that every method can go by. block: tokens of one, 0: as a calibrated model's."""
     fit = copy.copy(model)
     heads = model.profile.retrieval_heads or retrieval_heads(model.shape)
-    fit.profile = replace(model.profile, retrieval_heads=heads, block=block or model.profile.block)
+    fit.profile = replace(model.profile, retrieval_heads=heads, block=block or CALIBRATED_BLOCK)
     return fit

@@ -54,7 +54,7 @@ class ShapeParams:
     """chunks of chunk_tokens tokens each · tier: one of TIERS · store: URL of the Redis server · methods: NAME or
     NAME:FIELD=VALUE,…, or gated; full is always measured · repeat: timed questions of each, after `warmup` untimed ones
     · split: questions of each from which the steps come · question, prefix: tokens of them · block: tokens of a block,
-    0: the profile's · seed: of all tokens."""
+    0: a calibrated model's · seed: of all tokens."""
 
     chunks: int = 16
     chunk_tokens: int = 1024

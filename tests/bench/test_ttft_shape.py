@@ -30,7 +30,7 @@ from tests.redis_server import RedisServer, redis_server
 from tests.test_architecture import BLOCKED_IMPORT
 
 PARAMS = ShapeParams(
-    chunks=3, chunk_tokens=300, methods=(*NAMES, GATED), repeat=2, warmup=1, split=1, question=8, prefix=4
+    chunks=3, chunk_tokens=300, methods=(*NAMES, GATED), repeat=2, warmup=1, split=1, question=8, prefix=4, block=64
 )
 ROWS = {name: i for i, name in enumerate((*NAMES, GATED))}
 CONTEXT = 3 * 300
@@ -118,7 +118,7 @@ def test_redis_is_left_as_it_was(model: DecoderModel, server: RedisServer) -> No
 
 
 def test_a_warm_tier_asks_nothing_of_what_is_below(model: DecoderModel) -> None:
-    fit = fitted(model)
+    fit = fitted(model, 64)
     reader = Reader(fit, random_tokens(fit, 4))
     kv = reader.encode(random_tokens(fit, 200))
     everything = [tuple(range(4))] * 4
@@ -185,7 +185,7 @@ def test_retrieval_heads_lie_in_the_middle(name: str) -> None:
 
 
 def test_profiles_are_shown_and_blocks_can_be_chosen(model: DecoderModel) -> None:
-    assert fitted(model).profile.block == 64
+    assert fitted(model).profile.block == 16, "as calibration leaves it"
     assert fitted(model, 32).profile.block == 32
     assert not model.profile.retrieval_heads, "the model that was given stays as it is"
 
