@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ragkv.fresh import Fresh
 from ragkv.model import DecoderModel
 from ragkv.needles import NeedleSet, Question, make, span_tokens
 from ragkv.profile import CALIBRATED_BLOCK, Profile
-from ragkv.reader import Fresh, Reader
+from ragkv.reader import Reader
 from ragkv.recompute.analysis import stability
 from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import TAIL, join, pool

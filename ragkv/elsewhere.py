@@ -10,29 +10,19 @@ pulled     `Source.load` of one layer, from memory or the store, or from an enco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ragkv.recompute.base import Blocks, Piece, Plan, Rows
+from ragkv.fresh import Source
+from ragkv.recompute.base import Blocks, Plan, Rows
 from ragkv.stitch import Stitch
-
-
-class Loads(Protocol):
-    """A chunk that gives its blocks: see `reader.Source`."""
-
-    piece: Piece
-
-    def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
-        """Per layer, the pre-RoPE rows of the wanted blocks."""
-        ...
 
 
 class Absent:
     """See the module, and `sparse.base.Elsewhere`. State of one request."""
 
-    def __init__(self, stitch: Stitch, sources: Sequence[Loads], plan: Plan):
+    def __init__(self, stitch: Stitch, sources: Sequence[Source], plan: Plan):
         """plan: as it was carried out; what it does not keep in a layer is elsewhere there."""
         self._stitch, self._sources, self._angle = stitch, sources, plan.angle
         self._blocks = [

@@ -20,7 +20,8 @@ import torch
 
 from ragkv.cost import TURNS, Curve, Line, curve
 from ragkv.errors import StoreError
-from ragkv.reader import Reader, Source
+from ragkv.fresh import Source
+from ragkv.reader import Reader
 from ragkv.recompute.base import Method, fixed_blocks
 from ragkv.recompute.scout import Scout
 from ragkv.sources import Shelf, StoredChunk

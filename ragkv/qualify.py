@@ -28,8 +28,9 @@ from torch import Tensor
 
 from ragkv import __version__
 from ragkv.context import ContextCache
+from ragkv.fresh import Fresh
 from ragkv.passes import append
-from ragkv.reader import Context, Fresh, Reader
+from ragkv.reader import Context, Reader
 from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.samkv import SamKV
 from ragkv.spread import SPREAD

@@ -10,61 +10,28 @@ Both go on with a `Talk` if they are given one: what it holds stays, and only wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ragkv.carrier import Carrier, Lending, borrow, make_carrier
+from ragkv.carrier import Carrier, borrow, make_carrier
 from ragkv.context import ContextCache
 from ragkv.deciding import follow, grow
 from ragkv.elsewhere import Absent
+from ragkv.fresh import Source
 from ragkv.kernels.carry import Lent
 from ragkv.model import DecoderModel, rotate
-from ragkv.passes import Attention, Capture, append
-from ragkv.recompute.base import Angle, Blocks, Method, Piece, Plan, Rows, overwritten, recomputed
+from ragkv.passes import Capture, append
+from ragkv.recompute.base import Angle, Blocks, Grow, Method, Piece, Plan, Rows, overwritten, recomputed
 from ragkv.recompute.digest import DigestParams, digest, retrieval_pairs
-from ragkv.sparse.base import Decoder, Decoding, Observed, Policy, Sparse
+from ragkv.sparse.base import Decoder, Decoding, Policy, Sparse, decoding, last_rows, reading, watched
 from ragkv.steps import Steps
 from ragkv.stitch import Stitch
 from ragkv.talk import Talk, minus, plus
 from ragkv.types import ChunkKV
 from ragkv.watch import Watch
-
-
-class Source(Protocol):
-    """A chunk the reader can take blocks from."""
-
-    tokens: tuple[int, ...]
-    piece: Piece
-
-    def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
-        """Per layer, the pre-RoPE rows of the wanted blocks."""
-        ...
-
-    def lend(self, wanted: Sequence[Blocks], threads: Executor) -> Lending:
-        """Begin to bring the wanted blocks into memory, as they are stored, in one of the threads if need be."""
-        ...
-
-
-class Fresh:
-    """A source in memory: a chunk that was encoded a moment ago."""
-
-    def __init__(self, kv: ChunkKV, block: int, exact: bool = False):
-        self.tokens, self._kv = kv.tokens, kv
-        self.piece = Piece(len(kv.tokens), block, kv.digest, exact)
-
-    def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
-        """Slices of the encoded chunk; nothing is read from anywhere."""
-        rows = [list(self.piece.rows(blocks)) for blocks in wanted]
-        return [(self._kv.k[layer, r], self._kv.v[layer, r]) for layer, r in enumerate(rows)]
-
-    def lend(self, wanted: Sequence[Blocks], threads: Executor) -> Lending:
-        """Nothing is stored."""
-        return lambda: None
 
 
 @dataclass(frozen=True)
@@ -123,7 +90,7 @@ class Reader:
         cache = ContextCache(self.model.shape, start + len(tokens), self.model.dtype, self.model.devices)
         if shared:
             self._put_prefix(cache)
-        capture, sparse = Capture(keys_too=True), _attention(self.policy, start + len(tokens))
+        capture, sparse = Capture(keys_too=True), reading(self.policy, start + len(tokens))
         self.model.forward([append(cache, tokens, start, outputs=0, capture=capture, attention=sparse)])
         here = self.model.device
         at = self.model.rotary(torch.arange(start, start + len(tokens)))
@@ -163,7 +130,7 @@ class Reader:
         stitch.cache.make_room(len(tokens) + room)
         with watch.step("prefill"):
             sparse = talk.attention(policy, stitch.end + len(tokens))
-            state = _decoding(decoder, stitch.cache, len(tokens))
+            state = decoding(decoder, _keys(stitch.cache) + len(tokens))
             logits = self._read(stitch, tokens, sparse, state)
         talk.asked(len(tokens))
         talk.chunks += len(chunks)
@@ -207,17 +174,7 @@ class Reader:
             queries = self._ask(stitch, question, depth)
             plan = method.plan(pieces, queries)
         if plan.grow is not None:
-            with watch.step("load"):
-                stored = [source.load([tuple(range(source.piece.blocks))] * layers) for source in sources]
-            # How much it grows is not known before; what a dense answer would read is what there is at most.
-            state = _decoding(decoder, stitch.cache, sum(piece.tokens for piece in pieces) + len(question))
-            with watch.step("prefill"):
-                observed = _attention_of(None, state, stitch.end)
-                logits, plan = grow(
-                    self.model, stitch, pieces, stored, question, plan, plan.grow, observed, _rows(state)
-                )
-            end = stitch.end + len(question)
-            return Context(stitch.cache, logits, end, plan, decoding=state, read=float(len(question)))
+            return self._grown(stitch, sources, question, plan, plan.grow, watch, decoder)
         with watch.step("load"):
             more = talk.missing(plan.kept)
             stitch.reserve(pieces, more)
@@ -226,11 +183,11 @@ class Reader:
         tokens, sparse = [source.tokens for source in sources], None
         if policy is not None and policy.applies(len(question)):
             sparse = talk.attention(policy, stitch.end + len(question))
-        state = _decoding(decoder, stitch.cache, len(question))
+        state = decoding(decoder, _keys(stitch.cache) + len(question))
         if plan.one_pass and sparse is None:
-            observed = _attention_of(None, state, stitch.end)
+            observed = watched(None, state, stitch.end)
             with watch.step("prefill"):
-                both = stitch.repair(plan, tokens, question, outputs=_rows(state), attention=observed)
+                both = stitch.repair(plan, tokens, question, outputs=last_rows(state), attention=observed)
                 logits = self.model.forward([both])[0][-1]
         else:
             if plan.check is None:
@@ -245,6 +202,29 @@ class Reader:
             state.elsewhere = Absent(stitch, sources, plan)
         read = sum(recomputed(plan.recompute)) + carried + len(question)
         return Context(stitch.cache, logits, stitch.end, plan, sparse, state, before, known, read)
+
+    def _grown(
+        self,
+        stitch: Stitch,
+        sources: Sequence[Source],
+        question: Sequence[int],
+        plan: Plan,
+        asks: Grow,
+        watch: Watch,
+        decoder: Decoder | None,
+    ) -> Context:
+        """The question read layer by layer, all that is stored at hand."""
+        pieces, layers = [source.piece for source in sources], self.model.shape.layers
+        with watch.step("load"):
+            stored = [source.load([tuple(range(source.piece.blocks))] * layers) for source in sources]
+        # How much it grows is not known before; what a dense answer would read is what there is at most.
+        most = _keys(stitch.cache) + sum(piece.tokens for piece in pieces) + len(question)
+        state = decoding(decoder, most)
+        with watch.step("prefill"):
+            seen = watched(None, state, stitch.end)
+            logits, plan = grow(self.model, stitch, pieces, stored, question, plan, asks, seen, last_rows(state))
+        end = stitch.end + len(question)
+        return Context(stitch.cache, logits, end, plan, decoding=state, read=float(len(question)))
 
     def queries(
         self, sources: Sequence[Source], first: Sequence[Blocks], question: Sequence[int], depth: int
@@ -274,8 +254,8 @@ class Reader:
 
     def _read(self, stitch: Stitch, tokens: Sequence[int], sparse: Sparse | None, state: Decoding | None) -> Tensor:
         """Append tokens, all of them for a decode policy to look at; logits [vocabulary] of the last."""
-        attention = _attention_of(sparse, state, stitch.end)
-        reading = append(stitch.cache, tokens, stitch.end, outputs=_rows(state), attention=attention)
+        attention = watched(sparse, state, stitch.end)
+        reading = append(stitch.cache, tokens, stitch.end, outputs=last_rows(state), attention=attention)
         return self.model.forward([reading])[0][-1]
 
     def _repair(self, stitch: Stitch, sources: Sequence[Source], plan: Plan, watch: Watch) -> None:
@@ -347,22 +327,6 @@ def _divided(wanted: Sequence[Sequence[Blocks]], layer: int) -> tuple[list[Seque
     return [*wanted[:cut], *nothing[cut:]], [*nothing[:cut], *wanted[cut:]]
 
 
-def _attention(policy: Policy | None, end: int) -> Sparse | None:
-    """The attention of an input of `end` tokens."""
-    return Sparse(policy.start(), end) if policy is not None and policy.applies(end) else None
-
-
-def _decoding(decoder: Decoder | None, cache: ContextCache, tokens: int) -> Decoding | None:
-    """State for a cache that so many tokens join, None where decoding is dense."""
-    keys = sum(cache.lengths) / len(cache.lengths) + tokens
-    return decoder.start() if decoder is not None and decoder.applies(keys) else None
-
-
-def _attention_of(sparse: Sparse | None, state: Decoding | None, start: int) -> Attention | None:
-    """The attention of a pass whose rows from position `start` on a decode policy looks at."""
-    return sparse if state is None else Observed(state, sparse, start)
-
-
-def _rows(state: Decoding | None) -> int:
-    """Last rows that have to reach the attention of the last layer."""
-    return 1 if state is None else state.rows
+def _keys(cache: ContextCache) -> float:
+    """Rows of a layer, in the mean."""
+    return sum(cache.lengths) / len(cache.lengths)

@@ -10,9 +10,9 @@ from functools import partial
 from ragkv.carrier import Lending
 from ragkv.cost import FREE, Costs
 from ragkv.errors import EntryCorrupt, EntryMissing, NotQuantisable, StoreError
+from ragkv.fresh import Fresh
 from ragkv.kernels.carry import Lent
 from ragkv.model import DecoderModel
-from ragkv.reader import Fresh
 from ragkv.recompute.base import Blocks, Method, Piece, Rows
 from ragkv.recompute.digest import retrieval_pairs
 from ragkv.store.base import KVStore

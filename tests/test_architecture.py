@@ -49,6 +49,7 @@ LAYERS = (
         "deciding",
         "elsewhere",
         "fingerprint",
+        "fresh",
         "gate",
         "kvmap",
         "methods",

@@ -8,10 +8,11 @@ import torch
 
 from ragkv.decode import Sampling, decode
 from ragkv.errors import ConfigError, InputError
+from ragkv.fresh import Fresh
 from ragkv.passes import append
 from ragkv.policies import DECODE_NAMES, check_decoder, make_decoder, make_policy
 from ragkv.profile import Profile
-from ragkv.reader import Fresh, Reader
+from ragkv.reader import Reader
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.multi_infllm import MultiInfLLM
 from ragkv.recompute.samkv import SamKV

@@ -5,10 +5,11 @@ import torch
 
 from ragkv.decode import Sampling, decode
 from ragkv.elsewhere import Absent
+from ragkv.fresh import Fresh
 from ragkv.methods import make_method
 from ragkv.passes import append
 from ragkv.policies import make_decoder
-from ragkv.reader import Fresh, Reader
+from ragkv.reader import Reader
 from ragkv.recompute.samkv import SamKV
 from ragkv.sparse.psa import Psa
 from ragkv.watch import Watch

@@ -13,10 +13,11 @@ from ingest.pipeline import ingest
 from ragkv.cost import Curve, Line
 from ragkv.decode import Sampling, decode
 from ragkv.errors import InputError, NotCalibrated, NotFound
+from ragkv.fresh import Fresh
 from ragkv.gate import Gate
 from ragkv.methods import METHODS, make_method
 from ragkv.needles import make
-from ragkv.reader import Fresh, Reader
+from ragkv.reader import Reader
 from ragkv.recompute.samkv import SamKV
 from ragkv.samples import folder
 from ragkv.sources import Shelf, StoredChunk

@@ -34,9 +34,9 @@ def test_the_report_names_the_policy_that_was_at_work(library):
 
 def test_a_long_question_is_read_sparsely_over_a_stitched_cache(model):
     reader = Reader(model, model.prompt.prefix)
+    from ragkv.fresh import Fresh
     from ragkv.methods import make_method
     from ragkv.policies import make_policy
-    from ragkv.reader import Fresh
 
     chunks = [model.prompt.chunk("Ferry", "The ferry leaves at noon. " * 20) for _ in range(2)]
     sources = [Fresh(reader.encode(chunk), model.profile.block, i == 0) for i, chunk in enumerate(chunks)]

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from ragkv.context import ContextCache
+from ragkv.fresh import Fresh
 from ragkv.fused import Fused
 from ragkv.kernels import rows as reference
 from ragkv.methods import FULL, NAMES, make_method
 from ragkv.passes import Capture, Pass, Step, append
 from ragkv.profile import Profile
-from ragkv.reader import Fresh, Reader
+from ragkv.reader import Reader
 from ragkv.watch import Watch
 from tests import tiny
 

@@ -10,9 +10,10 @@ import pytest
 from ragkv.bench.fitted import fitted
 from ragkv.bench.shapes import random_model, random_tokens
 from ragkv.cost import Curve, Line
+from ragkv.fresh import Fresh
 from ragkv.gate import MEASURED, Gate, Work, expected, from_stored, measured, weighed
 from ragkv.methods import make_method
-from ragkv.reader import Fresh, Reader
+from ragkv.reader import Reader
 from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.scout import Scout
 from ragkv.sources import Shelf

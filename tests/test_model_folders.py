@@ -13,9 +13,10 @@ import transformers
 from ingest.pipeline import ingest
 from ragkv.decode import Sampling, decode
 from ragkv.errors import ConfigError, ModelUnsupported
+from ragkv.fresh import Fresh
 from ragkv.methods import default_method, make_method
 from ragkv.model import DecoderModel
-from ragkv.reader import Fresh, Reader
+from ragkv.reader import Reader
 from ragkv.types import Document
 from ragkv.watch import Watch
 from tests import tiny

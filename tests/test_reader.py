@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from ragkv.context import ContextCache
+from ragkv.fresh import Fresh
 from ragkv.passes import Capture, append
-from ragkv.reader import Fresh, Reader
+from ragkv.reader import Reader
 from ragkv.recompute.epic import Epic
 from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.samkv import SamKV

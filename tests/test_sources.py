@@ -11,8 +11,9 @@ import torch
 
 from ragkv.config import load_settings
 from ragkv.errors import EntryCorrupt, EntryMissing, NotQuantisable
+from ragkv.fresh import Fresh
 from ragkv.model import DecoderModel
-from ragkv.reader import Fresh, Reader
+from ragkv.reader import Reader
 from ragkv.retrieve import Embedder
 from ragkv.sources import Shelf, StoredChunk
 from ragkv.store.codec import pack

@@ -16,6 +16,7 @@ from ragkv.carrier import make_carrier
 from ragkv.context import ContextCache
 from ragkv.decode import Sampling, decode
 from ragkv.errors import ConfigError, ModelUnsupported
+from ragkv.fresh import Fresh
 from ragkv.fused import Fused
 from ragkv.kernels import rows as reference
 from ragkv.methods import FULL, NAMES, make_method
@@ -24,7 +25,7 @@ from ragkv.passes import Capture, Pass, Step, append
 from ragkv.policies import make_decoder
 from ragkv.profile import Profile
 from ragkv.qualify import qualify
-from ragkv.reader import Fresh, Reader
+from ragkv.reader import Reader
 from ragkv.sparse.critiprefill import CritiPrefill
 from ragkv.spread import SPREAD, check_spreadable, in_runs, unhooked
 from ragkv.steps import make_steps

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ragkv.decode import Sampling, decode
-from ragkv.reader import Fresh, Reader
+from ragkv.fresh import Fresh
+from ragkv.reader import Reader
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.epic import Epic
 from ragkv.recompute.reuse import Reuse

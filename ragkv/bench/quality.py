@@ -23,10 +23,11 @@ from ragkv.bench.sets import Question, QuestionSet
 from ragkv.calibrate import gold_blocks
 from ragkv.decode import Run, Sampling, Speech, write
 from ragkv.errors import InputError
+from ragkv.fresh import Fresh, Source
 from ragkv.methods import FULL, make_method
 from ragkv.model import DecoderModel
 from ragkv.passes import append
-from ragkv.reader import Context, Fresh, Reader, Source
+from ragkv.reader import Context, Reader
 from ragkv.recompute.base import Plan, recomputed
 from ragkv.sparse.base import Policy
 from ragkv.types import ChunkKV

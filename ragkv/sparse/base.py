@@ -242,6 +242,26 @@ class Observed:
         return out
 
 
+def reading(policy: Policy | None, end: int) -> Sparse | None:
+    """How an input of `end` tokens is read; None: densely."""
+    return Sparse(policy.start(), end) if policy is not None and policy.applies(end) else None
+
+
+def decoding(decoder: Decoder | None, keys: float) -> Decoding | None:
+    """State for a context of so many keys a layer; None where decoding is dense."""
+    return decoder.start() if decoder is not None and decoder.applies(keys) else None
+
+
+def watched(sparse: Sparse | None, state: Decoding | None, start: int) -> Sparse | Observed | None:
+    """The attention of a pass whose rows from position `start` on a decode policy looks at, if there is one."""
+    return sparse if state is None else Observed(state, sparse, start)
+
+
+def last_rows(state: Decoding | None) -> int:
+    """Last rows of a question that have to reach the attention of the last layer."""
+    return 1 if state is None else state.rows
+
+
 def wide(dtype: torch.dtype) -> torch.dtype:
     """What scores and partial results are computed in: float32 at least."""
     return torch.promote_types(dtype, torch.float32)

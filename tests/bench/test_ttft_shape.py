@@ -20,9 +20,10 @@ from ragkv.bench.tiered import MemoryStore, cupboard
 from ragkv.bench.ttft_shape import GATED, TIMED, ShapeParams, ShapeResult, ttft_shape
 from ragkv.cli import run
 from ragkv.errors import EntryMissing, InputError
+from ragkv.fresh import Fresh
 from ragkv.methods import FULL, NAMES, make_method
 from ragkv.model import DecoderModel
-from ragkv.reader import Fresh, Reader
+from ragkv.reader import Reader
 from ragkv.store.base import Range
 from ragkv.store.redis import RedisStore
 from ragkv.types import Key, Shape
