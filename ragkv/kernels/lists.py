@@ -77,17 +77,20 @@ def make_lists(
     return Lists(tile, block, blocks, counts, ahead, offset, singles, shown.contiguous(), mark)
 
 
-ALL_TILE, ALL_BLOCK = 64, 128
-"""Queries and keys that are read together where everything visible is."""
+FEW = 64
+"""Queries of a question, say, or of one token."""
+ALL, ALL_OF_FEW = (64, 128), (32, 64)
+"""(queries, keys) that are read together where everything visible is, by many queries and by few."""
 
 
 def all_lists(q_pos: Tensor, k_pos: Tensor) -> Lists:
     """Lists of all that positions let each tile see, on the CPU; rows and keys in any order."""
-    first, last = extremes(q_pos, ALL_TILE)
-    earliest, latest = extremes(k_pos, ALL_BLOCK)
-    full = torch.arange(latest.shape[0]) < k_pos.shape[0] // ALL_BLOCK
+    tile, block = ALL_OF_FEW if q_pos.shape[0] <= FEW else ALL
+    first, last = extremes(q_pos, tile)
+    earliest, latest = extremes(k_pos, block)
+    full = torch.arange(latest.shape[0]) < k_pos.shape[0] // block
     mark = earliest[None, :] <= last[:, None]
-    return make_lists(mark[None], (latest[None, :] <= first[:, None]) & full, ALL_TILE, ALL_BLOCK)
+    return make_lists(mark[None], (latest[None, :] <= first[:, None]) & full, tile, block)
 
 
 def clear_blocks(q_pos: Tensor, k_pos: Tensor, tile: int, block: int, offset: int) -> Tensor:
