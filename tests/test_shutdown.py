@@ -32,7 +32,10 @@ def test_a_killed_service_starts_again_with_the_same_answer_and_all_hits(tmp_pat
     with served(tmp_path) as (_, client):  # the first one was killed, not stopped
         second = client.post("/v1/answers", json=question).json()
     assert second["answer"] == first["answer"] == ANSWER
-    assert second["report"]["cache"]["hits"]["store"] == second["report"]["cache"]["chunks"] > 2
+    cache = second["report"]["cache"]
+    # Of some chunks all that was needed was in memory by then: it is fetched while the question is being embedded.
+    assert cache["hits"]["store"] + cache["hits"]["host"] == cache["chunks"] > 2
+    assert cache["fallbacks"] == []
     assert second["report"]["chunks"] == first["report"]["chunks"]
 
 
