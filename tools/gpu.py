@@ -1,0 +1,122 @@
+"""Everything that is measured on a GPU, in one go: the tables of docs/results/gpu.md and of decode.md's last sections.
+
+    PYTHONPATH=. python tools/gpu.py FOLDER [kernels first small large tiers tokens pool]
+
+Needs torch, transformers, triton and xxhash, and nothing else of the project's packages, so that it runs on a machine
+where no service is installed. Each part writes FOLDER/PART.md and says how long it took; one that fails is told and
+leaves the others alone. With REDIS_URL set, `tiers` asks that server, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ragkv.bench import decode_pool, decode_speed, kernels, ttft_table
+from ragkv.bench.decode_pool import PoolParams
+from ragkv.bench.decode_speed import SpeedParams
+from ragkv.bench.grid import titled
+from ragkv.bench.kernels import KernelParams
+from ragkv.bench.shapes import find_shape, random_model, random_tokens
+from ragkv.bench.ttft_shape import ShapeParams, ttft_shape
+from ragkv.model import DecoderModel
+from ragkv.policies import make_decoder
+
+SHAPE = "llama-3.1-8b"
+FEW = ("scout", "gated")
+POLICIES = ("psa", "topk", "lfps", "loopserve:first=0")
+
+
+class Parts:
+    """The parts, by name; each yields Markdown."""
+
+    def __init__(self) -> None:
+        self._model: DecoderModel | None = None
+
+    @property
+    def model(self) -> DecoderModel:
+        """Random weights, made when they are first needed."""
+        self._model = self._model or random_model(SHAPE, "cuda")
+        return self._model
+
+    def kernels(self) -> Iterator[str]:
+        """Our kernels against their rooflines."""
+        at, rows = kernels.measure(find_shape(SHAPE), KernelParams(), "cuda", _quiet)
+        yield titled(f"{SHAPE}, {torch.cuda.get_device_name()}", kernels.grid(rows), [str(at)])
+
+    def first(self) -> Iterator[str]:
+        """16 chunks, every method; then scout with larger blocks."""
+        yield self._first_tokens(ShapeParams(split=2))
+        for block in (32, 64):
+            yield self._first_tokens(ShapeParams(methods=("scout",), split=1, block=block))
+
+    def small(self) -> Iterator[str]:
+        """Where the gate matters."""
+        for chunks, tokens in ((4, 1024), (2, 1024), (1, 1024), (1, 512)):
+            yield self._first_tokens(ShapeParams(chunks, tokens, methods=FEW, split=1))
+
+    def large(self) -> Iterator[str]:
+        """64 chunks."""
+        yield self._first_tokens(ShapeParams(64, methods=("scout",), warmup=1, split=1))
+
+    def tiers(self) -> Iterator[str]:
+        """Blocks that come from elsewhere than host memory."""
+        asked = ShapeParams(methods=("scout",), split=1)
+        url = os.environ.get("REDIS_URL", "")
+        for tier in ("gpu", "disk", *(["redis"] if url else [])):
+            yield self._first_tokens(replace(asked, tier=tier, store=url))
+
+    def tokens(self) -> Iterator[str]:
+        """Tokens of answers: dense, recorded, and under the policies."""
+        made = [(name, make_decoder(name, self.model.profile)) for name in POLICIES]
+        ways = [(name, each) for name, each in made if each is not None]
+        for batch, named in ((1, ways), (4, ways), (16, [])):
+            params = SpeedParams((16384,), (batch,), steps=16)
+            rows = decode_speed.measure(self.model, params, named, _quiet, random_tokens)
+            yield titled(f"{SHAPE}, {batch} requests", decode_speed.grid(rows))
+
+    def pool(self) -> Iterator[str]:
+        """PSA with a quarter of the KV on the GPU."""
+        for params in (PoolParams(4096, 4, steps=8, warmup=4), PoolParams()):
+            rows = decode_pool.measure(self.model, params, _quiet, random_tokens)
+            yield titled(f"{SHAPE}, {params.batch} requests of {params.length} keys", decode_pool.grid(rows))
+
+    def _first_tokens(self, params: ShapeParams) -> str:
+        result = ttft_shape(self.model, params, _quiet)
+        times = titled(ttft_table.title(result), ttft_table.times(result), ttft_table.notes(result))
+        return times + "\n" + titled("of which, ms, and floors, ms", ttft_table.steps(result))
+
+
+def _quiet(what: str, done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+def main(folder: Path, names: list[str]) -> int:
+    """Run the parts that are named, or all; 1 where one failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts, failed = Parts(), 0
+    for name in names or ("kernels", "first", "small", "large", "tiers", "tokens", "pool"):
+        start, path = time.perf_counter(), folder / f"{name}.md"
+        path.write_text("")
+        try:
+            for text in getattr(parts, name)():
+                with path.open("a") as file:
+                    file.write(text + "\n")
+                print(text, flush=True)
+        except Exception:
+            failed = 1
+            print(traceback.format_exc(), flush=True)
+        torch.cuda.empty_cache()
+        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
