@@ -20,8 +20,6 @@ from ragkv.recompute.scout import Scout
 from ragkv.sources import StoredChunk
 from ragkv.watch import Watch
 
-GATE_TOKENS, GATE_CHUNKS = 512, (1, 4)
-"""The chunks that the gate's predictions are measured with."""
 CHUNKS, TRIAL, QUESTIONS = 0, 2**20, 2**21
 """Numbers that random inputs are drawn from: every kind has its own."""
 
@@ -123,7 +121,7 @@ class Asked:
 
     def gate(self, scout: Scout, trial: Sequence[tuple[int, ...]]) -> Gate:
         """Measured with chunks of their own in the same tier."""
-        few, many = ([*trial[:number]] for number in GATE_CHUNKS)
+        few, many = [*trial[:1]], [*trial]
         return measured(self.reader, scout, lambda: self._open(few), lambda: self._open(many))
 
     def _timed(self, decide: Callable[[], Method | None]) -> float:

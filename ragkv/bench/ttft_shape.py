@@ -24,13 +24,15 @@ from functools import partial
 
 import torch
 
-from ragkv.bench.asked import CHUNKS, GATE_CHUNKS, GATE_TOKENS, STEPS, TRIAL, Asked, drawn
+from ragkv.bench.asked import CHUNKS, STEPS, TRIAL, Asked, drawn
 from ragkv.bench.backends import unless_full
 from ragkv.bench.fitted import fitted
 from ragkv.bench.roofline import Floors, Speeds, device_name, speeds
 from ragkv.bench.shapes import random_tokens
 from ragkv.bench.tiered import Cupboard, cupboard
 from ragkv.errors import InputError
+from ragkv.gate import CHUNKS as GATE_CHUNKS
+from ragkv.gate import LENGTH as GATE_TOKENS
 from ragkv.gate import Gate
 from ragkv.methods import FULL, METHODS, make_method
 from ragkv.model import DecoderModel
@@ -142,7 +144,7 @@ def ttft_shape(model: DecoderModel, params: ShapeParams, progress: Progress) -> 
     methods = {name: None if name in (FULL, GATED) else make_method(name, model) for name in names}
     reader = Reader(model, random_tokens(model, p.prefix, p.seed), steps=make_steps(model))
     chunks = [drawn(model, p.chunk_tokens, p.seed, CHUNKS + i) for i in range(p.chunks)]
-    trial = [drawn(model, GATE_TOKENS, p.seed, TRIAL + i) for i in range(GATE_CHUNKS[-1] if GATED in names else 0)]
+    trial = [drawn(model, GATE_TOKENS, p.seed, TRIAL + i) for i in range(GATE_CHUNKS if GATED in names else 0)]
     at = speeds(model.device, model.dtype)
     with cupboard(model, p.tier, p.store) as stored:
         encode, store = _fill(reader, stored, chunks, trial, progress)
