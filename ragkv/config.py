@@ -85,7 +85,7 @@ class Settings(BaseSettings):
     batch: int = Field(8, ge=1, le=256, description="Answers that `ragkv serve` decodes together.")
     batch_bytes: int = Field(2 * 2**30, ge=0, description="Bytes of KV that those may hold; a larger one runs alone.")
     graphs: bool = Field(
-        True, description="On a GPU, decode densely and ask for blocks by recorded CUDA graphs, a launch for each."
+        True, description="On a GPU, decode densely and read few rows by recorded CUDA graphs, a launch for each."
     )
     queue: int = Field(32, ge=1, le=100_000, description="Requests that may wait for the model; more are refused.")
     deadline: float = Field(60.0, gt=0, le=86_400, description="Seconds an answer may take, waiting included.")

@@ -24,11 +24,12 @@ from ragkv.joined import join
 from ragkv.kernels import pool as reference
 from ragkv.kernels.pool import Met, Pool, Progress, Rule, rank
 from ragkv.kernels.steps import Places
+from ragkv.layers import kernels_of, step
 from ragkv.model import DecoderModel
+from ragkv.recorder import record
 from ragkv.sparse.base import wide
 from ragkv.sparse.blocks import Blocks, cuboid
 from ragkv.sparse.psa import Psa
-from ragkv.steps import kernels_of, record, step
 
 
 class PooledKV:

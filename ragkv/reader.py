@@ -23,7 +23,7 @@ from ragkv.elsewhere import Absent
 from ragkv.fresh import Source
 from ragkv.kernels.carry import Lent
 from ragkv.model import DecoderModel, rotate
-from ragkv.passes import Capture, append
+from ragkv.passes import Capture, Pass, append
 from ragkv.recompute.base import Angle, Blocks, Grow, Method, Piece, Plan, Rows, overwritten, recomputed
 from ragkv.recompute.digest import DigestParams, digest, retrieval_pairs
 from ragkv.sparse.base import Decoder, Decoding, Policy, Sparse, decoding, last_rows, reading, watched
@@ -68,9 +68,9 @@ class Reader:
         carrier: Carrier | None = None,
     ):
         """prefix: token ids of S · mode: `shared` encodes chunks right after S, `isolated` alone from position 0
-        (SamKV A13; paper silent) · policy: how long chunks are encoded, None: densely · steps: asks short questions
-        by a recorded graph, None: there are none · carrier: takes blocks to their places without making rows of them,
-        None: one of the model's device, where that can have one."""
+        (SamKV A13; paper silent) · policy: how long chunks are encoded, None: densely · steps: asks short
+        questions and reads few rows by recorded graphs, None: there are none · carrier: takes blocks to their places
+        without making rows of them, None: one of the model's device, where that can have one."""
         self._carrier, self._steps = carrier or make_carrier(model), steps
         self.model, self.prefix_tokens, self.mode, self.policy = model, tuple(prefix), mode, policy
         self.prefix = ContextCache(model.shape, len(self.prefix_tokens), model.dtype, model.devices)
@@ -188,7 +188,7 @@ class Reader:
             observed = watched(None, state, stitch.end)
             with watch.step("prefill"):
                 both = stitch.repair(plan, tokens, question, outputs=last_rows(state), attention=observed)
-                logits = self.model.forward([both])[0][-1]
+                logits = self._last(both)
         else:
             if plan.check is None:
                 self._repair(stitch, sources, plan, watch)
@@ -256,7 +256,13 @@ class Reader:
         """Append tokens, all of them for a decode policy to look at; logits [vocabulary] of the last."""
         attention = watched(sparse, state, stitch.end)
         reading = append(stitch.cache, tokens, stitch.end, outputs=last_rows(state), attention=attention)
-        return self.model.forward([reading])[0][-1]
+        return self._last(reading)
+
+    def _last(self, p: Pass) -> Tensor:
+        """Logits [vocabulary] of a pass's last row."""
+        if self._steps is not None and self._steps.passes.takes(p):
+            return self._steps.passes.read(p)
+        return self.model.forward([p])[0][-1]
 
     def _repair(self, stitch: Stitch, sources: Sequence[Source], plan: Plan, watch: Watch) -> None:
         """Recompute rows in place; padding is there for this pass only."""

@@ -210,7 +210,7 @@ def test_questions_of_any_length_are_asked_by_a_graph():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on a GPU")
 def test_a_few_graphs_serve_whoever_decodes(monkeypatch):
-    monkeypatch.setattr("ragkv.steps.GRAPHS", 2)
+    monkeypatch.setattr("ragkv.recorder.GRAPHS", 2)
     model = DecoderModel(tiny.weights("qwen3", max_positions=2048).float().cuda())
     steps = make_steps(model)
     for lengths in ((5,), (40,), (9, 700, 1), (1000, 3, 200, 17), (5,), (2, 900)):

@@ -17,6 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ragkv.kernels.steps import Places
+from ragkv.types import Shape
+
 
 @dataclass(frozen=True)
 class Lists:
@@ -123,6 +126,20 @@ def attend_lists(
 
         return twin(q, k, v, q_pos, k_pos, lists, scale=scale)
     return reference(q, k, v, q_pos, k_pos, lists, scale=scale)
+
+
+def attend_placed(
+    q: Tensor, places: Places, layer: int, shape: Shape, q_pos: Tensor, k_pos: Tensor, lists: Lists, *, scale: float
+) -> Tensor:
+    """As `attend_lists`, over the rows of a layer that the last request of `places` holds, the new one included: so for
+    rows that are found by address. k_pos may be longer than that. Returns out [T, Hq, d]."""
+    if q.is_cuda and q.dtype != torch.float64:
+        from ragkv.kernels.triton_lists import attend_placed as twin
+
+        return twin(q, places, layer, shape, q_pos, k_pos, lists, scale=scale)
+    rows = int(places.table[2, layer, -1]) + 1
+    k, v = (store[layer][-1][:rows] for store in (places.k, places.v))
+    return reference(q, k, v, q_pos, k_pos[:rows], lists, scale=scale)[0]
 
 
 def reference(

@@ -20,6 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ragkv.kernels.lists import Lists
+from ragkv.kernels.steps import Places
+from ragkv.types import Shape
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NEVER = tl.constexpr(2147483647)
@@ -35,12 +37,44 @@ def attend_lists(
 ) -> tuple[Tensor, Tensor]:
     """As `lists.attend_lists`; out has q's dtype. Positions must be below 2**31, tile and block powers of two or the
     tile any size of at least 16. Raises ValueError for a block that is not a power of two of at most 128."""
+    strides = (k.stride(0), k.stride(1), v.stride(0), v.stride(1))
+    return _launch(q, (k, v), 0, 0, k.shape[0], strides, k.shape[1], q_pos, k_pos, lists, scale)
+
+
+def attend_placed(
+    q: Tensor, places: Places, layer: int, shape: Shape, q_pos: Tensor, k_pos: Tensor, lists: Lists, *, scale: float
+) -> Tensor:
+    """As `lists.attend_placed`; q of the caches' dtype, whose memory begins at multiples of 16 bytes."""
+    _, layers, width = places.table.shape
+    row, head = shape.kv_heads * shape.head_dim, shape.head_dim
+    far, plane = layer * width + width - 1, layers * width
+    strides = (row, head, row, head)
+    return _launch(q, (places.table, places.table), far, plane, 0, strides, shape.kv_heads, q_pos, k_pos, lists, scale)[
+        0
+    ]
+
+
+def _launch(
+    q: Tensor,
+    stores: tuple[Tensor, Tensor],
+    far: int,
+    plane: int,
+    keys: int,
+    strides: tuple[int, int, int, int],
+    kv_heads: int,
+    q_pos: Tensor,
+    k_pos: Tensor,
+    lists: Lists,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """stores: K and V, with so many keys and such strides; or with plane > 0 a table of addresses, twice: K's stands at
+    number `far` of it, V's a plane behind, and the number of the last row another plane behind."""
     if lists.block & (lists.block - 1) or lists.block > 128:
         raise ValueError(f"the kernel reads blocks of 1, 2, 4 … 128 keys, not {lists.block}")
     count, q_heads, d = q.shape
     heads, tiles = lists.counts.shape
     width = max(16, triton.next_power_of_2(d))
-    form = _form(min(lists.tile, count + lists.offset), math.gcd(q_heads // heads, q_heads // k.shape[1]), lists.block)
+    form = _form(min(lists.tile, count + lists.offset), math.gcd(q_heads // heads, q_heads // kv_heads), lists.block)
     out = torch.empty(count, q_heads, d, dtype=q.dtype, device=q.device)
     lse = torch.empty(count, q_heads, dtype=torch.float32, device=q.device)
     q_at, k_at = (each.to(q.device, torch.int32) for each in (q_pos, k_pos))
@@ -51,14 +85,15 @@ def attend_lists(
     splits = _splits(tiles * parts * q_heads // form.fold, lists.blocks.shape[2] * lists.block // form.keys)
     made, of = (out, lse) if splits == 1 else _partial(splits, q)
     _attend[(tiles * parts, q_heads // form.fold, splits)](
-        q, k, v, q_at, k_at, made, of,
+        q, *stores, q_at, k_at, made, of,
         lists.blocks, lists.counts, lists.clear, columns, column_counts, taken,
-        count, k.shape[0], scale * LOG2_E.value,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        count, keys, far, plane, scale * LOG2_E.value,
+        q.stride(0), q.stride(1), *strides,
         lists.blocks.shape[2], columns.shape[1], taken.shape[-1], tiles,
-        q_heads // heads, q_heads // k.shape[1], lists.offset,
+        q_heads // heads, q_heads // kv_heads, lists.offset,
         TILE=lists.tile, BLOCK=lists.block, SINGLES=lists.columns is not None,
-        ROWS=form.rows, FOLD=form.fold, KEYS=form.keys, D=d, WIDTH=width, PRECISE=q.dtype == torch.float32,
+        ROWS=form.rows, FOLD=form.fold, KEYS=form.keys, D=d, WIDTH=width,
+        PRECISE=q.dtype == torch.float32, PLACED=plane > 0,
         num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
     if splits > 1:
@@ -102,20 +137,20 @@ def _partial(splits: int, q: Tensor) -> tuple[Tensor, Tensor]:
     return out, torch.empty(out.shape[:-1], dtype=torch.float32, device=q.device)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["far"])
 def _attend(
     q_ptr, k_ptr, v_ptr, q_at_ptr, k_at_ptr, out_ptr, lse_ptr,
     blocks_ptr, counts_ptr, clear_ptr, columns_ptr, column_counts_ptr, taken_ptr,
-    count, keys, scale,
+    count, keys, far, plane, scale,
     q_row, q_head, k_row, k_head, v_row, v_head,
     most_blocks, most_columns, all_blocks, tiles,
     share, group, offset,
     TILE: tl.constexpr, BLOCK: tl.constexpr, SINGLES: tl.constexpr,
     ROWS: tl.constexpr, FOLD: tl.constexpr, KEYS: tl.constexpr,
-    D: tl.constexpr, WIDTH: tl.constexpr, PRECISE: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, PRECISE: tl.constexpr, PLACED: tl.constexpr,
 ):  # fmt: skip
     """Queries of one part of one tile, of FOLD query heads that read the same keys. A program's third number says which
-    part of the list it reads."""
+    part of the list it reads. PLACED: K and V are found by address."""
     PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
     BLOCKS: tl.constexpr = KEYS // BLOCK
     # Late tiles have the longest lists: they start first, so that none of them runs alone at the end.
@@ -135,8 +170,15 @@ def _attend(
         q_ptr + row.to(tl.int64)[:, None] * q_row + head[:, None] * q_head + d[None, :],
         mask=live[:, None] & (d < D)[None, :], other=0.0,
     )  # fmt: skip
-    k_base = k_ptr + asked * k_head
-    v_base = v_ptr + asked * v_head
+    if PLACED:
+        kind: tl.constexpr = q_ptr.dtype.element_ty
+        # Addresses out of a table say nothing of how they are aligned; without these words every number is read alone.
+        k_base = tl.multiple_of(tl.load(k_ptr + far).to(tl.pointer_type(kind)), 16) + asked * k_head
+        v_base = tl.multiple_of(tl.load(v_ptr + far + plane).to(tl.pointer_type(kind)), 16) + asked * v_head
+        keys = (tl.load(k_ptr + far + 2 * plane) + 1).to(tl.int32)
+    else:
+        k_base = k_ptr + asked * k_head
+        v_base = v_ptr + asked * v_head
     acc = tl.zeros((ROWS * FOLD, WIDTH), tl.float32)
     top = tl.full((ROWS * FOLD,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS * FOLD,), tl.float32)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from ragkv.kernels import lists as ours
 from ragkv.kernels.lists import clear_blocks, make_lists
+from ragkv.kernels.steps import Places
+from ragkv.types import Shape
 from tests.kernels.test_attention import GROUPINGS, dense
 
 triton_lists = pytest.importorskip("ragkv.kernels.triton_lists")
@@ -170,6 +172,32 @@ def test_queries_that_see_nothing_of_a_shared_list_give_nothing():
     q_pos, k_pos = torch.tensor([0, 1]), torch.arange(5, 1600)
     lists = case(q_pos, k_pos, 1, 16, 16, share=1.0)
     check("triton", rows(2, 4, 0), rows(1595, 2, 1), rows(1595, 2, 2), q_pos, k_pos, lists)
+
+
+PLACED = {"reference": ours.attend_placed, "triton": triton_lists.attend_placed}
+
+
+@pytest.mark.parametrize("name", PLACED)
+@pytest.mark.parametrize("layer", [0, 1])
+def test_rows_that_are_found_by_address(name, layer):
+    """A cache with room behind its rows, whose number is that of the last request's row; the first request's is
+    another's."""
+    generator, shape, held = torch.Generator().manual_seed(3), Shape(2, 8, 2, 16), 299
+    stores = [[rows(340, 2, 10 * i + side) for i in range(2)] for side in (0, 1)]
+    other = rows(9, 2, 7)
+    addresses = [[[other.data_ptr(), each.data_ptr()] for each in side] for side in stores]
+    table = torch.tensor([*addresses, [[3, held]] * 2], device=DEVICE)
+    places = Places(table, *([[other, each] for each in side] for side in stores))
+    k_pos = torch.randperm(400, generator=generator)[: held + 1]
+    q_pos = torch.cat([torch.tensor([-1, -1]), k_pos[torch.randperm(300, generator=generator)[:30]]])
+    lists, q = ours.all_lists(q_pos, k_pos), rows(32, 8, 0)
+    lacking = torch.full((30,), 2**31 - 1)
+    at = torch.cat([k_pos, lacking]).to(DEVICE)
+    found = PLACED[name](q, places, layer, shape, q_pos.to(DEVICE), at, on_device(lists), scale=0.3)
+    mask = (k_pos[None, :] <= q_pos[:, None]).expand(8, -1, -1).to(DEVICE)
+    wanted = dense(q, *(side[layer][: held + 1] for side in stores), mask, 0.3).nan_to_num(0.0)
+    assert bool((found[:2] == 0).all())
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)
 
 
 def on_device(lists):
