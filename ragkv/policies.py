@@ -49,7 +49,7 @@ def _decode(p: Profile) -> dict[str, Any]:
 
 
 def _psa(p: Profile) -> dict[str, Any]:
-    return {"above": p.decode_threshold, "least": p.decode_least}
+    return {"above": p.decode_threshold, "block": p.decode_block, "least": p.decode_least, "part": p.decode_part}
 
 
 PREFILLS: dict[str, Way[Policy]] = {

@@ -245,7 +245,7 @@ def rule_of(params: Psa | None) -> Rule:
     """When reading stops; None: it does not."""
     if params is None:
         return Rule(1.0, 4)
-    return Rule(params.threshold, params.micro, params.least, params.group == "mean")
+    return Rule(params.threshold, params.micro, params.least, params.group == "mean", params.part)
 
 
 def progress_of(model: DecoderModel) -> Progress:

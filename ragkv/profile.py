@@ -25,7 +25,8 @@ class Profile:
     chunk_tokens: longest chunk, wrapper included · prefix, chunk, question: prompt pieces ("" takes the tokenizer's
     chat template) · stop: strings that end an answer · segment, prefill_block, budget: CritiPrefill's sizes ·
     threshold: shorter inputs are always read densely · decode_threshold: keys a layer may hold and be decoded over
-    densely whatever the policy · decode_least: blocks that PSA reads in any case.
+    densely whatever the policy · decode_block: keys that PSA reads together · decode_least,
+    decode_part: blocks that it reads in any case, a number and a part of all.
     """
 
     block: int = 64
@@ -43,7 +44,9 @@ class Profile:
     budget: int = 1024
     threshold: int = 4096
     decode_threshold: int = 4096
+    decode_block: int = 16
     decode_least: int = 32
+    decode_part: float = 0.25
 
     def save(self, path: Path) -> None:
         """Write as JSON, replacing the file whole."""

@@ -295,6 +295,6 @@ def test_names_and_fields_make_policies(model):
     assert DECODE_NAMES == ("dense", "psa", "lfps", "loopserve", "topk")
     assert make_decoder("dense", model.profile) is None
     assert make_decoder("lfps:reach=-1/1,heads=kv", model.profile) == Lfps(reach=(-1, 1), heads="kv", above=512)
-    assert make_decoder("psa:micro=2", model.profile) == Psa(micro=2, least=model.profile.decode_least, above=512)
+    assert make_decoder("psa:micro=2", model.profile) == Psa(micro=2, block=16, least=32, part=0.25, above=512)
     assert make_decoder("loopserve:evict=evict,above=9", model.profile) == LoopServeDecode(evict="evict", above=9)
     assert check_decoder("psa:threshold=0.98") == "psa:threshold=0.98"

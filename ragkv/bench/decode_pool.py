@@ -46,7 +46,7 @@ class PoolParams:
     length: int = 32768
     batch: int = 16
     share: float = 0.25
-    psa: Psa = field(default_factory=lambda: Psa(least=32))
+    psa: Psa = field(default_factory=lambda: Psa(block=16, least=32, part=0.25))
     steps: int = 64
     warmup: int = 32
     dense_steps: int = 4

@@ -39,6 +39,7 @@ class Rule:
     micro: int
     least: int = 0
     mean: bool = False
+    part: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def _read(
         read, missed = read + len(some), missed + lacked
         claimed = 1 / (1 + (len(blocks) - read) * torch.exp(least - lse))
         share = float(claimed.mean() if rule.mean else claimed.min())
-        if share > rule.threshold and read >= rule.least:
+        if share > rule.threshold and read >= max(rule.least, rule.part * len(blocks)):
             break
     return torch.cat(scores, -1).softmax(-1) @ torch.cat(values), read, missed
 

@@ -53,7 +53,7 @@ def progress(
     _progress[(count, shape.kv_heads)](
         q, order, near.table, pool.host, pool.ranked, clock, pool.slots, pool.place, pool.owner, pool.used,
         out, read, missed, layer, near.table.shape[1], count, order.shape[2], scale * LOG2_E, rule.threshold,
-        rule.least,
+        rule.least, rule.part,
         Q_HEADS=q_heads, KV_HEADS=shape.kv_heads, D=d, WIDE=max(16, triton.next_power_of_2(d)), SIZE=size,
         MICRO=rule.micro, PADDED=padded, ROWS=max(16, triton.next_power_of_2(q_heads // shape.kv_heads)),
         SLOTS=slots, ROOM=triton.next_power_of_2(max(slots, 1)), STEP=NEAR, MEAN=rule.mean,
@@ -65,7 +65,7 @@ def progress(
 @triton.jit(do_not_specialize=["layer", "layers", "width", "most", "least"])
 def _progress(
     q_ptr, order_ptr, table_ptr, host_ptr, ranked_ptr, clock_ptr, slots_ptr, place_ptr, owner_ptr, used_ptr,
-    out_ptr, read_ptr, missed_ptr, layer, layers, width, most, scale, threshold, least,
+    out_ptr, read_ptr, missed_ptr, layer, layers, width, most, scale, threshold, least, part,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SIZE: tl.constexpr,
     MICRO: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr, ROOM: tl.constexpr,
     STEP: tl.constexpr, MEAN: tl.constexpr, PRECISE: tl.constexpr,
@@ -164,7 +164,7 @@ def _progress(
             share = tl.sum(tl.where(row < GROUP, claimed, 0.0), 0) / GROUP
         else:
             share = tl.min(tl.where(row < GROUP, claimed, 1.0), 0)
-        going = (read < ranked) & ((share <= threshold) | (read < least))
+        going = (read < ranked) & ((share <= threshold) | (read < least) | (read.to(tl.float32) < part * ranked))
 
     tl.store(out_ptr + q_at, (acc / total[:, None]).to(kind), mask=asked)
     tl.store(read_ptr + of * KV_HEADS + head, read)

@@ -23,9 +23,9 @@ the cache from then on.
 
 Differs from the paper: the blocks of the attention sinks and the block with the newest rows are read before all others
 and stay out of AS_min and N_left (a block that is not full has little mass and would end the reading at once); a kv
-head stops when the least covered of its query heads is covered, and not before it has read `least` blocks: P_acc holds
-only as far as the ranking is right, and where it is not, a head that has met one weak block would stop at once
-(docs/lab-notes.md). Blocks come from one cache in memory; with KV on the host and a pool on the GPU it is
+head stops when the least covered of its query heads is covered, and not before it has read `least` blocks and `part` of
+all: P_acc holds only as far as the ranking is right, and where it is not, a head that has met one weak block would stop
+at once (docs/lab-notes.md). Blocks come from one cache in memory; with KV on the host and a pool on the GPU it is
 `ragkv/pooled.py`. There, too, things differ: slots belong to a kv head of a layer of a request, not to one pool for
 all, so that nothing is atomic; what has no slot is read by the kernel itself over the bus, so that no thread polls a
 flag and nothing is loaded that is not read; rows of the answer stay near, and get no digest.
@@ -48,17 +48,19 @@ from ragkv.sparse.blocks import Blocks, cuboid, fetch
 @dataclass(frozen=True)
 class Psa(Decoder):
     """threshold: share of the attention to be covered, the paper's epsilon (it names .95 and .98 and tunes it); 1 reads
-    everything · block: keys read together (paper: 32 where it measures) · micro: blocks between two looks at the share,
-    the paper's m (paper silent; its figure draws 4) · least: ranked blocks that are read before the share is asked
-    for (paper silent; a model's profile says 32) · sinks: blocks at the start that are always read (paper silent) ·
-    group: what must be covered for the query heads of a kv head, the least of them or their mean (paper silent) ·
-    dense: layers from the first on that read everything (paper silent) · reach: blocks that may be read, those that
-    were `kept` for the answer or `all` (paper silent)."""
+    everything · block: keys read together (paper: 32 where it measures; a profile says 16) · micro: blocks between two
+    looks at the share, the paper's m (paper silent; its figure draws 4) · least, part: ranked blocks that are read
+    before the share is asked for, a number and a part of all, whichever is more (paper silent; a profile says 32 and a
+    quarter) · sinks: blocks at the start that are always read (paper silent) · group: what must be covered for the
+    query heads of a kv head, the least of them or their mean (paper silent) · dense: layers from the first on that
+    read everything (paper silent) · reach: blocks that may be read, those that were `kept` for the answer or `all`
+    (paper silent)."""
 
     threshold: float = 0.95
     block: int = 32
     micro: int = 4
     least: int = 0
+    part: float = 0.0
     sinks: int = 1
     group: Literal["min", "mean"] = "min"
     dense: int = 0
@@ -69,6 +71,8 @@ class Psa(Decoder):
             raise ValueError("threshold must be above 0 and at most 1")
         if self.block < 1 or self.micro < 1 or min(self.least, self.sinks, self.dense) < 0:
             raise ValueError("block and micro must be at least 1, least, sinks and dense not negative")
+        if not 0 <= self.part <= 1:
+            raise ValueError("part must be from 0 to 1")
         if self.group not in ("min", "mean"):
             raise ValueError("group must be 'min' or 'mean'")
         if self.reach not in ("kept", "all"):
@@ -203,7 +207,7 @@ def progress(
         read[heads] += batch.shape[1]  # line 14
         claimed[heads] = covered(lse[heads], least[heads], total - start - batch.shape[1] + beyond)  # lines 15, 16
         short = share_of(claimed[heads], params) <= params.threshold  # line 17: until it is above, not reached
-        heads = heads[short | (read[heads] < params.least)]
+        heads = heads[short | (read[heads] < max(params.least, params.part * total))]
         if not heads.numel():
             break
     return Done(out, lse, read, claimed, least)

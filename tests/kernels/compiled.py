@@ -64,7 +64,7 @@ CASES = {
         for body, number in triton_carry.BODIES.items()
     },
 }
-FLOATS = dict.fromkeys(("eps", "scale", "threshold", "limit"), "fp32")
+FLOATS = dict.fromkeys(("eps", "scale", "threshold", "part", "limit"), "fp32")
 NUMBERS = {"layer", "layers", "width", "most", "least", "first", "items", "entries"}
 WIDE = dict.fromkeys(("table_ptr", "order_ptr", "host_ptr", "clock_ptr"), "*i64")
 COUNTED = ("slots", "ranked", "place", "owner", "used", "read", "missed")

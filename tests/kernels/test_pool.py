@@ -92,7 +92,7 @@ class Decoded:
 
 
 def rule_of(params):
-    return Rule(params.threshold, params.micro, params.least, params.group == "mean")
+    return Rule(params.threshold, params.micro, params.least, params.group == "mean", params.part)
 
 
 def check_pool(kv):
@@ -117,6 +117,7 @@ def check_pool(kv):
         (Shape(2, 4, 2, 16), (137, 60, 250), Psa(threshold=0.7, block=8)),
         (Shape(2, 3, 1, 24), (90, 10, 4), Psa(threshold=0.6, block=8, micro=3, group="mean", sinks=2)),
         (Shape(2, 4, 4, 32), (300,), Psa(threshold=0.5, block=16, micro=2, least=5, sinks=0)),
+        (Shape(2, 4, 2, 16), (250, 70), Psa(threshold=0.2, block=8, micro=1, part=0.5)),
     ],
 )
 def test_the_same_blocks_are_read_as_from_one_cache(name, share, shape, lengths, params):

@@ -25,10 +25,10 @@ def of_masses(masses, dtype=torch.float64):
     return torch.ones(1, 1, 1, dtype=dtype), k, torch.arange(len(k), dtype=dtype)[:, None, None]
 
 
-def read(masses, threshold, micro, order=None, least=0):
+def read(masses, threshold, micro, order=None, least=0, part=0.0):
     order = torch.arange(len(masses))[None] if order is None else order
     q, k, v = of_masses(masses)
-    return progress(q, k, v, order, Psa(threshold=threshold, block=2, micro=micro, least=least), scale=1.0)
+    return progress(q, k, v, order, Psa(threshold=threshold, block=2, micro=micro, least=least, part=part), scale=1.0)
 
 
 def run(params, asked, steps=None):
@@ -92,6 +92,8 @@ def test_some_blocks_are_read_whatever_is_claimed():
     assert read(masses, 0.1, 1, least=3).read.item() == 3
     assert read(masses, 0.1, 2, least=3).read.item() == 4, "whole micro-batches"
     assert read(masses, 0.1, 1, least=99).read.item() == 6, "no more than there are"
+    assert read(masses, 0.1, 1, part=0.5).read.item() == 3
+    assert read(masses, 0.1, 1, least=2, part=0.7).read.item() == 5, "whichever is more"
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40), st.floats(0.05, 0.999), st.integers(1, 9))
