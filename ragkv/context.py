@@ -59,10 +59,12 @@ class ContextCache:
         self._coming[layer] = coming
 
     def settle(self, layer: int) -> None:
-        """Have the current stream wait for rows of the layer that are on their way. Costs nothing where none are."""
-        coming, self._coming[layer] = self._coming[layer], None
+        """Have the current stream wait for rows of the layer that are on their way, and so for those of other layers
+        that come with them. Costs nothing where none are."""
+        coming = self._coming[layer]
         if coming is not None:
             coming.wait()
+            self._coming = [None if each is coming else each for each in self._coming]
 
     @property
     def device(self) -> torch.device:
@@ -125,6 +127,18 @@ class ContextCache:
         self._k[layer][start:stop] = k
         self._v[layer][start:stop] = v
         return slots
+
+    def extend(self, other: ContextCache) -> None:
+        """Append all rows of a cache of the same shape on the same devices, in a few launches for all layers."""
+        moves: dict[torch.device, list[tuple[Tensor, Tensor]]] = {device: [] for device in self.devices}
+        for layer, device in enumerate(self.devices):
+            self.settle(layer)
+            slots = self.reserve(layer, other.positions(layer))
+            here = slice(self.lengths[layer] - slots.shape[0], self.lengths[layer])
+            moves[device] += [(self._k[layer][here], other.k(layer)), (self._v[layer][here], other.v(layer))]
+        for pairs in moves.values():
+            to, rows = zip(*pairs, strict=True)
+            torch._foreach_copy_(list(to), list(rows))
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Overwrite live rows `slots` [m] with k (rotated), v [m, Hkv, d]."""

@@ -161,7 +161,7 @@ def _places(p: Pass, depth: int) -> tuple[list[Tensor], list[Tensor | None]]:
         to, leave = step.slots, step.leave
         if step.write is not None:
             to = torch.full((present,), -1).index_copy_(0, step.write, step.slots)
-        slots.append(slots[-1] if slots and torch.equal(slots[-1], to) else to)
+        slots.append(slots[-1] if slots and (slots[-1] is to or torch.equal(slots[-1], to)) else to)
         if layer == depth - 1 and p.depth is not None:
             leave = torch.empty(0, dtype=torch.int64)  # stops here: nothing above needs its output
         leaves.append(leave)

@@ -89,7 +89,7 @@ class Reader:
         start = len(self.prefix_tokens) if shared else 0
         cache = ContextCache(self.model.shape, start + len(tokens), self.model.dtype, self.model.devices)
         if shared:
-            self._put_prefix(cache)
+            cache.extend(self.prefix)
         capture, sparse = Capture(keys_too=True), reading(self.policy, start + len(tokens))
         self.model.forward([append(cache, tokens, start, outputs=0, capture=capture, attention=sparse)])
         here = self.model.device
@@ -234,7 +234,7 @@ class Reader:
         pieces = [source.piece for source in sources]
         room = self._capacity(pieces, first) + len(question)
         stitch = Stitch(self.model, pieces, len(self.prefix_tokens), room)
-        self._put_prefix(stitch.cache)
+        stitch.cache.extend(self.prefix)
         now, _ = _divided((tuple(first),) * self.model.shape.layers, depth - 1)
         stitch.reserve(pieces, now)
         self._load(stitch, sources, now)
@@ -308,15 +308,11 @@ class Reader:
         """Give rows to what is carried."""
         stitch = talk.stitch
         if not talk.begun:
-            self._put_prefix(stitch.cache)
+            stitch.cache.extend(self.prefix)
         elif talk.carry:
             with watch.step("prefill"):
                 self.model.forward([append(stitch.cache, talk.carry, stitch.end, outputs=0)])
         stitch.end, talk.carry = talk.position, ()
-
-    def _put_prefix(self, cache: ContextCache) -> None:
-        for layer in range(self.model.shape.layers):
-            cache.put(layer, self.prefix.k(layer), self.prefix.v(layer), self.prefix.positions(layer))
 
 
 def _home(x: Tensor) -> Tensor:

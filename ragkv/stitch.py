@@ -175,23 +175,18 @@ class Stitch:
         both = self._each([*entering, *plan.recompute])
         alive, written = both[: len(entering)], both[len(entering) :]
         asked = torch.arange(self.end, self.end + len(question))
-        steps = []
-        for layer, present in enumerate(alive):
-            count, total = present.shape[0], present.shape[0] + len(question)
-            behind = torch.arange(count, total)
-            if layer == len(alive) - 1:
-                leave = behind[-outputs:] if outputs else behind[:0]
-            else:
-                leave = torch.cat([_among(present, alive[layer + 1]), behind])
-            write = torch.cat([_among(present, written[layer]), behind])
-            steps.append(
-                Step(
-                    write=None if write.shape[0] == total else write,
-                    slots=torch.cat([self._at(layer, written[layer]), self.cache.reserve(layer, asked)]),
-                    blend=written[layer].shape[0] if plan.blend is not None else 0,
-                    leave=None if leave.shape[0] == total else leave,
-                )
-            )
+        blend, steps = plan.blend is not None, list[Step]()
+        known: dict[tuple[int, ...], Step] = {}
+        for layer, (present, wrote) in enumerate(zip(alive, written, strict=True)):
+            above = alive[layer + 1] if layer + 1 < len(alive) else None
+            here = self._slots[layer]
+            # Layers of the same rows in the same slots, as most are, have one step among them.
+            key = (*map(id, (present, above, wrote, here)), self.cache.lengths[layer])
+            behind = self.cache.reserve(layer, asked)
+            if key not in known:
+                slots = torch.cat([self._at(layer, wrote), behind])
+                known[key] = _step(present, above, wrote, slots, outputs, blend)
+            steps.append(known[key])
         ids = [part[t] for part, rows in zip(tokens, entering[0], strict=True) for t in rows]
         return Pass(
             torch.tensor([*ids, *question], dtype=torch.int64),
@@ -242,6 +237,26 @@ class Stitch:
         for start, part in zip(self.starts, tokens, strict=True):
             ids[start : start + len(part)] = torch.tensor(part, dtype=torch.int64)
         return ids
+
+
+def _step(present: Tensor, above: Tensor | None, written: Tensor, slots: Tensor, outputs: int, blend: bool) -> Step:
+    """A layer's step of rows at positions `present`, some of which are `written` and go on to the layer `above`, and
+    of the question's behind them. above: None: the last layer, of which the last `outputs` rows go on · slots: of all
+    that are written."""
+    again = written.shape[0]
+    count, total = present.shape[0], present.shape[0] + slots.shape[0] - again
+    behind = torch.arange(count, total)
+    if above is None:
+        leave = behind[-outputs:] if outputs else behind[:0]
+    else:
+        leave = torch.cat([_among(present, above), behind])
+    write = torch.cat([_among(present, written), behind])
+    return Step(
+        write=None if write.shape[0] == total else write,
+        slots=slots,
+        blend=again if blend else 0,
+        leave=None if leave.shape[0] == total else leave,
+    )
 
 
 def _among(present: Tensor, some: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ Paper: Sparse Attention across Multiple-context KV Cache (AAAI-26, arXiv 2508.11
 
 Differs from the paper: the axis x of the power law is the number of keys row i sees, not its distance to the token
 (paper silent): by distance, uniform attention would call late blocks important; by row it gives every block alpha 1.
-Attention is never held whole: rows come in slabs, then only the representatives' columns are kept.
+Attention is never held head by head: rows come in slabs, of which the mean over heads is kept.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ MIN_POINTS = 8
 FLOOR = 1e-12
 """Attention below this is clamped before the logarithm (paper silent)."""
 
-SLAB = 256
-"""Query rows handled at a time."""
+SLAB, SLAB_ON_GPU = 256, 1024
+"""Query rows handled at a time; a GPU has the memory, and small slabs are nothing but launches there."""
 
 
 @dataclass(frozen=True)
 class Salience:
-    """Per block of one layer: alpha, unimportance [B] float32 · landmarks [B, R] int32, R = min(LANDMARKS, block), by
-    falling salience; the first is the representative, which also stands in where a last block has too few tokens."""
+    """Per block of one layer, on its device: alpha, unimportance [B] float32 · landmarks [B, R] int32, R =
+    min(LANDMARKS, block), by falling salience; the first is the representative, which also stands in where a last block
+    has too few tokens."""
 
     alpha: Tensor
     unimportance: Tensor
@@ -53,7 +54,8 @@ def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float) -> S
     rows, device = q.shape[0], q.device
     each = torch.arange(rows, device=device)
     received = torch.zeros(rows, dtype=torch.float64, device=device)
-    for start, attention in _slabs(q, k, before, scale):
+    slabs = list(_slabs(q, k, before, scale))
+    for start, attention in slabs:
         strictly_later = each[start : start + attention.shape[0], None] > each
         received += torch.where(strictly_later, attention[:, before:].double(), 0.0).sum(0)
     salience = received / (rows - 1 - each).double().clamp(min=1)
@@ -64,9 +66,9 @@ def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float) -> S
     landmarks = landmarks + torch.arange(0, blocks * block, block, device=device)[:, None]
     landmarks = torch.where(landmarks < rows, landmarks, landmarks[:, :1])
     representative = landmarks[:, 0]
-    columns = torch.cat([attention[:, before + representative] for _, attention in _slabs(q, k, before, scale)])
+    columns = torch.cat([attention[:, before + representative] for _, attention in slabs])
     alpha = fit_exponents(columns, representative + 1, before)
-    return Salience(alpha.float().cpu(), salience[representative].float().cpu(), landmarks.int().cpu())
+    return Salience(alpha.float(), salience[representative].float(), landmarks.int())
 
 
 def fit_exponents(columns: Tensor, starts: Tensor, before: int = 0) -> Tensor:
@@ -133,9 +135,9 @@ def stability(alphas: Sequence[Tensor]) -> list[int]:
 
 def _slabs(q: Tensor, k: Tensor, before: int, scale: float) -> Iterator[tuple[int, Tensor]]:
     """(first row, attention [slab, before + n]) mean over heads, softmax over what each row sees."""
-    group = q.shape[1] // k.shape[1]
-    for start in range(0, q.shape[0], SLAB):
-        rows = q[start : start + SLAB]
+    group, most = q.shape[1] // k.shape[1], SLAB_ON_GPU if q.is_cuda else SLAB
+    for start in range(0, q.shape[0], most):
+        rows = q[start : start + most]
         stop = before + start + rows.shape[0]
         scores = torch.einsum("tgrd,ngd->grtn", rows.view(rows.shape[0], -1, group, rows.shape[2]), k[:stop]) * scale
         seen = before + torch.arange(start, start + rows.shape[0], device=q.device)

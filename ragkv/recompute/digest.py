@@ -42,9 +42,9 @@ def digest(
     return Digest(
         mean_keys=block_means(k, params.block),
         local_query=torch.stack([rows_of[first_local:].mean(0) for rows_of in q]),
-        alpha=torch.stack([layer.alpha for layer in layers]),
-        unimportance=torch.stack([layer.unimportance for layer in layers]),
-        landmarks=torch.stack([layer.landmarks for layer in layers]),
+        alpha=torch.stack([layer.alpha for layer in layers]).cpu(),
+        unimportance=torch.stack([layer.unimportance for layer in layers]).cpu(),
+        landmarks=torch.stack([layer.landmarks for layer in layers]).cpu(),
         retrieval_keys=torch.stack(pairs) if pairs else k.new_empty(0, rows, k.shape[3]),
     )
 

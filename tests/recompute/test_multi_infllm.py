@@ -41,7 +41,7 @@ def test_every_layer_keeps_the_blocks_its_own_queries_score_highest():
     found = sources(r)
     kept = sparse(r, SMALL).plan.kept
     stitch = Stitch(r.model, [s.piece for s in found], len(PREFIX), 128)
-    r._put_prefix(stitch.cache)
+    stitch.cache.extend(r.prefix)
     stitch.reserve([s.piece for s in found], kept)
     r._load(stitch, found, kept)
     capture = Capture()
@@ -62,7 +62,7 @@ def test_its_logits_are_those_of_the_question_over_the_blocks_it_chose():
     r = reader()
     context = sparse(r, SMALL)
     stitch = Stitch(r.model, [s.piece for s in sources(r)], len(PREFIX), 128)
-    r._put_prefix(stitch.cache)
+    stitch.cache.extend(r.prefix)
     stitch.reserve([s.piece for s in sources(r)], context.plan.kept)
     r._load(stitch, sources(r), context.plan.kept)
     logits = r.model.forward([append(stitch.cache, QUESTION, stitch.end)])[0][-1]
