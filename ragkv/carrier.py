@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
 
@@ -80,13 +81,15 @@ class Carrier:
         lent: Mapping[int, Lent],
         release: Callable[[], None],
     ) -> None:
-        """Bring the blocks lent of chunks, all of one form, to the rows reserved for them.
+        """Bring the blocks lent of chunks, all of one form but for where they lie, to the rows reserved for them.
 
         release: lets all of them go; called when they have been read, or when that fails.
         """
         try:
             table, stops = _table(stitch, pieces, lent)
-            self._launch(stitch, table, stops, next(iter(lent.values())).form, release)
+            forms = [each.form for each in lent.values()]
+            form = replace(forms[0], near=all(each.near for each in forms))
+            self._launch(stitch, table, stops, form, release)
         except BaseException:
             if self._stream is not None:
                 self._stream.synchronize()

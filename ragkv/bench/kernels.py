@@ -237,7 +237,6 @@ class _Bench:
         row = form.kv_heads * form.head_dim * 2
         for body in ("exact", "int8"):
             size = Layout(one, BLOCK, BLOCK, torch.bfloat16, body).full_bytes
-            kind = Form(body, BLOCK, form.kv_heads, form.head_dim, torch.bfloat16)
             host = torch.zeros(TURNS, count, size, dtype=torch.uint8, pin_memory=True)
             for place, pool in (("host", host), ("gpu", host.to(self.device))):
                 tables = [
@@ -251,6 +250,7 @@ class _Bench:
                     ).to(self.device)
                     for layer in pool
                 ]
+                kind = Form(body, BLOCK, form.kv_heads, form.head_dim, torch.bfloat16, near=place == "gpu")
                 runs = [partial(kernels.carry, Entries(table), 0, count, at, at, kind) for table in tables]
                 written = 2.0 * count * BLOCK * row
                 read = float(count * size)

@@ -27,13 +27,14 @@ of its first token."""
 @dataclass(frozen=True)
 class Form:
     """What blocks are. body: `exact`, `int8` or `fp8` · block: tokens of a full one · dtype: of the cache, and of exact
-    bodies."""
+    bodies · near: they lie in the device's own memory, not behind the bus."""
 
     body: str
     block: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    near: bool = False
 
     @property
     def row_bytes(self) -> int:

@@ -2,7 +2,8 @@
 
 A few programs walk through all blocks, a piece of one at a time: the rest of the GPU is left to the model, beside whose
 products this runs. Page-locked memory is read over the bus, which a few programs keep full with some tens of kilobytes
-on their way each. Numbers are float32 inside and rounded where `model.rotate` rounds.
+on their way each. The GPU's own memory wants many programs, and is read so quickly that nothing has to run beside.
+Numbers are float32 inside and rounded where `model.rotate` rounds.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from ragkv.kernels.carry import Entries, Form
 
-PROGRAMS = 48
-"""A third of a large GPU's multiprocessors."""
+FAR, NEAR = 48, 528
+"""Programs for blocks behind the bus, a third of a large GPU's multiprocessors; for blocks in the GPU's own memory."""
 PIECE = 4096
 """Numbers of half the heads' dimensions that a program takes at a time: so many for each half of K and of V."""
 BODIES = {"exact": 0, "int8": 1, "fp8": 2}
@@ -30,7 +31,7 @@ def carry(entries: Entries, first: int, count: int, cos: Tensor, sin: Tensor, fo
     tokens = max(1, min(triton.next_power_of_2(form.block), PIECE // (wide * heads_wide)))
     pieces = triton.cdiv(form.block, tokens)
     aligned = form.row_bytes % 16 == 0 and heads * form.head_dim * form.dtype.itemsize % 16 == 0
-    _carry[(min(PROGRAMS, count * pieces),)](
+    _carry[(min(NEAR if form.near else FAR, count * pieces),)](
         entries.table, cos, sin, first, count * pieces, entries.table.shape[1], form.limit,
         BODY=BODIES[form.body], ALIGN=16 if aligned else 1, PIECES=pieces, TOKENS=tokens,
         HEADS=heads, HEADS_WIDE=heads_wide, D=form.head_dim, WIDE=wide, num_warps=8,

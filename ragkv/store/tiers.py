@@ -100,7 +100,7 @@ class Tiers:
         """Blocks where they lie in the nearest tier that has room for all of them, and bytes by the tier that gave
         them; None where no tier has. They are pinned until they are released. Raises as `load`."""
         found, layout = parts(head.layout, wanted), head.layout
-        form = Form(layout.body, layout.block, layout.shape.kv_heads, layout.shape.head_dim, layout.dtype)
+        shape = layout.shape
         for above in range(len(self._tiers) - 1, -1, -1):
             tier, seen = self._tiers[above], Seen()
             below = self._below(self._tiers[:above], key, head, seen)
@@ -110,6 +110,8 @@ class Tiers:
                     addresses = tier.starts(slots) + tier.pool.data.data_ptr()
                     told = addresses, found.layer, found.block
                     numbers, layers, blocks = (torch.from_numpy(each) for each in told)
+                    near = tier.pool.data.is_cuda
+                    form = Form(layout.body, layout.block, shape.kv_heads, shape.head_dim, layout.dtype, near)
                     return Lent(numbers, layers, blocks, form, held.pop_all().close), seen
         return None
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 import torch
 
-from ragkv.carrier import Carrier
+from ragkv.carrier import Carrier, borrow
 from ragkv.context import ContextCache
 from ragkv.model import DecoderModel
 from ragkv.reader import Reader
@@ -16,6 +18,7 @@ from ragkv.recompute.reuse import Reuse, ReuseEncoded
 from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
 from ragkv.sources import Shelf, StoredChunk
+from ragkv.stitch import Stitch
 from ragkv.store.disk import DiskStore
 from ragkv.store.layout import BODIES, Layout
 from ragkv.store.tiers import Budgets, Tiers
@@ -104,6 +107,22 @@ def test_so_they_do_under_every_kind_of_plan(tmp_path, model, name):
         "encoded": ReuseEncoded(4),  # turned elsewhere: such blocks are not lent
     }
     Case(tmp_path, model).compare(ways[name])
+
+
+@pytest.mark.parametrize(("near", "told"), [((True, True), True), ((True, False), False), ((False, False), False)])
+def test_blocks_are_near_only_if_all_of_them_are(tmp_path, model, near, told):
+    """What reads the GPU's own memory with many programs would keep the bus's readers from everything else."""
+    case, forms = Case(tmp_path, model), []
+    _, sources = case.asked(case.loading, 0, Reuse(4))
+    stitch = Stitch(model, [source.piece for source in sources], 0, 128)
+    wanted = [((0, 1), (0,), ())] * 4
+    stitch.reserve([source.piece for source in sources], wanted)
+    with ThreadPoolExecutor(1) as threads, ExitStack() as held:
+        lent = borrow({i: sources[i].lend([each[i] for each in wanted], threads) for i in range(2)}, held)
+        lent = {i: replace(each, form=replace(each.form, near=near[i])) for i, each in lent.items()}
+        carrier = Carrier(model, lambda *told: forms.append(told[-1]))
+        carrier.carry(stitch, [source.piece for source in sources], lent, held.pop_all().close)
+    assert {form.near for form in forms} == {told}
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
