@@ -68,11 +68,10 @@ def test_questions_that_cannot_be_asked_cost_nothing_but_an_exit_code(tmp_path):
     (tmp_path / "good.txt").write_text("The harbour of Tarn was built in 1889 by Ada Brook.")
     assert ragkv("ingest", "good.txt", cwd=tmp_path).returncode == 0
     (tmp_path / "q.jsonl").write_text(json.dumps({"q": "why " * 10_000}))
-    for arguments, word in ((["--file", "q.jsonl"], "2048"), (["   "], "empty")):
-        done = ragkv("ask", *arguments, cwd=tmp_path)
-        assert done.returncode == 1
-        assert told_in_words(done)
-        assert word in done.stderr
+    done = ragkv("ask", "--file", "q.jsonl", cwd=tmp_path)
+    assert done.returncode == 1
+    assert told_in_words(done)
+    assert "2048" in done.stderr
     unknown = ragkv("ask", "Who?", cwd=tmp_path, RAGKV_MODEL="/no/such/model")
     assert unknown.returncode == 2
     assert told_in_words(unknown)

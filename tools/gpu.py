@@ -1,6 +1,6 @@
 """Everything that is measured on a GPU, in one go: the tables of docs/results/gpu.md and of decode.md's last sections.
 
-    PYTHONPATH=. python tools/gpu.py FOLDER [kernels first small large tiers tokens pool]
+    PYTHONPATH=. python tools/gpu.py FOLDER [kernels first small large tiers tokens pool shapes]
 
 Needs torch, transformers, triton and xxhash, and nothing else of the project's packages, so that it runs on a machine
 where no service is installed. Each part writes FOLDER/PART.md and says how long it took; one that fails is told and
@@ -29,7 +29,7 @@ from ragkv.bench.ttft_shape import ShapeParams, ttft_shape
 from ragkv.model import DecoderModel
 from ragkv.policies import make_decoder
 
-SHAPE = "llama-3.1-8b"
+SHAPE, OTHERS = "llama-3.1-8b", ("mistral-7b", "qwen2.5-3b")
 FEW = ("scout", "gated")
 POLICIES = ("psa", "topk", "lfps", "loopserve:first=0")
 
@@ -88,8 +88,13 @@ class Parts:
             rows = decode_pool.measure(self.model, params, _quiet, random_tokens)
             yield titled(f"{SHAPE}, {params.batch} requests of {params.length} keys", decode_pool.grid(rows))
 
-    def _first_tokens(self, params: ShapeParams) -> str:
-        result = ttft_shape(self.model, params, _quiet)
+    def shapes(self) -> Iterator[str]:
+        """16 chunks, other models."""
+        for name in OTHERS:
+            yield self._first_tokens(ShapeParams(methods=("scout",), split=1), random_model(name, "cuda"))
+
+    def _first_tokens(self, params: ShapeParams, model: DecoderModel | None = None) -> str:
+        result = ttft_shape(model or self.model, params, _quiet)
         times = titled(ttft_table.title(result), ttft_table.times(result), ttft_table.notes(result))
         return times + "\n" + titled("of which, ms, and floors, ms", ttft_table.steps(result))
 
@@ -102,7 +107,7 @@ def main(folder: Path, names: list[str]) -> int:
     """Run the parts that are named, or all; 1 where one failed."""
     folder.mkdir(parents=True, exist_ok=True)
     parts, failed = Parts(), 0
-    for name in names or ("kernels", "first", "small", "large", "tiers", "tokens", "pool"):
+    for name in names or ("kernels", "first", "small", "large", "tiers", "tokens", "pool", "shapes"):
         start, path = time.perf_counter(), folder / f"{name}.md"
         path.write_text("")
         try:
