@@ -44,7 +44,7 @@ def cover(cells: Tensor, at: Tensor, present: Tensor, alpha: float, price: Price
     return Lines(chosen[:, 0], chosen[:, 1], covered, held.long(), spent)
 
 
-@triton.jit(do_not_specialize=["groups"])
+@triton.jit
 def _best(worth_ptr, best_ptr, groups, GROUPS: tl.constexpr, GROUP: tl.constexpr):
     """(largest worth, lowest number that has it) of one family of lines."""
     lane = tl.arange(0, GROUPS)
@@ -56,7 +56,7 @@ def _best(worth_ptr, best_ptr, groups, GROUPS: tl.constexpr, GROUP: tl.constexpr
     return top, group * GROUP + tl.min(tl.where(worth == top, inside, GROUP), 0)
 
 
-@triton.jit(do_not_specialize=["rows", "width", "groups", "diagonals"])
+@triton.jit(do_not_specialize=["most", "rows", "width", "groups", "diagonals"])
 def _cover(
     left_ptr, weight_ptr, length_ptr, worth_ptr, best_ptr, taken_ptr, drawn_ptr, at_ptr, target_ptr,
     diagonal_ptr, column_ptr, covered_ptr, held_ptr, spent_ptr, most, rows, width, groups, diagonals,

@@ -155,7 +155,7 @@ def _done(x):
 
     Triton lets a product run on into the next turn of the loop. Within 128 registers there is no room for that: the
     weights, which it still reads, would have to stay beside the next scores, so the assembler makes all products of
-    the loop run one after the other (its warning C7510). Waiting here costs nothing, since the other program of the
+    the loop run one after the other (and says so). Waiting here costs nothing, since the other program of the
     multiprocessor works on, and was worth 2% to 4%.
     """
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.float32, True, 1)
