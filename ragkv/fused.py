@@ -139,7 +139,7 @@ class _Run:
             return q
         known = self._kept
         if known is None or known.q_pos is not self._at or not torch.equal(known.k_pos, at):
-            self._kept = known = sight(self._at, at, q.device)
+            self._kept = known = sight(self._at, at, q.device, q.shape[1] // k.shape[1])
         return attend_seen(q, k, v, known, scale=scale)
 
     def _record(self, heads: HeadNorms | None, qkv: Tensor) -> None:

@@ -117,7 +117,7 @@ class Replay:
     def _inputs(self, p: Pass, at: Tensor, stores: Sequence[tuple[Tensor, Tensor]]) -> tuple[_Size, Tensor]:
         """What `_Size` says. at: positions with those of made-up rows."""
         known, lacking = p.cache.positions(0), at.shape[0] - p.tokens.shape[0]
-        lists = all_lists(at, known)
+        lists = all_lists(at, known, self._model.shape.q_heads // self._model.shape.kv_heads)
         blocks_there = -(-known.shape[0] // lists.block)
         size = _Size(at.shape[0], lists.tile, lists.block, 1 << (blocks_there - 1).bit_length(), len(stores))
         host = np.zeros(sum(size.parts), dtype=np.int64)

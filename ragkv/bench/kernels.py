@@ -212,7 +212,8 @@ class _Bench:
         form, scale = self.form, self.form.head_dim**-0.5
         k_at = torch.arange(keys)
         q_at = k_at[-count:] if name == "question" else torch.randperm(keys)[:count].sort().values
-        seen, pairs = sight(q_at, k_at, torch.device(self.device)), int((q_at + 1).sum())
+        seen = sight(q_at, k_at, torch.device(self.device), form.q_heads // form.kv_heads)
+        pairs = int((q_at + 1).sum())
         q = self.draw(count, form.q_heads, form.head_dim)
         k, v = ([self.draw(keys, form.kv_heads, form.head_dim) for _ in range(TURNS)] for _ in (0, 1))
         runs = [partial(attend_seen, q, a, b, seen, scale=scale) for a, b in zip(k, v, strict=True)]

@@ -47,8 +47,8 @@ class Sight:
         return replace(self, q_at=at[0], k_at=at[1], lists=replace(lists, blocks=blocks, counts=counts, clear=clear))
 
 
-def sight(q_pos: Tensor, k_pos: Tensor, device: torch.device) -> Sight:
-    """What rows on `device` see. Positions int64 on the CPU."""
+def sight(q_pos: Tensor, k_pos: Tensor, device: torch.device, alike: int) -> Sight:
+    """What rows on `device` see. Positions int64 on the CPU; alike: query heads that read the same keys."""
     if q_pos.shape == k_pos.shape and torch.equal(q_pos, k_pos) and _increasing(q_pos):
         return Sight(q_pos, k_pos, "square")
     if device.type != "cuda" or q_pos.shape[0] == 0:
@@ -58,7 +58,7 @@ def sight(q_pos: Tensor, k_pos: Tensor, device: torch.device) -> Sight:
     # milliseconds each, and a token of an answer meets a number that no token met before (docs/lab-notes.md).
     from ragkv.kernels.lists import all_lists
 
-    lists = all_lists(q_pos, k_pos)
+    lists = all_lists(q_pos, k_pos, alike)
     q_at, k_at, blocks, counts, clear = send(
         [each.int() for each in (q_pos, k_pos, lists.blocks, lists.counts, lists.clear)], device
     )
@@ -67,14 +67,22 @@ def sight(q_pos: Tensor, k_pos: Tensor, device: torch.device) -> Sight:
 
 
 def send(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors of one dtype on the CPU -> the same on the device, in one copy that nothing waits for."""
-    whole = torch.cat([part.flatten() for part in parts])
+    """Tensors of one dtype on the CPU -> the same on the device, in one copy that nothing waits for.
+
+    Each begins at a multiple of 16 bytes: a kernel is compiled once for tensors that do and once for others, and where
+    the next part begins would differ from one request to another.
+    """
+    step = 16 // parts[0].dtype.itemsize
+    sizes = [-(-part.numel() // step) * step for part in parts]
+    whole = torch.cat(
+        [F.pad(part.flatten(), (0, size - part.numel())) for part, size in zip(parts, sizes, strict=True)]
+    )
     if device.type == "cuda":
         # Memory that is pinned is not used anew before the copy out of it is done.
         whole = whole.pin_memory()
     whole = whole.to(device, non_blocking=True)
-    split = whole.split([part.numel() for part in parts])
-    return [each.view(part.shape) for each, part in zip(split, parts, strict=True)]
+    split = whole.split(sizes)
+    return [each[: part.numel()].view(part.shape) for each, part in zip(split, parts, strict=True)]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> Tensor:
@@ -82,7 +90,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, sca
 
     Returns [T, Hq, d]. Every query must see at least one key (its own row is always in the cache).
     """
-    return attend_seen(q, k, v, sight(q_pos, k_pos, q.device), scale=scale)
+    return attend_seen(q, k, v, sight(q_pos, k_pos, q.device, q.shape[1] // k.shape[1]), scale=scale)
 
 
 def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: Sight, *, scale: float) -> Tensor:

@@ -82,18 +82,24 @@ def make_lists(
 
 FEW = 64
 """Queries of a question, say, or of one token."""
-ALL, ALL_OF_FEW = (64, 128), (32, 64)
-"""(queries, keys) that are read together where everything visible is, by many queries and by few."""
+KEYS = 64
+"""Keys that are read together where everything visible is."""
+TILE, TILE_OF_FEW = 64, 32
+"""Queries that read them together, of many and of few."""
 
 
-def all_lists(q_pos: Tensor, k_pos: Tensor) -> Lists:
-    """Lists of all that positions let each tile see, on the CPU; rows and keys in any order."""
-    tile, block = ALL_OF_FEW if q_pos.shape[0] <= FEW else ALL
+def all_lists(q_pos: Tensor, k_pos: Tensor, alike: int) -> Lists:
+    """Lists of all that positions let each tile see, on the CPU; rows and keys in any order.
+
+    alike: query heads that read the same keys. Where a program does four of them, half as many rows are enough, and
+    their lists hold less that only some of them see.
+    """
+    tile = TILE_OF_FEW if q_pos.shape[0] <= FEW or alike % 4 == 0 else TILE
     first, last = extremes(q_pos, tile)
-    earliest, latest = extremes(k_pos, block)
-    full = torch.arange(latest.shape[0]) < k_pos.shape[0] // block
+    earliest, latest = extremes(k_pos, KEYS)
+    full = torch.arange(latest.shape[0]) < k_pos.shape[0] // KEYS
     mark = earliest[None, :] <= last[:, None]
-    return make_lists(mark[None], (latest[None, :] <= first[:, None]) & full, tile, block)
+    return make_lists(mark[None], (latest[None, :] <= first[:, None]) & full, tile, KEYS)
 
 
 def clear_blocks(q_pos: Tensor, k_pos: Tensor, tile: int, block: int, offset: int) -> Tensor:

@@ -56,7 +56,7 @@ def _best(worth_ptr, best_ptr, groups, GROUPS: tl.constexpr, GROUP: tl.constexpr
     return top, group * GROUP + tl.min(tl.where(worth == top, inside, GROUP), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most", "rows", "width", "groups", "diagonals"])
 def _cover(
     left_ptr, weight_ptr, length_ptr, worth_ptr, best_ptr, taken_ptr, drawn_ptr, at_ptr, target_ptr,
     diagonal_ptr, column_ptr, covered_ptr, held_ptr, spent_ptr, most, rows, width, groups, diagonals,

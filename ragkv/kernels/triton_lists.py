@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ragkv.kernels.lists import Lists
+from ragkv.kernels import triton_tiles
+from ragkv.kernels.lists import FEW, Lists
 from ragkv.kernels.steps import Places
 from ragkv.types import Shape
 
@@ -28,6 +29,8 @@ NEVER = tl.constexpr(2147483647)
 """Position of a key that is not there."""
 PROGRAMS = 256
 """Programs that a launch should have, two for each multiprocessor of a GPU."""
+CHANGING = ("count", "keys", "far", "plane", "most_blocks", "most_columns", "all_blocks", "tiles", "offset")
+"""Arguments that differ from one request to another: a 1, or a multiple of 16, is no reason to compile anew."""
 LEAST, MOST = 2, 32
 """Lots of keys (`KEYS` of them) that a program reads at least, where a list is shared; programs that share it."""
 
@@ -37,6 +40,9 @@ def attend_lists(
 ) -> tuple[Tensor, Tensor]:
     """As `lists.attend_lists`; out has q's dtype. Positions must be below 2**31, tile and block powers of two or the
     tile any size of at least 16. Raises ValueError for a block that is not a power of two of at most 128."""
+    if triton_tiles.takes(q, k, v, lists):
+        q_at, k_at = (each.to(q.device, torch.int32) for each in (q_pos, k_pos))
+        return triton_tiles.attend_lists(q, k, v, q_at, k_at, lists, scale=scale)
     strides = (k.stride(0), k.stride(1), v.stride(0), v.stride(1))
     return _launch(q, (k, v), 0, 0, k.shape[0], strides, k.shape[1], q_pos, k_pos, lists, scale)
 
@@ -74,7 +80,9 @@ def _launch(
     count, q_heads, d = q.shape
     heads, tiles = lists.counts.shape
     width = max(16, triton.next_power_of_2(d))
-    form = _form(min(lists.tile, count + lists.offset), math.gcd(q_heads // heads, q_heads // kv_heads), lists.block)
+    form = _form(
+        count, min(lists.tile, count + lists.offset), math.gcd(q_heads // heads, q_heads // kv_heads), lists.block
+    )
     out = torch.empty(count, q_heads, d, dtype=q.dtype, device=q.device)
     lse = torch.empty(count, q_heads, dtype=torch.float32, device=q.device)
     q_at, k_at = (each.to(q.device, torch.int32) for each in (q_pos, k_pos))
@@ -84,7 +92,7 @@ def _launch(
     parts = triton.cdiv(lists.tile, form.rows)
     splits = _splits(tiles * parts * q_heads // form.fold, lists.blocks.shape[2] * lists.block // form.keys)
     made, of = (out, lse) if splits == 1 else _partial(splits, q)
-    _attend[(tiles * parts, q_heads // form.fold, splits)](
+    _attend[(q_heads // form.fold, tiles * parts, splits)](
         q, *stores, q_at, k_at, made, of,
         lists.blocks, lists.counts, lists.clear, columns, column_counts, taken,
         count, keys, far, plane, scale * LOG2_E.value,
@@ -112,11 +120,11 @@ class Form:
     stages: int
 
 
-def _form(rows: int, alike: int, block: int) -> Form:
-    """For tiles of so many rows, and so many query heads that read the same keys."""
-    # Measured on an H200: 64 rows of two query heads that share 128 keys at a time; where a tile is small, 16 of four.
+def _form(count: int, rows: int, alike: int, block: int) -> Form:
+    """For so many queries, in tiles of so many, and so many query heads that read the same keys."""
+    # Measured on an H200: 64 rows of two query heads that share 128 keys at a time, or 32 of four; of few, 16 of four.
     if 16 <= rows <= 32 and alike % 4 == 0 and block <= 64:
-        return Form(16, 4, 64, 4, 3)
+        return Form(16, 4, 64, 4, 3) if count <= FEW or rows < 32 else Form(32, 4, 128, 8, 2)
     rows = min(64, triton.next_power_of_2(rows))
     fold = min(alike & -alike, max(2, 16 // rows))
     rows = max(rows, 16 // fold)
@@ -137,7 +145,7 @@ def _partial(splits: int, q: Tensor) -> tuple[Tensor, Tensor]:
     return out, torch.empty(out.shape[:-1], dtype=torch.float32, device=q.device)
 
 
-@triton.jit(do_not_specialize=["far"])
+@triton.jit(do_not_specialize=CHANGING)
 def _attend(
     q_ptr, k_ptr, v_ptr, q_at_ptr, k_at_ptr, out_ptr, lse_ptr,
     blocks_ptr, counts_ptr, clear_ptr, columns_ptr, column_counts_ptr, taken_ptr,
@@ -153,14 +161,16 @@ def _attend(
     part of the list it reads. PLACED: K and V are found by address."""
     PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
     BLOCKS: tl.constexpr = KEYS // BLOCK
-    # Late tiles have the longest lists: they start first, so that none of them runs alone at the end.
-    place = tl.num_programs(0) - 1 - tl.program_id(0)
+    # Programs of a tile follow one another, so that its query heads find in the L2 what they read. Late tiles have the
+    # longest lists: they start first, so that none of them runs alone at the end.
+    bundle = tl.program_id(0)
+    place = tl.num_programs(1) - 1 - tl.program_id(1)
     tile, part = place // PARTS, place % PARTS
-    heads = tl.num_programs(1) * FOLD
-    of = tl.program_id(1) * FOLD // share * tiles + tile
-    asked = tl.program_id(1) * FOLD // group
+    heads = tl.num_programs(0) * FOLD
+    of = bundle * FOLD // share * tiles + tile
+    asked = bundle * FOLD // group
     lane = tl.arange(0, ROWS * FOLD)
-    head = tl.program_id(1) * FOLD + lane // ROWS
+    head = bundle * FOLD + lane // ROWS
     inside = part * ROWS + lane % ROWS
     row = tile * TILE - offset + inside
     live = (inside < TILE) & (row >= 0) & (row < count)
@@ -232,7 +242,7 @@ def _attend(
     tl.store(lse_ptr + to, lse, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _merge(parts_ptr, lses_ptr, out_ptr, lse_ptr, count, D: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
     """One query head of one row: what programs that shared its list left, weighted by what each had of the softmax."""
     row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)

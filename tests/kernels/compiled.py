@@ -1,22 +1,26 @@
-"""Compiles kernels for a GPU that need not be there, and prints their PTX as JSON.
+"""Compiles kernels for a GPU that need not be there, and prints as JSON their PTX, and what the assembler says.
 
 A process of its own: where Triton interprets kernels it cannot compile them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ragkv.kernels import triton_carry, triton_pool, triton_rows
+from ragkv.kernels import triton_carry, triton_lines, triton_lists, triton_pool, triton_rows, triton_tiles
 from ragkv.kernels import triton_steps as kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
 HEADS = {"Q_HEADS": 32, "KV_HEADS": 8, "D": 128}
 """Those of Llama-3.1-8B."""
+TILES = {"TILE": 32, "BLOCK": 64, "ROWS": 32, "FOLD": 4, "D": 128, "WAIT": True}
 CASES = {
     "add_norm": (kernels._add_norm, {"SIZE": 4096, "WIDE": 4096}, {"num_warps": 8}),
     "gated": (kernels._gated, {"SIZE": 14336, "PIECE": 1024}, {}),
@@ -28,6 +32,7 @@ CASES = {
         {"num_warps": 4, "num_stages": 3},
     ),
     "place": (triton_rows._place, {**HEADS, "NORMED": False, "WIDE": 64, "HEADS": 8}, {"num_warps": 2}),
+    "tiles": (triton_tiles._attend, TILES, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}),
     "merge": (kernels._merge, {"Q_HEADS": 32, "D": 128, "WIDE": 128, "SPLITS": 32}, {"num_warps": 4}),
     "progress": (
         triton_pool._progress,
@@ -65,27 +70,44 @@ CASES = {
     },
 }
 FLOATS = dict.fromkeys(("eps", "scale", "threshold", "part", "limit"), "fp32")
-NUMBERS = {"layer", "layers", "width", "most", "least", "first", "items", "entries"}
+STRIDES = {f"{name}_{step}" for name in "qkv" for step in ("row", "head")}
+MODEL = {"share", "group"}
+NUMBERS = {"layer", "layers", "width", "most", "least", "first", "items", "entries", "count", "keys", "tiles", "offset"}
+NUMBERS |= STRIDES | MODEL
 WIDE = dict.fromkeys(("table_ptr", "order_ptr", "host_ptr", "clock_ptr"), "*i64")
-COUNTED = ("slots", "ranked", "place", "owner", "used", "read", "missed")
+COUNTED = ("slots", "ranked", "place", "owner", "used", "read", "missed", "q_at", "k_at", "blocks", "counts", "clear")
 COUNTS = dict.fromkeys((f"{name}_ptr" for name in COUNTED), "*i32")
-PARTIAL = {"parts_ptr": "*fp32", "lses_ptr": "*fp32"}
+PARTIAL = dict.fromkeys(("parts_ptr", "lses_ptr", "lse_ptr"), "*fp32")
+COPIED = dict.fromkeys(("k_rows", "v_rows"), f"tensordesc<bf16[{triton_tiles.KEYS},128]>")
 
 
 def kind(name: str, constants: dict[str, object]) -> str:
     """What an argument is."""
     if name in constants:
         return "constexpr"
-    return "i32" if name in NUMBERS else {**FLOATS, **WIDE, **COUNTS, **PARTIAL}.get(name, "*bf16")
+    return "i32" if name in NUMBERS else {**FLOATS, **WIDE, **COUNTS, **PARTIAL, **COPIED}.get(name, "*bf16")
 
 
-def ptx(kernel: object, constants: dict[str, object], options: dict[str, int]) -> str:
-    """As at a launch with tensors that begin at multiples of 16 bytes."""
+def made(kernel: object, constants: dict[str, object], options: dict[str, int]) -> dict[str, str]:
+    """As at a launch with tensors that begin at multiples of 16 bytes, and such strides."""
     signature = {name: kind(name, constants) for name in kernel.arg_names}
-    attributes = {(i,): [["tt.divisibility", 16]] for i, each in enumerate(signature.values()) if each[0] == "*"}
+    aligned = [i for i, (name, each) in enumerate(signature.items()) if each[0] == "*" or name in STRIDES]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature, constants, attributes)
-    return str(triton.compile(source, target=HOPPER, options=options).asm["ptx"])
+    with contextlib.redirect_stdout(io.StringIO()) as log:
+        text = triton.compile(source, target=HOPPER, options=options).asm["ptx"]
+    return {"ptx": str(text), "log": log.getvalue()}
+
+
+def specialised(kernel: object) -> list[str]:
+    """Numbers that a kernel is compiled anew for when they are 1 or multiples of 16, but for what the model decides."""
+    fixed = {*FLOATS, *COPIED, *STRIDES, *MODEL}
+    numbers = [each for each in kernel.params if not each.is_constexpr and not each.name.endswith("_ptr")]
+    return [each.name for each in numbers if each.name not in fixed and not each.do_not_specialize]
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: ptx(*case) for name, case in CASES.items()}))
+    knobs.nvidia.dump_ptxas_log = True
+    launched = {case[0] for case in CASES.values()} | {triton_lists._attend, triton_lists._merge, triton_lines._cover}
+    names = {f"{kernel.__module__}.{kernel.__name__}": specialised(kernel) for kernel in launched}
+    print(json.dumps({"made": {name: made(*case) for name, case in CASES.items()}, "specialised": names}))

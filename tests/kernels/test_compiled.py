@@ -16,14 +16,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def ptx(tmp_path_factory):
-    """The text of each kernel."""
+def compiled(tmp_path_factory):
+    """By kernel: its text, what the assembler says, numbers that it is compiled for."""
     given = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     given |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.kernels.compiled"]
     done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def ptx(compiled):
+    """The text of each kernel."""
+    return {name: each["ptx"] for name, each in compiled["made"].items()}
 
 
 def wide(text):
@@ -70,3 +76,29 @@ def test_the_map_of_a_pool_is_read_anew_after_it_was_changed(ptx):
 def test_codes_and_scales_of_keys_are_read_16_bytes_at_a_time(ptx, name):
     assert len(wide(ptx[name])) >= 4
     assert len(narrow(ptx[name])) <= 1, "a scale of V, one for each token and head"
+
+
+def test_numbers_that_differ_between_requests_are_no_reason_to_compile(compiled):
+    """In the middle of a question that would take a second."""
+    assert len(compiled["specialised"]) >= 12
+    assert not {name: numbers for name, numbers in compiled["specialised"].items() if numbers}
+
+
+def test_many_rows_read_blocks_by_the_copy_engine(compiled):
+    """Both products of a turn are those of a group of warps, and keys and values come as rectangles."""
+    text = compiled["made"]["tiles"]["ptx"]
+    assert len(re.findall(r"cp\.async\.bulk\.tensor", text)) >= 4  # ahead of the loop and in it
+    assert "wgmma.mma_async" in text
+    # A program reads its own queries, but no key and no value, through registers.
+    assert "cp.async.cg" not in text
+
+
+def test_products_of_many_rows_are_not_put_one_after_the_other(compiled):
+    """The assembler does so, and says so, where registers are too few for what a turn leaves unfinished."""
+    log = compiled["made"]["tiles"]["log"]
+    assert "Used 128 registers" in log, "two programs of 256 threads share 65,536 registers"
+    assert "serialized" not in log
+    spilt = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    assert spilt is not None
+    # None with triton 3.6, with which it was measured; later ones need some more.
+    assert max(map(int, spilt.groups())) <= 96

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.kernels import lists as ours
+from ragkv.kernels.attention import attend_seen, send, sight
 from ragkv.kernels.lists import clear_blocks, make_lists
 from ragkv.kernels.steps import Places
 from ragkv.types import Shape
 from tests.kernels.test_attention import GROUPINGS, dense
 
 triton_lists = pytest.importorskip("ragkv.kernels.triton_lists")
+triton_tiles = pytest.importorskip("ragkv.kernels.triton_tiles")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TWINS = {"reference": ours.reference, "triton": triton_lists.attend_lists}
 
@@ -150,8 +152,9 @@ def test_all_that_positions_show_is_dense_attention(name, count):
     generator = torch.Generator().manual_seed(3)
     k_pos = torch.randperm(400, generator=generator)[:300]
     q_pos = k_pos[torch.randperm(300, generator=generator)[:count]].sort().values
-    lists = ours.all_lists(q_pos, k_pos)
-    assert (lists.tile, lists.block) == ((32, 64) if count <= 64 else (64, 128))
+    lists = ours.all_lists(q_pos, k_pos, 4)
+    assert (lists.tile, lists.block) == (32, 64)
+    assert ours.all_lists(q_pos, k_pos, 7).tile == (32 if count <= 64 else 64)
     assert bool((lists.counts[0, 1:] >= lists.counts[0, :-1]).all())
     q, k, v = rows(count, 8, 0), rows(300, 2, 1), rows(300, 2, 2)
     out, _ = TWINS[name](q, k, v, q_pos.to(DEVICE), k_pos.to(DEVICE), on_device(lists), scale=0.3)
@@ -190,7 +193,7 @@ def test_rows_that_are_found_by_address(name, layer):
     places = Places(table, *([[other, each] for each in side] for side in stores))
     k_pos = torch.randperm(400, generator=generator)[: held + 1]
     q_pos = torch.cat([torch.tensor([-1, -1]), k_pos[torch.randperm(300, generator=generator)[:30]]])
-    lists, q = ours.all_lists(q_pos, k_pos), rows(32, 8, 0)
+    lists, q = ours.all_lists(q_pos, k_pos, 4), rows(32, 8, 0)
     lacking = torch.full((30,), 2**31 - 1)
     at = torch.cat([k_pos, lacking]).to(DEVICE)
     found = PLACED[name](q, places, layer, shape, q_pos.to(DEVICE), at, on_device(lists), scale=0.3)
@@ -198,6 +201,89 @@ def test_rows_that_are_found_by_address(name, layer):
     wanted = dense(q, *(side[layer][: held + 1] for side in stores), mask, 0.3).nan_to_num(0.0)
     assert bool((found[:2] == 0).all())
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)
+
+
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter cannot multiply bfloat16
+
+
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "heads", "tile", "offset", "form"),
+    [
+        (16, 4, 1, 32, 0, (32, 4)),
+        (16, 4, 1, 48, 5, (32, 4)),  # the second half of a tile has 16 rows
+        (16, 4, 4, 64, 0, (32, 4)),  # a list for each kv head
+        (16, 8, 2, 64, 40, (64, 2)),
+        (14, 2, 1, 64, 0, (64, 1)),
+        (16, 4, 16, 128, 9, (128, 1)),  # a list for each query head
+    ],
+)
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_whole_blocks_that_a_gpu_copies_by_itself(q_heads, kv_heads, heads, tile, offset, form, shuffled, monkeypatch):
+    """Tiles of many rows over blocks of 64 keys, the last one shorter, in the order of their positions and in none."""
+    monkeypatch.setattr(triton_tiles, "PROGRAMS", 0)  # few rows are enough to see it
+    generator = torch.Generator().manual_seed(4)
+    k_pos = torch.randperm(230, generator=generator) if shuffled else torch.arange(230)
+    q_pos = torch.cat([torch.tensor([0]), torch.randperm(230, generator=generator)[:139].sort().values])
+    lists = case(q_pos, k_pos, heads, tile, 64, offset, share=0.7)
+    q, k, v = (
+        rows(n, h, i, 64).to(HALF) for i, (n, h) in enumerate([(140, q_heads), (230, kv_heads), (230, kv_heads)])
+    )
+    lists = replace(lists, columns=None, column_counts=None, taken=None)
+    found = triton_tiles.form_of(q, k, lists)
+    assert (found.rows, found.fold) == form
+    there = [each.to(DEVICE, torch.int32) for each in (q_pos, k_pos)]
+    out, lse = triton_tiles.attend_lists(q, k, v, *there, lists, scale=0.3)
+    exact = ours.reference(*(x.float() for x in (q, k, v)), q_pos.to(DEVICE), k_pos.to(DEVICE), lists, scale=0.3)
+    assert out.dtype == HALF
+    assert (out.float() - exact[0]).norm() < 5e-3 * exact[0].norm()
+    blind = exact[1] == -math.inf
+    torch.testing.assert_close(lse, exact[1], rtol=0, atol=5e-3)
+    assert bool((out[blind] == 0).all())
+
+
+def test_what_is_no_rectangle_of_the_cache_is_gathered():
+    """Other blocks, columns, single precision, few rows: the kernel of tiles has no form for them, and says so."""
+    q_pos = k_pos = torch.arange(1100)
+    q, k = rows(1100, 16, 0, 64).to(HALF), rows(1100, 4, 1, 64).to(HALF)
+    lists = ours.all_lists(q_pos, k_pos, 4)
+    assert triton_tiles.form_of(q, k, lists) is not None
+    few = ours.all_lists(q_pos[-200:], k_pos, 4)
+    for q_of, lists_of in (
+        (q.float(), lists),
+        (q[-200:], few),
+        (q, case(q_pos, k_pos, 1, 32, 32)),
+        (q, case(q_pos, k_pos, 1, 32, 64, columns=0.5)),
+    ):
+        assert triton_tiles.form_of(q_of, k, lists_of) is None
+    with pytest.raises(ValueError, match="blocks of 64 keys"):
+        triton_tiles.attend_lists(q[-200:], k, k, q_pos[-200:], k_pos, few, scale=1.0)
+
+
+@pytest.mark.parametrize("sizes", [(3, 5, 1), (4, 8, 2), (1, 1, 1)])
+def test_what_is_sent_begins_where_a_kernel_expects_it(sizes):
+    """A kernel is compiled anew for tensors that do not begin at multiples of 16 bytes."""
+    parts = [torch.arange(size).int().view(1, -1) for size in sizes]
+    sent = send(parts, torch.device(DEVICE))
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(sent, parts, strict=True))
+    assert all(each.data_ptr() % 16 == sent[0].data_ptr() % 16 for each in sent)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter compiles nothing")
+def test_another_number_of_rows_or_keys_is_no_other_kernel():
+    def known():
+        kernels = (triton_lists._attend, triton_lists._merge, triton_tiles._attend)
+        return [sum(len(caches[0]) for caches in kernel.device_caches.values()) for kernel in kernels]
+
+    def ask(count, held):
+        seen = sight(torch.arange(held - count, held), torch.arange(held), torch.device(DEVICE), 4)
+        q, k, v = (rows(n, h, i, 64).to(HALF) for i, (n, h) in enumerate([(count, 32), (held, 8), (held, 8)]))
+        attend_seen(q, k, v, seen, scale=0.3)
+
+    ask(1000, 2048), ask(100, 200), ask(30, 64 * 64)
+    before = known()
+    for count, held in ((1040, 2049), (1001, 1777), (101, 207), (96, 193), (31, 4000), (29, 4097)):
+        ask(count, held)
+    assert known() == before
 
 
 def on_device(lists):
