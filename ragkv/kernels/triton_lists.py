@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ragkv.kernels import triton_tiles
-from ragkv.kernels.lists import FEW, Lists
+from ragkv.kernels.lists import Lists
 from ragkv.kernels.steps import Places
 from ragkv.types import Shape
 
@@ -31,6 +31,8 @@ PROGRAMS = 256
 """Programs that a launch should have, two for each multiprocessor of a GPU."""
 CHANGING = ("count", "keys", "far", "plane", "most_blocks", "most_columns", "all_blocks", "tiles", "offset")
 """Arguments that differ from one request to another: a 1, or a multiple of 16, is no reason to compile anew."""
+SOME = 1024
+"""Queries up to which small programs are quicker: of large ones there would be too few."""
 LEAST, MOST = 2, 32
 """Lots of keys (`KEYS` of them) that a program reads at least, where a list is shared; programs that share it."""
 
@@ -122,9 +124,9 @@ class Form:
 
 def _form(count: int, rows: int, alike: int, block: int) -> Form:
     """For so many queries, in tiles of so many, and so many query heads that read the same keys."""
-    # Measured on an H200: 64 rows of two query heads that share 128 keys at a time, or 32 of four; of few, 16 of four.
+    # Measured on an H200: 64 rows of two query heads that share 128 keys at a time, or 32 of four; else 16 of four.
     if 16 <= rows <= 32 and alike % 4 == 0 and block <= 64:
-        return Form(16, 4, 64, 4, 3) if count <= FEW or rows < 32 else Form(32, 4, 128, 8, 2)
+        return Form(16, 4, 64, 4, 3) if count <= SOME or rows < 32 else Form(32, 4, 128, 8, 2)
     rows = min(64, triton.next_power_of_2(rows))
     fold = min(alike & -alike, max(2, 16 // rows))
     rows = max(rows, 16 // fold)

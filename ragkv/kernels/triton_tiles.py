@@ -26,7 +26,7 @@ KEYS = 64
 """Keys of a block, read at a time."""
 ROWS = 128
 """Rows of all of a program's query heads together; 64 where a tile has fewer."""
-PROGRAMS = 128
+PROGRAMS = 256
 """Where there are no more, a list is better shared among several, and the host had better make no descriptors."""
 
 

@@ -99,7 +99,10 @@ def test_twins_round_where_the_reference_does(body):
     carried("reference", one, one.entries())
     carried("triton", other, other.entries())
     assert torch.equal(one.v, other.v)
-    torch.testing.assert_close(one.k, other.k, rtol=2e-2 if CUDA else 2e-3, atol=1e-3)
+    if CUDA:  # the compiler may keep a product exact until it is added up
+        assert (one.k.float() - other.k.float()).norm() < 4e-3 * one.k.float().norm()
+    else:
+        torch.testing.assert_close(one.k, other.k, rtol=2e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", TWINS)
