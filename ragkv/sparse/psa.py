@@ -121,7 +121,8 @@ class Progressive(Decoding):
         order, beyond = blocks.ranked(ranks, tail), 0.0
         if self.elsewhere is not None:
             beyond = int(self.elsewhere.keys(layer)[1].sum()) / blocks.size
-        done = progress(asked, k, v, order, self.params, near, beyond, scale=scale)
+        work = progress_at_once if k.is_cuda else progress
+        done = work(asked, k, v, order, self.params, near, beyond, scale=scale)
         self.marked[layer] = blocks.mark(order, done.read, tail)
         always = rows - order.shape[1] * blocks.size
         if self.elsewhere is not None:
@@ -211,6 +212,48 @@ def progress(
         if not heads.numel():
             break
     return Done(out, lse, read, claimed, least)
+
+
+def progress_at_once(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    order: Tensor,
+    params: Psa,
+    near: tuple[Tensor, Tensor] | None = None,
+    beyond: float = 0.0,
+    *,
+    scale: float,
+) -> Done:
+    """As `progress`, up to the order of additions, without its loop: what would have been read is found out from the
+    masses of all blocks.
+
+    For a GPU that holds all keys: it reads them in less time than a loop takes to start a single micro-batch, in
+    which the host would wait for the device besides. Where reading is dear, `ragkv/pooled.py` reads what it must.
+    """
+    total = order.shape[1]
+    if not total:
+        return progress(q, k, v, order, params, near, beyond, scale=scale)
+    out, lse = (torch.zeros_like(q), q.new_full(q.shape[:2], -math.inf)) if near is None else near
+    rows = k.shape[0] // params.block * params.block
+    keys, values = (x[:rows].transpose(0, 1).to(q.dtype) for x in (k, v))
+    scores = (q @ keys.mT * scale).unflatten(-1, (-1, params.block))  # [Hkv, g, B, block]
+    each = scores.logsumexp(-1).gather(2, order[:, None].expand(-1, q.shape[1], -1))  # log AS [Hkv, g, M]
+    mass = torch.cat([lse[..., None], each], dim=-1).logcumsumexp(-1)[..., 1:]
+    least, read = each.cummin(-1).values, torch.arange(1, total + 1, device=q.device)
+    claimed = covered(mass, least, total - read + beyond)
+    enough = (share_of(claimed.transpose(1, 2), params) > params.threshold) & (
+        read >= max(params.least, params.part * total)
+    )
+    # Heads stop at the end of a micro-batch.
+    ends = (enough & (read % params.micro == 0)) | (read == total)
+    last = ends.int().argmax(1, keepdim=True)  # the first such end
+    wanted = torch.zeros_like(scores[:, 0, :, 0], dtype=torch.bool).scatter_(1, order, read <= last + 1)
+    hidden = scores.masked_fill(~wanted[:, None, :, None], -math.inf).flatten(2)
+    part = hidden.logsumexp(-1)
+    out, lse = merge([(out, lse), (torch.exp(hidden - part[..., None]) @ values, part)])
+    at = last[:, None].expand(-1, q.shape[1], -1)
+    return Done(out, lse, last[:, 0] + 1, claimed.gather(2, at)[..., 0], least.gather(2, at)[..., 0])
 
 
 def share_of(claimed: Tensor, params: Psa) -> Tensor:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ragkv.kernels.attention import merge
 from ragkv.sparse.blocks import Blocks, bounding, coverage, cuboid, mass
-from ragkv.sparse.psa import Psa, covered, progress
+from ragkv.sparse.psa import Psa, covered, over, progress, progress_at_once
 from tests.sparse.steps import GROUPINGS, greedy, normal, request, restricted, says_what_dense_says
 from tests.tiny import model, tokens
 
@@ -35,6 +35,36 @@ def run(params, asked, steps=None):
     state = params.start()
     asked.ask(state)
     return state, [asked.step(state, at) for at in range(asked.steps if steps is None else steps)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    heads=st.sampled_from([(1, 1), (2, 3), (4, 2)]),
+    blocks=st.integers(0, 23),
+    lacking=st.integers(0, 3),
+    micro=st.integers(1, 5),
+    threshold=st.sampled_from([0.1, 0.6, 0.95, 1.0]),
+    least=st.integers(0, 9),
+    part=st.sampled_from([0.0, 0.25, 1.0]),
+    group=st.sampled_from(["min", "mean"]),
+    near=st.booleans(),
+    beyond=st.sampled_from([0.0, 2.5]),
+    seed=st.integers(0, 99),
+)
+def test_without_the_loop_the_same_blocks_are_read(
+    heads, blocks, lacking, micro, threshold, least, part, group, near, beyond, seed
+):
+    generator = torch.Generator().manual_seed(seed)
+    (kv, g), d, size = heads, 8, 4
+    params = Psa(threshold=threshold, block=size, micro=micro, least=least, part=part, group=group)
+    q = torch.randn(kv, g, d, generator=generator, dtype=torch.float64)
+    k, v = (torch.randn(blocks * size + lacking, kv, d, generator=generator, dtype=torch.float64) for _ in range(2))
+    order = torch.stack([torch.randperm(blocks, generator=generator) for _ in range(kv)])[:, 1:]
+    before = over(q, *(x[:3].transpose(0, 1) for x in (k, v)), scale=0.7) if near and len(k) > 2 else None
+    one, other = (way(q, k, v, order, params, before, beyond, scale=0.7) for way in (progress, progress_at_once))
+    assert torch.equal(one.read, other.read)
+    for a, b in ((one.out, other.out), (one.lse, other.lse), (one.claimed, other.claimed), (one.least, other.least)):
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
 
 
 # What the numbers of algorithm 1 are.
