@@ -67,6 +67,11 @@ class ContextCache:
             self._coming = [None if each is coming else each for each in self._coming]
 
     @property
+    def coming(self) -> bool:
+        """Whether rows of a layer are on their way."""
+        return any(each is not None for each in self._coming)
+
+    @property
     def device(self) -> torch.device:
         """The first layer's."""
         return self.devices[0]

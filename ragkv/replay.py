@@ -32,6 +32,8 @@ from ragkv.recorder import Recorder
 
 WIDEST = 1024
 """Rows of a pass; with more of them the GPU has enough to do while Python starts its kernels."""
+LONG = 4096
+"""Rows of a cache that is still being loaded, above which a pass had better begin with the layers that are there."""
 NARROW, WIDE = 64, 128
 """Widths are multiples of the first up to half of the widest, and of the second above."""
 LONGEST = 2**31 - 1
@@ -82,10 +84,12 @@ class Replay:
         self._lost = torch.tensor([[[each.data_ptr()]] for each in nowhere], device=model.device)
 
     def takes(self, p: Pass) -> bool:
-        """Whether a pass can be replayed: a few rows, dense, through all layers, with the same slots in each, and its
-        last row alone gives logits."""
+        """Whether a pass can be replayed, and is worth it: few rows, dense, through all layers, with the same slots in
+        each, and its last row alone gives logits."""
         plain = p.attention is None and p.capture is None and p.depth is None and p.start == 0
         rows, layers = p.tokens.shape[0], range(len(p.steps))
+        if p.cache.coming and p.cache.lengths[0] > LONG:
+            return False
         if not plain or not 0 < rows <= WIDEST or len(p.steps) != len(self._layers):
             return False
         leaves = [each.leave for each in p.steps]

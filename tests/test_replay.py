@@ -15,7 +15,7 @@ from ragkv.model import DecoderModel
 from ragkv.passes import Capture, Pass, Step, append
 from ragkv.profile import Profile
 from ragkv.reader import Reader
-from ragkv.replay import WIDEST
+from ragkv.replay import LONG, WIDEST
 from ragkv.steps import Steps, make_steps
 from ragkv.watch import Watch
 from tests import tiny
@@ -113,6 +113,28 @@ def test_what_a_graph_cannot_do_is_left_to_the_forward():
         steps = list(mended.steps)
         steps[at] = replace(steps[at], **change)
         assert not takes(replace(mended, steps=steps))
+
+
+class Coming:
+    """Rows that are being written."""
+
+    def wait(self):
+        pass
+
+
+def test_a_long_cache_that_is_still_being_loaded_is_left_to_the_forward():
+    """That begins with the first layer while the others come."""
+    model = tiny.model("llama", layers=2)
+    takes, rows = Steps(model).passes.takes, (model.shape.kv_heads, model.shape.head_dim)
+    for length, taken in ((100, True), (LONG, False)):
+        cache = ContextCache(model.shape, length, model.dtype)
+        for layer in range(2):
+            none = torch.zeros(length, *rows, dtype=model.dtype)
+            cache.put(layer, none, none, torch.arange(length))
+        asked = append(cache, tiny.tokens(4), length)
+        assert takes(asked)
+        cache.expect(1, Coming())
+        assert takes(asked) == taken
 
 
 class Counted:

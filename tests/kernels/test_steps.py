@@ -161,8 +161,9 @@ def test_twins_round_where_the_references_do():
         gated = kernels.gated(out)
         assert {each.dtype for each in (q, attended, both, out, gated)} == {half}
         seen.append((q, attended, both, out, gated, places.k[1][0][69], places.v[1][0][69]))
+    near = 3e-3 if half == torch.float16 else 1e-2  # bfloat16 has three bits less
     for one, other in zip(*seen, strict=True):
-        assert (one.float() - other.float()).norm() < 3e-3 * one.float().norm()
+        assert (one.float() - other.float()).norm() < near * one.float().norm()
 
 
 @pytest.mark.parametrize(
