@@ -52,6 +52,10 @@ def _psa(p: Profile) -> dict[str, Any]:
     return {"above": p.decode_threshold, "block": p.decode_block, "least": p.decode_least, "part": p.decode_part}
 
 
+def _topk(p: Profile) -> dict[str, Any]:
+    return {"above": p.decode_threshold, "block": p.decode_block, "count": p.decode_count}
+
+
 PREFILLS: dict[str, Way[Policy]] = {
     "critiprefill": Way(CritiPrefill, _critiprefill),
     "loopserve": Way(LoopServe, _loopserve),
@@ -61,7 +65,7 @@ DECODES: dict[str, Way[Decoder]] = {
     "psa": Way(Psa, _psa),
     "lfps": Way(Lfps, _decode),
     "loopserve": Way(LoopServeDecode, _decode),
-    "topk": Way(TopBlocks, _decode),
+    "topk": Way(TopBlocks, _topk),
 }
 
 NAMES = (DENSE, *PREFILLS)

@@ -25,8 +25,8 @@ class Profile:
     chunk_tokens: longest chunk, wrapper included · prefix, chunk, question: prompt pieces ("" takes the tokenizer's
     chat template) · stop: strings that end an answer · segment, prefill_block, budget: CritiPrefill's sizes ·
     threshold: shorter inputs are always read densely · decode_threshold: keys a layer may hold and be decoded over
-    densely whatever the policy · decode_block: keys that PSA reads together · decode_least,
-    decode_part: blocks that it reads in any case, a number and a part of all.
+    densely whatever the policy · decode_block: keys of a block that is ranked · decode_least, decode_part:
+    blocks that PSA reads in any case, a number and a part of all · decode_count: blocks that `topk` reads.
     """
 
     block: int = 64
@@ -47,6 +47,7 @@ class Profile:
     decode_block: int = 16
     decode_least: int = 32
     decode_part: float = 0.25
+    decode_count: int = 128
 
     def save(self, path: Path) -> None:
         """Write as JSON, replacing the file whole."""

@@ -26,8 +26,8 @@ BOXES = {"cuboid": cuboid, "quest": bounding, "exact": None}
 
 @dataclass(frozen=True)
 class TopBlocks(Decoder):
-    """count: blocks read beside the near ones · digest: what ranks them · block: keys a block · sinks: blocks at the
-    start that are always read."""
+    """count: blocks read beside the near ones (a profile says 128) · digest: what ranks them · block: keys a block (a
+    profile says 16) · sinks: blocks at the start that are always read."""
 
     count: int = 32
     digest: Literal["cuboid", "quest", "exact"] = "cuboid"
