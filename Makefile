@@ -25,7 +25,7 @@ TORCH_PIN   := torch==2.13.0
 OLDEST_PINS := transformers==5.17.0 huggingface-hub==1.5.0
 
 # Two files at a time, a thread each: on two cores that is quicker than one file with two threads.
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # These import no transformers (tests/test_architecture.py), or reach it through the engine alone, whose tests run; the
 # newcomer's path (tests/test_readme_path.py) runs, too, and is the whole program.

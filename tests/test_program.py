@@ -93,8 +93,9 @@ def test_a_redis_that_is_down_at_start_loses_nothing(tmp_path):
     assert answer["answer"] == ANSWER
     assert len(answer["report"]["cache"]["fallbacks"]) == answer["report"]["cache"]["chunks"]
     with redis_server(port=port):  # it comes back: what is encoded is stored, and found the next time
-        ragkv("ask", QUESTION, cwd=tmp_path, **down)
-        again = json.loads(ragkv("ask", QUESTION, "--json", cwd=tmp_path, **down).stdout)
+        (tmp_path / "twice.jsonl").write_text(2 * f"{json.dumps({'q': QUESTION})}\n")
+        asked = ragkv("ask", "--file", "twice.jsonl", "--json", cwd=tmp_path, **down)
+        again = json.loads(asked.stdout.splitlines()[-1])
     assert again["report"]["ratios"]["cache_hit"] == 1.0
     assert again["answer"] == ANSWER
 

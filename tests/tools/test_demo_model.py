@@ -108,11 +108,10 @@ def test_articles_follow_the_word_behind_them():
 def test_every_answer_of_every_page_stands_in_a_piece_of_it():
     banks = load()
     for page in load_pages(frozenset(banks.lists)):
-        for seed in range(2):
-            instance = Instance(Values(Random(seed), banks.lists), page)
-            for line in page.lines:
-                answer = instance.answer(line.answer)
-                assert line.kind == "none" or instance.place(line, answer), (page.genre, answer, instance.pieces)
+        instance = Instance(Values(Random(page.genre), banks.lists), page)
+        for line in page.lines:
+            answer = instance.answer(line.answer)
+            assert line.kind == "none" or instance.place(line, answer), (page.genre, answer, instance.pieces)
 
 
 def test_a_label_is_the_same_choice_wherever_it_stands(tmp_path):
@@ -146,7 +145,7 @@ def test_with_other_words_every_answer_still_stands_in_the_text():
     banks = load()
     known = frozenset(banks.lists)
     changed = 0
-    for page in load_pages(known):
+    for page in load_pages(known)[::4]:
         instance = Instance(Values(Random(5), banks.lists), page, stock(known))
         changed += instance.titles != Instance(Values(Random(5), banks.lists), page).titles
         for line in page.lines:
@@ -274,6 +273,7 @@ def test_the_same_seed_writes_the_same_context(seed):
     assert author(seed).context(200, 80, 6, 10) == author(seed).context(200, 80, 6, 10)
 
 
+@pytest.mark.soak
 def test_another_process_writes_the_same_context():
     """Whatever order its sets have."""
     program = (
