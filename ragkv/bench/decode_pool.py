@@ -32,9 +32,15 @@ from ragkv.kernels.pool import rank
 from ragkv.model import DecoderModel
 from ragkv.passes import append
 from ragkv.pooled import PooledKV, PooledSteps
+from ragkv.profile import Profile
 from ragkv.sparse.psa import Psa
 
 STAGED, BY_ADDRESS, PSA = "dense, staged", "dense, by address", "psa"
+
+
+def usual() -> Psa:
+    """PSA as a profile has it that says nothing of its own."""
+    return Psa(block=Profile.decode_block, least=Profile.decode_least, part=Profile.decode_part)
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class PoolParams:
     length: int = 32768
     batch: int = 16
     share: float = 0.25
-    psa: Psa = field(default_factory=lambda: Psa(block=16, least=32, part=0.25))
+    psa: Psa = field(default_factory=usual)
     steps: int = 64
     warmup: int = 32
     dense_steps: int = 4

@@ -54,8 +54,8 @@ def sight(q_pos: Tensor, k_pos: Tensor, device: torch.device, alike: int) -> Sig
     if device.type != "cuda" or q_pos.shape[0] == 0:
         whole = q_pos.shape[0] == 0 or bool((q_pos.min() >= k_pos.max()).item())
         return Sight(q_pos, k_pos, "whole" if whole else "part")
-    # Also where all see everything: torch's kernel for that seems to plan anew for every number of keys, some ten
-    # milliseconds each, and a token of an answer meets a number that no token met before (docs/lab-notes.md).
+    # Also where all see everything: one way for whatever stands behind a context, and torch's kernels for that were no
+    # quicker (docs/lab-notes.md).
     from ragkv.kernels.lists import all_lists
 
     lists = all_lists(q_pos, k_pos, alike)

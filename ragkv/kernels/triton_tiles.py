@@ -18,12 +18,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ragkv.kernels.lists import Lists
+from ragkv.kernels.lists import KEYS, Lists
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NEVER = tl.constexpr(2147483647)
-KEYS = 64
-"""Keys of a block, read at a time."""
 ROWS = 128
 """Rows of all of a program's query heads together; 64 where a tile has fewer."""
 PROGRAMS = 256
