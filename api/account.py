@@ -12,36 +12,36 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ragkv.report import Report
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 
 
 @dataclass
-class Account:
+class RequestContext:
     """id, tenant: of the request, "" where there is none · fault: the code of the problem it was answered with ·
     watch: of its question, once that was read · report: of its answer, once that is there."""
 
     id: str = ""
     tenant: str = ""
     fault: str = ""
-    watch: Watch | None = None
+    timer: StepTimer | None = None
     report: Report | None = None
 
 
-_CURRENT: ContextVar[Account | None] = ContextVar("account", default=None)
+_CURRENT: ContextVar[RequestContext | None] = ContextVar("account", default=None)
 
 
-def current() -> Account:
+def current() -> RequestContext:
     """Of the request that this is done for; one that nobody keeps where it is for none."""
-    return _CURRENT.get() or Account()
+    return _CURRENT.get() or RequestContext()
 
 
-def bind(account: Account) -> None:
+def bind(account: RequestContext) -> None:
     """From here on this task works for it. To its end: the server's line about a fault comes after the last of ours."""
     _CURRENT.set(account)
 
 
 @contextmanager
-def at_work(account: Account) -> Iterator[None]:
+def working_for(account: RequestContext) -> Iterator[None]:
     """In here this thread works for it."""
     token = _CURRENT.set(account)
     try:

@@ -10,34 +10,34 @@ import logging
 import time
 from dataclasses import dataclass
 
-from api.account import at_work
+from api.account import working_for
 from api.errors import fault_of
-from api.history import History, Remembered
-from api.line import Question, Task, Turn, fail, give
+from api.history import AnswerHistory, RecordedAnswer
+from api.line import QueuedQuestion, QueuedTask, SessionName, reject, resolve
 from ragkv.batch import Batch, Event
-from ragkv.begun import Begun
+from ragkv.begun import RequestState
 from ragkv.engine import Engine
 from ragkv.errors import Expired
 from ragkv.report import Answer, Report
-from ragkv.tally import Tally
+from ragkv.tally import MetricsRecorder
 
 logger = logging.getLogger("ragkv.api")
 
 
 @dataclass
 class _Open:
-    question: Question
-    begun: Begun
+    question: QueuedQuestion
+    request: RequestState
     seconds: float
 
 
-class Answering:
+class DecodeLoop:
     """Owned by the thread of the engine; the count may be read from any."""
 
-    def __init__(self, engine: Engine, tally: Tally, history: History):
+    def __init__(self, engine: Engine, metrics: MetricsRecorder, history: AnswerHistory):
         """tally: told how each question ends · history: keeps the answers."""
-        self._engine, self._tally, self._history = engine, tally, history
-        self._batch = Batch(engine.model, engine.settings.batch, engine.settings.batch_bytes, engine.steps)
+        self._engine, self._metrics, self._history = engine, metrics, history
+        self._batch = Batch(engine.model, engine.settings.batch, engine.settings.batch_bytes, engine.graph_decoder)
         self._open: dict[int, _Open] = {}
 
     @property
@@ -50,40 +50,40 @@ class Answering:
         """Questions that were begun and are not answered."""
         return len(self._open)
 
-    def has(self, turn: Turn | None) -> bool:
+    def answers_session(self, turn: SessionName | None) -> bool:
         """Whether a turn of this conversation is being answered."""
-        return turn is not None and any(each.question.turn == turn for each in self._open.values())
+        return turn is not None and any(each.question.session == turn for each in self._open.values())
 
-    def gone(self, what: Question | Task) -> bool:
+    def abandoned(self, what: QueuedQuestion | QueuedTask) -> bool:
         """Whether nobody waits for it any more, or may; counted, so to be asked no more when it is True."""
-        if isinstance(what, Question):
+        if isinstance(what, QueuedQuestion):
             if time.monotonic() >= what.deadline:
-                fail(what.done, Expired())
-                self._tally.ended("expired")
-            elif what.done.cancelled():
-                self._tally.ended("cancelled")
-        return what.done.done()
+                reject(what.future, Expired())
+                self._metrics.ended("expired")
+            elif what.future.cancelled():
+                self._metrics.ended("cancelled")
+        return what.future.done()
 
-    def begin(self, question: Question) -> None:
+    def prefill(self, question: QueuedQuestion) -> None:
         """Read a question, up to its first token's logits."""
         started = time.monotonic()
-        with at_work(question.account):
+        with working_for(question.context):
             try:
-                begun = question.begin(self._engine)
+                begun = question.prefill(self._engine)
             except BaseException as error:
                 self._fail(question, error)
                 return
-        question.account.watch = begun.watch
-        id = self._batch.join(begun.run)
+        question.context.timer = begun.timer
+        id = self._batch.join(begun.sequence)
         self._open[id] = _Open(question, begun, time.monotonic() - started)
-        if question.progress is not None:
-            question.progress.began(begun)
+        if question.channel is not None:
+            question.channel.prefilled(begun)
 
     def step(self) -> list[float]:
         """One token for all that run; returns the engine's time, in seconds, for each question that was answered."""
         for id, each in list(self._open.items()):
-            if self.gone(each.question):
-                self._batch.leave(id)
+            if self.abandoned(each.question):
+                self._batch.cancel(id)
                 del self._open[id]
         if not self._open:
             return []
@@ -96,8 +96,8 @@ class Answering:
             each.seconds += share
             if event.ended:
                 taken.append(self._close(event))
-            elif each.question.progress is not None:
-                each.question.progress.said(each.begun.speech.sure())
+            elif each.question.channel is not None:
+                each.question.channel.publish(each.request.detokenizer.stable_text())
         return taken
 
     def clear(self) -> None:
@@ -107,44 +107,44 @@ class Answering:
 
     def _close(self, event: Event) -> float:
         each = self._open.pop(event.id)
-        with at_work(each.question.account):
+        with working_for(each.question.context):
             if event.fault is not None:
                 self._fail(each.question, event.fault)
-            elif not self.gone(each.question):
+            elif not self.abandoned(each.question):
                 self._finish(each)
         return each.seconds
 
     def _finish(self, each: _Open) -> None:
         try:
-            answer = self._engine.finish(each.begun)
+            answer = self._engine.finalize(each.request)
         except BaseException as error:
             self._fail(each.question, error)
             return
         full_ms = _full(self._engine, answer.report)
-        self._tally.answered(answer.report, full_ms)
-        self._remember(each, answer, full_ms)
-        each.question.account.report = answer.report
-        give(each.question.done, answer)
+        self._metrics.answered(answer.report, full_ms)
+        self._record_answer(each, answer, full_ms)
+        each.question.context.report = answer.report
+        resolve(each.question.future, answer)
 
-    def _remember(self, each: _Open, answer: Answer, full_ms: float) -> None:
+    def _record_answer(self, each: _Open, answer: Answer, full_ms: float) -> None:
         """Into the history, before whoever asked has the answer: he may look for it there at once."""
-        question, talk = each.question, each.begun.talk
-        if not self._history.limit or not question.account.id:
+        question, talk = each.question, each.request.session
+        if not self._history.limit or not question.context.id:
             return
         try:
-            read = self._engine.map(each.begun)
+            read = self._engine.map(each.request)
         except Exception:  # the answer is right without the picture of it
             logger.exception("an answer is not remembered: its map cannot be made")
             return
-        whose = (question.account.id, question.tenant, talk.collection, talk.name)
-        self._history.record(Remembered(*whose, answer, read, full_ms))
+        whose = (question.context.id, question.tenant, talk.collection, talk.name)
+        self._history.record(RecordedAnswer(*whose, answer, read, full_ms))
 
-    def _fail(self, question: Question, error: BaseException) -> None:
+    def _fail(self, question: QueuedQuestion, error: BaseException) -> None:
         status = fault_of(error).status if isinstance(error, Exception) else 500
         if status == 500:  # where it went wrong is told with the response, if there is anybody to get one
             logger.error("a question failed: %s", type(error).__name__)
-        self._tally.ended("invalid" if status < 500 else "failed")
-        fail(question.done, error)
+        self._metrics.ended("invalid" if status < 500 else "failed")
+        reject(question.future, error)
 
 
 def _full(engine: Engine, report: Report) -> float:

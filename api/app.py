@@ -21,18 +21,18 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from api import errors
-from api.body_limit import BodyLimit, Bounds
+from api.body_limit import BodyLimitMiddleware, BodyBounds
 from api.dashboard import login
-from api.gate import Gate
+from api.gate import AuthMiddleware
 from api.keys import read_keys
 from api.logs import written
-from api.metrics import Metrics
-from api.observe import Observe, Observer, log_line
+from api.metrics import MetricsCollector
+from api.observe import AccessLogMiddleware, RequestObserver, log_line
 from api.openapi import secured
-from api.requests import Requests
+from api.requests import RequestCounters
 from api.routes import router
-from api.strict import Strict
-from api.worker import Worker
+from api.strict import SecurityHeadersMiddleware
+from api.worker import EngineThread
 from ragkv import __version__
 from ragkv.config import Settings
 from ragkv.errors import ConfigError
@@ -63,7 +63,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        worker: Worker = app.state.worker
+        worker: EngineThread = app.state.worker
         try:
             await asyncio.wrap_future(worker.start())
             yield
@@ -82,9 +82,9 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         # FastAPI's own would tell paths and what errors say, and start by itself where the environment says so.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    app.state.worker = worker = Worker(settings, shared=len(keys.tenants) > 1)
-    app.state.requests = requests = Requests()
-    app.state.metrics = Metrics(worker, requests)
+    app.state.worker = worker = EngineThread(settings, shared=len(keys.tenants) > 1)
+    app.state.requests = requests = RequestCounters()
+    app.state.metrics = MetricsCollector(worker, requests)
     app.state.observers = [log_line, requests.came] + ([] if tracing is None else [tracing.record])
     app.state.settings = settings
     app.state.keys = keys
@@ -96,8 +96,8 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         from api.dashboard.attach import attach  # not before it is wanted: it takes half a second to import
 
         attach(app)
-    app.add_middleware(BodyLimit, bounds=Bounds(settings.max_document_bytes))
-    app.add_middleware(Gate, keys=keys)  # around the limit: what is added last comes first
+    app.add_middleware(BodyLimitMiddleware, bounds=BodyBounds(settings.max_document_bytes))
+    app.add_middleware(AuthMiddleware, keys=keys)  # around the limit: what is added last comes first
     return app
 
 
@@ -115,8 +115,8 @@ class _Service(FastAPI):
     """Strict headers and the observers are around everything, the handler of unexpected errors included."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        observers: list[Observer] = self.state.observers
-        return Strict(Observe(super().build_middleware_stack(), observers))
+        observers: list[RequestObserver] = self.state.observers
+        return SecurityHeadersMiddleware(AccessLogMiddleware(super().build_middleware_stack(), observers))
 
     def openapi(self) -> dict[str, Any]:
         """The schema, with the keys that are asked for."""
@@ -149,7 +149,7 @@ def serve(settings: Settings, console: Console) -> bool:
 class _Server(uvicorn.Server):
     """Says when it serves, and tells the worker as soon as a signal asks for the end: no long ingest holds it up."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker, started: Callable[[], None]):
+    def __init__(self, config: uvicorn.Config, worker: EngineThread, started: Callable[[], None]):
         super().__init__(config)
         self._worker, self._started = worker, started
 
@@ -166,7 +166,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for what is in flight; whoever waits when the time is nearly up is told so, and goes."""
-        timer = asyncio.get_running_loop().call_later(DRAIN_SECONDS - _FAREWELL_SECONDS, self._worker.refuse)
+        timer = asyncio.get_running_loop().call_later(DRAIN_SECONDS - _FAREWELL_SECONDS, self._worker.reject_waiting)
         try:
             await super().shutdown(sockets)
         finally:

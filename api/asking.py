@@ -17,10 +17,10 @@ from contextlib import suppress
 from starlette.types import Receive
 
 from api.errors import Gone
-from api.line import Turn
-from api.progress import Progress, Retrieval
-from api.worker import Worker
-from ragkv.begun import Begun
+from api.line import SessionName
+from api.progress import AnswerChannel, RetrievalDone
+from api.worker import EngineThread
+from ragkv.begun import RequestState
 from ragkv.engine import Engine
 from ragkv.errors import Expired
 from ragkv.report import Answer
@@ -29,15 +29,15 @@ KEEP_ALIVE = 10.0
 """Seconds of silence after which a stream shows that it lives: less than what proxies wait."""
 
 
-class Asking:
+class AnswerStream:
     """See the module. Of one request, in one loop."""
 
     def __init__(
         self,
-        worker: Worker,
+        worker: EngineThread,
         receive: Receive,
-        begin: Callable[[Engine], Begun],
-        turn: Turn | None,
+        begin: Callable[[Engine], RequestState],
+        turn: SessionName | None,
         tenant: str,
         seconds: float,
         listening: bool,
@@ -46,14 +46,14 @@ class Asking:
         `begun` and `pieces` are wanted, or only `whole`. Raises as `Worker.ask`."""
         self._deadline = time.monotonic() + seconds
         self._receive = receive
-        self._progress = Progress()
+        self._progress = AnswerChannel()
         self._gone = False
         progress = self._progress if listening else None
         self._future = worker.ask(begin, turn, tenant, self._deadline, progress)
-        self._future.add_done_callback(lambda _: self._progress.ring())
+        self._future.add_done_callback(lambda _: self._progress.notify())
         self._watch = asyncio.create_task(self._watch_client())
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """Nobody waits any more: in the line it never begins, in a batch it is let go of before the next step."""
         self._future.cancel()
         self._watch.cancel()
@@ -65,9 +65,9 @@ class Asking:
                 await self._wait()
             return self.answer()
         finally:
-            self.leave()
+            self.cancel()
 
-    async def begun(self) -> Retrieval:
+    async def prefilled(self) -> RetrievalDone:
         """The question was read. Raises as `whole`."""
         try:
             while (known := self._progress.retrieval) is None:
@@ -76,7 +76,7 @@ class Asking:
                 await self._wait()
             return known
         except BaseException:
-            self.leave()
+            self.cancel()
             raise
 
     async def pieces(self) -> AsyncIterator[str]:
@@ -108,7 +108,7 @@ class Asking:
         except TimeoutError:
             pass
         heard = self._progress.news.is_set()
-        self._progress.look()
+        self._progress.acknowledge()
         if self._future.done():
             return True
         if self._gone:
@@ -122,4 +122,4 @@ class Asking:
             while (await self._receive())["type"] != "http.disconnect":
                 pass
         self._gone = True
-        self._progress.ring()
+        self._progress.notify()

@@ -18,7 +18,7 @@ _SLACK_BYTES = 2**20  # of JSON, or of a form, around documents
 
 
 @dataclass(frozen=True)
-class Bounds:
+class BodyBounds:
     """Bytes that requests may have. document: of the largest document (max_document_bytes)."""
 
     document: int
@@ -30,10 +30,10 @@ class Bounds:
         return self.document * (UPLOAD_DOCUMENTS if is_form(scope) else 1) + _SLACK_BYTES
 
 
-class BodyLimit:
+class BodyLimitMiddleware:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, bounds: Bounds):
+    def __init__(self, app: ASGIApp, bounds: BodyBounds):
         self.app, self.bounds = app, bounds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

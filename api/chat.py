@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from api.schemas_openai import Chat, Message
-from ragkv.begun import Wanted
+from ragkv.begun import AskOptions
 from ragkv.errors import InputError, NotFound
 from ragkv.report import Answer
 
@@ -64,13 +64,13 @@ def method_of(chat: Chat, model: str) -> str | None:
     return named or own
 
 
-def wanted_of(chat: Chat, method: str | None, collection: str) -> Wanted:
+def options_of(chat: Chat, method: str | None, collection: str) -> AskOptions:
     """How it is asked. collection: as it is called inside."""
     temperature = chat.temperature or 0.0
     if temperature < COLDEST or chat.top_p == 0:
         temperature = 0.0
     stop = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ())
-    return Wanted(
+    return AskOptions(
         collection=collection,
         top_k=chat.ragkv.top_k,
         filter=chat.ragkv.filter,
@@ -86,7 +86,7 @@ def wanted_of(chat: Chat, method: str | None, collection: str) -> Wanted:
 
 
 @dataclass(frozen=True)
-class Replying:
+class ChatReply:
     """What all parts of one reply say alike. usage: whether the stream ends with it."""
 
     model: str
@@ -98,7 +98,7 @@ class Replying:
         """The answer, whole."""
         message = {"role": "assistant", "content": answer.answer, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.report.decoding.ended}
-        said = {"choices": [choice], "usage": usage_of(answer), "ragkv": grounds_of(answer)}
+        said = {"choices": [choice], "usage": usage_of(answer), "ragkv": extension_of(answer)}
         return self._envelope("chat.completion") | said
 
     def first(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Replying:
 
     def last(self, answer: Answer) -> list[dict[str, Any]]:
         """The chunk that says how it ended, with citations and report; and the usage, where it is wanted."""
-        end = self._chunk({}, answer.report.decoding.ended) | {"ragkv": grounds_of(answer)}
+        end = self._chunk({}, answer.report.decoding.ended) | {"ragkv": extension_of(answer)}
         if not self.usage:
             return [end]
         return [end, self._envelope("chat.completion.chunk") | {"choices": [], "usage": usage_of(answer)}]
@@ -125,7 +125,7 @@ class Replying:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-def grounds_of(answer: Answer) -> dict[str, Any]:
+def extension_of(answer: Answer) -> dict[str, Any]:
     """Citations and report."""
     return {"citations": [asdict(citation) for citation in answer.citations], "report": asdict(answer.report)}
 

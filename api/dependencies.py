@@ -10,15 +10,15 @@ from fastapi import Depends, Request
 from api.errors import MEDIA_TYPE
 from api.schemas import Problem
 from api.tenants import Tenant
-from api.worker import Worker
+from api.worker import EngineThread
 from ragkv.config import Settings
 
 POLL_SECONDS = 0.1
 """Between two looks at what a request waits for."""
 
 
-def _worker(request: Request) -> Worker:
-    worker: Worker = request.app.state.worker
+def _worker(request: Request) -> EngineThread:
+    worker: EngineThread = request.app.state.worker
     return worker
 
 
@@ -31,9 +31,9 @@ def _settings(request: Request) -> Settings:
     return settings
 
 
-TheWorker = Annotated[Worker, Depends(_worker)]
-TheTenant = Annotated[Tenant, Depends(_tenant)]
-TheSettings = Annotated[Settings, Depends(_settings)]
+EngineThreadDep = Annotated[EngineThread, Depends(_worker)]
+TenantDep = Annotated[Tenant, Depends(_tenant)]
+SettingsDep = Annotated[Settings, Depends(_settings)]
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": Problem.model_json_schema()}}}
     for status in (401, 404, 409, 413, 422, 429, 503, 504, 507)

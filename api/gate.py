@@ -21,7 +21,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.account import current
-from api.dashboard.guard import COOKIE, LOGIN, Tickets, below, form, wants_page
+from api.dashboard.guard import COOKIE, LOGIN, LoginTickets, below, form, wants_page
 from api.errors import Fault, refusal
 from api.keys import Keys
 from api.tenants import Tenant
@@ -35,11 +35,11 @@ LOG_SECONDS = 1.0
 logger = logging.getLogger("ragkv.api")
 
 
-class Gate:
+class AuthMiddleware:
     """refused: requests without a key that is known, since the start."""
 
     def __init__(self, app: ASGIApp, keys: Keys):
-        self.app, self.keys, self.tickets = app, keys, Tickets(keys)
+        self.app, self.keys, self.tickets = app, keys, LoginTickets(keys)
         self.refused = 0
         self._logged = (0, 0.0)
 

@@ -22,7 +22,7 @@ from ragkv.report import Answer
 
 
 @dataclass(frozen=True, eq=False)
-class Remembered:
+class RecordedAnswer:
     """One answer. id: of its request · tenant: whose it is · collection: as it is called inside · conversation: empty
     for none · when: it was answered, Unix seconds; no two of a history have the same · full_ms: to the first token, as
     full recompute is estimated to take for it."""
@@ -47,16 +47,16 @@ class Remembered:
         return frozenset(chunk.document_id for chunk in self.map.chunks)
 
 
-class History:
+class AnswerHistory:
     """Thread-safe. limit: answers it keeps."""
 
     def __init__(self, limit: int):
         self.limit = limit
         self._lock = threading.Lock()
-        self._answers: OrderedDict[tuple[str, str], Remembered] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, str], RecordedAnswer] = OrderedDict()
         self._latest = 0.0
 
-    def record(self, answered: Remembered) -> None:
+    def record(self, answered: RecordedAnswer) -> None:
         """Keep an answer that was given now; the oldest goes where there are too many."""
         key = (answered.tenant, answered.id)
         with self._lock:
@@ -66,9 +66,9 @@ class History:
             while len(self._answers) > self.limit:
                 self._answers.popitem(last=False)
 
-    def page(self, tenant: str, limit: int, before: float = math.inf) -> list[Remembered]:
+    def page(self, tenant: str, limit: int, before: float = math.inf) -> list[RecordedAnswer]:
         """The tenant's answers that were given before that moment, newest first."""
-        found: list[Remembered] = []
+        found: list[RecordedAnswer] = []
         with self._lock:
             for each in reversed(self._answers.values()):
                 if len(found) == limit:
@@ -77,12 +77,12 @@ class History:
                     found.append(each)
         return found
 
-    def find(self, tenant: str, id: str) -> Remembered | None:
+    def find(self, tenant: str, id: str) -> RecordedAnswer | None:
         """The tenant's answer to this request, or None."""
         with self._lock:
             return self._answers.get((tenant, id))
 
-    def forget(self, gone: Callable[[Remembered], bool]) -> None:
+    def forget(self, gone: Callable[[RecordedAnswer], bool]) -> None:
         """Drop the answers of which this is true."""
         with self._lock:
             for key in [key for key, each in self._answers.items() if gone(each)]:

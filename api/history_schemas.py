@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from api.history import Remembered
+from api.history import RecordedAnswer
 from api.tenants import Tenant
-from ragkv.kvmap import MappedChunk
+from ragkv.kvmap import ChunkMap
 from ragkv.report import Citation, Ratios, Report
 
 QUESTION_CHARS = 200
@@ -41,7 +41,7 @@ _CHUNK: dict[str, JsonValue] = {
 }
 
 
-class Brief(BaseModel):
+class AnswerSummaryOut(BaseModel):
     """An answer in a list. id: of its request · when: Unix seconds · question: its first 200 characters · ttft, total:
     milliseconds · full_ms: to the first token, as full recompute is estimated to take; 0: unknown."""
 
@@ -58,14 +58,14 @@ class Brief(BaseModel):
     full_ms: float
 
 
-class Briefs(BaseModel):
+class AnswerSummariesOut(BaseModel):
     """Answers, newest first. before: what to ask with for the next ones; null where these are the last."""
 
-    answers: list[Brief]
+    answers: list[AnswerSummaryOut]
     before: float | None
 
 
-class Recalled(BaseModel):
+class AnswerOut(BaseModel):
     """An answer as it was given, and of which request, when, and in which collection."""
 
     id: str
@@ -78,7 +78,7 @@ class Recalled(BaseModel):
     report: Report
 
 
-class ChunkMap(BaseModel):
+class ChunkMapOut(BaseModel):
     """What an answer read of one chunk. citation: its number among the answer's citations, from 1; null where it is of
     an earlier turn · states: per layer a letter for each block: k kept, r recomputed, p pulled back while the answer
     was decoded, d dropped · recomputed: per layer the share of each block's tokens that was computed again; left out
@@ -98,15 +98,15 @@ class ChunkMap(BaseModel):
     holds_answer: list[int]
 
 
-class AnswerMap(BaseModel):
+class AnswerMapOut(BaseModel):
     """What an answer was read from, in prompt order. block: tokens of a block."""
 
     block: int
     layers: int
-    chunks: list[ChunkMap]
+    chunks: list[ChunkMapOut]
 
 
-def brief(answered: Remembered, tenant: Tenant) -> dict[str, Any]:
+def brief(answered: RecordedAnswer, tenant: Tenant) -> dict[str, Any]:
     """A Brief."""
     report = answered.answer.report
     return {
@@ -122,7 +122,7 @@ def brief(answered: Remembered, tenant: Tenant) -> dict[str, Any]:
     }
 
 
-def recalled(answered: Remembered, tenant: Tenant) -> dict[str, Any]:
+def recalled(answered: RecordedAnswer, tenant: Tenant) -> dict[str, Any]:
     """A Recalled."""
     about = {
         "id": answered.id,
@@ -133,7 +133,7 @@ def recalled(answered: Remembered, tenant: Tenant) -> dict[str, Any]:
     return about | dataclasses.asdict(answered.answer)
 
 
-def drawn(answered: Remembered, texts: Sequence[list[str] | None]) -> dict[str, Any]:
+def drawn(answered: RecordedAnswer, texts: Sequence[list[str] | None]) -> dict[str, Any]:
     """An AnswerMap. texts: of the blocks of each chunk."""
     numbers = {cited.chunk_id: number for number, cited in enumerate(answered.answer.citations, start=1)}
     chunks = [
@@ -143,7 +143,7 @@ def drawn(answered: Remembered, texts: Sequence[list[str] | None]) -> dict[str, 
     return {"block": answered.map.block, "layers": answered.map.layers, "chunks": chunks}
 
 
-def _chunk(chunk: MappedChunk, citation: int | None, texts: list[str] | None, answer: str) -> dict[str, Any]:
+def _chunk(chunk: ChunkMap, citation: int | None, texts: list[str] | None, answer: str) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "chunk_id": chunk.chunk_id,
         "document_id": chunk.document_id,

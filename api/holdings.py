@@ -13,7 +13,7 @@ from math import inf
 
 import anyio
 
-from api.history import History, Remembered
+from api.history import AnswerHistory, RecordedAnswer
 from ingest.jobs import Jobs
 from ingest.load import checked
 from ingest.pipeline import content_hash, reader_of
@@ -29,11 +29,11 @@ WATCHERS = 64
 """Clients that follow a job at a time."""
 
 
-class Holdings:
+class CatalogService:
     """Thread-safe. token_bytes: of KV of one token, as the model computes it · parsing: for threads that read files ·
     allowed: what each file may take · watchers: clients that follow a job."""
 
-    def __init__(self, engine: Engine, jobs: Jobs, history: History):
+    def __init__(self, engine: Engine, jobs: Jobs, history: AnswerHistory):
         self.token_bytes = engine.model.token_bytes
         self.max_document_bytes = engine.settings.max_document_bytes
         self.parsing = anyio.CapacityLimiter(PARSERS)
@@ -41,7 +41,7 @@ class Holdings:
         self._catalog, self._jobs, self._history = engine.catalog, jobs, history
         self._prompt = engine.model.prompt
         self._reader = reader_of(engine)
-        self._unwanted: deque[Key] = deque()
+        self._unreferenced: deque[Key] = deque()
         self.watchers = 0
 
     def unchanged(self, document: Document) -> DocumentInfo | None:
@@ -72,7 +72,7 @@ class Holdings:
         """Forget a document, whether it is there, waits, is being read or has failed. Raises NotFound."""
         waited = self._jobs.withdraw(collection, document_id)  # first, so that no job brings it back afterwards
         try:
-            self._unwanted.extend(self._catalog.remove(collection, document_id))
+            self._unreferenced.extend(self._catalog.remove(collection, document_id))
         except NotFound:
             if not waited:
                 raise
@@ -82,20 +82,20 @@ class Holdings:
         """Forget all documents and conversations of a collection, and what waits for it. Raises NotFound."""
         waited = self._jobs.abandon(collection)
         try:
-            self._unwanted.extend(self._catalog.clear(collection))
+            self._unreferenced.extend(self._catalog.clear(collection))
         except NotFound:
             if not waited:
                 raise
         self._history.forget(lambda each: each.collection == collection)
 
-    def answers(self, tenant: str, limit: int, before: float) -> list[Remembered]:
+    def answers(self, tenant: str, limit: int, before: float) -> list[RecordedAnswer]:
         """The tenant's answers that were given before that moment, newest first. One that stands on a document which
         somebody removed behind our back is forgotten now."""
         while gone := self._gone(found := self._history.page(tenant, limit, before)):
             self._history.forget(gone.__contains__)
         return found
 
-    def answer(self, tenant: str, id: str) -> Remembered:
+    def answer(self, tenant: str, id: str) -> RecordedAnswer:
         """The tenant's answer to this request. Raises NotFound."""
         found = self._history.find(tenant, id)
         if found is not None and (gone := self._gone([found])):
@@ -104,16 +104,16 @@ class Holdings:
             return found
         raise NotFound(f"no answer {id!r} is remembered")
 
-    def texts(self, answered: Remembered) -> list[list[str] | None]:
+    def texts(self, answered: RecordedAnswer) -> list[list[str] | None]:
         """What the blocks of each chunk of an answer's map say; None for a chunk that is not there any more."""
         chunks = answered.map.chunks
         there = self._catalog.chunks(answered.collection, [chunk.row for chunk in chunks])
         found = [there.get(chunk.row) for chunk in chunks]
         return [self._prompt.blocks(chunk.tokens, answered.map.block) if chunk else None for chunk in found]
 
-    def _gone(self, answers: Iterable[Remembered]) -> set[Remembered]:
+    def _gone(self, answers: Iterable[RecordedAnswer]) -> set[RecordedAnswer]:
         """Those that stand on a document which is not there any more, or another one of its name."""
-        of: dict[str, list[Remembered]] = {}
+        of: dict[str, list[RecordedAnswer]] = {}
         for each in answers:
             of.setdefault(each.collection, []).append(each)
         gone = set()
@@ -122,14 +122,14 @@ class Holdings:
             gone |= {each for each in these if any(came.get(id, inf) > each.asked for id in each.documents)}
         return gone
 
-    def unwanted(self, limit: int) -> list[Key]:
+    def take_unreferenced(self, limit: int) -> list[Key]:
         """Keys whose KV nobody needs; handed out once."""
-        return [self._unwanted.popleft() for _ in range(min(limit, len(self._unwanted)))]
+        return [self._unreferenced.popleft() for _ in range(min(limit, len(self._unreferenced)))]
 
     @property
-    def untidy(self) -> bool:
+    def has_unreferenced(self) -> bool:
         """Whether there are such keys."""
-        return bool(self._unwanted)
+        return bool(self._unreferenced)
 
     def watch(self) -> None:
         """A client begins to follow a job. Raises Busy when too many do."""

@@ -17,64 +17,64 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, TypeVar
 
-from api.account import Account, current
-from api.progress import Progress
-from ragkv.begun import Begun
+from api.account import RequestContext, current
+from api.progress import AnswerChannel
+from ragkv.begun import RequestState
 from ragkv.engine import Engine
 from ragkv.report import Answer
 
 T = TypeVar("T")
 
-Turn = tuple[str, str]
+SessionName = tuple[str, str]
 """Collection and name of a conversation."""
 
 
 @dataclass(frozen=True)
-class Question:
+class QueuedQuestion:
     """What to begin, and who waits for it. turn: of which conversation, None: of none · deadline: on the monotonic
     clock; from then on nobody waits · progress: told how far it is · account: of the request that asks; where it has
     an id the answer is remembered under it."""
 
-    begin: Callable[[Engine], Begun]
-    done: Future[Answer]
-    turn: Turn | None
+    prefill: Callable[[Engine], RequestState]
+    future: Future[Answer]
+    session: SessionName | None
     tenant: str = ""
     deadline: float = inf
-    progress: Progress | None = None
-    account: Account = field(default_factory=current)
+    channel: AnswerChannel | None = None
+    context: RequestContext = field(default_factory=current)
 
 
 @dataclass(frozen=True)
-class Task:
+class QueuedTask:
     """Anything else than a question. turn: as of one, whose turns it waits for · account: as of one."""
 
-    do: Callable[[Engine], Any]
-    done: Future[Any]
-    turn: Turn | None
+    work: Callable[[Engine], Any]
+    future: Future[Any]
+    session: SessionName | None
     tenant: str = ""
-    account: Account = field(default_factory=current)
+    context: RequestContext = field(default_factory=current)
 
 
-def give(future: Future[T], result: T) -> None:
+def resolve(future: Future[T], result: T) -> None:
     """Complete a future, unless somebody cancelled or failed it: any thread may, at any time."""
     with suppress(InvalidStateError):
         future.set_result(result)
 
 
-def fail(future: Future[Any], error: BaseException) -> None:
+def reject(future: Future[Any], error: BaseException) -> None:
     """The same with an error."""
     with suppress(InvalidStateError):
         future.set_exception(error)
 
 
-class Line:
+class RequestQueue:
     """See the module. Not thread-safe."""
 
     def __init__(self, capacity: int, shared: bool = False):
         """capacity: places · shared: whether one tenant must leave room for others."""
         self.capacity = capacity
         self._shared = shared
-        self._queues: OrderedDict[str, deque[Question | Task]] = OrderedDict()
+        self._queues: OrderedDict[str, deque[QueuedQuestion | QueuedTask]] = OrderedDict()
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -90,13 +90,13 @@ class Line:
         own = len(self._queues.get(tenant, ()))
         return own + sum(min(own + 1, len(queue)) for name, queue in self._queues.items() if name != tenant)
 
-    def join(self, what: Question | Task) -> None:
+    def join(self, what: QueuedQuestion | QueuedTask) -> None:
         """To the end of what its tenant has waiting."""
         self._queues.setdefault(what.tenant, deque()).append(what)
 
     def take(
-        self, aside: Callable[[Question | Task], bool], ready: Callable[[Question | Task], bool]
-    ) -> Question | Task | None:
+        self, aside: Callable[[QueuedQuestion | QueuedTask], bool], ready: Callable[[QueuedQuestion | QueuedTask], bool]
+    ) -> QueuedQuestion | QueuedTask | None:
         """The first that does not step aside leaves the line, if it is ready; else nobody does."""
         for tenant, queue in self._queues.items():
             for place, what in enumerate(queue):
@@ -110,7 +110,7 @@ class Line:
                 return what
         return None
 
-    def sweep(self, gone: Callable[[Question | Task], bool]) -> None:
+    def sweep(self, gone: Callable[[QueuedQuestion | QueuedTask], bool]) -> None:
         """Whoever is gone leaves the line."""
         for tenant, queue in list(self._queues.items()):
             self._queues[tenant] = deque(what for what in queue if not gone(what))

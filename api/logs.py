@@ -44,7 +44,7 @@ _PASSWORD = re.compile(r"(?<=://)[^/\s]*@")
 _PLAIN = re.compile(r"[\w./:{}+-]+", re.ASCII)
 
 
-class Lines(logging.StreamHandler[TextIO]):
+class LogFormatter(logging.StreamHandler[TextIO]):
     """A line that cannot be written is lost, and nothing else: no request fails with it, nothing is said elsewhere."""
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -56,7 +56,7 @@ def written(form: Form, level: str, stream: TextIO) -> Iterator[None]:
     """In here all lines of this process go to `stream`, those of `level` and above."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
-    handler = Lines(stream)
+    handler = LogFormatter(stream)
     handler.setFormatter(formatter(form, words=level == "debug"))
     root, least = logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
     levels = {root: max(least, logging.WARNING), **{logging.getLogger(name): least for name in OURS}}

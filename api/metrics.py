@@ -16,18 +16,18 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from api.readiness import checks
-from api.requests import Requests
-from api.worker import Worker
+from api.requests import RequestCounters
+from api.worker import EngineThread
 from ragkv import __version__
 from ragkv.exposition import counter, families, gauge
 
 OPENMETRICS = "application/openmetrics-text"
 
 
-class Metrics(Collector):
+class MetricsCollector(Collector):
     """Of one application, in a registry of its own."""
 
-    def __init__(self, worker: Worker, requests: Requests):
+    def __init__(self, worker: EngineThread, requests: RequestCounters):
         self._worker, self._requests = worker, requests
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -41,7 +41,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Family by family."""
         health = self._worker.health()
-        yield from families(self._worker.tally.sums)
+        yield from families(self._worker.metrics.sums)
         yield from _questions(health)
         yield counter(
             "ragkv_http_requests_total",

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.account import Account, bind
+from api.account import RequestContext, bind
 
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
@@ -27,12 +27,12 @@ logger = logging.getLogger("ragkv.api")
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedRequest:
     """A request that is done. method: `OTHER` for what is none of METHODS · status: 0 where nothing was sent · began,
     ended: in seconds of `time.perf_counter` · unix: when it began, in Unix nanoseconds · parents: the headers
     `traceparent` and `tracestate`, where they came."""
 
-    account: Account
+    account: RequestContext
     method: str
     route: str
     status: int
@@ -51,13 +51,13 @@ class Served:
         return self.unix + round((seconds - self.began) * 1e9)
 
 
-Observer = Callable[[Served], None]
+RequestObserver = Callable[[ServedRequest], None]
 
 
-class Observe:
+class AccessLogMiddleware:
     """ASGI middleware, around all that may answer, inside what gives the request its id."""
 
-    def __init__(self, app: ASGIApp, observers: Sequence[Observer]):
+    def __init__(self, app: ASGIApp, observers: Sequence[RequestObserver]):
         """observers: called when a request is done, in the loop of the service."""
         self.app, self.observers = app, observers
 
@@ -66,7 +66,7 @@ class Observe:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         unix, began, status = time.time_ns(), time.perf_counter(), 0
-        account = Account(scope["state"]["request_id"])
+        account = RequestContext(scope["state"]["request_id"])
         bind(account)
 
         async def noted(message: Message) -> None:
@@ -82,7 +82,7 @@ class Observe:
             given = Headers(scope=scope)
             parents = {name: given[name] for name in ("traceparent", "tracestate") if name in given}
             ended = time.perf_counter()
-            served = Served(account, method, route_of(scope), status, began, ended, unix, parents)
+            served = ServedRequest(account, method, route_of(scope), status, began, ended, unix, parents)
             for observer in self.observers:
                 observer(served)
 
@@ -93,7 +93,7 @@ def route_of(scope: Scope) -> str:
     return scope.get("root_path", "") + path if isinstance(path, str) else UNMATCHED
 
 
-def log_line(served: Served) -> None:
+def log_line(served: ServedRequest) -> None:
     """The observer that writes a line. Who asked, and for which tenant, is in all lines of a request (logs.py)."""
     told: dict[str, Any] = {"method": served.method, "route": served.route, "status": served.status}
     told["ms"] = round(1000 * (served.ended - served.began), 1)

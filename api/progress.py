@@ -10,7 +10,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ragkv.begun import Begun
+from ragkv.begun import RequestState
 from ragkv.report import Citation
 
 KNOWN = ("retrieve", "open", "plan", "load", "repair", "prefill")
@@ -18,14 +18,14 @@ KNOWN = ("retrieve", "open", "plan", "load", "repair", "prefill")
 
 
 @dataclass(frozen=True)
-class Retrieval:
+class RetrievalDone:
     """What is known when a question was read. timings_ms: of the report's, those of the steps so far."""
 
     citations: tuple[Citation, ...]
     timings_ms: dict[str, float]
 
 
-class Progress:
+class AnswerChannel:
     """Of one question. news: set in its loop whenever there is something new.
 
     retrieval: once the question was read · text: of the answer so far, what no later token changes.
@@ -34,30 +34,30 @@ class Progress:
     def __init__(self) -> None:
         """Made in the loop that is to be told."""
         self.news = asyncio.Event()
-        self.retrieval: Retrieval | None = None
+        self.retrieval: RetrievalDone | None = None
         self.text = ""
         self._loop = asyncio.get_running_loop()
-        self._rung = False
+        self._notified = False
 
-    def began(self, begun: Begun) -> None:
+    def prefilled(self, request: RequestState) -> None:
         """The question was read."""
-        self.retrieval = Retrieval(begun.citations, {name: begun.watch.spent(name) for name in KNOWN})
-        self.ring()
+        self.retrieval = RetrievalDone(request.citations, {name: request.timer.elapsed(name) for name in KNOWN})
+        self.notify()
 
-    def said(self, text: str) -> None:
+    def publish(self, text: str) -> None:
         """The answer goes on."""
         if text != self.text:
             self.text = text
-            self.ring()
+            self.notify()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """There is something new. From any thread; a loop that does not listen is called once, not over and over."""
-        if not self._rung:
-            self._rung = True
+        if not self._notified:
+            self._notified = True
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 self._loop.call_soon_threadsafe(self.news.set)
 
-    def look(self) -> None:
+    def acknowledge(self) -> None:
         """What is new is looked at next: whatever comes after this rings again."""
         self.news.clear()
-        self._rung = False
+        self._notified = False

@@ -133,7 +133,7 @@ Documents = Annotated[
 ]
 
 
-class Question(BaseModel):
+class QuestionIn(BaseModel):
     """A question. Whatever is left out takes the service's settings."""
 
     model_config = Edge
@@ -153,7 +153,7 @@ class Question(BaseModel):
     ] = None
 
 
-class Said(BaseModel):
+class TurnOut(BaseModel):
     """A turn of a conversation. chunks: ids of those that came with the question; a deleted document's stay named ·
     created: Unix seconds."""
 
@@ -164,15 +164,15 @@ class Said(BaseModel):
     created: float
 
 
-class Conversation(BaseModel):
+class ConversationOut(BaseModel):
     """A conversation, its turns in order."""
 
     conversation_id: str
     collection: str
-    turns: list[Said]
+    turns: list[TurnOut]
 
 
-class Check(BaseModel):
+class HealthCheck(BaseModel):
     """One thing the service stands on. status: ok · degraded: answers take longer, or some are refused · failed."""
 
     status: str
@@ -185,7 +185,7 @@ class Readiness(BaseModel):
     place or of a key."""
 
     status: str
-    checks: dict[str, Check]
+    checks: dict[str, HealthCheck]
     queue: dict[str, int]
 
 

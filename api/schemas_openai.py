@@ -147,7 +147,7 @@ class Reply(BaseModel):
     refusal: None = None
 
 
-class Choice(BaseModel):
+class ChatChoice(BaseModel):
     """The only one there is. finish_reason: `length` where the answer might go on."""
 
     index: Literal[0] = 0
@@ -170,7 +170,7 @@ class Completion(BaseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[ChatChoice]
     usage: Usage
     ragkv: Grounds
 

@@ -13,14 +13,14 @@ from starlette.responses import JSONResponse, Response
 
 from api.dependencies import POLL_SECONDS
 from api.tenants import Tenant
-from api.worker import Worker
+from api.worker import EngineThread
 from ingest.jobs import Job
 from ingest.load import Rejected
 from ragkv.errors import Stopping
 from ragkv.types import Document
 
 
-async def queue(items: Sequence[Document | Rejected], collection: str, worker: Worker) -> str:
+async def queue(items: Sequence[Document | Rejected], collection: str, worker: EngineThread) -> str:
     """Queue documents of a collection, as the catalogue calls it; returns the job's id. Raises Stopping, InputError."""
     if worker.stopping:
         raise Stopping("the service is shutting down")
@@ -29,7 +29,7 @@ async def queue(items: Sequence[Document | Rejected], collection: str, worker: W
     return job_id
 
 
-async def outcome(job_id: str, worker: Worker, request: Request) -> Job | None:
+async def outcome(job_id: str, worker: EngineThread, request: Request) -> Job | None:
     """The job once it is finished; None where the client has gone.
 
     Raises Stopping when the service ends first: the next start takes the job up.

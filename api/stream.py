@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.account import current
-from api.asking import Asking
+from api.asking import AnswerStream
 from api.errors import Fault, Gone, fault_of
 
 HEADERS = {"Cache-Control": "no-store, no-cache", "X-Accel-Buffering": "no"}
@@ -47,7 +47,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, asking: Asking, events: AsyncIterator[bytes]):
+    def __init__(self, asking: AnswerStream, events: AsyncIterator[bytes]):
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._asking, self._events = asking, events
@@ -62,7 +62,7 @@ class EventStream(Response):
         except Gone:
             pass
         finally:
-            self._asking.leave()
+            self._asking.cancel()
 
 
 def ending(error: Exception) -> Fault:

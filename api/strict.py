@@ -24,7 +24,7 @@ HEADERS = {
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-class Strict:
+class SecurityHeadersMiddleware:
     """ASGI middleware, around everything else."""
 
     def __init__(self, app: ASGIApp):

@@ -22,10 +22,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from api.observe import UNMATCHED, Served
+from api.observe import UNMATCHED, ServedRequest
 from ragkv import __version__
 from ragkv.report import Report
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 
 TOLD_SECONDS = 300.0
 """Least time between two lines about traces that were not taken."""
@@ -54,7 +54,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("ragkv", __version__)
         self._parents = TraceContextTextMapPropagator()
 
-    def record(self, served: Served) -> None:
+    def record(self, served: ServedRequest) -> None:
         """The observer (observe.py) that makes spans of a request."""
         if served.quiet:
             return
@@ -69,13 +69,13 @@ class Tracing:
         if served.status >= 500:
             span.set_status(StatusCode.ERROR)
         inside = set_span_in_context(span)
-        if account.watch is not None:
-            self._steps(served, account.watch, inside)
+        if account.timer is not None:
+            self._steps(served, account.timer, inside)
         span.end(served.when(served.ended))
 
-    def _steps(self, served: Served, watch: Watch, inside: Context) -> None:
+    def _steps(self, served: ServedRequest, watch: StepTimer, inside: Context) -> None:
         for step in tuple(watch.intervals):
-            start, end = (served.when(watch.began + at / 1000) for at in (step.start, step.end))
+            start, end = (served.when(watch.started + at / 1000) for at in (step.start, step.end))
             told = _of_step(step.name, served.account.report)
             self._tracer.start_span(step.name, inside, attributes=told, start_time=start).end(end)
 
@@ -117,7 +117,7 @@ class Patient(SpanExporter):
         return self._exporter.force_flush(timeout_millis)
 
 
-def _of_request(served: Served) -> Attributes:
+def _of_request(served: ServedRequest) -> Attributes:
     account = served.account
     told: Attributes = {"http.request.method": served.method, "ragkv.request_id": account.id}
     if served.route != UNMATCHED:

@@ -26,20 +26,20 @@ from concurrent.futures import Future
 from math import inf
 from typing import Any, TypeVar
 
-from api.account import at_work
-from api.answering import Answering
-from api.history import History
-from api.holdings import Holdings
-from api.line import Line, Question, Task, Turn, fail, give
-from api.progress import Progress
+from api.account import working_for
+from api.answering import DecodeLoop
+from api.history import AnswerHistory
+from api.holdings import CatalogService
+from api.line import RequestQueue, QueuedQuestion, QueuedTask, SessionName, reject, resolve
+from api.progress import AnswerChannel
 from ingest.jobs import Jobs
-from ragkv.begun import Begun
+from ragkv.begun import RequestState
 from ragkv.config import Settings
 from ragkv.engine import FORGOTTEN_AT_ONCE, Engine
 from ragkv.errors import Busy, CatalogCorrupt, EmbedderChanged, RagkvError, Stopping, StoreError
 from ragkv.methods import usable
 from ragkv.report import Answer
-from ragkv.tally import Tally
+from ragkv.tally import MetricsRecorder
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ _MEMORY = 0.2
 logger = logging.getLogger("ragkv.api")
 
 
-class Worker:
+class EngineThread:
     """Thread-safe. `jobs`, `holdings`, `model` and `methods` exist once the future of `start` has completed.
 
     model: name of the loaded one · methods: those it can be asked with · tally: of all that was asked ·
@@ -63,23 +63,23 @@ class Worker:
     """
 
     jobs: Jobs
-    holdings: Holdings
+    catalog_service: CatalogService
     model: str
     methods: tuple[str, ...]
 
     def __init__(self, settings: Settings, shared: bool = False):
         """shared: several tenants ask, so none may fill the line."""
         self._settings = settings
-        self._line = Line(settings.queue, shared)
+        self._queue = RequestQueue(settings.queue, shared)
         self._waited_for: set[Future[Any]] = set()
-        self._answering: Answering | None = None
+        self._decode_loop: DecodeLoop | None = None
         self._changed = threading.Condition()
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._pausing = self._closing = self._queued = False
         self._ends = inf
         self._seconds = 1.0
-        self.tally, self.history = Tally(), History(settings.history)
+        self.metrics, self.history = MetricsRecorder(), AnswerHistory(settings.history)
         self._health: dict[str, Any] = {"status": "starting"}
         self._examined = -inf
 
@@ -89,23 +89,23 @@ class Worker:
         self._thread.start()
         return self._ready
 
-    def submit(self, task: Callable[[Engine], T], turn: Turn | None = None, tenant: str = "") -> Future[T]:
+    def submit(self, task: Callable[[Engine], T], turn: SessionName | None = None, tenant: str = "") -> Future[T]:
         """Have `task` called with the engine. Cancelling the future before its turn takes it out of the line.
         turn: not while a turn of this conversation is being answered · tenant: whose request it is.
 
         Raises Busy when the line is full, Stopping during shutdown.
         """
         future: Future[T] = Future()
-        self._join(Task(task, future, turn, tenant))
+        self._join(QueuedTask(task, future, turn, tenant))
         return future
 
     def ask(
         self,
-        begin: Callable[[Engine], Begun],
-        turn: Turn | None = None,
+        begin: Callable[[Engine], RequestState],
+        turn: SessionName | None = None,
         tenant: str = "",
         deadline: float = inf,
-        progress: Progress | None = None,
+        progress: AnswerChannel | None = None,
     ) -> Future[Answer]:
         """Have a question answered, together with others. turn: the conversation it is of, its collection first ·
         tenant: whose it is · deadline: on the monotonic clock · progress: told how far it is.
@@ -114,23 +114,23 @@ class Worker:
         Stopping. Raises as `submit`.
         """
         future: Future[Answer] = Future()
-        self._join(Question(begin, future, turn, tenant, deadline, progress))
+        self._join(QueuedQuestion(begin, future, turn, tenant, deadline, progress))
         return future
 
-    def _join(self, what: Task | Question) -> None:
+    def _join(self, what: QueuedTask | QueuedQuestion) -> None:
         with self._changed:
             if self._pausing:
                 raise Stopping("the service is shutting down")
-            if self._line.full(what.tenant) and self._answering is not None:
-                self._line.sweep(self._answering.gone)
-            if self._line.full(what.tenant):
-                self.tally.ended("refused")
-                ahead = self._line.ahead(what.tenant)
-                raise Busy(len(self._line), max(1, min(60, math.ceil(ahead * self._seconds))))
-            self._line.join(what)
-            self._waited_for.add(what.done)
+            if self._queue.full(what.tenant) and self._decode_loop is not None:
+                self._queue.sweep(self._decode_loop.abandoned)
+            if self._queue.full(what.tenant):
+                self.metrics.ended("refused")
+                ahead = self._queue.ahead(what.tenant)
+                raise Busy(len(self._queue), max(1, min(60, math.ceil(ahead * self._seconds))))
+            self._queue.join(what)
+            self._waited_for.add(what.future)
             self._changed.notify()
-        what.done.add_done_callback(self._waited_for.discard)
+        what.future.add_done_callback(self._waited_for.discard)
 
     def wake(self) -> None:
         """A job was queued."""
@@ -145,9 +145,9 @@ class Worker:
         without an answer since the start, by outcome (tally.py).
         """
         status = {"status": "failed"} if self._ready.done() and not self._thread.is_alive() else {}
-        running = self._answering.count if self._answering is not None else 0
-        now = {"waiting": len(self._line), "queue": self._line.capacity, "running": running}
-        return {**self._health, **status, **now, **{str(how): count for how, count in self.tally.sums.ended.items()}}
+        running = self._decode_loop.count if self._decode_loop is not None else 0
+        now = {"waiting": len(self._queue), "queue": self._queue.capacity, "running": running}
+        return {**self._health, **status, **now, **{str(how): count for how, count in self.metrics.sums.ended.items()}}
 
     @property
     def running(self) -> bool:
@@ -167,11 +167,11 @@ class Worker:
         if hasattr(self, "jobs"):
             self.jobs.pause()
 
-    def refuse(self) -> None:
+    def reject_waiting(self) -> None:
         """Whoever still waits is told that the service ends; their answers are let go of."""
         self.pause()
         for future in list(self._waited_for):
-            fail(future, Stopping("the service is shutting down"))
+            reject(future, Stopping("the service is shutting down"))
 
     def close(self, seconds: float) -> None:
         """Finish the answers that run, refuse those in the line, close the engine; wait at most `seconds` for it, less
@@ -193,17 +193,17 @@ class Worker:
             try:
                 self.model, self.methods = engine.model.name, usable(engine.model)
                 self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes)
-                self.holdings = Holdings(engine, self.jobs, self.history)
+                self.catalog_service = CatalogService(engine, self.jobs, self.history)
                 self._resume(engine)
                 self._ready.set_result(None)
             except BaseException as error:
                 self._ready.set_exception(error)
                 return
-            self._answering = answering = Answering(engine, self.tally, self.history)
+            self._decode_loop = answering = DecodeLoop(engine, self.metrics, self.history)
             try:
                 self._serve(engine, answering)
             finally:
-                self.refuse()
+                self.reject_waiting()
                 answering.clear()
 
     def _resume(self, engine: Engine) -> None:
@@ -215,7 +215,7 @@ class Worker:
         self._queued = True
         self._examine(engine)
 
-    def _serve(self, engine: Engine, answering: Answering) -> None:
+    def _serve(self, engine: Engine, answering: DecodeLoop) -> None:
         read = False
         while not self._closing:
             self._turn(engine, answering, reading=False)
@@ -230,7 +230,7 @@ class Worker:
             answering.step()
         self._tidy(engine)
 
-    def _turn(self, engine: Engine, answering: Answering, reading: bool) -> None:
+    def _turn(self, engine: Engine, answering: DecodeLoop, reading: bool) -> None:
         """Answer some of those who wait. Not all: more may come than leave, and documents wait for their turn too.
 
         reading: whether a document is being read, and its next chunk will keep everybody waiting.
@@ -247,35 +247,35 @@ class Worker:
 
     def _tidy(self, engine: Engine) -> None:
         """Delete some of the KV that nobody needs any more."""
-        if keys := self.holdings.unwanted(FORGOTTEN_AT_ONCE):
+        if keys := self.catalog_service.take_unreferenced(FORGOTTEN_AT_ONCE):
             try:
-                engine.forget(keys)
+                engine.evict(keys)
             except RagkvError as error:  # it stays, as an orphan
                 logger.warning("the KV of %d chunks is not deleted: %s", len(keys), error)
 
-    def _take(self, engine: Engine, answering: Answering) -> bool:
+    def _take(self, engine: Engine, answering: DecodeLoop) -> bool:
         """Serve the first of the line that may be served now; False when there is none."""
         with self._changed:
-            self._line.sweep(answering.gone)
-            first = self._line.take(
-                aside=lambda what: answering.has(what.turn),
-                ready=lambda what: not self._closing and (answering.free or isinstance(what, Task)),
+            self._queue.sweep(answering.abandoned)
+            first = self._queue.take(
+                aside=lambda what: answering.answers_session(what.session),
+                ready=lambda what: not self._closing and (answering.free or isinstance(what, QueuedTask)),
             )
         if first is None:
             return False
-        if isinstance(first, Question):
-            answering.begin(first)
+        if isinstance(first, QueuedQuestion):
+            answering.prefill(first)
             return True
         begun = time.monotonic()
         try:
-            with at_work(first.account):
-                give(first.done, first.do(engine))
+            with working_for(first.context):
+                resolve(first.future, first.work(engine))
         except BaseException as error:
-            fail(first.done, error)
+            reject(first.future, error)
         self._seconds += _MEMORY * (time.monotonic() - begun - self._seconds)
         return True
 
-    def _ingest_next(self, engine: Engine, answering: Answering) -> bool:
+    def _ingest_next(self, engine: Engine, answering: DecodeLoop) -> bool:
         """Read one waiting document; False when there is none, or no place to write it."""
         with self._changed:
             self._queued = False
@@ -289,7 +289,7 @@ class Worker:
             self.jobs.pause()
             return False
 
-    def _between_chunks(self, engine: Engine, answering: Answering) -> None:
+    def _between_chunks(self, engine: Engine, answering: DecodeLoop) -> None:
         self._turn(engine, answering, reading=True)
         self._examine(engine)
 
@@ -306,7 +306,7 @@ class Worker:
     def _wait(self) -> None:
         with self._changed:
             self._changed.wait_for(
-                lambda: self._line or self._queued or self._closing or self.holdings.untidy, IDLE_SECONDS
+                lambda: self._queue or self._queued or self._closing or self.catalog_service.has_unreferenced, IDLE_SECONDS
             )
 
 

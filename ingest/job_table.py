@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ingest.job_view import DocumentStatus, JobError
+from ingest.job_view import DocumentStatus, JobFault
 from ragkv.types import Document
 
 MAX_ATTEMPTS = 3
@@ -37,7 +37,7 @@ ORDER BY jobs.row DESC LIMIT 1
 """
 
 
-class Place(NamedTuple):
+class JobPlace(NamedTuple):
     """A document's place in the tables."""
 
     job: int
@@ -69,12 +69,12 @@ def insert(
     return job_id
 
 
-def take(connection: sqlite3.Connection) -> tuple[Place, Document] | None:
+def take(connection: sqlite3.Connection) -> tuple[JobPlace, Document] | None:
     """The next waiting document, now running; None when nothing waits."""
     row = connection.execute(_NEXT).fetchone()
     if row is None:
         return None
-    place, now = Place(row[0], row[1]), time.time()
+    place, now = JobPlace(row[0], row[1]), time.time()
     sql = "UPDATE job_documents SET status = 'running', attempts = attempts + 1 WHERE job = ? AND position = ?"
     connection.execute(sql, place)
     sql = (
@@ -87,7 +87,7 @@ def take(connection: sqlite3.Connection) -> tuple[Place, Document] | None:
     return place, Document(row[3], title, text, metadata, row[2])
 
 
-def put_back(connection: sqlite3.Connection, place: Place) -> None:
+def put_back(connection: sqlite3.Connection, place: JobPlace) -> None:
     """A running document waits again; that start does not count."""
     sql = (
         "UPDATE job_documents SET status = 'queued', attempts = attempts - 1"
@@ -98,7 +98,7 @@ def put_back(connection: sqlite3.Connection, place: Place) -> None:
     connection.execute(sql, (place.job,))
 
 
-def finish(connection: sqlite3.Connection, place: Place, status: DocumentStatus, error: JobError | None) -> None:
+def finish(connection: sqlite3.Connection, place: JobPlace, status: DocumentStatus, error: JobFault | None) -> None:
     """A running document is done with."""
     facts = (status, error.code if error else None, error.message if error else None)
     sql = (
@@ -110,7 +110,7 @@ def finish(connection: sqlite3.Connection, place: Place, status: DocumentStatus,
     _settle(connection, place.job)
 
 
-def pace(connection: sqlite3.Connection, place: Place, seconds: float) -> None:
+def pace(connection: sqlite3.Connection, place: JobPlace, seconds: float) -> None:
     """A document of the job took so long."""
     connection.execute(
         "INSERT INTO paces (job, seconds) VALUES (?, ?) ON CONFLICT (job) DO UPDATE"
@@ -119,14 +119,14 @@ def pace(connection: sqlite3.Connection, place: Place, seconds: float) -> None:
     )
 
 
-def running(connection: sqlite3.Connection, place: Place) -> bool:
+def running(connection: sqlite3.Connection, place: JobPlace) -> bool:
     """Whether the document is still wanted by the one who took it."""
     sql = "SELECT status FROM job_documents WHERE job = ? AND position = ?"
     row = connection.execute(sql, place).fetchone()
     return row is not None and row[0] == "running"
 
 
-def report(connection: sqlite3.Connection, place: Place, stage: str, done: int, total: int, rest: float | None) -> None:
+def report(connection: sqlite3.Connection, place: JobPlace, stage: str, done: int, total: int, rest: float | None) -> None:
     """How far the running document is. rest: seconds it still needs, None while that is not known."""
     sql = "UPDATE jobs SET stage = ?, done = ?, total = ?, updated = ? WHERE row = ?"
     connection.execute(sql, (stage, done, total, time.time(), place.job))
@@ -178,12 +178,12 @@ def recover(connection: sqlite3.Connection) -> int:
     return again
 
 
-def name(connection: sqlite3.Connection, place: Place) -> str:
+def name(connection: sqlite3.Connection, place: JobPlace) -> str:
     """Id of the document's job."""
     return str(connection.execute("SELECT id FROM jobs WHERE row = ?", (place.job,)).fetchone()[0])
 
 
-def finished(connection: sqlite3.Connection, place: Place) -> bool:
+def finished(connection: sqlite3.Connection, place: JobPlace) -> bool:
     """Whether the document's job is done."""
     sql = "SELECT finished FROM jobs WHERE row = ?"
     return connection.execute(sql, (place.job,)).fetchone()[0] is not None

@@ -29,7 +29,7 @@ _DOCUMENTS = "SELECT id, status, error_code, error_message FROM job_documents WH
 
 
 @dataclass(frozen=True)
-class JobError:
+class JobFault:
     """code: the kind of fault in snake case, `internal_error` for one of ours."""
 
     code: str
@@ -37,13 +37,13 @@ class JobError:
 
 
 @dataclass(frozen=True)
-class JobDocument:
+class JobEntry:
     """A document of a job. completed: it was read and is in the catalogue · unchanged: it was there with this very
     content, so nothing was done."""
 
     id: str
     status: DocumentStatus
-    error: JobError | None
+    error: JobFault | None
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Job:
+class IngestJob:
     """stage, done, total: of the document being read (see ingest.pipeline.Progress) · times: Unix seconds.
 
     completed: at least one document is in the catalogue · failed: none is, error says why for the first · last_error:
@@ -75,9 +75,9 @@ class Job:
     total: int
     counts: Counts
     eta_seconds: float | None
-    error: JobError | None
-    last_error: JobError | None
-    documents: tuple[JobDocument, ...]
+    error: JobFault | None
+    last_error: JobFault | None
+    documents: tuple[JobEntry, ...]
     created: float
     started: float | None
     updated: float
@@ -104,7 +104,7 @@ def backlog(connection: sqlite3.Connection) -> Backlog:
     return Backlog(documents[0], jobs.get("queued", 0), jobs.get("running", 0))
 
 
-def get(connection: sqlite3.Connection, job_id: str, listed: Listed) -> Job:
+def get(connection: sqlite3.Connection, job_id: str, listed: Listed) -> IngestJob:
     """Raises NotFound."""
     row = connection.execute(f"{_JOBS} WHERE id = ?", (job_id,)).fetchone()
     if row is None:
@@ -112,7 +112,7 @@ def get(connection: sqlite3.Connection, job_id: str, listed: Listed) -> Job:
     return _job(connection, row, listed)
 
 
-def recent(connection: sqlite3.Connection, limit: int, prefix: str, status: Status | None, listed: Listed) -> list[Job]:
+def recent(connection: sqlite3.Connection, limit: int, prefix: str, status: Status | None, listed: Listed) -> list[IngestJob]:
     """The latest jobs, newest first. prefix: of their collections' names · status: only those of it."""
     where = "substr(collection, 1, length(?)) = ? AND (? IS NULL OR status = ?)"
     found = connection.execute(
@@ -121,7 +121,7 @@ def recent(connection: sqlite3.Connection, limit: int, prefix: str, status: Stat
     return [_job(connection, row, listed) for row in found]
 
 
-def _job(connection: sqlite3.Connection, row: Sequence[object], listed: Listed) -> Job:
+def _job(connection: sqlite3.Connection, row: Sequence[object], listed: Listed) -> IngestJob:
     key, job_id, collection, status, stage, done, total, code, message, *times, seconds, rest = row
     by_status = dict(
         connection.execute("SELECT status, count(*) FROM job_documents WHERE job = ? GROUP BY status", (key,))
@@ -132,13 +132,13 @@ def _job(connection: sqlite3.Connection, row: Sequence[object], listed: Listed) 
     last = connection.execute(f"{_DOCUMENTS} AND status = 'failed' ORDER BY position DESC LIMIT 1", (key,)).fetchone()
     errors = (_error(code, message), _error(last[2], last[3]) if last else None)
     documents = _documents(connection, key, listed)  # type: ignore[arg-type]
-    return Job(job_id, collection, status, stage, done, total, counts, eta, *errors, documents, *times)  # type: ignore[arg-type]
+    return IngestJob(job_id, collection, status, stage, done, total, counts, eta, *errors, documents, *times)  # type: ignore[arg-type]
 
 
-def _documents(connection: sqlite3.Connection, job: int, listed: Listed) -> tuple[JobDocument, ...]:
+def _documents(connection: sqlite3.Connection, job: int, listed: Listed) -> tuple[JobEntry, ...]:
     which, limit = ("", -1) if listed == "all" else ("AND status = 'failed'", FAILED_SHOWN)
     found = connection.execute(f"{_DOCUMENTS} {which} ORDER BY position LIMIT ?", (job, limit))
-    return tuple(JobDocument(d[0], d[1], _error(d[2], d[3])) for d in found)
+    return tuple(JobEntry(d[0], d[1], _error(d[2], d[3])) for d in found)
 
 
 def _eta(waiting: int, seconds: float | None, rest: float | None) -> float | None:
@@ -149,5 +149,5 @@ def _eta(waiting: int, seconds: float | None, rest: float | None) -> float | Non
     return round(rest + waiting * (seconds or 0.0), 1)
 
 
-def _error(code: object, message: object) -> JobError | None:
-    return JobError(str(code), str(message)) if code else None
+def _error(code: object, message: object) -> JobFault | None:
+    return JobFault(str(code), str(message)) if code else None

@@ -12,10 +12,10 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from ingest import job_table, job_view
-from ingest.job_table import Place
-from ingest.job_view import Backlog, Counts, DocumentStatus, Job, JobDocument, JobError, Listed, Status
+from ingest.job_table import JobPlace
+from ingest.job_view import Backlog, Counts, DocumentStatus, IngestJob, JobEntry, JobFault, Listed, Status
 from ingest.load import MAX_NAME, Rejected, checked
-from ingest.pipeline import Paused, Reader, Stage, ingest
+from ingest.pipeline import Paused, IngestEngine, Stage, ingest
 from ragkv.catalog import Catalog
 from ragkv.errors import CatalogCorrupt, InputError, RagkvError
 from ragkv.types import Document
@@ -35,7 +35,7 @@ class Jobs:
         self._catalog = catalog
         self._limit = max_document_bytes
         self._pausing = threading.Event()
-        self._owed: list[tuple[Place, DocumentStatus, JobError | None]] = []
+        self._owed: list[tuple[JobPlace, DocumentStatus, JobFault | None]] = []
 
     def submit(self, items: Sequence[Document | Rejected], collection: str | None = None) -> str:
         """Queue documents of one collection; returns the job's id. Raises InputError when there are none.
@@ -54,14 +54,14 @@ class Jobs:
         with self._catalog.write() as connection:
             return job_table.insert(connection, uuid.uuid4().hex, collection, digest, entries)
 
-    def get(self, job_id: str, listed: Listed = "all") -> Job:
+    def get(self, job_id: str, listed: Listed = "all") -> IngestJob:
         """listed: which of its documents come with it. Raises NotFound."""
         with self._catalog.read() as connection:
             return job_view.get(connection, job_id, listed)
 
     def recent(
         self, limit: int = 50, prefix: str = "", status: Status | None = None, listed: Listed = "failed"
-    ) -> list[Job]:
+    ) -> list[IngestJob]:
         """The latest jobs, newest first. prefix: of their collections' names · status: only those of it."""
         with self._catalog.read() as connection:
             return job_view.recent(connection, limit, prefix, status, listed)
@@ -71,7 +71,7 @@ class Jobs:
         with self._catalog.read() as connection:
             return job_view.backlog(connection)
 
-    def cancel(self, job_id: str, listed: Listed = "all") -> Job:
+    def cancel(self, job_id: str, listed: Listed = "all") -> IngestJob:
         """Stop a job: what waits is dropped, what is being read stops at its next chunk. Raises NotFound.
 
         Documents already in the catalogue stay there; so does one that is being written to it at this moment.
@@ -104,7 +104,7 @@ class Jobs:
         """Stop at the next chunk and queue that document again; run_next then does nothing more. For shutdown."""
         self._pausing.set()
 
-    def run_next(self, engine: Reader, between: Callable[[], None] | None = None) -> str | None:
+    def run_next(self, engine: IngestEngine, between: Callable[[], None] | None = None) -> str | None:
         """Ingest the next waiting document; returns its job's id, None when nothing waits.
 
         between: called between chunks, where the engine is free to answer questions. Faults of the document go into
@@ -129,11 +129,11 @@ class Jobs:
         except CatalogCorrupt:
             raise
         except RagkvError as fault:
-            self._owed.append((place, "failed", JobError(code_of(type(fault)), str(fault))))
+            self._owed.append((place, "failed", JobFault(code_of(type(fault)), str(fault))))
         except Exception as fault:
             logger.exception("document %r of job %s", document.id, job_id)
             message = f"{type(fault).__name__} while reading the document; see the log"
-            self._owed.append((place, "failed", JobError("internal_error", message)))
+            self._owed.append((place, "failed", JobFault("internal_error", message)))
         self._record(watch.seconds)
         with self._catalog.read() as connection:
             finished = job_table.finished(connection, place)
@@ -141,7 +141,7 @@ class Jobs:
             engine.retriever.save()
         return job_id
 
-    def _take(self) -> tuple[Place, Document] | None:
+    def _take(self) -> tuple[JobPlace, Document] | None:
         if self._pausing.is_set():
             return None
         with self._catalog.write() as connection:
@@ -167,7 +167,7 @@ class _Cancelled(Exception):
 class _Watch:
     """The Progress of a document in a job: writes it down, and stops the work when it is to stop."""
 
-    def __init__(self, catalog: Catalog, place: Place, pausing: threading.Event, between: Callable[[], None] | None):
+    def __init__(self, catalog: Catalog, place: JobPlace, pausing: threading.Event, between: Callable[[], None] | None):
         self._catalog, self._place, self._pausing, self._between = catalog, place, pausing, between
         self._stage, self._written = "", 0.0
         self._began = self._entered = time.monotonic()

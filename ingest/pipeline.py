@@ -33,7 +33,7 @@ RENEW_SECONDS = 300.0
 Stage = Literal["split", "embed", "encode", "commit", "index"]
 
 
-class Progress(Protocol):
+class IngestProgress(Protocol):
     """Told how far a stage is, between chunks; may raise to stop the work.
 
     Nothing is then left behind, unless it raised Paused. done and total count characters in `split`, chunks elsewhere.
@@ -46,14 +46,14 @@ class Paused(Exception):
     """A Progress raises it to stop work that will be taken up again: the KV encoded so far is kept for then."""
 
 
-class ReadingModel(Protocol):
+class IngestModel(Protocol):
     """The part of the model that ingest needs."""
 
     @property
     def prompt(self) -> PromptPiece: ...
 
 
-class Embedding(Protocol):
+class IngestEmbedder(Protocol):
     """The part of ragkv.retrieve.Embedder that ingest needs."""
 
     @property
@@ -62,28 +62,28 @@ class Embedding(Protocol):
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]: ...
 
 
-class Index(Protocol):
+class IngestIndex(Protocol):
     """The part of ragkv.retrieve.Retriever that ingest needs."""
 
     @property
-    def embedder(self) -> Embedding: ...
+    def embedder(self) -> IngestEmbedder: ...
 
     def refresh(self, collection: str) -> None: ...
 
     def save(self) -> None: ...
 
 
-class Reader(Protocol):
+class IngestEngine(Protocol):
     """The part of ragkv.engine.Engine that ingest needs."""
 
     @property
-    def model(self) -> ReadingModel: ...
+    def model(self) -> IngestModel: ...
 
     @property
     def catalog(self) -> Catalog: ...
 
     @property
-    def retriever(self) -> Index: ...
+    def retriever(self) -> IngestIndex: ...
 
     @property
     def fingerprint(self) -> str: ...
@@ -98,17 +98,17 @@ class Reader(Protocol):
         """The name of a chunk's KV."""
         ...
 
-    def remember(self, chunk: Chunk, collection: str) -> Key:
+    def encode_and_store(self, chunk: Chunk, collection: str) -> Key:
         """Encode a chunk and store its KV, unless it is there."""
         ...
 
-    def forget(self, keys: Iterable[Key], claim: int | None = None) -> None:
+    def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
         """Delete KV that no chunk refers to and nobody claims, but for the caller's own claim."""
         ...
 
 
 @dataclass(frozen=True)
-class Outcome:
+class IngestOutcome:
     """What became of a document. chunks, tokens: of the version that is now in the catalogue."""
 
     document_id: str
@@ -119,20 +119,20 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Reindexed:
+class ReindexOutcome:
     """embedded: chunks that got new vectors · reread: documents split and encoded again for the present model."""
 
     embedded: int
     reread: int
 
 
-def silent(stage: Stage, done: int, total: int) -> None:
+def no_progress(stage: Stage, done: int, total: int) -> None:
     """Nobody watches."""
 
 
 def ingest(
-    engine: Reader, document: Document, progress: Progress = silent, wanted: Callable[[], None] | None = None
-) -> Outcome:
+    engine: IngestEngine, document: Document, progress: IngestProgress = no_progress, wanted: Callable[[], None] | None = None
+) -> IngestOutcome:
     """Read a document and make it answerable, in place of its old version. Does nothing when nothing changed.
 
     wanted: asked at the last moment, in the transaction that makes the change; raises where the change is to be left,
@@ -146,7 +146,7 @@ def ingest(
     digest, reader = content_hash(document), reader_of(engine)
     known = catalog.find(document.collection, document.id)
     if known and (known.content_hash, known.reader) == (digest, reader):
-        return Outcome(document.id, document.collection, "unchanged", known.chunks, known.tokens)
+        return IngestOutcome(document.id, document.collection, "unchanged", known.chunks, known.tokens)
 
     chunks = split(document, engine.model.prompt, engine.chunk_tokens, lambda done, of: progress("split", done, of))
     tokens = sum(len(chunk.tokens) for chunk in chunks)
@@ -160,7 +160,7 @@ def ingest(
     try:
         for done, chunk in enumerate(chunks):
             progress("encode", done, len(chunks))
-            engine.remember(chunk, document.collection)
+            engine.encode_and_store(chunk, document.collection)
             if time.monotonic() - renewed > RENEW_SECONDS:
                 catalog.renew(claim)
                 renewed = time.monotonic()
@@ -173,22 +173,22 @@ def ingest(
     except Exception:
         with suppress(RagkvError):
             # In this order: on a full disk nothing can be written to the catalogue, but its KV makes room.
-            engine.forget(keys, claim)
+            engine.evict(keys, claim)
             catalog.release(claim)
         raise
-    engine.forget(orphans)
+    engine.evict(orphans)
     progress("index", len(chunks), len(chunks))
     engine.retriever.refresh(document.collection)
-    return Outcome(document.id, document.collection, "replaced" if known else "added", len(chunks), tokens)
+    return IngestOutcome(document.id, document.collection, "replaced" if known else "added", len(chunks), tokens)
 
 
-def remove(engine: Reader, collection: str, document_id: str) -> None:
+def remove(engine: IngestEngine, collection: str, document_id: str) -> None:
     """Forget a document, its vectors and its KV. Raises NotFound."""
-    engine.forget(engine.catalog.remove(collection, document_id))
+    engine.evict(engine.catalog.remove(collection, document_id))
     # The index drops the rows when it is next asked; until then the catalogue does not know them, so no hit names them.
 
 
-def reindex(engine: Reader, progress: Progress = silent) -> Reindexed:
+def reindex(engine: IngestEngine, progress: IngestProgress = no_progress) -> ReindexOutcome:
     """Embed every chunk again with the present embedder, then read again what another model or chunk size has read.
 
     Questions are answered from the old vectors until all new ones are there.
@@ -209,7 +209,7 @@ def reindex(engine: Reader, progress: Progress = silent) -> Reindexed:
     for collection in {info.collection for info in documents}:
         engine.retriever.refresh(collection)
     engine.retriever.save()
-    return Reindexed(len(passages), reread)
+    return ReindexOutcome(len(passages), reread)
 
 
 def content_hash(document: Document) -> str:
@@ -218,12 +218,12 @@ def content_hash(document: Document) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def reader_of(engine: Reader) -> str:
+def reader_of(engine: IngestEngine) -> str:
     """What reads a document: a change of model or chunk size means that documents have to be read again."""
     return f"{engine.fingerprint}/{engine.chunk_tokens}"
 
 
-def _embed(embedder: Embedding, passages: Sequence[tuple[str, str]], progress: Progress) -> NDArray[np.float32]:
+def _embed(embedder: IngestEmbedder, passages: Sequence[tuple[str, str]], progress: IngestProgress) -> NDArray[np.float32]:
     """[len(passages), dimension]. passages: (title, text); a title often holds the name that the text calls `it`."""
     vectors = np.empty((len(passages), embedder.identity.dimension), np.float32)
     for start in range(0, len(passages), EMBED_BATCH):

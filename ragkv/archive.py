@@ -29,7 +29,7 @@ SLICE = 4 * 2**20
 _BLOCK = tarfile.BLOCKSIZE
 
 
-class Writer:
+class ArchiveWriter:
     """Writes members one after another, keeps the checksum of all of it, and can take the last ones back."""
 
     def __init__(self, file: BinaryIO):
@@ -75,7 +75,7 @@ class Writer:
         self.write(bytes(2 * _BLOCK))
 
 
-class Reader:
+class ArchiveReader:
     """An archive that is open for reading; `path` names it in what is raised."""
 
     def __init__(self, file: BinaryIO, path: Path, known: Callable[[str], bool]):

@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ragkv import __version__
-from ragkv.archive import SLICE, Reader, Writer, starts_with
+from ragkv.archive import SLICE, ArchiveReader, ArchiveWriter, starts_with
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
 from ragkv.errors import ConfigError, EntryCorrupt, EntryMissing, InputError, InvalidBackup, StoreError
@@ -49,7 +49,7 @@ MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True)
-class Contents:
+class BackupContents:
     """What a backup holds. bytes: of the file, manifest not counted · created: Unix seconds."""
 
     documents: int
@@ -61,10 +61,10 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoredBackup:
     """found: in the backup · stored: KV entries that the store took · aside: where the old data folder is now."""
 
-    found: Contents
+    found: BackupContents
     stored: int
     aside: Path | None
 
@@ -72,7 +72,7 @@ class Restored:
 # Write
 
 
-def write(file: Path, settings: Settings, with_kv: bool) -> Contents:
+def write_backup(file: Path, settings: Settings, with_kv: bool) -> BackupContents:
     """Write a backup of the data folder to `file`, at once and whole; readable by its owner only.
 
     Raises ConfigError (no catalogue), CatalogCorrupt, InputError (`file` is there and no backup), StoreUnavailable
@@ -92,7 +92,7 @@ def write(file: Path, settings: Settings, with_kv: bool) -> Contents:
             catalog.close()
         with (work / "backup").open("xb") as raw:
             os.fchmod(raw.fileno(), 0o600)
-            contents = _write_all(Writer(raw), settings, copy, with_kv)
+            contents = _write_all(ArchiveWriter(raw), settings, copy, with_kv)
             raw.flush()
             os.fsync(raw.fileno())
         os.replace(work / "backup", file)
@@ -100,7 +100,7 @@ def write(file: Path, settings: Settings, with_kv: bool) -> Contents:
     return contents
 
 
-def _write_all(tar: Writer, settings: Settings, copy: Path, with_kv: bool) -> Contents:
+def _write_all(tar: ArchiveWriter, settings: Settings, copy: Path, with_kv: bool) -> BackupContents:
     tar.add(MARK, MAGIC + f"{FORMAT}\n".encode())
     # Opened: it is checked, and its keys are those of the very state that goes into the backup.
     catalog = Catalog.open(copy)
@@ -123,12 +123,12 @@ def _write_all(tar: Writer, settings: Settings, copy: Path, with_kv: bool) -> Co
             entries = sum(_write_entry(tar, store, key) for key in sorted(keys))
         finally:
             store.close()
-    contents = Contents(documents, chunks, len(profiles), entries, tar.written, time.time())
+    contents = BackupContents(documents, chunks, len(profiles), entries, tar.written, time.time())
     tar.end({"format": FORMAT, "ragkv": __version__, **asdict(contents)})
     return contents
 
 
-def _write_entry(tar: Writer, store: KVStore, key: Key) -> bool:
+def _write_entry(tar: ArchiveWriter, store: KVStore, key: Key) -> bool:
     """Copy an entry; False, and nothing written, when it is not there, damaged, or changes meanwhile."""
     start = tar.mark()
     try:
@@ -152,7 +152,7 @@ def _write_entry(tar: Writer, store: KVStore, key: Key) -> bool:
 # Read
 
 
-def read(file: Path, settings: Settings, force: bool) -> Restored:
+def restore_backup(file: Path, settings: Settings, force: bool) -> RestoredBackup:
     """Make the data folder of `settings` from a backup.
 
     Raises InvalidBackup, InputError (the data folder is not empty, without `force`), CatalogCorrupt, ConfigError,
@@ -160,7 +160,7 @@ def read(file: Path, settings: Settings, force: bool) -> Restored:
     """
     data = settings.data.resolve()
     with file.open("rb") as raw:
-        archive = Reader(raw, file, _known)
+        archive = ArchiveReader(raw, file, _known)
         found = _verify(archive, file)
         if data.exists() and any(data.iterdir()) and not force:
             raise InputError(f"{data} is not empty; --force puts the backup in its place and keeps that folder aside")
@@ -170,14 +170,14 @@ def read(file: Path, settings: Settings, force: bool) -> Restored:
             _extract(archive, fresh)
             stored = _restore_entries(archive, file, settings, fresh) if found.entries else 0
             aside = _put_in_place(fresh, data)
-    return Restored(found, stored, aside)
+    return RestoredBackup(found, stored, aside)
 
 
 def _known(name: str) -> bool:
     return name in (MARK, CATALOG) or bool(PROFILE.fullmatch(name) or ENTRY.fullmatch(name))
 
 
-def _verify(archive: Reader, file: Path) -> Contents:
+def _verify(archive: ArchiveReader, file: Path) -> BackupContents:
     """Raises InvalidBackup unless it is a backup that we can read, and whole."""
     if not starts_with(file, MARK, MAGIC):
         raise InvalidBackup(f"{file} is no backup of ragkv")
@@ -185,12 +185,12 @@ def _verify(archive: Reader, file: Path) -> Contents:
     if manifest.get("format") != FORMAT:
         raise InvalidBackup(f"{file} is of format {manifest.get('format')}, this ragkv reads {FORMAT}")
     try:
-        return Contents(**{name: manifest[name] for name in Contents.__dataclass_fields__})
+        return BackupContents(**{name: manifest[name] for name in BackupContents.__dataclass_fields__})
     except KeyError as error:
         raise InvalidBackup(f"the manifest of {file} has no {error}") from None
 
 
-def _extract(archive: Reader, folder: Path) -> None:
+def _extract(archive: ArchiveReader, folder: Path) -> None:
     """Catalogue and profiles. Raises CatalogCorrupt, ConfigError (of a newer ragkv)."""
     for name, start, size in archive.members():
         profile = PROFILE.fullmatch(name)
@@ -208,7 +208,7 @@ def _extract(archive: Reader, folder: Path) -> None:
     Catalog.open(folder / CATALOG).close()
 
 
-def _restore_entries(archive: Reader, file: Path, settings: Settings, folder: Path) -> int:
+def _restore_entries(archive: ArchiveReader, file: Path, settings: Settings, folder: Path) -> int:
     """Put the KV entries; returns how many the store took. What it does not take is encoded when it is needed."""
     stored = 0
     store = open_store(settings.store, folder, settings.store_timeout, settings.store_ttl, settings.store_bytes)

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ragkv.decode import Run, advance
+from ragkv.decode import Sequence, decode_step
 from ragkv.model import DecoderModel
-from ragkv.steps import Steps
+from ragkv.steps import GraphDecoder
 
 Ending = Literal["stop", "length", "deadline", "failed"]
 """A stop token or `Run`'s own `over` · all tokens it may have · its deadline passed · a fault, of this request or of a
@@ -45,7 +45,7 @@ class Event:
 @dataclass(frozen=True)
 class _Member:
     id: int
-    run: Run
+    sequence: Sequence
     expired: Callable[[], bool] | None
 
 
@@ -55,15 +55,15 @@ class Batch:
     counts: requests that joined, and those that ended, by how: `Ending`, or `left`.
     """
 
-    def __init__(self, model: DecoderModel, limit: int = 8, bytes: int = 2**31, steps: Steps | None = None):
+    def __init__(self, model: DecoderModel, limit: int = 8, bytes: int = 2**31, graph_decoder: GraphDecoder | None = None):
         """limit: requests that run at once · bytes: of K and V, room for rows to come included, of all that run ·
         steps: reads the tokens of those whose decoding is dense, None: the model's forward does."""
         if limit < 1:
             raise ValueError("limit must be at least 1: otherwise nothing ever runs")
         self.limit, self.bytes = limit, bytes
         self.counts: Counter[str] = Counter()
-        self._model, self._steps = model, steps
-        self._line: OrderedDict[int, _Member] = OrderedDict()
+        self._model, self._graph_decoder = model, graph_decoder
+        self._waiting: OrderedDict[int, _Member] = OrderedDict()
         self._running: dict[int, _Member] = {}
         self._next = 0
 
@@ -75,44 +75,44 @@ class Batch:
     @property
     def waiting(self) -> int:
         """Requests in the line."""
-        return len(self._line)
+        return len(self._waiting)
 
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._running or self._line)
+        return bool(self._running or self._waiting)
 
     @property
     def free(self) -> bool:
         """Whether another request would have a place. Its memory is not known before it is prefilled."""
-        return not self._line and len(self._running) < self.limit
+        return not self._waiting and len(self._running) < self.limit
 
     @property
     def held(self) -> int:
         """Bytes of the caches of those that run."""
-        return sum(member.run.cache.bytes for member in self._running.values())
+        return sum(member.sequence.cache.bytes for member in self._running.values())
 
-    def join(self, run: Run, expired: Callable[[], bool] | None = None) -> int:
+    def join(self, sequence: Sequence, expired: Callable[[], bool] | None = None) -> int:
         """Take a place at the end of the line; returns the request's id. Nothing is computed before the next step.
 
         expired: asked before every step, also of those who wait; True ends the request.
         """
         id, self._next = self._next, self._next + 1
-        self._line[id] = _Member(id, run, expired)
+        self._waiting[id] = _Member(id, sequence, expired)
         self.counts["joined"] += 1
         return id
 
-    def leave(self, id: int) -> bool:
+    def cancel(self, id: int) -> bool:
         """Let go of a request, now; False where it has ended already. Its next token is never computed."""
-        member = self._running.pop(id, None) or self._line.pop(id, None)
+        member = self._running.pop(id, None) or self._waiting.pop(id, None)
         self.counts["left"] += member is not None
         return member is not None
 
     def clear(self) -> list[int]:
         """Let go of all requests; returns their ids."""
-        ids = [*self._running, *self._line]
+        ids = [*self._running, *self._waiting]
         for id in ids:
-            self.leave(id)
+            self.cancel(id)
         return ids
 
     def step(self) -> list[Event]:
@@ -125,52 +125,52 @@ class Batch:
         self._admit()
         going: list[tuple[_Member, int]] = []
         for member in list(self._running.values()):
-            said = self._choose(member)
+            said = self._sample(member)
             if isinstance(said, Event):
                 events.append(said)
             else:
                 going.append((member, said))
-        return events + self._read(going)
+        return events + self._forward(going)
 
-    def _choose(self, member: _Member) -> int | Event:
+    def _sample(self, member: _Member) -> int | Event:
         """The token it says and goes on from, or how it ended."""
         try:
-            token = member.run.choose(self._model.stop_ids)
+            token = member.sequence.sample(self._model.stop_ids)
         except Exception as fault:
             return self._end(member, None, "failed", fault)
-        if token is None or member.run.ended:
-            return self._end(member, token, "stop" if member.run.stopped else "length")
+        if token is None or member.sequence.finished:
+            return self._end(member, token, "stop" if member.sequence.stopped else "length")
         return token
 
-    def _read(self, going: list[tuple[_Member, int]]) -> list[Event]:
+    def _forward(self, going: list[tuple[_Member, int]]) -> list[Event]:
         """The forward of a step."""
         try:
             if going:
-                advance(self._model, [member.run for member, _ in going], self._steps)
+                decode_step(self._model, [member.sequence for member, _ in going], self._graph_decoder)
         except Exception as fault:
             return [self._end(member, token, "failed", fault) for member, token in going]
-        return [self._read_on(member, token) for member, token in going]
+        return [self._collect(member, token) for member, token in going]
 
-    def _read_on(self, member: _Member, token: int) -> Event:
+    def _collect(self, member: _Member, token: int) -> Event:
         """A fault leaves the request: it refers to it by its traceback, and must not be referred to in turn."""
-        fault, member.run.fault = member.run.fault, None
+        fault, member.sequence.fault = member.sequence.fault, None
         return Event(member.id, token) if fault is None else self._end(member, token, "failed", fault)
 
     def _admit(self) -> None:
-        while self._line and len(self._running) < self.limit:
-            first = next(iter(self._line.values()))
-            if self._running and self.held + first.run.cache.bytes > self.bytes:
+        while self._waiting and len(self._running) < self.limit:
+            first = next(iter(self._waiting.values()))
+            if self._running and self.held + first.sequence.cache.bytes > self.bytes:
                 return
-            self._running[first.id] = self._line.pop(first.id)
+            self._running[first.id] = self._waiting.pop(first.id)
 
     def _end(self, member: _Member, token: int | None, ended: Ending, fault: Exception | None = None) -> Event:
         self._running.pop(member.id, None)
-        self._line.pop(member.id, None)
+        self._waiting.pop(member.id, None)
         self.counts[ended] += 1
         return Event(member.id, token, ended, fault)
 
     def _members(self) -> list[_Member]:
-        return [*self._running.values(), *self._line.values()]
+        return [*self._running.values(), *self._waiting.values()]
 
 
 def _is_past(member: _Member) -> bool:

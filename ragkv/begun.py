@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from ragkv.conversations import Conversation
-from ragkv.decode import Run, Speech
-from ragkv.reader import Context
+from ragkv.conversations import Session
+from ragkv.decode import Sequence, Detokenizer
+from ragkv.reader import PrefilledContext
 from ragkv.report import Citation
 from ragkv.types import Filter, Hit
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 
 
-class Wanted(TypedDict, total=False):
+class AskOptions(TypedDict, total=False):
     """How a question may be asked; see `Engine.begin`, which has what holds for the fields that are not there."""
 
     collection: str
@@ -34,7 +34,7 @@ class Wanted(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Begun:
+class RequestState:
     """asked: the question's token ids · hits: in prompt order · policies: of prefill and decoding, as they were asked
     for · refused: why no stored KV may be used, "" where it may · run: what is to be decoded; it tells `speech`.
 
@@ -42,15 +42,15 @@ class Begun:
     """
 
     question: str
-    asked: tuple[int, ...]
+    question_tokens: tuple[int, ...]
     hits: Sequence[Hit]
-    talk: Conversation
-    context: Context
+    session: Session
+    context: PrefilledContext
     policies: tuple[str, str]
-    refused: str
-    watch: Watch
-    run: Run
-    speech: Speech
+    reuse_refused: str
+    timer: StepTimer
+    sequence: Sequence
+    detokenizer: Detokenizer
 
     @property
     def citations(self) -> tuple[Citation, ...]:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ragkv.fresh import Fresh
+from ragkv.fresh import InMemoryChunk
 from ragkv.model import DecoderModel
-from ragkv.needles import NeedleSet, Question, make, span_tokens
+from ragkv.needles import NeedleSet, NeedleQuestion, make_needles, span_tokens
 from ragkv.profile import CALIBRATED_BLOCK, Profile
-from ragkv.reader import Reader
+from ragkv.reader import Prefiller
 from ragkv.recompute.analysis import stability
 from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import TAIL, join, pool
@@ -50,7 +50,7 @@ class CalibrationParams:
 
 
 @dataclass(frozen=True)
-class Trial:
+class CalibrationTrial:
     """One question: masses [L*Hq, N] of every head on every block · fixed, gold [N] bool."""
 
     masses: Tensor
@@ -70,12 +70,12 @@ class Calibration:
 def calibrate(model: DecoderModel, params: CalibrationParams, progress: Progress) -> Calibration:
     """Measure the model and return its profile with block, retrieval heads and stable layers filled in."""
     model = _with_block(model, params.block or model.profile.block)
-    reader = Reader(model, model.prompt.prefix)
-    trials: list[Trial] = []
+    reader = Prefiller(model, model.prompt.prefix)
+    trials: list[CalibrationTrial] = []
     alphas: list[Tensor] = []
     for number in range(params.sets):
         size = params.tokens or model.profile.chunk_tokens - 32
-        needles = make(
+        needles = make_needles(
             params.seed + number, params.documents, size, params.questions, lambda t: len(model.prompt.plain(t))
         )
         chunks = []
@@ -103,10 +103,10 @@ def _with_block(model: DecoderModel, block: int) -> DecoderModel:
     return other
 
 
-def trial(reader: Reader, needles: NeedleSet, chunks: Sequence[ChunkKV], question: Question, reach: int) -> Trial:
+def trial(reader: Prefiller, needles: NeedleSet, chunks: Sequence[ChunkKV], question: NeedleQuestion, reach: int) -> CalibrationTrial:
     """Attention of the question, by every head, over every block of every chunk."""
     model, profile = reader.model, reader.model.profile
-    sources = [Fresh(chunk, profile.block, exact=i == 0) for i, chunk in enumerate(chunks)]
+    sources = [InMemoryChunk(chunk, profile.block, exact=i == 0) for i, chunk in enumerate(chunks)]
     fixed = SamKV(initial=profile.initial, local=profile.local).first([source.piece for source in sources])
     queries = reader.queries(sources, fixed, model.prompt.question(question.question), model.shape.layers)
     group = model.shape.q_heads // model.shape.kv_heads
@@ -125,7 +125,7 @@ def trial(reader: Reader, needles: NeedleSet, chunks: Sequence[ChunkKV], questio
         if document.id == question.document_id:
             flags[i][1, list(held)] = True
     fixed_flags, gold_flags = torch.cat(flags, dim=1)
-    return Trial(masses, fixed_flags, gold_flags)
+    return CalibrationTrial(masses, fixed_flags, gold_flags)
 
 
 def _attention(asked: Tensor, keys: Tensor, group: int, scale: float) -> Tensor:
@@ -144,7 +144,7 @@ def gold_blocks(model: DecoderModel, title: str, text: str, start: int, end: int
     return tuple(sorted({token // model.profile.block for token in span}))
 
 
-def pick_heads(trials: Sequence[Trial], params: CalibrationParams) -> list[int]:
+def pick_heads(trials: Sequence[CalibrationTrial], params: CalibrationParams) -> list[int]:
     """Greedy choice; stops when another head no longer helps."""
     heads: list[int] = []
     best = 0.0
@@ -161,7 +161,7 @@ def pick_heads(trials: Sequence[Trial], params: CalibrationParams) -> list[int]:
     return heads
 
 
-def recall(trials: Sequence[Trial], heads: Sequence[int], budget: float, power: float) -> float:
+def recall(trials: Sequence[CalibrationTrial], heads: Sequence[int], budget: float, power: float) -> float:
     """Share of the questions all of whose answer blocks are fixed or among the best `budget` of all blocks."""
     found = 0
     for t in trials:
@@ -183,6 +183,6 @@ def stable_layers(scores: Sequence[int]) -> tuple[int, ...]:
     return tuple(range(first, layers))
 
 
-def _merit(trials: Sequence[Trial], heads: Sequence[int], params: CalibrationParams) -> float:
+def _merit(trials: Sequence[CalibrationTrial], heads: Sequence[int], params: CalibrationParams) -> float:
     on_answer = sum(float(join(t.masses[list(heads)], params.power)[t.gold].sum()) for t in trials) / len(trials)
     return sum(recall(trials, heads, budget, params.power) for budget in params.budgets) + 0.2 * on_answer

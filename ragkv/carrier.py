@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ragkv.kernels.carry import Carry, Entries, Form, Lent
+from ragkv.kernels.carry import TransferKernel, TransferTable, TransferFormat, PinnedBlocks
 from ragkv.model import DecoderModel
 from ragkv.recompute.base import Piece
 from ragkv.stitch import Stitch
@@ -31,14 +31,14 @@ layer of a question's blocks takes the bus."""
 THREADS = 4
 """Chunks that are fetched from the store at once."""
 
-Lending = Callable[[], Lent | None]
+PendingPin = Callable[[], PinnedBlocks | None]
 """Waits for blocks that are being lent, to be called once, in the thread that asked: they stay where they lie until
 they are released. None where they have to be loaded."""
 
 
-def borrow(begun: Mapping[int, Lending], held: ExitStack) -> dict[int, Lent]:
+def acquire(begun: Mapping[int, PendingPin], held: ExitStack) -> dict[int, PinnedBlocks]:
     """What is lent in the end, by the chunk's number. held: releases all of it."""
-    lent: dict[int, Lent] = {}
+    lent: dict[int, PinnedBlocks] = {}
     waiting = dict(begun)
     try:
         for i in begun:
@@ -55,30 +55,30 @@ def borrow(begun: Mapping[int, Lending], held: ExitStack) -> dict[int, Lent]:
     return lent
 
 
-def make_carrier(model: DecoderModel) -> Carrier | None:
+def make_kv_transfer(model: DecoderModel) -> KVTransfer | None:
     """For a model on one GPU, where Triton is; None otherwise: blocks are then loaded as rows."""
     if model.spread or model.device.type != "cuda" or model.dtype == torch.float64 or not find_spec("triton"):
         return None
     from ragkv.kernels import triton_carry
 
-    return Carrier(model, triton_carry.carry)
+    return KVTransfer(model, triton_carry.transfer_blocks)
 
 
-class Carrier:
+class KVTransfer:
     """See the module. Not thread-safe. threads: that bring blocks into memory, for several chunks at once."""
 
-    def __init__(self, model: DecoderModel, kernel: Carry):
+    def __init__(self, model: DecoderModel, kernel: TransferKernel):
         """kernel: reads addresses, on the model's device. On a CPU all is done when `carry` returns."""
         self._kernel, self._device = kernel, model.device
         self._stream = torch.cuda.Stream(model.device) if model.device.type == "cuda" else None
         self._ending = ThreadPoolExecutor(1, thread_name_prefix="carrier")
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="lend")
 
-    def carry(
+    def transfer(
         self,
         stitch: Stitch,
         pieces: Sequence[Piece],
-        lent: Mapping[int, Lent],
+        pinned: Mapping[int, PinnedBlocks],
         release: Callable[[], None],
     ) -> None:
         """Bring the blocks lent of chunks, all of one form but for where they lie, to the rows reserved for them.
@@ -86,8 +86,8 @@ class Carrier:
         release: lets all of them go; called when they have been read, or when that fails.
         """
         try:
-            table, stops = _table(stitch, pieces, lent)
-            forms = [each.form for each in lent.values()]
+            table, stops = _table(stitch, pieces, pinned)
+            forms = [each.form for each in pinned.values()]
             form = replace(forms[0], near=all(each.near for each in forms))
             self._launch(stitch, table, stops, form, release)
         except BaseException:
@@ -97,30 +97,30 @@ class Carrier:
             raise
 
     def _launch(
-        self, stitch: Stitch, table: Tensor, stops: Sequence[int], form: Form, release: Callable[[], None]
+        self, stitch: Stitch, table: Tensor, stops: Sequence[int], form: TransferFormat, release: Callable[[], None]
     ) -> None:
         """stops [L + 1]: entries of layers below each."""
         cache, at, layers = stitch.cache, stitch.rotary, len(stops) - 1
         if self._stream is None:
-            self._kernel(Entries(table), 0, stops[-1], at.cos, at.sin, form)
+            self._kernel(TransferTable(table), 0, stops[-1], at.cos, at.sin, form)
             release()
             return
         ready = None
         # The memory of the cache may be in use on the model's stream until now.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            entries = Entries(table.pin_memory().to(self._device, non_blocking=True))
+            entries = TransferTable(table.pin_memory().to(self._device, non_blocking=True))
             for layer, above in pairwise([0, *range(1, layers, LAYERS), layers]):
                 if stops[above] > stops[layer]:
                     self._kernel(entries, stops[layer], stops[above] - stops[layer], at.cos, at.sin, form)
                     ready = torch.cuda.Event(blocking=True)
                     ready.record(self._stream)
                     for number in range(layer, above):
-                        cache.expect(number, ready)
+                        cache.record_event(number, ready)
         if ready is None:
             release()
             return
-        used = (entries, at, cache.memory)
+        used = (entries, at, cache.tensors)
         self._ending.submit(_end, ready, release, used)
 
 
@@ -130,7 +130,7 @@ def _end(ready: torch.cuda.Event, release: Callable[[], None], used: object) -> 
     release()
 
 
-def _table(stitch: Stitch, pieces: Sequence[Piece], lent: Mapping[int, Lent]) -> tuple[Tensor, list[int]]:
+def _table(stitch: Stitch, pieces: Sequence[Piece], lent: Mapping[int, PinnedBlocks]) -> tuple[Tensor, list[int]]:
     """([FIELDS, E] as in `Entries`, on the CPU, layer by layer; entries of layers below each, L + 1 numbers)."""
     loans = list(lent.values())
     layers = np.concatenate([loan.layers.numpy() for loan in loans])

@@ -16,7 +16,7 @@ from torch import Tensor
 from ragkv.types import Shape
 
 
-class Coming(Protocol):
+class PendingCopy(Protocol):
     """Something that is being written on another stream, like a CUDA event behind it."""
 
     def wait(self) -> None:
@@ -52,24 +52,24 @@ class ContextCache:
         self._v = [torch.empty_like(k) for k in self._k]
         self._positions = [torch.empty(size, dtype=torch.int64) for size in sizes]
         self.lengths = [0] * shape.layers
-        self._coming: list[Coming | None] = [None] * shape.layers
+        self._pending: list[PendingCopy | None] = [None] * shape.layers
 
-    def expect(self, layer: int, coming: Coming) -> None:
+    def record_event(self, layer: int, copy: PendingCopy) -> None:
         """Rows of the layer are being written; `coming` is behind all that was expected before."""
-        self._coming[layer] = coming
+        self._pending[layer] = copy
 
-    def settle(self, layer: int) -> None:
+    def wait_ready(self, layer: int) -> None:
         """Have the current stream wait for rows of the layer that are on their way, and so for those of other layers
         that come with them. Costs nothing where none are."""
-        coming = self._coming[layer]
+        coming = self._pending[layer]
         if coming is not None:
             coming.wait()
-            self._coming = [None if each is coming else each for each in self._coming]
+            self._pending = [None if each is coming else each for each in self._pending]
 
     @property
-    def coming(self) -> bool:
+    def pending(self) -> bool:
         """Whether rows of a layer are on their way."""
-        return any(each is not None for each in self._coming)
+        return any(each is not None for each in self._pending)
 
     @property
     def device(self) -> torch.device:
@@ -79,7 +79,7 @@ class ContextCache:
     @property
     def bytes(self) -> int:
         """Memory of K and V, room for rows to come included."""
-        return sum(each.nbytes for each in self.memory)
+        return sum(each.nbytes for each in self.tensors)
 
     def make_room(self, rows: int) -> None:
         """Room for so many more rows in every layer, made at once."""
@@ -89,28 +89,28 @@ class ContextCache:
 
     def k(self, layer: int) -> Tensor:
         """Live rotated keys [length, Hkv, d], a view."""
-        self.settle(layer)
+        self.wait_ready(layer)
         return self._k[layer][: self.lengths[layer]]
 
     def v(self, layer: int) -> Tensor:
         """Live values [length, Hkv, d], a view."""
-        self.settle(layer)
+        self.wait_ready(layer)
         return self._v[layer][: self.lengths[layer]]
 
     def positions(self, layer: int) -> Tensor:
         """Live positions [length] int64, a view."""
         return self._positions[layer][: self.lengths[layer]]
 
-    def stores(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
+    def buffers(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer with all their room [capacity, Hkv, d]: live rows in front, room for `rows` more behind
         them. They are where the rows lie until the cache grows."""
-        self.settle(layer)
+        self.wait_ready(layer)
         if self.lengths[layer] + rows > self._k[layer].shape[0]:
             self._grow(layer, self.lengths[layer] + rows)
         return self._k[layer], self._v[layer]
 
     @property
-    def memory(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """K and V of all layers, to be held on to; nothing is waited for."""
         return (*self._k, *self._v)
 
@@ -126,7 +126,7 @@ class ContextCache:
 
     def put(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
         """Append rows k (rotated), v [m, Hkv, d] at `positions` [m]; returns their slots [m]."""
-        self.settle(layer)
+        self.wait_ready(layer)
         slots = self.reserve(layer, positions)
         start, stop = self.lengths[layer] - positions.shape[0], self.lengths[layer]
         self._k[layer][start:stop] = k
@@ -137,7 +137,7 @@ class ContextCache:
         """Append all rows of a cache of the same shape on the same devices, in a few launches for all layers."""
         moves: dict[torch.device, list[tuple[Tensor, Tensor]]] = {device: [] for device in self.devices}
         for layer, device in enumerate(self.devices):
-            self.settle(layer)
+            self.wait_ready(layer)
             slots = self.reserve(layer, other.positions(layer))
             here = slice(self.lengths[layer] - slots.shape[0], self.lengths[layer])
             moves[device] += [(self._k[layer][here], other.k(layer)), (self._v[layer][here], other.v(layer))]
@@ -147,14 +147,14 @@ class ContextCache:
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Overwrite live rows `slots` [m] with k (rotated), v [m, Hkv, d]."""
-        self.settle(layer)
+        self.wait_ready(layer)
         slots = slots.to(self.devices[layer])
         self._k[layer][slots] = k
         self._v[layer][slots] = v
 
     def fill(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """As `write`; slots [m] on the CPU. Where they follow one another, as a rule, nothing is looked up by index."""
-        self.settle(layer)
+        self.wait_ready(layer)
         start, count = int(slots[0]), slots.shape[0]
         if torch.equal(slots, torch.arange(start, start + count)):
             self._k[layer][start : start + count] = k
@@ -165,7 +165,7 @@ class ContextCache:
     def truncate(self, lengths: Sequence[int]) -> None:
         """Drop the rows put after `lengths` was read off."""
         for layer in range(self.shape.layers):
-            self.settle(layer)
+            self.wait_ready(layer)
         self.lengths = [min(new, old) for new, old in zip(lengths, self.lengths, strict=True)]
 
     def _grow(self, layer: int, rows: int) -> None:
@@ -173,7 +173,7 @@ class ContextCache:
         self._resize(layer, max(rows, 2 * self._k[layer].shape[0]))
 
     def _resize(self, layer: int, rows: int) -> None:
-        self.settle(layer)
+        self.wait_ready(layer)
         length = self.lengths[layer]
         with torch.inference_mode(False):  # whoever grows it, rows are put into it by others as well
             for store in (self._k, self._v, self._positions):

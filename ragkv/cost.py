@@ -23,10 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ragkv.errors import StoreError
-from ragkv.reader import Reader
+from ragkv.reader import Prefiller
 from ragkv.store.base import KVStore, Range
 from ragkv.types import Key
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 
 SHORT, LONG = 32, 128
 """Tokens of the chunks that are encoded to measure."""
@@ -38,7 +38,7 @@ TURNS = 3
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearCost:
     """fixed + each · n, in milliseconds."""
 
     fixed: float
@@ -50,7 +50,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Curve:
+class QuadraticCost:
     """fixed + each · n + square · n², in milliseconds."""
 
     fixed: float
@@ -62,23 +62,23 @@ class Curve:
         return self.fixed + self.each * n + self.square * n * n
 
 
-NOTHING = Curve(0, 0, 0)
+ZERO_COST = QuadraticCost(0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Costs:
+class CostModel:
     """encode: by tokens of a chunk · load: by bytes read from the store · prefill: by tokens of chunks and question."""
 
-    encode: Line
-    load: Line
-    prefill: Curve = NOTHING
+    encode: LinearCost
+    load: LinearCost
+    prefill: QuadraticCost = ZERO_COST
 
     def full(self, tokens: float) -> float:
         """Milliseconds of a full prefill of so many tokens, chunks and question: the time to the first token of `full`
         but for the retrieval. 0 before anything was measured."""
         return self.prefill.at(tokens)
 
-    def against(self, size: int, tokens: int) -> str:
+    def why_not_load(self, size: int, tokens: int) -> str:
         """Why `size` bytes of a chunk of so many tokens are not worth loading; "" when they are."""
         loading, encoding = self.load.at(size), self.encode.at(tokens)
         if loading <= encoding:
@@ -86,11 +86,11 @@ class Costs:
         return f"encoding is quicker: {encoding:.0f} ms predicted, {loading:.0f} ms to load {size} bytes"
 
 
-FREE = Costs(Line(0, 1), Line(0, 0))
+FREE = CostModel(LinearCost(0, 1), LinearCost(0, 0))
 """Always load: before anything was measured."""
 
 
-def costs(reader: Reader, store: KVStore, folder: Path, machine: str) -> Costs:
+def measure_costs(prefiller: Prefiller, store: KVStore, folder: Path, machine: str) -> CostModel:
     """Measured in an earlier run, or now. machine: tells model, device and store, since each has its own costs; only
     its hash is written, because a store's URL may hold a password.
 
@@ -99,11 +99,11 @@ def costs(reader: Reader, store: KVStore, folder: Path, machine: str) -> Costs:
     path = folder / f"{hashlib.sha256(machine.encode()).hexdigest()[:32]}.json"
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-        return Costs(Line(**known["encode"]), Line(**known["load"]), Curve(**known["prefill"]))
+        return CostModel(LinearCost(**known["encode"]), LinearCost(**known["load"]), QuadraticCost(**known["prefill"]))
     except (OSError, ValueError, KeyError, TypeError):
         pass
     try:
-        found = Costs(_encoding(reader), _loading(store), _prefilling(reader))
+        found = CostModel(_encoding(prefiller), _loading(store), _prefilling(prefiller))
     except StoreError:
         return FREE
     try:
@@ -116,35 +116,35 @@ def costs(reader: Reader, store: KVStore, folder: Path, machine: str) -> Costs:
     return found
 
 
-def curve(short: tuple[int, float], long: tuple[int, float], weight: float) -> Curve:
+def fit_quadratic(short: tuple[int, float], long: tuple[int, float], weight: float) -> QuadraticCost:
     """Through (tokens, milliseconds) of two prefills. weight: of n² against n."""
     (few, low), (many, high) = ((tokens + weight * tokens**2, spent) for tokens, spent in (short, long))
     each = max(0.0, high - low) / (many - few)
-    return Curve(max(0.0, low - each * few), each, each * weight)
+    return QuadraticCost(max(0.0, low - each * few), each, each * weight)
 
 
-def _encoding(reader: Reader) -> Line:
+def _encoding(reader: Prefiller) -> LinearCost:
     def encode(tokens: int) -> float:
-        watch = Watch(reader.model.device)
+        watch = StepTimer(reader.model.device)
         reader.encode([0] * tokens)
         return watch.total()
 
     return _line(encode, SHORT, LONG)
 
 
-def _prefilling(reader: Reader) -> Curve:
+def _prefilling(reader: Prefiller) -> QuadraticCost:
     """Through the best of two times each of two lengths, long enough that the weights are read once for many tokens."""
 
     def prefill(tokens: int) -> float:
-        watch = Watch(reader.model.device)
-        reader.full([[0] * tokens], (), 0, watch)
+        watch = StepTimer(reader.model.device)
+        reader.prefill_full([[0] * tokens], (), 0, watch)
         return watch.total()
 
     low, high = (min(prefill(tokens) for _ in range(2)) for tokens in (LONG, LONGEST))
-    return curve((LONG, low), (LONGEST, high), reader.model.pair_weight)
+    return fit_quadratic((LONG, low), (LONGEST, high), reader.model.pair_weight)
 
 
-def _loading(store: KVStore) -> Line:
+def _loading(store: KVStore) -> LinearCost:
     """With an entry of its own, removed afterwards."""
     key = Key(secrets.token_hex(32))
     out = memoryview(bytearray(LARGE))
@@ -161,9 +161,9 @@ def _loading(store: KVStore) -> Line:
         store.delete(key)
 
 
-def _line(cost: Callable[[int], float], few: int, many: int) -> Line:
+def _line(cost: Callable[[int], float], few: int, many: int) -> LinearCost:
     """Through the best times of two sizes: what else the machine does meanwhile only ever adds."""
     cost(few)
     low, high = (min(cost(n) for _ in range(TURNS)) for n in (few, many))
     each = max(0.0, high - low) / (many - few)
-    return Line(max(0.0, low - each * few), each)
+    return LinearCost(max(0.0, low - each * few), each)

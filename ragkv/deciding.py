@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ragkv.model import DecoderModel
 from ragkv.passes import Attention, Capture, Pass, Step
-from ragkv.recompute.base import Check, Grow, Piece, Plan, Rows
+from ragkv.recompute.base import Refinement, Expansion, Piece, Plan, Rows
 from ragkv.stitch import Stitch
 
 
-def follow(
-    model: DecoderModel, stitch: Stitch, tokens: Sequence[Sequence[int]], plan: Plan, check: Check, known: int
+def refine(
+    model: DecoderModel, stitch: Stitch, tokens: Sequence[Sequence[int]], plan: Plan, check: Refinement, known: int
 ) -> Plan:
     """Recompute while choosing what to recompute; returns the plan as it was carried out. known: chunks whose turn
     it was before: shares are of the others."""
@@ -45,14 +45,14 @@ def follow(
     return replace(plan, recompute=tuple(stitch.tokens(rows) for rows in done))
 
 
-def grow(
+def expand(
     model: DecoderModel,
     stitch: Stitch,
     pieces: Sequence[Piece],
     stored: Sequence[Sequence[Rows]],
     question: Sequence[int],
     plan: Plan,
-    asks: Grow,
+    expansion: Expansion,
     attention: Attention | None = None,
     outputs: int = 1,
 ) -> tuple[Tensor, Plan]:
@@ -72,13 +72,13 @@ def grow(
         to_here = Pass(ids, asked, stitch.cache, steps, None, capture, layer + 1, start, hidden, attention)
         model.forward([to_here])
         hidden = capture.entered
-        more = asks(layer, capture.q[-1], [rows[layer][0] for rows in stored])
+        more = expansion(layer, capture.q[-1], [rows[layer][0] for rows in stored])
         kept.append(tuple(tuple(sorted({*a, *b})) for a, b in zip(plan.kept[layer], more, strict=True)))
         chosen = [list(piece.rows(blocks)) for piece, blocks in zip(pieces, kept[-1], strict=True)]
         stitch.put(
             layer,
             [(i, tuple(r), (stored[i][layer][0][r], stored[i][layer][1][r])) for i, r in enumerate(chosen)],
-            plan.angle,
+            plan.key_positions,
         )
     last = Step(None, slots[-1], leave=torch.arange(max(0, length - outputs), length))
     ended = Pass(ids, asked, stitch.cache, [last], start=layers - 1, hidden=hidden, attention=attention)

@@ -14,8 +14,8 @@ from torch import Tensor
 from ragkv.context import ContextCache
 from ragkv.model import DecoderModel
 from ragkv.passes import Attention, Pass, append
-from ragkv.steps import Steps
-from ragkv.watch import Watch
+from ragkv.steps import GraphDecoder
+from ragkv.watch import StepTimer
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Spoken:
+class Completion:
     """An answer as it was decoded. tokens: the stop token is none of them, those of a stop string are · text: up to a
     stop string · ttft: milliseconds from the request to the first token · steps: passes of one row · stopped: by a stop
     token or a stop string, not because there was no room for more."""
@@ -43,7 +43,7 @@ class Spoken:
     stopped: bool
 
 
-def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """One token id from logits [vocabulary]."""
     if sampling.temperature <= 0:
         return int(logits.argmax())
@@ -54,7 +54,7 @@ def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> in
     return int(order[torch.multinomial(share, 1, generator=generator)])
 
 
-class Run:
+class Sequence:
     """One request from its first logits on, as far as it has come. State of one request.
 
     tokens: ids of the answer so far, no stop token among them · stopped: by a stop token, or by `over` · cache: holds
@@ -69,7 +69,7 @@ class Run:
         position: int,
         sampling: Sampling,
         attention: Attention | None = None,
-        over: Callable[[Sequence[int]], bool] | None = None,
+        should_stop: Callable[[Sequence[int]], bool] | None = None,
     ):
         """logits [vocabulary] of the first token, which stands at `position` · attention: None is dense: every token
         reads the whole context cache · over: told the tokens whenever there is one more; True ends the answer."""
@@ -77,7 +77,7 @@ class Run:
         self.tokens: list[int] = []
         self.stopped, self.steps = False, 0
         self.fault: Exception | None = None
-        self._logits, self._position, self._over = logits, position, over
+        self._logits, self._position, self._should_stop = logits, position, should_stop
         self._generator = torch.Generator().manual_seed(sampling.seed)
 
     @property
@@ -86,34 +86,34 @@ class Run:
         return self._position + len(self.tokens) - 1
 
     @property
-    def full(self) -> bool:
+    def at_limit(self) -> bool:
         """Whether it has all the tokens it may have."""
         return len(self.tokens) >= self.sampling.max_tokens
 
     @property
-    def ended(self) -> bool:
+    def finished(self) -> bool:
         """Whether no token comes any more."""
-        return self.stopped or self.full
+        return self.stopped or self.at_limit
 
-    def choose(self, stop_ids: frozenset[int]) -> int | None:
+    def sample(self, stop_ids: frozenset[int]) -> int | None:
         """The next token, from the logits that are there; None where the answer has ended."""
-        if self.ended:
+        if self.finished:
             return None
-        token = choose(self._logits, self.sampling, self._generator)
+        token = sample(self._logits, self.sampling, self._generator)
         if token in stop_ids:
             self.stopped = True
             return None
         self.tokens.append(token)
-        if self._over is not None and self._over(self.tokens):
+        if self._should_stop is not None and self._should_stop(self.tokens):
             self.stopped = True
         return token
 
-    def reading(self) -> Pass:
+    def next_pass(self) -> Pass:
         """The pass of the latest token: one row."""
         attention = self._attend if self.attention else None
         return append(self.cache, self.tokens[-1:], self.position, attention=attention)
 
-    def heard(self, logits: Tensor) -> None:
+    def accept(self, logits: Tensor) -> None:
         """What that pass gave, [vocabulary]: the next token is chosen from it."""
         self._logits = logits
         self.steps += 1
@@ -130,36 +130,36 @@ class Run:
         return torch.zeros_like(q)
 
 
-def advance(model: DecoderModel, runs: Sequence[Run], steps: Steps | None = None) -> None:
+def decode_step(model: DecoderModel, sequences: Sequence[Sequence], graph_decoder: GraphDecoder | None = None) -> None:
     """Each has its latest token read, all of them in one forward. Caches, attention and its faults are their own.
 
     steps: reads those whose decoding is dense, together; the others have their forward. None: there are none.
     """
-    if steps is not None:
-        dense, runs = [run for run in runs if run.attention is None], [run for run in runs if run.attention is not None]
-        _replay(steps, dense)
-    for run, logits in zip(runs, model.forward([run.reading() for run in runs]), strict=True):
-        run.heard(logits[-1])
+    if graph_decoder is not None:
+        dense, sequences = [run for run in sequences if run.attention is None], [run for run in sequences if run.attention is not None]
+        _replay(graph_decoder, dense)
+    for run, logits in zip(sequences, model.forward([run.next_pass() for run in sequences]), strict=True):
+        run.accept(logits[-1])
 
 
-def _replay(steps: Steps, runs: Sequence[Run]) -> None:
+def _replay(graph_decoder: GraphDecoder, sequences: Sequence[Sequence]) -> None:
     """One recorded step for all of them."""
-    caches, latest = [run.cache for run in runs], [run.tokens[-1] for run in runs]
-    for run, logits in zip(runs, steps.read(caches, latest, [run.position for run in runs]), strict=True):
-        run.heard(logits)
+    caches, latest = [run.cache for run in sequences], [run.tokens[-1] for run in sequences]
+    for run, logits in zip(sequences, graph_decoder.decode(caches, latest, [run.position for run in sequences]), strict=True):
+        run.accept(logits)
 
 
-def write(model: DecoderModel, run: Run, steps: Steps | None = None) -> Iterator[int]:
+def generate(model: DecoderModel, sequence: Sequence, graph_decoder: GraphDecoder | None = None) -> Iterator[int]:
     """Yield the token ids of one request, alone. A token is yielded before it is read, and the last one is not read.
 
     steps: as in `advance`.
     """
-    while (token := run.choose(model.stop_ids)) is not None:
+    while (token := sequence.sample(model.stop_ids)) is not None:
         yield token
-        if not run.ended:
-            advance(model, [run], steps)
-        if run.fault is not None:
-            raise run.fault
+        if not sequence.finished:
+            decode_step(model, [sequence], graph_decoder)
+        if sequence.fault is not None:
+            raise sequence.fault
 
 
 def decode(
@@ -175,33 +175,33 @@ def decode(
     Ends at a stop token (not yielded) or after max_tokens. attention: what a decode policy learned from the question,
     None: every token reads the whole context cache.
     """
-    return write(model, Run(cache, logits, position, sampling, attention))
+    return generate(model, Sequence(cache, logits, position, sampling, attention))
 
 
-class Speech:
+class Detokenizer:
     """The text of an answer while it is decoded, for `Run`'s `over`: it ends at a stop string. Watch step: decode, from
     here to `spoken`, waiting for others included."""
 
-    def __init__(self, model: DecoderModel, stop: Sequence[str], watch: Watch):
+    def __init__(self, model: DecoderModel, stop: Sequence[str], timer: StepTimer):
         self.text = ""
-        self._tokenizer, self._stop, self._watch = model.tokenizer, stop, watch
-        self._since, self._ttft = watch.total(), 0.0
+        self._tokenizer, self._stop, self._timer = model.tokenizer, stop, timer
+        self._started, self._ttft = timer.total(), 0.0
 
     def __call__(self, tokens: Sequence[int]) -> bool:
         """There is one more token; whether the answer is over."""
-        self._ttft = self._ttft or self._watch.total()
+        self._ttft = self._ttft or self._timer.total()
         self.text, stopped = cut_at_stop(self._tokenizer.decode(tokens), self._stop)
         return stopped
 
-    def sure(self) -> str:
+    def stable_text(self) -> str:
         """The start of the answer that later tokens will not change; without white space around it."""
-        return sure(self.text, self._stop)
+        return stable_text(self.text, self._stop)
 
-    def spoken(self, run: Run) -> Spoken:
+    def complete(self, sequence: Sequence) -> Completion:
         """The answer of the run that told this. Call once, when it has ended."""
-        now = self._watch.total()
-        self._watch.book("decode", self._since, now)
-        return Spoken(run.tokens, self.text, self._ttft or now, run.steps, run.stopped)
+        now = self._timer.total()
+        self._timer.book("decode", self._started, now)
+        return Completion(sequence.tokens, self.text, self._ttft or now, sequence.steps, sequence.stopped)
 
 
 def cut_at_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:
@@ -210,7 +210,7 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:
     return (text[: min(ends)], True) if ends else (text, False)
 
 
-def sure(text: str, stop: Sequence[str]) -> str:
+def stable_text(text: str, stop: Sequence[str]) -> str:
     """Of the text of an answer that goes on, what may be shown: no half of a character, which decodes as U+FFFD at its
     end, nothing that may turn out to begin a stop string, no white space at either end."""
     whole = text.rstrip("\ufffd").rstrip()

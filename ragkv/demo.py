@@ -27,7 +27,7 @@ COLLECTION = "demo"
 
 
 @dataclass(frozen=True)
-class Question:
+class DemoQuestion:
     """A line of the samples' questions.jsonl."""
 
     text: str
@@ -36,7 +36,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Asked:
+class DemoAnswer:
     """One question answered by one method."""
 
     answer: str
@@ -53,7 +53,7 @@ def run(settings: Settings, console: Console) -> None:
         read_samples(engine, folder(), console)
         for method in METHODS:  # the first question of a process pays for loading the embedder, in nobody's figures
             engine.answer(questions[0].text, collection=COLLECTION, method=method, max_tokens=1)
-        rows: dict[str, list[Asked]] = {method: [] for method in METHODS}
+        rows: dict[str, list[DemoAnswer]] = {method: [] for method in METHODS}
         for number, question in enumerate(questions, start=1):
             for method in METHODS:
                 rows[method].append(ask(engine, question, method))
@@ -62,13 +62,13 @@ def run(settings: Settings, console: Console) -> None:
         console.print(_saving(rows), style="bold")
 
 
-def read_questions(path: Path) -> list[Question]:
+def read_questions(path: Path) -> list[DemoQuestion]:
     """Questions with gold answers, one JSON object a line."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return [Question(line["q"], tuple(line["a"]), line["kind"]) for line in lines]
+    return [DemoQuestion(line["q"], tuple(line["a"]), line["kind"]) for line in lines]
 
 
-def chosen(questions: Sequence[Question]) -> list[Question]:
+def chosen(questions: Sequence[DemoQuestion]) -> list[DemoQuestion]:
     """Every fourth question that one document answers, and all others: the file holds more than a demo has time for."""
     easy = [question for question in questions if question.kind == "one"]
     return easy[::4] + [question for question in questions if question.kind != "one"]
@@ -89,11 +89,11 @@ def read_samples(engine: Engine, samples: Path, console: Console) -> None:
     )
 
 
-def ask(engine: Engine, question: Question, method: str) -> Asked:
+def ask(engine: Engine, question: DemoQuestion, method: str) -> DemoAnswer:
     """Answer and score one question."""
     answer = engine.answer(question.text, collection=COLLECTION, method=method)
     text = answer.answer
-    return Asked(text, exact_match(text, question.gold), f1(text, question.gold), answer.report)
+    return DemoAnswer(text, exact_match(text, question.gold), f1(text, question.gold), answer.report)
 
 
 def _columns(table: Table) -> Table:
@@ -102,7 +102,7 @@ def _columns(table: Table) -> Table:
     return table
 
 
-def _question_table(number: int, question: Question, asked: dict[str, Asked]) -> Table:
+def _question_table(number: int, question: DemoQuestion, asked: dict[str, DemoAnswer]) -> Table:
     title = f"{number}. {question.text}   gold: {question.gold[0]} ({question.kind})"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("method", no_wrap=True, min_width=12)
@@ -113,7 +113,7 @@ def _question_table(number: int, question: Question, asked: dict[str, Asked]) ->
     return table
 
 
-def _summary(rows: dict[str, list[Asked]]) -> Table:
+def _summary(rows: dict[str, list[DemoAnswer]]) -> Table:
     table = Table(title="\nAll questions (means; TTFT: median, retrieval and loading included)", title_justify="left")
     table.add_column("method", no_wrap=True)
     _columns(table)
@@ -122,7 +122,7 @@ def _summary(rows: dict[str, list[Asked]]) -> Table:
     return table
 
 
-def _figures(asked: Sequence[Asked]) -> list[str]:
+def _figures(asked: Sequence[DemoAnswer]) -> list[str]:
     def mean(values: Sequence[float]) -> str:
         return f"{sum(values) / len(values):.2f}"
 
@@ -137,7 +137,7 @@ def _figures(asked: Sequence[Asked]) -> list[str]:
     ]
 
 
-def _saving(rows: dict[str, list[Asked]]) -> str:
+def _saving(rows: dict[str, list[DemoAnswer]]) -> str:
     full, best = ([row.report for row in rows[method]] for method in (FULL, METHODS[-1]))
     times = [statistics.median(report.timings_ms.ttft for report in reports) for reports in (full, best)]
     kept = sum(report.ratios.sequence for report in best) / len(best)

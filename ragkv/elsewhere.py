@@ -14,17 +14,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ragkv.fresh import Source
+from ragkv.fresh import ChunkSource
 from ragkv.recompute.base import Blocks, Plan, Rows
 from ragkv.stitch import Stitch
 
 
-class Absent:
+class OffloadedBlocks:
     """See the module, and `sparse.base.Elsewhere`. State of one request."""
 
-    def __init__(self, stitch: Stitch, sources: Sequence[Source], plan: Plan):
+    def __init__(self, stitch: Stitch, sources: Sequence[ChunkSource], plan: Plan):
         """plan: as it was carried out; what it does not keep in a layer is elsewhere there."""
-        self._stitch, self._sources, self._angle = stitch, sources, plan.angle
+        self._stitch, self._sources, self._angle = stitch, sources, plan.key_positions
         self._blocks = [
             [(i, b) for i, source in enumerate(sources) for b in range(source.piece.blocks) if b not in kept[i]]
             for kept in plan.kept
@@ -32,7 +32,7 @@ class Absent:
         self._keys = [self._points(layer) for layer in range(len(plan.kept))]
 
     @property
-    def left(self) -> list[list[tuple[int, int]]]:
+    def remaining(self) -> list[list[tuple[int, int]]]:
         """Per layer (chunk, block) of what has not come back."""
         return self._blocks
 
@@ -42,7 +42,7 @@ class Absent:
         return self._keys[layer], torch.tensor(sizes, dtype=torch.int64)
 
     @torch.inference_mode(False)
-    def pull(self, layer: int, which: Sequence[int]) -> Rows:
+    def fetch(self, layer: int, which: Sequence[int]) -> Rows:
         """See `Elsewhere`. which: ascending.
 
         Called inside a model pass; what is allocated here, a cache that grows among it, is written to outside of one,

@@ -17,35 +17,35 @@ from typing import Any, Unpack
 
 import torch
 
-from ragkv.begun import Begun, Wanted
+from ragkv.begun import RequestState, AskOptions
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
-from ragkv.conversations import Conversation, Conversations
-from ragkv.cost import FREE, costs
-from ragkv.decode import Run, Sampling, Speech, write
+from ragkv.conversations import Session, SessionManager
+from ragkv.cost import FREE, measure_costs
+from ragkv.decode import Sequence, Sampling, Detokenizer, generate
 from ragkv.errors import ConfigError, InputError, NotFound, StoreError, StoreUnavailable
 from ragkv.fingerprint import fingerprint
-from ragkv.gate import MEASURED, Gate, from_stored
+from ragkv.gate import MEASURED, ReusePolicy, measure_reuse
 from ragkv.kvmap import KVMap, kv_map
 from ragkv.methods import FULL, check_method, default_method, make_method
 from ragkv.model import DecoderModel
-from ragkv.policies import make_decoder, make_policy
-from ragkv.qualify import why_not
+from ragkv.policies import make_decode_policy, make_prefill_policy
+from ragkv.qualify import failed_self_test
 from ragkv.quota import Quota
-from ragkv.reader import Reader
+from ragkv.reader import Prefiller
 from ragkv.recompute.base import Method
 from ragkv.report import Answer
 from ragkv.retrieve import Embedder, Retriever
-from ragkv.sources import Quarantine, Shelf, StoredChunk, prefetch
-from ragkv.steps import make_steps
+from ragkv.sources import Quarantine, ChunkStore, StoredChunk, prefetch
+from ragkv.steps import make_graph_decoder
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
 from ragkv.store.layout import Layout
 from ragkv.store.seal import make_seal
-from ragkv.store.tiers import Budgets, Tiers
-from ragkv.summary import summarise
+from ragkv.store.tiers import TierBudgets, Tiers
+from ragkv.summary import build_report
 from ragkv.types import Chunk, ChunkKV, Filter, Hit, Key
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 
 FORGOTTEN_AT_ONCE = 100
 """Entries deleted in one transaction of the catalogue, while other writers wait."""
@@ -66,25 +66,25 @@ class Engine:
         with _named("RAGKV_METHOD"):
             check_method(self.method)
         with _named("RAGKV_PREFILL"):
-            make_policy(settings.prefill, model.profile)
+            make_prefill_policy(settings.prefill, model.profile)
         with _named("RAGKV_DECODE"):
-            make_decoder(settings.decode, model.profile)
+            make_decode_policy(settings.decode, model.profile)
         with _named("RAGKV_INGEST_PREFILL"):
-            reading = make_policy(settings.ingest_prefill, model.profile)
-        self.steps = make_steps(model) if settings.graphs else None
-        self.reader = Reader(model, model.prompt.prefix, settings.prefix, reading, self.steps)
+            reading = make_prefill_policy(settings.ingest_prefill, model.profile)
+        self.graph_decoder = make_graph_decoder(model) if settings.graphs else None
+        self.prefiller = Prefiller(model, model.prompt.prefix, settings.prefix, reading, self.graph_decoder)
         self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
         self.seal = make_seal(settings.store_secret.get_secret_value())
         self.fingerprint = fingerprint(model, settings.prefix, settings.store_body, self.seal.name, reading)
         block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, settings.store_body)
-        self.tiers = Tiers(store, block, Budgets(settings.host_bytes, settings.gpu_bytes), model.device)
+        self.tiers = Tiers(store, block, TierBudgets(settings.host_bytes, settings.gpu_bytes), model.device)
         self.quota = Quota(settings.collection_bytes, model.token_bytes)
-        self.unqualified = ""
+        self.reuse_refused = ""
         self.costs = FREE
-        self.gate: Gate | None = None
+        self.reuse_policy: ReusePolicy | None = None
         self.quarantine = Quarantine()
         self.store_faults = 0
-        self.talks = Conversations(self.reader, catalog, self._open, self.fingerprint, settings.conversation_bytes)
+        self.sessions = SessionManager(self.prefiller, catalog, self._open, self.fingerprint, settings.conversation_bytes)
 
     @classmethod
     def open(cls, settings: Settings) -> Engine:
@@ -103,11 +103,11 @@ class Engine:
         embedder = Embedder(settings.embedder)
         embedder.load()
         engine = cls(settings, model, store, catalog, Retriever(catalog, embedder, settings.data / "index"))
-        engine.unqualified = why_not(engine.reader, engine.fingerprint, settings.data / "qualified")
+        engine.reuse_refused = failed_self_test(engine.prefiller, engine.fingerprint, settings.data / "qualified")
         machine = f"{engine.fingerprint} {model.place} {torch.get_num_threads()} {settings.store}"
-        engine.costs = costs(engine.reader, store, settings.data / "costs", machine)
-        if model.device.type == "cuda" and not (settings.method or engine.unqualified):
-            engine.gate = from_stored(engine.reader, engine._shelf(MEASURED), make_method(engine.method, model))
+        engine.costs = measure_costs(engine.prefiller, store, settings.data / "costs", machine)
+        if model.device.type == "cuda" and not (settings.method or engine.reuse_refused):
+            engine.reuse_policy = measure_reuse(engine.prefiller, engine._chunk_store(MEASURED), make_method(engine.method, model))
         return engine
 
     def __enter__(self) -> Engine:
@@ -125,20 +125,20 @@ class Engine:
 
     def encode(self, chunk: Chunk) -> ChunkKV:
         """Run a chunk through the model once, after the prefix S."""
-        return self.reader.encode(chunk.tokens)
+        return self.prefiller.encode(chunk.tokens)
 
     def key(self, chunk: Chunk, collection: str) -> Key:
         """The name under which `remember` stores the chunk."""
-        return self._shelf(collection).key(chunk.tokens)
+        return self._chunk_store(collection).key(chunk.tokens)
 
-    def remember(self, chunk: Chunk, collection: str) -> Key:
+    def encode_and_store(self, chunk: Chunk, collection: str) -> Key:
         """Encode a chunk and store its KV, unless a valid entry is there.
 
         With the store down nothing is encoded: the first question that needs the chunk will do it. Nor with a model
         that is not qualified: what it would store is not to be trusted.
         """
-        shelf = self._shelf(collection)
-        if self.unqualified:
+        shelf = self._chunk_store(collection)
+        if self.reuse_refused:
             return shelf.key(chunk.tokens)
         try:
             shelf.stored(chunk.tokens)
@@ -148,7 +148,7 @@ class Engine:
             self._put(shelf, self.encode(chunk))
         return shelf.key(chunk.tokens)
 
-    def forget(self, keys: Iterable[Key], claim: int | None = None) -> None:
+    def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
         """Delete KV that no chunk refers to and no ingest claims, but for the caller's own claim.
 
         What a failing store keeps is an orphan, no error.
@@ -156,7 +156,7 @@ class Engine:
         left = list(keys)
         for key in left:
             self.tiers.drop(key)
-        self.talks.forget(lambda chunk, collection: self.key(chunk, collection) in left)
+        self.sessions.drop_chunks(lambda chunk, collection: self.key(chunk, collection) in left)
         for start in range(0, len(left), FORGOTTEN_AT_ONCE):
             try:
                 with self.catalog.removing(left[start : start + FORGOTTEN_AT_ONCE], mine=claim) as free:
@@ -165,14 +165,14 @@ class Engine:
             except StoreError:
                 self.store_faults += 1
 
-    def answer(self, question: str, **wanted: Unpack[Wanted]) -> Answer:
+    def answer(self, question: str, **wanted: Unpack[AskOptions]) -> Answer:
         """Answer one question: see `begin`, which says what may be wanted and what is raised."""
-        begun = self.begin(question, **wanted)
-        for _ in write(self.model, begun.run, self.steps):
+        begun = self.prefill(question, **wanted)
+        for _ in generate(self.model, begun.sequence, self.graph_decoder):
             pass
-        return self.finish(begun)
+        return self.finalize(begun)
 
-    def begin(
+    def prefill(
         self,
         question: str,
         *,
@@ -188,7 +188,7 @@ class Engine:
         top_p: float = 1.0,
         stop: Sequence[str] = (),
         seed: int = 0,
-    ) -> Begun:
+    ) -> RequestState:
         """Read a question over the stored KV of the retrieved chunks. conversation: the name of one in this collection,
         with which the question goes on; its first question makes it. Until that one is finished none may begin that
         goes on with the same · filter: what the metadata of the documents has to say that are searched for this
@@ -197,13 +197,13 @@ class Engine:
         Raises InputError (empty or too long question, unknown method or policy, no filter, a conversation that is
         full), NotFound (empty collection, or nothing in it that the filter describes), NotCalibrated.
         """
-        watch = Watch(self.model.device)
+        watch = StepTimer(self.model.device)
         reading, speaking = prefill or self.settings.prefill, decode or self.settings.decode
         profile = self.model.profile
-        policy, decoder = make_policy(reading, profile), make_decoder(speaking, profile)
+        policy, decoder = make_prefill_policy(reading, profile), make_decode_policy(speaking, profile)
         name = method or self.method
         way = None if name == FULL else make_method(name, self.model)
-        refused = self.unqualified if way else ""
+        refused = self.reuse_refused if way else ""
         if refused:
             name, way = FULL, None
         asked = self._question(question)
@@ -211,25 +211,25 @@ class Engine:
         sampling = Sampling(max_tokens or self.settings.max_tokens, temperature, top_p, stops, seed)
         with watch.step("retrieve"):
             hits = self._search(question, collection, top_k or self.settings.top_k, way, filter)
-        if not (method or conversation or self._pays(way, hits, asked)):
+        if not (method or conversation or self._reuse_pays(way, hits, asked)):
             name, way = FULL, None
-        talk = self.talks.recall(collection, conversation, name, way, watch, policy)
+        talk = self.sessions.recall(collection, conversation, name, way, watch, policy)
         joining = talk.unknown(hits)
         self._check_room(talk, joining, asked, sampling)
-        context = self.talks.read(talk, joining, asked, way, sampling.max_tokens, watch, policy, decoder)
-        speech = Speech(self.model, sampling.stop, watch)
-        run = Run(context.cache, context.logits, context.position, sampling, context.decoding, speech)
-        return Begun(question, asked, hits, talk, context, (reading, speaking), refused, watch, run, speech)
+        context = self.sessions.prefill(talk, joining, asked, way, sampling.max_tokens, watch, policy, decoder)
+        speech = Detokenizer(self.model, sampling.stop, watch)
+        run = Sequence(context.cache, context.logits, context.position, sampling, context.decoding, speech)
+        return RequestState(question, asked, hits, talk, context, (reading, speaking), refused, watch, run, speech)
 
-    def finish(self, begun: Begun) -> Answer:
+    def finalize(self, begun: RequestState) -> Answer:
         """The answer to a question whose decoding has ended. Keeps its conversation."""
-        talk, context, asked = begun.talk, begun.context, begun.asked
-        spoken = begun.speech.spoken(begun.run)
-        report = summarise(self.model, talk, context, begun.policies, len(asked), spoken, begun.watch, begun.refused)
-        self.talks.keep(talk, (begun.question, asked), spoken.tokens, spoken.text)
+        talk, context, asked = begun.session, begun.context, begun.question_tokens
+        spoken = begun.detokenizer.complete(begun.sequence)
+        report = build_report(self.model, talk, context, begun.policies, len(asked), spoken, begun.timer, begun.reuse_refused)
+        self.sessions.finish_turn(talk, (begun.question, asked), spoken.tokens, spoken.text)
         return Answer(begun.question, spoken.text.strip(), begun.citations, report)
 
-    def map(self, begun: Begun) -> KVMap:
+    def map(self, begun: RequestState) -> KVMap:
         """What the answer to a question was read from; call it as soon as the question is finished."""
         return kv_map(begun, self.model.profile.block, self.model.shape.layers)
 
@@ -245,7 +245,7 @@ class Engine:
             status, store = "ok", "ok"
         except StoreError as error:
             status, store = "degraded", str(error)
-        if self.unqualified:
+        if self.reuse_refused:
             status = "degraded"
         documents, _ = self.catalog.count()
         return {
@@ -253,7 +253,7 @@ class Engine:
             "model": self.model.name,
             "method": self.method,
             "store": store,
-            "reuse": self.unqualified or "on",
+            "reuse": self.reuse_refused or "on",
             "store_faults": self.store_faults,
             "quarantined": self.quarantine.found,
             "tiers": {name: asdict(pool) for name, pool in self.tiers.stats().items()},
@@ -289,15 +289,15 @@ class Engine:
         order = {document: rank for rank, document in enumerate(dict.fromkeys(h.chunk.document_id for h in hits))}
         return sorted(hits, key=lambda hit: (order[hit.chunk.document_id], hit.chunk.ordinal))
 
-    def _pays(self, way: Method | None, hits: Sequence[Hit], question: Sequence[int]) -> bool:
+    def _reuse_pays(self, way: Method | None, hits: Sequence[Hit], question: Sequence[int]) -> bool:
         """Whether stored KV is predicted to be quicker than a full prefill, as far as that can be told."""
         sizes = [len(hit.chunk.tokens) for hit in hits]
-        return self.gate is None or self.gate.pays(way, sizes, self.model.profile.block, len(question))
+        return self.reuse_policy is None or self.reuse_policy.reuses(way, sizes, self.model.profile.block, len(question))
 
     def _check_room(
-        self, talk: Conversation, joining: Sequence[Hit], question: Sequence[int], sampling: Sampling
+        self, talk: Session, joining: Sequence[Hit], question: Sequence[int], sampling: Sampling
     ) -> None:
-        context = talk.talk.position + sum(len(hit.chunk.tokens) for hit in joining)
+        context = talk.state.position + sum(len(hit.chunk.tokens) for hit in joining)
         needed, limit = context + len(question) + sampling.max_tokens, self.model.max_positions
         if needed > limit:
             so_far = f" after {len(talk.turns)} turns" if talk.turns else ""
@@ -309,19 +309,19 @@ class Engine:
 
     def _fetch_ahead(self, collection: str, way: Method | None, chunks: Sequence[Chunk]) -> None:
         if way is not None and self.settings.host_bytes:
-            self.tiers.prefetch(partial(prefetch, self._shelf(collection), [chunk.tokens for chunk in chunks], way))
+            self.tiers.prefetch(partial(prefetch, self._chunk_store(collection), [chunk.tokens for chunk in chunks], way))
 
-    def _shelf(self, collection: str) -> Shelf:
+    def _chunk_store(self, collection: str) -> ChunkStore:
         body = self.settings.store_body
-        return Shelf(self.tiers, self.model, self.fingerprint, collection, body, self.seal, self.quarantine)
+        return ChunkStore(self.tiers, self.model, self.fingerprint, collection, body, self.seal, self.quarantine)
 
     def _open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
-        shelf = self._shelf(collection)
+        shelf = self._chunk_store(collection)
         exact = first and self.settings.prefix == "shared"
-        encode, mend = partial(self.encode, chunk), partial(self._mend, chunk, collection, shelf)
+        encode, mend = partial(self.encode, chunk), partial(self._repair_entry, chunk, collection, shelf)
         return StoredChunk(shelf, chunk.tokens, exact, encode, mend, self.costs)
 
-    def _mend(self, chunk: Chunk, collection: str, shelf: Shelf, kv: ChunkKV) -> ChunkKV:
+    def _repair_entry(self, chunk: Chunk, collection: str, shelf: ChunkStore, kv: ChunkKV) -> ChunkKV:
         """Store what the store did not deliver. If that was because another process deletes the document, nothing of it
         may stay behind: looked at after storing, so that one of the two removes it."""
         kv = self._put(shelf, kv)
@@ -330,10 +330,10 @@ class Engine:
         except NotFound:
             current = []
         if chunk.tokens not in [other.tokens for other in current]:
-            self.forget([shelf.key(chunk.tokens)])
+            self.evict([shelf.key(chunk.tokens)])
         return kv
 
-    def _put(self, shelf: Shelf, kv: ChunkKV) -> ChunkKV:
+    def _put(self, shelf: ChunkStore, kv: ChunkKV) -> ChunkKV:
         kv, fault = shelf.put(kv)
         self.store_faults += fault is not None
         return kv

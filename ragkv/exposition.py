@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from ragkv.tally import BOUNDS, OUTCOMES, STEPS, TIERS, TOKENS, Histogram, Sums
+from ragkv.tally import BOUNDS, OUTCOMES, STEPS, TIERS, TOKENS, Histogram, MetricSums
 
 NOWHERE = "none"
 """The label `tier` of chunks that no tier had."""
@@ -30,13 +30,13 @@ L = TypeVar("L", bound=Labels)
 
 
 @dataclass(frozen=True)
-class Seen:
+class ScrapedMetrics:
     """What /metrics says at one moment. sums: since the start · started: of the process, Unix seconds · running,
     waiting, places: questions that are answered and wait, and how many may · documents, queued: in the catalogue, and
     on their way into it; None where the service does not know yet · wrong: names of the checks that are not all right ·
     model, method: "" where the service does not know yet."""
 
-    sums: Sums
+    sums: MetricSums
     started: float
     running: int
     waiting: int
@@ -48,7 +48,7 @@ class Seen:
     method: str
 
 
-def families(sums: Sums) -> Iterator[Metric]:
+def families(sums: MetricSums) -> Iterator[Metric]:
     """All that is said of answers. What has not happened yet is there with 0, so that its rate is right from the first
     time on; but answers by method, of which there may be any."""
     yield counter(
@@ -88,7 +88,7 @@ def families(sums: Sums) -> Iterator[Metric]:
     yield steps
 
 
-def _single(sums: Sums) -> Iterator[Metric]:
+def _single(sums: MetricSums) -> Iterator[Metric]:
     yield counter(
         "ragkv_fallbacks_total",
         "Chunks encoded again because their stored KV could not be used.",
@@ -122,13 +122,13 @@ def gauge(name: str, says: str, labels: Sequence[str], values: Mapping[L, float]
     return family
 
 
-def read(text: str) -> Seen:
+def read(text: str) -> ScrapedMetrics:
     """Of Prometheus text. Raises ValueError for text that is no such thing, or not that of a ragkv like this one."""
     found = _Samples(text)
     if "ragkv_tokens_total" not in found.samples:
         raise ValueError("no ragkv_tokens_total")
     model, method = next(iter(found.by("ragkv_info", "model", "method")), ("", ""))
-    return Seen(
+    return ScrapedMetrics(
         sums=_sums(found),
         started=found.one("process_start_time_seconds") or 0.0,
         running=int(found.one("ragkv_questions_running") or 0),
@@ -165,13 +165,13 @@ class _Samples:
         return self.by(name).get(())
 
 
-def _sums(found: _Samples) -> Sums:
-    empty = Sums()
+def _sums(found: _Samples) -> MetricSums:
+    empty = MetricSums()
     answers = found.by("ragkv_answers_total", "method", "prefill", "decode")
     ended = found.by("ragkv_questions_unanswered_total", "outcome")
     tokens, kv_bytes = found.by("ragkv_tokens_total", "kind"), found.by("ragkv_kv_bytes_total", "source")
     lookups = found.by("ragkv_chunk_lookups_total", "tier")
-    return Sums(
+    return MetricSums(
         answers={(method, prefill, decode): int(count) for (method, prefill, decode), count in answers.items()},
         ended={outcome: int(ended.get((outcome,), 0)) for outcome in OUTCOMES},
         tokens={kind: tokens.get((kind,), 0.0) for kind in TOKENS},

@@ -9,11 +9,11 @@ import hashlib
 import json
 
 from ragkv.model import DecoderModel
-from ragkv.sparse.base import Policy
+from ragkv.sparse.base import PrefillPolicy
 from ragkv.store.codec import SCHEMA
 
 
-def fingerprint(model: DecoderModel, mode: str, body: str, seal: str, reading: Policy | None) -> str:
+def fingerprint(model: DecoderModel, mode: str, body: str, seal: str, reading: PrefillPolicy | None) -> str:
     """mode: what chunks are encoded after · body, seal: how they are stored · reading: how long ones are read."""
     profile = model.profile
     facts = [SCHEMA, body, seal, "pre-rope", mode, model.weights_hash, str(model.dtype), profile.block, profile.local]

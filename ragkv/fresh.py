@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
-from ragkv.carrier import Lending
+from ragkv.carrier import PendingPin
 from ragkv.recompute.base import Blocks, Piece, Rows
 from ragkv.types import ChunkKV
 
 
-class Source(Protocol):
+class ChunkSource(Protocol):
     """A chunk the reader can take blocks from."""
 
     tokens: tuple[int, ...]
@@ -21,12 +21,12 @@ class Source(Protocol):
         """Per layer, the pre-RoPE rows of the wanted blocks."""
         ...
 
-    def lend(self, wanted: Sequence[Blocks], threads: Executor) -> Lending:
+    def pin(self, wanted: Sequence[Blocks], threads: Executor) -> PendingPin:
         """Begin to bring the wanted blocks into memory, as they are stored, in one of the threads if need be."""
         ...
 
 
-class Fresh:
+class InMemoryChunk:
     """A source in memory: a chunk that was encoded a moment ago."""
 
     def __init__(self, kv: ChunkKV, block: int, exact: bool = False):
@@ -38,6 +38,6 @@ class Fresh:
         rows = [list(self.piece.rows(blocks)) for blocks in wanted]
         return [(self._kv.k[layer, r], self._kv.v[layer, r]) for layer, r in enumerate(rows)]
 
-    def lend(self, wanted: Sequence[Blocks], threads: Executor) -> Lending:
+    def pin(self, wanted: Sequence[Blocks], threads: Executor) -> PendingPin:
         """Nothing is stored."""
         return lambda: None

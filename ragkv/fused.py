@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragkv.joined import Layer, join
-from ragkv.kernels.attention import Sight, attend_seen, send, sight
-from ragkv.kernels.rows import Kernels, divide, raw_queries
+from ragkv.joined import Layer, merge_weights
+from ragkv.kernels.attention import MaskPlan, attend_planned, copy_to_device, plan_mask
+from ragkv.kernels.rows import RowKernels, split_qkv, raw_queries
 from ragkv.kernels.steps import HeadNorms, apply_norm
 from ragkv.passes import Pass, write_rows
 from ragkv.spread import current, devices_of
@@ -37,12 +37,12 @@ class Fused:
     """The layers of one model. No request state."""
 
     def __init__(
-        self, body: Any, head: Any, shape: Shape, scale: float, rotary: RotaryOf, kernels: Kernels | ModuleType
+        self, body: Any, head: Any, shape: Shape, scale: float, rotary: RotaryOf, kernels: RowKernels | ModuleType
     ):
         """body: of a model that `joined.fits`; its weights are joined · head: rows behind the last norm, on the last
         layer's device, to logits · scale: of attention."""
         self.body, self.head, self.shape, self.scale, self.rotary = body, head, shape, scale, rotary
-        self.kernels, self.layers, self.devices = kernels, join(body), devices_of(body)
+        self.kernels, self.layers, self.devices = kernels, merge_weights(body), devices_of(body)
 
     def forward(self, passes: Sequence[Pass]) -> list[Tensor]:
         """As `DecoderModel.forward`."""
@@ -80,12 +80,12 @@ class _Run:
     def __init__(self, fused: Fused, p: Pass):
         self.p, self.depth = p, fused.shape.layers if p.depth is None else p.depth
         self._fused, self._at = fused, p.positions
-        self._kept: Sight | None = None
+        self._kept: MaskPlan | None = None
         self._device, devices = fused.devices[p.start], fused.devices[p.start : self.depth]
         slots, leave = _places(p, self.depth)
         distinct = list({id(each): each for each in (*slots, *leave) if each is not None}.values())
         sent = [each.int() for each in (p.tokens, p.positions, *distinct)]
-        there = {device: send(sent, device) for device in dict.fromkeys((self._device, *devices))}
+        there = {device: copy_to_device(sent, device) for device in dict.fromkeys((self._device, *devices))}
         tokens, positions = there[self._device][:2]
         number = {id(each): i for i, each in enumerate(distinct, start=2)}
         self._slots = [there[at][number[id(each)]] for at, each in zip(devices, slots, strict=True)]
@@ -118,11 +118,11 @@ class _Run:
         if step.blend and p.blend is not None:
             rows = torch.arange(qkv.shape[0], dtype=torch.int32, device=qkv.device)
             k, v = (x.new_empty(qkv.shape[0], *x.shape[1:]) for x in (k, v))
-            q = fused.kernels.place(qkv, self._cos, self._sin, rows, k, v, fused.shape, heads)
+            q = fused.kernels.rope_scatter(qkv, self._cos, self._sin, rows, k, v, fused.shape, heads)
             write_rows(p, i, step, k, v)
         else:
             slots = self._slots[i - p.start]
-            q = fused.kernels.place(qkv, self._cos, self._sin, slots, k, v, fused.shape, heads)
+            q = fused.kernels.rope_scatter(qkv, self._cos, self._sin, slots, k, v, fused.shape, heads)
         leave = self._leave[i - p.start]
         if leave is not None:
             q, self.x, self._cos, self._sin = (x.index_select(0, leave[1]) for x in (q, self.x, self._cos, self._sin))
@@ -139,13 +139,13 @@ class _Run:
             return q
         known = self._kept
         if known is None or known.q_pos is not self._at or not torch.equal(known.k_pos, at):
-            self._kept = known = sight(self._at, at, q.device, q.shape[1] // k.shape[1])
-        return attend_seen(q, k, v, known, scale=scale)
+            self._kept = known = plan_mask(self._at, at, q.device, q.shape[1] // k.shape[1])
+        return attend_planned(q, k, v, known, scale=scale)
 
     def _record(self, heads: HeadNorms | None, qkv: Tensor) -> None:
         """Pre-RoPE rows and what entered, for whoever asked for them."""
         assert self.p.capture is not None
-        q, (_, k, v) = raw_queries(qkv, self._fused.shape, heads), divide(qkv, self._fused.shape)
+        q, (_, k, v) = raw_queries(qkv, self._fused.shape, heads), split_qkv(qkv, self._fused.shape)
         if heads is not None:
             k = apply_norm(k, heads.weight[1], heads.eps)
         self.p.capture.add(self.x, q, k, v)

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 
 import torch
 
-from ragkv.cost import TURNS, Curve, Line, curve
+from ragkv.cost import TURNS, QuadraticCost, LinearCost, fit_quadratic
 from ragkv.errors import StoreError
-from ragkv.fresh import Source
-from ragkv.reader import Reader
+from ragkv.fresh import ChunkSource
+from ragkv.reader import Prefiller
 from ragkv.recompute.base import Method, fixed_blocks
 from ragkv.recompute.scout import Scout
-from ragkv.sources import Shelf, StoredChunk
-from ragkv.watch import Watch
+from ragkv.sources import ChunkStore, StoredChunk
+from ragkv.watch import StepTimer
 
-Opened = Callable[[], Sequence[Source]]
+OpenSources = Callable[[], Sequence[ChunkSource]]
 """Opens the chunks of a measurement anew, the first of them exact."""
 
 MEASURED = "gate: a measurement"
@@ -38,12 +38,12 @@ QUESTION = 32
 """Tokens of the questions that are asked to measure."""
 
 
-NEAR = Line(0, 0)
+NEAR = LinearCost(0, 0)
 """What bytes cost that have no longer way than those of the measurement."""
 
 
 @dataclass(frozen=True)
-class Work:
+class ReuseWork:
     """What reading from stored KV does. rows: that go through the model, question included · keys: that a row attends
     to, in the mean · bytes: that have a longer way than those of the measurement."""
 
@@ -53,66 +53,66 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Gate:
+class ReusePolicy:
     """full: by tokens of a full prefill · sparse: by rows, weighed by what they attend to · load: by bytes."""
 
-    full: Curve
-    sparse: Line
-    load: Line = NEAR
+    full: QuadraticCost
+    sparse: LinearCost
+    load: LinearCost = NEAR
 
-    def sparse_ms(self, work: Work) -> float:
+    def sparse_ms(self, work: ReuseWork) -> float:
         """Milliseconds from the question to its first token, from stored KV."""
         far = self.load.at(work.bytes) if work.bytes else 0.0
-        return self.sparse.at(weighed(work, self._weight)) + far
+        return self.sparse.at(weighted_rows(work, self._weight)) + far
 
-    def opens(self, tokens: int, work: Work) -> bool:
+    def prefers(self, tokens: int, work: ReuseWork) -> bool:
         """Whether stored KV is predicted to be quicker than a full prefill of so many tokens, question included."""
         return self.sparse_ms(work) < self.full.at(tokens)
 
-    def pays(self, way: Method | None, sizes: Sequence[int], block: int, question: int) -> bool:
+    def reuses(self, method: Method | None, sizes: Sequence[int], block: int, question: int) -> bool:
         """Whether a question is to be read the way that was meant: scout, where it is predicted to be quicker for
         chunks of `sizes` tokens; any other way in any case."""
-        return not isinstance(way, Scout) or self.opens(sum(sizes) + question, expected(way, sizes, block, question))
+        return not isinstance(method, Scout) or self.prefers(sum(sizes) + question, expected_work(method, sizes, block, question))
 
     @property
     def _weight(self) -> float:
         return self.full.square / self.full.each if self.full.each else 0.0
 
 
-def from_stored(reader: Reader, shelf: Shelf, method: Method) -> Gate | None:
+def measure_reuse(prefiller: Prefiller, store: ChunkStore, method: Method) -> ReusePolicy | None:
     """Measured with chunks that are stored for that and removed again: a second or so on a GPU, whose kernels are
     compiled by it. None for a method other than scout, and where the store does not take them."""
     if not isinstance(method, Scout):
         return None
     generator = torch.Generator().manual_seed(0)
-    highest = reader.model.config.vocab_size
+    highest = prefiller.model.config.vocab_size
     chunks = [tuple(torch.randint(highest, (LENGTH,), generator=generator).tolist()) for _ in range(CHUNKS)]
     try:
         for chunk in chunks:
-            _, fault = shelf.put(reader.encode(chunk))
+            _, fault = store.put(prefiller.encode(chunk))
             if fault is not None:
                 return None
 
-        def opened(count: int) -> Sequence[Source]:
-            return [_open(reader, shelf, chunk, i == 0) for i, chunk in enumerate(chunks[:count])]
+        def opened(count: int) -> Sequence[ChunkSource]:
+            return [_open(prefiller, store, chunk, i == 0) for i, chunk in enumerate(chunks[:count])]
 
-        return measured(reader, method, lambda: opened(1), lambda: opened(CHUNKS))
+        return fit_reuse(prefiller, method, lambda: opened(1), lambda: opened(CHUNKS))
     finally:
         for chunk in chunks:
             with suppress(StoreError):
-                shelf.remove(chunk)
+                store.remove(chunk)
 
 
-def _open(reader: Reader, shelf: Shelf, chunk: tuple[int, ...], first: bool) -> StoredChunk:
+def _open(reader: Prefiller, shelf: ChunkStore, chunk: tuple[int, ...], first: bool) -> StoredChunk:
     return StoredChunk(shelf, chunk, first and reader.mode == "shared", lambda: reader.encode(chunk))
 
 
-def weighed(work: Work, weight: float) -> float:
+def weighted_rows(work: ReuseWork, weight: float) -> float:
     """Rows, and what they attend to in terms of rows. weight: of n² against n."""
     return work.rows * (1 + 2 * weight * work.keys)
 
 
-def expected(scout: Scout, sizes: Sequence[int], block: int, question: int) -> Work:
+def expected_work(scout: Scout, sizes: Sequence[int], block: int, question: int) -> ReuseWork:
     """The most that scout does with chunks of `sizes` tokens, the first of which is exact: known before any of them is
     opened. question: its tokens."""
     blocks = [-(-size // block) for size in sizes]
@@ -122,32 +122,32 @@ def expected(scout: Scout, sizes: Sequence[int], block: int, question: int) -> W
     again = {"none": 0, "rules": sum(fixed[1:]), "kept": kept - fixed[0]}[scout.repair] if len(sizes) > 1 else 0
     rows = again + question
     # A repaired row sees what stands before it, half of all in the mean; the question sees all.
-    return Work(rows, (again * kept / 2 + question * kept) / rows)
+    return ReuseWork(rows, (again * kept / 2 + question * kept) / rows)
 
 
-def measured(reader: Reader, scout: Scout, few: Opened, many: Opened) -> Gate:
+def fit_reuse(prefiller: Prefiller, scout: Scout, few: OpenSources, many: OpenSources) -> ReusePolicy:
     """From the best times of a few questions about few and about many chunks, and of full prefills of the same."""
     question = (0,) * QUESTION
-    weight, block = reader.model.pair_weight, reader.model.profile.block
+    weight, block = prefiller.model.pair_weight, prefiller.model.profile.block
 
-    def best(ask: Callable[[Watch], object]) -> float:
+    def best(ask: Callable[[StepTimer], object]) -> float:
         """Milliseconds; the first time is a warm-up."""
         times = []
         for _ in range(1 + TURNS):
-            watch = Watch(reader.model.device)
+            watch = StepTimer(prefiller.model.device)
             ask(watch)
             times.append(watch.total())
         return min(times[1:])
 
-    def times(opened: Opened) -> tuple[tuple[int, float], tuple[float, float]]:
+    def times(opened: OpenSources) -> tuple[tuple[int, float], tuple[float, float]]:
         """(tokens, milliseconds) of a full prefill and (rows, milliseconds) of a question from stored KV."""
         tokens = [source.tokens for source in opened()]
         sizes = [len(each) for each in tokens]
-        prefill = best(lambda watch: reader.full(tokens, question, 0, watch))
-        spent = best(lambda watch: reader.sparse(opened(), question, scout, 0, watch))
-        rows = weighed(expected(scout, sizes, block, QUESTION), weight)
-        return (len(reader.prefix_tokens) + sum(sizes) + QUESTION, prefill), (rows, spent)
+        prefill = best(lambda watch: prefiller.prefill_full(tokens, question, 0, watch))
+        spent = best(lambda watch: prefiller.prefill_sparse(opened(), question, scout, 0, watch))
+        rows = weighted_rows(expected_work(scout, sizes, block, QUESTION), weight)
+        return (len(prefiller.prefix_tokens) + sum(sizes) + QUESTION, prefill), (rows, spent)
 
     (short, (start, low)), (long, (end, high)) = times(few), times(many)
     each = max(0.0, high - low) / (end - start)
-    return Gate(curve(short, long, weight), Line(max(0.0, low - each * start), each))
+    return ReusePolicy(fit_quadratic(short, long, weight), LinearCost(max(0.0, low - each * start), each))

@@ -32,12 +32,12 @@ from ragkv.types import Key
 
 AT_ONCE = 100
 
-Kind = Literal["orphan", "foreign", "damaged"]
-KINDS: tuple[Kind, ...] = ("orphan", "foreign", "damaged")
+GarbageKind = Literal["orphan", "foreign", "damaged"]
+KINDS: tuple[GarbageKind, ...] = ("orphan", "foreign", "damaged")
 
 
 @dataclass(frozen=True)
-class Collection:
+class GarbageCollector:
     """How much of each kind there was, in entries and bytes; of damaged entries the size is not known.
 
     kept: entries that stay, foreign ones that were not asked for not among them.
@@ -51,7 +51,7 @@ class Collection:
     kept: int
 
 
-def collect(
+def collect_garbage(
     store: KVStore,
     catalog: Catalog,
     *,
@@ -59,7 +59,7 @@ def collect(
     dry_run: bool = False,
     grace: float = GRACE_SECONDS,
     seal: Seal = CHECKSUMS,
-) -> Collection:
+) -> GarbageCollector:
     """Remove garbage; with `dry_run` only count it. seal: what entries are stored under.
 
     foreign: that of other models too · grace: seconds after which an ingest that gave no sign of life counts as dead.
@@ -70,7 +70,7 @@ def collect(
         catalog.forget_claims(grace)
     present = list(store.keys())
     # Read after the list: what is stored later is not on it, and what is referred to by now is not garbage.
-    used, entries, sizes = catalog.keys(), Counter[Kind](), Counter[Kind]()
+    used, entries, sizes = catalog.keys(), Counter[GarbageKind](), Counter[GarbageKind]()
     loose = [key for key in present if key not in used]
     wanted = _wanted(catalog, seal) if loose else set()
     for start in range(0, len(loose), AT_ONCE):
@@ -84,7 +84,7 @@ def collect(
                 if not dry_run and (foreign or kind != "foreign"):
                     store.delete(key)
     orphan, other, damaged = (StoreStats(entries[kind], sizes[kind]) for kind in KINDS)
-    return Collection(orphan, other, damaged, swept.expired, swept.temporary, len(present) - entries.total())
+    return GarbageCollector(orphan, other, damaged, swept.expired, swept.temporary, len(present) - entries.total())
 
 
 def _wanted(catalog: Catalog, seal: Seal) -> set[Key]:
@@ -95,12 +95,12 @@ def _wanted(catalog: Catalog, seal: Seal) -> set[Key]:
     return {chunk_key(fingerprint, seal.salt(collection), tokens) for collection, tokens in catalog.contents()}
 
 
-def _look(store: KVStore, fingerprint: str | None, keys: list[Key]) -> Iterator[tuple[Key, tuple[Kind, int]]]:
+def _look(store: KVStore, fingerprint: str | None, keys: list[Key]) -> Iterator[tuple[Key, tuple[GarbageKind, int]]]:
     """(key, (what it would be if nobody wanted it, its bytes)) of the entries that are still there."""
     for key in keys:
         try:
             head = store.head(key)
-            kind: Kind = "orphan" if made_by(head, key) == fingerprint else "foreign"
+            kind: GarbageKind = "orphan" if made_by(head, key) == fingerprint else "foreign"
         except EntryMissing:
             continue
         except EntryCorrupt:

@@ -54,7 +54,7 @@ class Layer:
     last: Norm
 
 
-def fits(body: Any) -> bool:
+def supports_merging(body: Any) -> bool:
     """Whether a model's layers can be joined and run by kernels of our own: on GPUs, of one dtype that Triton
     computes in, plain linear modules with SiLU between them."""
     kinds = {(each.device.type, each.dtype) for each in body.parameters()}
@@ -78,7 +78,7 @@ def is_plain(body: Any) -> bool:
     return all(type(each) is nn.Linear for each in linear) and body.config.hidden_act == "silu"
 
 
-def join(body: Any) -> list[Layer]:
+def merge_weights(body: Any) -> list[Layer]:
     """The layers of a model that `is_plain`."""
     blocks = list(body.layers)
     behind = [*(block.input_layernorm for block in blocks[1:]), body.norm]

@@ -22,9 +22,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ragkv.begun import Begun
-from ragkv.elsewhere import Absent
-from ragkv.reader import Context
+from ragkv.begun import RequestState
+from ragkv.elsewhere import OffloadedBlocks
+from ragkv.reader import PrefilledContext
 from ragkv.recompute.base import Blocks, Tokens
 from ragkv.types import Hit
 
@@ -35,7 +35,7 @@ _BYTE = 256
 
 
 @dataclass(frozen=True)
-class MappedChunk:
+class ChunkMap:
     """One chunk of the map. row: in the catalogue, never used twice · block: tokens of a block · cells: of all blocks
     of the first layer, then of the second, and so on."""
 
@@ -77,15 +77,15 @@ class KVMap:
 
     block: int
     layers: int
-    chunks: tuple[MappedChunk, ...]
+    chunks: tuple[ChunkMap, ...]
 
 
-def kv_map(begun: Begun, block: int, layers: int) -> KVMap:
+def kv_map(begun: RequestState, block: int, layers: int) -> KVMap:
     """The map of a question whose decoding has ended, before its conversation goes on. block, layers: of the model."""
-    context, hits = begun.context, begun.talk.hits
+    context, hits = begun.context, begun.session.hits
     rows = _prefilled(context, hits, block, layers) if context.plan is None else _planned(context, hits, block)
     chunks = tuple(
-        MappedChunk(
+        ChunkMap(
             hit.row, hit.chunk.id, hit.chunk.document_id, hit.chunk.title, len(hit.chunk.tokens), block, _packed(cells)
         )
         for hit, cells in zip(hits, rows, strict=True)
@@ -93,21 +93,21 @@ def kv_map(begun: Begun, block: int, layers: int) -> KVMap:
     return KVMap(block, layers, chunks)
 
 
-def _prefilled(context: Context, hits: Sequence[Hit], block: int, layers: int) -> list[list[int]]:
+def _prefilled(context: PrefilledContext, hits: Sequence[Hit], block: int, layers: int) -> list[list[int]]:
     """Everything was prefilled: now, or in an earlier turn."""
     cells = []
     for i, hit in enumerate(hits):
         tokens = len(hit.chunk.tokens)
-        again = 0 if i < context.known else block
+        again = 0 if i < context.cached_chunks else block
         cells.append([KEPT + min(again, tokens - start) for start in range(0, tokens, block)] * layers)
     return cells
 
 
-def _planned(context: Context, hits: Sequence[Hit], block: int) -> list[list[int]]:
+def _planned(context: PrefilledContext, hits: Sequence[Hit], block: int) -> list[list[int]]:
     plan, state = context.plan, context.decoding
     assert plan is not None
-    absent = state.elsewhere if state is not None and isinstance(state.elsewhere, Absent) else None
-    left = [set(blocks) for blocks in absent.left] if absent is not None else None
+    absent = state.offloaded if state is not None and isinstance(state.offloaded, OffloadedBlocks) else None
+    left = [set(blocks) for blocks in absent.remaining] if absent is not None else None
     found = []
     for i, hit in enumerate(hits):
         blocks, cells, layer = -(-len(hit.chunk.tokens) // block), list[int](), list[int]()

@@ -14,20 +14,20 @@ from torch import Tensor
 from ragkv.joined import Layer
 from ragkv.kernels import steps as reference
 from ragkv.kernels.rows import raw_queries
-from ragkv.kernels.steps import Kernels, Places
+from ragkv.kernels.steps import StepKernels, CachePointers
 from ragkv.model import DecoderModel, Rotary
 
 Attend = Callable[[int, Tensor], Tensor]
 """(layer, its queries [W, Hq, d]) -> their attention [W, Hq, d]"""
 
 
-def step(
+def decode_layers(
     model: DecoderModel,
     layers: Sequence[Layer],
-    kernels: Kernels,
+    kernels: StepKernels,
     tokens: Tensor,
     positions: Tensor,
-    places: Places,
+    pointers: CachePointers,
     attend: Attend,
     outputs: int | None = None,
 ) -> Tensor:
@@ -37,18 +37,18 @@ def step(
     x, at, normed = _begin(model, tokens, positions)
     for i, layer in enumerate(layers):
         going = outputs if i == len(layers) - 1 else None
-        x, normed = _read(model, i, layer, kernels, x, layer.qkv(normed), at, places, attend, going)
+        x, normed = _read(model, i, layer, kernels, x, layer.qkv(normed), at, pointers, attend, going)
     logits: Tensor = model.lm_head(normed)
     return logits
 
 
-def queries(
+def query_layers(
     model: DecoderModel,
     layers: Sequence[Layer],
-    kernels: Kernels,
+    kernels: StepKernels,
     tokens: Tensor,
     positions: Tensor,
-    places: Places,
+    pointers: CachePointers,
     attend: Attend,
 ) -> list[Tensor]:
     """As `step`, but for the pre-RoPE queries [W, Hq, d] of each of the layers; the last one does nothing else."""
@@ -58,7 +58,7 @@ def queries(
         qkv = layer.qkv(normed)
         found.append(raw_queries(qkv, model.shape, layer.heads))
         if i < len(layers) - 1:
-            x, normed = _read(model, i, layer, kernels, x, qkv, at, places, attend)
+            x, normed = _read(model, i, layer, kernels, x, qkv, at, pointers, attend)
     return found
 
 
@@ -71,24 +71,24 @@ def _read(
     model: DecoderModel,
     i: int,
     layer: Layer,
-    kernels: Kernels,
+    kernels: StepKernels,
     x: Tensor,
     qkv: Tensor,
     at: Rotary,
-    places: Places,
+    pointers: CachePointers,
     attend: Attend,
     going: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The rest of a layer: rows as they leave it, and behind the norm that comes next. going: how many of the last ones
     do, None: all."""
-    q = kernels.turn(qkv, at.cos, at.sin, places, i, model.shape, layer.heads)
+    q = kernels.rope_append(qkv, at.cos, at.sin, pointers, i, model.shape, layer.heads)
     if going is not None:
         x, q = x[-going:], q[-going:]
     x, normed = kernels.add_norm(x, layer.out(attend(i, q).flatten(1)), layer.middle.weight, layer.middle.eps)
     return kernels.add_norm(x, layer.down(kernels.gated(layer.gate_up(normed))), layer.last.weight, layer.last.eps)
 
 
-def kernels_of(model: DecoderModel) -> Kernels:
+def kernels_of(model: DecoderModel) -> StepKernels:
     """The twins on a GPU, the references elsewhere."""
     if model.device.type != "cuda" or model.dtype == torch.float64:
         return reference

@@ -32,7 +32,7 @@ MODEL_DECIDES = ("layers", "heads", "group", "scale")
 
 
 @dataclass(frozen=True)
-class Way:
+class MethodSpec:
     """kind: the method's dataclass · given: what model and name decide of its fields."""
 
     kind: Callable[..., Method]
@@ -66,19 +66,19 @@ def _scout(model: DecoderModel) -> dict[str, Any]:
     return {"layers": shape.layers, "heads": p.retrieval_heads, "group": group, "scale": model.scale, **ends}
 
 
-METHODS: dict[str, Way] = {
-    "reuse": Way(Reuse, _layers),
-    "reuse-encoded": Way(ReuseEncoded, _layers),
-    "multi-infllm": Way(MultiInfLLM, _layers),
-    "cacheblend": Way(CacheBlend, _layers),
-    "epic": Way(Epic, _layers),
-    "samkv-overwrite": Way(SamKV, _samkv("overwrite")),
-    "samkv-fusion": Way(SamKV, _samkv("fusion")),
-    "random": Way(Chance, _scout),
-    "scout": Way(Scout, _scout),
+METHODS: dict[str, MethodSpec] = {
+    "reuse": MethodSpec(Reuse, _layers),
+    "reuse-encoded": MethodSpec(ReuseEncoded, _layers),
+    "multi-infllm": MethodSpec(MultiInfLLM, _layers),
+    "cacheblend": MethodSpec(CacheBlend, _layers),
+    "epic": MethodSpec(Epic, _layers),
+    "samkv-overwrite": MethodSpec(SamKV, _samkv("overwrite")),
+    "samkv-fusion": MethodSpec(SamKV, _samkv("fusion")),
+    "random": MethodSpec(Chance, _scout),
+    "scout": MethodSpec(Scout, _scout),
 }
 
-NAMES = (FULL, *METHODS)
+METHOD_NAMES = (FULL, *METHODS)
 
 
 def make_method(spec: str, model: DecoderModel) -> Method:
@@ -99,7 +99,7 @@ def default_method(model: DecoderModel) -> str:
 
 def usable(model: DecoderModel) -> tuple[str, ...]:
     """The methods that a model can be asked with: those that need retrieval heads only where they are known."""
-    return tuple(name for name in NAMES if name not in ("random", "scout") or model.profile.retrieval_heads)
+    return tuple(name for name in METHOD_NAMES if name not in ("random", "scout") or model.profile.retrieval_heads)
 
 
 def check_method(spec: str) -> str:
@@ -108,11 +108,11 @@ def check_method(spec: str) -> str:
     return spec
 
 
-def check_talks(spec: str) -> None:
+def check_sessions(spec: str) -> None:
     """Raises InputError for a method that cannot go on with a conversation."""
     name = spec.partition(":")[0]
     if name in ALONE:
-        others = ", ".join(other for other in NAMES if other not in ALONE)
+        others = ", ".join(other for other in METHOD_NAMES if other not in ALONE)
         raise InputError(f"method {name} answers single questions only; hold conversations with one of {others}")
 
 

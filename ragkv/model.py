@@ -26,7 +26,7 @@ from torch import Tensor
 from ragkv.errors import ModelNotFound, ModelUnsupported
 from ragkv.folder import find_folder, first_line, weights_hash_of
 from ragkv.fused import Fused
-from ragkv.joined import fits
+from ragkv.joined import supports_merging
 from ragkv.kernels.attention import attend
 from ragkv.passes import Pass, write_rows
 from ragkv.profile import Profile, default_profile, load_profile
@@ -178,7 +178,7 @@ class DecoderModel:
             attended: list[Tensor] = []
             for j, i in enumerate(running):
                 p, step = passes[i], passes[i].steps[layer - passes[i].start]
-                p.cache.settle(layer)
+                p.cache.wait_ready(layer)
                 if p.capture is not None:
                     p.capture.add(hidden[i], q[j], k[j], v[j])
                 write_rows(p, layer, step, rotate(k[j], rotary[i]), v[j])
@@ -211,7 +211,7 @@ class DecoderModel:
 
     def _fuse(self) -> Fused | None:
         """The layer loop with few launches, where it is worth having."""
-        if not fits(self.body):
+        if not supports_merging(self.body):
             return None
         from ragkv.kernels import triton_rows
 

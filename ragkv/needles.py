@@ -16,14 +16,14 @@ from typing import Literal, NamedTuple
 from ragkv.errors import InputError
 from ragkv.types import Document
 
-Kind = Literal["one", "coref"]
+QuestionKind = Literal["one", "coref"]
 
 FACT_SHARE = 0.55  # of a document's tokens, unless the questions asked for need more; the rest answers nothing
 COREF_SHARE = 0.35  # of the facts call their subject "it", "she" or "the firm"
 
 
 @dataclass(frozen=True)
-class Question:
+class NeedleQuestion:
     """text[start:end] == answer in the document `document_id`; the answer stands nowhere else in the set.
 
     kind: "one" when the sentence with the answer names its subject, "coref" when it refers back to it.
@@ -35,7 +35,7 @@ class Question:
     document_id: str
     start: int
     end: int
-    kind: Kind
+    kind: QuestionKind
     depth: float
 
 
@@ -44,7 +44,7 @@ class NeedleSet:
     """Documents, and the questions over them in shuffled order."""
 
     documents: tuple[Document, ...]
-    questions: tuple[Question, ...]
+    questions: tuple[NeedleQuestion, ...]
 
 
 class Topic(NamedTuple):
@@ -200,7 +200,7 @@ class Sentence(NamedTuple):
     text: str
     question: str = ""
     answer: str = ""
-    kind: Kind = "one"
+    kind: QuestionKind = "one"
 
 
 def _capital(text: str) -> str:
@@ -209,7 +209,7 @@ def _capital(text: str) -> str:
 
 def _fact(relation: tuple[str, str, str], topic: Topic, subject: str, value: str, rng: random.Random) -> Sentence:
     (_, sentence, question), name = relation, subject
-    kind: Kind = "coref" if rng.random() < COREF_SHARE else "one"
+    kind: QuestionKind = "coref" if rng.random() < COREF_SHARE else "one"
     if kind == "coref" and topic.noun == "person":
         name = "she" if subject.split()[0] in WOMEN else "he"
     elif kind == "coref":
@@ -254,16 +254,16 @@ def _draft(
     return [intro] + [told.pop() if slot in slots else prose.pop() for slot in range(total)]
 
 
-def _questions(document: Document, draft: list[Sentence], whole: str) -> Iterator[Question]:
+def _questions(document: Document, draft: list[Sentence], whole: str) -> Iterator[NeedleQuestion]:
     """What the document answers with a value that stands once in the lower-cased text of all documents."""
     for _, question, answer, kind in draft:
         if question and whole.count(answer.lower()) == 1:
             start = document.text.index(answer)
             end, depth = start + len(answer), start / len(document.text)
-            yield Question(question, answer, document.id, start, end, kind, depth)
+            yield NeedleQuestion(question, answer, document.id, start, end, kind, depth)
 
 
-def make(seed: int, documents: int, tokens: int, count: int, length: Callable[[str], int]) -> NeedleSet:
+def make_needles(seed: int, documents: int, tokens: int, count: int, length: Callable[[str], int]) -> NeedleSet:
     """`count` questions over `documents` documents of about `tokens` tokens, the same for the same arguments.
 
     length: how many tokens a text has; no text is longer than `tokens` by more than rounding at its seams.
@@ -283,7 +283,7 @@ def make(seed: int, documents: int, tokens: int, count: int, length: Callable[[s
         made.append(Document(f"needle-{seed}-{number}", _capital(subject), text))
     whole = "\n".join(f"{document.title}\n{document.text}" for document in made).lower()
     left = [list(_questions(document, draft, whole)) for document, draft in zip(made, drafts, strict=True)]
-    asked: list[Question] = []
+    asked: list[NeedleQuestion] = []
     for number in range(count):
         here, depth = left[number % documents], (number + 0.5) / count
         if not here:

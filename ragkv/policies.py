@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from ragkv.errors import InputError
 from ragkv.profile import Profile
-from ragkv.sparse.base import Decoder, Policy
+from ragkv.sparse.base import DecodePolicy, PrefillPolicy
 from ragkv.sparse.critiprefill import CritiPrefill
 from ragkv.sparse.lfps import Lfps
 from ragkv.sparse.loopserve import LoopServe
@@ -25,11 +25,11 @@ from ragkv.spec import fields_of, parse
 DENSE = "dense"
 """Every key is read: exact, and no policy."""
 
-Kind = TypeVar("Kind", Policy, Decoder)
+Kind = TypeVar("Kind", PrefillPolicy, DecodePolicy)
 
 
 @dataclass(frozen=True)
-class Way(Generic[Kind]):
+class PolicySpec(Generic[Kind]):
     """kind: the policy's dataclass · given: what the model's profile says of its fields."""
 
     kind: Callable[..., Kind]
@@ -56,45 +56,45 @@ def _topk(p: Profile) -> dict[str, Any]:
     return {"above": p.decode_threshold, "block": p.decode_block, "count": p.decode_count}
 
 
-PREFILLS: dict[str, Way[Policy]] = {
-    "critiprefill": Way(CritiPrefill, _critiprefill),
-    "loopserve": Way(LoopServe, _loopserve),
+PREFILLS: dict[str, PolicySpec[PrefillPolicy]] = {
+    "critiprefill": PolicySpec(CritiPrefill, _critiprefill),
+    "loopserve": PolicySpec(LoopServe, _loopserve),
 }
 
-DECODES: dict[str, Way[Decoder]] = {
-    "psa": Way(Psa, _psa),
-    "lfps": Way(Lfps, _decode),
-    "loopserve": Way(LoopServeDecode, _decode),
-    "topk": Way(TopBlocks, _topk),
+DECODES: dict[str, PolicySpec[DecodePolicy]] = {
+    "psa": PolicySpec(Psa, _psa),
+    "lfps": PolicySpec(Lfps, _decode),
+    "loopserve": PolicySpec(LoopServeDecode, _decode),
+    "topk": PolicySpec(TopBlocks, _topk),
 }
 
-NAMES = (DENSE, *PREFILLS)
+PREFILL_NAMES = (DENSE, *PREFILLS)
 DECODE_NAMES = (DENSE, *DECODES)
 
 
-def make_policy(spec: str, profile: Profile) -> Policy | None:
+def make_prefill_policy(spec: str, profile: Profile) -> PrefillPolicy | None:
     """The prefill policy NAME[:FIELD=VALUE,…] with a model's profile; None: dense. Raises InputError."""
     return _make(spec, profile, "prefill policy", PREFILLS)
 
 
-def check_policy(spec: str) -> str:
+def check_prefill_policy(spec: str) -> str:
     """The specification itself. Raises InputError telling what there is, when it is none."""
     parse(spec, "prefill policy", _known(PREFILLS))
     return spec
 
 
-def make_decoder(spec: str, profile: Profile) -> Decoder | None:
+def make_decode_policy(spec: str, profile: Profile) -> DecodePolicy | None:
     """The decode policy NAME[:FIELD=VALUE,…] with a model's profile; None: dense. Raises InputError."""
     return _make(spec, profile, "decode policy", DECODES)
 
 
-def check_decoder(spec: str) -> str:
+def check_decode_policy(spec: str) -> str:
     """As `check_policy`, of a decode policy."""
     parse(spec, "decode policy", _known(DECODES))
     return spec
 
 
-def _make(spec: str, profile: Profile, what: str, ways: Mapping[str, Way[Kind]]) -> Kind | None:
+def _make(spec: str, profile: Profile, what: str, ways: Mapping[str, PolicySpec[Kind]]) -> Kind | None:
     name, chosen = parse(spec, what, _known(ways))
     if name == DENSE:
         return None
@@ -105,5 +105,5 @@ def _make(spec: str, profile: Profile, what: str, ways: Mapping[str, Way[Kind]])
         raise InputError(f"{what} {name}: {error}") from None
 
 
-def _known(ways: Mapping[str, Way[Kind]]) -> dict[str, dict[str, Any]]:
+def _known(ways: Mapping[str, PolicySpec[Kind]]) -> dict[str, dict[str, Any]]:
     return {DENSE: {}, **{name: fields_of(way.kind) for name, way in ways.items()}}

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from ragkv.context import ContextCache
-from ragkv.joined import join
+from ragkv.joined import merge_weights
 from ragkv.kernels import pool as reference
-from ragkv.kernels.pool import Met, Pool, Progress, Rule, rank
-from ragkv.kernels.steps import Places
-from ragkv.layers import kernels_of, step
+from ragkv.kernels.pool import PoolRead, SlotPool, ProgressiveKernel, StopRule, rank
+from ragkv.kernels.steps import CachePointers
+from ragkv.layers import kernels_of, decode_layers
 from ragkv.model import DecoderModel
-from ragkv.recorder import record
+from ragkv.recorder import capture
 from ragkv.sparse.base import wide
-from ragkv.sparse.blocks import Blocks, cuboid
+from ragkv.sparse.blocks import BlockTable, cuboid
 from ragkv.sparse.psa import Psa
 
 
@@ -76,7 +76,7 @@ class PooledKV:
         self.natural = natural[:, :, None].expand(-1, -1, heads, -1).contiguous().to(self.device)
         addresses = [[[each.data_ptr(), each[0].nbytes] for each in line] for line in blocks]
         slots = math.ceil(share * most)
-        self.pool = Pool(
+        self.pool = SlotPool(
             torch.tensor(addresses, dtype=torch.int64, device=self.device),
             ranked.to(self.device),
             torch.zeros(layers, width, heads, slots, 2, self.size, d, dtype=self.dtype, device=self.device),
@@ -139,7 +139,7 @@ class PooledKV:
 
     def _put(self, layer: int, of: int, cache: ContextCache, sinks: int, host: Tensor) -> Tensor:
         """Copy one layer of a request; returns its sink blocks."""
-        k, v, known = cache.k(layer), cache.v(layer), Blocks(self.size, sinks, None)
+        k, v, known = cache.k(layer), cache.v(layer), BlockTable(self.size, sinks, None)
         known.update(k, cache.positions(layer))
         tail = len(k) // self.size
         keys, values = (x[: tail * self.size].unflatten(0, (tail, self.size)) for x in (k, v))
@@ -159,14 +159,14 @@ class _Recording:
     logits: Tensor
 
 
-class PooledSteps:
+class PooledDecoder:
     """Steps of the requests of one `PooledKV`, all of them together. Not thread-safe.
 
     Joins the model's weights as `ragkv.steps.Steps` does. met: of the last step, by layer; a recorded step writes them
     anew.
     """
 
-    def __init__(self, model: DecoderModel, kv: PooledKV, params: Psa | None, progress: Progress | None = None) -> None:
+    def __init__(self, model: DecoderModel, kv: PooledKV, params: Psa | None, progress: ProgressiveKernel | None = None) -> None:
         """params: None: every block is read, and none of them changes its place · progress: None: the twin on a GPU,
         the reference elsewhere.
 
@@ -174,8 +174,8 @@ class PooledSteps:
         """
         if params is not None and params.block != kv.size:
             raise ValueError(f"the pool has blocks of {kv.size} rows")
-        self.kv, self.met = kv, list[Met]()
-        self._model, self._kernels, self._layers = model, kernels_of(model), join(model.body)
+        self.kv, self.reads = kv, list[PoolRead]()
+        self._model, self._kernels, self._layers = model, kernels_of(model), merge_weights(model.body)
         self._progress, self._ranks = progress or progress_of(model), params is not None
         self._rule = rule_of(params)
         self._taken, layers = 0, model.shape.layers
@@ -183,25 +183,25 @@ class PooledSteps:
         addresses = [[each.data_ptr() for each in line] for line in (*k, *v)]
         self._inputs = torch.zeros(3 + 3 * layers, len(kv.positions), dtype=torch.int64, device=model.device)
         self._inputs[3 : 3 + 2 * layers] = torch.tensor(addresses, dtype=torch.int64)
-        self._places = Places(self._inputs[3:].view(3, layers, -1), k, v)
+        self._pointers = CachePointers(self._inputs[3:].view(3, layers, -1), k, v)
         self._recorded: _Recording | None = None
-        self._records = model.device.type == "cuda" and self._progress is not reference.progress
+        self._records = model.device.type == "cuda" and self._progress is not reference.attend_progressively
 
-    def read(self, tokens: Sequence[int]) -> Tensor:
+    def decode(self, tokens: Sequence[int]) -> Tensor:
         """Logits [W, vocabulary] of the next token of each request. Those of the last call are
         overwritten, and so is what it met."""
-        self.advance(tokens)
+        self._advance(tokens)
         if not self._records:
             return self._step()
         with torch.cuda.device(self._model.device), torch.inference_mode():
             if self._recorded is None:
-                graph, logits = record(self._step, torch.cuda.Stream(self._model.device))
+                graph, logits = capture(self._step, torch.cuda.Stream(self._model.device))
                 self._recorded = _Recording(graph, logits)
             self._recorded.graph.replay()
         return self._recorded.logits
 
     @torch.inference_mode()
-    def advance(self, tokens: Sequence[int]) -> None:
+    def _advance(self, tokens: Sequence[int]) -> None:
         """The inputs of the next step: one copy to the device. Raises ValueError where there is no room."""
         if max(map(max, self.kv.held)) + self._taken >= self.kv.near[0][0][0].shape[0]:
             raise ValueError("no room for another token")
@@ -218,9 +218,9 @@ class PooledSteps:
 
     @torch.inference_mode()
     def _step(self) -> Tensor:
-        self.met = []
-        return step(
-            self._model, self._layers, self._kernels, self._inputs[0], self._inputs[1], self._places, self.attend
+        self.reads = []
+        return decode_layers(
+            self._model, self._layers, self._kernels, self._inputs[0], self._inputs[1], self._pointers, self.attend
         )
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
@@ -228,9 +228,9 @@ class PooledSteps:
         kv = self.kv
         order = rank(q, kv.digests[layer], kv.hidden[layer]) if self._ranks else kv.natural[layer]
         met = self._progress(
-            q, order, kv.pool, self._places, layer, kv.shape, self._rule, self._inputs[2, :1], scale=self._model.scale
+            q, order, kv.pool, self._pointers, layer, kv.shape, self._rule, self._inputs[2, :1], scale=self._model.scale
         )
-        self.met.append(met)
+        self.reads.append(met)
         return met.out
 
 
@@ -241,17 +241,17 @@ def _runs(blocks: Sequence[int]) -> list[tuple[int, int, int]]:
     return [(start, blocks[start], end - start) for start, end in zip(starts, ends, strict=False)]
 
 
-def rule_of(params: Psa | None) -> Rule:
+def rule_of(params: Psa | None) -> StopRule:
     """When reading stops; None: it does not."""
     if params is None:
-        return Rule(1.0, 4)
-    return Rule(params.threshold, params.micro, params.least, params.group == "mean", params.part)
+        return StopRule(1.0, 4)
+    return StopRule(params.threshold, params.micro, params.least, params.group == "mean", params.part)
 
 
-def progress_of(model: DecoderModel) -> Progress:
+def progress_of(model: DecoderModel) -> ProgressiveKernel:
     """The twin on a GPU, the reference elsewhere."""
     if model.device.type != "cuda" or model.dtype == torch.float64:
-        return reference.progress
+        return reference.attend_progressively
     from ragkv.kernels import triton_pool
 
-    return triton_pool.progress
+    return triton_pool.attend_progressively

@@ -28,13 +28,13 @@ from torch import Tensor
 
 from ragkv import __version__
 from ragkv.context import ContextCache
-from ragkv.fresh import Fresh
+from ragkv.fresh import InMemoryChunk
 from ragkv.passes import append
-from ragkv.reader import Context, Reader
+from ragkv.reader import PrefilledContext, Prefiller
 from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.samkv import SamKV
 from ragkv.spread import SPREAD
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
 """Relative error by what the model computes in. Random models of 36 and 64 layers gave up to 2e-6, 0.003 and 0.03 in
@@ -42,7 +42,7 @@ the last three, chaotic ones (weights far too large) up to five times that; a wr
 
 
 @dataclass(frozen=True)
-class Qualification:
+class SelfTestResult:
     """Relative errors of the three checks (see above), and what they had to stay under. fault: what ended the test."""
 
     layer_loop: float = math.nan
@@ -69,44 +69,44 @@ class Qualification:
         return f"model not qualified: {', '.join(failed)} (at most {self.tolerance:g})" if failed else ""
 
 
-def why_not(reader: Reader, fingerprint: str, folder: Path) -> str:
+def failed_self_test(prefiller: Prefiller, fingerprint: str, folder: Path) -> str:
     """Why this model must not reuse stored KV, "" when it may. Runs the test unless `folder` remembers a pass."""
     path = folder / f"{fingerprint}.json"
-    circumstances = _circumstances(reader)
+    circumstances = _circumstances(prefiller)
     if _remembered(path, circumstances):
         return ""
-    found = qualify(reader)
+    found = self_test(prefiller)
     if not found.reason:
         with suppress(OSError):  # a folder that cannot be written costs the next start the test
             _remember(path, found, circumstances)
     return found.reason
 
 
-def qualify(reader: Reader) -> Qualification:
+def self_test(prefiller: Prefiller) -> SelfTestResult:
     """Run the three checks."""
     try:
-        return _measured(reader)
+        return _measured(prefiller)
     except RuntimeError as error:  # torch's own: a shape, a dtype or memory that does not fit
         first = next(iter(str(error).splitlines()), "")
-        return Qualification(fault=f"{type(error).__name__}: {first}")
+        return SelfTestResult(fault=f"{type(error).__name__}: {first}")
 
 
-def _measured(reader: Reader) -> Qualification:
+def _measured(reader: Prefiller) -> SelfTestResult:
     model, prefix = reader.model, reader.prefix_tokens
     block = model.profile.block
     first, second, question = _tokens(model.config.vocab_size, (block + 5, block // 2 + 3, 8))
     whole = [*prefix, *first, *second, *question]
     cache = ContextCache(model.shape, len(whole), model.dtype, model.devices)
     ours = model.forward([append(cache, whole, 0, outputs=len(whole))])[0]
-    watch = Watch(model.device)
+    watch = StepTimer(model.device)
     shared = reader.mode == "shared"
-    sources = [Fresh(reader.encode(first), block, exact=shared), Fresh(reader.encode(second), block)]
-    dense = reader.full([first, second], question, 0, watch)
-    stored = reader.sparse(sources, question, Reuse(model.shape.layers), 0, watch)
+    sources = [InMemoryChunk(reader.encode(first), block, exact=shared), InMemoryChunk(reader.encode(second), block)]
+    dense = reader.prefill_full([first, second], question, 0, watch)
+    stored = reader.prefill_sparse(sources, question, Reuse(model.shape.layers), 0, watch)
     everything = SamKV(layers=model.profile.stable_layers, middle="all", repair="kept", update="overwrite")
-    recomputed = reader.sparse(sources, question, everything, 0, watch)
+    recomputed = reader.prefill_sparse(sources, question, everything, 0, watch)
     alone = len(prefix) + len(first) if shared else 0
-    return Qualification(
+    return SelfTestResult(
         layer_loop=_apart(_centred(ours), _centred(model.own_logits(whole))),
         stored_rows=_rows_apart(stored, dense, len(whole) - len(question), alone),
         recompute=_apart(_centred(recomputed.logits[None]), _centred(dense.logits[None])),
@@ -120,7 +120,7 @@ def _tokens(vocabulary: int, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
     return [tuple(torch.randint(vocabulary, (size,), generator=generator).tolist()) for size in sizes]
 
 
-def _rows_apart(stored: Context, dense: Context, context: int, alone: int) -> float:
+def _rows_apart(stored: PrefilledContext, dense: PrefilledContext, context: int, alone: int) -> float:
     """Error of stored K and V: of all `context` positions in layer 0, of the first `alone` in the layers above."""
     worst = 0.0
     for layer in range(stored.cache.shape.layers):
@@ -147,7 +147,7 @@ def _centred(logits: Tensor) -> Tensor:
     return logits.double() - logits.double().mean(dim=-1, keepdim=True)
 
 
-def _circumstances(reader: Reader) -> dict[str, str]:
+def _circumstances(reader: Prefiller) -> dict[str, str]:
     """What computes, beside what the fingerprint names."""
     return {
         "ragkv": __version__,
@@ -166,7 +166,7 @@ def _remembered(path: Path, circumstances: dict[str, str]) -> bool:
     return isinstance(record, dict) and circumstances.items() <= record.items()
 
 
-def _remember(path: Path, found: Qualification, circumstances: dict[str, str]) -> None:
+def _remember(path: Path, found: SelfTestResult, circumstances: dict[str, str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps({**circumstances, **asdict(found)}, indent=2) + "\n", encoding="utf-8")

@@ -16,26 +16,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragkv.carrier import Carrier, borrow, make_carrier
+from ragkv.carrier import KVTransfer, acquire, make_kv_transfer
 from ragkv.context import ContextCache
-from ragkv.deciding import follow, grow
-from ragkv.elsewhere import Absent
-from ragkv.fresh import Source
-from ragkv.kernels.carry import Lent
+from ragkv.deciding import refine, expand
+from ragkv.elsewhere import OffloadedBlocks
+from ragkv.fresh import ChunkSource
+from ragkv.kernels.carry import PinnedBlocks
 from ragkv.model import DecoderModel, rotate
 from ragkv.passes import Capture, Pass, append
-from ragkv.recompute.base import Angle, Blocks, Grow, Method, Piece, Plan, Rows, overwritten, recomputed
+from ragkv.recompute.base import KeyPositions, Blocks, Expansion, Method, Piece, Plan, Rows, overwritten, recomputed
 from ragkv.recompute.digest import DigestParams, digest, retrieval_pairs
-from ragkv.sparse.base import Decoder, Decoding, Policy, Sparse, decoding, last_rows, reading, watched
-from ragkv.steps import Steps
+from ragkv.sparse.base import DecodePolicy, DecodeState, PrefillPolicy, SparsePrefill, decode_state, last_rows, prefill_attention, observe_queries
+from ragkv.steps import GraphDecoder
 from ragkv.stitch import Stitch
-from ragkv.talk import Talk, minus, plus
+from ragkv.talk import SessionState, minus, plus
 from ragkv.types import ChunkKV
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 
 
 @dataclass(frozen=True)
-class Context:
+class PrefilledContext:
     """A context cache ready to decode from: logits [vocabulary] of the first answer token, which stands at `position`.
     plan is None when everything was prefilled · sparse: what a prefill policy did, None where all of it was dense ·
     decoding: what a decode policy learned from the question, None where decoding is dense.
@@ -48,14 +48,14 @@ class Context:
     logits: Tensor
     position: int
     plan: Plan | None
-    sparse: Sparse | None = None
-    decoding: Decoding | None = None
-    before: float = 0.0
-    known: int = 0
-    read: float = 0.0
+    sparse: SparsePrefill | None = None
+    decoding: DecodeState | None = None
+    cached_tokens: float = 0.0
+    cached_chunks: int = 0
+    prefilled_tokens: float = 0.0
 
 
-class Reader:
+class Prefiller:
     """Stateless between calls but for the KV of S, computed once."""
 
     def __init__(
@@ -63,16 +63,16 @@ class Reader:
         model: DecoderModel,
         prefix: Sequence[int],
         mode: str = "shared",
-        policy: Policy | None = None,
-        steps: Steps | None = None,
-        carrier: Carrier | None = None,
+        ingest_policy: PrefillPolicy | None = None,
+        graph_decoder: GraphDecoder | None = None,
+        kv_transfer: KVTransfer | None = None,
     ):
         """prefix: token ids of S · mode: `shared` encodes chunks right after S, `isolated` alone from position 0
         (SamKV A13; paper silent) · policy: how long chunks are encoded, None: densely · steps: asks short
         questions and reads few rows by recorded graphs, None: there are none · carrier: takes blocks to their places
         without making rows of them, None: one of the model's device, where that can have one."""
-        self._carrier, self._steps = carrier or make_carrier(model), steps
-        self.model, self.prefix_tokens, self.mode, self.policy = model, tuple(prefix), mode, policy
+        self._kv_transfer, self._graph_decoder = kv_transfer or make_kv_transfer(model), graph_decoder
+        self.model, self.prefix_tokens, self.mode, self.ingest_policy = model, tuple(prefix), mode, ingest_policy
         self.prefix = ContextCache(model.shape, len(self.prefix_tokens), model.dtype, model.devices)
         if self.prefix_tokens:
             model.forward([append(self.prefix, self.prefix_tokens, 0, outputs=0)])
@@ -90,7 +90,7 @@ class Reader:
         cache = ContextCache(self.model.shape, start + len(tokens), self.model.dtype, self.model.devices)
         if shared:
             cache.extend(self.prefix)
-        capture, sparse = Capture(keys_too=True), reading(self.policy, start + len(tokens))
+        capture, sparse = Capture(keys_too=True), prefill_attention(self.ingest_policy, start + len(tokens))
         self.model.forward([append(cache, tokens, start, outputs=0, capture=capture, attention=sparse)])
         here = self.model.device
         at = self.model.rotary(torch.arange(start, start + len(tokens)))
@@ -104,130 +104,130 @@ class Reader:
             digest=digest(queries, k, rotated, self.digest_params, scale=self.model.scale),
         )
 
-    def talk(self) -> Talk:
+    def new_state(self) -> SessionState:
         """A conversation in which nothing was said yet."""
-        return Talk(self.model, self.prefix_tokens)
+        return SessionState(self.model, self.prefix_tokens)
 
-    def full(
+    def prefill_full(
         self,
         chunks: Sequence[Sequence[int]],
         question: Sequence[int],
-        room: int,
-        watch: Watch,
-        policy: Policy | None = None,
-        talk: Talk | None = None,
-        decoder: Decoder | None = None,
-    ) -> Context:
+        answer_tokens: int,
+        timer: StepTimer,
+        prefill_policy: PrefillPolicy | None = None,
+        state: SessionState | None = None,
+        decode_policy: DecodePolicy | None = None,
+    ) -> PrefilledContext:
         """One prefill of S, all chunks and the question, dense or under a policy. room: rows for the answer · decoder:
         looks at the last rows, None: decoding is dense.
 
         talk: is gone on with: chunks are those that join, and what is carried is prefilled instead of S.
         """
-        talk = talk or self.talk()
-        stitch, before, known, carried = talk.stitch, talk.cached, talk.chunks, talk.carried
+        state = state or self.new_state()
+        stitch, before, known, carried = state.stitch, state.cached, state.chunks, state.pending_count
         read = [*(t for chunk in chunks for t in chunk), *question]
-        tokens = [*talk.carry, *read]
-        stitch.cache.make_room(len(tokens) + room)
-        with watch.step("prefill"):
-            sparse = talk.attention(policy, stitch.end + len(tokens))
-            state = decoding(decoder, _keys(stitch.cache) + len(tokens))
-            logits = self._read(stitch, tokens, sparse, state)
-        talk.asked(len(tokens))
-        talk.chunks += len(chunks)
-        return Context(stitch.cache, logits, stitch.end, None, sparse, state, before, known, float(carried + len(read)))
+        tokens = [*state.pending_tokens, *read]
+        stitch.cache.make_room(len(tokens) + answer_tokens)
+        with timer.step("prefill"):
+            sparse = state.attention(prefill_policy, stitch.end + len(tokens))
+            state = decode_state(decode_policy, _keys(stitch.cache) + len(tokens))
+            logits = self._prefill_tokens(stitch, tokens, sparse, state)
+        state.append_question(len(tokens))
+        state.chunks += len(chunks)
+        return PrefilledContext(stitch.cache, logits, stitch.end, None, sparse, state, before, known, float(carried + len(read)))
 
-    def sparse(
+    def prefill_sparse(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[ChunkSource],
         question: Sequence[int],
         method: Method,
-        room: int,
-        watch: Watch,
-        policy: Policy | None = None,
-        talk: Talk | None = None,
-        decoder: Decoder | None = None,
-    ) -> Context:
+        answer_tokens: int,
+        timer: StepTimer,
+        prefill_policy: PrefillPolicy | None = None,
+        state: SessionState | None = None,
+        decode_policy: DecodePolicy | None = None,
+    ) -> PrefilledContext:
         """Choose, load, repair, prefill the question. Watch steps: load, plan, repair, prefill.
 
         policy: for a question that is long by itself; repair is sparse as it is · talk: is gone on with: sources are
         those of the chunks that stand in it, in their order, then those that join. Not for methods whose plan grows:
         where they turn keys to depends on the question · decoder: looks at the question, None: decoding is dense.
         """
-        talk = talk or self.talk()
-        stitch, before, known, carried = talk.stitch, talk.cached, talk.chunks, talk.carried
+        state = state or self.new_state()
+        stitch, before, known, carried = state.stitch, state.cached, state.chunks, state.pending_count
         pieces = [source.piece for source in sources]
         first = method.first(pieces)
         layers = self.model.shape.layers
         fixed: tuple[tuple[Blocks, ...], ...] = ((first or ((),) * len(pieces)),) * layers
         depth = method.depth(layers)
-        stitch.cache.make_room(carried + self._capacity(pieces[known:], first[known:]) + len(question) + room)
-        self._settle(talk, watch)
-        talk.join(pieces[known:])
-        with watch.step("load"):
-            todo = talk.missing(fixed)
+        stitch.cache.make_room(carried + self._capacity(pieces[known:], first[known:]) + len(question) + answer_tokens)
+        self._read_pending(state, timer)
+        state.join(pieces[known:])
+        with timer.step("load"):
+            todo = state.missing(fixed)
             stitch.reserve(pieces, todo)
             # The composite pass attends in all its layers but the last, whose queries are all that is needed of it.
             now, later = _divided(todo, depth - 1)
             self._load(stitch, sources, now)
-            talk.hold(fixed)
-        with watch.step("plan"):
-            queries = self._ask(stitch, question, depth)
+            state.hold(fixed)
+        with timer.step("plan"):
+            queries = self._query_pass(stitch, question, depth)
             plan = method.plan(pieces, queries)
-        if plan.grow is not None:
-            return self._grown(stitch, sources, question, plan, plan.grow, watch, decoder)
-        with watch.step("load"):
-            more = talk.missing(plan.kept)
+        if plan.expansion is not None:
+            return self._prefill_expanding(stitch, sources, question, plan, plan.expansion, timer, decode_policy)
+        with timer.step("load"):
+            more = state.missing(plan.kept)
             stitch.reserve(pieces, more)
-            plan = talk.rest(plan, pieces)
-            self._load(stitch, sources, minus(plus(later, more), overwritten(pieces, plan)), plan.angle)
+            plan = state.remaining(plan, pieces)
+            self._load(stitch, sources, minus(plus(later, more), overwritten(pieces, plan)), plan.key_positions)
         tokens, sparse = [source.tokens for source in sources], None
-        if policy is not None and policy.applies(len(question)):
-            sparse = talk.attention(policy, stitch.end + len(question))
-        state = decoding(decoder, _keys(stitch.cache) + len(question))
+        if prefill_policy is not None and prefill_policy.applies(len(question)):
+            sparse = state.attention(prefill_policy, stitch.end + len(question))
+        state = decode_state(decode_policy, _keys(stitch.cache) + len(question))
         if plan.one_pass and sparse is None:
-            observed = watched(None, state, stitch.end)
-            with watch.step("prefill"):
+            observed = observe_queries(None, state, stitch.end)
+            with timer.step("prefill"):
                 both = stitch.repair(plan, tokens, question, outputs=last_rows(state), attention=observed)
-                logits = self._last(both)
+                logits = self._last_logits(both)
         else:
-            if plan.check is None:
-                self._repair(stitch, sources, plan, watch)
+            if plan.refinement is None:
+                self._repair(stitch, sources, plan, timer)
             else:
-                with watch.step("repair"):
-                    plan = follow(self.model, stitch, tokens, plan, plan.check, known)
-            with watch.step("prefill"):
-                logits = self._read(stitch, question, sparse, state)
-        talk.asked(len(question))
-        if state is not None and state.reaches:
-            state.elsewhere = Absent(stitch, sources, plan)
+                with timer.step("repair"):
+                    plan = refine(self.model, stitch, tokens, plan, plan.refinement, known)
+            with timer.step("prefill"):
+                logits = self._prefill_tokens(stitch, question, sparse, state)
+        state.append_question(len(question))
+        if state is not None and state.wants_offloaded:
+            state.offloaded = OffloadedBlocks(stitch, sources, plan)
         read = sum(recomputed(plan.recompute)) + carried + len(question)
-        return Context(stitch.cache, logits, stitch.end, plan, sparse, state, before, known, read)
+        return PrefilledContext(stitch.cache, logits, stitch.end, plan, sparse, state, before, known, read)
 
-    def _grown(
+    def _prefill_expanding(
         self,
         stitch: Stitch,
-        sources: Sequence[Source],
+        sources: Sequence[ChunkSource],
         question: Sequence[int],
         plan: Plan,
-        asks: Grow,
-        watch: Watch,
-        decoder: Decoder | None,
-    ) -> Context:
+        expand: Expansion,
+        timer: StepTimer,
+        decode_policy: DecodePolicy | None,
+    ) -> PrefilledContext:
         """The question read layer by layer, all that is stored at hand."""
         pieces, layers = [source.piece for source in sources], self.model.shape.layers
-        with watch.step("load"):
+        with timer.step("load"):
             stored = [source.load([tuple(range(source.piece.blocks))] * layers) for source in sources]
         # How much it grows is not known before; what a dense answer would read is what there is at most.
         most = _keys(stitch.cache) + sum(piece.tokens for piece in pieces) + len(question)
-        state = decoding(decoder, most)
-        with watch.step("prefill"):
-            seen = watched(None, state, stitch.end)
-            logits, plan = grow(self.model, stitch, pieces, stored, question, plan, asks, seen, last_rows(state))
+        state = decode_state(decode_policy, most)
+        with timer.step("prefill"):
+            seen = observe_queries(None, state, stitch.end)
+            logits, plan = expand(self.model, stitch, pieces, stored, question, plan, expand, seen, last_rows(state))
         end = stitch.end + len(question)
-        return Context(stitch.cache, logits, end, plan, decoding=state, read=float(len(question)))
+        return PrefilledContext(stitch.cache, logits, end, plan, decoding=state, prefilled_tokens=float(len(question)))
 
     def queries(
-        self, sources: Sequence[Source], first: Sequence[Blocks], question: Sequence[int], depth: int
+        self, sources: Sequence[ChunkSource], first: Sequence[Blocks], question: Sequence[int], depth: int
     ) -> list[Tensor]:
         """Composite pass alone: per layer the question's pre-RoPE queries [question tokens, Hq, d] over S and the
         blocks `first` of every source."""
@@ -238,65 +238,65 @@ class Reader:
         now, _ = _divided((tuple(first),) * self.model.shape.layers, depth - 1)
         stitch.reserve(pieces, now)
         self._load(stitch, sources, now)
-        return self._ask(stitch, question, depth)
+        return self._query_pass(stitch, question, depth)
 
-    def _ask(self, stitch: Stitch, question: Sequence[int], depth: int) -> list[Tensor]:
+    def _query_pass(self, stitch: Stitch, question: Sequence[int], depth: int) -> list[Tensor]:
         """Composite pass: the question over S and the fixed blocks; returns its pre-RoPE queries per layer, leaves no
         rows behind."""
         if depth == 0:
             return []
-        if self._steps is not None and self._steps.takes(stitch.cache, question):
-            return self._steps.ask(stitch.cache, question, stitch.end, depth)
+        if self._graph_decoder is not None and self._graph_decoder.supports_queries(stitch.cache, question):
+            return self._graph_decoder.queries(stitch.cache, question, stitch.end, depth)
         capture, lengths = Capture(), list(stitch.cache.lengths)
         self.model.forward([append(stitch.cache, question, stitch.end, outputs=0, capture=capture, depth=depth)])
         stitch.cache.truncate(lengths)
         return [q.to(self.model.device) for q in capture.q]  # methods compare those of several layers
 
-    def _read(self, stitch: Stitch, tokens: Sequence[int], sparse: Sparse | None, state: Decoding | None) -> Tensor:
+    def _prefill_tokens(self, stitch: Stitch, tokens: Sequence[int], sparse: SparsePrefill | None, decoding: DecodeState | None) -> Tensor:
         """Append tokens, all of them for a decode policy to look at; logits [vocabulary] of the last."""
-        attention = watched(sparse, state, stitch.end)
-        reading = append(stitch.cache, tokens, stitch.end, outputs=last_rows(state), attention=attention)
-        return self._last(reading)
+        attention = observe_queries(sparse, decoding, stitch.end)
+        reading = append(stitch.cache, tokens, stitch.end, outputs=last_rows(decoding), attention=attention)
+        return self._last_logits(reading)
 
-    def _last(self, p: Pass) -> Tensor:
+    def _last_logits(self, p: Pass) -> Tensor:
         """Logits [vocabulary] of a pass's last row."""
-        if self._steps is not None and self._steps.passes.takes(p):
-            return self._steps.passes.read(p)
+        if self._graph_decoder is not None and self._graph_decoder.prefill.supports(p):
+            return self._graph_decoder.prefill.last_logits(p)
         return self.model.forward([p])[0][-1]
 
-    def _repair(self, stitch: Stitch, sources: Sequence[Source], plan: Plan, watch: Watch) -> None:
+    def _repair(self, stitch: Stitch, sources: Sequence[ChunkSource], plan: Plan, timer: StepTimer) -> None:
         """Recompute rows in place; padding is there for this pass only."""
         if not any(any(layer) for layer in plan.recompute):
             return
         lengths = list(stitch.cache.lengths)
-        with watch.step("load"):
+        with timer.step("load"):
             stitch.reserve([source.piece for source in sources], plan.padding)
             self._load(stitch, sources, plan.padding)
-        with watch.step("repair"):
+        with timer.step("repair"):
             self.model.forward([stitch.repair(plan, [source.tokens for source in sources])])
         stitch.cache.truncate(lengths)
 
     def _load(
         self,
         stitch: Stitch,
-        sources: Sequence[Source],
+        sources: Sequence[ChunkSource],
         wanted: Sequence[Sequence[Blocks]],
-        angle: Angle | None = None,
+        angle: KeyPositions | None = None,
     ) -> None:
         """Fetch blocks wanted[layer][chunk] and write them where room was reserved for them; where there is a carrier,
         those that are in memory may still be on their way."""
         with ExitStack() as held:
             todo = {i: mine for i in range(len(sources)) if any(mine := [layer[i] for layer in wanted])}
-            lent: dict[int, Lent] = {}
-            if self._carrier is not None and angle is None:
-                lent = borrow({i: sources[i].lend(mine, self._carrier.threads) for i, mine in todo.items()}, held)
+            lent: dict[int, PinnedBlocks] = {}
+            if self._kv_transfer is not None and angle is None:
+                lent = acquire({i: sources[i].pin(mine, self._kv_transfer.threads) for i, mine in todo.items()}, held)
             rows: dict[int, list[Rows]] = {i: sources[i].load(mine) for i, mine in todo.items() if i not in lent}
             for layer, blocks in enumerate(wanted if rows else ()):
                 parts = [(i, sources[i].piece.rows(blocks[i]), fetched[layer]) for i, fetched in rows.items()]
                 stitch.fill(layer, parts, angle)
-            if self._carrier is not None and lent:
+            if self._kv_transfer is not None and lent:
                 pieces = [source.piece for source in sources]
-                self._carrier.carry(stitch, pieces, lent, held.pop_all().close)
+                self._kv_transfer.transfer(stitch, pieces, lent, held.pop_all().close)
 
     def _capacity(self, pieces: Sequence[Piece], first: Sequence[Blocks]) -> int:
         """Rows a layer is likely to need; the cache grows if a plan keeps more."""
@@ -304,15 +304,15 @@ class Reader:
         fixed = sum(len(piece.rows(blocks)) for piece, blocks in zip(pieces, first, strict=False))
         return len(self.prefix_tokens) + (min(context, fixed + context // 5) if first else context)
 
-    def _settle(self, talk: Talk, watch: Watch) -> None:
+    def _read_pending(self, state: SessionState, timer: StepTimer) -> None:
         """Give rows to what is carried."""
-        stitch = talk.stitch
-        if not talk.begun:
+        stitch = state.stitch
+        if not state.started:
             stitch.cache.extend(self.prefix)
-        elif talk.carry:
-            with watch.step("prefill"):
-                self.model.forward([append(stitch.cache, talk.carry, stitch.end, outputs=0)])
-        stitch.end, talk.carry = talk.position, ()
+        elif state.pending_tokens:
+            with timer.step("prefill"):
+                self.model.forward([append(stitch.cache, state.pending_tokens, stitch.end, outputs=0)])
+        stitch.end, state.pending_tokens = state.position, ()
 
 
 def _home(x: Tensor) -> Tensor:

@@ -29,44 +29,44 @@ class _Recording:
     made: Any
 
 
-class Recorder:
+class CUDAGraphPool:
     """Graphs of one model on one GPU, which share a pool of memory. Not thread-safe."""
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._recorded: OrderedDict[Hashable, _Recording] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, _Recording] = OrderedDict()
         self._pool: Any = torch.cuda.graph_pool_handle()
         # One stream for all recordings: libraries keep memory to work in for every stream that they see.
         self._aside = torch.cuda.Stream(device)
 
     def __len__(self) -> int:
-        return len(self._recorded)
+        return len(self._graphs)
 
-    def replay(self, key: Hashable, host: Tensor, work: Callable[[Tensor], Made]) -> Made:
+    def run(self, key: Hashable, host: Tensor, work: Callable[[Tensor], Made]) -> Made:
         """What `work` makes of inputs on the GPU that are those of `host`; the next replay of any graph changes it.
 
         Recorded where the key is new: then the work is really done twice while warming up, and once more after it. It
         may depend on nothing that is not in its inputs or in the key.
         """
         with torch.cuda.device(self._device):
-            if key not in self._recorded:
-                self._recorded[key] = self._record(host.to(self._device), work)
-            self._recorded.move_to_end(key)
-            recording = self._recorded[key]
+            if key not in self._graphs:
+                self._graphs[key] = self._capture(host.to(self._device), work)
+            self._graphs.move_to_end(key)
+            recording = self._graphs[key]
             # Memory that is pinned is not used anew before the copy out of it is done.
             recording.inputs.copy_(host.pin_memory(), non_blocking=True)
             recording.graph.replay()
             made: Made = recording.made
             return made
 
-    def _record(self, inputs: Tensor, work: Callable[[Tensor], Made]) -> _Recording:
-        while len(self._recorded) >= GRAPHS:
-            self._recorded.popitem(last=False)
-        graph, made = record(lambda: work(inputs), self._aside, self._pool)
+    def _capture(self, inputs: Tensor, work: Callable[[Tensor], Made]) -> _Recording:
+        while len(self._graphs) >= GRAPHS:
+            self._graphs.popitem(last=False)
+        graph, made = capture(lambda: work(inputs), self._aside, self._pool)
         return _Recording(graph, inputs, made)
 
 
-def record(work: Callable[[], Made], aside: Any, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Made]:
+def capture(work: Callable[[], Made], aside: Any, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Made]:
     """Do `work` twice, then record it: (the graph, what a replay leaves its result in). aside: the stream of all
     recordings · pool: what graphs share memory by."""
     here = torch.cuda.current_stream()

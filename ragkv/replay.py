@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from ragkv.joined import Layer
-from ragkv.kernels.lists import Lists, all_lists, attend_placed
-from ragkv.kernels.steps import Kernels, Places, splits_of
-from ragkv.layers import step
+from ragkv.kernels.lists import BlockSparseIndex, dense_index, attend_block_sparse_at
+from ragkv.kernels.steps import StepKernels, CachePointers, splits_of
+from ragkv.layers import decode_layers
 from ragkv.model import DecoderModel
 from ragkv.passes import Pass
-from ragkv.recorder import Recorder
+from ragkv.recorder import CUDAGraphPool
 
 WIDEST = 1024
 """Rows of a pass; with more of them the GPU has enough to do while Python starts its kernels."""
@@ -66,29 +66,29 @@ class _Size:
         return (*[self.rows] * 4, 2 * self.layers, self.blocks * self.block, *lists)
 
 
-class Replay:
+class GraphPrefill:
     """See the module. Not thread-safe."""
 
     def __init__(
         self,
         model: DecoderModel,
         layers: Sequence[Layer],
-        kernels: Kernels,
-        recorder: Recorder | None,
+        kernels: StepKernels,
+        graphs: CUDAGraphPool | None,
         nowhere: Sequence[Tensor],
     ):
         """layers: joined · recorder: None: nothing is recorded · nowhere: K and V [1, Hkv, d] that made-up rows are
         written to."""
-        self._model, self._layers, self._kernels, self._recorder = model, layers, kernels, recorder
+        self._model, self._layers, self._kernels, self._graphs = model, layers, kernels, graphs
         self._nowhere = tuple(nowhere)
         self._lost = torch.tensor([[[each.data_ptr()]] for each in nowhere], device=model.device)
 
-    def takes(self, p: Pass) -> bool:
+    def supports(self, p: Pass) -> bool:
         """Whether a pass can be replayed, and is worth it: few rows, dense, through all layers, with the same slots in
         each, and its last row alone gives logits."""
         plain = p.attention is None and p.capture is None and p.depth is None and p.start == 0
         rows, layers = p.tokens.shape[0], range(len(p.steps))
-        if p.cache.coming and p.cache.lengths[0] > LONG:
+        if p.cache.pending and p.cache.lengths[0] > LONG:
             return False
         if not plain or not 0 < rows <= WIDEST or len(p.steps) != len(self._layers):
             return False
@@ -105,23 +105,23 @@ class Replay:
         return same and alike and all(each.write is None for each in p.steps)
 
     @torch.inference_mode()
-    def read(self, p: Pass) -> Tensor:
+    def last_logits(self, p: Pass) -> Tensor:
         """Logits [vocabulary] of the last row of a pass that is taken, as `DecoderModel.forward` gives them up to the
         order of additions; its rows are in the cache."""
         lacking = _width(p.tokens.shape[0]) - p.tokens.shape[0]
-        stores = [p.cache.stores(layer, 0) for layer in range(len(self._layers))]
+        stores = [p.cache.buffers(layer, 0) for layer in range(len(self._layers))]
         at = torch.cat([torch.full((lacking,), -1), p.positions])
         size, host = self._inputs(p, at, stores)
-        if self._recorder is not None:
+        if self._graphs is not None:
             key = ("pass", size)
-            return self._recorder.replay(key, host, lambda inputs: self._pass(size, inputs))[0].clone()
+            return self._graphs.run(key, host, lambda inputs: self._pass(size, inputs))[0].clone()
         k, v = ([[self._nowhere[i]] * lacking + [pair[i]] * len(p.tokens) for pair in stores] for i in (0, 1))
         return self._pass(size, host, k, v)[0]
 
     def _inputs(self, p: Pass, at: Tensor, stores: Sequence[tuple[Tensor, Tensor]]) -> tuple[_Size, Tensor]:
         """What `_Size` says. at: positions with those of made-up rows."""
         known, lacking = p.cache.positions(0), at.shape[0] - p.tokens.shape[0]
-        lists = all_lists(at, known, self._model.shape.q_heads // self._model.shape.kv_heads)
+        lists = dense_index(at, known, self._model.shape.q_heads // self._model.shape.kv_heads)
         blocks_there = -(-known.shape[0] // lists.block)
         size = _Size(at.shape[0], lists.tile, lists.block, 1 << (blocks_there - 1).bit_length(), len(stores))
         host = np.zeros(sum(size.parts), dtype=np.int64)
@@ -144,20 +144,20 @@ class Replay:
         tokens, positions, at, slots, addresses, *rest = inputs.split(size.parts)
         keys, blocks, counts, clear = (each.int() for each in rest)
         blocks = blocks.view(1, size.tiles, size.blocks)
-        lists = Lists(size.tile, size.block, blocks, counts[None], clear[None])
+        lists = BlockSparseIndex(size.tile, size.block, blocks, counts[None], clear[None])
         base = torch.where(at >= 0, addresses.view(2, -1, 1), self._lost)
         table = torch.cat([base, slots.expand(1, len(self._layers), -1)])
-        places = Places(table, k, v)
-        last = Places(table[:, :, -1:].contiguous(), [each[-1:] for each in k], [each[-1:] for each in v])
+        places = CachePointers(table, k, v)
+        last = CachePointers(table[:, :, -1:].contiguous(), [each[-1:] for each in k], [each[-1:] for each in v])
         splits = splits_of(1, model.shape.kv_heads, keys.shape[0])
         seen = at.int()
 
         def attend(layer: int, q: Tensor) -> Tensor:
             if layer == len(self._layers) - 1:
                 return kernels.attend(q, last, layer, model.shape, scale=model.scale, splits=splits)
-            return attend_placed(q, places, layer, model.shape, seen, keys, lists, scale=model.scale)
+            return attend_block_sparse_at(q, places, layer, model.shape, seen, keys, lists, scale=model.scale)
 
-        return step(model, self._layers, kernels, tokens, positions, places, attend, outputs=1)
+        return decode_layers(model, self._layers, kernels, tokens, positions, places, attend, outputs=1)
 
 
 def _width(rows: int) -> int:

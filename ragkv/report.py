@@ -19,7 +19,7 @@ class Citation:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenCounts:
     """context: of all chunks the answer stands on, in a conversation those of its earlier turns, too · kept: mean over
     layers · recomputed: mean over layers of the tokens computed again there · question · generated.
 
@@ -50,7 +50,7 @@ class Ratios:
 
 
 @dataclass(frozen=True)
-class Hits:
+class TierHits:
     """Chunks found, by the tier that answered."""
 
     gpu: int = 0
@@ -67,17 +67,17 @@ class Fallback:
 
 
 @dataclass(frozen=True)
-class Cache:
+class CacheReport:
     """What the KV store gave. A method that needs no stored KV (full) looks nothing up: hits and misses are 0."""
 
     chunks: int
-    hits: Hits
+    hits: TierHits
     misses: int
     fallbacks: tuple[Fallback, ...]
 
 
 @dataclass(frozen=True)
-class Bytes:
+class ByteCounts:
     """context_kv: full KV of the chunks · heads: head records read · loaded: ranges read, the kept blocks and what
     stands in for dropped ones while rows pass through during repair (SamKV's padding). A kept block whose rows are all
     computed again and written over, before anything reads them, is not read."""
@@ -106,7 +106,7 @@ class Timings:
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodeReport:
     """What decoding read. steps: passes of one token, the first token needs none · read, present: keys a step read, and
     keys there were, means over steps, layers and attention heads; the prompt's prefix, the question and the answer so
     far are among them · pulled: blocks that came back from the store on the way · ended: `stop`, or `length` where
@@ -144,11 +144,11 @@ class Report:
     prefill: str
     decode: str
     model: str
-    tokens: Tokens
+    tokens: TokenCounts
     ratios: Ratios
-    cache: Cache
-    bytes: Bytes
-    decoding: Decoded
+    cache: CacheReport
+    bytes: ByteCounts
+    decoding: DecodeReport
     timings_ms: Timings
     chunks: tuple[ChunkReport, ...]
 

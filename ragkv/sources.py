@@ -7,11 +7,11 @@ from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from ragkv.carrier import Lending
-from ragkv.cost import FREE, Costs
+from ragkv.carrier import PendingPin
+from ragkv.cost import FREE, CostModel
 from ragkv.errors import EntryCorrupt, EntryMissing, NotQuantisable, StoreError
-from ragkv.fresh import Fresh
-from ragkv.kernels.carry import Lent
+from ragkv.fresh import InMemoryChunk
+from ragkv.kernels.carry import PinnedBlocks
 from ragkv.model import DecoderModel
 from ragkv.recompute.base import Blocks, Method, Piece, Rows
 from ragkv.recompute.digest import retrieval_pairs
@@ -19,8 +19,8 @@ from ragkv.store.base import KVStore
 from ragkv.store.codec import Head, as_stored, chunk_key, pack, unpack_head
 from ragkv.store.layout import Layout
 from ragkv.store.seal import CHECKSUMS, Seal
-from ragkv.store.tier import Seen
-from ragkv.store.tiers import Loaded, Tiers
+from ragkv.store.tier import TierBytes
+from ragkv.store.tiers import LoadedBlocks, Tiers
 from ragkv.types import ChunkKV, Key
 
 
@@ -41,7 +41,7 @@ class Quarantine:
             self.held.add(key)
 
 
-class Shelf:
+class ChunkStore:
     """The entries of one collection in a store and its tiers, as one model writes and reads them."""
 
     def __init__(
@@ -85,16 +85,16 @@ class Shelf:
         """Bytes of the wanted blocks that would have to come from the store."""
         return self._tiers.absent(key, head, wanted)
 
-    def rows(self, key: Key, head: Head, wanted: Sequence[Blocks]) -> Loaded:
+    def load(self, key: Key, head: Head, wanted: Sequence[Blocks]) -> LoadedBlocks:
         """Per layer the pre-RoPE rows of the wanted blocks, every block verified. Raises StoreError."""
         with self._removing(key):
             return self._tiers.load(key, head, wanted)
 
-    def lend(self, key: Key, head: Head, wanted: Sequence[Blocks]) -> tuple[Lent, Seen] | None:
+    def pin(self, key: Key, head: Head, wanted: Sequence[Blocks]) -> tuple[PinnedBlocks, TierBytes] | None:
         """The wanted blocks where they lie, every block verified, and which tier gave them; None without room in
         memory. Raises StoreError."""
         with self._removing(key):
-            return self._tiers.lend(key, head, wanted)
+            return self._tiers.pin(key, head, wanted)
 
     def warm(self, key: Key, head: Head, wanted: Sequence[Blocks]) -> None:
         """Bring the wanted blocks into memory. Raises StoreError."""
@@ -156,7 +156,7 @@ class Shelf:
             raise
 
 
-def _nothing() -> Lent | None:
+def _nothing() -> PinnedBlocks | None:
     """Nothing is lent."""
     return None
 
@@ -175,109 +175,109 @@ class StoredChunk:
 
     def __init__(
         self,
-        shelf: Shelf,
+        store: ChunkStore,
         tokens: Sequence[int],
         exact: bool,
         encode: Callable[[], ChunkKV],
-        mend: Callable[[ChunkKV], ChunkKV] = _left,
-        costs: Costs = FREE,
+        repair_entry: Callable[[ChunkKV], ChunkKV] = _left,
+        costs: CostModel = FREE,
     ):
         """exact: as in Piece · encode: reads the chunk again · mend: stores what the store did not deliver, and returns
         it as it would come back · costs: what is not worth loading is encoded, though it is there."""
         self.tokens = tuple(tokens)
         self.hit, self.fallback, self.head_bytes, self.loaded_bytes = False, "", 0, 0
-        self._shelf, self._exact, self._encode, self._mend, self._costs = shelf, exact, encode, mend, costs
-        self._key, self._seen = shelf.key(tokens), Seen()
-        self._from: Head | Fresh
+        self._store, self._exact, self._encode, self._repair_entry, self._costs = store, exact, encode, repair_entry, costs
+        self._key, self._tier_bytes = store.key(tokens), TierBytes()
+        self._source: Head | InMemoryChunk
         try:
-            head, tier = shelf.head(self._key, len(tokens))
+            head, tier = store.head(self._key, len(tokens))
         except StoreError as error:
-            self._from = self._read_again(error)
-            self.piece = self._from.piece
+            self._source = self._encode_after(error)
+            self.piece = self._source.piece
         else:
-            self.hit, self.head_bytes, self._from = True, head.bytes, head
-            self._seen["store"] += head.bytes if tier == "store" else 0
-            self.piece = Piece(len(self.tokens), shelf.block, head.digest, exact)
+            self.hit, self.head_bytes, self._source = True, head.bytes, head
+            self._tier_bytes["store"] += head.bytes if tier == "store" else 0
+            self.piece = Piece(len(self.tokens), store.block, head.digest, exact)
 
     @property
     def tier(self) -> str:
         """The farthest one that anything came from: store, host or gpu. A head record that was in memory counts only
         where no block was needed."""
-        return next((name for name in ("store", "host", "gpu") if self._seen[name]), "host")
+        return next((name for name in ("store", "host", "gpu") if self._tier_bytes[name]), "host")
 
     def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
         """Per layer the pre-RoPE rows of the wanted blocks; from a fresh encoding if the store fails."""
-        head = self._worth(wanted)
+        head = self._loadable_head(wanted)
         if head is not None:
             try:
-                loaded = self._shelf.rows(self._key, head, wanted)
+                loaded = self._store.load(self._key, head, wanted)
             except StoreError as error:
-                self._from = self._read_again(error)
+                self._source = self._encode_after(error)
             else:
-                self._took(loaded.seen)
+                self._count(loaded.seen)
                 return loaded.rows
         return self._fresh().load(wanted)
 
-    def lend(self, wanted: Sequence[Blocks], threads: Executor) -> Lending:
+    def pin(self, wanted: Sequence[Blocks], threads: Executor) -> PendingPin:
         """The wanted blocks where they lie in memory, brought there in one of the threads."""
-        head = self._worth(wanted)
+        head = self._loadable_head(wanted)
         if head is None:
             return _nothing
-        if not self._shelf.absent(self._key, head, wanted):  # a thread would cost more than it takes
-            return lambda: self._lent(partial(self._shelf.lend, self._key, head, wanted))
-        return partial(self._lent, threads.submit(self._shelf.lend, self._key, head, wanted).result)
+        if not self._store.absent(self._key, head, wanted):  # a thread would cost more than it takes
+            return lambda: self._pinned(partial(self._store.pin, self._key, head, wanted))
+        return partial(self._pinned, threads.submit(self._store.pin, self._key, head, wanted).result)
 
-    def _lent(self, coming: Callable[[], tuple[Lent, Seen] | None]) -> Lent | None:
+    def _pinned(self, coming: Callable[[], tuple[PinnedBlocks, TierBytes] | None]) -> PinnedBlocks | None:
         try:
             lent = coming()
         except StoreError as error:
-            self._from = self._read_again(error)
+            self._source = self._encode_after(error)
             return None
         if lent is None:
             return None
-        self._took(lent[1])
+        self._count(lent[1])
         return lent[0]
 
-    def _worth(self, wanted: Sequence[Blocks]) -> Head | None:
+    def _loadable_head(self, wanted: Sequence[Blocks]) -> Head | None:
         """The head record to load by; None where the chunk was encoded again, or is now, because that is quicker."""
-        if not isinstance(self._from, Head):
+        if not isinstance(self._source, Head):
             return None
         # Looked up only where loading all of it would be dear; as a rule that much arithmetic is enough.
-        dear = self._costs.against(self._from.layout.wanted_bytes(wanted), len(self.tokens))
+        dear = self._costs.why_not_load(self._source.layout.wanted_bytes(wanted), len(self.tokens))
         if dear:
-            dear = self._costs.against(self._shelf.absent(self._key, self._from, wanted), len(self.tokens))
+            dear = self._costs.why_not_load(self._store.absent(self._key, self._source, wanted), len(self.tokens))
         if dear:
-            self._from = self._again(dear, self._shelf.rounded)
+            self._source = self._encode_again(dear, self._store.rounded)
             return None
-        return self._from
+        return self._source
 
-    def _fresh(self) -> Fresh:
-        assert isinstance(self._from, Fresh)
-        return self._from
+    def _fresh(self) -> InMemoryChunk:
+        assert isinstance(self._source, InMemoryChunk)
+        return self._source
 
-    def _took(self, seen: Seen) -> None:
-        self._seen += seen
+    def _count(self, seen: TierBytes) -> None:
+        self._tier_bytes += seen
         self.loaded_bytes += seen["store"] + seen["host"]
 
-    def _read_again(self, error: StoreError) -> Fresh:
+    def _encode_after(self, error: StoreError) -> InMemoryChunk:
         why = "missing" if isinstance(error, EntryMissing) else f"{type(error).__name__}: {error}"
-        return self._again(why, self._mend)
+        return self._encode_again(why, self._repair_entry)
 
-    def _again(self, why: str, then: Callable[[ChunkKV], ChunkKV]) -> Fresh:
+    def _encode_again(self, why: str, then: Callable[[ChunkKV], ChunkKV]) -> InMemoryChunk:
         self.hit, self.fallback = False, why
-        return Fresh(then(self._encode()), self._shelf.block, self._exact)
+        return InMemoryChunk(then(self._encode()), self._store.block, self._exact)
 
 
-def prefetch(shelf: Shelf, chunks: Sequence[Sequence[int]], method: Method) -> None:
+def prefetch(store: ChunkStore, chunks: Sequence[Sequence[int]], method: Method) -> None:
     """Bring what a question about chunks (token ids) is sure to read: head records, and the blocks of the composite
     pass, which attends in all its layers but the last. What is missing or damaged is left to the question. Raises
     StoreUnavailable."""
     for tokens in chunks:
         with suppress(EntryMissing, EntryCorrupt):
-            key = shelf.key(tokens)
-            head, _ = shelf.head(key, len(tokens))
-            first = method.first([Piece(len(tokens), shelf.block, head.digest)])
+            key = store.key(tokens)
+            head, _ = store.head(key, len(tokens))
+            first = method.first([Piece(len(tokens), store.block, head.digest)])
             if first:
                 layers = head.layout.shape.layers
                 read = max(0, method.depth(layers) - 1)
-                shelf.warm(key, head, [first[0]] * read + [()] * (layers - read))
+                store.warm(key, head, [first[0]] * read + [()] * (layers - read))

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from ragkv.context import ContextCache
-from ragkv.joined import fits, join
+from ragkv.joined import supports_merging, merge_weights
 from ragkv.kernels import steps as reference
-from ragkv.kernels.steps import Kernels, Places, splits_of
-from ragkv.layers import kernels_of, queries, step
+from ragkv.kernels.steps import StepKernels, CachePointers, splits_of
+from ragkv.layers import kernels_of, query_layers, decode_layers
 from ragkv.model import DecoderModel
-from ragkv.recorder import Recorder
-from ragkv.replay import Replay
+from ragkv.recorder import CUDAGraphPool
+from ragkv.replay import GraphPrefill
 
 WIDEST = 32
 """Requests of one graph; more are read in parts."""
@@ -38,39 +38,39 @@ ASKED, AMONG = 64, 16384
 """A question of more tokens is not worth asking by a graph, and neither are more rows: each token reads all of them."""
 
 
-def make_steps(model: DecoderModel) -> Steps | None:
+def make_graph_decoder(model: DecoderModel) -> GraphDecoder | None:
     """Steps of a model that they can be recorded for, None otherwise: its forward serves every model.
 
     It must lie on one GPU, not in float64, with plain linear modules and SiLU between them, and Triton must be there.
     """
-    return Steps(model) if fits(model.body) and not model.spread else None
+    return GraphDecoder(model) if supports_merging(model.body) and not model.spread else None
 
 
-class Steps:
+class GraphDecoder:
     """See the module. Not thread-safe.
 
     The weights of the model are joined (joined.py). passes: whole passes of few rows, likewise recorded (replay.py).
     """
 
-    def __init__(self, model: DecoderModel, kernels: Kernels | None = None):
+    def __init__(self, model: DecoderModel, kernels: StepKernels | None = None):
         """kernels: None: the twins on a GPU, the references elsewhere."""
         self._model, self._shape = model, model.shape
         self._kernels = kernels or kernels_of(model)
-        self._layers = join(model.body)
+        self._layers = merge_weights(model.body)
         records = model.device.type == "cuda" and self._kernels is not reference
-        self._recorder = Recorder(model.device) if records else None
+        self._graphs = CUDAGraphPool(model.device) if records else None
         # Requests that are made up to fill a width hold nothing and write here.
         row = (1, model.shape.kv_heads, model.shape.head_dim)
         self._nowhere = [torch.zeros(row, dtype=model.dtype, device=model.device) for _ in ("k", "v")]
-        self.passes = Replay(model, self._layers, self._kernels, self._recorder, self._nowhere)
+        self.prefill = GraphPrefill(model, self._layers, self._kernels, self._graphs, self._nowhere)
 
     @property
     def recorded(self) -> int:
         """Graphs that are kept."""
-        return 0 if self._recorder is None else len(self._recorder)
+        return 0 if self._graphs is None else len(self._graphs)
 
     @torch.inference_mode()
-    def read(self, caches: Sequence[ContextCache], tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+    def decode(self, caches: Sequence[ContextCache], tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """One token of each request, appended to its cache at its position, which must be behind all others in it;
         returns logits [W, vocabulary]. Every request has a cache of its own.
 
@@ -79,8 +79,8 @@ class Steps:
         parts = [slice(start, start + WIDEST) for start in range(0, len(caches), WIDEST)]
         if len(parts) != 1:
             none = torch.empty(0, self._model.config.vocab_size, dtype=self._model.dtype, device=self._model.device)
-            return torch.cat([none, *(self.read(caches[part], tokens[part], positions[part]) for part in parts)])
-        stores = [[cache.stores(layer, 1) for cache in caches] for layer in range(self._shape.layers)]
+            return torch.cat([none, *(self.decode(caches[part], tokens[part], positions[part]) for part in parts)])
+        stores = [[cache.buffers(layer, 1) for cache in caches] for layer in range(self._shape.layers)]
         held = [[cache.lengths[layer] for cache in caches] for layer in range(self._shape.layers)]
         logits = self._run(tokens, positions, stores, held)[0].clone()  # the next replay does not change it
         # A replay goes on by itself: keeping the books costs no time of the step.
@@ -90,19 +90,19 @@ class Steps:
                 cache.reserve(layer, at)
         return logits[: len(caches)]
 
-    def takes(self, cache: ContextCache, tokens: Sequence[int]) -> bool:
+    def supports_queries(self, cache: ContextCache, tokens: Sequence[int]) -> bool:
         """Whether `ask` is worth it for a question behind what the cache holds."""
         return 0 < len(tokens) <= ASKED and len(tokens) * max(cache.lengths) <= AMONG * ASKED // 2
 
     @torch.inference_mode()
-    def ask(self, cache: ContextCache, tokens: Sequence[int], position: int, depth: int) -> list[Tensor]:
+    def queries(self, cache: ContextCache, tokens: Sequence[int], position: int, depth: int) -> list[Tensor]:
         """A question's tokens at positions from `position` on, behind all rows of the cache, which stays as it is but
         for room; returns the pre-RoPE queries [T, Hq, d] of the layers below `depth`, as a pass captures them.
 
         On a GPU they are good until the next call.
         """
         count, layers = len(tokens), range(self._shape.layers)
-        stores = [[cache.stores(layer, count)] * count for layer in layers]
+        stores = [[cache.buffers(layer, count)] * count for layer in layers]
         held = [list(range(cache.lengths[layer], cache.lengths[layer] + count)) for layer in layers]
         made = self._run(tokens, range(position, position + count), stores, held, depth)
         return [q[:count] for q in made]
@@ -124,14 +124,14 @@ class Steps:
         lines = [[*tokens, *nothing], [*positions, *nothing], *addresses, *([*rows, *nothing] for rows in held)]
         host = torch.tensor(lines, dtype=torch.int64)  # [2 + 3L, W]: tokens, positions, table
         splits = splits_of(host.shape[1], self._shape.kv_heads, 1 + max(max(rows) for rows in held))
-        if self._recorder is None:
-            return self._step(host, Places(_table(host), k, v), splits, depth)
+        if self._graphs is None:
+            return self._step(host, CachePointers(_table(host), k, v), splits, depth)
         key = ("step", host.shape[1], splits, depth)
-        return self._recorder.replay(
-            key, host, lambda inputs: self._step(inputs, Places(_table(inputs)), splits, depth)
+        return self._graphs.run(
+            key, host, lambda inputs: self._step(inputs, CachePointers(_table(inputs)), splits, depth)
         )
 
-    def _step(self, inputs: Tensor, places: Places, splits: int, depth: int | None) -> list[Tensor]:
+    def _step(self, inputs: Tensor, places: CachePointers, splits: int, depth: int | None) -> list[Tensor]:
         """Logits [W, vocabulary], alone; with a depth the pre-RoPE queries [W, Hq, d] of the layers below it."""
         model, kernels = self._model, self._kernels
 
@@ -139,8 +139,8 @@ class Steps:
             return kernels.attend(q, places, layer, self._shape, scale=model.scale, splits=splits)
 
         if depth is None:
-            return [step(model, self._layers, kernels, inputs[0], inputs[1], places, attend)]
-        return queries(model, self._layers[:depth], kernels, inputs[0], inputs[1], places, attend)
+            return [decode_layers(model, self._layers, kernels, inputs[0], inputs[1], places, attend)]
+        return query_layers(model, self._layers[:depth], kernels, inputs[0], inputs[1], places, attend)
 
 
 def _table(inputs: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ragkv.context import ContextCache
 from ragkv.model import DecoderModel, Rotary, rotate
 from ragkv.passes import Attention, Capture, Pass, Step
-from ragkv.recompute.base import Angle, Blocks, Piece, Place, Plan, Rows, Tokens, rows_alive
+from ragkv.recompute.base import KeyPositions, Blocks, Piece, ChunkSpan, Plan, Rows, Tokens, rows_alive
 
 Numbers = NDArray[np.int64]
 
@@ -74,7 +74,7 @@ class Stitch:
             else:
                 self._slots[layer] = new
 
-    def fill(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
+    def fill(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: KeyPositions | None = None) -> None:
         """Rotate rows to their places, or where `angle` says, and write them where room was reserved for them: (chunk,
         its token indices [m], k and v [m, Hkv, d])."""
         chunks = [part for part in chunks if part[1]]
@@ -86,7 +86,7 @@ class Stitch:
         v = torch.cat([rows[1] for _, _, rows in chunks]).to(device, non_blocking=True)
         self.cache.fill(layer, self._at(layer, self._of(names)), self.turned(k, names, angle), v)
 
-    def put(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: Angle | None = None) -> None:
+    def put(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: KeyPositions | None = None) -> None:
         """Append rows, and fill them."""
         chunks = [part for part in chunks if part[1]]
         if chunks:
@@ -101,7 +101,7 @@ class Stitch:
 
     def addresses(self, layers: Numbers, positions: Numbers) -> tuple[Numbers, Numbers]:
         """Where the K and the V of rows [m] lie in memory: of layers [m], at stitched positions [m]."""
-        stores = [self.cache.stores(layer, 0) for layer in range(self.cache.shape.layers)]
+        stores = [self.cache.buffers(layer, 0) for layer in range(self.cache.shape.layers)]
         row = self.cache.shape.kv_heads * self.cache.shape.head_dim * self.cache.dtype.itemsize
         begin = np.array([[k.data_ptr() for k, _ in stores], [v.data_ptr() for _, v in stores]])
         slots = np.empty_like(positions)
@@ -111,12 +111,12 @@ class Stitch:
         k, v = begin[:, layers] + slots * row
         return k, v
 
-    def turned(self, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: Angle | None = None) -> Tensor:
+    def turned(self, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: KeyPositions | None = None) -> Tensor:
         """Pre-RoPE keys [m, Hkv, d] of (chunk, its token indices), rotated to their places or where `angle` says."""
         if angle is None:
             at = self._of(chunks)
         else:
-            places = [Place(self.starts[0], start, self.end) for start in self.starts]
+            places = [ChunkSpan(self.starts[0], start, self.end) for start in self.starts]
             at = torch.cat([angle(torch.tensor(tokens), places[i]) for i, tokens in chunks])
         return rotate(k, self._rotary[k.device][at.to(k.device)])
 

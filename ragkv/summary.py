@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ragkv.conversations import Conversation
-from ragkv.decode import Spoken
+from ragkv.conversations import Session
+from ragkv.decode import Completion
 from ragkv.model import DecoderModel
-from ragkv.reader import Context
+from ragkv.reader import PrefilledContext
 from ragkv.recompute.base import Plan, recomputed
-from ragkv.report import Bytes, Cache, ChunkReport, Decoded, Fallback, Hits, Ratios, Report, Timings, Tokens
+from ragkv.report import ByteCounts, CacheReport, ChunkReport, DecodeReport, Fallback, TierHits, Ratios, Report, Timings, TokenCounts
 from ragkv.types import Hit
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 
 TIMED = ("retrieve", "open", "plan", "load", "repair", "prefill", "decode")
 
 
-def summarise(
+def build_report(
     model: DecoderModel,
-    talk: Conversation,
-    context: Context,
+    session: Session,
+    context: PrefilledContext,
     policies: tuple[str, str],
     question: int,
-    spoken: Spoken,
-    watch: Watch,
-    refused: str = "",
+    completion: Completion,
+    timer: StepTimer,
+    reuse_refused: str = "",
 ) -> Report:
     """talk: as the question left it · policies: of prefill and decoding, as they were asked for · question: tokens ·
     refused: why no chunk's stored KV was used although the method asked for would have."""
-    hits, sources, plan = talk.hits, talk.sources, context.plan  # no plan: all was prefilled, nothing looked up
-    new = [0 if i < context.known else len(hit.chunk.tokens) for i, hit in enumerate(hits)]
+    hits, sources, plan = session.hits, session.sources, context.plan  # no plan: all was prefilled, nothing looked up
+    new = [0 if i < context.cached_chunks else len(hit.chunk.tokens) for i, hit in enumerate(hits)]
     again = recomputed(plan.recompute) if plan else [float(tokens) for tokens in new]
     chunks = tuple(_chunk(model, i, hit, plan, again[i]) for i, hit in enumerate(hits))
     size = sum(chunk.tokens for chunk in chunks)
@@ -42,41 +42,41 @@ def summarise(
     fallbacks = tuple(
         Fallback(hit.chunk.id, source.fallback) for hit, source in zip(hits, sources, strict=False) if source.fallback
     )
-    if refused:
-        fallbacks = tuple(Fallback(hit.chunk.id, refused) for hit in hits)
+    if reuse_refused:
+        fallbacks = tuple(Fallback(hit.chunk.id, reuse_refused) for hit in hits)
     prefill, decode = (policy.partition(":")[0] for policy in policies)
-    decoding = _decoded(context, spoken)
+    decoding = _decoded(context, completion)
     return Report(
-        method=talk.method,
+        method=session.method,
         prefill=prefill if context.sparse and context.sparse.chosen else "dense",
         decode=decode if decoding.read < decoding.present else "dense",
         model=model.name,
-        tokens=Tokens(
+        tokens=TokenCounts(
             context=size,
             kept=kept,
             recomputed=sum(again),
             question=question,
-            generated=len(spoken.tokens),
-            history=0.0 if talk.replayed else context.before,
-            prefilled=context.read + talk.replayed,
+            generated=len(completion.tokens),
+            history=0.0 if session.replayed else context.cached_tokens,
+            prefilled=context.prefilled_tokens + session.replayed,
         ),
         ratios=Ratios(kept / size, sum(again) / size, (heads + loaded) / (size * row), found / len(hits)),
-        cache=Cache(len(hits), Hits(**tiers), len(sources) - found, fallbacks),
-        bytes=Bytes(size * row, heads, loaded),
+        cache=CacheReport(len(hits), TierHits(**tiers), len(sources) - found, fallbacks),
+        bytes=ByteCounts(size * row, heads, loaded),
         decoding=decoding,
-        timings_ms=Timings(**{name: watch.spent(name) for name in TIMED}, ttft=spoken.ttft, total=watch.total()),
+        timings_ms=Timings(**{name: timer.elapsed(name) for name in TIMED}, ttft=completion.ttft, total=timer.total()),
         chunks=chunks,
     )
 
 
-def _decoded(context: Context, spoken: Spoken) -> Decoded:
+def _decoded(context: PrefilledContext, spoken: Completion) -> DecodeReport:
     state, steps, ended = context.decoding, spoken.steps, "stop" if spoken.stopped else "length"
-    if state is not None and state.readings:
-        lists = sum(each.read.shape[0] for each in state.readings)
-        return Decoded(steps, state.read / lists, state.present / lists, state.pulled, ended)
+    if state is not None and state.steps_read:
+        lists = sum(each.read.shape[0] for each in state.steps_read)
+        return DecodeReport(steps, state.read / lists, state.present / lists, state.fetched, ended)
     lengths = context.cache.lengths
     present = sum(lengths) / len(lengths) - (steps - 1) / 2 if steps else 0.0
-    return Decoded(steps, present, present, 0, ended)
+    return DecodeReport(steps, present, present, 0, ended)
 
 
 def _chunk(model: DecoderModel, i: int, hit: Hit, plan: Plan | None, again: float) -> ChunkReport:

@@ -16,11 +16,11 @@ from dataclasses import replace
 
 from ragkv.model import DecoderModel
 from ragkv.recompute.base import Blocks, Piece, Plan, Tokens, padding_for
-from ragkv.sparse.base import Choice, Policy, Sparse
+from ragkv.sparse.base import PrefillState, PrefillPolicy, SparsePrefill
 from ragkv.stitch import Stitch
 
 
-class Talk:
+class SessionState:
     """State of one conversation. Not thread-safe; a turn that failed half-way leaves it useless.
 
     carry: token ids that stand at the end and have no rows yet · chunks: how many stand in it. Once there are any, it
@@ -30,29 +30,29 @@ class Talk:
     def __init__(self, model: DecoderModel, prefix: Sequence[int]):
         """prefix: token ids of S."""
         self.stitch = Stitch(model, (), 0, 0)
-        self.carry = tuple(prefix)
+        self.pending_tokens = tuple(prefix)
         self.chunks = 0
-        self._prefix = len(self.carry)
+        self._prefix = len(self.pending_tokens)
         self._held: Sequence[Sequence[Blocks]] = [()] * model.shape.layers
         self._repaired: Sequence[Sequence[Tokens]] = [()] * model.shape.layers
-        self._asked = [0] * model.shape.layers
-        self._policy: Policy | None = None
-        self._choice: Choice | None = None
+        self._question_ends = [0] * model.shape.layers
+        self._policy: PrefillPolicy | None = None
+        self._choice: PrefillState | None = None
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether anything was read yet."""
         return self.stitch.end > 0
 
     @property
     def position(self) -> int:
         """Where the next chunk, or the next question, will stand."""
-        return self.stitch.end + len(self.carry)
+        return self.stitch.end + len(self.pending_tokens)
 
     @property
-    def carried(self) -> int:
+    def pending_count(self) -> int:
         """Tokens that have to be read before anything joins; S was read when the reader was made."""
-        return len(self.carry) if self.begun else 0
+        return len(self.pending_tokens) if self.started else 0
 
     @property
     def first(self) -> int:
@@ -63,7 +63,7 @@ class Talk:
     def cached(self) -> float:
         """Tokens in the cache, S aside: the mean over layers."""
         lengths = self.stitch.cache.lengths
-        return sum(lengths) / len(lengths) - self._prefix if self.begun else 0.0
+        return sum(lengths) / len(lengths) - self._prefix if self.started else 0.0
 
     @property
     def bytes(self) -> int:
@@ -85,7 +85,7 @@ class Talk:
         """Blocks [layer][chunk] were loaded."""
         self._held = plus(self._held, blocks)
 
-    def rest(self, plan: Plan, pieces: Sequence[Piece]) -> Plan:
+    def remaining(self, plan: Plan, pieces: Sequence[Piece]) -> Plan:
         """What is left to do of a plan for all chunks: `kept` has the blocks of earlier questions, too, `recompute`
         lacks what was repaired for them. From here on it counts as done."""
         self.hold(plan.kept)
@@ -97,31 +97,31 @@ class Talk:
         one_pass = plan.one_pass and not any(any(layer) for layer in padding)
         return replace(plan, kept=kept, recompute=todo, padding=padding, one_pass=one_pass)
 
-    def asked(self, tokens: int) -> None:
+    def append_question(self, tokens: int) -> None:
         """So many tokens, what was carried among them, were read behind everything else, a question at their end."""
-        self.stitch.end, self.carry = self.stitch.end + tokens, ()
-        self._asked = list(self.stitch.cache.lengths)
+        self.stitch.end, self.pending_tokens = self.stitch.end + tokens, ()
+        self._question_ends = list(self.stitch.cache.lengths)
 
-    def answered(self, tokens: Sequence[int], then: Sequence[int]) -> None:
+    def append_answer(self, tokens: Sequence[int], then: Sequence[int]) -> None:
         """tokens: of the answer as far as it counts; rows decoded beyond them go · then: what stands behind it.
 
         Where blocks came in among the answer's rows all of these go, and the next turn reads the answer."""
         cache = self.stitch.cache
         came = [
-            int((cache.positions(layer)[asked:] < self.stitch.end).sum()) for layer, asked in enumerate(self._asked)
+            int((cache.positions(layer)[asked:] < self.stitch.end).sum()) for layer, asked in enumerate(self._question_ends)
         ]
-        rows = 0 if any(came) else min(len(tokens), cache.lengths[0] - self._asked[0])
-        cache.truncate([length + rows for length in self._asked])
+        rows = 0 if any(came) else min(len(tokens), cache.lengths[0] - self._question_ends[0])
+        cache.truncate([length + rows for length in self._question_ends])
         self.stitch.end += rows
-        self.carry = (*tokens[rows:], *then)
+        self.pending_tokens = (*tokens[rows:], *then)
 
-    def attention(self, policy: Policy | None, end: int) -> Sparse | None:
+    def attention(self, policy: PrefillPolicy | None, end: int) -> SparsePrefill | None:
         """The attention of an input that ends at position `end`. What a policy remembers goes from turn to turn."""
         if policy is None or not policy.applies(end):
             return None
         if self._choice is None or policy != self._policy:
             self._policy, self._choice = policy, policy.start()
-        return Sparse(self._choice, end)
+        return SparsePrefill(self._choice, end)
 
 
 def minus(wanted: Sequence[Sequence[Tokens]], have: Sequence[Sequence[Tokens]]) -> list[Sequence[Tokens]]:

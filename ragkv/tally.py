@@ -67,7 +67,7 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class Sums:
+class MetricSums:
     """answers: by method, prefill and decode policy, names without fields · ended: questions that were not answered ·
     tokens: by kind, those of Tokens · lookups: chunks looked up, by the tier that had them, "" for none · kv_bytes:
     `context_kv`, `heads`, `loaded` · fallbacks: chunks encoded again because their stored KV could not be used ·
@@ -84,9 +84,9 @@ class Sums:
     seconds: Mapping[str, Histogram] = field(default_factory=lambda: dict.fromkeys(STEPS, Histogram()))
     full_seconds: float = 0.0
 
-    def since(self, earlier: Sums) -> Sums:
+    def since(self, earlier: MetricSums) -> MetricSums:
         """What came after."""
-        return Sums(
+        return MetricSums(
             answers=_minus(self.answers, earlier.answers),
             ended=_minus(self.ended, earlier.ended),
             tokens=_minus(self.tokens, earlier.tokens),
@@ -138,15 +138,15 @@ class Sums:
         return _ratio(self.lookups[tier], sum(self.lookups.values()))
 
 
-class Tally:
+class MetricsRecorder:
     """Thread-safe. Whoever reads takes `sums`, which do not change any more."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sums = Sums()
+        self._sums = MetricSums()
 
     @property
-    def sums(self) -> Sums:
+    def sums(self) -> MetricSums:
         """Since the start."""
         return self._sums
 

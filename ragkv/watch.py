@@ -24,7 +24,7 @@ Mark = Callable[[], float]
 """A moment, in milliseconds since the watch was made; told when it has come."""
 
 
-class Watch:
+class StepTimer:
     """Milliseconds by step name. One per request.
 
     began: when it was made, in seconds of `time.perf_counter`.
@@ -38,7 +38,7 @@ class Watch:
         if torch.device(device).type == "cuda":
             torch.cuda.synchronize()
             self._zero = _now()
-        self.began = time.perf_counter()
+        self.started = time.perf_counter()
         self._booked: list[tuple[str, Mark, Mark]] = []
 
     @property
@@ -59,7 +59,7 @@ class Watch:
         """`name` took from `start` to `end`, as `total` told them."""
         self._booked.append((name, lambda: start, lambda: end))
 
-    def spent(self, name: str) -> float:
+    def elapsed(self, name: str) -> float:
         """Milliseconds booked under `name`; 0 when the step never ran."""
         return sum((each.end - each.start for each in self.intervals if each.name == name), 0.0)
 
@@ -67,14 +67,14 @@ class Watch:
         """Milliseconds since the watch was made, when all that was queued on a GPU is done."""
         if self._zero is not None:
             torch.cuda.synchronize()
-        return self._elapsed()
+        return self._since_start()
 
-    def _elapsed(self) -> float:
-        return 1000 * (time.perf_counter() - self.began)
+    def _since_start(self) -> float:
+        return 1000 * (time.perf_counter() - self.started)
 
     def _mark(self) -> Mark:
         if self._zero is None:
-            now = self._elapsed()
+            now = self._since_start()
             return lambda: now
         zero, event = self._zero, _now()
 

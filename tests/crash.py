@@ -24,7 +24,7 @@ import torch
 from ingest.chunk import split
 from ingest.pipeline import content_hash, ingest, remove
 from ragkv.engine import Engine
-from ragkv.gc import collect
+from ragkv.gc import collect_garbage
 from ragkv.store.base import StoreStats
 from tests.ingest.reader import make_document
 from tests.quick import quick_engine, quick_model
@@ -45,7 +45,7 @@ def work(folder: Path, begin: int) -> None:
             remove(engine, "default", "a")
             engine.retriever.save()
         if step % 4 == 1:
-            collect(engine.store, engine.catalog, grace=0)
+            collect_garbage(engine.store, engine.catalog, grace=0)
 
 
 def check(folder: Path) -> str:
@@ -68,19 +68,19 @@ def check(folder: Path) -> str:
         assert found == {chunk.id for chunk in chunks}, "the index finds what the catalogue holds"
         check_store(engine, chunks)
         orphans = len(set(engine.store.keys()) - engine.catalog.keys())
-        assert collect(engine.store, engine.catalog, grace=0).orphan.entries == orphans
+        assert collect_garbage(engine.store, engine.catalog, grace=0).orphan.entries == orphans
         assert set(engine.store.keys()) == engine.catalog.keys(), "after a collection both hold the same"
-        assert collect(engine.store, engine.catalog, grace=0).orphan == StoreStats(0, 0)
+        assert collect_garbage(engine.store, engine.catalog, grace=0).orphan == StoreStats(0, 0)
     return f"{state} with orphans" if orphans else state
 
 
 def check_store(engine: Engine, chunks: list) -> None:  # type: ignore[type-arg]
     """Every chunk has its KV, whole; a question finds it."""
-    shelf = engine._shelf("default")
+    shelf = engine._chunk_store("default")
     for chunk in chunks:
         key = shelf.key(chunk.tokens)
         head, _ = shelf.head(key, len(chunk.tokens))
-        shelf.rows(key, head, [range(head.layout.blocks)] * head.layout.shape.layers)
+        shelf.load(key, head, [range(head.layout.blocks)] * head.layout.shape.layers)
     if chunks:
         answer = engine.answer("word1 word2", top_k=4)
         assert answer.report.cache.hits.store == answer.report.cache.chunks

@@ -12,12 +12,12 @@ from ragkv.engine import Engine
 from ragkv.model import DecoderModel
 from ragkv.retrieve import Embedder, Retriever
 from ragkv.samples import folder
-from ragkv.sources import Shelf
+from ragkv.sources import ChunkStore
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
 from ragkv.store.layout import Layout
 from ragkv.store.seal import CHECKSUMS, Seal
-from ragkv.store.tiers import Budgets, Tiers
+from ragkv.store.tiers import TierBudgets, Tiers
 from ragkv.types import Document
 
 SIX = ("01", "02", "04", "05", "11", "14")
@@ -58,8 +58,8 @@ def shelf_of(
     body: str = "exact",
     seal: Seal = CHECKSUMS,
     host_bytes: int = 0,
-) -> Shelf:
+) -> ChunkStore:
     """A shelf over a store, with so much memory between questions."""
     block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, body)
-    tiers = Tiers(store, block, Budgets(host_bytes), model.device)
-    return Shelf(tiers, model, fingerprint, collection, body, seal)
+    tiers = Tiers(store, block, TierBudgets(host_bytes), model.device)
+    return ChunkStore(tiers, model, fingerprint, collection, body, seal)

@@ -18,8 +18,8 @@ import pytest
 
 from ingest.pipeline import content_hash, ingest, remove
 from ragkv import backup
-from ragkv.archive import MANIFEST, Writer
-from ragkv.backup import Contents
+from ragkv.archive import MANIFEST, ArchiveWriter
+from ragkv.backup import BackupContents
 from ragkv.cli import run
 from ragkv.errors import ConfigError, InputError, InvalidBackup, StoreUnavailable
 from ragkv.report import Answer
@@ -53,7 +53,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(source: Path) -> Path:
     """A backup of it, with its KV."""
     file = source.parent / "whole.tar"
-    backup.write(file, quick_settings(source), with_kv=True)
+    backup.write_backup(file, quick_settings(source), with_kv=True)
     return file
 
 
@@ -79,7 +79,7 @@ def test_with_its_kv_a_restored_folder_answers_the_same_with_all_hits(
     source: Path, whole: Path, tmp_path: Path
 ) -> None:
     before = answer(source)
-    done = backup.read(whole, quick_settings(tmp_path / "data"), force=False)
+    done = backup.restore_backup(whole, quick_settings(tmp_path / "data"), force=False)
     assert (done.found.documents, done.found.profiles, done.aside) == (3, 1, None)
     assert done.stored == done.found.entries == done.found.chunks
     after = answer(tmp_path / "data")
@@ -97,11 +97,11 @@ def test_with_its_kv_a_restored_folder_answers_the_same_with_all_hits(
 def test_without_its_kv_everything_is_encoded_again(source: Path, whole: Path, tmp_path: Path) -> None:
     before = answer(source)
     small = tmp_path / "small.tar"
-    found = backup.write(small, quick_settings(source), with_kv=False)
+    found = backup.write_backup(small, quick_settings(source), with_kv=False)
     assert found.entries == 0
     assert small.stat().st_size < whole.stat().st_size
     assert small.stat().st_mode & 0o777 == 0o600, "it holds the documents"
-    assert backup.read(small, quick_settings(tmp_path / "data"), force=False).stored == 0
+    assert backup.restore_backup(small, quick_settings(tmp_path / "data"), force=False).stored == 0
     first, second = answer(tmp_path / "data"), answer(tmp_path / "data")
     assert first.answer == second.answer == before.answer
     assert first.report.cache.misses == first.report.cache.chunks
@@ -111,12 +111,12 @@ def test_without_its_kv_everything_is_encoded_again(source: Path, whole: Path, t
 def test_a_backup_moves_between_backends(source: Path, whole: Path, tmp_path: Path, server: RedisServer) -> None:
     before = answer(source)
     first, second = tmp_path / "first", tmp_path / "second"
-    assert backup.read(whole, quick_settings(first, store=server.url), force=False).stored > 0
+    assert backup.restore_backup(whole, quick_settings(first, store=server.url), force=False).stored > 0
     assert not (first / "kv").exists()
     assert answer(first, store=server.url).report.ratios.cache_hit == 1.0
     again = tmp_path / "again.tar"
-    backup.write(again, quick_settings(first, store=server.url), with_kv=True)
-    backup.read(again, quick_settings(second), force=False)
+    backup.write_backup(again, quick_settings(first, store=server.url), with_kv=True)
+    backup.restore_backup(again, quick_settings(second), force=False)
     after = answer(second)
     assert (after.answer, after.report.ratios.cache_hit) == (before.answer, 1.0)
 
@@ -140,7 +140,7 @@ def test_a_backup_is_of_one_state_while_documents_come_and_go(tmp_path: Path) ->
             try:
                 for number in range(6):
                     made.append(tmp_path / f"{number}.tar")
-                    backup.write(made[-1], quick_settings(tmp_path / "data"), with_kv=True)
+                    backup.write_backup(made[-1], quick_settings(tmp_path / "data"), with_kv=True)
             except Exception as error:
                 faults.append(error)
 
@@ -156,7 +156,7 @@ def test_a_backup_is_of_one_state_while_documents_come_and_go(tmp_path: Path) ->
     assert not faults
     for number, file in enumerate(made):
         folder = tmp_path / f"restored-{number}"
-        done = backup.read(file, quick_settings(folder), force=False)
+        done = backup.restore_backup(file, quick_settings(folder), force=False)
         with quick_engine(folder) as engine:
             documents = engine.catalog.documents()
             assert [d.content_hash in {content_hash(v) for v in versions} for d in documents] in ([], [True])
@@ -175,8 +175,8 @@ def test_a_damaged_or_missing_entry_is_left_out(source: Path, tmp_path: Path) ->
     first.unlink()
     os.truncate(second, 5000)
     file = tmp_path / "file.tar"
-    assert backup.write(file, quick_settings(tmp_path / "data"), with_kv=True).entries == len(others)
-    assert backup.read(file, quick_settings(tmp_path / "new"), force=False).stored == len(others)
+    assert backup.write_backup(file, quick_settings(tmp_path / "data"), with_kv=True).entries == len(others)
+    assert backup.restore_backup(file, quick_settings(tmp_path / "new"), force=False).stored == len(others)
 
 
 # What is refused
@@ -185,18 +185,18 @@ def test_a_damaged_or_missing_entry_is_left_out(source: Path, tmp_path: Path) ->
 def test_an_older_backup_is_replaced_and_nothing_else_is(source: Path, whole: Path, tmp_path: Path) -> None:
     old = tmp_path / "old.tar"
     old.write_bytes(whole.read_bytes()[:4096])
-    backup.write(old, quick_settings(source), with_kv=False)
-    assert backup.read(old, quick_settings(tmp_path / "data"), force=False).found.documents == 3
+    backup.write_backup(old, quick_settings(source), with_kv=False)
+    assert backup.restore_backup(old, quick_settings(tmp_path / "data"), force=False).found.documents == 3
     notes = tmp_path / "notes.md"
     notes.write_text("mine")
     with pytest.raises(InputError, match="is no backup"):
-        backup.write(notes, quick_settings(source), with_kv=False)
+        backup.write_backup(notes, quick_settings(source), with_kv=False)
     assert notes.read_text() == "mine"
 
 
 def test_there_must_be_something_to_back_up(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no catalogue"):
-        backup.write(tmp_path / "file.tar", quick_settings(tmp_path / "typo"), with_kv=False)
+        backup.write_backup(tmp_path / "file.tar", quick_settings(tmp_path / "typo"), with_kv=False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -204,14 +204,14 @@ def test_a_store_that_is_down_fails_the_backup_and_leaves_no_half(source: Path, 
     with redis_server() as gone:
         url = gone.url
     with pytest.raises(StoreUnavailable):
-        backup.write(tmp_path / "file.tar", quick_settings(source, store=url), with_kv=True)
+        backup.write_backup(tmp_path / "file.tar", quick_settings(source, store=url), with_kv=True)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_store_that_is_down_costs_a_restore_only_the_kv(whole: Path, tmp_path: Path) -> None:
     with redis_server() as gone:
         url = gone.url
-    done = backup.read(whole, quick_settings(tmp_path / "data", store=url), force=False)
+    done = backup.restore_backup(whole, quick_settings(tmp_path / "data", store=url), force=False)
     assert (done.stored, done.found.documents) == (0, 3)
     with quick_engine(tmp_path / "data") as engine:
         assert engine.catalog.count()[0] == 3
@@ -222,9 +222,9 @@ def test_a_folder_in_use_is_replaced_only_by_force_and_kept(source: Path, whole:
         ingest(engine, make_document("mine", words=20))
     before = state(tmp_path / "data")
     with pytest.raises(InputError, match="--force"):
-        backup.read(whole, quick_settings(tmp_path / "data"), force=False)
+        backup.restore_backup(whole, quick_settings(tmp_path / "data"), force=False)
     assert state(tmp_path / "data") == before
-    aside = backup.read(whole, quick_settings(tmp_path / "data"), force=True).aside
+    aside = backup.restore_backup(whole, quick_settings(tmp_path / "data"), force=True).aside
     assert aside is not None
     assert state(aside) == before
     assert answer(tmp_path / "data").report.ratios.cache_hit == 1.0
@@ -240,7 +240,7 @@ def test_a_flipped_bit_is_found_before_anything_is_touched(whole: Path, tmp_path
         data[at] ^= 0x10
         (tmp_path / "bad.tar").write_bytes(data)
         with pytest.raises(InvalidBackup):
-            backup.read(tmp_path / "bad.tar", quick_settings(tmp_path / "data"), force=True)
+            backup.restore_backup(tmp_path / "bad.tar", quick_settings(tmp_path / "data"), force=True)
         data[at] ^= 0x10
     assert [path.name for path in tmp_path.iterdir()] == ["bad.tar"]
 
@@ -250,7 +250,7 @@ def test_a_backup_cut_off_anywhere_is_refused(whole: Path, tmp_path: Path) -> No
     for size in (0, 1, 511, 512, 1023, 1024, 5000, len(data) // 3, len(data) // 2, len(data) - 1025, len(data) - 2048):
         (tmp_path / "cut.tar").write_bytes(data[:size])
         with pytest.raises(InvalidBackup):
-            backup.read(tmp_path / "cut.tar", quick_settings(tmp_path / "data"), force=False)
+            backup.restore_backup(tmp_path / "cut.tar", quick_settings(tmp_path / "data"), force=False)
     assert [path.name for path in tmp_path.iterdir()] == ["cut.tar"]
 
 
@@ -267,9 +267,9 @@ def test_a_backup_cut_off_anywhere_is_refused(whole: Path, tmp_path: Path) -> No
     ],
 )
 def test_a_name_that_no_backup_has_is_refused(tmp_path: Path, name: str) -> None:
-    manifest = Contents(1, 1, 1, 0, 0, 0.0).__dict__ | {"format": 1}
+    manifest = BackupContents(1, 1, 1, 0, 0, 0.0).__dict__ | {"format": 1}
     file = io.BytesIO()
-    writer = Writer(file)
+    writer = ArchiveWriter(file)
     writer.add("ragkv-backup", b"ragkv backup 1\n")
     writer.add(name, b"evil")
     writer.end(manifest)
@@ -277,7 +277,7 @@ def test_a_name_that_no_backup_has_is_refused(tmp_path: Path, name: str) -> None
     path = tmp_path / "inner" / "bad.tar"
     path.write_bytes(file.getvalue())
     with pytest.raises(InvalidBackup, match="which no backup holds"):
-        backup.read(path, quick_settings(tmp_path / "inner" / "data"), force=False)
+        backup.restore_backup(path, quick_settings(tmp_path / "inner" / "data"), force=False)
     assert [found.name for found in tmp_path.rglob("*")] == ["inner", "bad.tar"]
 
 
@@ -291,7 +291,7 @@ def test_links_are_refused(whole: Path, tmp_path: Path) -> None:
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
     with pytest.raises(InvalidBackup, match="which no backup holds"):
-        backup.read(tmp_path / "link.tar", quick_settings(tmp_path / "data"), force=False)
+        backup.restore_backup(tmp_path / "link.tar", quick_settings(tmp_path / "data"), force=False)
 
 
 @pytest.mark.parametrize(
@@ -300,14 +300,14 @@ def test_links_are_refused(whole: Path, tmp_path: Path) -> None:
     ids=["a newer format", "a fact is missing", "the catalogue is missing"],
 )
 def test_a_well_formed_file_that_is_not_ours_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
-    manifest = {"format": 1, **Contents(1, 1, 0, 0, 0, 0.0).__dict__, **change}
+    manifest = {"format": 1, **BackupContents(1, 1, 0, 0, 0, 0.0).__dict__, **change}
     file = io.BytesIO()
-    writer = Writer(file)
+    writer = ArchiveWriter(file)
     writer.add("ragkv-backup", b"ragkv backup 1\n")
     writer.end({name: value for name, value in manifest.items() if value is not None})
     (tmp_path / "bad.tar").write_bytes(file.getvalue())
     with pytest.raises(InvalidBackup, match=words):
-        backup.read(tmp_path / "bad.tar", quick_settings(tmp_path / "data"), force=False)
+        backup.restore_backup(tmp_path / "bad.tar", quick_settings(tmp_path / "data"), force=False)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.tar"]
 
 
@@ -318,13 +318,13 @@ def test_a_catalogue_of_a_newer_ragkv_is_refused_and_nothing_is_touched(source: 
             connection.execute("PRAGMA user_version = 99")
     data = (tmp_path / "data" / "catalog.sqlite").read_bytes()
     file = io.BytesIO()
-    writer = Writer(file)
+    writer = ArchiveWriter(file)
     writer.add("ragkv-backup", b"ragkv backup 1\n")
     writer.add("catalog.sqlite", data)
-    writer.end({"format": 1, **Contents(1, 1, 0, 0, 0, 0.0).__dict__})
+    writer.end({"format": 1, **BackupContents(1, 1, 0, 0, 0, 0.0).__dict__})
     (tmp_path / "newer.tar").write_bytes(file.getvalue())
     with pytest.raises(ConfigError, match="newer ragkv"):
-        backup.read(tmp_path / "newer.tar", quick_settings(tmp_path / "new"), force=False)
+        backup.restore_backup(tmp_path / "newer.tar", quick_settings(tmp_path / "new"), force=False)
     assert not (tmp_path / "new").exists()
     assert litter(tmp_path) == []
 
@@ -355,7 +355,7 @@ def test_a_crash_before_the_end_leaves_the_old_state(source: Path, whole: Path, 
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert file.read_bytes() == whole.read_bytes()
     assert not folder.exists()
-    backup.read(file, quick_settings(folder), force=False)
+    backup.restore_backup(file, quick_settings(folder), force=False)
     assert answer(folder).report.ratios.cache_hit == 1.0
 
 
@@ -371,7 +371,7 @@ def test_a_failed_rename_puts_the_old_folder_back(whole: Path, tmp_path: Path, m
 
     monkeypatch.setattr(os, "rename", fails_once)
     with pytest.raises(OSError, match="no"):
-        backup.read(whole, quick_settings(tmp_path / "data"), force=True)
+        backup.restore_backup(whole, quick_settings(tmp_path / "data"), force=True)
     assert state(tmp_path / "data") == before
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 

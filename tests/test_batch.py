@@ -11,7 +11,7 @@ import torch
 
 from ragkv.batch import Batch
 from ragkv.context import ContextCache
-from ragkv.decode import Run, Sampling, decode, write
+from ragkv.decode import Sequence, Sampling, decode, generate
 from ragkv.kernels.attention import attend
 from ragkv.passes import append
 from ragkv.sparse.lfps import Lfps
@@ -22,14 +22,14 @@ POLICIES = (None, Psa(block=8), Lfps())
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class Recorded(Run):
+class Recorded(Sequence):
     """Keeps the logits of its steps."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self.seen = []
 
-    def heard(self, logits):
+    def accept(self, logits):
         self.seen.append(logits)
         super().heard(logits)
 
@@ -54,7 +54,7 @@ def drawn(model, seed):
 
 
 def alone(model, run):
-    list(write(model, run))
+    list(generate(model, run))
     return run
 
 
@@ -81,8 +81,8 @@ def test_200_requests_that_come_and_go_say_what_they_say_alone_and_leave_nothing
                 done[event.id] = (*runs.pop(event.id), event.ended)
         if runs and dice.random() < 0.2:
             gone = dice.choice(list(runs))
-            assert batch.leave(gone)
-            assert not batch.leave(gone)
+            assert batch.cancel(gone)
+            assert not batch.cancel(gone)
             left.add(gone)
             del runs[gone]
         assert batch.running <= 6
@@ -118,7 +118,7 @@ def test_an_ended_and_a_cancelled_request_free_their_memory_at_once(model):
         assert caches[0]() is not None
         batch.step()
         assert caches[0]() is None
-        assert batch.leave(1)
+        assert batch.cancel(1)
         assert caches[1]() is None
         assert caches[2]() is not None
     finally:

@@ -58,7 +58,7 @@ def test_a_question_that_is_never_finished_leaves_its_conversation_as_it_was(tmp
         batch, begun = Batch(engine.model), engine.begin(QUESTIONS[1], conversation="talk", method="scout", top_k=1)
         cache, id = weakref.ref(begun.run.cache), batch.join(begun.run)
         batch.step()
-        assert batch.leave(id) or not batch.busy
+        assert batch.cancel(id) or not batch.busy
         del begun
         gc.collect()
         assert cache() is None

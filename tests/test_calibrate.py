@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ragkv.calibrate import CalibrationParams, Trial, calibrate, pick_heads, recall, stable_layers
+from ragkv.calibrate import CalibrationParams, CalibrationTrial, calibrate, pick_heads, recall, stable_layers
 
 
 @pytest.mark.timeout(300)
@@ -35,7 +35,7 @@ def trial(gold, *heads):
     """Five blocks, none fixed; one row of masses a head."""
     flags = torch.zeros(2, 5, dtype=torch.bool)
     flags[1, list(gold)] = True
-    return Trial(torch.tensor(heads, dtype=torch.float32) + 0.01, flags[0], flags[1])
+    return CalibrationTrial(torch.tensor(heads, dtype=torch.float32) + 0.01, flags[0], flags[1])
 
 
 def test_heads_are_picked_for_what_they_add():

@@ -218,7 +218,7 @@ def test_a_catalogue_from_before_conversations_gets_their_table(path: Path) -> N
         connection.execute("DROP TABLE turns")
     catalog.close()
     catalog = Catalog.open(path)
-    turn = Turn("Who?", "Ada", (1, 2), (3,), ((7, "a#0"),), "full", "model")
+    turn = StoredTurn("Who?", "Ada", (1, 2), (3,), ((7, "a#0"),), "full", "model")
     row = catalog.add_turn("default", "talk", [], turn)
     found = catalog.turns("default", "talk")
     assert found == [replace(turn, row=row, created=found[0].created)]
@@ -250,7 +250,7 @@ def test_collections_are_told_by_the_beginning_of_their_names(catalog: Catalog) 
 def test_a_cleared_collection_leaves_others_what_they_share(catalog: Catalog) -> None:
     put(catalog, "x", ["shared", "own"], collection="a", keys=["shared", "own"])
     put(catalog, "x", ["shared"], collection="b", keys=["shared"])
-    catalog.add_turn("a", "talk", [], Turn("Who?", "Ada", (1,), (2,), (), "full", "model"))
+    catalog.add_turn("a", "talk", [], StoredTurn("Who?", "Ada", (1,), (2,), (), "full", "model"))
     generation = catalog.generation("a")
     assert catalog.clear("a") == ["own"]
     assert (catalog.turns("a", "talk"), catalog.match("a", "shared", 5), catalog.vectors("a")[0].size) == ([], [], 0)
@@ -259,7 +259,7 @@ def test_a_cleared_collection_leaves_others_what_they_share(catalog: Catalog) ->
 
 
 def test_a_turn_is_stored_behind_those_that_it_was_answered_after(catalog: Catalog) -> None:
-    turn = Turn("Who?", "Ada", (1,), (3,), (), "full", "model")
+    turn = StoredTurn("Who?", "Ada", (1,), (3,), (), "full", "model")
     first = catalog.add_turn("default", "talk", [], turn)
     assert first is not None
     second = catalog.add_turn("default", "talk", [first], turn)

@@ -197,7 +197,7 @@ def test_conversations_belong_to_collections_and_leave_nothing_when_they_are_rem
 def test_a_conversation_removed_while_it_is_answered_stays_removed(tmp_path):
     with fill(quick_engine(tmp_path)) as engine, quick_engine(tmp_path) as other:
         talk(engine, QUESTIONS[:1])
-        broken = Interrupted(engine, 1, lambda: other.talks.remove("default", "talk"))
+        broken = Interrupted(engine, 1, lambda: other.sessions.remove("default", "talk"))
         assert talk(engine, QUESTIONS[1:2])[0].report.tokens.history > 0
         assert broken.happened
         with pytest.raises(NotFound):
@@ -224,10 +224,10 @@ def test_another_model_reads_the_texts_of_the_turns(tmp_path):
         again = [prompt.question(question) for question in QUESTIONS[:2]]
         assert asked == again, "the two models have one tokenizer"
         answers = sum(len(prompt.retold(answer.answer)) for answer in said)
-        state = engine.talks.memory.get("default", "talk")
+        state = engine.sessions.cache.get("default", "talk")
         rest = report.tokens.question + report.tokens.generated - 1
         expected = 1 + report.tokens.context + sum(map(len, again)) + answers + rest
-        assert state.talk.stitch.end == expected
+        assert state.state.stitch.end == expected
 
 
 def test_a_model_that_may_not_reuse_talks_in_full(tmp_path):

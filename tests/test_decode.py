@@ -8,23 +8,23 @@ import torch
 
 from ragkv.decode import Sampling, decode
 from ragkv.errors import ConfigError, InputError
-from ragkv.fresh import Fresh
+from ragkv.fresh import InMemoryChunk
 from ragkv.passes import append
-from ragkv.policies import DECODE_NAMES, check_decoder, make_decoder, make_policy
+from ragkv.policies import DECODE_NAMES, check_decode_policy, make_decode_policy, make_prefill_policy
 from ragkv.profile import Profile
-from ragkv.reader import Reader
+from ragkv.reader import Prefiller
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.multi_infllm import MultiInfLLM
 from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
 from ragkv.samples import folder
-from ragkv.sparse.base import Decoding, Observed
+from ragkv.sparse.base import DecodeState, QueryObserver
 from ragkv.sparse.critiprefill import CritiPrefill
 from ragkv.sparse.lfps import Lfps
 from ragkv.sparse.psa import Psa
 from ragkv.sparse.reselect import LoopServeDecode
 from ragkv.sparse.topk import TopBlocks
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 from tests import tiny
 from tests.libraries import ANSWER, QUESTION, open_engine
 
@@ -61,7 +61,7 @@ def test_everything_on_and_nothing_sparse_says_what_generate_says(library, model
     own = transformers.AutoModelForCausalLM.from_pretrained(
         Path(model.config._name_or_path), dtype=torch.float32, attn_implementation="sdpa"
     ).eval()
-    policy = make_policy("critiprefill:threshold=0,budget=8192", model.profile)
+    policy = make_prefill_policy("critiprefill:threshold=0,budget=8192", model.profile)
     for question in questions(1):
         hits = library._search(question, "default", 1)
         asked, chunks = model.prompt.question(question), [hit.chunk.tokens for hit in hits]
@@ -69,8 +69,8 @@ def test_everything_on_and_nothing_sparse_says_what_generate_says(library, model
         generated = own.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :].tolist()
         expected = [token for token in generated if token not in model.stop_ids]
         for spec in EVERYTHING:
-            decoder = make_decoder(spec, model.profile)
-            context = library.reader.full(chunks, asked, 16, Watch(), policy, decoder=decoder)
+            decoder = make_decode_policy(spec, model.profile)
+            context = library.reader.full(chunks, asked, 16, StepTimer(), policy, decoder=decoder)
             place = context.cache, context.logits, context.position
             assert list(decode(model, *place, Sampling(16), context.decoding)) == expected, (spec, question)
             assert context.decoding.read == context.decoding.present > 0
@@ -88,16 +88,16 @@ def test_a_policy_that_reads_everything_answers_as_dense_decoding_does(library, 
 
 
 def tiny_reader():
-    return Reader(tiny.model(profile=Profile(block=4, initial=1, local=2, retrieval_heads=HEADS)), PREFIX)
+    return Prefiller(tiny.model(profile=Profile(block=4, initial=1, local=2, retrieval_heads=HEADS)), PREFIX)
 
 
 def logits_of(reader, method, decoder, policy=None, count=8):
     """Of the first token and of `count` more, decoded greedily over what the method keeps."""
     if method is None:
-        context = reader.full(CHUNKS, ASKED, count, Watch(), policy, decoder=decoder)
+        context = reader.full(CHUNKS, ASKED, count, StepTimer(), policy, decoder=decoder)
     else:
-        sources = [Fresh(reader.encode(chunk), 4, exact=i == 0) for i, chunk in enumerate(CHUNKS)]
-        context = reader.sparse(sources, ASKED, method, count, Watch(), policy, decoder=decoder)
+        sources = [InMemoryChunk(reader.encode(chunk), 4, exact=i == 0) for i, chunk in enumerate(CHUNKS)]
+        context = reader.sparse(sources, ASKED, method, count, StepTimer(), policy, decoder=decoder)
     seen = [context.logits]
     for step in range(count):
         token = int(seen[-1].argmax())
@@ -141,7 +141,7 @@ def test_a_question_that_is_prefilled_sparsely_is_looked_at_as_well(decoder):
 # What a state sees of the question
 
 
-class Looking(Decoding):
+class Looking(DecodeState):
     """Reads everything and remembers what it was shown."""
 
     rows = 5
@@ -186,7 +186,7 @@ def test_an_observed_pass_attends_as_an_unobserved_one():
     plain, _ = logits_of(reader, methods()["scout"], None, count=0)
     looked, _ = logits_of(reader, methods()["scout"], Lookout(), count=0)
     torch.testing.assert_close(looked, plain, rtol=0, atol=1e-12)
-    assert Observed(Looking(), None, 0).reading is None
+    assert QueryObserver(Looking(), None, 0).prefill is None
 
 
 # What is read
@@ -210,7 +210,7 @@ def test_a_long_answer_reads_fewer_keys_than_there_are(library, model, spec, sha
     """40 tokens, whatever the model would end with."""
     hits = library._search(QUESTION, "default", 3)
     chunks, asked = [hit.chunk.tokens for hit in hits], model.prompt.question(QUESTION)
-    context = library.reader.full(chunks, asked, 40, Watch(), decoder=make_decoder(spec, model.profile))
+    context = library.reader.full(chunks, asked, 40, StepTimer(), decoder=make_decode_policy(spec, model.profile))
     logits = context.logits
     for step in range(40):
         row = append(context.cache, [int(logits.argmax())], context.position + step, attention=context.decoding)
@@ -226,7 +226,7 @@ def test_sample_questions_are_answered_as_with_dense_decoding(library, question)
 
 
 def test_contexts_below_the_threshold_are_read_densely(library, model):
-    assert make_decoder("psa", model.profile).above == model.profile.decode_threshold == 512
+    assert make_decode_policy("psa", model.profile).above == model.profile.decode_threshold == 512
     small = library.answer(QUESTION, method="scout", top_k=2, decode="topk:count=1").report
     assert small.tokens.kept < 512
     assert small.decode == "dense"
@@ -288,13 +288,13 @@ def test_a_policy_that_there_is_not_is_told_what_there_is(library, model, spec, 
     with pytest.raises(InputError, match=words):
         library.answer(QUESTION, decode=spec)
     with pytest.raises(InputError, match=words):
-        make_decoder(spec, model.profile)
+        make_decode_policy(spec, model.profile)
 
 
 def test_names_and_fields_make_policies(model):
     assert DECODE_NAMES == ("dense", "psa", "lfps", "loopserve", "topk")
-    assert make_decoder("dense", model.profile) is None
-    assert make_decoder("lfps:reach=-1/1,heads=kv", model.profile) == Lfps(reach=(-1, 1), heads="kv", above=512)
-    assert make_decoder("psa:micro=2", model.profile) == Psa(micro=2, block=16, least=32, part=0.25, above=512)
-    assert make_decoder("loopserve:evict=evict,above=9", model.profile) == LoopServeDecode(evict="evict", above=9)
-    assert check_decoder("psa:threshold=0.98") == "psa:threshold=0.98"
+    assert make_decode_policy("dense", model.profile) is None
+    assert make_decode_policy("lfps:reach=-1/1,heads=kv", model.profile) == Lfps(reach=(-1, 1), heads="kv", above=512)
+    assert make_decode_policy("psa:micro=2", model.profile) == Psa(micro=2, block=16, least=32, part=0.25, above=512)
+    assert make_decode_policy("loopserve:evict=evict,above=9", model.profile) == LoopServeDecode(evict="evict", above=9)
+    assert check_decode_policy("psa:threshold=0.98") == "psa:threshold=0.98"

@@ -11,7 +11,7 @@ import pytest
 
 from ragkv.cli import app
 from ragkv.config import Settings
-from ragkv.methods import NAMES
+from ragkv.methods import METHOD_NAMES
 
 
 def test_the_readme_shows_how_a_question_is_answered_as_it_is(root):
@@ -33,7 +33,7 @@ def test_the_readme_names_every_setting(root):
 def test_the_readme_and_the_architecture_name_every_command_and_method(root):
     both = (root / "README.md").read_text() + (root / "docs" / "architecture.md").read_text()
     commands = [command.name for command in app.registered_commands]
-    assert not [name for name in (*commands, *NAMES) if name not in both]
+    assert not [name for name in (*commands, *METHOD_NAMES) if name not in both]
 
 
 def test_every_fault_is_followed_by_tests_that_exist(root: Path):

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from ragkv.decode import Sampling, decode
-from ragkv.elsewhere import Absent
-from ragkv.fresh import Fresh
+from ragkv.elsewhere import OffloadedBlocks
+from ragkv.fresh import InMemoryChunk
 from ragkv.methods import make_method
 from ragkv.passes import append
-from ragkv.policies import make_decoder
-from ragkv.reader import Reader
+from ragkv.policies import make_decode_policy
+from ragkv.reader import Prefiller
 from ragkv.recompute.samkv import SamKV
 from ragkv.sparse.psa import Psa
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 from tests import tiny
 from tests.libraries import QUESTION, open_library
 
@@ -25,11 +25,11 @@ ABSENT = 5 + 4 + 8
 
 def asked(decoder):
     """The talk, what a question reads in it, and the sources."""
-    reader = Reader(tiny.model(), PREFIX)
-    sources = [Fresh(reader.encode(chunk), 4, exact=i == 0) for i, chunk in enumerate(CHUNKS)]
-    talk = reader.talk()
+    reader = Prefiller(tiny.model(), PREFIX)
+    sources = [InMemoryChunk(reader.encode(chunk), 4, exact=i == 0) for i, chunk in enumerate(CHUNKS)]
+    talk = reader.new_state()
     # No room is made for what may come, so that the cache has to grow inside a pass.
-    return talk, reader.sparse(sources, ASKED, FEW, 0, Watch(), talk=talk, decoder=decoder), sources, reader.model
+    return talk, reader.prefill_sparse(sources, ASKED, FEW, 0, StepTimer(), state=talk, decode_policy=decoder), sources, reader.model
 
 
 def step(model, context, at, token=5):
@@ -39,9 +39,9 @@ def step(model, context, at, token=5):
 
 def test_at_the_identity_setting_everything_comes_in_the_first_step_and_is_read():
     talk, dense, sources, model = asked(None)
-    absent = Absent(talk.stitch, sources, dense.plan)
+    absent = OffloadedBlocks(talk.stitch, sources, dense.plan)
     for layer in range(4):
-        absent.pull(layer, range(ABSENT))
+        absent.fetch(layer, range(ABSENT))
     _, reaching, _, _ = asked(Psa(1.0, block=4, reach="all"))
     for at in range(6):
         torch.testing.assert_close(step(model, reaching, at), step(model, dense, at), rtol=0, atol=1e-10)
@@ -52,11 +52,11 @@ def test_at_the_identity_setting_everything_comes_in_the_first_step_and_is_read(
 
 def test_a_block_that_came_is_where_a_block_that_was_kept_would_be():
     talk, few, sources, _ = asked(None)
-    everything = Reader(tiny.model(), PREFIX).sparse(sources, ASKED, SamKV(layers=(2, 3), middle="all"), 8, Watch())
-    absent = Absent(talk.stitch, sources, few.plan)
+    everything = Prefiller(tiny.model(), PREFIX).prefill_sparse(sources, ASKED, SamKV(layers=(2, 3), middle="all"), 8, StepTimer())
+    absent = OffloadedBlocks(talk.stitch, sources, few.plan)
     for layer in range(4):
         before = few.cache.lengths[layer]
-        k, v = absent.pull(layer, (0, 3, ABSENT - 1))
+        k, v = absent.fetch(layer, (0, 3, ABSENT - 1))
         at = few.cache.positions(layer)[before:]
         assert at.tolist() == [*range(7, 11), *range(19, 23), *range(91, 95)]
         there = [everything.cache.positions(layer).tolist().index(position) for position in at.tolist()]
@@ -117,13 +117,13 @@ def test_a_store_that_fails_meanwhile_costs_an_encoding(tmp_path, model, embedde
         said = []
         for broken in (False, True):
             sources = [engine._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
-            decoder = make_decoder("psa:reach=all,least=0,above=0,threshold=1", model.profile)
-            context = engine.reader.sparse(sources, question, way, 8, Watch(), decoder=decoder)
+            decoder = make_decode_policy("psa:reach=all,least=0,above=0,threshold=1", model.profile)
+            context = engine.prefiller.prefill_sparse(sources, question, way, 8, StepTimer(), decode_policy=decoder)
             if broken:
                 for path in (engine.settings.data / "kv").glob("*/*.kv"):
                     path.unlink()
             place = context.cache, context.logits, context.position
             said.append(list(decode(model, *place, Sampling(8), context.decoding)))
-            assert context.decoding.pulled
+            assert context.decoding.fetched
             assert any(source.fallback for source in sources) == broken
         assert said[0] == said[1]

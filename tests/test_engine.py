@@ -10,21 +10,21 @@ import pytest
 import torch
 
 from ingest.pipeline import ingest
-from ragkv.cost import Curve, Line
+from ragkv.cost import QuadraticCost, LinearCost
 from ragkv.decode import Sampling, decode
 from ragkv.errors import InputError, NotCalibrated, NotFound
-from ragkv.fresh import Fresh
-from ragkv.gate import Gate
+from ragkv.fresh import InMemoryChunk
+from ragkv.gate import ReusePolicy
 from ragkv.methods import METHODS, make_method
-from ragkv.needles import make
-from ragkv.reader import Reader
+from ragkv.needles import make_needles
+from ragkv.reader import Prefiller
 from ragkv.recompute.samkv import SamKV
 from ragkv.samples import folder
-from ragkv.sources import Shelf, StoredChunk
+from ragkv.sources import ChunkStore, StoredChunk
 from ragkv.store.codec import pack
 from ragkv.store.layout import Layout
 from ragkv.types import Document
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 from tests.libraries import ANSWER, QUESTION, open_engine, open_library
 from tests.redis_server import redis_server
 
@@ -56,7 +56,7 @@ def test_full_equals_generate_token_for_token_on_every_sample_question(library, 
         ]
         generated = own.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :].tolist()
         expected = [t for t in generated if t not in model.stop_ids]
-        context = library.reader.full([h.chunk.tokens for h in hits], model.prompt.question(question), 16, Watch())
+        context = library.reader.full([h.chunk.tokens for h in hits], model.prompt.question(question), 16, StepTimer())
         got = list(decode(model, context.cache, context.logits, context.position, Sampling(16)))
         assert got == expected, question
 
@@ -68,24 +68,24 @@ def test_samkv_with_everything_kept_and_recomputed_equals_full(library, model):
         hits = library._search(question, "default", 4)
         sources = [library._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
         assert all(source.hit for source in sources)
-        full = library.reader.full([hit.chunk.tokens for hit in hits], asked, 16, Watch())
-        sparse = library.reader.sparse(sources, asked, everything, 16, Watch())
+        full = library.reader.full([hit.chunk.tokens for hit in hits], asked, 16, StepTimer())
+        sparse = library.reader.sparse(sources, asked, everything, 16, StepTimer())
         torch.testing.assert_close(sparse.logits, full.logits, rtol=1e-4, atol=1e-4)
         answers = [list(decode(model, c.cache, c.logits, c.position, Sampling(16))) for c in (full, sparse)]
         assert answers[0] == answers[1], question
 
 
 def test_a_short_context_is_prefilled_where_that_is_predicted_to_be_quicker_and_nobody_asked_otherwise(library):
-    question, quick, slow = questions()[0], Line(0, 0), Line(10**6, 0)
+    question, quick, slow = questions()[0], LinearCost(0, 0), LinearCost(10**6, 0)
     ask = partial(library.answer, question, max_tokens=1)
     assert library.gate is None, "on a CPU there is none"
     assert ask().report.method == "scout"
     try:
-        library.gate = Gate(full=Curve(0, 0, 0), sparse=slow)
+        library.gate = ReusePolicy(full=QuadraticCost(0, 0, 0), sparse=slow)
         assert ask().report.method == "full"
         assert ask(method="scout").report.method == "scout"
         assert ask(conversation="goes on as it began").report.method == "scout"
-        library.gate = Gate(full=Curve(10**6, 0, 0), sparse=quick)
+        library.gate = ReusePolicy(full=QuadraticCost(10**6, 0, 0), sparse=quick)
         assert ask().report.method == "scout"
     finally:
         library.gate = None
@@ -100,8 +100,8 @@ def test_chunks_in_any_order_and_more_than_once_equal_full_when_all_is_recompute
     sources = [library._open(chunk, "default", first=i == 0) for i, chunk in enumerate(chunks)]
     assert all(source.hit for source in sources)
     everything = make_method("samkv-overwrite:middle=all,repair=kept", model)
-    full = library.reader.full([chunk.tokens for chunk in chunks], asked, 1, Watch())
-    sparse = library.reader.sparse(sources, asked, everything, 1, Watch())
+    full = library.reader.full([chunk.tokens for chunk in chunks], asked, 1, StepTimer())
+    sparse = library.reader.sparse(sources, asked, everything, 1, StepTimer())
     torch.testing.assert_close(sparse.logits, full.logits, rtol=1e-4, atol=1e-4)
 
 
@@ -144,7 +144,7 @@ def test_bytes_loaded_are_the_ranges_of_the_kept_blocks_that_are_read(library, m
         hits = library._search(question, "default", 4)
         sources = [library._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
         how = make_method(method, model)
-        plan = library.reader.sparse(sources, model.prompt.question(question), how, 8, Watch()).plan
+        plan = library.reader.sparse(sources, model.prompt.question(question), how, 8, StepTimer()).plan
         pieces = [source.piece for source in sources]
         first, attending = how.first(pieces), how.depth(12) - 1
         for i, source in enumerate(sources):
@@ -199,11 +199,11 @@ def test_a_stored_chunk_gives_the_same_logits_bit_for_bit(library, model):
     fresh = []
     for i, hit in enumerate(hits):
         kv = library.reader.encode(hit.chunk.tokens)
-        fresh.append(Fresh(replace(kv, digest=stored[i].piece.digest), 16, exact=i == 0))
+        fresh.append(InMemoryChunk(replace(kv, digest=stored[i].piece.digest), 16, exact=i == 0))
     asked = model.prompt.question(QUESTION)
     method = SamKV(layers=model.profile.stable_layers, extremes="dynamic")
-    a = library.reader.sparse(stored, asked, method, 8, Watch())
-    b = library.reader.sparse(fresh, asked, method, 8, Watch())
+    a = library.reader.sparse(stored, asked, method, 8, StepTimer())
+    b = library.reader.sparse(fresh, asked, method, 8, StepTimer())
     assert a.plan.kept == b.plan.kept
     assert torch.equal(a.logits, b.logits)
 
@@ -271,7 +271,7 @@ def test_a_redis_killed_between_questions_costs_time_only(tmp_path, model, embed
 
 def test_another_collection_never_reads_this_ones_entries(library, tmp_path, model, embedder):
     tokens = library.catalog.chunks_of("default", "01-skerrow-light.md")[0].tokens
-    mine, theirs = (Shelf(library.tiers, model, library.fingerprint, name) for name in ("default", "other"))
+    mine, theirs = (ChunkStore(library.tiers, model, library.fingerprint, name) for name in ("default", "other"))
     assert mine.key(tokens) != theirs.key(tokens)
     assert StoredChunk(mine, tokens, False, lambda: library.reader.encode(tokens)).hit
     source = StoredChunk(theirs, tokens, False, lambda: library.reader.encode(tokens))
@@ -297,7 +297,7 @@ def test_a_well_made_entry_of_another_shape_is_a_miss(tmp_path, model, embedder,
             forged = replace(kv, k=kv.k.half(), v=kv.v.half())
         else:
             forged = replace(kv, digest=replace(d, retrieval_keys=d.retrieval_keys[:1]))
-        key = engine._shelf("default").key(chunk.tokens)
+        key = engine._chunk_store("default").key(chunk.tokens)
         engine.store.put(key, *pack(forged, 16, engine.fingerprint))
         answer = engine.answer(QUESTION, top_k=4)
         assert answer.answer == ANSWER
@@ -329,9 +329,9 @@ def test_identical_text_is_stored_once_and_forgotten_last(tmp_path, model, embed
         ingest(engine, Document("a", "Yard", text))
         ingest(engine, Document("b", "Yard", text))
         assert len(files(engine)) == 1
-        engine.forget(engine.catalog.remove("default", "a"))
+        engine.evict(engine.catalog.remove("default", "a"))
         assert len(files(engine)) == 1
-        engine.forget(engine.catalog.remove("default", "b"))
+        engine.evict(engine.catalog.remove("default", "b"))
         assert files(engine) == []
 
 
@@ -368,8 +368,8 @@ def test_stop_strings_and_temperature(library):
 
 
 def test_needles_of_one_seed_are_read_the_same_way_every_time(model):
-    needles = make(3, 2, 120, 2, lambda text: len(model.prompt.plain(text)))
-    reader = Reader(model, model.prompt.prefix)
+    needles = make_needles(3, 2, 120, 2, lambda text: len(model.prompt.plain(text)))
+    reader = Prefiller(model, model.prompt.prefix)
     a, b = (reader.encode(model.prompt.chunk(d.title, d.text)) for d in (needles.documents[0],) * 2)
     assert torch.equal(a.k, b.k)
     assert torch.equal(a.digest.retrieval_keys, b.digest.retrieval_keys)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ragkv.errors import ConfigError, InputError
-from ragkv.reader import Reader
-from ragkv.watch import Watch
+from ragkv.reader import Prefiller
+from ragkv.watch import StepTimer
 from tests.libraries import QUESTION, open_engine, open_library
 from tests.quick import quick_engine
 
@@ -33,20 +33,20 @@ def test_the_report_names_the_policy_that_was_at_work(library):
 
 
 def test_a_long_question_is_read_sparsely_over_a_stitched_cache(model):
-    reader = Reader(model, model.prompt.prefix)
-    from ragkv.fresh import Fresh
+    reader = Prefiller(model, model.prompt.prefix)
+    from ragkv.fresh import InMemoryChunk
     from ragkv.methods import make_method
-    from ragkv.policies import make_policy
+    from ragkv.policies import make_prefill_policy
 
     chunks = [model.prompt.chunk("Ferry", "The ferry leaves at noon. " * 20) for _ in range(2)]
-    sources = [Fresh(reader.encode(chunk), model.profile.block, i == 0) for i, chunk in enumerate(chunks)]
+    sources = [InMemoryChunk(reader.encode(chunk), model.profile.block, i == 0) for i, chunk in enumerate(chunks)]
     asked = model.prompt.question("When does it leave? " + "I have read the timetable more than once. " * 40)
     way = make_method("scout", model)
-    plain = reader.sparse(sources, asked, way, 1, Watch())
-    exact = reader.sparse(sources, asked, way, 1, Watch(), make_policy(EVERYTHING, model.profile))
+    plain = reader.prefill_sparse(sources, asked, way, 1, StepTimer())
+    exact = reader.prefill_sparse(sources, asked, way, 1, StepTimer(), make_prefill_policy(EVERYTHING, model.profile))
     torch.testing.assert_close(exact.logits, plain.logits, rtol=1e-4, atol=1e-4)
-    little = reader.sparse(
-        sources, asked, way, 1, Watch(), make_policy("critiprefill:segment=32,budget=32,threshold=0", model.profile)
+    little = reader.prefill_sparse(
+        sources, asked, way, 1, StepTimer(), make_prefill_policy("critiprefill:segment=32,budget=32,threshold=0", model.profile)
     )
     assert little.sparse is not None
     assert little.sparse.chosen
@@ -58,12 +58,12 @@ def test_chunks_read_sparsely_at_ingest_have_their_own_fingerprint(tmp_path, mod
     with open_library(tmp_path, model, embedder, ("01",)) as dense:
         prints = {dense.fingerprint}
         chunk = next(dense.catalog.chunks_of("default", d.id) for d in dense.catalog.documents("default"))[0]
-        exact = dense.reader.encode(chunk.tokens)
+        exact = dense.prefiller.encode(chunk.tokens)
     with open_engine(tmp_path, model, embedder, ingest_prefill=way) as sparse:
         prints.add(sparse.fingerprint)
         report = sparse.answer(QUESTION, top_k=1, max_tokens=1).report
         assert report.cache.misses == report.cache.chunks == 1, "what was read densely is not taken for it"
-        read = sparse.reader.encode(chunk.tokens)
+        read = sparse.prefiller.encode(chunk.tokens)
     with open_engine(tmp_path, model, embedder, ingest_prefill=way.replace("32,", "16,", 1)) as other:
         prints.add(other.fingerprint)
     assert len(prints) == 3

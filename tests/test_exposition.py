@@ -12,19 +12,19 @@ from prometheus_client.registry import Collector
 
 from ragkv.exposition import families, read
 from ragkv.report import Report
-from ragkv.tally import OUTCOMES, Histogram, Sums, Tally
+from ragkv.tally import OUTCOMES, Histogram, MetricSums, MetricsRecorder
 from tests.reports import reports, told
 
 
 class _Only(Collector):
-    def __init__(self, sums: Sums):
+    def __init__(self, sums: MetricSums):
         self.sums = sums
 
     def collect(self):
         return families(self.sums)
 
 
-def text(sums: Sums) -> str:
+def text(sums: MetricSums) -> str:
     """As it is scraped."""
     registry = CollectorRegistry()
     registry.register(_Only(sums))
@@ -42,7 +42,7 @@ def test_sums_come_back_to_the_digit(found: list[Report], ended: list[str]) -> N
 
 
 def test_what_has_not_happened_yet_is_there_with_nothing() -> None:
-    said = text(Tally().sums)
+    said = text(MetricsRecorder().sums)
     for line in (
         'ragkv_tokens_total{kind="recomputed"} 0.0',
         'ragkv_chunk_lookups_total{result="hit",tier="gpu"} 0.0',
@@ -58,7 +58,7 @@ def test_what_has_not_happened_yet_is_there_with_nothing() -> None:
 
 def test_buckets_are_added_up_as_the_format_wants_it() -> None:
     spent = Histogram().observed(0.018).observed(0.018).observed(0.025).observed(1e6)
-    said = text(Sums(seconds={"ttft": spent}))
+    said = text(MetricSums(seconds={"ttft": spent}))
     for le, count in (("0.015", 0), ("0.02", 2), ("0.03", 3), ("100.0", 3), ("+Inf", 4)):
         assert f'ragkv_step_seconds_bucket{{le="{le}",step="ttft"}} {count}.0\n' in said
 
@@ -80,4 +80,4 @@ def test_what_is_not_of_a_ragkv_is_refused(said: str) -> None:
 
 def test_other_buckets_are_refused_and_not_misread() -> None:
     with pytest.raises(ValueError, match="other buckets"):
-        read(text(Tally().sums).replace('le="0.015"', 'le="0.016"'))
+        read(text(MetricsRecorder().sums).replace('le="0.015"', 'le="0.016"'))

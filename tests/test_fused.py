@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from ragkv.context import ContextCache
-from ragkv.fresh import Fresh
+from ragkv.fresh import InMemoryChunk
 from ragkv.fused import Fused
 from ragkv.kernels import rows as reference
-from ragkv.methods import FULL, NAMES, make_method
+from ragkv.methods import FULL, METHOD_NAMES, make_method
 from ragkv.passes import Capture, Pass, Step, append
 from ragkv.profile import Profile
-from ragkv.reader import Reader
-from ragkv.watch import Watch
+from ragkv.reader import Prefiller
+from ragkv.watch import StepTimer
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,14 +112,14 @@ def test_rows_thin_out_are_written_elsewhere_and_blended():
         check(model, lambda blend=blend: make(blend))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != FULL])
+@pytest.mark.parametrize("name", [name for name in METHOD_NAMES if name != FULL])
 def test_every_method_reads_a_question_alike(name):
     answers = []
     plain = tiny.model("qwen3", profile=Profile(block=4, stable_layers=(2, 3), retrieval_heads=((1, 2), (2, 5))))
     for model in (plain, fused(plain)):
-        reader = Reader(model, tiny.tokens(3, 7))
-        sources = [Fresh(reader.encode(tiny.tokens(n, n)), 4, exact=not i) for i, n in enumerate((33, 40, 37))]
-        answers.append(reader.sparse(sources, tiny.tokens(6, 6), make_method(name, model), 4, Watch()).logits)
+        reader = Prefiller(model, tiny.tokens(3, 7))
+        sources = [InMemoryChunk(reader.encode(tiny.tokens(n, n)), 4, exact=not i) for i, n in enumerate((33, 40, 37))]
+        answers.append(reader.prefill_sparse(sources, tiny.tokens(6, 6), make_method(name, model), 4, StepTimer()).logits)
     torch.testing.assert_close(answers[1], answers[0], rtol=0, atol=1e-9)
 
 
@@ -135,6 +135,6 @@ def test_on_a_gpu_it_is_the_plain_loop_too():
     plain.fused = None
     for each in (model, plain):
         each.seen = (
-            Reader(each, tiny.tokens(3, 7)).full([tiny.tokens(300, 300)], tiny.tokens(9, 9), 4, Watch("cuda")).logits
+            Prefiller(each, tiny.tokens(3, 7)).prefill_full([tiny.tokens(300, 300)], tiny.tokens(9, 9), 4, StepTimer("cuda")).logits
         )
     torch.testing.assert_close(model.seen, plain.seen, rtol=1e-4, atol=1e-4)

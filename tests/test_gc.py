@@ -17,7 +17,7 @@ from ragkv.catalog import Catalog
 from ragkv.cli import run
 from ragkv.engine import Engine
 from ragkv.errors import StoreUnavailable
-from ragkv.gc import Collection, collect
+from ragkv.gc import GarbageCollector, collect_garbage
 from ragkv.store import open_store
 from ragkv.store.base import StoreStats
 from ragkv.types import Key
@@ -66,8 +66,8 @@ def leave_orphans(engine: Engine, document_id: str = "a") -> set[Key]:
 
 def test_what_the_catalogue_refers_to_is_no_garbage(engine: Engine) -> None:
     before = stored(engine)
-    found = collect(engine.store, engine.catalog, foreign=True, grace=0)
-    assert found == Collection(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, kept=len(before))
+    found = collect_garbage(engine.store, engine.catalog, foreign=True, grace=0)
+    assert found == GarbageCollector(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, kept=len(before))
     assert stored(engine) == before == engine.catalog.keys()
 
 
@@ -75,21 +75,21 @@ def test_orphans_go_and_are_counted(engine: Engine) -> None:
     size = engine.store.stats().bytes
     orphans = leave_orphans(engine)
     assert orphans
-    told = collect(engine.store, engine.catalog, dry_run=True)
+    told = collect_garbage(engine.store, engine.catalog, dry_run=True)
     assert stored(engine) == engine.catalog.keys() | orphans, "only counted"
-    found = collect(engine.store, engine.catalog)
+    found = collect_garbage(engine.store, engine.catalog)
     assert found == told
     assert found.orphan.entries == len(orphans)
     assert stored(engine) == engine.catalog.keys()
     assert found.orphan.bytes == size - engine.store.stats().bytes
     assert found.kept == len(engine.catalog.keys())
-    assert collect(engine.store, engine.catalog).orphan == NOTHING
+    assert collect_garbage(engine.store, engine.catalog).orphan == NOTHING
 
 
 def test_a_catalogue_that_became_empty_still_knows_its_orphans(engine: Engine) -> None:
     for name in "ab":
         leave_orphans(engine, name)
-    collect(engine.store, engine.catalog)
+    collect_garbage(engine.store, engine.catalog)
     assert stored(engine) == set()
 
 
@@ -104,11 +104,11 @@ def test_what_other_models_stored_goes_only_when_asked_for(engine: Engine, tmp_p
             ingest(other, make_document("c", words=60, seed=3))
             theirs = other.catalog.keys()
     assert theirs < stored(engine)
-    found = collect(engine.store, engine.catalog)
+    found = collect_garbage(engine.store, engine.catalog)
     assert found.foreign.entries == len(theirs)
     assert found.orphan == NOTHING
     assert theirs < stored(engine)
-    assert collect(engine.store, engine.catalog, foreign=True) == found
+    assert collect_garbage(engine.store, engine.catalog, foreign=True) == found
     assert stored(engine) == engine.catalog.keys()
 
 
@@ -121,7 +121,7 @@ def test_what_a_question_stored_under_another_model_is_kept(engine: Engine, sett
         assert answer.report.ratios.cache_hit == 1.0
         before = stored(other)
         assert before > other.catalog.keys()
-        assert collect(other.store, other.catalog, foreign=True).kept == len(before)
+        assert collect_garbage(other.store, other.catalog, foreign=True).kept == len(before)
         assert stored(other) == before
 
 
@@ -134,10 +134,10 @@ def test_an_ingest_that_is_alive_keeps_its_entries_and_a_dead_one_does_not(engin
         ingest(engine, make_document("c", words=60, seed=3), stop)
     held = stored(engine) - engine.catalog.keys()
     assert held
-    assert collect(engine.store, engine.catalog).orphan == NOTHING
+    assert collect_garbage(engine.store, engine.catalog).orphan == NOTHING
     assert held < stored(engine)
     time.sleep(0.02)
-    assert collect(engine.store, engine.catalog, grace=0.01).orphan.entries == len(held)
+    assert collect_garbage(engine.store, engine.catalog, grace=0.01).orphan.entries == len(held)
     assert stored(engine) == engine.catalog.keys()
     with engine.catalog.read() as connection:
         assert connection.execute("SELECT count(*) FROM claimed").fetchone() == (0,), "dead claims are dropped"
@@ -149,7 +149,7 @@ def test_deleting_a_document_spares_what_another_ingest_is_relying_on(engine: En
 
     def meanwhile(stage: Stage, done: int, total: int) -> None:
         if stage == "commit":
-            engine.forget(engine.catalog.remove("default", "a"))
+            engine.evict(engine.catalog.remove("default", "a"))
 
     ingest(engine, type(again)("other", again.title, again.text), meanwhile)
     assert stored(engine) == engine.catalog.keys()
@@ -164,7 +164,7 @@ def test_damaged_entries_go_unless_a_chunk_refers_to_them(tmp_path: Path) -> Non
             data = bytearray(path.read_bytes())
             data[300] ^= 1  # in the head
             path.write_bytes(data)
-        found = collect(engine.store, engine.catalog)
+        found = collect_garbage(engine.store, engine.catalog)
         assert (found.damaged.entries, found.orphan) == (len(orphans), NOTHING)
         assert stored(engine) == engine.catalog.keys()
 
@@ -176,7 +176,7 @@ def test_an_orphan_that_redis_has_evicted_in_part_goes_too(tmp_path: Path, serve
         orphans = leave_orphans(engine)
         for key in orphans:
             client.delete(f"ragkv:{{{key}}}:body:1")
-        assert collect(engine.store, engine.catalog).orphan.entries == len(orphans)
+        assert collect_garbage(engine.store, engine.catalog).orphan.entries == len(orphans)
         assert client.dbsize() == 0
 
 
@@ -190,7 +190,7 @@ def test_expired_entries_and_left_behind_files_are_swept(tmp_path: Path) -> None
         os.utime(left, (0, 0))
         expired = StoreStats(1, first.stat().st_size)
         for dry_run in (True, False):
-            found = collect(engine.store, engine.catalog, dry_run=dry_run)
+            found = collect_garbage(engine.store, engine.catalog, dry_run=dry_run)
             assert (found.expired, found.temporary, found.kept) == (expired, StoreStats(1, 123), len(others))
             assert first.exists() == left.exists() == dry_run
         answer = engine.answer("word1 word2", top_k=20)
@@ -203,7 +203,7 @@ def test_a_store_that_is_down_is_said_to_be(tmp_path: Path) -> None:
     with quick_engine(tmp_path, store=url) as engine:
         ingest(engine, make_document("a", words=60))
         with pytest.raises(StoreUnavailable):
-            collect(engine.store, engine.catalog)
+            collect_garbage(engine.store, engine.catalog)
 
 
 def test_nothing_that_is_relied_on_goes_while_documents_come_and_go(engine: Engine, setting: str) -> None:
@@ -215,7 +215,7 @@ def test_nothing_that_is_relied_on_goes_while_documents_come_and_go(engine: Engi
         store = open_store(setting, engine.settings.data, 0.25)
         try:
             while not stop.is_set():
-                removed[0] += collect(store, catalog, foreign=True).orphan.entries
+                removed[0] += collect_garbage(store, catalog, foreign=True).orphan.entries
                 time.sleep(0.02)  # SQLite lets no other writer in who only asks now and then
         except Exception as error:
             faults.append(error)
@@ -239,7 +239,7 @@ def test_nothing_that_is_relied_on_goes_while_documents_come_and_go(engine: Engi
             collector.join()
     assert not faults
     assert removed[0] > 10, "nothing was at stake"
-    collect(engine.store, engine.catalog)
+    collect_garbage(engine.store, engine.catalog)
     assert stored(engine) == engine.catalog.keys()
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ingest.pipeline import ingest
-from ragkv.begun import Begun
-from ragkv.decode import write
+from ragkv.begun import RequestState
+from ragkv.decode import generate
 from ragkv.engine import Engine
 from ragkv.kvmap import KVMap, kv_map
 from ragkv.recompute.base import Plan, rows_alive
@@ -40,11 +40,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield made
 
 
-def asked(engine: Engine, question: str = QUESTION, **wanted: Any) -> tuple[Answer, KVMap, Begun]:
-    begun = engine.begin(question, **wanted)
-    for _ in write(engine.model, begun.run):
+def asked(engine: Engine, question: str = QUESTION, **wanted: Any) -> tuple[Answer, KVMap, RequestState]:
+    begun = engine.prefill(question, **wanted)
+    for _ in generate(engine.model, begun.sequence):
         pass
-    answer = engine.finish(begun)
+    answer = engine.finalize(begun)
     return answer, engine.map(begun), begun
 
 

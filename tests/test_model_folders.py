@@ -13,12 +13,12 @@ import transformers
 from ingest.pipeline import ingest
 from ragkv.decode import Sampling, decode
 from ragkv.errors import ConfigError, ModelUnsupported
-from ragkv.fresh import Fresh
+from ragkv.fresh import InMemoryChunk
 from ragkv.methods import default_method, make_method
 from ragkv.model import DecoderModel
-from ragkv.reader import Reader
+from ragkv.reader import Prefiller
 from ragkv.types import Document
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 from tests import tiny
 from tests.libraries import open_engine
 
@@ -40,19 +40,19 @@ def test_every_family_loads_and_answers_like_its_own_generate(folders, kind):
     model = DecoderModel.load(str(folders[kind]), "cpu")
     assert default_method(model) == "samkv-fusion", "nobody calibrated it"
     assert model.profile.stable_layers == (3,)
-    reader = Reader(model, model.prompt.prefix)
+    reader = Prefiller(model, model.prompt.prefix)
     chunks = [model.prompt.chunk("Tarn", "The harbour was built in 1889. " * n) for n in (20, 30)]
     asked = model.prompt.question("Who built it?")
-    context = reader.full(chunks, asked, 12, Watch())
+    context = reader.prefill_full(chunks, asked, 12, StepTimer())
     got = list(decode(model, context.cache, context.logits, context.position, Sampling(12)))
     own = transformers.AutoModelForCausalLM.from_pretrained(folders[kind], dtype=torch.float32).eval()
     ids = [*model.prompt.prefix, *chunks[0], *chunks[1], *asked]
     generated = own.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=1, pad_token_id=2)
     expected = generated[0, len(ids) :].tolist()
     assert got == [token for token in expected if token not in model.stop_ids]
-    sources = [Fresh(reader.encode(chunk), model.profile.block, exact=i == 0) for i, chunk in enumerate(chunks)]
+    sources = [InMemoryChunk(reader.encode(chunk), model.profile.block, exact=i == 0) for i, chunk in enumerate(chunks)]
     for name in ("reuse", "samkv-overwrite", "samkv-fusion"):
-        assert reader.sparse(sources, asked, make_method(name, model), 12, Watch()).logits.isfinite().all()
+        assert reader.prefill_sparse(sources, asked, make_method(name, model), 12, StepTimer()).logits.isfinite().all()
 
 
 def test_weights_that_differ_in_one_number_are_another_model(folders, tmp_path):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from ragkv.errors import InputError
-from ragkv.needles import NeedleSet, make, span_tokens
+from ragkv.needles import NeedleSet, make_needles, span_tokens
 
 TOKENIZER = Path(__file__).parents[1] / "models" / "demo" / "tokenizer.json"
 
@@ -23,7 +23,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def hundred() -> NeedleSet:
     """What benches use: 100 questions over 8 documents of about 512 tokens."""
-    return make(7, documents=8, tokens=350, count=100, length=count_words)
+    return make_needles(7, documents=8, tokens=350, count=100, length=count_words)
 
 
 @given(seed=st.integers(), documents=st.integers(1, 9), tokens=st.integers(120, 600), each=st.integers(1, 4))
@@ -31,7 +31,7 @@ def hundred() -> NeedleSet:
 def test_spans_are_exact_and_answers_stand_once_in_the_whole_set(
     seed: int, documents: int, tokens: int, each: int
 ) -> None:
-    needles = make(seed, documents, tokens, documents * each, count_words)
+    needles = make_needles(seed, documents, tokens, documents * each, count_words)
     texts = {document.id: document.text for document in needles.documents}
     whole = "\n".join(f"{document.title}\n{document.text}" for document in needles.documents)
     assert len(texts) == documents
@@ -48,21 +48,21 @@ def test_spans_are_exact_and_answers_stand_once_in_the_whole_set(
 @given(seed=st.integers(), tokens=st.integers(100, 3000))
 @settings(max_examples=30, deadline=None)
 def test_documents_are_close_to_the_length_asked_for_and_never_longer(seed: int, tokens: int) -> None:
-    needles = make(seed, 4, tokens, 4, count_words)
+    needles = make_needles(seed, 4, tokens, 4, count_words)
     for document in needles.documents:
         assert 0.9 * tokens <= count_words(document.text) <= tokens
 
 
 def test_the_length_is_counted_by_the_callers_tokenizer(tokenizer: Tokenizer) -> None:
-    needles = make(3, 8, 500, 100, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids))
+    needles = make_needles(3, 8, 500, 100, lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids))
     for document in needles.documents:
         assert 475 <= len(tokenizer.encode(document.text, add_special_tokens=False).ids) <= 505
 
 
 def test_a_seed_gives_the_same_set_again_and_another_seed_another_set() -> None:
-    first = make(1, 4, 200, 20, count_words)
-    assert make(1, 4, 200, 20, count_words) == first
-    other = make(2, 4, 200, 20, count_words)
+    first = make_needles(1, 4, 200, 20, count_words)
+    assert make_needles(1, 4, 200, 20, count_words) == first
+    other = make_needles(2, 4, 200, 20, count_words)
     assert {document.title for document in other.documents}.isdisjoint(document.title for document in first.documents)
     assert {document.id for document in other.documents}.isdisjoint(document.id for document in first.documents)
 
@@ -116,12 +116,12 @@ def test_the_text_is_plain_ascii_without_empty_slots(hundred: NeedleSet) -> None
 @pytest.mark.parametrize(("documents", "tokens", "count"), [(0, 300, 1), (1, 300, 0), (1, 8, 1), (8, 350, 200)])
 def test_what_cannot_be_made_is_refused(documents: int, tokens: int, count: int) -> None:
     with pytest.raises(InputError):
-        make(0, documents, tokens, count, count_words)
+        make_needles(0, documents, tokens, count, count_words)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_tokens_of_a_span_read_as_the_answer(seed: int, tokenizer: Tokenizer) -> None:
-    needles = make(seed, 4, 250, 30, count_words)
+    needles = make_needles(seed, 4, 250, 30, count_words)
     encoded = {document.id: tokenizer.encode(document.text) for document in needles.documents}
     for question in needles.questions:
         encoding = encoded[question.document_id]

@@ -3,7 +3,7 @@
 import pytest
 
 from ragkv.errors import InputError
-from ragkv.policies import PREFILLS, check_policy, make_policy
+from ragkv.policies import PREFILLS, check_prefill_policy, make_prefill_policy
 from ragkv.profile import Profile
 from ragkv.sparse.critiprefill import CritiPrefill
 from ragkv.sparse.loopserve import LoopServe
@@ -18,17 +18,17 @@ def model():
 
 
 def test_dense_is_no_policy(model):
-    assert make_policy("dense", model.profile) is None
+    assert make_prefill_policy("dense", model.profile) is None
 
 
 def test_a_bare_name_takes_the_sizes_of_the_models_profile(model):
-    assert make_policy("critiprefill", model.profile) == CritiPrefill(segment=8, block=2, budget=16, threshold=99)
-    assert make_policy("loopserve", model.profile) == LoopServe(threshold=99)
+    assert make_prefill_policy("critiprefill", model.profile) == CritiPrefill(segment=8, block=2, budget=16, threshold=99)
+    assert make_prefill_policy("loopserve", model.profile) == LoopServe(threshold=99)
 
 
 def test_fields_can_be_set(model):
-    assert make_policy("critiprefill:budget=64,fusion=0.5", model.profile) == CritiPrefill(8, 2, 64, 0.5, threshold=99)
-    assert make_policy("loopserve:alpha=0.995,threshold=0", model.profile) == LoopServe(alpha=0.995, threshold=0)
+    assert make_prefill_policy("critiprefill:budget=64,fusion=0.5", model.profile) == CritiPrefill(8, 2, 64, 0.5, threshold=99)
+    assert make_prefill_policy("loopserve:alpha=0.995,threshold=0", model.profile) == LoopServe(alpha=0.995, threshold=0)
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_fields_can_be_set(model):
 )
 def test_what_means_nothing_is_told(model, spec, told):
     with pytest.raises(InputError, match=told):
-        make_policy(spec, model.profile)
+        make_prefill_policy(spec, model.profile)
 
 
 @pytest.mark.parametrize("name", ["dense", *PREFILLS])
 def test_every_name_can_be_checked_without_a_model(name):
-    assert check_policy(name) == name
+    assert check_prefill_policy(name) == name

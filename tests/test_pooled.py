@@ -7,12 +7,12 @@ import copy
 import pytest
 import torch
 
-from ragkv.bench.staged import StagedSteps
+from ragkv.bench.staged import StagedDecoder
 from ragkv.context import ContextCache
 from ragkv.model import DecoderModel
 from ragkv.passes import append
-from ragkv.pooled import PooledKV, PooledSteps
-from ragkv.sparse.base import Observed
+from ragkv.pooled import PooledKV, PooledDecoder
+from ragkv.sparse.base import QueryObserver
 from ragkv.sparse.psa import Psa
 from tests import tiny
 
@@ -26,7 +26,7 @@ def begun(model, params=None, lengths=LENGTHS):
     caches = [ContextCache(model.shape, length, model.dtype, model.device) for length in lengths]
     states = [params.start() if params else None for _ in lengths]
     passes = [
-        append(c, tiny.tokens(n, n), 0, attention=Observed(s, None, n - 1) if s else None)
+        append(c, tiny.tokens(n, n), 0, attention=QueryObserver(s, None, n - 1) if s else None)
         for c, n, s in zip(caches, lengths, states, strict=True)
     ]
     model.forward(passes)
@@ -55,7 +55,7 @@ def test_reading_everything_is_dense_decoding(kind, share):
     model = tiny.model(kind, layers=2)
     caches, states = begun(model)
     kv = PooledKV(caches, ALL, share, room=5)
-    check(model, PooledSteps(model, kv, ALL), caches, states, 5)
+    check(model, PooledDecoder(model, kv, ALL), caches, states, 5)
 
 
 @pytest.mark.parametrize("layers", [2, 3])
@@ -64,7 +64,7 @@ def test_both_dense_ways_are_dense_decoding_and_leave_the_pool_alone(layers):
     caches, states = begun(model)
     kv = PooledKV(caches, ALL, 0.25, room=4)
     before = {name: getattr(kv.pool, name).clone() for name in ("place", "owner", "used", "slots")}
-    for make in (lambda: PooledSteps(model, kv, None), lambda: StagedSteps(model, kv)):
+    for make in (lambda: PooledDecoder(model, kv, None), lambda: StagedDecoder(model, kv)):
         check(model, make(), copy.deepcopy(caches), states, 4)
     assert all(torch.equal(getattr(kv.pool, name), each) for name, each in before.items())
 
@@ -73,13 +73,13 @@ def test_a_step_under_psa_is_that_of_the_policy():
     """The first one: a block that becomes full afterwards is ranked from cache, and stays near here."""
     params, model = Psa(threshold=0.6, block=8), tiny.model(layers=3)
     caches, states = begun(model, params)
-    steps = PooledSteps(model, PooledKV(caches, params, 0.25, room=3), params)
+    steps = PooledDecoder(model, PooledKV(caches, params, 0.25, room=3), params)
     check(model, steps, caches, states, 1)
     for of, state in enumerate(states):
-        for layer, met in enumerate(steps.met):
+        for layer, met in enumerate(steps.reads):
             near = steps.kv.held[layer][of] + 1
             assert (met.read[of] * 8 + near).tolist() == state.readings[layer].read.tolist()
-    assert any(int((met.read < steps.kv.pool.ranked[layer][:, None]).sum()) for layer, met in enumerate(steps.met))
+    assert any(int((met.read < steps.kv.pool.ranked[layer][:, None]).sum()) for layer, met in enumerate(steps.reads))
 
 
 def test_rows_of_the_answer_are_near():
@@ -87,7 +87,7 @@ def test_rows_of_the_answer_are_near():
     params, model = Psa(threshold=0.7, block=16), tiny.model(layers=2)
     caches, states = begun(model, params)
     free = min(16 - n % 16 for n in LENGTHS)
-    steps = PooledSteps(model, PooledKV(caches, params, 0.25, room=40), params)
+    steps = PooledDecoder(model, PooledKV(caches, params, 0.25, room=40), params)
     check(model, steps, caches, states, free)
     assert all(bool(each.isfinite().all()) for each in read_all(steps, 40 - free))
     with pytest.raises(ValueError, match="no room"):
@@ -97,11 +97,11 @@ def test_rows_of_the_answer_are_near():
 def test_the_pool_takes_what_is_read_again_and_again():
     params, model = Psa(threshold=0.5, block=8, sinks=1), tiny.model(layers=2)
     kv = PooledKV(begun(model)[0], params, 0.5, room=12)
-    steps = PooledSteps(model, kv, params)
+    steps = PooledDecoder(model, kv, params)
     missed = []
     for _ in range(12):
-        steps.read(tokens_of(0))
-        missed.append(sum(int(met.missed.sum()) for met in steps.met))
+        steps.decode(tokens_of(0))
+        missed.append(sum(int(met.missed.sum()) for met in steps.reads))
     assert missed[0] > 0
     assert sum(missed[-3:]) < sum(missed[:3])
     kv.settle()
@@ -119,8 +119,8 @@ def test_layers_that_hold_different_rows():
     position = 1 + max(int(ragged.positions(layer).max()) for layer in range(3))
     kv = PooledKV([ragged], ALL, 0.3, room=2)
     wanted = model.forward([append(copy.deepcopy(ragged), [5], position)])[0]
-    torch.testing.assert_close(PooledSteps(model, kv, ALL).read([5]), wanted, rtol=0, atol=1e-10)
-    torch.testing.assert_close(StagedSteps(model, kv).read([5]), wanted, rtol=0, atol=1e-10)
+    torch.testing.assert_close(PooledDecoder(model, kv, ALL).decode([5]), wanted, rtol=0, atol=1e-10)
+    torch.testing.assert_close(StagedDecoder(model, kv).decode([5]), wanted, rtol=0, atol=1e-10)
 
 
 def test_what_is_refused():
@@ -132,14 +132,14 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="all layers"):
         PooledKV(caches, Psa(dense=1), 0.5, room=1)
     with pytest.raises(ValueError, match="8 rows"):
-        PooledSteps(model, PooledKV(caches, ALL, 0.5, room=1), Psa(block=16))
+        PooledDecoder(model, PooledKV(caches, ALL, 0.5, room=1), Psa(block=16))
 
 
-class Eager(PooledSteps):
+class Eager(PooledDecoder):
     """Steps of the same kernels, launched one by one."""
 
-    def read(self, tokens):
-        self.advance(tokens)
+    def decode(self, tokens):
+        self._advance(tokens)
         return self._step()
 
 
@@ -149,12 +149,12 @@ def test_recorded_steps_are_the_steps_that_were_recorded():
     model = DecoderModel(tiny.weights("llama", layers=2, max_positions=2048).float().cuda())
     caches = begun(model, lengths=(700, 90, 1200))[0]
     ours, theirs = (PooledKV(caches, params, 0.25, room=20) for _ in range(2))
-    steps, plain = PooledSteps(model, ours, params), Eager(model, theirs, params)
+    steps, plain = PooledDecoder(model, ours, params), Eager(model, theirs, params)
     unread = 0
     for at in range(20):
-        logits, wanted = steps.read(tokens_of(at)), plain.read(tokens_of(at))
+        logits, wanted = steps.decode(tokens_of(at)), plain.decode(tokens_of(at))
         torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-5)
-        for layer, (one, other) in enumerate(zip(steps.met, plain.met, strict=True)):
+        for layer, (one, other) in enumerate(zip(steps.reads, plain.reads, strict=True)):
             assert torch.equal(one.read, other.read)
             assert not at or torch.equal(one.missed, other.missed), "the first step is done while it is recorded"
             unread += int((one.read < ours.pool.ranked[layer][:, None]).sum())
@@ -166,9 +166,9 @@ def test_recorded_steps_are_the_steps_that_were_recorded():
 def every_way(kv, model, params):
     """What makes the steps of each way to read everything; the last one changes the pool."""
     return (
-        lambda: StagedSteps(model, kv),
-        lambda: PooledSteps(model, kv, None),
-        lambda: PooledSteps(model, kv, params),
+        lambda: StagedDecoder(model, kv),
+        lambda: PooledDecoder(model, kv, None),
+        lambda: PooledDecoder(model, kv, params),
     )
 
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from ragkv.context import ContextCache
-from ragkv.fresh import Fresh
+from ragkv.fresh import InMemoryChunk
 from ragkv.passes import Capture, append
-from ragkv.reader import Reader
+from ragkv.reader import Prefiller
 from ragkv.recompute.epic import Epic
 from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 from tests import tiny
 
 EXACT = {"rtol": 0, "atol": 1e-10}
@@ -23,19 +23,19 @@ LAYERS = (2, 3)
 
 
 def reader(kind="llama", mode="shared"):
-    return Reader(tiny.model(kind), PREFIX, mode)
+    return Prefiller(tiny.model(kind), PREFIX, mode)
 
 
 def sources(r, chunks=CHUNKS):
-    return [Fresh(r.encode(c), 4, exact=i == 0 and r.mode == "shared") for i, c in enumerate(chunks)]
+    return [InMemoryChunk(r.encode(c), 4, exact=i == 0 and r.mode == "shared") for i, c in enumerate(chunks)]
 
 
 def full(r, chunks=CHUNKS):
-    return r.full(chunks, QUESTION, 8, Watch()).logits
+    return r.full(chunks, QUESTION, 8, StepTimer()).logits
 
 
 def sparse(r, method, chunks=CHUNKS):
-    return r.sparse(sources(r, chunks), QUESTION, method, 8, Watch())
+    return r.sparse(sources(r, chunks), QUESTION, method, 8, StepTimer())
 
 
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
@@ -135,7 +135,7 @@ def test_padding_stands_in_during_repair_and_is_gone_afterwards():
     assert (with_padding.logits - plain.logits).abs().max() > 1e-6
 
 
-class Counting(Fresh):
+class Counting(InMemoryChunk):
     """A source that counts the blocks it gives, by layer."""
 
     def __init__(self, *args, **options):
@@ -170,7 +170,7 @@ def test_what_is_written_over_before_it_is_read_need_not_be_loaded(name, monkeyp
 
     def asked():
         found = [Counting(r.encode(c), 4, exact=i == 0) for i, c in enumerate(CHUNKS)]
-        return r.sparse(found, QUESTION, method, 8, Watch()), [source.given for source in found]
+        return r.sparse(found, QUESTION, method, 8, StepTimer()), [source.given for source in found]
 
     reserve = ContextCache.reserve
 
@@ -196,7 +196,7 @@ def test_scout_loads_of_chunks_that_it_recomputes_what_the_composite_pass_attend
     r = reader()
     way = scout(r)
     found = [Counting(r.encode(c), 4, exact=i == 0) for i, c in enumerate(CHUNKS)]
-    context = r.sparse(found, QUESTION, way, 8, Watch())
+    context = r.sparse(found, QUESTION, way, 8, StepTimer())
     kept = len(context.plan.kept[0][0])
     assert [source.given for source in found] == [[kept] * 4, [3, 3, 0, 0], [3, 3, 0, 0]]
 
@@ -231,9 +231,9 @@ def test_a_question_leaves_no_trace_in_what_is_stored():
     calibrated = replace(r.model.profile, retrieval_heads=scout.heads)
     r.model.profile = calibrated
     stored = sources(r)
-    first = r.sparse(stored, QUESTION, scout, 8, Watch()).logits
-    r.sparse(stored, tiny.tokens(9, 3), scout, 8, Watch())
-    torch.testing.assert_close(r.sparse(stored, QUESTION, scout, 8, Watch()).logits, first, rtol=0, atol=0)
+    first = r.sparse(stored, QUESTION, scout, 8, StepTimer()).logits
+    r.sparse(stored, tiny.tokens(9, 3), scout, 8, StepTimer())
+    torch.testing.assert_close(r.sparse(stored, QUESTION, scout, 8, StepTimer()).logits, first, rtol=0, atol=0)
 
 
 def test_scout_with_an_unlimited_budget_and_full_repair_is_a_full_prefill():

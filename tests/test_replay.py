@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from ragkv.context import ContextCache
-from ragkv.fresh import Fresh
-from ragkv.methods import FULL, NAMES, make_method
+from ragkv.fresh import InMemoryChunk
+from ragkv.methods import FULL, METHOD_NAMES, make_method
 from ragkv.model import DecoderModel
 from ragkv.passes import Capture, Pass, Step, append
 from ragkv.profile import Profile
-from ragkv.reader import Reader
+from ragkv.reader import Prefiller
 from ragkv.replay import LONG, WIDEST
-from ragkv.steps import Steps, make_steps
-from ragkv.watch import Watch
+from ragkv.steps import GraphDecoder, make_graph_decoder
+from ragkv.watch import StepTimer
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -55,9 +55,9 @@ def repair(cache, count, asked):
 def check(model, make, tolerance=1e-10, steps=None):
     """make(cache) -> a pass; begins with equal caches: the same logits and rows by both ways."""
     one, two = make(), make()
-    steps = steps or Steps(model)
-    assert steps.passes.takes(one)
-    torch.testing.assert_close(steps.passes.read(one), model.forward([two])[0][-1], rtol=0, atol=tolerance)
+    steps = steps or GraphDecoder(model)
+    assert steps.prefill.supports(one)
+    torch.testing.assert_close(steps.prefill.last_logits(one), model.forward([two])[0][-1], rtol=0, atol=tolerance)
     for layer in range(model.shape.layers):
         torch.testing.assert_close(one.cache.k(layer), two.cache.k(layer), rtol=0, atol=tolerance)
         torch.testing.assert_close(one.cache.v(layer), two.cache.v(layer), rtol=0, atol=tolerance)
@@ -89,7 +89,7 @@ def test_a_prefill_of_everything():
 
 def test_what_a_graph_cannot_do_is_left_to_the_forward():
     model = tiny.model("llama", layers=3)
-    takes = Steps(model).passes.takes
+    takes = GraphDecoder(model).prefill.supports
 
     def asked(**changes):
         return replace(question(begun(model, 12), 4), **changes)
@@ -125,7 +125,7 @@ class Coming:
 def test_a_long_cache_that_is_still_being_loaded_is_left_to_the_forward():
     """That begins with the first layer while the others come."""
     model = tiny.model("llama", layers=2)
-    takes, rows = Steps(model).passes.takes, (model.shape.kv_heads, model.shape.head_dim)
+    takes, rows = GraphDecoder(model).prefill.supports, (model.shape.kv_heads, model.shape.head_dim)
     for length, taken in ((100, True), (LONG, False)):
         cache = ContextCache(model.shape, length, model.dtype)
         for layer in range(2):
@@ -133,7 +133,7 @@ def test_a_long_cache_that_is_still_being_loaded_is_left_to_the_forward():
             cache.put(layer, none, none, torch.arange(length))
         asked = append(cache, tiny.tokens(4), length)
         assert takes(asked)
-        cache.expect(1, Coming())
+        cache.record_event(1, Coming())
         assert takes(asked) == taken
 
 
@@ -152,28 +152,28 @@ class Counted:
         return self.passes.read(p)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", METHOD_NAMES)
 def test_every_method_reads_a_question_alike(name):
     model, answers = tiny.model("qwen3", profile=HEADS), []
-    steps = Steps(model)
-    steps.passes = Counted(steps.passes)
+    steps = GraphDecoder(model)
+    steps.prefill = Counted(steps.prefill)
     chunks = [tiny.tokens(n, n) for n in (33, 40, 37)]
     for way in (None, steps):
-        reader = Reader(model, tiny.tokens(3, 7), steps=way)
+        reader = Prefiller(model, tiny.tokens(3, 7), graph_decoder=way)
         if name == FULL:
-            answers.append(reader.full(chunks, tiny.tokens(6, 6), 4, Watch()).logits)
+            answers.append(reader.prefill_full(chunks, tiny.tokens(6, 6), 4, StepTimer()).logits)
             continue
-        sources = [Fresh(reader.encode(chunk), 4, exact=not i) for i, chunk in enumerate(chunks)]
-        answers.append(reader.sparse(sources, tiny.tokens(6, 6), make_method(name, model), 4, Watch()).logits)
+        sources = [InMemoryChunk(reader.encode(chunk), 4, exact=not i) for i, chunk in enumerate(chunks)]
+        answers.append(reader.prefill_sparse(sources, tiny.tokens(6, 6), make_method(name, model), 4, StepTimer()).logits)
     torch.testing.assert_close(answers[1], answers[0], rtol=0, atol=1e-9)
     # Layers of these hold different rows, or grow.
-    assert steps.passes.taken == (name not in ("multi-infllm", "samkv-overwrite", "samkv-fusion"))
+    assert steps.prefill.taken == (name not in ("multi-infllm", "samkv-overwrite", "samkv-fusion"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="passes are recorded on a GPU")
 def test_a_few_graphs_serve_all_passes():
     model = DecoderModel(tiny.weights("qwen3", max_positions=4096).float().cuda())
-    steps = make_steps(model)
+    steps = make_graph_decoder(model)
     for _ in range(2):
         for length, count, asked in ((9, 1, 1), (40, 30, 4), (42, 28, 9), (600, 500, 30), (1300, 900, 32)):
             check(model, lambda a=length, b=count, c=asked: repair(begun(model, a), b, c), 1e-4, steps)
@@ -184,8 +184,8 @@ def test_a_few_graphs_serve_all_passes():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="passes are recorded on a GPU")
 def test_what_a_replay_gave_outlives_the_next():
     model = DecoderModel(tiny.weights("llama", max_positions=2048).float().cuda())
-    steps = make_steps(model)
-    first = steps.passes.read(question(begun(model, 20), 5))
+    steps = make_graph_decoder(model)
+    first = steps.prefill.last_logits(question(begun(model, 20), 5))
     kept = copy.deepcopy(first)
-    steps.passes.read(question(begun(model, 30), 5))
+    steps.prefill.last_logits(question(begun(model, 30), 5))
     assert torch.equal(first, kept)

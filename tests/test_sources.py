@@ -11,11 +11,11 @@ import torch
 
 from ragkv.config import load_settings
 from ragkv.errors import EntryCorrupt, EntryMissing, NotQuantisable
-from ragkv.fresh import Fresh
+from ragkv.fresh import InMemoryChunk
 from ragkv.model import DecoderModel
-from ragkv.reader import Reader
+from ragkv.reader import Prefiller
 from ragkv.retrieve import Embedder
-from ragkv.sources import Shelf, StoredChunk
+from ragkv.sources import ChunkStore, StoredChunk
 from ragkv.store.codec import pack
 from ragkv.store.disk import DiskStore
 from ragkv.store.layout import BODIES
@@ -30,7 +30,7 @@ TOKENS = tuple(range(300, 450))
 
 @pytest.fixture(scope="module")
 def kv(model: DecoderModel) -> ChunkKV:
-    return Reader(model, model.prompt.prefix).encode(TOKENS)
+    return Prefiller(model, model.prompt.prefix).encode(TOKENS)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_what_put_returns_is_what_comes_back_bit_for_bit(
     shelf = shelf_of(disk, model, "f", "c", body, seal)
     kept, fault = shelf.put(kv)
     assert fault is None
-    stored, fresh = StoredChunk(shelf, TOKENS, False, never), Fresh(kept, shelf.block)
+    stored, fresh = StoredChunk(shelf, TOKENS, False, never), InMemoryChunk(kept, shelf.block)
     wanted = [(0, 3, 9), (), *[(1, 2)] * (model.shape.layers - 2)]
     for one, other in zip(stored.load(wanted), fresh.load(wanted), strict=True):
         assert torch.equal(one[0], other[0])
@@ -67,7 +67,7 @@ def test_bodies_secrets_and_collections_never_share_an_entry(
 ) -> None:
     """Same model, same document: every pair of settings is a miss to each other, the same ones once more a hit."""
     kinds = [(body, secret) for body in BODIES for secret in ("", SECRET, SECRET + "!")]
-    shelves: dict[str, Shelf] = {}
+    shelves: dict[str, ChunkStore] = {}
     for body, secret in kinds:
         with open_engine(tmp_path, model, embedder, store_body=body, store_secret=secret) as engine:
             for collection in ("mine", "theirs"):

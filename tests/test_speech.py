@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ragkv.decode import cut_at_stop, sure
+from ragkv.decode import cut_at_stop, stable_text
 from ragkv.engine import Engine
 from tests.libraries import ANSWER, QUESTION
 
@@ -25,7 +25,7 @@ def test_what_was_shown_is_how_the_answer_begins(text: str, stop: list[str]) -> 
         if stopped:
             final = said.strip()
             break
-        now = sure(said, stop)
+        now = stable_text(said, stop)
         assert now.startswith(shown)
         shown = now
     else:
@@ -35,27 +35,27 @@ def test_what_was_shown_is_how_the_answer_begins(text: str, stop: list[str]) -> 
 
 @given(st.text(alphabet="ab", max_size=10))
 def test_nothing_is_held_back_without_a_reason(text: str) -> None:
-    assert sure(text, ()) == text
-    assert sure(text, ("c", "cab")) == text
+    assert stable_text(text, ()) == text
+    assert stable_text(text, ("c", "cab")) == text
 
 
 def test_half_a_character_white_space_and_the_start_of_a_stop_string_wait() -> None:
-    assert sure("Ada\ufffd", ()) == "Ada"
-    assert sure(" Ada \ufffd ", ()) == "Ada"
-    assert sure("Ada\nQues", ("\nQuestion",)) == "Ada"
-    assert sure("Ada Brook", ("Brooklyn", "ok!")) == "Ada"
-    assert sure("Ada\ufffdBrook", ()) == "Ada\ufffdBrook"
+    assert stable_text("Ada\ufffd", ()) == "Ada"
+    assert stable_text(" Ada \ufffd ", ()) == "Ada"
+    assert stable_text("Ada\nQues", ("\nQuestion",)) == "Ada"
+    assert stable_text("Ada Brook", ("Brooklyn", "ok!")) == "Ada"
+    assert stable_text("Ada\ufffdBrook", ()) == "Ada\ufffdBrook"
 
 
 def test_a_speech_knows_what_is_sure_and_how_it_ended(library: Engine) -> None:
-    begun = library.begin(QUESTION)
+    begun = library.prefill(QUESTION)
     seen = []
-    while begun.run.choose(library.model.stop_ids) is not None:
-        seen.append(begun.speech.sure())
-        if begun.run.ended:
+    while begun.sequence.sample(library.model.stop_ids) is not None:
+        seen.append(begun.detokenizer.stable_text())
+        if begun.sequence.finished:
             break
-        begun.run.heard(library.model.forward([begun.run.reading()])[0][-1])
-    answer = library.finish(begun)
+        begun.sequence.accept(library.model.forward([begun.sequence.next_pass()])[0][-1])
+    answer = library.finalize(begun)
     assert answer.answer == ANSWER
     assert all(ANSWER.startswith(text) for text in seen)
     assert len(set(seen)) > 1

@@ -12,24 +12,24 @@ import pytest
 import torch
 
 from ragkv.bench.shapes import SHAPES, random_model, random_tokens
-from ragkv.carrier import make_carrier
+from ragkv.carrier import make_kv_transfer
 from ragkv.context import ContextCache
 from ragkv.decode import Sampling, decode
 from ragkv.errors import ConfigError, ModelUnsupported
-from ragkv.fresh import Fresh
+from ragkv.fresh import InMemoryChunk
 from ragkv.fused import Fused
 from ragkv.kernels import rows as reference
-from ragkv.methods import FULL, NAMES, make_method
+from ragkv.methods import FULL, METHOD_NAMES, make_method
 from ragkv.model import DecoderModel
 from ragkv.passes import Capture, Pass, Step, append
-from ragkv.policies import make_decoder
+from ragkv.policies import make_decode_policy
 from ragkv.profile import Profile
-from ragkv.qualify import qualify
-from ragkv.reader import Reader
+from ragkv.qualify import self_test
+from ragkv.reader import Prefiller
 from ragkv.sparse.critiprefill import CritiPrefill
 from ragkv.spread import SPREAD, check_spreadable, in_runs, unhooked
-from ragkv.steps import make_steps
-from ragkv.watch import Watch
+from ragkv.steps import make_graph_decoder
+from ragkv.watch import StepTimer
 from tests import tiny
 from tests.places import HOST, PLACES, here, places, spread
 
@@ -117,20 +117,20 @@ def test_so_does_the_loop_with_few_launches_up_to_the_order_of_additions(kind):
             check((one, fused(two)), make, tolerance=1e-10)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", METHOD_NAMES)
 @pytest.mark.parametrize("loop", [copy.copy, fused], ids=["plain", "fused"])
 def test_every_method_answers_as_on_one_device(name, loop):
     answers = []
     with places():
         one, two = both()
         for model in (one, loop(two)):
-            reader, question, watch = Reader(model, tiny.tokens(3, 7)), tiny.tokens(6, 6), Watch(model.device)
+            reader, question, watch = Prefiller(model, tiny.tokens(3, 7)), tiny.tokens(6, 6), StepTimer(model.device)
             chunks = [tiny.tokens(n, n) for n in (33, 40, 37)]
             if name == FULL:
-                context = reader.full(chunks, question, 4, watch)
+                context = reader.prefill_full(chunks, question, 4, watch)
             else:
-                sources = [Fresh(reader.encode(chunk), 4, exact=not i) for i, chunk in enumerate(chunks)]
-                context = reader.sparse(sources, question, make_method(name, model), 4, watch)
+                sources = [InMemoryChunk(reader.encode(chunk), 4, exact=not i) for i, chunk in enumerate(chunks)]
+                context = reader.prefill_sparse(sources, question, make_method(name, model), 4, watch)
             answers.append((here(context.logits), context.plan))
     torch.testing.assert_close(answers[1][0], answers[0][0], rtol=0, atol=1e-9)
     if name != FULL:
@@ -142,11 +142,11 @@ def test_every_decode_policy_goes_on_as_on_one_device(spec):
     said = []
     with places():
         for model in both():
-            reader, watch = Reader(model, tiny.tokens(3, 7)), Watch(model.device)
-            sources = [Fresh(reader.encode(tiny.tokens(n, n)), 4) for n in (33, 40)]
-            decoder = make_decoder(f"{spec}{',' if ':' in spec else ':'}above=0", PROFILE)
+            reader, watch = Prefiller(model, tiny.tokens(3, 7)), StepTimer(model.device)
+            sources = [InMemoryChunk(reader.encode(tiny.tokens(n, n)), 4) for n in (33, 40)]
+            decoder = make_decode_policy(f"{spec}{',' if ':' in spec else ':'}above=0", PROFILE)
             method = make_method("scout", model)
-            context = reader.sparse(sources, tiny.tokens(6, 6), method, 8, watch, decoder=decoder)
+            context = reader.prefill_sparse(sources, tiny.tokens(6, 6), method, 8, watch, decode_policy=decoder)
             run = decode(model, context.cache, context.logits, context.position, Sampling(8), context.decoding)
             said.append((list(run), context.decoding.read))
     assert said[1] == said[0]
@@ -173,7 +173,7 @@ def test_a_prefill_policy_takes_what_it_knows_of_the_layer_before_along():
 def test_it_qualifies_by_its_own_forward():
     with places():
         _, model = both()
-        found = qualify(Reader(model, tiny.tokens(3, 7)))
+        found = self_test(Prefiller(model, tiny.tokens(3, 7)))
     assert found.reason == ""
     assert not any(block._forward_pre_hooks for block in model.body.layers)
 
@@ -183,8 +183,8 @@ def test_recorded_steps_and_the_carrier_are_for_one_gpu():
         _, model = both()
         assert model.spread
         assert model.place == "mps:0 and mps:1"
-        assert make_steps(model) is None
-        assert make_carrier(model) is None
+        assert make_graph_decoder(model) is None
+        assert make_kv_transfer(model) is None
 
 
 def test_what_meets_what_is_elsewhere_is_seen_here():
@@ -249,7 +249,7 @@ def test_a_model_that_is_loaded_over_several_gpus_answers_as_on_one(demo_folder)
     assert not loaded[0].spread
     assert loaded[1].spread
     found = [
-        Reader(model, tiny.tokens(3, 7)).full([tiny.tokens(90, 3)], tiny.tokens(9, 9), 4, Watch(model.device)).logits
+        Prefiller(model, tiny.tokens(3, 7)).prefill_full([tiny.tokens(90, 3)], tiny.tokens(9, 9), 4, StepTimer(model.device)).logits
         for model in loaded
     ]
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
@@ -263,7 +263,7 @@ def test_on_gpus_both_loops_agree():
     assert model.spread
     assert model.fused is not None
     found = [
-        Reader(each, random_tokens(each, 4)).full([random_tokens(each, 300)], (5, 6, 7), 4, Watch("cuda")).logits
+        Prefiller(each, random_tokens(each, 4)).prefill_full([random_tokens(each, 300)], (5, 6, 7), 4, StepTimer("cuda")).logits
         for each in (model, plain)
     ]
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)

@@ -10,11 +10,11 @@ import transformers
 
 from ragkv.batch import Batch
 from ragkv.context import ContextCache
-from ragkv.decode import Run, Sampling, write
+from ragkv.decode import Sequence, Sampling, generate
 from ragkv.model import DecoderModel
 from ragkv.passes import Capture, append
 from ragkv.sparse.psa import Psa
-from ragkv.steps import WIDEST, Steps, make_steps
+from ragkv.steps import WIDEST, GraphDecoder, make_graph_decoder
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,12 +31,12 @@ def check_steps(model, lengths, tolerance, count=3, steps=None):
     """Some steps of all requests at once, against the forward of each."""
     caches = begun(model, lengths)
     expected = copy.deepcopy(caches)
-    steps = steps or Steps(model)
+    steps = steps or GraphDecoder(model)
     for step in range(count):
         tokens = [11 + 3 * step + i % 80 for i in range(len(lengths))]
         positions = [length + step for length in lengths]
         wanted = model.forward([append(c, [t], p) for c, t, p in zip(expected, tokens, positions, strict=True)])
-        logits = steps.read(caches, tokens, positions)
+        logits = steps.decode(caches, tokens, positions)
         torch.testing.assert_close(logits, torch.cat(wanted), rtol=0, atol=tolerance)
     for cache, other in zip(caches, expected, strict=True):
         assert cache.lengths == other.lengths
@@ -86,18 +86,18 @@ def test_layers_that_hold_different_rows():
         live = torch.randperm(20, generator=torch.Generator().manual_seed(layer))[: 20 - 3 * layer]
         ragged.put(layer, cache.k(layer)[live], cache.v(layer)[live], cache.positions(layer)[live])
     wanted = model.forward([append(copy.deepcopy(ragged), [5], 20)])[0]
-    torch.testing.assert_close(Steps(model).read([ragged], [5], [20]), wanted, rtol=0, atol=1e-10)
+    torch.testing.assert_close(GraphDecoder(model).decode([ragged], [5], [20]), wanted, rtol=0, atol=1e-10)
 
 
 def test_more_requests_than_a_graph_has_places_for():
     check_steps(tiny.model(layers=2), [1 + n % 7 for n in range(WIDEST + 3)], 1e-10, count=2)
-    assert Steps(tiny.model(layers=2)).read([], [], []).shape == (0, tiny.VOCABULARY)
+    assert GraphDecoder(tiny.model(layers=2)).decode([], [], []).shape == (0, tiny.VOCABULARY)
 
 
 def test_joined_weights_take_no_memory_and_change_nothing():
     model, ids = tiny.model("qwen2"), tiny.tokens(20)
     before = model.forward([append(ContextCache(model.shape, 20, model.dtype), ids, 0, outputs=20)])[0]
-    Steps(model)
+    GraphDecoder(model)
     after = model.forward([append(ContextCache(model.shape, 20, model.dtype), ids, 0, outputs=20)])[0]
     assert torch.equal(before, after)
     attention, mlp = model.body.layers[0].self_attn, model.body.layers[0].mlp
@@ -106,7 +106,7 @@ def test_joined_weights_take_no_memory_and_change_nothing():
     assert joined[0].untyped_storage().nbytes() == sum(each.nbytes for each in joined)
     assert mlp.gate_proj.weight.untyped_storage().data_ptr() == mlp.up_proj.weight.untyped_storage().data_ptr()
     at = joined[0].data_ptr()
-    Steps(model)
+    GraphDecoder(model)
     assert attention.q_proj.weight.data_ptr() == at  # what is joined stays where it is
 
 
@@ -114,17 +114,17 @@ def ask(model, seed, policy=None, longest=8):
     tokens = tiny.tokens(6 + seed, seed)
     cache, attention = ContextCache(model.shape, len(tokens), model.dtype), policy.start() if policy else None
     logits = model.forward([append(cache, tokens, 0, attention=attention)])[0][-1]
-    return Run(cache, logits, len(tokens), Sampling(longest), attention)
+    return Sequence(cache, logits, len(tokens), Sampling(longest), attention)
 
 
-class Counted(Steps):
+class Counted(GraphDecoder):
     """Knows how many requests its steps had."""
 
     def __init__(self, model):
         super().__init__(model)
         self.widths = []
 
-    def read(self, caches, tokens, positions):
+    def decode(self, caches, tokens, positions):
         self.widths.append(len(caches))
         return super().read(caches, tokens, positions)
 
@@ -133,8 +133,8 @@ def test_requests_with_and_without_a_policy_say_what_they_say_alone():
     model = tiny.model(layers=2)
     steps = Counted(model)
     policies = [None, Psa(block=8), None, None, Psa(block=8)]
-    alone = [list(write(model, ask(model, seed, policy))) for seed, policy in enumerate(policies)]
-    batch, runs = Batch(model, steps=steps), [ask(model, seed, policy) for seed, policy in enumerate(policies)]
+    alone = [list(generate(model, ask(model, seed, policy))) for seed, policy in enumerate(policies)]
+    batch, runs = Batch(model, graph_decoder=steps), [ask(model, seed, policy) for seed, policy in enumerate(policies)]
     for run in runs:
         batch.join(run)
     while batch.busy:
@@ -142,7 +142,7 @@ def test_requests_with_and_without_a_policy_say_what_they_say_alone():
     assert [run.tokens for run in runs] == alone
     assert set(steps.widths) == {3}
     steps.widths.clear()
-    assert list(write(model, ask(model, 2), steps)) == alone[2]
+    assert list(generate(model, ask(model, 2), steps)) == alone[2]
     assert set(steps.widths) == {1}
 
 
@@ -150,20 +150,20 @@ def test_a_step_that_fails_leaves_the_caches_as_they_were():
     model = tiny.model(layers=2)
     (cache,) = begun(model, [5])
     with pytest.raises(IndexError):
-        Steps(model).read([cache], [10**6], [5])
+        GraphDecoder(model).decode([cache], [10**6], [5])
     assert cache.lengths == [5, 5]
 
 
 def test_without_a_gpu_nothing_is_recorded():
-    assert make_steps(tiny.model()) is None
-    assert Steps(tiny.model(layers=2)).recorded == 0
+    assert make_graph_decoder(tiny.model()) is None
+    assert GraphDecoder(tiny.model(layers=2)).recorded == 0
 
 
 def check_question(model, count, length, tolerance, steps=None):
     """A question's queries, against those that a pass captures."""
     (cache,), tokens = begun(model, [length]), tiny.tokens(count, count)
-    steps, before, capture = steps or Steps(model), copy.deepcopy(cache), Capture()
-    found = [q.clone() for q in steps.ask(cache, tokens, length + 4, 3)]
+    steps, before, capture = steps or GraphDecoder(model), copy.deepcopy(cache), Capture()
+    found = [q.clone() for q in steps.queries(cache, tokens, length + 4, 3)]
     model.forward([append(before, tokens, length + 4, outputs=0, capture=capture, depth=3)])
     assert len(found) == 3
     for a, b in zip(found, capture.q, strict=True):
@@ -182,7 +182,7 @@ def test_a_question_asks_as_its_pass_does(kind, count):
 def test_a_cache_that_grew_for_a_question_takes_rows_as_before():
     model = tiny.model(layers=2)
     (cache,) = begun(model, [6])
-    Steps(model).ask(cache, tiny.tokens(5), 6, 2)
+    GraphDecoder(model).queries(cache, tiny.tokens(5), 6, 2)
     row = torch.ones(1, model.shape.kv_heads, model.shape.head_dim, dtype=model.dtype)
     cache.put(0, row, row, torch.tensor([6]))
     assert cache.lengths == [7, 6]
@@ -191,18 +191,18 @@ def test_a_cache_that_grew_for_a_question_takes_rows_as_before():
 
 def test_a_long_question_and_a_large_cache_are_no_work_for_a_graph():
     model = tiny.model(layers=2)
-    steps, (small, large) = Steps(model), begun(model, [5, 90])
-    assert steps.takes(small, tiny.tokens(64))
-    assert not steps.takes(small, tiny.tokens(65))
-    assert not steps.takes(small, ())
+    steps, (small, large) = GraphDecoder(model), begun(model, [5, 90])
+    assert steps.supports_queries(small, tiny.tokens(64))
+    assert not steps.supports_queries(small, tiny.tokens(65))
+    assert not steps.supports_queries(small, ())
     large.lengths = [2**20] * 2
-    assert not steps.takes(large, tiny.tokens(9))
+    assert not steps.supports_queries(large, tiny.tokens(9))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on a GPU")
 def test_questions_of_any_length_are_asked_by_a_graph():
     model = DecoderModel(tiny.weights("qwen3", max_positions=2048).float().cuda())
-    steps = make_steps(model)
+    steps = make_graph_decoder(model)
     for count, length in ((5, 9), (7, 900), (33, 500), (64, 20), (5, 1000)):
         check_question(model, count, length, 1e-4, steps)
     assert steps.recorded >= 2
@@ -212,7 +212,7 @@ def test_questions_of_any_length_are_asked_by_a_graph():
 def test_a_few_graphs_serve_whoever_decodes(monkeypatch):
     monkeypatch.setattr("ragkv.recorder.GRAPHS", 2)
     model = DecoderModel(tiny.weights("qwen3", max_positions=2048).float().cuda())
-    steps = make_steps(model)
+    steps = make_graph_decoder(model)
     for lengths in ((5,), (40,), (9, 700, 1), (1000, 3, 200, 17), (5,), (2, 900)):
         check_steps(model, lengths, 1e-4, steps=steps)
         assert 1 <= steps.recorded <= 2

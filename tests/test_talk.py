@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ragkv.decode import Sampling, decode
-from ragkv.fresh import Fresh
-from ragkv.reader import Reader
+from ragkv.fresh import InMemoryChunk
+from ragkv.reader import Prefiller
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.epic import Epic
 from ragkv.recompute.reuse import Reuse
@@ -15,7 +15,7 @@ from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
 from ragkv.sparse.critiprefill import CritiPrefill
 from ragkv.sparse.loopserve import LoopServe
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 from tests import tiny
 
 EXACT = {"rtol": 0, "atol": 1e-10}
@@ -32,7 +32,7 @@ HEADS = ((2, 1), (3, 6))
 def reader(kind="llama", mode="shared", **profile):
     model = tiny.model(kind)
     model.profile = replace(model.profile, **profile)
-    return Reader(model, PREFIX, mode)
+    return Prefiller(model, PREFIX, mode)
 
 
 def scout(r, **fields):
@@ -41,7 +41,7 @@ def scout(r, **fields):
 
 def dense(r, tokens):
     """Logits after S and `tokens`, in one go."""
-    return r.full([tokens], (), 0, Watch()).logits
+    return r.full([tokens], (), 0, StepTimer()).logits
 
 
 def hold(r, turns=TURNS, method=None, policy=None, decoded=True):
@@ -50,11 +50,11 @@ def hold(r, turns=TURNS, method=None, policy=None, decoded=True):
     for (joining, length), question in zip(turns, QUESTIONS, strict=True):
         chunks = [CHUNKS[i] for i in joining]
         if method is None:
-            context = r.full(chunks, question, length, Watch(), policy, talk)
+            context = r.full(chunks, question, length, StepTimer(), policy, talk)
         else:
             for chunk in chunks:
-                sources.append(Fresh(r.encode(chunk), 4, exact=not sources and r.mode == "shared"))
-            context = r.sparse(sources, question, method, length, Watch(), talk=talk)
+                sources.append(InMemoryChunk(r.encode(chunk), 4, exact=not sources and r.mode == "shared"))
+            context = r.sparse(sources, question, method, length, StepTimer(), talk=talk)
         said += [t for chunk in chunks for t in chunk] + list(question)
         yield context, list(said)
         answer = list(decode(r.model, context.cache, context.logits, context.position, Sampling(length)))
@@ -106,8 +106,8 @@ def test_the_first_turn_is_a_question_without_a_conversation(method):
     r = reader(retrieval_heads=HEADS)
     way = scout(r) if method == "scout" else SamKV(layers=(2, 3), extremes="dynamic")
     first, _ = next(hold(r, method=way))
-    sources = [Fresh(r.encode(CHUNKS[i]), 4, exact=i == 0) for i in (0, 1)]
-    alone = r.sparse(sources, QUESTIONS[0], way, 4, Watch())
+    sources = [InMemoryChunk(r.encode(CHUNKS[i]), 4, exact=i == 0) for i in (0, 1)]
+    alone = r.sparse(sources, QUESTIONS[0], way, 4, StepTimer())
     assert first.plan == alone.plan
     assert torch.equal(first.logits, alone.logits)
     assert (first.before, first.known, first.read) == (0, 0, alone.read)
@@ -117,18 +117,18 @@ def test_a_later_question_loads_and_repairs_only_what_is_not_there():
     r = reader(retrieval_heads=HEADS)
     loaded = []
 
-    class Counted(Fresh):
+    class Counted(InMemoryChunk):
         def load(self, wanted):
             loaded.append((self.tokens, [set(blocks) for blocks in wanted]))
             return super().load(wanted)
 
     talk, way = r.talk(), SamKV(layers=(2, 3), extremes="dynamic")
     sources = [Counted(r.encode(CHUNKS[i]), 4, exact=i == 0) for i in (0, 1)]
-    contexts = [r.sparse(sources, QUESTIONS[0], way, 8, Watch(), talk=talk)]
+    contexts = [r.sparse(sources, QUESTIONS[0], way, 8, StepTimer(), talk=talk)]
     talk.answered((), SEPARATOR)
     sources.append(Counted(r.encode(CHUNKS[2]), 4))
     for question in QUESTIONS[1:]:
-        contexts.append(r.sparse(sources, question, way, 8, Watch(), talk=talk))
+        contexts.append(r.sparse(sources, question, way, 8, StepTimer(), talk=talk))
         talk.answered((), SEPARATOR)
     kept = [context.plan.kept for context in contexts]
     assert any(set(kept[1][layer][1]) > set(kept[0][layer][1]) for layer in range(4)), "the second question wants more"
@@ -152,11 +152,11 @@ def test_blocks_that_a_later_question_wants_are_repaired_over_what_stands_before
     """First only the fixed blocks, then all: rows of the first chunk, exact, and of layer 0 are those of a prefill."""
     r = reader()
     talk = r.talk()
-    sources = [Fresh(r.encode(CHUNKS[i]), 4, exact=i == 0) for i in (0, 1)]
-    r.sparse(sources, QUESTIONS[0], replace(EVERYTHING, middle="none"), 8, Watch(), talk=talk)
+    sources = [InMemoryChunk(r.encode(CHUNKS[i]), 4, exact=i == 0) for i in (0, 1)]
+    r.sparse(sources, QUESTIONS[0], replace(EVERYTHING, middle="none"), 8, StepTimer(), talk=talk)
     talk.answered((), ())
-    context = r.sparse(sources, QUESTIONS[1], EVERYTHING, 8, Watch(), talk=talk)
-    whole = r.full([*(CHUNKS[i] for i in (0, 1)), QUESTIONS[0]], QUESTIONS[1], 0, Watch()).cache
+    context = r.sparse(sources, QUESTIONS[1], EVERYTHING, 8, StepTimer(), talk=talk)
+    whole = r.full([*(CHUNKS[i] for i in (0, 1)), QUESTIONS[0]], QUESTIONS[1], 0, StepTimer()).cache
     end = len(PREFIX) + 56
     for layer in range(4):
         here, there = context.cache.positions(layer).argsort()[:end], slice(0, end)
@@ -169,12 +169,12 @@ def test_blocks_that_a_later_question_wants_are_repaired_over_what_stands_before
 def test_an_answer_that_is_cut_leaves_no_rows_of_what_was_cut():
     r = reader()
     talk = r.talk()
-    context = r.full(CHUNKS[:1], QUESTIONS[0], 8, Watch(), None, talk)
+    context = r.full(CHUNKS[:1], QUESTIONS[0], 8, StepTimer(), None, talk)
     answer = list(decode(r.model, context.cache, context.logits, context.position, Sampling(6)))
     assert context.cache.lengths[0] == 3 + 30 + 5 + 5
     talk.answered(answer[:2], SEPARATOR)
     assert (talk.carry, talk.position) == (SEPARATOR, 3 + 30 + 5 + 4)
-    again = r.full((), QUESTIONS[1], 8, Watch(), None, talk)
+    again = r.full((), QUESTIONS[1], 8, StepTimer(), None, talk)
     said = [*CHUNKS[0], *QUESTIONS[0], *answer[:2], *SEPARATOR, *QUESTIONS[1]]
     torch.testing.assert_close(again.logits, dense(r, said), **EXACT)
     assert (again.before, again.read) == (30 + 5 + 2, 2 + 9)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragkv.report import Report
-from ragkv.tally import BOUNDS, OUTCOMES, Histogram, Tally
+from ragkv.tally import BOUNDS, OUTCOMES, Histogram, MetricsRecorder
 from tests.reports import reports, told
 
 
@@ -42,13 +42,13 @@ def test_what_came_after_a_moment_is_the_difference_of_two_sums(before: list[Rep
 
 
 def test_a_ratio_of_nothing_is_none() -> None:
-    sums = Tally().sums
+    sums = MetricsRecorder().sums
     assert (sums.sequence, sums.recompute, sums.load, sums.cache_hit) == (None,) * 4
     assert Histogram().quantile(0.5) is None
 
 
 def test_questions_that_are_not_answered_are_counted_by_how_they_ended() -> None:
-    tally = Tally()
+    tally = MetricsRecorder()
     for outcome in OUTCOMES:
         tally.ended(outcome)
     tally.ended("refused")

@@ -17,11 +17,11 @@ import pytest
 
 from api.keys import make_key
 from ragkv.cli import run
-from ragkv.cli.top import SPAN, Record, Span, look
+from ragkv.cli.top import SPAN, TopRecord, TopSpan, look
 from ragkv.client import Client
 from ragkv.errors import Refused
-from ragkv.exposition import Seen
-from ragkv.tally import Sums
+from ragkv.exposition import ScrapedMetrics
+from ragkv.tally import MetricSums
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
 from tests.redis_server import free_port
 
@@ -48,7 +48,7 @@ def rows(printed: str) -> dict[str, list[str]]:
 
 def test_one_frame_shows_the_figures_of_the_tally(asked: Service, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "--url", asked.url, "--once"]) == 0
-    printed, sums = rows(capsys.readouterr().out), asked.worker.tally.sums
+    printed, sums = rows(capsys.readouterr().out), asked.worker.metrics.sums
     assert sums.answered == len(QUESTIONS)
     assert printed["cache hit"] == [f"{sums.cache_hit:.1%}"]
     assert printed["host"] == [f"{sums.hit_by('host'):.1%}"]
@@ -64,7 +64,7 @@ def test_one_frame_shows_the_figures_of_the_tally(asked: Service, capsys: pytest
 
 def test_the_last_minute_is_the_difference_of_two_looks(asked: Service) -> None:
     with Client(asked.url) as client:
-        record = Record()
+        record = TopRecord()
         record.add(10.0, look(client))
         assert record.lately() is None, "one look is no span"
         asked.post("/v1/answers", {"question": QUESTIONS[0]})
@@ -73,15 +73,15 @@ def test_the_last_minute_is_the_difference_of_two_looks(asked: Service) -> None:
     assert lately is not None
     assert (lately.sums.answered, lately.seconds) == (1, 2.0)
     assert lately.sums.seconds["ttft"].count == 1
-    assert record.ever(record.latest.started + 100) == Span(asked.worker.tally.sums, 100.0)
+    assert record.ever(record.latest.started + 100) == TopSpan(asked.worker.metrics.sums, 100.0)
 
 
-def seen(started: float, answers: int) -> Seen:
-    return Seen(Sums(answers={("scout", "dense", "dense"): answers}), started, 0, 0, 32, 0, 0, (), "demo", "scout")
+def seen(started: float, answers: int) -> ScrapedMetrics:
+    return ScrapedMetrics(MetricSums(answers={("scout", "dense", "dense"): answers}), started, 0, 0, 32, 0, 0, (), "demo", "scout")
 
 
 def test_lately_reaches_back_a_minute_however_long_one_looks() -> None:
-    record = Record()
+    record = TopRecord()
     for second in range(0, 300, 2):
         record.add(float(second), seen(1.0, second))
     lately = record.lately()
@@ -91,7 +91,7 @@ def test_lately_reaches_back_a_minute_however_long_one_looks() -> None:
 
 
 def test_a_service_that_was_started_again_begins_anew() -> None:
-    record = Record()
+    record = TopRecord()
     record.add(0.0, seen(1.0, 500))
     record.add(2.0, seen(9.0, 3))
     assert record.lately() is None

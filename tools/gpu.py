@@ -27,7 +27,7 @@ from ragkv.bench.kernels import KernelParams
 from ragkv.bench.shapes import find_shape, random_model, random_tokens
 from ragkv.bench.ttft_shape import ShapeParams, ttft_shape
 from ragkv.model import DecoderModel
-from ragkv.policies import make_decoder
+from ragkv.policies import make_decode_policy
 
 SHAPE, OTHERS = "llama-3.1-8b", ("mistral-7b", "qwen2.5-3b")
 FEW = ("scout", "gated")
@@ -75,7 +75,7 @@ class Parts:
 
     def tokens(self) -> Iterator[str]:
         """Tokens of answers: dense, recorded, and under the policies."""
-        made = [(name, make_decoder(name, self.model.profile)) for name in POLICIES]
+        made = [(name, make_decode_policy(name, self.model.profile)) for name in POLICIES]
         ways = [(name, each) for name, each in made if each is not None]
         for batch, named in ((1, ways), (4, ways), (16, [])):
             params = SpeedParams((16384,), (batch,), steps=16)

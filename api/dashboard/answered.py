@@ -12,10 +12,10 @@ from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
 from api.dashboard.words import percent, span
-from api.history import Remembered
+from api.history import RecordedAnswer
 from api.history_schemas import brief, drawn
 from api.tenants import Tenant
-from api.worker import Worker
+from api.worker import EngineThread
 from ragkv.errors import NotFound
 from ragkv.report import Report
 
@@ -36,7 +36,7 @@ _QUESTION = """<q-td :props="props">
 </q-td>"""
 
 
-class KVMap(Element, component="kvmap.js"):
+class KVMapView(Element, component="kvmap.js"):
     """map: as `GET /v1/answers/{id}/map` gives it."""
 
     def __init__(self, map: dict[str, Any]):
@@ -44,10 +44,10 @@ class KVMap(Element, component="kvmap.js"):
         self._props["map"] = map
 
 
-class Latest:
+class LatestAnswers:
     """Draws itself where it is made, and again with `look`. A row opens its answer."""
 
-    def __init__(self, worker: Worker, tenant: Tenant):
+    def __init__(self, worker: EngineThread, tenant: Tenant):
         self._worker, self._tenant = worker, tenant
         self._seen: list[float] = []
         with ui.element("section").classes("card").props('aria-label="Latest answers"'):
@@ -59,7 +59,7 @@ class Latest:
 
     async def look(self) -> None:
         """Show what is so now."""
-        found = await to_thread.run_sync(self._worker.holdings.answers, self._tenant.name, LATEST, inf)
+        found = await to_thread.run_sync(self._worker.catalog_service.answers, self._tenant.name, LATEST, inf)
         if [each.when for each in found] != self._seen:
             self._seen = [each.when for each in found]
             self._table.rows = [_row(brief(each, self._tenant)) for each in found]
@@ -71,10 +71,10 @@ class Latest:
         self._dialog.open()
 
 
-async def show(worker: Worker, tenant: Tenant, id: str) -> None:
+async def show(worker: EngineThread, tenant: Tenant, id: str) -> None:
     """Draw an answer and its map here, or say that it is not remembered."""
     try:
-        answered = await to_thread.run_sync(worker.holdings.answer, tenant.name, id)
+        answered = await to_thread.run_sync(worker.catalog_service.answer, tenant.name, id)
     except NotFound:
         ui.label("This answer is not remembered any more.").classes("note")
         return
@@ -84,10 +84,10 @@ async def show(worker: Worker, tenant: Tenant, id: str) -> None:
     await draw(worker, answered)
 
 
-async def draw(worker: Worker, answered: Remembered) -> None:
+async def draw(worker: EngineThread, answered: RecordedAnswer) -> None:
     """Draw the map of an answer here."""
-    texts = await to_thread.run_sync(partial(worker.holdings.texts, answered))
-    KVMap(drawn(answered, texts))
+    texts = await to_thread.run_sync(partial(worker.catalog_service.texts, answered))
+    KVMapView(drawn(answered, texts))
 
 
 def said(report: Report, full_ms: float = 0.0) -> str:

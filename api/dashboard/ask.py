@@ -11,12 +11,12 @@ from typing import Any
 from fastapi import FastAPI
 from nicegui import ui
 
-from api.account import Account, bind
-from api.asking import Asking
+from api.account import RequestContext, bind
+from api.asking import AnswerStream
 from api.dashboard.answered import draw, said
 from api.errors import fault_of
 from api.tenants import Tenant
-from ragkv.begun import Begun
+from ragkv.begun import RequestState
 from ragkv.engine import Engine
 from ragkv.report import Answer
 
@@ -26,7 +26,7 @@ class Ask:
 
     def __init__(self, app: FastAPI, tenant: Tenant):
         self._worker, self._settings, self._tenant = app.state.worker, app.state.settings, tenant
-        self._asking: Asking | None = None
+        self._asking: AnswerStream | None = None
         with ui.element("section").classes("card").props('aria-label="Ask"'):
             self._question = ui.textarea("Question").props("outlined autogrow rows=2").classes("w-full")
             self._question.on("keydown.enter.exact.prevent", self._ask)
@@ -65,9 +65,9 @@ class Ask:
         self._busy(True)
         try:
             id = uuid.uuid4().hex
-            bind(Account(id, self._tenant.name))
+            bind(RequestContext(id, self._tenant.name))
             self._asking = self._begin()
-            known = await self._asking.begun()
+            known = await self._asking.prefilled()
             self._note.set_text(f"reading {len(known.citations)} chunks …")
             async for piece in self._asking.pieces():
                 self._answer.set_text(self._answer.text + piece)
@@ -81,14 +81,14 @@ class Ask:
             self._leave()
             self._busy(False)
 
-    def _begin(self) -> Asking:
+    def _begin(self) -> AnswerStream:
         question, method = self._question.value, self._method.value or None
         collection = self._tenant.inside(self._collection.value.strip() or "default")
 
-        def begin(engine: Engine) -> Begun:
-            return engine.begin(question, collection=collection, method=method)
+        def begin(engine: Engine) -> RequestState:
+            return engine.prefill(question, collection=collection, method=method)
 
-        return Asking(self._worker, _silence, begin, None, self._tenant.name, self._settings.deadline, True)
+        return AnswerStream(self._worker, _silence, begin, None, self._tenant.name, self._settings.deadline, True)
 
     async def _tell(self, answer: Answer, id: str) -> None:
         self._answer.set_text(answer.answer)
@@ -100,7 +100,7 @@ class Ask:
 
     def _leave(self) -> None:
         if self._asking is not None:
-            self._asking.leave()
+            self._asking.cancel()
             self._asking = None
 
     def _busy(self, busy: bool) -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI, Request
 from nicegui import core, ui
 
-from api.dashboard.guard import ROOT, Page
+from api.dashboard.guard import ROOT, DashboardGuard
 from api.dashboard.page import draw
 from api.dashboard.series import PERIOD, Series
 from ragkv.errors import ConfigError
@@ -38,7 +38,7 @@ def attach(app: FastAPI) -> None:
         reconnect_timeout=10,
         message_history_length=100,
     )
-    app.add_middleware(Page)
+    app.add_middleware(DashboardGuard)
     inner = app.router.lifespan_context
 
     @asynccontextmanager

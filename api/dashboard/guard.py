@@ -47,7 +47,7 @@ _KEPT = "private, max-age=604800, immutable"  # files whose address holds their 
 
 
 @dataclass(frozen=True)
-class Tickets:
+class LoginTickets:
     """Makes and knows tickets, of these keys alone."""
 
     keys: Keys
@@ -70,7 +70,7 @@ class Tickets:
         return hmac.new(secret, said.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
 
 
-class Page:
+class DashboardGuard:
     """ASGI middleware: responses below ROOT carry the page's policy, and its files may be kept by the browser."""
 
     def __init__(self, app: ASGIApp):

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from api.dashboard.guard import COOKIE, LOGIN, ROOT, TICKET_SECONDS, Tickets, form, wants_page
+from api.dashboard.guard import COOKIE, LOGIN, ROOT, TICKET_SECONDS, LoginTickets, form, wants_page
 
 router = APIRouter(include_in_schema=False)
 
@@ -14,7 +14,7 @@ router = APIRouter(include_in_schema=False)
 @router.post(LOGIN)
 async def login(request: Request) -> Response:
     """A key for a ticket."""
-    tickets = Tickets(request.app.state.keys)
+    tickets = LoginTickets(request.app.state.keys)
     given = (await request.form()).get("key")
     tenant = tickets.keys.whose(given.strip()) if isinstance(given, str) else None
     if tenant is None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from fastapi import FastAPI
 from nicegui import ui
 
-from api.dashboard.answered import Latest
+from api.dashboard.answered import LatestAnswers
 from api.dashboard.ask import Ask
 from api.dashboard.guard import ROOT
-from api.dashboard.papers import Papers
+from api.dashboard.papers import DocumentsPage
 from api.dashboard.tiles import Charts, Tiles
 from api.tenants import Tenant
 from ragkv.errors import RagkvError
@@ -43,11 +43,11 @@ def draw(app: FastAPI, tenant: Tenant | None) -> None:
             ui.tab(name, icon=icon)
     with ui.tab_panels(tabs, value="Overview").props("keep-alive").classes("panels"):
         with ui.tab_panel("Overview"):
-            tiles, charts, latest = Tiles(worker, series), Charts(series), Latest(worker, whose)
+            tiles, charts, latest = Tiles(worker, series), Charts(series), LatestAnswers(worker, whose)
         with ui.tab_panel("Ask"):
             Ask(app, whose)
         with ui.tab_panel("Documents"):
-            shelf = Papers(worker, whose)
+            shelf = DocumentsPage(worker, whose)
 
     async def look() -> None:
         try:

@@ -13,7 +13,7 @@ from nicegui.events import GenericEventArguments
 
 from api.dashboard.words import count, size, span
 from api.tenants import Tenant
-from api.worker import Worker
+from api.worker import EngineThread
 from ingest.jobs import Job
 from ragkv.errors import NotFound, RagkvError
 
@@ -31,10 +31,10 @@ _COLUMNS: list[dict[str, Any]] = [
 ]
 
 
-class Papers:
+class DocumentsPage:
     """Draws itself where it is made, and again with `look`."""
 
-    def __init__(self, worker: Worker, tenant: Tenant):
+    def __init__(self, worker: EngineThread, tenant: Tenant):
         self._worker, self._tenant = worker, tenant
         self._after = [""]
         self._jobs: dict[str, _Row] = {}
@@ -90,7 +90,7 @@ class Papers:
         now = repr((self._inside, self._after, [(job.id, job.counts) for job in jobs]))
         if now == self._seen:
             return
-        self._seen, holdings = now, self._worker.holdings
+        self._seen, holdings = now, self._worker.catalog_service
         found = await to_thread.run_sync(holdings.page, self._inside, self._after[-1], PAGE + 1, None)
         self._table.rows = [
             {
@@ -126,7 +126,7 @@ class Papers:
             return
         for document_id in chosen:
             with suppress(NotFound):  # somebody else was quicker
-                await to_thread.run_sync(self._worker.holdings.remove, self._inside, document_id)
+                await to_thread.run_sync(self._worker.catalog_service.remove, self._inside, document_id)
         self._worker.wake()
         self._table.selected.clear()
         self._seen = ""

@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 
-from api.worker import Worker
-from ragkv.tally import Sums
+from api.worker import EngineThread
+from ragkv.tally import MetricSums
 
 PERIOD = 10.0
 """Seconds between two points."""
@@ -21,19 +21,19 @@ class Point:
     """when: Unix seconds · sums: since the start · waiting, running: questions at that moment."""
 
     when: float
-    sums: Sums
+    sums: MetricSums
     waiting: int
     running: int
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeSpan:
     """What came between two points. when: Unix seconds at its end · seconds: how long ·
     waiting, running: at its end."""
 
     when: float
     seconds: float
-    sums: Sums
+    sums: MetricSums
     waiting: int
     running: int
 
@@ -41,7 +41,7 @@ class Span:
 class Series:
     """Of one loop, in which `look` is called every PERIOD."""
 
-    def __init__(self, worker: Worker):
+    def __init__(self, worker: EngineThread):
         self._worker = worker
         self._points: deque[Point] = deque([self._now()], maxlen=POINTS)
 
@@ -49,12 +49,12 @@ class Series:
         """Add a point."""
         self._points.append(self._now())
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TimeSpan]:
         """Between neighbours, oldest first."""
         points = list(self._points)
         return [_span(before, after) for before, after in pairwise(points)]
 
-    def lately(self, seconds: float) -> Span:
+    def lately(self, seconds: float) -> TimeSpan:
         """From the last point that is at least so long ago until now; from the oldest one, where none is."""
         now = self._now()
         before = next((p for p in reversed(self._points) if now.when - p.when >= seconds), self._points[0])
@@ -62,9 +62,9 @@ class Series:
 
     def _now(self) -> Point:
         health = self._worker.health()
-        return Point(time.time(), self._worker.tally.sums, health["waiting"], health["running"])
+        return Point(time.time(), self._worker.metrics.sums, health["waiting"], health["running"])
 
 
-def _span(before: Point, after: Point) -> Span:
+def _span(before: Point, after: Point) -> TimeSpan:
     seconds = max(after.when - before.when, 1e-3)  # somebody may set the clock back
-    return Span(after.when, seconds, after.sums.since(before.sums), after.waiting, after.running)
+    return TimeSpan(after.when, seconds, after.sums.since(before.sums), after.waiting, after.running)

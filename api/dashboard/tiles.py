@@ -8,10 +8,10 @@ from typing import Any
 
 from nicegui import ui
 
-from api.dashboard.series import Series, Span
+from api.dashboard.series import Series, TimeSpan
 from api.dashboard.words import count, percent, size, span
-from api.worker import Worker
-from ragkv.tally import TIERS, Sums
+from api.worker import EngineThread
+from ragkv.tally import TIERS, MetricSums
 
 SPANS = {0: "since the start", 3600: "the last hour", 300: "five minutes"}
 """Seconds a tile may speak of; 0: all."""
@@ -31,7 +31,7 @@ class Figure:
     exact: float | None = None
 
 
-def figures(sums: Sums, rate: Span, health: dict[str, Any]) -> dict[str, Figure]:
+def figures(sums: MetricSums, rate: TimeSpan, health: dict[str, Any]) -> dict[str, Figure]:
     """Every tile, by its name. rate: what the rates are of."""
     tokens, kv, ttft = sums.tokens, sums.kv_bytes, sums.seconds["ttft"]
     low, high = ttft.quantile(0.5), ttft.quantile(0.95)
@@ -67,7 +67,7 @@ def figures(sums: Sums, rate: Span, health: dict[str, Any]) -> dict[str, Figure]
 class Tiles:
     """Draws itself where it is made, and again with `look`."""
 
-    def __init__(self, worker: Worker, series: Series):
+    def __init__(self, worker: EngineThread, series: Series):
         self._worker, self._series = worker, series
         with ui.row().classes("line"):
             ui.label("What the answers reused").classes("title").props("role=heading aria-level=2")
@@ -81,9 +81,9 @@ class Tiles:
         for name, figure in figures(*self._read()).items():
             self._tiles[name](figure)
 
-    def _read(self) -> tuple[Sums, Span, dict[str, Any]]:
+    def _read(self) -> tuple[MetricSums, TimeSpan, dict[str, Any]]:
         seconds = self._span.value
-        sums = self._series.lately(seconds).sums if seconds else self._worker.tally.sums
+        sums = self._series.lately(seconds).sums if seconds else self._worker.metrics.sums
         return sums, self._series.lately(RATE_SECONDS), self._worker.health()
 
 
@@ -124,17 +124,17 @@ class Charts:
         _draw(self._rates, spans, _rates)
 
 
-def _ratios(each: Span) -> list[float | None]:
+def _ratios(each: TimeSpan) -> list[float | None]:
     sums = each.sums
     return [_scaled(100, ratio) for ratio in (sums.cache_hit, sums.recompute, sums.sequence, sums.load)]
 
 
-def _spent(each: Span) -> list[float | None]:
+def _spent(each: TimeSpan) -> list[float | None]:
     ttft = each.sums.seconds["ttft"]
     return [_scaled(1000, seconds) for seconds in (ttft.quantile(0.5), ttft.quantile(0.95), each.sums.full)]
 
 
-def _rates(each: Span) -> list[float | None]:
+def _rates(each: TimeSpan) -> list[float | None]:
     return [_scaled(1, each.sums.tokens["generated"] / each.seconds), each.waiting, each.running]
 
 
@@ -142,7 +142,7 @@ def _scaled(factor: float, value: float | None) -> float | None:
     return None if value is None else round(factor * value, 1)
 
 
-def _draw(chart: ui.echart, spans: list[Span], values: Callable[[Span], list[float | None]]) -> None:
+def _draw(chart: ui.echart, spans: list[TimeSpan], values: Callable[[TimeSpan], list[float | None]]) -> None:
     rows = [(1000 * each.when, values(each)) for each in spans]
     for place, line in enumerate(chart.options["series"]):
         line["data"] = [[when, found[place]] for when, found in rows]

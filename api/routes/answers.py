@@ -10,13 +10,13 @@ from fastapi import APIRouter, Request
 from fastapi.sse import KEEPALIVE_COMMENT
 from starlette.responses import JSONResponse, Response
 
-from api.asking import Asking
-from api.dependencies import PROBLEMS, TheSettings, TheTenant, TheWorker
+from api.asking import AnswerStream
+from api.dependencies import PROBLEMS, SettingsDep, TenantDep, EngineThreadDep
 from api.errors import Gone
-from api.progress import Retrieval
-from api.schemas import Question
+from api.progress import RetrievalDone
+from api.schemas import QuestionIn
 from api.stream import EventStream, described, ending, event
-from ragkv.begun import Begun
+from ragkv.begun import RequestState
 from ragkv.engine import Engine
 from ragkv.report import Answer
 
@@ -47,7 +47,7 @@ _STREAM = described(_EVENTS, _EXAMPLE, ("retrieval", "token", "citation", "repor
     responses={**PROBLEMS, 200: {"description": "The answer", "content": {"text/event-stream": _STREAM}}},
 )
 async def answer(
-    question: Question, request: Request, worker: TheWorker, tenant: TheTenant, settings: TheSettings
+    question: QuestionIn, request: Request, worker: EngineThreadDep, tenant: TenantDep, settings: SettingsDep
 ) -> Response:
     """Answer a question from the documents of a collection, with citations and the report; with `stream` as
     server-sent events.
@@ -58,19 +58,19 @@ async def answer(
     """
     collection = tenant.inside(question.collection)
 
-    def begin(engine: Engine) -> Begun:
+    def begin(engine: Engine) -> RequestState:
         given = question.model_dump(include={"top_k", "filter", "method", "prefill", "decode", "max_tokens"})
-        return engine.begin(question.question, collection=collection, conversation=question.conversation_id, **given)
+        return engine.prefill(question.question, collection=collection, conversation=question.conversation_id, **given)
 
     turn = (collection, question.conversation_id) if question.conversation_id is not None else None
     seconds = min(settings.deadline, question.deadline_s or settings.deadline)
-    asking = Asking(worker, request.receive, begin, turn, tenant.name, seconds, question.stream)
+    asking = AnswerStream(worker, request.receive, begin, turn, tenant.name, seconds, question.stream)
     if not question.stream:
         return JSONResponse(dataclasses.asdict(await asking.whole()))
-    return EventStream(asking, _events(asking, await asking.begun(), request.state.request_id))
+    return EventStream(asking, _events(asking, await asking.prefilled(), request.state.request_id))
 
 
-async def _events(asking: Asking, known: Retrieval, request_id: str) -> AsyncIterator[bytes]:
+async def _events(asking: AnswerStream, known: RetrievalDone, request_id: str) -> AsyncIterator[bytes]:
     yield event(dataclasses.asdict(known), "retrieval")
     try:
         async for piece in asking.pieces():

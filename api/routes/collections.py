@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from api.dependencies import PROBLEMS, TheTenant, TheWorker
+from api.dependencies import PROBLEMS, TenantDep, EngineThreadDep
 from api.document_schemas import Collections, summed
 from api.schemas import Name
 from ragkv.errors import NotFound
@@ -15,17 +15,17 @@ router = APIRouter()
 
 
 @router.get("/v1/collections", response_model=Collections, responses=PROBLEMS)
-async def collections(worker: TheWorker, tenant: TheTenant) -> Response:
+async def collections(worker: EngineThreadDep, tenant: TenantDep) -> Response:
     """The collections that have documents, by name."""
-    found = await run_in_threadpool(worker.holdings.collections, tenant.inside(""))
-    return JSONResponse({"collections": [summed(info, tenant, worker.holdings.token_bytes) for info in found]})
+    found = await run_in_threadpool(worker.catalog_service.collections, tenant.inside(""))
+    return JSONResponse({"collections": [summed(info, tenant, worker.catalog_service.token_bytes) for info in found]})
 
 
 @router.delete("/v1/collections/{name:path}", status_code=204, responses=PROBLEMS)
-async def remove_collection(name: Name, worker: TheWorker, tenant: TheTenant) -> Response:
+async def remove_collection(name: Name, worker: EngineThreadDep, tenant: TenantDep) -> Response:
     """Forget a collection: its documents all at once, what waits for it, and its conversations."""
     try:
-        await run_in_threadpool(worker.holdings.remove_collection, tenant.inside(name))
+        await run_in_threadpool(worker.catalog_service.remove_collection, tenant.inside(name))
     except NotFound:
         raise NotFound(f"there is no collection {name!r}") from None
     worker.wake()

@@ -7,19 +7,19 @@ import asyncio
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from api.dependencies import PROBLEMS, TheTenant, TheWorker
-from api.schemas import Conversation, Name
+from api.dependencies import PROBLEMS, TenantDep, EngineThreadDep
+from api.schemas import ConversationOut, Name
 
 router = APIRouter()
 
 
-@router.get("/v1/conversations/{conversation_id:path}", response_model=Conversation, responses=PROBLEMS)
+@router.get("/v1/conversations/{conversation_id:path}", response_model=ConversationOut, responses=PROBLEMS)
 async def conversation(
-    conversation_id: Name, worker: TheWorker, tenant: TheTenant, collection: Name = "default"
+    conversation_id: Name, worker: EngineThreadDep, tenant: TenantDep, collection: Name = "default"
 ) -> Response:
     """The turns of a conversation."""
     turn = (tenant.inside(collection), conversation_id)
-    turns = await asyncio.wrap_future(worker.submit(lambda engine: engine.talks.turns(*turn), tenant=tenant.name))
+    turns = await asyncio.wrap_future(worker.submit(lambda engine: engine.sessions.turns(*turn), tenant=tenant.name))
     said = [
         {
             "question": turn.question,
@@ -35,10 +35,10 @@ async def conversation(
 
 @router.delete("/v1/conversations/{conversation_id:path}", status_code=204, responses=PROBLEMS)
 async def remove_conversation(
-    conversation_id: Name, worker: TheWorker, tenant: TheTenant, collection: Name = "default"
+    conversation_id: Name, worker: EngineThreadDep, tenant: TenantDep, collection: Name = "default"
 ) -> Response:
     """Forget a conversation: its turns, and what is in memory of it, remembered answers among that."""
     turn = (tenant.inside(collection), conversation_id)
-    await asyncio.wrap_future(worker.submit(lambda engine: engine.talks.remove(*turn), turn, tenant.name))
+    await asyncio.wrap_future(worker.submit(lambda engine: engine.sessions.remove(*turn), turn, tenant.name))
     worker.history.forget(lambda each: (each.collection, each.conversation) == turn)
     return Response(status_code=204)

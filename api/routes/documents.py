@@ -10,11 +10,11 @@ from starlette.responses import JSONResponse, Response
 
 from api import errors, sent
 from api.body_limit import UPLOAD_DOCUMENTS
-from api.dependencies import PROBLEMS, TheTenant, TheWorker
+from api.dependencies import PROBLEMS, TenantDep, EngineThreadDep
 from api.document_schemas import UPLOAD_FORM, Content, DocumentPage, ShownDocument, listed
 from api.schemas import DocumentIn, Documents, DocumentsIn, FilterText, Name, Queued
 from api.tenants import Tenant
-from api.worker import Worker
+from api.worker import EngineThread
 from ingest.jobs import Job
 from ragkv.errors import NotFound
 from ragkv.types import Document, Filter
@@ -34,11 +34,11 @@ form with files {UPLOAD_DOCUMENTS} times as much, each file no more than a docum
     status_code=202,
     response_model=Queued,
     description=_ADD,
-    responses={200: {"model": Job, "description": "The job, done"}, **PROBLEMS},
+    responses={200: {"model": IngestJob, "description": "The job, done"}, **PROBLEMS},
     openapi_extra={"requestBody": {"content": {"multipart/form-data": UPLOAD_FORM}}},
 )
 async def add_documents(
-    body: Documents, request: Request, worker: TheWorker, tenant: TheTenant, wait: Wait = False
+    body: Documents, request: Request, worker: EngineThreadDep, tenant: TenantDep, wait: Wait = False
 ) -> Response:
     documents = [_document(given, tenant) for given in (body.documents if isinstance(body, DocumentsIn) else [body])]
     job_id = await sent.queue(documents, documents[0].collection, worker)
@@ -57,15 +57,15 @@ async def put_document(
     document_id: Name,
     body: Content,
     request: Request,
-    worker: TheWorker,
-    tenant: TheTenant,
+    worker: EngineThreadDep,
+    tenant: TenantDep,
     collection: Name = "default",
     wait: Annotated[bool, Query(description="Answer when it has been read.")] = False,
 ) -> Response:
     """Have the document say this. Where it does already, nothing is done; else the new version takes the place of the
     old one at once when it has been read, and until then the old one answers."""
     given = Document(document_id, body.title or document_id, body.text, body.metadata, tenant.inside(collection))
-    if await run_in_threadpool(worker.holdings.unchanged, given) is None:
+    if await run_in_threadpool(worker.catalog_service.unchanged, given) is None:
         job_id = await sent.queue([given], given.collection, worker)
         if not wait:
             return sent.accepted(job_id)
@@ -79,15 +79,15 @@ async def put_document(
 
 @router.get("/v1/documents", response_model=DocumentPage, responses=PROBLEMS)
 async def documents(
-    worker: TheWorker,
-    tenant: TheTenant,
+    worker: EngineThreadDep,
+    tenant: TenantDep,
     collection: Name = "default",
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     after: Annotated[str, Query(max_length=512, description="The `after` of the page before.")] = "",
     filter: Annotated[FilterText | None, Query(description="A filter, as JSON: see `POST /v1/answers`.")] = None,
 ) -> Response:
     """The documents of a collection, by id, a page at a time."""
-    holdings = worker.holdings
+    holdings = worker.catalog_service
     # One more than is shown tells whether there is another page.
     wanted = cast("Filter | None", filter)
     found = await run_in_threadpool(holdings.page, tenant.inside(collection), after, limit + 1, wanted)
@@ -98,8 +98,8 @@ async def documents(
 @router.get("/v1/documents/{document_id:path}", response_model=ShownDocument, responses=PROBLEMS)
 async def document(
     document_id: Name,
-    worker: TheWorker,
-    tenant: TheTenant,
+    worker: EngineThreadDep,
+    tenant: TenantDep,
     collection: Name = "default",
     text: Annotated[bool, Query(description="With its text.")] = False,
 ) -> Response:
@@ -109,11 +109,11 @@ async def document(
 
 @router.delete("/v1/documents/{document_id:path}", status_code=204, responses=PROBLEMS)
 async def remove_document(
-    document_id: Name, worker: TheWorker, tenant: TheTenant, collection: Name = "default"
+    document_id: Name, worker: EngineThreadDep, tenant: TenantDep, collection: Name = "default"
 ) -> Response:
     """Forget a document, at any time: one that waits, is being read or has failed, too. No later answer cites it."""
     try:
-        await run_in_threadpool(worker.holdings.remove, tenant.inside(collection), document_id)
+        await run_in_threadpool(worker.catalog_service.remove, tenant.inside(collection), document_id)
     except NotFound:
         raise _missing(document_id, collection) from None
     worker.wake()
@@ -125,9 +125,9 @@ def _document(given: DocumentIn, tenant: Tenant) -> Document:
 
 
 async def _shown(
-    document_id: str, collection: str, worker: Worker, tenant: Tenant, with_text: bool = False
+    document_id: str, collection: str, worker: EngineThread, tenant: Tenant, with_text: bool = False
 ) -> Response:
-    holdings = worker.holdings
+    holdings = worker.catalog_service
     try:
         info, text = await run_in_threadpool(holdings.whole, tenant.inside(collection), document_id)
     except NotFound:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from api.dependencies import PROBLEMS, TheWorker
+from api.dependencies import PROBLEMS, EngineThreadDep
 from api.readiness import checks
 from api.schemas import Readiness
 
@@ -15,7 +15,7 @@ _COUNTS = ("waiting", "running", "cancelled", "expired", "refused")
 
 
 @router.get("/healthz")
-async def healthz(request: Request, worker: TheWorker) -> Response:
+async def healthz(request: Request, worker: EngineThreadDep) -> Response:
     """Liveness: 200 as long as the service answers; `status` is ok, or degraded when answers take longer. Needs no key;
     where there are keys it tells the status alone."""
     health = worker.health()
@@ -28,7 +28,7 @@ async def healthz(request: Request, worker: TheWorker) -> Response:
     response_model=Readiness,
     responses={401: PROBLEMS[401], 503: {"model": Readiness, "description": "Not now; `checks` says why."}},
 )
-async def readyz(worker: TheWorker) -> Response:
+async def readyz(worker: EngineThreadDep) -> Response:
     """Readiness: 200 when questions can be answered, 503 when not. A store that is down or a line that is full is told
     and no reason not to be ready: answers are made without the one, and room in the other comes by itself."""
     health = worker.health()

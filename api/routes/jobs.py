@@ -11,7 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
-from api.dependencies import PROBLEMS, TheTenant, TheWorker
+from api.dependencies import PROBLEMS, TenantDep, EngineThreadDep
 from api.document_schemas import RecentJobs
 from api.sent import shown
 from ingest.jobs import Job, Listed, Status
@@ -23,28 +23,28 @@ EVENT_SECONDS = 0.25
 router = APIRouter()
 
 
-async def _job(job_id: str, worker: TheWorker, tenant: TheTenant) -> Job:
+async def _job(job_id: str, worker: EngineThreadDep, tenant: TenantDep) -> Job:
     found = await run_in_threadpool(worker.jobs.get, job_id, "failed")
     if not tenant.owns(found.collection):
         raise NotFound(f"there is no job {job_id!r}")
     return found
 
 
-async def _watching(worker: TheWorker) -> AsyncIterator[None]:
-    worker.holdings.watch()
+async def _watching(worker: EngineThreadDep) -> AsyncIterator[None]:
+    worker.catalog_service.watch()
     try:
         yield
     finally:
-        worker.holdings.leave()
+        worker.catalog_service.leave()
 
 
-TheJob = Annotated[Job, Depends(_job)]
+TheJob = Annotated[IngestJob, Depends(_job)]
 
 
 @router.get("/v1/jobs", response_model=RecentJobs, responses=PROBLEMS)
 async def jobs(
-    worker: TheWorker,
-    tenant: TheTenant,
+    worker: EngineThreadDep,
+    tenant: TenantDep,
     status: Annotated[Status | None, Query(description="Only jobs that are so.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> Response:
@@ -53,11 +53,11 @@ async def jobs(
     return JSONResponse({"jobs": [shown(job, tenant) for job in found]})
 
 
-@router.get("/v1/jobs/{job_id}", response_model=Job, responses=PROBLEMS)
+@router.get("/v1/jobs/{job_id}", response_model=IngestJob, responses=PROBLEMS)
 async def job(
     found: TheJob,
-    worker: TheWorker,
-    tenant: TheTenant,
+    worker: EngineThreadDep,
+    tenant: TenantDep,
     documents: Annotated[Listed, Query(description="All documents, or the first 20 that failed.")] = "failed",
 ) -> Response:
     """How far a job is. `stage`, `done` and `total` are of the document being read, `counts` of all."""
@@ -66,8 +66,8 @@ async def job(
     return JSONResponse(shown(found, tenant))
 
 
-@router.post("/v1/jobs/{job_id}/cancel", response_model=Job, responses=PROBLEMS)
-async def cancel(found: TheJob, worker: TheWorker, tenant: TheTenant) -> Response:
+@router.post("/v1/jobs/{job_id}/cancel", response_model=IngestJob, responses=PROBLEMS)
+async def cancel(found: TheJob, worker: EngineThreadDep, tenant: TenantDep) -> Response:
     """Stop a job: what waits is dropped, what is being read stops at its next chunk. Documents that are in stay in.
     A job that is done stays as it is."""
     return JSONResponse(shown(await run_in_threadpool(worker.jobs.cancel, found.id, "failed"), tenant))
@@ -79,7 +79,7 @@ async def cancel(found: TheJob, worker: TheWorker, tenant: TheTenant) -> Respons
     responses=PROBLEMS,
     dependencies=[Depends(_watching)],
 )
-async def events(found: TheJob, worker: TheWorker, tenant: TheTenant) -> AsyncIterator[ServerSentEvent]:
+async def events(found: TheJob, worker: EngineThreadDep, tenant: TenantDep) -> AsyncIterator[ServerSentEvent]:
     """Follow a job: `progress` with the job whenever it has changed, `done` with it at its end, then the stream ends.
     A stream that ends without `done` is taken up by asking again."""
     told: Job | None = None

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.dependencies import PROBLEMS
-from api.metrics import OPENMETRICS, Metrics
+from api.metrics import OPENMETRICS, MetricsCollector
 
 router = APIRouter()
 
@@ -22,6 +22,6 @@ _CONTENT = {"text/plain": _TEXT, OPENMETRICS: _TEXT}
 async def metrics(request: Request) -> Response:
     """Counters and gauges of the whole service, as Prometheus text, or OpenMetrics where `Accept` names it. Sums since
     the start and no ratios: those are of the span that whoever shows them chooses."""
-    kept: Metrics = request.app.state.metrics
+    kept: MetricsCollector = request.app.state.metrics
     text, media_type = kept.written(request.headers.get("accept", ""))
     return Response(text, headers={"content-type": media_type})

@@ -10,13 +10,13 @@ from fastapi import APIRouter, Request
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.responses import JSONResponse, Response
 
-from api.asking import Asking
-from api.chat import Replying, method_of, question_of, wanted_of
-from api.dependencies import TheSettings, TheTenant, TheWorker
+from api.asking import AnswerStream
+from api.chat import ChatReply, method_of, question_of, options_of
+from api.dependencies import SettingsDep, TenantDep, EngineThreadDep
 from api.errors import Gone
 from api.schemas_openai import Chat, Completion, Model, Models, OpenAIError
 from api.stream import EventStream, described, ending, event
-from ragkv.begun import Begun
+from ragkv.begun import RequestState
 from ragkv.engine import Engine
 from ragkv.errors import NotFound
 
@@ -39,7 +39,7 @@ _CHUNKS = described("A chunk, as JSON; the last one is `[DONE]`.", _EXAMPLE)
     responses={**ERRORS, 200: {"description": "The answer", "content": {"text/event-stream": _CHUNKS}}},
 )
 async def chat_completions(
-    chat: Chat, request: Request, worker: TheWorker, tenant: TheTenant, settings: TheSettings
+    chat: Chat, request: Request, worker: EngineThreadDep, tenant: TenantDep, settings: SettingsDep
 ) -> Response:
     """Answer the last user message from the documents of a collection (`ragkv.collection`).
 
@@ -51,21 +51,21 @@ async def chat_completions(
     penalties, formats, images.
     """
     question, method = question_of(chat), method_of(chat, worker.model)
-    wanted = wanted_of(chat, method, tenant.inside(chat.ragkv.collection))
+    wanted = options_of(chat, method, tenant.inside(chat.ragkv.collection))
 
-    def begin(engine: Engine) -> Begun:
-        return engine.begin(question, **wanted)
+    def begin(engine: Engine) -> RequestState:
+        return engine.prefill(question, **wanted)
 
     seconds = min(settings.deadline, chat.ragkv.deadline_s or settings.deadline)
-    asking = Asking(worker, request.receive, begin, None, tenant.name, seconds, bool(chat.stream))
+    asking = AnswerStream(worker, request.receive, begin, None, tenant.name, seconds, bool(chat.stream))
     if not chat.stream:
-        return JSONResponse(Replying(chat.model).completion(await asking.whole()))
-    await asking.begun()
+        return JSONResponse(ChatReply(chat.model).completion(await asking.whole()))
+    await asking.prefilled()
     usage = chat.stream_options is not None and chat.stream_options.include_usage
-    return EventStream(asking, _chunks(asking, Replying(chat.model, usage)))
+    return EventStream(asking, _chunks(asking, ChatReply(chat.model, usage)))
 
 
-async def _chunks(asking: Asking, replying: Replying) -> AsyncIterator[bytes]:
+async def _chunks(asking: AnswerStream, replying: ChatReply) -> AsyncIterator[bytes]:
     yield event(replying.first())
     try:
         async for piece in asking.pieces():
@@ -80,13 +80,13 @@ async def _chunks(asking: Asking, replying: Replying) -> AsyncIterator[bytes]:
 
 
 @router.get("/v1/models", response_model=Models, responses={401: ERRORS[401]})
-async def models(request: Request, worker: TheWorker) -> Response:
+async def models(request: Request, worker: EngineThreadDep) -> Response:
     """What may be named as `model`: the loaded one, alone or with a method."""
     return JSONResponse({"object": "list", "data": _models(request, worker)})
 
 
 @router.get("/v1/models/{model_id:path}", response_model=Model, responses={401: ERRORS[401], 404: ERRORS[404]})
-async def model(model_id: str, request: Request, worker: TheWorker) -> Response:
+async def model(model_id: str, request: Request, worker: EngineThreadDep) -> Response:
     """One of them."""
     for each in _models(request, worker):
         if each["id"] == model_id:
@@ -94,7 +94,7 @@ async def model(model_id: str, request: Request, worker: TheWorker) -> Response:
     raise NotFound("there is no such model here; see /v1/models")
 
 
-def _models(request: Request, worker: TheWorker) -> list[dict[str, Any]]:
+def _models(request: Request, worker: EngineThreadDep) -> list[dict[str, Any]]:
     names = [worker.model, *(f"{worker.model}:{method}" for method in worker.methods)]
     created = request.app.state.started
     return [{"id": name, "object": "model", "created": created, "owned_by": "ragkv"} for name in names]

@@ -14,8 +14,8 @@ from starlette.types import Scope
 
 from api import sent
 from api.body_limit import is_form
-from api.dependencies import TheTenant, TheWorker
-from api.holdings import Holdings
+from api.dependencies import TenantDep, EngineThreadDep
+from api.holdings import CatalogService
 from api.routes.documents import Wait
 from api.schemas import MAX_DOCUMENTS, MetadataText, Name
 from ingest.load import Rejected, read
@@ -39,8 +39,8 @@ router = APIRouter(route_class=FormRoute)
 async def upload_documents(
     files: list[UploadFile],
     request: Request,
-    worker: TheWorker,
-    tenant: TheTenant,
+    worker: EngineThreadDep,
+    tenant: TenantDep,
     collection: Annotated[Name, Form()] = "default",
     metadata: Annotated[MetadataText | None, Form()] = None,
     wait: Wait = False,
@@ -49,7 +49,7 @@ async def upload_documents(
     inside = tenant.inside(collection)
     said = cast("Mapping[str, Any]", metadata or {})
     items = await anyio.to_thread.run_sync(
-        _read_all, files, said, inside, worker.holdings, limiter=worker.holdings.parsing
+        _read_all, files, said, inside, worker.catalog_service, limiter=worker.catalog_service.parsing
     )
     job_id = await sent.queue(items, inside, worker)
     if not wait:
@@ -59,7 +59,7 @@ async def upload_documents(
 
 
 def _read_all(
-    files: Sequence[UploadFile], metadata: Mapping[str, Any], collection: str, holdings: Holdings
+    files: Sequence[UploadFile], metadata: Mapping[str, Any], collection: str, holdings: CatalogService
 ) -> list[Document | Rejected]:
     """The documents of all files, in order; an id that comes twice is rejected the second time.
 
@@ -83,7 +83,7 @@ def _read_all(
     return items
 
 
-def _read(file: UploadFile, name: str, collection: str, holdings: Holdings) -> Iterator[Document | Rejected]:
+def _read(file: UploadFile, name: str, collection: str, holdings: CatalogService) -> Iterator[Document | Rejected]:
     limit = holdings.max_document_bytes
     data = file.file.read(limit + 1)
     if len(data) > limit:

@@ -40,7 +40,7 @@ def without_controls(text: str) -> str:
     return _NO_TEXT.sub("", text)
 
 
-class Room:
+class TextRoom:
     """How much text there may still be. limit: bytes; characters are counted on the way, bytes when all is there."""
 
     def __init__(self, limit: int):
@@ -54,7 +54,7 @@ class Room:
         return text
 
 
-class Block(NamedTuple):
+class TextBlock(NamedTuple):
     """mark: what tells its kind, `## ` of a heading, `- ` of a list item, `| ` of a table row, or none."""
 
     mark: str
@@ -62,7 +62,7 @@ class Block(NamedTuple):
     place: str
 
 
-class Blocks:
+class TextBlocks:
     """Puts the text of a marked-up document together, in the order in which a parser meets it.
 
     Paragraphs are parted by an empty line; items of a list, and rows of a table, follow one another line by line.
@@ -72,11 +72,11 @@ class Blocks:
     def __init__(self, limit: int):
         self.place = ""
         """Where in the document the parser is; `joined` can leave places out."""
-        self._room = Room(limit)
+        self._room = TextRoom(limit)
         self._parts: list[str] = []
         self._mark = ""
-        self._blocks: list[Block] = []
-        self._rows: list[list[list[Block]]] = []
+        self._blocks: list[TextBlock] = []
+        self._rows: list[list[list[TextBlock]]] = []
 
     def write(self, text: str) -> None:
         """Text of the block that is open. Raises TooLarge."""
@@ -96,7 +96,7 @@ class Blocks:
             text = "\n".join(" ".join(line.split()) for line in whole.split(LINE)).strip("\n")
         if not text.strip():
             return
-        self._add(Block(self._mark, text, self.place))
+        self._add(TextBlock(self._mark, text, self.place))
         self._mark = ""
 
     def open_row(self) -> None:
@@ -116,7 +116,7 @@ class Blocks:
         filled = sum(1 for cell in cells if cell)
         row = " | ".join(" ".join(" ".join(block.text.split()) for block in cell) for cell in cells).rstrip(" |")
         if filled > 1 and len(row) <= ROW_CHARACTERS:
-            self._add(Block("| ", row, self.place))
+            self._add(TextBlock("| ", row, self.place))
             return
         for cell in cells:
             for block in cell:
@@ -143,7 +143,7 @@ class Blocks:
             before = block.mark
         return "".join(text)
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: TextBlock) -> None:
         if not self._rows:
             self._blocks.append(block)
             return

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from ingest.formats.base import Parsed, Room
+from ingest.formats.base import Parsed, TextRoom
 from ingest.text import decode
 from ragkv.errors import InvalidDocument
 
@@ -34,7 +34,7 @@ def parse(data: bytes, limit: int) -> Parsed:
     first = next(rows, None)
     if first is None:
         raise InvalidDocument("it is empty")
-    names, room, paragraphs, count = _names(first), Room(limit), [], 0
+    names, room, paragraphs, count = _names(first), TextRoom(limit), [], 0
     if not names:
         paragraphs.append(_paragraph(names, first, room))
         count = 1
@@ -87,7 +87,7 @@ def _names(row: Sequence[str]) -> list[str]:
     return names if len(set(filled)) == len(filled) and not all(map(_NUMBER.fullmatch, filled)) else []
 
 
-def _paragraph(names: Sequence[str], row: Sequence[str], room: Room) -> str:
+def _paragraph(names: Sequence[str], row: Sequence[str], room: TextRoom) -> str:
     lines = []
     for number, cell in enumerate(row):
         if cell:

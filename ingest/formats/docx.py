@@ -21,7 +21,7 @@ from pathlib import PurePosixPath
 from typing import Any, NoReturn
 from xml.parsers import expat
 
-from ingest.formats.base import LINE, MAX_TITLE, Blocks, Parsed, one_line, without_controls
+from ingest.formats.base import LINE, MAX_TITLE, TextBlocks, Parsed, one_line, without_controls
 from ragkv.errors import InvalidDocument, TooLarge
 
 PART_BYTES = 128 * 2**20
@@ -54,7 +54,7 @@ def _parse(package: zipfile.ZipFile, limit: int) -> Parsed:
     folder = PurePosixPath(links.document).parent
     styles = _Styles()
     _read(package, str(folder / "styles.xml"), styles)
-    body = _Body(Blocks(limit), styles.marks())
+    body = _Body(TextBlocks(limit), styles.marks())
     _read(package, links.document, body)
     if body.root != "document":
         raise InvalidDocument("it is no Word document, but another one of an office program")
@@ -139,7 +139,7 @@ class _Styles(_Part):
 class _Body(_Part):
     """The text of the document and of its notes, into blocks."""
 
-    def __init__(self, blocks: Blocks, marks: Mapping[str, str]):
+    def __init__(self, blocks: TextBlocks, marks: Mapping[str, str]):
         self.blocks = blocks
         self.root = ""
         self._marks = marks

@@ -18,7 +18,7 @@ import re
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
-from ingest.formats.base import LINE, Blocks, Parsed, one_line, without_controls
+from ingest.formats.base import LINE, TextBlocks, Parsed, one_line, without_controls
 from ingest.text import check_text
 from ragkv.errors import InvalidDocument
 
@@ -73,7 +73,7 @@ class _Page:
     """The blocks of a page, element by element."""
 
     def __init__(self, limit: int):
-        self._blocks = Blocks(limit)
+        self._blocks = TextBlocks(limit)
         self._blocks.place = BODY
         self._places: list[str] = []
         self._verbatim = 0

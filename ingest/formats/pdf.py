@@ -13,7 +13,7 @@ import re
 from pypdf import PdfReader
 from pypdf.errors import DependencyError, FileNotDecryptedError, PyPdfError
 
-from ingest.formats.base import Parsed, Room, one_line, without_controls
+from ingest.formats.base import Parsed, TextRoom, one_line, without_controls
 from ragkv.errors import InvalidDocument
 
 UNREADABLE_SHARE = 0.1
@@ -40,12 +40,12 @@ def parse(data: bytes, limit: int) -> Parsed:
         raise InvalidDocument("it is encrypted; save it without a password and without restrictions") from None
     except PyPdfError as error:
         raise InvalidDocument(f"it is a damaged PDF: {error}") from None
-    text, unread = _text(reader, pages, Room(limit))
+    text, unread = _text(reader, pages, TextRoom(limit))
     metadata = {"format": "pdf", "pages": pages, **({"unread_pages": unread} if unread else {})}
     return Parsed("" if _NO_TITLE.fullmatch(title) else title, text, metadata)
 
 
-def _text(reader: PdfReader, pages: int, room: Room) -> tuple[str, list[int]]:
+def _text(reader: PdfReader, pages: int, room: TextRoom) -> tuple[str, list[int]]:
     """The text of all pages, and numbers of those that cannot be read, from 1. A bad page stops no other."""
     texts: list[str] = []
     unread: list[int] = []

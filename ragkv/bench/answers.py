@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from ragkv.bench.prefill import Named
-from ragkv.bench.quality import Outcome, Progress, ask_all, context_tokens
-from ragkv.bench.sets import Question, QuestionSet, natural_sets, needle_sets, pages
+from ragkv.bench.quality import QualityOutcome, Progress, ask_all, context_tokens
+from ragkv.bench.sets import SetQuestion, QuestionSet, natural_sets, needle_sets, pages
 from ragkv.bench.table import Row, rows
 from ragkv.methods import FULL
 from ragkv.model import DecoderModel
@@ -105,7 +105,7 @@ def prose(model: DecoderModel, length: int) -> list[int]:
     return found[:length]
 
 
-def depth(asked: QuestionSet, question: Question) -> float:
+def depth(asked: QuestionSet, question: SetQuestion) -> float:
     """Where the answer starts, as a share of the context's characters. Raises ValueError where that is not known."""
     if question.span is None:
         raise ValueError("the answer's place is not known")
@@ -115,9 +115,9 @@ def depth(asked: QuestionSet, question: Question) -> float:
 
 
 def _by_depth(
-    asked: Sequence[QuestionSet], outcomes: Sequence[Outcome], tokens: int, policy: str, bins: int
+    asked: Sequence[QuestionSet], outcomes: Sequence[QualityOutcome], tokens: int, policy: str, bins: int
 ) -> list[DepthRow]:
-    parts: dict[int, list[Outcome]] = {}
+    parts: dict[int, list[QualityOutcome]] = {}
     for outcome in outcomes:
         part = int(bins * depth(asked[outcome.at[0]], outcome.question))
         parts.setdefault(min(part, bins - 1), []).append(outcome)

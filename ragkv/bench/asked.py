@@ -11,14 +11,14 @@ from itertools import count
 from ragkv.bench.backends import BACKENDS, chosen_backend, preferring, unless_full
 from ragkv.bench.roofline import Counted, Floors, Speeds, floors, settled
 from ragkv.bench.shapes import random_tokens
-from ragkv.bench.tiered import Cupboard
-from ragkv.gate import Gate, expected, measured
+from ragkv.bench.tiered import TieredBenchStore
+from ragkv.gate import ReusePolicy, expected_work, fit_reuse
 from ragkv.model import DecoderModel
-from ragkv.reader import Context, Reader
+from ragkv.reader import PrefilledContext, Prefiller
 from ragkv.recompute.base import Method, recomputed
 from ragkv.recompute.scout import Scout
 from ragkv.sources import StoredChunk
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 
 CHUNKS, TRIAL, QUESTIONS = 0, 2**20, 2**21
 """Numbers that random inputs are drawn from: every kind has its own."""
@@ -43,10 +43,10 @@ class Sample:
     floors: Floors
 
 
-class Asked:
+class AskedSample:
     """Chunks in their tier, and questions about them."""
 
-    def __init__(self, reader: Reader, stored: Cupboard, chunks: Sequence[tuple[int, ...]], question: int, seed: int):
+    def __init__(self, reader: Prefiller, stored: TieredBenchStore, chunks: Sequence[tuple[int, ...]], question: int, seed: int):
         """question: tokens of every one · backend: which of BACKENDS `full` prefers, "": torch's choice."""
         self.reader, self.chunks, self.question, self.backend = reader, chunks, question, ""
         self._stored = stored
@@ -61,19 +61,19 @@ class Asked:
         """Milliseconds from a new question to the id of the first answer token."""
         return self._timed(lambda: method)
 
-    def gated(self, gate: Gate, scout: Scout) -> float:
+    def gated(self, gate: ReusePolicy, scout: Scout) -> float:
         """The same where the gate decides, its decision included."""
         return self._timed(lambda: scout if self.opens(gate, scout) else None)
 
-    def opens(self, gate: Gate, scout: Scout) -> bool:
+    def opens(self, gate: ReusePolicy, scout: Scout) -> bool:
         """What the gate says of these chunks."""
         sizes = [len(chunk) for chunk in self.chunks]
-        return gate.opens(self.tokens, expected(scout, sizes, self.reader.model.profile.block, self.question))
+        return gate.prefers(self.tokens, expected_work(scout, sizes, self.reader.model.profile.block, self.question))
 
     def split(self, method: Method | None, at: Speeds) -> Sample:
         """A new question, its steps timed apart and what it did counted. at: what floors are reckoned with."""
         self._stored.cool()
-        model, watch = self.reader.model, Watch(self.reader.model.device)
+        model, watch = self.reader.model, StepTimer(self.reader.model.device)
         read, sources = self._read(method, next(self._questions), watch)
         counted, plan = Counted(model), read.plan
         context = sum(map(len, self.chunks))
@@ -90,7 +90,7 @@ class Asked:
         heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
         row = model.token_bytes // model.shape.layers
         return Sample(
-            steps={step: watch.spent(step) for step in STEPS},
+            steps={step: watch.elapsed(step) for step in STEPS},
             sequence=kept / context,
             recompute=again / context,
             load=(heads + loaded) / (context * model.token_bytes),
@@ -119,27 +119,27 @@ class Asked:
         self.backend = best if best in BACKENDS and best != own else ""
         return found
 
-    def gate(self, scout: Scout, trial: Sequence[tuple[int, ...]]) -> Gate:
+    def gate(self, scout: Scout, trial: Sequence[tuple[int, ...]]) -> ReusePolicy:
         """Measured with chunks of their own in the same tier."""
         few, many = [*trial[:1]], [*trial]
-        return measured(self.reader, scout, lambda: self._open(few), lambda: self._open(many))
+        return fit_reuse(self.reader, scout, lambda: self._open(few), lambda: self._open(many))
 
     def _timed(self, decide: Callable[[], Method | None]) -> float:
         device, question = self.reader.model.device, next(self._questions)
         self._stored.cool()
         settled(device)
         start = time.perf_counter()
-        context, _ = self._read(decide(), question, Watch(device))
+        context, _ = self._read(decide(), question, StepTimer(device))
         int(context.logits.argmax())  # waits for the device
         return 1000 * (time.perf_counter() - start)
 
-    def _read(self, method: Method | None, question: Sequence[int], watch: Watch) -> tuple[Context, list[StoredChunk]]:
+    def _read(self, method: Method | None, question: Sequence[int], watch: StepTimer) -> tuple[PrefilledContext, list[StoredChunk]]:
         if method is None:
             with preferring(self.backend):
-                return self.reader.full(self.chunks, question, 1, watch), []
+                return self.reader.prefill_full(self.chunks, question, 1, watch), []
         with watch.step("open"):
             sources = self._open(self.chunks)
-        return self.reader.sparse(sources, question, method, 1, watch), sources
+        return self.reader.prefill_sparse(sources, question, method, 1, watch), sources
 
     def _open(self, chunks: Sequence[tuple[int, ...]]) -> list[StoredChunk]:
         return [self._stored.open(tokens, exact=i == 0) for i, tokens in enumerate(chunks)]

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ragkv.kernels.attention import attend
 from ragkv.model import DecoderModel
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 
 Done = TypeVar("Done")
 
@@ -72,7 +72,7 @@ def backend_times(model: DecoderModel, length: int, repeat: int = 5) -> list[Bac
 def _attend_times(model: DecoderModel, length: int, repeat: int) -> list[float]:
     """Milliseconds of each of `repeat` dense attentions of one layer; none where no kernel can run it."""
     q, k, v = _random(model, length)
-    positions, watch = torch.arange(length), Watch(model.device)
+    positions, watch = torch.arange(length), StepTimer(model.device)
     times = []
     for _ in range(repeat + 1):
         start = watch.total()

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from ragkv.kernels.attention import attend
 from ragkv.passes import Attention
-from ragkv.sparse.base import Decoder, Decoding
+from ragkv.sparse.base import DecodePolicy, DecodeState
 from ragkv.sparse.blocks import coverage, mass
 from ragkv.sparse.topk import TopKeys
 
-Named = tuple[str, Decoder]
+Named = tuple[str, DecodePolicy]
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
 
@@ -215,7 +215,7 @@ def _row(
     best: float,
 ) -> DecodeRow:
     ms = statistics.median(times)
-    read = attention.read / attention.present if isinstance(attention, Decoding) and attention.present else 1.0
+    read = attention.read / attention.present if isinstance(attention, DecodeState) and attention.present else 1.0
     shares = torch.stack(list(covered)) if covered else None
     return DecodeRow(
         policy=name,

@@ -15,18 +15,18 @@ from dataclasses import dataclass
 import torch
 
 from ragkv.bench.decode import Named
-from ragkv.bench.grid import Grid, number, spread
+from ragkv.bench.grid import TextGrid, number, spread
 from ragkv.bench.quality import Progress, check_fits
 from ragkv.bench.score import exact_match, f1
-from ragkv.bench.sets import Question, QuestionSet
+from ragkv.bench.sets import SetQuestion, QuestionSet
 from ragkv.bench.table import interval
-from ragkv.decode import Run, Sampling, Speech, write
+from ragkv.decode import Sequence, Sampling, Detokenizer, generate
 from ragkv.model import DecoderModel
 from ragkv.passes import append
 from ragkv.policies import DENSE
-from ragkv.reader import Context, Reader
-from ragkv.sparse.base import Decoder, Decoding, Observed
-from ragkv.watch import Watch
+from ragkv.reader import PrefilledContext, Prefiller
+from ragkv.sparse.base import DecodePolicy, DecodeState, QueryObserver
+from ragkv.watch import StepTimer
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,15 @@ def compare(
     """
     for each in (one for asked in sets.values() for one in asked):
         check_fits(model, each, max_tokens)
-    reader = Reader(model, model.prompt.prefix)
+    reader = Prefiller(model, model.prompt.prefix)
     total, done = sum(len(each.questions) for asked in sets.values() for each in asked), 0
     found = {}
-    ways: list[tuple[str, Decoder | None]] = [(DENSE, None), *policies]
+    ways: list[tuple[str, DecodePolicy | None]] = [(DENSE, None), *policies]
     for name, asked in sets.items():
         told: dict[str, list[_Told]] = {policy: [] for policy, _ in ways}
         for each in asked:
             chunks = [model.prompt.chunk(title, text) for title, text in each.chunks]
-            context = reader.full(chunks[:-1], chunks[-1], 256, Watch(model.device))
+            context = reader.prefill_full(chunks[:-1], chunks[-1], 256, StepTimer(model.device))
             for question in each.questions:
                 for policy, decoder in ways:
                     told[policy].append(_answer(model, context, question, decoder, early, max_tokens))
@@ -95,31 +95,31 @@ def compare(
 
 
 def _answer(
-    model: DecoderModel, context: Context, question: Question, decoder: Decoder | None, early: bool, max_tokens: int
+    model: DecoderModel, context: PrefilledContext, question: SetQuestion, decoder: DecodePolicy | None, early: bool, max_tokens: int
 ) -> _Told:
     cache, start = context.cache, context.position
     cache.truncate([start] * model.shape.layers)
     tokens = model.prompt.question(question.text)
     state = decoder.start() if decoder is not None and decoder.applies(start + len(tokens)) else None
-    attention, rows = (None, 1) if state is None else (Observed(state, None, start), state.rows)
+    attention, rows = (None, 1) if state is None else (QueryObserver(state, None, start), state.rows)
     first = tokens[:-1] if early else tokens
     logits = model.forward([append(cache, first, start, outputs=rows, attention=attention)])[0][-1]
     if early:
         last = append(cache, tokens[-1:], start + len(first), attention=state)
         logits = model.forward([last])[0][-1]
-    speech = Speech(model, model.profile.stop, Watch(model.device))
-    run = Run(cache, logits, start + len(tokens), Sampling(max_tokens), state, speech)
-    for _ in write(model, run):
+    speech = Detokenizer(model, model.profile.stop, StepTimer(model.device))
+    run = Sequence(cache, logits, start + len(tokens), Sampling(max_tokens), state, speech)
+    for _ in generate(model, run):
         pass
     text = speech.text.strip()
     scores = exact_match(text, question.gold, question.language), f1(text, question.gold, question.language)
     return _Told(text, *scores, *_reading(state), run.steps + early)
 
 
-def _reading(state: Decoding | None) -> tuple[int, int, int]:
+def _reading(state: DecodeState | None) -> tuple[int, int, int]:
     if state is None:
         return 0, 0, 0
-    return state.read, state.present, sum(each.read.shape[0] for each in state.readings)
+    return state.read, state.present, sum(each.read.shape[0] for each in state.steps_read)
 
 
 def _score(policy: str, told: Sequence[_Told], dense: Sequence[_Told]) -> DecodeScore:
@@ -141,7 +141,7 @@ def _score(policy: str, told: Sequence[_Told], dense: Sequence[_Told]) -> Decode
     )
 
 
-def grid(found: Mapping[str, Sequence[DecodeScore]]) -> Grid:
+def grid(found: Mapping[str, Sequence[DecodeScore]]) -> TextGrid:
     """Shares in percent, differences in points."""
     heads = ("questions", "decode", "number", "EM", "F1", "Δ F1 to dense (95%)", "same answer", "keys read", "keys")
     rows = [
@@ -159,4 +159,4 @@ def grid(found: Mapping[str, Sequence[DecodeScore]]) -> Grid:
         for name, table in found.items()
         for row in table
     ]
-    return Grid(heads, tuple(rows), words=2)
+    return TextGrid(heads, tuple(rows), words=2)

@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 
 from ragkv.bench.decode import Progress
-from ragkv.bench.grid import Grid, number
+from ragkv.bench.grid import TextGrid, number
 from ragkv.bench.prefill import Tokens
-from ragkv.bench.staged import StagedSteps
+from ragkv.bench.staged import StagedDecoder
 from ragkv.context import ContextCache
 from ragkv.errors import InputError
 from ragkv.kernels.pool import rank
 from ragkv.model import DecoderModel
 from ragkv.passes import append
-from ragkv.pooled import PooledKV, PooledSteps
+from ragkv.pooled import PooledKV, PooledDecoder
 from ragkv.profile import Profile
 from ragkv.sparse.psa import Psa
 
@@ -95,10 +95,10 @@ def measure(model: DecoderModel, params: PoolParams, progress: Progress, tokens:
     del context
     generator = torch.Generator().manual_seed(p.seed)
     drawn = torch.randint(2, model.config.vocab_size, (room, p.batch), generator=generator).tolist()
-    ways: list[tuple[str, Callable[[], PooledSteps], int, int]] = [
-        (STAGED, lambda: StagedSteps(model, kv), 1, p.dense_steps),
-        (BY_ADDRESS, lambda: PooledSteps(model, kv, None), 1, p.dense_steps),
-        (PSA, lambda: PooledSteps(model, kv, p.psa), p.warmup, p.steps),
+    ways: list[tuple[str, Callable[[], PooledDecoder], int, int]] = [
+        (STAGED, lambda: StagedDecoder(model, kv), 1, p.dense_steps),
+        (BY_ADDRESS, lambda: PooledDecoder(model, kv, None), 1, p.dense_steps),
+        (PSA, lambda: PooledDecoder(model, kv, p.psa), p.warmup, p.steps),
     ]
     rows, first = list[PoolRow](), None
     for way, make, warmup, timed in ways:
@@ -113,24 +113,24 @@ def measure(model: DecoderModel, params: PoolParams, progress: Progress, tokens:
 
 
 def _row(
-    model: DecoderModel, way: str, steps: PooledSteps, drawn: Sequence[Sequence[int]], warmup: int, timed: int
+    model: DecoderModel, way: str, steps: PooledDecoder, drawn: Sequence[Sequence[int]], warmup: int, timed: int
 ) -> tuple[PoolRow, Tensor]:
     """(its figures; logits of the first step)."""
     kv, times, counts, first = steps.kv, list[float](), list[Tensor](), torch.empty(0)
     for at in range(warmup + timed):
         start = _now(model)
-        logits = steps.read(drawn[at])
+        logits = steps.decode(drawn[at])
         took = 1000 * (_now(model) - start)
         if not at:
             first = logits.float().clone()  # a recorded step writes the next ones there
         if at >= warmup:
             times.append(took)
-            counts.append(torch.stack([torch.stack([met.read, met.missed]) for met in steps.met]).sum((0, 2, 3)))
+            counts.append(torch.stack([torch.stack([met.read, met.missed]) for met in steps.reads]).sum((0, 2, 3)))
     read, missed = (float(each) for each in torch.stack(counts).double().mean(0))
     heads = kv.shape.kv_heads
     ranked, near = heads * int(kv.pool.ranked.sum()), heads * sum(map(sum, kv.held))
     share = (near + read * kv.size) / (near + ranked * kv.size)
-    host = float(steps.copied) if isinstance(steps, StagedSteps) else missed * kv.bytes
+    host = float(steps.copied) if isinstance(steps, StagedDecoder) else missed * kv.bytes
     hits = 1 - host / kv.bytes / read if read else 1.0
     rate = 1000 * len(kv.positions) / statistics.fmean(times)
     p50, p99 = np.percentile(times, (50, 99))
@@ -147,12 +147,12 @@ def _now(model: DecoderModel) -> float:
 def _coverage(model: DecoderModel, kv: PooledKV, params: PoolParams, tokens: Sequence[int]) -> tuple[float, float]:
     """(mean, least) over query heads and layers, of one more step."""
     watched = _Watched(model, kv, params.psa, params.covered)
-    watched.read(tokens)
+    watched.decode(tokens)
     found = torch.cat(watched.shares)
     return float(found.mean()), float(found.min())
 
 
-class _Watched(PooledSteps):
+class _Watched(PooledDecoder):
     """Steps that look at all keys afterwards. shares: what each query head [Hq] of the first `count` requests has
     covered, by layer and request."""
 
@@ -167,20 +167,20 @@ class _Watched(PooledSteps):
         for of in range(min(self._count, len(q))):
             ranked = int(kv.pool.ranked[layer, of])
             asked = q[of].float().unflatten(0, (kv.shape.kv_heads, -1))
-            near = self._places.k[layer][of][: int(self._places.table[2, layer, of]) + 1].float()
+            near = self._pointers.k[layer][of][: int(self._pointers.table[2, layer, of]) + 1].float()
             beside = (torch.einsum("hgd,nhd->hgn", asked, near) * self._model.scale).logsumexp(-1)
             keys = kv.pool.blocks[layer][of][:, :, 0].to(q.device).float()
             each = (torch.einsum("hgd,hbnd->hgbn", asked, keys) * self._model.scale).logsumexp(-1)
             listed = order[of, :, :ranked]
             mass = each.gather(2, listed[:, None].expand(-1, each.shape[1], -1))
-            taken = torch.arange(ranked, device=q.device) < self.met[-1].read[of][:, None]
+            taken = torch.arange(ranked, device=q.device) < self.reads[-1].read[of][:, None]
             seen = torch.cat([mass.masked_fill(~taken[:, None], -torch.inf), beside[..., None]], -1).logsumexp(-1)
             whole = torch.cat([mass, beside[..., None]], -1).logsumexp(-1)
             self.shares.append(torch.exp(seen - whole).flatten())
         return out
 
 
-def grid(rows: Sequence[PoolRow]) -> Grid:
+def grid(rows: Sequence[PoolRow]) -> TextGrid:
     """Times in ms, shares in percent, GB of 10^9 bytes."""
     heads = ("decode", "tokens/s", "× dense", "p50", "p99", "keys read", "from the pool", "GB a step", "covered",
              "worst head", "error")  # fmt: skip
@@ -200,4 +200,4 @@ def grid(rows: Sequence[PoolRow]) -> Grid:
         )
         for row in rows
     ]
-    return Grid(heads, tuple(cells))
+    return TextGrid(heads, tuple(cells))

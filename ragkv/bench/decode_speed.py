@@ -16,17 +16,17 @@ import numpy as np
 import torch
 
 from ragkv.bench.decode import Named, now
-from ragkv.bench.grid import Grid, number
+from ragkv.bench.grid import TextGrid, number
 from ragkv.bench.prefill import Tokens
 from ragkv.bench.quality import Progress
 from ragkv.context import ContextCache
-from ragkv.decode import Run, Sampling, advance
+from ragkv.decode import Sequence, Sampling, decode_step
 from ragkv.errors import InputError
 from ragkv.model import DecoderModel
 from ragkv.passes import append
 from ragkv.policies import DENSE
-from ragkv.sparse.base import Decoder, Decoding, Observed
-from ragkv.steps import Steps, make_steps
+from ragkv.sparse.base import DecodePolicy, DecodeState, QueryObserver
+from ragkv.steps import GraphDecoder, make_graph_decoder
 
 RECORDED = "dense, recorded"
 
@@ -76,8 +76,8 @@ def measure(
             f"{longest} tokens of context and answer; {model.name} reads {model.max_positions}, and a context has more "
             f"than the {p.question} of its question"
         )
-    steps = make_steps(model)
-    recorded: list[tuple[str, Decoder | None, Steps | None]] = [(RECORDED, None, steps)] if steps else []
+    steps = make_graph_decoder(model)
+    recorded: list[tuple[str, DecodePolicy | None, GraphDecoder | None]] = [(RECORDED, None, steps)] if steps else []
     ways = [(DENSE, None, None), *recorded, *((name, decoder, None) for name, decoder in policies)]
     total, done = len(p.lengths) * len(p.batches) * len(ways), 0
     for length in p.lengths:
@@ -102,8 +102,8 @@ def _row(
     given: Sequence[int],
     batch: int,
     name: str,
-    decoder: Decoder | None,
-    steps: Steps | None,
+    decoder: DecodePolicy | None,
+    steps: GraphDecoder | None,
     dense: float | None,
 ) -> SpeedRow:
     length, shape = len(given), model.shape
@@ -113,8 +113,8 @@ def _row(
     for step in range(params.warmup + params.steps):
         start = now(model.device.type)
         for run in runs:
-            run.choose(frozenset())
-        advance(model, runs, steps)
+            run.sample(frozenset())
+        decode_step(model, runs, steps)
         if step >= params.warmup:
             times.append(1000 * (now(model.device.type) - start))
         fault = next((run.fault for run in runs if run.fault is not None), None)
@@ -130,20 +130,20 @@ def _row(
 
 
 def _begin(
-    model: DecoderModel, params: SpeedParams, context: ContextCache, given: Sequence[int], state: Decoding | None
-) -> Run:
+    model: DecoderModel, params: SpeedParams, context: ContextCache, given: Sequence[int], state: DecodeState | None
+) -> Sequence:
     """A request of its own, its question read."""
     room = params.question + params.warmup + params.steps
     start = len(given) - params.question
     cache = ContextCache(model.shape, start + room, model.dtype, model.devices)
     for layer in range(model.shape.layers):
         cache.put(layer, context.k(layer), context.v(layer), context.positions(layer))
-    attention, rows = (None, 1) if state is None else (Observed(state, None, start), state.rows)
+    attention, rows = (None, 1) if state is None else (QueryObserver(state, None, start), state.rows)
     logits = model.forward([append(cache, given[start:], start, outputs=rows, attention=attention)])[0][-1]
-    return Run(cache, logits, len(given), Sampling(params.warmup + params.steps + 1), state)
+    return Sequence(cache, logits, len(given), Sampling(params.warmup + params.steps + 1), state)
 
 
-def grid(rows: Sequence[SpeedRow]) -> Grid:
+def grid(rows: Sequence[SpeedRow]) -> TextGrid:
     """Times in ms, shares in percent."""
     heads = ("context", "requests", "decode", "tokens/s", "× dense", "TBT p50", "p99", "keys read", "KV MiB a token")
     cells = [
@@ -160,4 +160,4 @@ def grid(rows: Sequence[SpeedRow]) -> Grid:
         )
         for row in rows
     ]
-    return Grid(heads, tuple(cells), words=3)
+    return TextGrid(heads, tuple(cells), words=3)

@@ -16,10 +16,10 @@ from ingest.pipeline import ingest
 from ragkv.catalog import Turn
 from ragkv.decode import Sampling, cut_at_stop, decode
 from ragkv.engine import Engine
-from ragkv.needles import ASIDES, Question, make
+from ragkv.needles import ASIDES, NeedleQuestion, make_needles
 from ragkv.report import Answer
 from ragkv.types import Document
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
@@ -55,7 +55,7 @@ class Dialogue:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DialogueOutcome:
     """A turn as it was answered. single: the answer after a dense prefill of all it stands on · gold: the right one ·
     prefilled, history: tokens, and ttft: milliseconds, as in the report."""
 
@@ -71,13 +71,13 @@ class Outcome:
 class Held:
     """A dialogue that was held. over, over_ttft: prefilled and ttft of its last turn, from nothing."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[DialogueOutcome, ...]
     over: float
     over_ttft: float
 
 
 @dataclass(frozen=True)
-class Figures:
+class DialogueFigures:
     """agree, right: turns answered as after a dense prefill, and with the gold answer · whole: dialogues in which
     all turns agree · prefilled, ttft: by number of the turn, means · over, over_ttft: of the last turn from nothing ·
     share: prefilled in the last turn / from nothing, the largest of all dialogues."""
@@ -103,7 +103,7 @@ def fill(engine: Engine, params: DialogueParams, progress: Progress) -> list[Dia
     sets = -(-params.dialogues // params.each)
     for number in range(sets):
         seed, name = params.seed + number, f"dialogues-{params.seed + number}"
-        needles = make(
+        needles = make_needles(
             seed,
             params.chunks,
             params.chunk_tokens - wrapper,
@@ -131,11 +131,11 @@ def hold(
     return held
 
 
-def figures(method: str, held: Sequence[Held]) -> Figures:
+def figures(method: str, held: Sequence[Held]) -> DialogueFigures:
     """What there is to say about the dialogues of one method."""
     turns = [outcome for each in held for outcome in each.outcomes]
     by_number = list(zip(*(each.outcomes for each in held), strict=True))
-    return Figures(
+    return DialogueFigures(
         method=method,
         dialogues=len(held),
         turns=len(turns),
@@ -150,7 +150,7 @@ def figures(method: str, held: Sequence[Held]) -> Figures:
     )
 
 
-def _turn(question: Question, place: int, params: DialogueParams, rng: random.Random) -> tuple[str, str]:
+def _turn(question: NeedleQuestion, place: int, params: DialogueParams, rng: random.Random) -> tuple[str, str]:
     """(text, gold answer): the question among sentences that say nothing."""
     around = rng.sample(SENTENCES, params.sentences)
     at = {"beginning": 0, "middle": (params.sentences + 1) // 2, "end": params.sentences}[PLACES[place % len(PLACES)]]
@@ -159,21 +159,21 @@ def _turn(question: Question, place: int, params: DialogueParams, rng: random.Ra
 
 def _hold(engine: Engine, dialogue: Dialogue, method: str, params: DialogueParams) -> Held:
     name, twin, collection = "dialogue", "dialogue from nothing", dialogue.collection
-    outcomes: list[Outcome] = []
+    outcomes: list[DialogueOutcome] = []
     past: list[Turn] = []
     for text, gold in dialogue.turns:
         past = engine.catalog.turns(collection, name)
         answer = _ask(engine, dialogue, name, text, method, params)
         single = _single_shot(engine, collection, engine.catalog.turns(collection, name), params)
         tokens, ttft = answer.report.tokens, answer.report.timings_ms.ttft
-        outcomes.append(Outcome(answer.answer, single, gold, tokens.prefilled, tokens.history, ttft))
+        outcomes.append(DialogueOutcome(answer.answer, single, gold, tokens.prefilled, tokens.history, ttft))
     after: list[int] = []
     for turn in past:
         row = engine.catalog.add_turn(collection, twin, after, turn)
         after += [] if row is None else [row]
     over = _ask(engine, dialogue, twin, dialogue.turns[-1][0], method, params).report
     for each in (name, twin):
-        engine.talks.remove(collection, each)
+        engine.sessions.remove(collection, each)
     return Held(tuple(outcomes), over.tokens.prefilled, over.timings_ms.ttft)
 
 
@@ -196,7 +196,7 @@ def _single_shot(engine: Engine, collection: str, turns: Sequence[Turn], params:
         said += [token for row, _ in turn.joined for token in chunks[row].tokens]
         said += turn.asked if turn is turns[-1] else (*turn.asked, *turn.written)
     model = engine.model
-    context = engine.reader.full([said], (), params.max_tokens, Watch(model.device))
+    context = engine.prefiller.prefill_full([said], (), params.max_tokens, StepTimer(model.device))
     sampling = Sampling(params.max_tokens)
     tokens = list(decode(model, context.cache, context.logits, context.position, sampling))
     return cut_at_stop(model.tokenizer.decode(tokens), model.profile.stop)[0].strip()

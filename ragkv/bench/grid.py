@@ -9,7 +9,7 @@ MISSING = "–"
 
 
 @dataclass(frozen=True)
-class Grid:
+class TextGrid:
     """heads: one per column · rows: as many cells each · words: how many columns from the left hold words; the others
     hold numbers, and stand right-aligned."""
 
@@ -18,7 +18,7 @@ class Grid:
     words: int = 1
 
 
-def aligned(grid: Grid) -> list[str]:
+def aligned(grid: TextGrid) -> list[str]:
     """Lines of text, the heads first."""
     lines = (grid.heads, *grid.rows)
     widths = [max(len(line[column]) for line in lines) for column in range(len(grid.heads))]
@@ -31,7 +31,7 @@ def aligned(grid: Grid) -> list[str]:
     ]
 
 
-def markdown(grid: Grid) -> str:
+def markdown(grid: TextGrid) -> str:
     """The table as it stands in documents."""
     rule = ["---" if column < grid.words else "---:" for column in range(len(grid.heads))]
     return "".join(f"| {' | '.join(line)} |\n" for line in (grid.heads, rule, *grid.rows))
@@ -49,7 +49,7 @@ def spread(middle: float | None, low: float | None, high: float | None) -> str:
     return f"{100 * middle:+.1f} ({100 * low:+.1f} … {100 * high:+.1f})"
 
 
-def titled(title: str, grid: Grid, notes: Sequence[str] = ()) -> str:
+def titled(title: str, grid: TextGrid, notes: Sequence[str] = ()) -> str:
     """A titled table in Markdown, with what is to be said below it."""
     below = "".join(f"\n- {note}" for note in notes)
     return f"{title}\n\n{markdown(grid)}{below}\n" if below else f"{title}\n\n{markdown(grid)}"

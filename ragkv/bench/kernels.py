@@ -22,15 +22,15 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ragkv.bench.grid import Grid
+from ragkv.bench.grid import TextGrid
 from ragkv.bench.roofline import Speeds, speeds
 from ragkv.bench.shapes import ModelShape
 from ragkv.errors import InputError
 from ragkv.kernels import rows as row_reference
 from ragkv.kernels import steps as step_reference
-from ragkv.kernels.attention import attend_lse, attend_seen, sight
-from ragkv.kernels.carry import Entries, Form
-from ragkv.kernels.steps import Places, splits_of
+from ragkv.kernels.attention import attend_lse, attend_planned, plan_mask
+from ragkv.kernels.carry import TransferTable, TransferFormat
+from ragkv.kernels.steps import CachePointers, splits_of
 from ragkv.store.layout import Layout
 from ragkv.types import Shape
 
@@ -54,7 +54,7 @@ class KernelParams:
 
 
 @dataclass(frozen=True)
-class Work:
+class KernelWork:
     """Bytes of the device's memory, bytes over the link, arithmetic."""
 
     memory: float
@@ -68,7 +68,7 @@ class Case:
 
     kernel: str
     setting: str
-    work: Work
+    work: KernelWork
     runs: Sequence[Callable[[], object]]
     error: float | None = None
 
@@ -86,7 +86,7 @@ class KernelRow:
     error: float | None
 
 
-def bound(work: Work, at: Speeds, launch: float) -> tuple[float, str]:
+def bound(work: KernelWork, at: Speeds, launch: float) -> tuple[float, str]:
     """(microseconds, what they are made of). launch: microseconds."""
     times = {
         "memory": 1e6 * work.memory / at.copy,
@@ -166,12 +166,12 @@ class _Bench:
         )
         where = [[[each.data_ptr() for each in layer] for layer in store] for store in (k, v)]
         held = [[params.keys] * count] * TURNS
-        places = Places(torch.tensor([*where, held], device=self.device), k, v)
+        places = CachePointers(torch.tensor([*where, held], device=self.device), k, v)
         qkv, at = self.draw(count, (form.q_heads + 2 * form.kv_heads) * form.head_dim), self.turns(count)
         moved = 4 * qkv.numel() + 4 * at.numel()
         runs = [partial(kernels.turn, qkv, at, at, places, i, shape, None) for i in range(TURNS)]
-        wanted = step_reference.turn(qkv.float(), at.float(), at.float(), _wide(places), 0, shape, None)
-        yield Case("turn", setting, Work(moved), runs, _far(runs[0](), wanted))
+        wanted = step_reference.rope_append(qkv.float(), at.float(), at.float(), _wide(places), 0, shape, None)
+        yield Case("turn", setting, KernelWork(moved), runs, _far(runs[0](), wanted))
         q, splits = self.draw(count, form.q_heads, form.head_dim), splits_of(count, form.kv_heads, params.keys + 1)
         scale = form.head_dim**-0.5
         runs = [partial(kernels.attend, q, places, i, shape, scale=scale, splits=splits) for i in range(TURNS)]
@@ -188,11 +188,11 @@ class _Bench:
         runs = [partial(kernels.add_norm, a, b, weight, 1e-5) for a, b in zip(x, y, strict=True)]
         wanted = step_reference.add_norm(x[0].float(), y[0].float(), weight.float(), 1e-5)[1]
         error = _far(kernels.add_norm(x[0], y[0], weight, 1e-5)[1], wanted)
-        yield Case("add_norm", setting, Work(8.0 * count * hidden), runs, error)
+        yield Case("add_norm", setting, KernelWork(8.0 * count * hidden), runs, error)
         gates = [self.draw(count, 2 * wide) for _ in range(turns)]
         runs = [partial(kernels.gated, gate) for gate in gates]
         wanted = step_reference.gated(gates[0].float())
-        yield Case("gated", setting, Work(6.0 * count * wide), runs, _far(kernels.gated(gates[0]), wanted))
+        yield Case("gated", setting, KernelWork(6.0 * count * wide), runs, _far(kernels.gated(gates[0]), wanted))
 
     def rows(self, kernels: ModuleType, count: int) -> Iterator[Case]:
         """What a pass of so many rows does beside products and attention."""
@@ -204,30 +204,30 @@ class _Bench:
         k, v = (self.draw(count, form.kv_heads, form.head_dim) for _ in (0, 1))
         runs = [partial(kernels.place, x, at, at, slots, k, v, self.shape, None) for x in qkv]
         wide = at.float()
-        wanted = row_reference.place(qkv[0].float(), wide, wide, slots, k.float(), v.float(), self.shape, None)
-        yield Case("place", setting, Work(4.0 * qkv[0].numel() + 4.0 * at.numel()), runs, _far(runs[0](), wanted))
+        wanted = row_reference.rope_scatter(qkv[0].float(), wide, wide, slots, k.float(), v.float(), self.shape, None)
+        yield Case("place", setting, KernelWork(4.0 * qkv[0].numel() + 4.0 * at.numel()), runs, _far(runs[0](), wanted))
 
     def attention(self, name: str, count: int, keys: int) -> Iterator[Case]:
         """Attention by positions: `count` of `keys` rows ask, those of a question the last ones, others anywhere."""
         form, scale = self.form, self.form.head_dim**-0.5
         k_at = torch.arange(keys)
         q_at = k_at[-count:] if name == "question" else torch.randperm(keys)[:count].sort().values
-        seen = sight(q_at, k_at, torch.device(self.device), form.q_heads // form.kv_heads)
+        seen = plan_mask(q_at, k_at, torch.device(self.device), form.q_heads // form.kv_heads)
         pairs = int((q_at + 1).sum())
         q = self.draw(count, form.q_heads, form.head_dim)
         k, v = ([self.draw(keys, form.kv_heads, form.head_dim) for _ in range(TURNS)] for _ in (0, 1))
-        runs = [partial(attend_seen, q, a, b, seen, scale=scale) for a, b in zip(k, v, strict=True)]
+        runs = [partial(attend_planned, q, a, b, seen, scale=scale) for a, b in zip(k, v, strict=True)]
         some = slice(-64, None)
         wanted = attend_lse(q[some].float(), k[0].float(), v[0].float(), q_at[some], k_at, scale=scale)[0]
         error = _far(runs[0]()[some], wanted)
         work = self.attending(count, keys, pairs)
         yield Case("attend_lists", f"{name}: {count} rows, {keys} keys", work, runs, error)
 
-    def attending(self, rows: int, keys: int, pairs: int) -> Work:
+    def attending(self, rows: int, keys: int, pairs: int) -> KernelWork:
         """Attention of so many rows; keys are read once."""
         form = self.form
         moved = 4 * keys * form.kv_heads * form.head_dim + 4 * rows * form.q_heads * form.head_dim
-        return Work(moved, flops=4.0 * pairs * form.q_heads * form.head_dim)
+        return KernelWork(moved, flops=4.0 * pairs * form.q_heads * form.head_dim)
 
     def carry(self, kernels: ModuleType, tokens: int) -> Iterator[Case]:
         """Blocks of so many tokens of `TURNS` layers, out of host memory and out of the device's, in no order."""
@@ -251,18 +251,18 @@ class _Bench:
                     ).to(self.device)
                     for layer in pool
                 ]
-                kind = Form(body, BLOCK, form.kv_heads, form.head_dim, torch.bfloat16, near=place == "gpu")
-                runs = [partial(kernels.carry, Entries(table), 0, count, at, at, kind) for table in tables]
+                kind = TransferFormat(body, BLOCK, form.kv_heads, form.head_dim, torch.bfloat16, near=place == "gpu")
+                runs = [partial(kernels.carry, TransferTable(table), 0, count, at, at, kind) for table in tables]
                 written = 2.0 * count * BLOCK * row
                 read = float(count * size)
-                work = Work(written, link=read) if place == "host" else Work(written + read)
+                work = KernelWork(written, link=read) if place == "host" else KernelWork(written + read)
                 yield Case("carry", f"{count} blocks, {body}, from {place}", work, runs)
 
 
-def _wide(places: Places) -> Places:
+def _wide(places: CachePointers) -> CachePointers:
     """The same rows as float32, for the reference, of the first layer alone."""
     k, v = ([[each.float() for each in store[0]]] for store in (places.k, places.v))
-    return Places(places.table[:, :1], k, v)
+    return CachePointers(places.table[:, :1], k, v)
 
 
 def _far(found: object, wanted: Tensor) -> float:
@@ -270,7 +270,7 @@ def _far(found: object, wanted: Tensor) -> float:
     return float((found.float() - wanted).norm() / wanted.norm())
 
 
-def grid(rows: Sequence[KernelRow]) -> Grid:
+def grid(rows: Sequence[KernelRow]) -> TextGrid:
     """Microseconds, and the share of the bound."""
     heads = ("kernel", "setting", "bound by", "µs", "bound", "share", "error")
     cells = [
@@ -285,4 +285,4 @@ def grid(rows: Sequence[KernelRow]) -> Grid:
         )
         for row in rows
     ]
-    return Grid(heads, tuple(cells), words=3)
+    return TextGrid(heads, tuple(cells), words=3)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ragkv.bench.sets import Question, QuestionSet, Span
+from ragkv.bench.sets import SetQuestion, QuestionSet, GoldSpan
 from ragkv.errors import InputError
 from ragkv.types import Document
 
@@ -78,7 +78,7 @@ def _set(line: str, place: str, name: str, split: Split) -> QuestionSet:
     chunks = tuple(chunk for document in documents for chunk in split(document))
     if not chunks:
         raise InputError(f"{place}: `context` holds no text")
-    question = Question(
+    question = SetQuestion(
         row["input"].strip(), tuple(row["answers"]), "", _find(chunks, row["answers"][0]), row.get("language", "en")
     )
     return QuestionSet(chunks, (question,), place)
@@ -102,17 +102,17 @@ def _row(line: str, place: str) -> dict[str, Any]:
     return row
 
 
-def _moved(span: Span | None, gone: int) -> Span | None:
+def _moved(span: GoldSpan | None, gone: int) -> GoldSpan | None:
     """Where a span is after a chunk is gone."""
     if span is None or span.chunk == gone:
         return None
     return replace(span, chunk=span.chunk - (span.chunk > gone))
 
 
-def _find(chunks: Sequence[tuple[str, str]], answer: str) -> Span | None:
+def _find(chunks: Sequence[tuple[str, str]], answer: str) -> GoldSpan | None:
     """Where the answer stands, if it stands once."""
     found = [(n, text) for n, (_, text) in enumerate(chunks) if answer in text]
     if len(found) != 1 or found[0][1].count(answer) != 1:
         return None
     start = found[0][1].index(answer)
-    return Span(found[0][0], start, start + len(answer))
+    return GoldSpan(found[0][0], start, start + len(answer))

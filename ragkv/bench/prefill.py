@@ -26,17 +26,17 @@ from ragkv.bench.shapes import random_tokens
 from ragkv.context import ContextCache
 from ragkv.errors import InputError
 from ragkv.kernels.attention import attend
-from ragkv.kernels.lists import Lists
+from ragkv.kernels.lists import BlockSparseIndex
 from ragkv.model import DecoderModel
 from ragkv.passes import Attention, Capture, append
-from ragkv.sparse.base import Choice, Policy, Sparse
-from ragkv.watch import Watch
+from ragkv.sparse.base import PrefillState, PrefillPolicy, SparsePrefill
+from ragkv.watch import StepTimer
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
 Tokens = Callable[[DecoderModel, int], Sequence[int]]
 """Token ids of an input of that length."""
-Named = tuple[str, Policy]
+Named = tuple[str, PrefillPolicy]
 """A policy as it was asked for."""
 
 DENSE = "dense"
@@ -156,31 +156,31 @@ class Input:
         self._cache = ContextCache(model.shape, len(tokens), model.dtype, model.devices)
         self.peak = 0
 
-    def run(self, policy: Policy | None) -> float:
+    def run(self, policy: PrefillPolicy | None) -> float:
         """Milliseconds of one prefill. Raises torch.OutOfMemoryError."""
         self._cache.truncate([0] * self._model.shape.layers)
         cuda = self._model.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(self._model.device)
-        watch = Watch(self._model.device)
+        watch = StepTimer(self._model.device)
         start = watch.total()
-        sparse = None if policy is None else Sparse(policy.start(), len(self._tokens))
+        sparse = None if policy is None else SparsePrefill(policy.start(), len(self._tokens))
         self._model.forward([append(self._cache, self._tokens, 0, attention=sparse)])
         spent = watch.total() - start
         self.peak = torch.cuda.max_memory_allocated(self._model.device) if cuda else 0
         return spent
 
-    def split(self, policy: Policy | None) -> Split:
+    def split(self, policy: PrefillPolicy | None) -> Split:
         """One prefill in parts, and what it gives. Raises torch.OutOfMemoryError."""
         self._cache.truncate([0] * self._model.shape.layers)
-        watch = Watch(self._model.device)
-        sparse = None if policy is None else Sparse(TimedChoice(policy.start(), watch), len(self._tokens))
+        watch = StepTimer(self._model.device)
+        sparse = None if policy is None else SparsePrefill(TimedChoice(policy.start(), watch), len(self._tokens))
         # Queries of all layers would be several times the cache: only the hidden states are wanted.
         capture, start = Capture(q=_Nothing()), watch.total()
         timed = TimedAttention(sparse, watch)
         logits = self._model.forward([append(self._cache, self._tokens, 0, capture=capture, attention=timed)])[0][-1]
-        whole, scoring = watch.total() - start, watch.spent("scoring")
-        attention = watch.spent("attention") - scoring
+        whole, scoring = watch.total() - start, watch.elapsed("scoring")
+        attention = watch.elapsed("attention") - scoring
         if capture.entered is None:
             raise ValueError("the pass ran no layer")
         read = 1.0 if sparse is None else sparse.read / sparse.whole
@@ -190,12 +190,12 @@ class Input:
 class TimedChoice:
     """A choice whose time is booked as `scoring`."""
 
-    def __init__(self, choice: Choice, watch: Watch):
+    def __init__(self, choice: PrefillState, watch: StepTimer):
         self._choice, self._watch = choice, watch
 
     def select(
         self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int, scale: float
-    ) -> Lists | None:
+    ) -> BlockSparseIndex | None:
         """See `Choice`."""
         with self._watch.step("scoring"):
             return self._choice.select(layer, q, k, q_pos, k_pos, end=end, scale=scale)
@@ -204,7 +204,7 @@ class TimedChoice:
 class TimedAttention:
     """An attention, dense where there is none, whose time is booked as `attention`; a choice inside it counts, too."""
 
-    def __init__(self, attention: Attention | None, watch: Watch):
+    def __init__(self, attention: Attention | None, watch: StepTimer):
         self._attention, self._watch = attention, watch
 
     def __call__(
@@ -227,7 +227,7 @@ class _Nothing(list[Tensor]):
 def _at_length(model: DecoderModel, params: PrefillParams, tokens: Sequence[int]) -> list[PrefillRow]:
     length = len(tokens)
     notes = {name: "" if policy.applies(length) else NO_USE for name, policy in params.policies}
-    entries: dict[str, Policy | None] = {DENSE: None, **dict(params.policies)}
+    entries: dict[str, PrefillPolicy | None] = {DENSE: None, **dict(params.policies)}
     given = unless_full(lambda: Input(model, tokens))
     if given is None:
         return [PrefillRow(length, name, note=notes.get(name) or OUT_OF_MEMORY) for name in entries]

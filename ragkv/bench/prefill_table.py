@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from ragkv.bench.answers import DepthRow
-from ragkv.bench.grid import Grid, number, spread
+from ragkv.bench.grid import TextGrid, number, spread
 from ragkv.bench.prefill import PrefillResult
 from ragkv.bench.table import Row
 
@@ -20,7 +20,7 @@ def title(result: PrefillResult) -> str:
     )
 
 
-def times(result: PrefillResult) -> Grid:
+def times(result: PrefillResult) -> TextGrid:
     """Times in ms; scoring, attention and rest are those of a pass of their own; errors are relative."""
     heads: tuple[str, ...] = ("tokens", "prefill", "ms", "p90", "speedup")
     heads += ("scoring", "attention", "rest", "cells read")
@@ -35,7 +35,7 @@ def times(result: PrefillResult) -> Grid:
         note = (row.note,) if noted else ()
         rows.append((*cells, number(row.peak_bytes, ".1f", 2**-30), *note))
     heads += ("logits error", "hidden error", "peak GiB", *(("note",) if noted else ()))
-    return Grid(heads, tuple(rows), words=2)
+    return TextGrid(heads, tuple(rows), words=2)
 
 
 def backends(result: PrefillResult) -> list[str]:
@@ -48,7 +48,7 @@ def backends(result: PrefillResult) -> list[str]:
     return notes
 
 
-def by_depth(found: Sequence[DepthRow]) -> Grid:
+def by_depth(found: Sequence[DepthRow]) -> TextGrid:
     """Exact matches by depth of the answer, and of all questions of a length; questions in brackets."""
     parts = sorted({(row.low, row.high) for row in found})
     heads = ("tokens", "prefill", *(f"{low:.0%}–{high:.0%}" for low, high in parts), "EM", "F1", "cells read")
@@ -60,10 +60,10 @@ def by_depth(found: Sequence[DepthRow]) -> Grid:
         means = [sum(row.questions * getattr(row, name) for row in mine) / count for name in ("em", "f1", "read")]
         cells = (at.get(part, "–") for part in parts)
         rows.append((str(tokens), policy, *cells, *(number(mean, ".1f", 100) for mean in means)))
-    return Grid(heads, tuple(rows), words=2)
+    return TextGrid(heads, tuple(rows), words=2)
 
 
-def answers(found: Mapping[str, Sequence[Row]]) -> Grid:
+def answers(found: Mapping[str, Sequence[Row]]) -> TextGrid:
     """Answers to whole sets, in percent; differences in points, with 95% of a paired bootstrap."""
     heads = ("questions", "prefill", "number", "EM", "F1", "Δ F1 to full (95%)", "cells read", "TTFT ms")
     rows = [
@@ -80,4 +80,4 @@ def answers(found: Mapping[str, Sequence[Row]]) -> Grid:
         for name, table in found.items()
         for row in table
     ]
-    return Grid(heads, tuple(rows), words=2)
+    return TextGrid(heads, tuple(rows), words=2)

@@ -19,19 +19,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ragkv.bench.score import exact_match, f1
-from ragkv.bench.sets import Question, QuestionSet
+from ragkv.bench.sets import SetQuestion, QuestionSet
 from ragkv.calibrate import gold_blocks
-from ragkv.decode import Run, Sampling, Speech, write
+from ragkv.decode import Sequence, Sampling, Detokenizer, generate
 from ragkv.errors import InputError
-from ragkv.fresh import Fresh, Source
+from ragkv.fresh import InMemoryChunk, ChunkSource
 from ragkv.methods import FULL, make_method
 from ragkv.model import DecoderModel
 from ragkv.passes import append
-from ragkv.reader import Context, Reader
+from ragkv.reader import PrefilledContext, Prefiller
 from ragkv.recompute.base import Plan, recomputed
-from ragkv.sparse.base import Policy
+from ragkv.sparse.base import PrefillPolicy
 from ragkv.types import ChunkKV
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
@@ -40,27 +40,27 @@ Asked = tuple[int, int, str]
 """(number of the set, number of its question, method)"""
 
 
-class Read(Source, Protocol):
+class ReadChunk(ChunkSource, Protocol):
     """A chunk in a store, and how many bytes were read of it."""
 
     head_bytes: int
     loaded_bytes: int
 
 
-class Cupboard(Protocol):
+class BenchStore(Protocol):
     """A store to measure with."""
 
     def put(self, kv: ChunkKV) -> ChunkKV:
         """Store a chunk; returns it as it comes back: its digest rounded, K and V too where the body is quantised."""
         ...
 
-    def open(self, kv: ChunkKV, exact: bool) -> Read:
+    def open(self, kv: ChunkKV, exact: bool) -> ReadChunk:
         """The stored chunk, its head read."""
         ...
 
 
 @dataclass(frozen=True)
-class Figures:
+class QualityFigures:
     """Of one question. recall: all blocks of the answer are kept in every layer, 1 where its place is not known ·
     middle: blocks kept beside the fixed ones / all blocks · sequence, recompute: tokens kept, recomputed / all tokens ·
     stopped: the answer ended by itself, at the end of a span of the context (or of "unknown") · kv: bytes of the kept
@@ -83,13 +83,13 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class QualityOutcome:
     """What one method answered to one question. at: where in the sets."""
 
-    question: Question
+    question: SetQuestion
     method: str
     answer: str
-    figures: Figures
+    figures: QualityFigures
     at: tuple[int, int] = (0, 0)
 
 
@@ -100,11 +100,11 @@ def ask_all(
     progress: Progress,
     max_tokens: int = 24,
     prefix: str = "shared",
-    store: Cupboard | None = None,
-    done: dict[Asked, Outcome] | None = None,
-    keep: Callable[[Outcome], None] = lambda outcome: None,
-    policies: Mapping[str, Policy] | None = None,
-) -> list[Outcome]:
+    store: BenchStore | None = None,
+    done: dict[Asked, QualityOutcome] | None = None,
+    keep: Callable[[QualityOutcome], None] = lambda outcome: None,
+    policies: Mapping[str, PrefillPolicy] | None = None,
+) -> list[QualityOutcome]:
     """Ask every question with every method, in the order of the sets.
 
     prefix: what chunks are encoded after, as in `Reader` · store: for the figures that need one · done: outcomes that
@@ -118,7 +118,7 @@ def ask_all(
             make_method(method, model)
     for each in sets:
         check_fits(model, each, max_tokens)
-    reader = Reader(model, model.prompt.prefix, prefix)
+    reader = Prefiller(model, model.prompt.prefix, prefix)
     known = dict(done or {})
     total = sum(len(each.questions) for each in sets)
     asked = 0
@@ -158,12 +158,12 @@ class _Asker:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: Prefiller,
         asked: QuestionSet,
         methods: Sequence[str],
         max_tokens: int,
-        store: Cupboard | None,
-        policies: Mapping[str, Policy],
+        store: BenchStore | None,
+        policies: Mapping[str, PrefillPolicy],
     ):
         self._reader, self._set, self._max_tokens, self._store = reader, asked, max_tokens, store
         self._policies = policies
@@ -174,26 +174,26 @@ class _Asker:
         self._encoded = [kv if store is None else store.put(kv) for kv in encoded]
         self._shared = reader.mode == "shared"
         block = model.profile.block
-        self._sources = [Fresh(kv, block, self._shared and i == 0) for i, kv in enumerate(self._encoded)]
-        watch = Watch(model.device)
-        self._full = reader.full(chunks[:-1], chunks[-1], 256, watch) if FULL in methods else None
+        self._sources = [InMemoryChunk(kv, block, self._shared and i == 0) for i, kv in enumerate(self._encoded)]
+        watch = StepTimer(model.device)
+        self._full = reader.prefill_full(chunks[:-1], chunks[-1], 256, watch) if FULL in methods else None
         self._prefill = watch.total()
         self._size = sum(map(len, chunks))
         self._text = "\n".join(f"{title}\n{text}" for title, text in asked.chunks)
 
-    def ask(self, question: Question, method: str, at: tuple[int, int]) -> Outcome:
+    def ask(self, question: SetQuestion, method: str, at: tuple[int, int]) -> QualityOutcome:
         model = self._reader.model
         tokens = model.prompt.question(question.text)
-        watch = Watch(model.device)
+        watch = StepTimer(model.device)
         if method == FULL:
             context = self._ask_full(tokens)
             ttft = self._prefill + watch.total()
         elif method in self._policies:
-            context = self._reader.full(self._chunks, tokens, self._max_tokens, watch, self._policies[method])
+            context = self._reader.prefill_full(self._chunks, tokens, self._max_tokens, watch, self._policies[method])
             ttft = watch.total()
         else:
             way = make_method(method, model)
-            context = self._reader.sparse(self._sources, tokens, way, self._max_tokens, watch)
+            context = self._reader.prefill_sparse(self._sources, tokens, way, self._max_tokens, watch)
             ttft = watch.total()
         answer, ended = self._answer(context)
         scores = (
@@ -205,28 +205,28 @@ class _Asker:
         if context.plan is None:
             load, ttft_load = (None, None) if self._store is None else (0.0, ttft)
             read = 1.0 if context.sparse is None else context.sparse.read / context.sparse.whole
-            figures = Figures(*scores, 1.0, 1.0, 1.0, 1.0, ended, float(row * self._size), ttft, ttft_load, load, read)
-            return Outcome(question, method, answer, figures, at)
+            figures = QualityFigures(*scores, 1.0, 1.0, 1.0, 1.0, ended, float(row * self._size), ttft, ttft_load, load, read)
+            return QualityOutcome(question, method, answer, figures, at)
         found = self._found(question, context.plan)
         shares = _shares(context.plan, self._sources, model.profile.initial + model.profile.local)
         stored = self._from_store(tokens, method, row)
-        figures = Figures(*scores, found, *shares, ended, row * self._size * shares[1], ttft, *stored)
-        return Outcome(question, method, answer, figures, at)
+        figures = QualityFigures(*scores, found, *shares, ended, row * self._size * shares[1], ttft, *stored)
+        return QualityOutcome(question, method, answer, figures, at)
 
-    def _ask_full(self, tokens: Sequence[int]) -> Context:
+    def _ask_full(self, tokens: Sequence[int]) -> PrefilledContext:
         model, full = self._reader.model, self._full
         if full is None:
             raise ValueError("full was not among the methods")
         full.cache.truncate([full.position] * model.shape.layers)
         logits = model.forward([append(full.cache, tokens, full.position)])[0][-1]
-        return Context(full.cache, logits, full.position + len(tokens), None)
+        return PrefilledContext(full.cache, logits, full.position + len(tokens), None)
 
-    def _answer(self, context: Context) -> tuple[str, float]:
+    def _answer(self, context: PrefilledContext) -> tuple[str, float]:
         """(the answer, whether it ended by itself)."""
         model = self._reader.model
-        speech = Speech(model, model.profile.stop, Watch(model.device))
-        run = Run(context.cache, context.logits, context.position, Sampling(self._max_tokens), over=speech)
-        for _ in write(model, run):
+        speech = Detokenizer(model, model.profile.stop, StepTimer(model.device))
+        run = Sequence(context.cache, context.logits, context.position, Sampling(self._max_tokens), should_stop=speech)
+        for _ in generate(model, run):
             pass
         answer = speech.text.strip()
         ended = run.stopped and (answer == "unknown" or answer in self._text)
@@ -237,13 +237,13 @@ class _Asker:
         store, model = self._store, self._reader.model
         if store is None:
             return None, None
-        watch = Watch(model.device)
+        watch = StepTimer(model.device)
         sources = [store.open(kv, self._shared and i == 0) for i, kv in enumerate(self._encoded)]
-        self._reader.sparse(sources, tokens, make_method(method, model), self._max_tokens, watch)
+        self._reader.prefill_sparse(sources, tokens, make_method(method, model), self._max_tokens, watch)
         ttft = watch.total()
         return ttft, sum(s.head_bytes + s.loaded_bytes for s in sources) / (row * self._size)
 
-    def _found(self, question: Question, plan: Plan) -> float:
+    def _found(self, question: SetQuestion, plan: Plan) -> float:
         span = question.span
         if span is None:
             return 1.0
@@ -251,7 +251,7 @@ class _Asker:
         return float(all(block in layer[span.chunk] for layer in plan.kept for block in gold))
 
 
-def _shares(plan: Plan, sources: Sequence[Fresh], fixed: int) -> tuple[float, float, float]:
+def _shares(plan: Plan, sources: Sequence[InMemoryChunk], fixed: int) -> tuple[float, float, float]:
     """(middle blocks / all blocks, kept tokens / all tokens, recomputed tokens / all tokens), means over layers."""
     pieces, layers = [source.piece for source in sources], len(plan.kept)
     blocks, tokens = sum(p.blocks for p in pieces), sum(p.tokens for p in pieces)

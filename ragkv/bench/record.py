@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ragkv.bench.quality import Asked, Figures, Outcome
+from ragkv.bench.quality import Asked, QualityFigures, QualityOutcome
 from ragkv.bench.sets import QuestionSet
 from ragkv.errors import InputError
 from ragkv.model import DecoderModel
 
 
-class Record:
+class RunRecord:
     """The outcomes of one run, read at the start and appended to."""
 
     def __init__(
@@ -47,14 +47,14 @@ class Record:
                 f"{path} holds a run with another model, questions, answer length, prefix, dtype or body; "
                 "name another file"
             )
-        self.done: dict[Asked, Outcome] = {}
+        self.done: dict[Asked, QualityOutcome] = {}
         for number, line in enumerate(lines[1:], 2):
             outcome = self._outcome(number, _parse(path, number, line))
             self.done[(*outcome.at, outcome.method)] = outcome
         text = "".join(f"{line}\n" for line in lines or [json.dumps(run)])
         path.write_text(text, encoding="utf-8")
 
-    def keep(self, outcome: Outcome) -> None:
+    def keep(self, outcome: QualityOutcome) -> None:
         """Append one."""
         line = {
             "at": outcome.at,
@@ -65,11 +65,11 @@ class Record:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
-    def _outcome(self, number: int, line: Any) -> Outcome:
+    def _outcome(self, number: int, line: Any) -> QualityOutcome:
         try:
             i, j = line["at"]
-            return Outcome(
-                self._sets[i].questions[j], line["method"], line["answer"], Figures(**line["figures"]), (i, j)
+            return QualityOutcome(
+                self._sets[i].questions[j], line["method"], line["answer"], QualityFigures(**line["figures"]), (i, j)
             )
         except (KeyError, TypeError, ValueError, IndexError):
             raise InputError(f"{self._path}:{number}: is no outcome of this run") from None

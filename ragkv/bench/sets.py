@@ -15,13 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ragkv.needles import make
+from ragkv.needles import make_needles
 
 NATURAL = Path(__file__).parent / "data" / "natural"
 
 
 @dataclass(frozen=True)
-class Span:
+class GoldSpan:
     """Characters start..end of a chunk's text."""
 
     chunk: int
@@ -30,14 +30,14 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Question:
+class SetQuestion:
     """gold: accepted answers · kind: one, coref, two (facts), none ("unknown"), or "" where nobody says · span: where
     the answer stands, where that is known · language: `zh` is scored by characters."""
 
     text: str
     gold: tuple[str, ...]
     kind: str
-    span: Span | None = None
+    span: GoldSpan | None = None
     language: str = "en"
 
 
@@ -46,12 +46,12 @@ class QuestionSet:
     """chunks: (title, text) in the order of the prompt · name: for messages."""
 
     chunks: tuple[tuple[str, str], ...]
-    questions: tuple[Question, ...]
+    questions: tuple[SetQuestion, ...]
     name: str = ""
 
 
 @dataclass(frozen=True)
-class Page:
+class SetPage:
     """A natural document: its text in pieces, each of which makes a chunk."""
 
     id: str
@@ -61,7 +61,7 @@ class Page:
 
 
 @dataclass(frozen=True)
-class PageQuestion:
+class SetPageQuestion:
     """A question about natural documents. documents: the ids that it takes to answer, or where one would look."""
 
     q: str
@@ -74,16 +74,16 @@ def needle_sets(
     sets: int, documents: int, tokens: int, questions: int, seed: int, length: Callable[[str], int]
 ) -> list[QuestionSet]:
     """Generated sets of `documents` documents of about `tokens` tokens, one chunk each. length: tokens of a text."""
-    made = [make(seed + number, documents, tokens, questions, length) for number in range(sets)]
+    made = [make_needles(seed + number, documents, tokens, questions, length) for number in range(sets)]
     return [
         QuestionSet(
             tuple((document.title, document.text) for document in needles.documents),
             tuple(
-                Question(
+                SetQuestion(
                     q.question,
                     (q.answer,),
                     q.kind,
-                    Span(next(n for n, d in enumerate(needles.documents) if d.id == q.document_id), q.start, q.end),
+                    GoldSpan(next(n for n, d in enumerate(needles.documents) if d.id == q.document_id), q.start, q.end),
                 )
                 for q in needles.questions
             ),
@@ -93,18 +93,18 @@ def needle_sets(
 
 
 @cache
-def pages(folder: Path = NATURAL) -> tuple[Page, ...]:
+def pages(folder: Path = NATURAL) -> tuple[SetPage, ...]:
     """The documents of a natural set: documents*.jsonl."""
     return tuple(
-        Page(row["id"], row["genre"], row["title"], tuple(row["pieces"])) for row in _lines(folder, "documents*.jsonl")
+        SetPage(row["id"], row["genre"], row["title"], tuple(row["pieces"])) for row in _lines(folder, "documents*.jsonl")
     )
 
 
 @cache
-def page_questions(folder: Path = NATURAL) -> tuple[PageQuestion, ...]:
+def page_questions(folder: Path = NATURAL) -> tuple[SetPageQuestion, ...]:
     """The questions of a natural set: questions*.jsonl."""
     return tuple(
-        PageQuestion(row["q"], tuple(row["a"]), row["kind"], tuple(row["documents"]))
+        SetPageQuestion(row["q"], tuple(row["a"]), row["kind"], tuple(row["documents"]))
         for row in _lines(folder, "questions*.jsonl")
     )
 
@@ -118,7 +118,7 @@ def natural_sets(chunks: int, seed: int = 1, folder: Path = NATURAL) -> list[Que
     rng = random.Random(seed)
     everything = pages(folder)
     by_id = {page.id: page for page in everything}
-    contexts: list[tuple[list[Page], list[PageQuestion]]] = []
+    contexts: list[tuple[list[SetPage], list[SetPageQuestion]]] = []
     for question in page_questions(folder):
         needed = [by_id[name] for name in question.documents]
         home = next((asked for held, asked in contexts if all(page in held for page in needed)), None)
@@ -129,31 +129,31 @@ def natural_sets(chunks: int, seed: int = 1, folder: Path = NATURAL) -> list[Que
     return [_set(rng.sample(held, len(held)), asked) for held, asked in contexts]
 
 
-def _fill(needed: Sequence[Page], everything: Sequence[Page], chunks: int, rng: random.Random) -> list[Page]:
+def _fill(needed: Sequence[SetPage], everything: Sequence[SetPage], chunks: int, rng: random.Random) -> list[SetPage]:
     """`needed` and random others with exactly `chunks` pieces; the last one is cut where its pieces do not fit."""
     held, others = list(needed), [page for page in everything if page not in needed]
     room = chunks - sum(len(page.pieces) for page in held)
     for page in rng.sample(others, len(others)):
         if room <= 0:
             break
-        held.append(Page(page.id, page.genre, page.title, page.pieces[:room]))
+        held.append(SetPage(page.id, page.genre, page.title, page.pieces[:room]))
         room -= len(held[-1].pieces)
     return held
 
 
-def _set(held: Sequence[Page], asked: Sequence[PageQuestion]) -> QuestionSet:
+def _set(held: Sequence[SetPage], asked: Sequence[SetPageQuestion]) -> QuestionSet:
     chunks = [(page.id, page.title, piece) for page in held for piece in page.pieces]
     return QuestionSet(
         tuple((title, text) for _, title, text in chunks),
-        tuple(Question(q.q, q.a, q.kind, _find(chunks, q)) for q in asked),
+        tuple(SetQuestion(q.q, q.a, q.kind, _find(chunks, q)) for q in asked),
     )
 
 
-def _find(chunks: Sequence[tuple[str, str, str]], question: PageQuestion) -> Span | None:
+def _find(chunks: Sequence[tuple[str, str, str]], question: SetPageQuestion) -> GoldSpan | None:
     """Where the first gold answer stands, if it stands once in the question's documents."""
     answer = question.a[0]
     found = [
-        Span(n, text.index(answer), text.index(answer) + len(answer))
+        GoldSpan(n, text.index(answer), text.index(answer) + len(answer))
         for n, (page, _, text) in enumerate(chunks)
         if page in question.documents and text.count(answer) == 1
     ]

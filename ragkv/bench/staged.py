@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragkv.kernels.pool import Pool, Progress
+from ragkv.kernels.pool import SlotPool, ProgressiveKernel
 from ragkv.model import DecoderModel
-from ragkv.pooled import PooledKV, PooledSteps
+from ragkv.pooled import PooledKV, PooledDecoder
 
 
-class StagedSteps(PooledSteps):
+class StagedDecoder(PooledDecoder):
     """The pool keeps the first blocks of every partition, as `PooledKV.settle` leaves it, and is not changed. Nor may
     others change it meanwhile: what loses its slot is not among what is copied.
 
     copied: bytes that a step brings over the bus. Nothing is recorded: a step is a matter of copies, not of launches.
     """
 
-    def __init__(self, model: DecoderModel, kv: PooledKV, progress: Progress | None = None):
+    def __init__(self, model: DecoderModel, kv: PooledKV, progress: ProgressiveKernel | None = None):
         super().__init__(model, kv, None, progress)
         kv.settle()
         self._records, self._done = False, 0
@@ -63,7 +63,7 @@ class StagedSteps(PooledSteps):
         ]
         return sum(blocks) * self.kv.shape.kv_heads * self.kv.bytes
 
-    def advance(self, tokens: Sequence[int]) -> None:
+    def _advance(self, tokens: Sequence[int]) -> None:
         """See `PooledSteps.advance`. Raises ValueError, too, where the pool was changed."""
         if not self.kv.settled:
             raise ValueError("other steps have changed the pool; blocks without a slot would be missing")
@@ -76,14 +76,14 @@ class StagedSteps(PooledSteps):
         if self._aside is not None:
             torch.cuda.current_stream().wait_event(self._ready[side])
         met = self._progress(
-            q, order, self._pools[side], self._places, layer, kv.shape, self._rule, self._inputs[2, :1],
+            q, order, self._pools[side], self._pointers, layer, kv.shape, self._rule, self._inputs[2, :1],
             scale=self._model.scale,
         )  # fmt: skip
         if self._aside is not None:
             self._free[side].record()
             self._aside.wait_event(self._free[side])
         self._bring(number + 2)
-        self.met.append(met)
+        self.reads.append(met)
         self._done += 1
         return met.out
 
@@ -98,7 +98,7 @@ class StagedSteps(PooledSteps):
             if self._aside is not None:
                 self._ready[side].record(self._aside)
 
-    def _over(self, stage: Tensor) -> Pool:
+    def _over(self, stage: Tensor) -> SlotPool:
         """The pool, with a stage for its host."""
         pool, layers = self.kv.pool, self.kv.shape.layers
         host = torch.tensor([[each.data_ptr(), each[0].nbytes] for each in stage], device=stage.device)

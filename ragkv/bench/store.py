@@ -39,10 +39,10 @@ from ragkv.errors import EntryCorrupt
 from ragkv.store import KVStore, open_store
 from ragkv.store.base import Range
 from ragkv.store.disk import DiskStore
-from ragkv.store.layout import Parts
+from ragkv.store.layout import BlockRanges
 from ragkv.store.link import connected_socket
 from ragkv.store.pool import BlockPool
-from ragkv.store.tier import Seen, Tier
+from ragkv.store.tier import TierBytes, Tier
 from ragkv.types import Key
 
 Progress = Callable[[str, int, int], None]
@@ -174,7 +174,7 @@ class _Bench:
             data = b"".join(map(self._bytes, ranges))
             layer, offset = np.array([(part.layer, part.offset) for part in ranges]).T
             blocks = self._params.layer_bytes // size
-            found = Parts(
+            found = BlockRanges(
                 layer, offset // size, offset, np.full_like(offset, size), blocks, self._params.layers * blocks
             )
             tier = Tier(name, BlockPool(len(data), size, torch.device("cpu")))
@@ -244,10 +244,10 @@ class _Bench:
         return list(values)
 
 
-def _held(tier: Tier, found: Parts, data: bytes) -> Load:
+def _held(tier: Tier, found: BlockRanges, data: bytes) -> Load:
     """The parts out of a pool, which brings them in the first time. Rows as an 8B shape has them in bfloat16."""
     given = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    return lambda: [memoryview(tier.bring(KEY, 2048, found, lambda _: given, Seen()).numpy())]  # type: ignore[arg-type]
+    return lambda: [memoryview(tier.fetch(KEY, 2048, found, lambda _: given, TierBytes()).numpy())]  # type: ignore[arg-type]
 
 
 def _buffer(parts: Sequence[bytes]) -> memoryview:

@@ -8,17 +8,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ragkv.model import DecoderModel
-from ragkv.sources import Shelf, StoredChunk
+from ragkv.sources import ChunkStore, StoredChunk
 from ragkv.store.disk import DiskStore
 from ragkv.store.layout import Layout
-from ragkv.store.tiers import Budgets, Tiers
+from ragkv.store.tiers import TierBudgets, Tiers
 from ragkv.types import ChunkKV
 
 
 class Stored:
     """Chunks in a KV store, read as the engine reads them."""
 
-    def __init__(self, shelf: Shelf):
+    def __init__(self, shelf: ChunkStore):
         self._shelf = shelf
 
     def put(self, kv: ChunkKV) -> ChunkKV:
@@ -40,6 +40,6 @@ def disk(model: DecoderModel, body: str = "exact") -> Iterator[Stored]:
         store = DiskStore(Path(folder))
         try:
             block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, body)
-            yield Stored(Shelf(Tiers(store, block, Budgets(), model.device), model, "bench", "quality", body))
+            yield Stored(ChunkStore(Tiers(store, block, TierBudgets(), model.device), model, "bench", "quality", body))
         finally:
             store.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ragkv.bench.quality import Outcome
+from ragkv.bench.quality import QualityOutcome
 from ragkv.methods import FULL
 
 RESAMPLES = 2000
@@ -39,9 +39,9 @@ class Row:
     read: float | None
 
 
-def rows(outcomes: Sequence[Outcome]) -> list[Row]:
+def rows(outcomes: Sequence[QualityOutcome]) -> list[Row]:
     """Every method, in the order in which they were asked."""
-    by_method: dict[str, list[Outcome]] = {}
+    by_method: dict[str, list[QualityOutcome]] = {}
     for outcome in outcomes:
         by_method.setdefault(outcome.method, []).append(outcome)
     full = {outcome.at: outcome.figures.f1 for outcome in by_method.get(FULL, ())}
@@ -65,7 +65,7 @@ def markdown(table: Sequence[Row]) -> str:
     return "\n".join([*head, *(_line(row) for row in table)]) + "\n"
 
 
-def _row(method: str, answered: Sequence[Outcome], full: dict[tuple[int, int], float]) -> Row:
+def _row(method: str, answered: Sequence[QualityOutcome], full: dict[tuple[int, int], float]) -> Row:
     figures = [outcome.figures for outcome in answered]
     names = ("em", "f1", "recall", "middle", "sequence", "recompute", "stopped", "kv")
     means = {name: statistics.fmean(getattr(f, name) for f in figures) for name in names}

@@ -19,12 +19,12 @@ import torch
 
 from ragkv.errors import EntryMissing, InputError, StoreError
 from ragkv.model import DecoderModel
-from ragkv.sources import Shelf, StoredChunk
+from ragkv.sources import ChunkStore, StoredChunk
 from ragkv.store import open_store
 from ragkv.store.base import Arrived, KVStore, Range, StoreStats, Swept, ignore
 from ragkv.store.codec import Head
 from ragkv.store.layout import Layout
-from ragkv.store.tiers import HEADS_SHARE, Budgets, Tiers
+from ragkv.store.tiers import HEADS_SHARE, TierBudgets, Tiers
 from ragkv.types import ChunkKV, Key
 
 TIERS = ("gpu", "host", "redis", "disk")
@@ -89,7 +89,7 @@ class MemoryStore:
             raise EntryMissing(f"{key} is not in the store") from None
 
 
-class Cupboard:
+class TieredBenchStore:
     """Chunks of one model in one tier: `put` all of them, `settle` once, then `open` them again and again."""
 
     def __init__(self, model: DecoderModel, store: KVStore, tier: str):
@@ -97,7 +97,7 @@ class Cupboard:
         self._fingerprint = f"bench {secrets.token_hex(8)}"  # so that no server has what we are about to measure
         self._block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype)
         self._heads: dict[tuple[int, ...], Head] = {}
-        self._tiers, self._shelf = self._over(Budgets())
+        self._tiers, self._shelf = self._over(TierBudgets())
 
     def put(self, kv: ChunkKV) -> None:
         """Store a chunk. Raises StoreError."""
@@ -113,9 +113,9 @@ class Cupboard:
         # Digests lie in memory as float32 where the store has float16; token ids become Python's numbers.
         heads = HEADS_SHARE * sum(2 * head.bytes + 64 * len(tokens) for tokens, head in self._heads.items())
         if self._tier == "gpu":
-            budgets = Budgets(heads, blocks)
+            budgets = TierBudgets(heads, blocks)
         else:
-            budgets = Budgets(max(heads, blocks * HEADS_SHARE // (HEADS_SHARE - 1) + 2 * self._block.full_bytes))
+            budgets = TierBudgets(max(heads, blocks * HEADS_SHARE // (HEADS_SHARE - 1) + 2 * self._block.full_bytes))
         self._tiers, self._shelf = self._over(budgets)
         for tokens in self._heads:
             key = self._shelf.key(tokens)
@@ -125,7 +125,7 @@ class Cupboard:
             everything = [range(head.layout.blocks)] * layers
             wanted = [tuple(each) for each in everything]
             if self._tier == "gpu":
-                self._shelf.rows(key, head, wanted)
+                self._shelf.load(key, head, wanted)
             else:
                 self._shelf.warm(key, head, wanted)
 
@@ -145,9 +145,9 @@ class Cupboard:
             with suppress(StoreError):
                 self._store.delete(self._shelf.key(tokens))
 
-    def _over(self, budgets: Budgets) -> tuple[Tiers, Shelf]:
+    def _over(self, budgets: TierBudgets) -> tuple[Tiers, ChunkStore]:
         tiers = Tiers(self._store, self._block, budgets, self._model.device)
-        return tiers, Shelf(tiers, self._model, self._fingerprint, "bench")
+        return tiers, ChunkStore(tiers, self._model, self._fingerprint, "bench")
 
 
 def _lost() -> ChunkKV:
@@ -156,7 +156,7 @@ def _lost() -> ChunkKV:
 
 
 @contextmanager
-def cupboard(model: DecoderModel, tier: str, url: str = "") -> Iterator[Cupboard]:
+def tiered_bench_store(model: DecoderModel, tier: str, url: str = "") -> Iterator[TieredBenchStore]:
     """An empty one, gone afterwards. url: of the Redis server. Raises InputError for a tier that there is not."""
     if tier not in TIERS:
         raise InputError(f"tier {tier!r} does not exist; choose one of {', '.join(TIERS)}")
@@ -168,7 +168,7 @@ def cupboard(model: DecoderModel, tier: str, url: str = "") -> Iterator[Cupboard
         store: KVStore = MemoryStore()
         if tier not in WARM:
             store = open_store(url if tier == "redis" else "disk", Path(folder), TIMEOUT)
-        made = Cupboard(model, store, tier)
+        made = TieredBenchStore(model, store, tier)
         try:
             yield made
         finally:

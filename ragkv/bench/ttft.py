@@ -20,14 +20,14 @@ import torch
 from ingest.pipeline import ingest
 from ragkv.config import Settings
 from ragkv.engine import Engine
-from ragkv.methods import NAMES
-from ragkv.needles import make
+from ragkv.methods import METHOD_NAMES
+from ragkv.needles import make_needles
 from ragkv.report import Report
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
 
-TIMED = tuple(name for name in NAMES if name not in ("reuse-encoded", "random"))
+TIMED = tuple(name for name in METHOD_NAMES if name not in ("reuse-encoded", "random"))
 """What costs as much as reuse, and as scout, is left out."""
 
 STEPS = ("retrieve", "open", "plan", "load", "repair", "prefill")
@@ -87,12 +87,12 @@ def ttft(settings: Settings, params: TtftParams, progress: Progress) -> TtftResu
             try:
                 return _measure(engine, params, questions, progress)
             finally:
-                engine.forget(engine.catalog.keys())
+                engine.evict(engine.catalog.keys())
 
 
 def _fill(engine: Engine, params: TtftParams, progress: Progress) -> list[str]:
     wrapper = 32  # room for the wrapper and an overshoot of the last sentence, so that a document is one chunk
-    needles = make(
+    needles = make_needles(
         params.seed,
         params.chunks,
         params.chunk_tokens - wrapper,

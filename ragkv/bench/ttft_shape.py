@@ -24,23 +24,23 @@ from functools import partial
 
 import torch
 
-from ragkv.bench.asked import CHUNKS, STEPS, TRIAL, Asked, drawn
+from ragkv.bench.asked import CHUNKS, STEPS, TRIAL, AskedSample, drawn
 from ragkv.bench.backends import unless_full
 from ragkv.bench.fitted import fitted
 from ragkv.bench.roofline import Floors, Speeds, device_name, speeds
 from ragkv.bench.shapes import random_tokens
-from ragkv.bench.tiered import Cupboard, cupboard
+from ragkv.bench.tiered import TieredBenchStore, tiered_bench_store
 from ragkv.errors import InputError
 from ragkv.gate import CHUNKS as GATE_CHUNKS
 from ragkv.gate import LENGTH as GATE_TOKENS
-from ragkv.gate import Gate
+from ragkv.gate import ReusePolicy
 from ragkv.methods import FULL, METHODS, make_method
 from ragkv.model import DecoderModel
-from ragkv.reader import Reader
+from ragkv.reader import Prefiller
 from ragkv.recompute.base import Method
 from ragkv.recompute.scout import Scout
-from ragkv.steps import make_steps
-from ragkv.watch import Watch
+from ragkv.steps import make_graph_decoder
+from ragkv.watch import StepTimer
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
@@ -127,7 +127,7 @@ class ShapeResult:
     backend: str
     encode: float
     store: float
-    gate: Gate | None
+    gate: ReusePolicy | None
     rows: tuple[ShapeRow, ...]
 
 
@@ -142,13 +142,13 @@ def ttft_shape(model: DecoderModel, params: ShapeParams, progress: Progress) -> 
         raise InputError(f"{needed} tokens of context, question and answer; {model.name} reads {model.max_positions}")
     names = tuple(dict.fromkeys((FULL, *p.methods)))
     methods = {name: None if name in (FULL, GATED) else make_method(name, model) for name in names}
-    reader = Reader(model, random_tokens(model, p.prefix, p.seed), steps=make_steps(model))
+    reader = Prefiller(model, random_tokens(model, p.prefix, p.seed), graph_decoder=make_graph_decoder(model))
     chunks = [drawn(model, p.chunk_tokens, p.seed, CHUNKS + i) for i in range(p.chunks)]
     trial = [drawn(model, GATE_TOKENS, p.seed, TRIAL + i) for i in range(GATE_CHUNKS if GATED in names else 0)]
     at = speeds(model.device, model.dtype)
-    with cupboard(model, p.tier, p.store) as stored:
+    with tiered_bench_store(model, p.tier, p.store) as stored:
         encode, store = _fill(reader, stored, chunks, trial, progress)
-        asked, gate = Asked(reader, stored, chunks, p.question, p.seed), None
+        asked, gate = AskedSample(reader, stored, chunks, p.question, p.seed), None
         backends = asked.prefer_best(p.warmup)
         if trial:
             scout = _scout(model)
@@ -172,7 +172,7 @@ def _result(
     backends: dict[str, float],
     encode: float,
     store: float,
-    gate: Gate | None,
+    gate: ReusePolicy | None,
     rows: tuple[ShapeRow, ...],
 ) -> ShapeResult:
     profile = model.profile
@@ -201,8 +201,8 @@ def _result(
 
 
 def _fill(
-    reader: Reader,
-    stored: Cupboard,
+    reader: Prefiller,
+    stored: TieredBenchStore,
     chunks: Sequence[tuple[int, ...]],
     trial: Sequence[tuple[int, ...]],
     progress: Progress,
@@ -211,23 +211,23 @@ def _fill(
     reader.encode(chunks[0])  # kernels are chosen and compiled at the first
     encode = store = 0.0
     for number, tokens in enumerate((*trial, *chunks)):
-        watch = Watch(reader.model.device)
+        watch = StepTimer(reader.model.device)
         with watch.step("encode"):
             kv = reader.encode(tokens)
         with watch.step("store"):
             stored.put(kv)
         if number >= len(trial):
-            encode, store = encode + watch.spent("encode"), store + watch.spent("store")
+            encode, store = encode + watch.elapsed("encode"), store + watch.elapsed("store")
         progress("encode", number + 1, len(trial) + len(chunks))
     stored.settle()
     return encode, store
 
 
 def _rows(
-    asked: Asked,
+    asked: AskedSample,
     params: ShapeParams,
     methods: dict[str, Method | None],
-    gate: Gate | None,
+    gate: ReusePolicy | None,
     at: Speeds,
     ingest: float,
     progress: Progress,
@@ -257,7 +257,7 @@ def _rows(
     return tuple(_compared(row, rows[0], 0.0 if methods[row.method] is None else ingest) for row in rows)
 
 
-def _split(asked: Asked, params: ShapeParams, name: str, method: Method | None, at: Speeds) -> ShapeRow:
+def _split(asked: AskedSample, params: ShapeParams, name: str, method: Method | None, at: Speeds) -> ShapeRow:
     """Everything but the time to first token."""
     found = [asked.split(method, at) for _ in range(params.split)]
     return ShapeRow(

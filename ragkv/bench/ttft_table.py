@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ragkv.bench.asked import STEPS
-from ragkv.bench.grid import Grid, number
+from ragkv.bench.grid import TextGrid, number
 from ragkv.bench.ttft_shape import ShapeResult, ShapeRow
 
 
@@ -17,17 +17,17 @@ def title(result: ShapeResult) -> str:
     )
 
 
-def times(result: ShapeResult) -> Grid:
+def times(result: ShapeResult) -> TextGrid:
     """Times in ms, shares in percent. KV: of the context cache, over full's."""
     heads: tuple[str, ...] = ("method", "TTFT ms", "least", "most", "× full", "with ingest", "× full")
     heads += ("kept", "recomputed", "loaded", "KV", "bound ms", "of floor", "note")
-    return Grid(heads, tuple(_times(row) for row in result.rows))
+    return TextGrid(heads, tuple(_times(row) for row in result.rows))
 
 
-def steps(result: ShapeResult) -> Grid:
+def steps(result: ShapeResult) -> TextGrid:
     """Milliseconds by step, of questions of their own, and the least that each kind of work takes."""
     heads = ("method", *STEPS, "weights", "KV", "link", "FLOPs", "loaded MiB", "KV MiB", "of it live")
-    return Grid(heads, tuple(_steps(row) for row in result.rows))
+    return TextGrid(heads, tuple(_steps(row) for row in result.rows))
 
 
 def notes(result: ShapeResult) -> list[str]:

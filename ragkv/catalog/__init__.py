@@ -2,7 +2,7 @@
 
 from ragkv.catalog.catalog import Catalog
 from ragkv.catalog.claims import GRACE_SECONDS
-from ragkv.catalog.nouns import Changes, CollectionInfo, DocumentInfo, EmbedderIdentity, Passage, Turn
+from ragkv.catalog.nouns import Changes, CollectionInfo, DocumentInfo, EmbedderIdentity, Passage, StoredTurn
 
 __all__ = [
     "GRACE_SECONDS",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ragkv.catalog import attributes, claims, documents, turns, vectors, words
 from ragkv.catalog.database import Database
-from ragkv.catalog.nouns import Changes, CollectionInfo, DocumentInfo, EmbedderIdentity, Passage, Turn
+from ragkv.catalog.nouns import Changes, CollectionInfo, DocumentInfo, EmbedderIdentity, Passage, StoredTurn
 from ragkv.errors import NotFound
 from ragkv.types import Chunk, Document, Filter, Key
 
@@ -263,13 +263,13 @@ class Catalog:
 
     # Conversations (see turns.py)
 
-    def add_turn(self, collection: str, conversation: str, after: Sequence[int], turn: Turn) -> int | None:
+    def add_turn(self, collection: str, conversation: str, after: Sequence[int], turn: StoredTurn) -> int | None:
         """Store a turn behind the turns at rows `after`; returns its row, None where those are gone: then nothing is
         stored."""
         with self.write() as connection:
             return turns.add(connection, collection, conversation, after, turn)
 
-    def turns(self, collection: str, conversation: str) -> list[Turn]:
+    def turns(self, collection: str, conversation: str) -> list[StoredTurn]:
         """The turns of a conversation, in order; [] where there is none."""
         with self.read() as connection:
             return turns.turns(connection, collection, conversation)

@@ -54,7 +54,7 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Turn:
+class StoredTurn:
     """A question of a conversation and its answer. asked: token ids of the question part · written: of the answer, and
     of what stands between it and the next turn · joined: (row, id) of the chunks that came with the question, in the
     order of the prompt · method: it was asked with · reader: fingerprint of the model whose tokens these are ·

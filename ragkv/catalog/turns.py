@@ -15,13 +15,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ragkv.catalog.nouns import Turn
+from ragkv.catalog.nouns import StoredTurn
 
 _TURN = "row, method, reader, created, joined, question, answer, asked, written"
 
 
 def add(
-    connection: sqlite3.Connection, collection: str, conversation: str, after: Sequence[int], turn: Turn
+    connection: sqlite3.Connection, collection: str, conversation: str, after: Sequence[int], turn: StoredTurn
 ) -> int | None:
     """Store a turn behind the turns `after`; returns its row. None, and nothing is stored, where they are gone: the
     conversation was removed while the question was being answered."""
@@ -38,7 +38,7 @@ def add(
     ).lastrowid
 
 
-def turns(connection: sqlite3.Connection, collection: str, conversation: str) -> list[Turn]:
+def turns(connection: sqlite3.Connection, collection: str, conversation: str) -> list[StoredTurn]:
     """The turns of a conversation, in order; [] where there is none."""
     sql = f"SELECT {_TURN} FROM turns WHERE collection = ? AND conversation = ? ORDER BY row"
     return [_turn(*row) for row in connection.execute(sql, (collection, conversation))]
@@ -65,9 +65,9 @@ def _turn(
     answer: str,
     asked: bytes,
     written: bytes,
-) -> Turn:
+) -> StoredTurn:
     chunks = tuple((number, name) for number, name in json.loads(joined))
-    return Turn(question, answer, _ids(asked), _ids(written), chunks, method, reader, created, row)
+    return StoredTurn(question, answer, _ids(asked), _ids(written), chunks, method, reader, created, row)
 
 
 def _ids(blob: bytes) -> tuple[int, ...]:

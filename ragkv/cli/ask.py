@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class FileQuestion:
     """A question, its gold answers, and where it stands: "FILE:LINE: ", or nothing."""
 
     question: str
@@ -34,7 +34,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AskFlags:
     """How to answer; None takes the settings."""
 
     collection: str
@@ -134,15 +134,15 @@ def ask(
     if (question is None) == (file is None):
         raise typer.BadParameter("give either a question or --file", param_hint="QUESTION")
     settings = settings_from(data, store, model, device, url=url)
-    asked = list(_read(file)) if file is not None else [Asked(_text(question or ""))]
+    asked = list(_read(file)) if file is not None else [FileQuestion(_text(question or ""))]
     _check_names(method, prefill, decode)
-    wanted = Wanted(collection, conversation, top_k, _filter(filters or []), method, prefill, decode, max_tokens)
+    wanted = AskFlags(collection, conversation, top_k, _filter(filters or []), method, prefill, decode, max_tokens)
     with _answering(settings, wanted) as answer:
         return _answer_all(answer, asked, Printer(as_json, bool(file)))
 
 
 @contextmanager
-def _answering(settings: Settings, wanted: Wanted) -> Iterator[Callable[[str], Answer]]:
+def _answering(settings: Settings, wanted: AskFlags) -> Iterator[Callable[[str], Answer]]:
     """What answers: the service that is set, else an engine of our own."""
     given = dataclasses.asdict(wanted)
     if settings.url:
@@ -158,12 +158,12 @@ def _answering(settings: Settings, wanted: Wanted) -> Iterator[Callable[[str], A
 
 def _check_names(method: str | None, prefill: str | None, decode: str | None) -> None:
     from ragkv.methods import check_method
-    from ragkv.policies import check_decoder, check_policy
+    from ragkv.policies import check_decode_policy, check_prefill_policy
 
     for option, check, name in (
         ("--method", check_method, method or "full"),
-        ("--prefill", check_policy, prefill),
-        ("--decode", check_decoder, decode),
+        ("--prefill", check_prefill_policy, prefill),
+        ("--decode", check_decode_policy, decode),
     ):
         try:
             check(name or "dense")
@@ -189,7 +189,7 @@ def _filter(given: Sequence[str]) -> Filter | None:
     return wanted or None
 
 
-def _answer_all(ask: Callable[[str], Answer], asked: Sequence[Asked], printer: Printer) -> int:
+def _answer_all(ask: Callable[[str], Answer], asked: Sequence[FileQuestion], printer: Printer) -> int:
     """Answer in order; a question that fails is told and the rest goes on. Returns the exit code."""
     code, score = 0, Score()
     for item in asked:
@@ -209,7 +209,7 @@ def _answer_all(ask: Callable[[str], Answer], asked: Sequence[Asked], printer: P
     return code
 
 
-def _read(path: Path) -> Iterator[Asked]:
+def _read(path: Path) -> Iterator[FileQuestion]:
     """Questions of a JSON lines file. Raises InputError naming the line."""
     try:
         content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
@@ -225,7 +225,7 @@ def _read(path: Path) -> Iterator[Asked]:
             yield _parse(line, f"{path}:{number}: ")
 
 
-def _parse(line: str, place: str) -> Asked:
+def _parse(line: str, place: str) -> FileQuestion:
     try:
         item = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -236,7 +236,7 @@ def _parse(line: str, place: str) -> Asked:
     gold = [gold] if isinstance(gold, str) else gold
     if not isinstance(gold, list) or not all(isinstance(alias, str) for alias in gold):
         raise InputError(f'{place}"a" must be a list of strings')
-    return Asked(_text(item["q"], place), tuple(gold), place)
+    return FileQuestion(_text(item["q"], place), tuple(gold), place)
 
 
 def _text(question: str, place: str = "") -> str:

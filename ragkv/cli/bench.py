@@ -91,7 +91,7 @@ def quality(
     from ragkv.bench.plot import check_plot
     from ragkv.bench.plot import plot as draw
     from ragkv.bench.quality import ask_all
-    from ragkv.bench.record import Record
+    from ragkv.bench.record import RunRecord
     from ragkv.bench.stored import disk
     from ragkv.bench.table import markdown, rows
     from ragkv.methods import usable
@@ -103,7 +103,7 @@ def quality(
     loaded = DecoderModel.load(settings.model_source, settings.device, settings.dtype, profiles)
     methods = tuple(dict.fromkeys(method or usable(loaded)))
     asked = _sets(loaded, natural, longbench or [], chunks, (sets, questions, seed), max_tokens if fit else 0)
-    record = Record(out_file, loaded, asked, max_tokens, settings.prefix, settings.store_body) if out_file else None
+    record = RunRecord(out_file, loaded, asked, max_tokens, settings.prefix, settings.store_body) if out_file else None
     with disk(loaded, settings.store_body) as store, progress() as told:
         kept = (record.done, record.keep) if record else ()
         outcomes = ask_all(loaded, asked, methods, told, max_tokens, settings.prefix, store, *kept)

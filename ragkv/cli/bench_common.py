@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ragkv.cli.common import out, settings_from
 
 if TYPE_CHECKING:
-    from ragkv.bench.grid import Grid
+    from ragkv.bench.grid import TextGrid
     from ragkv.model import DecoderModel
 
 Piece = tuple[str, "Grid", Sequence[str]]

@@ -18,7 +18,7 @@ from ragkv.cli.common import Device, Json, Model, progress, write_json
 
 if TYPE_CHECKING:
     from ragkv.bench.decode import DecodeRow, Named
-    from ragkv.bench.grid import Grid
+    from ragkv.bench.grid import TextGrid
     from ragkv.model import DecoderModel
     from ragkv.profile import Profile
 
@@ -101,9 +101,9 @@ def decode(
 
 
 def _named(specs: Sequence[str], profile: Profile) -> list[Named]:
-    from ragkv.policies import make_decoder
+    from ragkv.policies import make_decode_policy
 
-    made = [(spec, make_decoder(spec, profile)) for spec in dict.fromkeys(specs)]
+    made = [(spec, make_decode_policy(spec, profile)) for spec in dict.fromkeys(specs)]
     return [(spec, each) for spec, each in made if each is not None]
 
 
@@ -167,8 +167,8 @@ def _quality(model: DecoderModel, named: Sequence[Named], early: bool) -> tuple[
     return (title, grid(found), ()), {name: [dataclasses.asdict(row) for row in rows] for name, rows in found.items()}
 
 
-def _grid(rows: Sequence[DecodeRow]) -> Grid:
-    from ragkv.bench.grid import Grid, number
+def _grid(rows: Sequence[DecodeRow]) -> TextGrid:
+    from ragkv.bench.grid import TextGrid, number
 
     heads = ("policy", "ms", "fastest", "× dense", "× top keys", "keys read", "covered", "worst head", "agree", "error")
     cells = [
@@ -184,4 +184,4 @@ def _grid(rows: Sequence[DecodeRow]) -> Grid:
         )
         for row in rows
     ]
-    return Grid(heads, tuple(cells))
+    return TextGrid(heads, tuple(cells))

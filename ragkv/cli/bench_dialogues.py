@@ -13,7 +13,7 @@ import typer
 from ragkv.cli.common import Device, Json, Model, out, progress, settings_from, write_json
 
 if TYPE_CHECKING:
-    from ragkv.bench.dialogues import Figures
+    from ragkv.bench.dialogues import DialogueFigures
 
 
 def dialogues(
@@ -44,9 +44,9 @@ def dialogues(
     return 0
 
 
-def _show(found: Sequence[Figures]) -> None:
+def _show(found: Sequence[DialogueFigures]) -> None:
     """The figures as aligned text."""
-    from ragkv.bench.grid import Grid, aligned
+    from ragkv.bench.grid import TextGrid, aligned
 
     rows = []
     for each in found:
@@ -64,7 +64,7 @@ def _show(found: Sequence[Figures]) -> None:
     )
     console = out()
     console.print(f"{found[0].dialogues} dialogues; from nothing: the last turn when nothing is cached")
-    head, *lines = aligned(Grid(heads, tuple(rows)))
+    head, *lines = aligned(TextGrid(heads, tuple(rows)))
     console.print(head, style="bold")
     for line in lines:
         console.print(line)

@@ -87,9 +87,9 @@ def prefill(
 
 
 def _policies(specs: Sequence[str] | None, model: DecoderModel) -> list[Named]:
-    from ragkv.policies import DENSE, NAMES, make_policy
+    from ragkv.policies import DENSE, PREFILL_NAMES, make_prefill_policy
 
-    made = [(spec, make_policy(spec, model.profile)) for spec in dict.fromkeys(specs or NAMES) if spec != DENSE]
+    made = [(spec, make_prefill_policy(spec, model.profile)) for spec in dict.fromkeys(specs or PREFILL_NAMES) if spec != DENSE]
     return [(spec, policy) for spec, policy in made if policy is not None]
 
 

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ragkv.model import DecoderModel
     from ragkv.retrieve import Embedder
     from ragkv.store import KVStore
-    from ragkv.store.redis import Memory
+    from ragkv.store.redis import RedisMemory
     from ragkv.types import Key
 
 _SHOWN = 10
 
 
 @dataclass
-class Parts:
+class DoctorParts:
     """What could be opened; None where it could not."""
 
     model: DecoderModel | None = None
@@ -68,7 +68,7 @@ def doctor(data: Data = None, store: Store = None, model: Model = None, device: 
 
 def _here(settings: Settings, findings: Findings) -> None:
     """All parts of this machine."""
-    parts = Parts()
+    parts = DoctorParts()
     try:
         _model(settings, parts, findings)
         _embedder(settings, parts, findings)
@@ -104,7 +104,7 @@ def _settings(settings: Settings, given: Mapping[str, object], findings: Finding
         findings.fact("setting", f"{name} = {without_password(str(value)) or '(empty)'}  [{origin}]")
 
 
-def _model(settings: Settings, parts: Parts, findings: Findings) -> None:
+def _model(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
     from ragkv.model import DecoderModel
 
     with findings.checking("model"):
@@ -130,10 +130,10 @@ def _model(settings: Settings, parts: Parts, findings: Findings) -> None:
 
 def _reuse(model: DecoderModel, settings: Settings, findings: Findings) -> None:
     """The self-test that the engine relies on, run anew whatever is remembered of it."""
-    from ragkv.qualify import qualify
-    from ragkv.reader import Reader
+    from ragkv.qualify import self_test
+    from ragkv.reader import Prefiller
 
-    found = qualify(Reader(model, model.prompt.prefix, settings.prefix))
+    found = self_test(Prefiller(model, model.prompt.prefix, settings.prefix))
     if found.reason:
         findings.fault("reuse", f"{found.reason}; every question is answered by full, without stored KV")
         return
@@ -141,7 +141,7 @@ def _reuse(model: DecoderModel, settings: Settings, findings: Findings) -> None:
     findings.ok("reuse", f"qualified: layer loop, stored rows and recomputation differ by {errors}")
 
 
-def _embedder(settings: Settings, parts: Parts, findings: Findings) -> None:
+def _embedder(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
     from ragkv.retrieve import Embedder
 
     with findings.checking("embedder"):
@@ -151,7 +151,7 @@ def _embedder(settings: Settings, parts: Parts, findings: Findings) -> None:
         findings.ok("embedder", f"{embedder.identity.name}, vectors of {vectors.shape[1]}")
 
 
-def _catalog(settings: Settings, parts: Parts, findings: Findings) -> None:
+def _catalog(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
     from ragkv.catalog import Catalog
 
     path = settings.data / "catalog.sqlite"
@@ -165,7 +165,7 @@ def _catalog(settings: Settings, parts: Parts, findings: Findings) -> None:
         told("catalogue", f"{documents} documents, {chunks} chunks in {path}")
 
 
-def _store(settings: Settings, parts: Parts, findings: Findings) -> None:
+def _store(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
     from ragkv.store import open_store
     from ragkv.store.cluster import ClusterStore
     from ragkv.store.redis import RedisStore
@@ -184,7 +184,7 @@ def _store(settings: Settings, parts: Parts, findings: Findings) -> None:
             _memory(store.memory(), settings, findings)
 
 
-def _memory(servers: tuple[Memory, ...], settings: Settings, findings: Findings) -> None:
+def _memory(servers: tuple[RedisMemory, ...], settings: Settings, findings: Findings) -> None:
     """How Redis servers bound what they hold: a cache wants a bound, and the least used to go."""
     do = "set `maxmemory` and `maxmemory-policy allkeys-lru`, as docker-compose.yml does"
     for server in servers:
@@ -202,7 +202,7 @@ def _memory(servers: tuple[Memory, ...], settings: Settings, findings: Findings)
             findings.ok("redis", f"{server.where}: {held}, {server.policy}")
 
 
-def _together(settings: Settings, parts: Parts, findings: Findings) -> None:
+def _together(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
     """What only the parts together show: the index, and whose KV is missing."""
     model, embedder, catalog, store = parts.model, parts.embedder, parts.catalog, parts.store
     if catalog is None or not catalog.count()[0]:

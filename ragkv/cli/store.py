@@ -42,7 +42,7 @@ def gc(
         # A new, empty catalogue would make everything in a shared store garbage.
         raise ConfigError(f"there is no catalogue in {settings.data}; name the data folder with --data")
     from ragkv.catalog import Catalog
-    from ragkv.gc import collect
+    from ragkv.gc import collect_garbage
     from ragkv.store import open_store
     from ragkv.store.seal import make_seal
 
@@ -51,7 +51,7 @@ def gc(
     try:
         opened.ping()
         seal = make_seal(settings.store_secret.get_secret_value())
-        found = collect(opened, catalog, foreign=fingerprints, dry_run=dry_run, grace=grace, seal=seal)
+        found = collect_garbage(opened, catalog, foreign=fingerprints, dry_run=dry_run, grace=grace, seal=seal)
     finally:
         opened.close()
         catalog.close()
@@ -79,9 +79,9 @@ def backup(
 ) -> int:
     """Write catalogue, profiles and, if asked for, the stored KV to one file. A running service goes on."""
     settings = settings_from(data, store)
-    from ragkv.backup import write
+    from ragkv.backup import write_backup
 
-    done = write(file, settings, with_kv)
+    done = write_backup(file, settings, with_kv)
     console = out()
     console.print(
         f"{done.documents} documents, {done.chunks} chunks, {done.profiles} profiles, {done.entries} KV entries"
@@ -101,9 +101,9 @@ def restore(
 ) -> int:
     """Make a data folder from a backup. Stop the service first."""
     settings = settings_from(data, store)
-    from ragkv.backup import read
+    from ragkv.backup import restore_backup
 
-    done = read(file, settings, force)
+    done = restore_backup(file, settings, force)
     console = out()
     found = done.found
     console.print(f"{found.documents} documents, {found.chunks} chunks, {found.profiles} profiles in {settings.data}")

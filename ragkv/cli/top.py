@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from ragkv.client import Client
-    from ragkv.exposition import Seen
-    from ragkv.tally import Sums
+    from ragkv.exposition import ScrapedMetrics
+    from ragkv.tally import MetricSums
 
 SPAN = 60.0
 """Seconds that count as lately."""
@@ -30,20 +30,20 @@ _SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Span:
+class TopSpan:
     """What happened in so many seconds."""
 
-    sums: Sums
+    sums: MetricSums
     seconds: float
 
 
-class Record:
+class TopRecord:
     """What was seen, as far back as SPAN. A service that was started again begins a new one."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, Seen]] = deque()
+        self._seen: deque[tuple[float, ScrapedMetrics]] = deque()
 
-    def add(self, when: float, seen: Seen) -> None:
+    def add(self, when: float, seen: ScrapedMetrics) -> None:
         """when: on the monotonic clock."""
         if self._seen and seen.started != self.latest.started:
             self._seen.clear()
@@ -52,18 +52,18 @@ class Record:
             self._seen.popleft()
 
     @property
-    def latest(self) -> Seen:
+    def latest(self) -> ScrapedMetrics:
         """What was seen last."""
         return self._seen[-1][1]
 
-    def lately(self) -> Span | None:
+    def lately(self) -> TopSpan | None:
         """Of the last SPAN, or of as much of it as was seen; None while nothing was seen twice."""
         (then, earlier), (now, latest) = self._seen[0], self._seen[-1]
-        return Span(latest.sums.since(earlier.sums), now - then) if now > then else None
+        return TopSpan(latest.sums.since(earlier.sums), now - then) if now > then else None
 
-    def ever(self, now: float) -> Span:
+    def ever(self, now: float) -> TopSpan:
         """Since the service was started. now: Unix seconds."""
-        return Span(self.latest.sums, max(0.0, now - self.latest.started))
+        return TopSpan(self.latest.sums, max(0.0, now - self.latest.started))
 
 
 def top(
@@ -84,7 +84,7 @@ def top(
 
     address = settings.url or f"http://127.0.0.1:{settings.port}"
     with Client(address, settings.key.get_secret_value(), timeout=_SECONDS) as client:
-        record = Record()
+        record = TopRecord()
         record.add(time.monotonic(), look(client))
         console = out()
         if once or not console.is_terminal:
@@ -94,7 +94,7 @@ def top(
     return 0
 
 
-def look(client: Client) -> Seen:
+def look(client: Client) -> ScrapedMetrics:
     """What the service says now. Raises Refused and Unreachable, in words for whoever sits at the terminal."""
     from ragkv.exposition import read
 
@@ -112,7 +112,7 @@ def look(client: Client) -> Seen:
         raise Refused(error.status, error.code, words) from None
 
 
-def _watch(client: Client, record: Record, interval: float, console: Console) -> None:
+def _watch(client: Client, record: TopRecord, interval: float, console: Console) -> None:
     """Until Ctrl-C. A service that goes away is waited for, under the last figures that it told."""
     from rich.live import Live
 
@@ -131,7 +131,7 @@ def _watch(client: Client, record: Record, interval: float, console: Console) ->
         return
 
 
-def frame(record: Record, url: str, fault: str) -> RenderableType:
+def frame(record: TopRecord, url: str, fault: str) -> RenderableType:
     """All of it. fault: why there is nothing newer."""
     from rich.console import Group
     from rich.table import Table
@@ -152,7 +152,7 @@ def frame(record: Record, url: str, fault: str) -> RenderableType:
     )
 
 
-def _state(seen: Seen) -> RenderableType:
+def _state(seen: ScrapedMetrics) -> RenderableType:
     from rich.text import Text
 
     if not seen.wrong:
@@ -160,7 +160,7 @@ def _state(seen: Seen) -> RenderableType:
     return Text(f"not all right: {', '.join(map(printable, seen.wrong))} (`ragkv doctor --url`)", style="yellow")
 
 
-def _waiting(seen: Seen) -> str:
+def _waiting(seen: ScrapedMetrics) -> str:
     documents, queued = ("?" if count is None else str(count) for count in (seen.documents, seen.queued))
     return (
         f"answering {seen.running}, waiting {seen.waiting} of {seen.places}"
@@ -192,7 +192,7 @@ def _age(seconds: float) -> str:
     return f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
 
 
-FIGURES: tuple[tuple[str, Callable[[Span], str]], ...] = (
+FIGURES: tuple[tuple[str, Callable[[TopSpan], str]], ...] = (
     ("cache hit", lambda span: _share(span.sums.cache_hit)),
     ("  gpu", lambda span: _share(span.sums.hit_by("gpu"))),
     ("  host", lambda span: _share(span.sums.hit_by("host"))),

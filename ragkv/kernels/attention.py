@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ragkv.kernels.lists import Lists
+    from ragkv.kernels.lists import BlockSparseIndex
 
 
 @dataclass(frozen=True)
-class Sight:
+class MaskPlan:
     """Who sees what: worked out once for all layers whose rows and keys stand at the same positions.
 
     q_pos [T], k_pos [n] · kind: `square`, the same rows in order; `part`, positions decide; `whole`, every query sees
@@ -36,37 +36,37 @@ class Sight:
     kind: Literal["square", "whole", "part"]
     q_at: Tensor | None = None
     k_at: Tensor | None = None
-    lists: Lists | None = None
+    index: BlockSparseIndex | None = None
 
-    def to(self, device: torch.device) -> Sight:
+    def to(self, device: torch.device) -> MaskPlan:
         """The same for rows on another device."""
-        if self.lists is None or self.q_at is None or self.k_at is None:
+        if self.index is None or self.q_at is None or self.k_at is None:
             return self
-        lists, at = self.lists, [each.to(device) for each in (self.q_at, self.k_at)]
+        lists, at = self.index, [each.to(device) for each in (self.q_at, self.k_at)]
         blocks, counts, clear = (each.to(device) for each in (lists.blocks, lists.counts, lists.clear))
-        return replace(self, q_at=at[0], k_at=at[1], lists=replace(lists, blocks=blocks, counts=counts, clear=clear))
+        return replace(self, q_at=at[0], k_at=at[1], index=replace(lists, blocks=blocks, counts=counts, clear=clear))
 
 
-def sight(q_pos: Tensor, k_pos: Tensor, device: torch.device, alike: int) -> Sight:
+def plan_mask(q_pos: Tensor, k_pos: Tensor, device: torch.device, alike: int) -> MaskPlan:
     """What rows on `device` see. Positions int64 on the CPU; alike: query heads that read the same keys."""
     if q_pos.shape == k_pos.shape and torch.equal(q_pos, k_pos) and _increasing(q_pos):
-        return Sight(q_pos, k_pos, "square")
+        return MaskPlan(q_pos, k_pos, "square")
     if device.type != "cuda" or q_pos.shape[0] == 0:
         whole = q_pos.shape[0] == 0 or bool((q_pos.min() >= k_pos.max()).item())
-        return Sight(q_pos, k_pos, "whole" if whole else "part")
+        return MaskPlan(q_pos, k_pos, "whole" if whole else "part")
     # Also where all see everything: one way for whatever stands behind a context, and torch's kernels for that were no
     # quicker (docs/lab-notes.md).
-    from ragkv.kernels.lists import all_lists
+    from ragkv.kernels.lists import dense_index
 
-    lists = all_lists(q_pos, k_pos, alike)
-    q_at, k_at, blocks, counts, clear = send(
+    lists = dense_index(q_pos, k_pos, alike)
+    q_at, k_at, blocks, counts, clear = copy_to_device(
         [each.int() for each in (q_pos, k_pos, lists.blocks, lists.counts, lists.clear)], device
     )
     there = replace(lists, blocks=blocks, counts=counts, clear=clear)
-    return Sight(q_pos, k_pos, "part", q_at, k_at, there)
+    return MaskPlan(q_pos, k_pos, "part", q_at, k_at, there)
 
 
-def send(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+def copy_to_device(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Tensors of one dtype on the CPU -> the same on the device, in one copy that nothing waits for.
 
     Each begins at a multiple of 16 bytes: a kernel is compiled once for tensors that do and once for others, and where
@@ -90,10 +90,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, sca
 
     Returns [T, Hq, d]. Every query must see at least one key (its own row is always in the cache).
     """
-    return attend_seen(q, k, v, sight(q_pos, k_pos, q.device, q.shape[1] // k.shape[1]), scale=scale)
+    return attend_planned(q, k, v, plan_mask(q_pos, k_pos, q.device, q.shape[1] // k.shape[1]), scale=scale)
 
 
-def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: Sight, *, scale: float) -> Tensor:
+def attend_planned(q: Tensor, k: Tensor, v: Tensor, seen: MaskPlan, *, scale: float) -> Tensor:
     """As `attend`, of what the queries see."""
     if q.shape[0] == 0:
         return q
@@ -103,10 +103,10 @@ def attend_seen(q: Tensor, k: Tensor, v: Tensor, seen: Sight, *, scale: float) -
             _heads(q), _heads(k), _heads(v), is_causal=True, scale=scale, enable_gqa=True
         )
         return out[0].transpose(0, 1)
-    if seen.lists is not None and seen.q_at is not None and seen.k_at is not None:
-        from ragkv.kernels.lists import attend_lists
+    if seen.index is not None and seen.q_at is not None and seen.k_at is not None:
+        from ragkv.kernels.lists import attend_block_sparse
 
-        return attend_lists(q, k, v, seen.q_at, seen.k_at, seen.lists, scale=scale)[0]
+        return attend_block_sparse(q, k, v, seen.q_at, seen.k_at, seen.index, scale=scale)[0]
     group = q.shape[1] // k.shape[1]
     mask = None
     if seen.kind == "part":

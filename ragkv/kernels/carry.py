@@ -25,7 +25,7 @@ of its first token."""
 
 
 @dataclass(frozen=True)
-class Form:
+class TransferFormat:
     """What blocks are. body: `exact`, `int8` or `fp8` · block: tokens of a full one · dtype: of the cache, and of exact
     bodies · near: they lie in the device's own memory, not behind the bus."""
 
@@ -48,7 +48,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Lent:
+class PinnedBlocks:
     """Blocks where they lie, and stay until `release` is called, by whoever has read them.
 
     addresses [m] int64 (CPU): of their first bytes, layer by layer, in the order in which they were asked for · layers,
@@ -58,12 +58,12 @@ class Lent:
     addresses: Tensor
     layers: Tensor
     blocks: Tensor
-    form: Form
+    form: TransferFormat
     release: Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Entries:
+class TransferTable:
     """What to carry, E blocks. table [FIELDS, E] int64, on the device: all that a kernel reads · raw [E] (uint8, whole
     blocks), k, v [E] (the rows they go to, [n, Hkv, d]): the same memory as tensors, for the reference."""
 
@@ -73,15 +73,15 @@ class Entries:
     v: Sequence[Tensor] = ()
 
 
-class Carry(Protocol):
+class TransferKernel(Protocol):
     """The reference, or its twin."""
 
-    def __call__(self, entries: Entries, first: int, count: int, cos: Tensor, sin: Tensor, form: Form) -> None:
+    def __call__(self, entries: TransferTable, first: int, count: int, cos: Tensor, sin: Tensor, form: TransferFormat) -> None:
         """As `carry`."""
         ...
 
 
-def carry(entries: Entries, first: int, count: int, cos: Tensor, sin: Tensor, form: Form) -> None:
+def transfer_blocks(entries: TransferTable, first: int, count: int, cos: Tensor, sin: Tensor, form: TransferFormat) -> None:
     """Carry the `count` entries from `first` on. cos, sin [P, d]: of all positions, in the cache's dtype."""
     for entry in range(first, first + count):
         tokens, position = int(entries.table[1, entry]), int(entries.table[4, entry])
@@ -93,7 +93,7 @@ def carry(entries: Entries, first: int, count: int, cos: Tensor, sin: Tensor, fo
         entries.v[entry].copy_(v)
 
 
-def _numbers(raw: Tensor, tokens: int, form: Form) -> tuple[Tensor, Tensor]:
+def _numbers(raw: Tensor, tokens: int, form: TransferFormat) -> tuple[Tensor, Tensor]:
     """k, v [n, Hkv, d] of a block."""
     lines, size = raw.view(-1, form.row_bytes), (tokens, form.kv_heads, form.head_dim)
     if form.body == "exact":

@@ -31,7 +31,7 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class Lines:
+class LineSelection:
     """vertical, slash [H, P] bool, by position and by offset · covered [H]: sampled attention that they hold · cells
     [H] int64: sampled cells that they hold · spent [H] float32: their price."""
 
@@ -63,7 +63,7 @@ def prices(first: int, last: int, tile: int, most: float, device: torch.device |
     return Prices(tile, (later / total).float().to(device), column.float().to(device), most)
 
 
-def cover(cells: Tensor, at: Tensor, present: Tensor, alpha: float, price: Prices) -> Lines:
+def cover(cells: Tensor, at: Tensor, present: Tensor, alpha: float, price: Prices) -> LineSelection:
     """Lines that cover `alpha` of cells [H, R, P], or as much of it as is paid for.
 
     at [R]: position of each sampled row · present [P] bool: positions that have a key. On a GPU the Triton twin runs.
@@ -90,7 +90,7 @@ def residuals(cells: Tensor, at: Tensor, present: Tensor, alpha: float) -> Resid
     return Residuals(left, weight, length, worth, alpha * left.clamp(min=0).sum((1, 2)))
 
 
-def reference(cells: Tensor, at: Tensor, present: Tensor, alpha: float, price: Prices) -> Lines:
+def reference(cells: Tensor, at: Tensor, present: Tensor, alpha: float, price: Prices) -> LineSelection:
     """`cover` in torch."""
     heads, rows, width = cells.shape
     start, each = residuals(cells, at, present, alpha), torch.arange(rows)
@@ -104,7 +104,7 @@ def reference(cells: Tensor, at: Tensor, present: Tensor, alpha: float, price: P
         going = (covered < start.target) & (spent <= price.most) & (torch.maximum(best_v, best_s) > 0)
         head = going.nonzero()[:, 0]
         if not head.numel():
-            return Lines(taken[:, :width], taken[:, width:], covered, held, spent)
+            return LineSelection(taken[:, :width], taken[:, width:], covered, held, spent)
         by_slash = (best_s >= best_v)[head]
         line = torch.where(by_slash, take_s[head], take_v[head])
         own = torch.where(by_slash, width, 0) + line

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ragkv.kernels.steps import Places
+from ragkv.kernels.steps import CachePointers
 from ragkv.types import Shape
 
 
 @dataclass(frozen=True)
-class Lists:
+class BlockSparseIndex:
     """Which keys each tile of queries reads, for H lists of attention heads; query head h uses list h // (Hq // H).
 
     blocks [H, S, M] int32: block numbers of a tile, the first counts[h, s] of them · counts [H, S] int32 · clear [H, S]
@@ -54,7 +54,7 @@ class Lists:
         return torch.cat([keys, columns[~self.taken[head, tile, columns // self.block]]])
 
 
-def make_lists(
+def build_index(
     mark: Tensor,
     clear: Tensor,
     tile: int,
@@ -62,7 +62,7 @@ def make_lists(
     offset: int = 0,
     columns: Tensor | None = None,
     until: Tensor | None = None,
-) -> Lists:
+) -> BlockSparseIndex:
     """Lists of what is marked.
 
     mark [H, S, B] bool: which blocks a tile reads · clear [S, B] bool: full blocks that every query of a tile sees ·
@@ -71,13 +71,13 @@ def make_lists(
     """
     blocks, counts, ahead = _compact(mark, mark & clear)
     if columns is None or not bool(columns.any()):
-        return Lists(tile, block, blocks, counts, ahead, offset)
+        return BlockSparseIndex(tile, block, blocks, counts, ahead, offset)
     singles, each, _ = _compact(columns, columns)
     if until is None:
         shown = each[:, None].expand(-1, mark.shape[1])
     else:
         shown = columns.cumsum(1, dtype=torch.int32)[:, (until - 1).to(columns.device)]
-    return Lists(tile, block, blocks, counts, ahead, offset, singles, shown.contiguous(), mark)
+    return BlockSparseIndex(tile, block, blocks, counts, ahead, offset, singles, shown.contiguous(), mark)
 
 
 FEW = 64
@@ -88,7 +88,7 @@ TILE, TILE_OF_FEW = 64, 32
 """Queries that read them together, of many and of few."""
 
 
-def all_lists(q_pos: Tensor, k_pos: Tensor, alike: int) -> Lists:
+def dense_index(q_pos: Tensor, k_pos: Tensor, alike: int) -> BlockSparseIndex:
     """Lists of all that positions let each tile see, on the CPU; rows and keys in any order.
 
     alike: query heads that read the same keys. Where a program does four of them, half as many rows are enough, and
@@ -99,7 +99,7 @@ def all_lists(q_pos: Tensor, k_pos: Tensor, alike: int) -> Lists:
     earliest, latest = extremes(k_pos, KEYS)
     full = torch.arange(latest.shape[0]) < k_pos.shape[0] // KEYS
     mark = earliest[None, :] <= last[:, None]
-    return make_lists(mark[None], (latest[None, :] <= first[:, None]) & full, tile, KEYS)
+    return build_index(mark[None], (latest[None, :] <= first[:, None]) & full, tile, KEYS)
 
 
 def clear_blocks(q_pos: Tensor, k_pos: Tensor, tile: int, block: int, offset: int) -> Tensor:
@@ -119,8 +119,8 @@ def extremes(positions: Tensor, block: int) -> tuple[Tensor, Tensor]:
     return low.amin(1), high.amax(1)
 
 
-def attend_lists(
-    q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, lists: Lists, *, scale: float
+def attend_block_sparse(
+    q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, index: BlockSparseIndex, *, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Attention of q [T, Hq, d] to the listed ones of k, v [n, Hkv, d] that are not after them.
 
@@ -128,41 +128,41 @@ def attend_lists(
     A query that sees none of what is listed gives 0 and -inf. On a GPU the Triton twin runs.
     """
     if q.is_cuda and q.dtype != torch.float64:
-        from ragkv.kernels.triton_lists import attend_lists as twin
+        from ragkv.kernels.triton_lists import attend_block_sparse as twin
 
-        return twin(q, k, v, q_pos, k_pos, lists, scale=scale)
-    return reference(q, k, v, q_pos, k_pos, lists, scale=scale)
+        return attend_block_sparse(q, k, v, q_pos, k_pos, index, scale=scale)
+    return reference(q, k, v, q_pos, k_pos, index, scale=scale)
 
 
-def attend_placed(
-    q: Tensor, places: Places, layer: int, shape: Shape, q_pos: Tensor, k_pos: Tensor, lists: Lists, *, scale: float
+def attend_block_sparse_at(
+    q: Tensor, pointers: CachePointers, layer: int, shape: Shape, q_pos: Tensor, k_pos: Tensor, index: BlockSparseIndex, *, scale: float
 ) -> Tensor:
     """As `attend_lists`, over the rows of a layer that the last request of `places` holds, the new one included: so for
     rows that are found by address. k_pos may be longer than that. Returns out [T, Hq, d]."""
     if q.is_cuda and q.dtype != torch.float64:
-        from ragkv.kernels.triton_lists import attend_placed as twin
+        from ragkv.kernels.triton_lists import attend_block_sparse_at as twin
 
-        return twin(q, places, layer, shape, q_pos, k_pos, lists, scale=scale)
-    rows = int(places.table[2, layer, -1]) + 1
-    k, v = (store[layer][-1][:rows] for store in (places.k, places.v))
-    return reference(q, k, v, q_pos, k_pos[:rows], lists, scale=scale)[0]
+        return attend_block_sparse_at(q, pointers, layer, shape, q_pos, k_pos, index, scale=scale)
+    rows = int(pointers.table[2, layer, -1]) + 1
+    k, v = (store[layer][-1][:rows] for store in (pointers.k, pointers.v))
+    return reference(q, k, v, q_pos, k_pos[:rows], index, scale=scale)[0]
 
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, lists: Lists, *, scale: float
+    q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, index: BlockSparseIndex, *, scale: float
 ) -> tuple[Tensor, Tensor]:
     """`attend_lists` in torch, one list after another."""
     from ragkv.kernels.attention import attend_lse
 
-    heads, tiles = lists.counts.shape
+    heads, tiles = index.counts.shape
     share, group = q.shape[1] // heads, q.shape[1] // k.shape[1]
     out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], float("-inf"))
     for head in range(heads):
         asking = slice(head * share, (head + 1) * share)
         asked = slice(asking.start // group, (asking.stop - 1) // group + 1)
         for tile in range(tiles):
-            rows = slice(max(0, tile * lists.tile - lists.offset), (tile + 1) * lists.tile - lists.offset)
-            keys = lists.keys(head, tile, k.shape[0])
+            rows = slice(max(0, tile * index.tile - index.offset), (tile + 1) * index.tile - index.offset)
+            keys = index.keys(head, tile, k.shape[0])
             keys = keys[k_pos[keys] <= q_pos[rows].max()]
             out[rows, asking], lse[rows, asking] = attend_lse(
                 q[rows, asking], k[keys, asked], v[keys, asked], q_pos[rows], k_pos[keys], scale=scale

@@ -27,12 +27,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ragkv.kernels.steps import Places
+from ragkv.kernels.steps import CachePointers
 from ragkv.types import Shape
 
 
 @dataclass(frozen=True)
-class Rule:
+class StopRule:
     """When reading stops; fields as in `sparse.psa.Psa`. mean: of the query heads' coverage, else the least of them."""
 
     threshold: float
@@ -43,7 +43,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Pool:
+class SlotPool:
     """Blocks of W requests in L layers, S slots a partition, at most B blocks a request; changed in place.
 
     host [L, W, 2] int64: address of the first block, bytes of one kv head's blocks · ranked [L, W] int32: blocks that
@@ -62,7 +62,7 @@ class Pool:
     blocks: Sequence[Sequence[Tensor]] = ()
 
 
-class Met(NamedTuple):
+class PoolRead(NamedTuple):
     """out [W, Hq, d] · read [W, Hkv] int32: ranked blocks that were read · missed [W, Hkv] int32: those of them that
     came from the host."""
 
@@ -71,22 +71,22 @@ class Met(NamedTuple):
     missed: Tensor
 
 
-class Progress(Protocol):
+class ProgressiveKernel(Protocol):
     """`progress` of this module, or its twin."""
 
     def __call__(
         self,
         q: Tensor,
         order: Tensor,
-        pool: Pool,
-        near: Places,
+        pool: SlotPool,
+        near: CachePointers,
         layer: int,
         shape: Shape,
-        rule: Rule,
+        rule: StopRule,
         clock: Tensor,
         *,
         scale: float,
-    ) -> Met:
+    ) -> PoolRead:
         """Attention of a token to near rows, and to ranked blocks as far as the rule wants them."""
         ...
 
@@ -101,18 +101,18 @@ def rank(q: Tensor, digests: Tensor, hidden: Tensor) -> Tensor:
     return scores.sort(dim=-1, descending=True, stable=True).indices
 
 
-def progress(
+def attend_progressively(
     q: Tensor,
     order: Tensor,
-    pool: Pool,
-    near: Places,
+    pool: SlotPool,
+    near: CachePointers,
     layer: int,
     shape: Shape,
-    rule: Rule,
+    rule: StopRule,
     clock: Tensor,
     *,
     scale: float,
-) -> Met:
+) -> PoolRead:
     """Attention of q [W, Hq, d] to all near rows, the new one included, and to the blocks of order [W, Hkv, B], best
     first, until the rule is met. clock [1] int64: number of the step, from 1 on, larger than any before; 0 changes
     nothing in the pool."""
@@ -130,11 +130,11 @@ def progress(
         out[of] = torch.cat([each for each, _, _ in heads])
         for head, (_, some, lacked) in enumerate(heads):
             read[of, head], missed[of, head] = some, lacked
-    return Met(out, read, missed)
+    return PoolRead(out, read, missed)
 
 
 def _read(
-    q: Tensor, k: Tensor, v: Tensor, order: Tensor, partition: _Partition, rule: Rule, scale: float
+    q: Tensor, k: Tensor, v: Tensor, order: Tensor, partition: _Partition, rule: StopRule, scale: float
 ) -> tuple[Tensor, int, int]:
     """(out [g, d], blocks read, blocks missed) of q [g, d], near rows k, v [n, d] and one kv head's order [B]."""
     scores, values, blocks = [q @ k.T * scale], [v], order[: partition.ranked].tolist()
@@ -161,7 +161,7 @@ def _read(
 class _Partition:
     """The slots of one kv head of one layer of one request, in one step."""
 
-    def __init__(self, pool: Pool, layer: int, of: int, head: int, now: int):
+    def __init__(self, pool: SlotPool, layer: int, of: int, head: int, now: int):
         at = layer, of, head
         self._slots, self._place, self._owner, self._used = (
             each[at] for each in (pool.slots, pool.place, pool.owner, pool.used)

@@ -20,7 +20,7 @@ from ragkv.types import Shape
 add_norm, gated = steps.add_norm, steps.gated
 
 
-class Kernels(Protocol):
+class RowKernels(Protocol):
     """What a pass is made of beside products and attention: the references, or their twins."""
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -31,7 +31,7 @@ class Kernels(Protocol):
         """As `steps.gated`."""
         ...
 
-    def place(
+    def rope_scatter(
         self,
         qkv: Tensor,
         cos: Tensor,
@@ -46,14 +46,14 @@ class Kernels(Protocol):
         ...
 
 
-def place(
+def rope_scatter(
     qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k: Tensor, v: Tensor, shape: Shape, norms: HeadNorms | None
 ) -> Tensor:
     """Rotated queries [T, Hq, d]; rotated keys and values go to rows `slots` of k, v [capacity, Hkv, d], no slot twice.
 
     norms: what queries and keys go through before, None: nothing.
     """
-    asked, keys, values = divide(qkv, shape)
+    asked, keys, values = split_qkv(qkv, shape)
     if norms is not None:
         asked, keys = apply_norm(asked, norms.weight[0], norms.eps), apply_norm(keys, norms.weight[1], norms.eps)
     written = slots >= 0
@@ -64,11 +64,11 @@ def place(
 
 def raw_queries(qkv: Tensor, shape: Shape, norms: HeadNorms | None) -> Tensor:
     """q [T, Hq, d] before RoPE, of the joined product."""
-    q = divide(qkv, shape)[0]
+    q = split_qkv(qkv, shape)[0]
     return q if norms is None else apply_norm(q, norms.weight[0], norms.eps)
 
 
-def divide(qkv: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+def split_qkv(qkv: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     """q [T, Hq, d], k and v [T, Hkv, d] of the joined product, views."""
     heads = (shape.q_heads, shape.kv_heads, shape.kv_heads)
     q, k, v = qkv.view(-1, sum(heads), shape.head_dim).split(heads, dim=1)

@@ -32,7 +32,7 @@ MOST = 64
 
 
 @dataclass(frozen=True)
-class Places:
+class CachePointers:
     """Where the requests of a step keep K and V.
 
     table [3, L, W] int64, on the device: address of K's first row, address of V's, rows held without the new one; it is
@@ -53,7 +53,7 @@ class HeadNorms:
     eps: float
 
 
-class Kernels(Protocol):
+class StepKernels(Protocol):
     """The references of this module, or their twins; arguments and results are described there."""
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -64,13 +64,13 @@ class Kernels(Protocol):
         """What an MLP has between its products."""
         ...
 
-    def turn(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, places: Places, layer: int, shape: Shape, norms: HeadNorms | None
+    def rope_append(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, pointers: CachePointers, layer: int, shape: Shape, norms: HeadNorms | None
     ) -> Tensor:
         """RoPE, and the new rows to their caches."""
         ...
 
-    def attend(self, q: Tensor, places: Places, layer: int, shape: Shape, *, scale: float, splits: int) -> Tensor:
+    def attend(self, q: Tensor, pointers: CachePointers, layer: int, shape: Shape, *, scale: float, splits: int) -> Tensor:
         """Attention over each request's cache."""
         ...
 
@@ -96,8 +96,8 @@ def gated(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def turn(
-    qkv: Tensor, cos: Tensor, sin: Tensor, places: Places, layer: int, shape: Shape, norms: HeadNorms | None
+def rope_append(
+    qkv: Tensor, cos: Tensor, sin: Tensor, pointers: CachePointers, layer: int, shape: Shape, norms: HeadNorms | None
 ) -> Tensor:
     """Rotated queries [W, Hq, d]; the rotated key and the value of each request go behind the rows it holds.
 
@@ -108,20 +108,20 @@ def turn(
     if norms is not None:
         q, k = apply_norm(q, norms.weight[0], norms.eps), apply_norm(k, norms.weight[1], norms.eps)
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    for each, held in enumerate(places.table[2, layer].tolist()):
-        places.k[layer][each][held], places.v[layer][each][held] = k[each], v[each]
+    for each, held in enumerate(pointers.table[2, layer].tolist()):
+        pointers.k[layer][each][held], pointers.v[layer][each][held] = k[each], v[each]
     return q
 
 
-def attend(q: Tensor, places: Places, layer: int, shape: Shape, *, scale: float, splits: int) -> Tensor:
+def attend(q: Tensor, pointers: CachePointers, layer: int, shape: Shape, *, scale: float, splits: int) -> Tensor:
     """Attention [W, Hq, d] of q [W, Hq, d] to all rows that each request holds, the new one included.
 
     splits: parts that the twin divides keys into; the reference takes them as one.
     """
-    held = places.table[2, layer].tolist()
+    held = pointers.table[2, layer].tolist()
     wide, out = torch.promote_types(q.dtype, torch.float32), torch.empty_like(q)
     for each, rows in enumerate(held):
-        k, v = (store[layer][each][: rows + 1].to(wide) for store in (places.k, places.v))
+        k, v = (store[layer][each][: rows + 1].to(wide) for store in (pointers.k, pointers.v))
         asking = q[each].to(wide).view(shape.kv_heads, -1, shape.head_dim)
         shares = (torch.einsum("ghd,ngd->ghn", asking, k) * scale).softmax(-1)
         out[each] = torch.einsum("ghn,ngd->ghd", shares, v).reshape(q.shape[1:])

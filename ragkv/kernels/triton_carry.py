@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ragkv.kernels.carry import Entries, Form
+from ragkv.kernels.carry import TransferTable, TransferFormat
 
 FAR, NEAR = 48, 528
 """Programs for blocks behind the bus, a third of a large GPU's multiprocessors; for blocks in the GPU's own memory."""
@@ -21,7 +21,7 @@ PIECE = 4096
 BODIES = {"exact": 0, "int8": 1, "fp8": 2}
 
 
-def carry(entries: Entries, first: int, count: int, cos: Tensor, sin: Tensor, form: Form) -> None:
+def transfer_blocks(entries: TransferTable, first: int, count: int, cos: Tensor, sin: Tensor, form: TransferFormat) -> None:
     """As `carry.carry`; cos and sin contiguous. Where rows of both are multiples of 16 bytes long, blocks and rows
     begin at multiples of 16 bytes."""
     if not count:

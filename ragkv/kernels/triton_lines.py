@@ -14,13 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ragkv.kernels.lines import Lines, Prices, residuals
+from ragkv.kernels.lines import LineSelection, Prices, residuals
 
 GROUP = 256
 """Lines of a group."""
 
 
-def cover(cells: Tensor, at: Tensor, present: Tensor, alpha: float, price: Prices) -> Lines:
+def cover(cells: Tensor, at: Tensor, present: Tensor, alpha: float, price: Prices) -> LineSelection:
     """As `lines.cover`, in float32."""
     heads, rows, width = cells.shape
     start = residuals(cells.float(), at, present, alpha)
@@ -41,7 +41,7 @@ def cover(cells: Tensor, at: Tensor, present: Tensor, alpha: float, price: Price
         num_warps=8,
     )  # fmt: skip
     chosen = taken[:, :, :width].bool()
-    return Lines(chosen[:, 0], chosen[:, 1], covered, held.long(), spent)
+    return LineSelection(chosen[:, 0], chosen[:, 1], covered, held.long(), spent)
 
 
 @triton.jit

@@ -20,8 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ragkv.kernels import triton_tiles
-from ragkv.kernels.lists import Lists
-from ragkv.kernels.steps import Places
+from ragkv.kernels.lists import BlockSparseIndex
+from ragkv.kernels.steps import CachePointers
 from ragkv.types import Shape
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -37,27 +37,27 @@ LEAST, MOST = 2, 32
 """Lots of keys (`KEYS` of them) that a program reads at least, where a list is shared; programs that share it."""
 
 
-def attend_lists(
-    q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, lists: Lists, *, scale: float
+def attend_block_sparse(
+    q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, index: BlockSparseIndex, *, scale: float
 ) -> tuple[Tensor, Tensor]:
     """As `lists.attend_lists`; out has q's dtype. Positions must be below 2**31, tile and block powers of two or the
     tile any size of at least 16. Raises ValueError for a block that is not a power of two of at most 128."""
-    if triton_tiles.takes(q, k, v, lists):
+    if triton_tiles.supports(q, k, v, index):
         q_at, k_at = (each.to(q.device, torch.int32) for each in (q_pos, k_pos))
-        return triton_tiles.attend_lists(q, k, v, q_at, k_at, lists, scale=scale)
+        return triton_tiles.attend_block_sparse(q, k, v, q_at, k_at, index, scale=scale)
     strides = (k.stride(0), k.stride(1), v.stride(0), v.stride(1))
-    return _launch(q, (k, v), 0, 0, k.shape[0], strides, k.shape[1], q_pos, k_pos, lists, scale)
+    return _launch(q, (k, v), 0, 0, k.shape[0], strides, k.shape[1], q_pos, k_pos, index, scale)
 
 
-def attend_placed(
-    q: Tensor, places: Places, layer: int, shape: Shape, q_pos: Tensor, k_pos: Tensor, lists: Lists, *, scale: float
+def attend_block_sparse_at(
+    q: Tensor, pointers: CachePointers, layer: int, shape: Shape, q_pos: Tensor, k_pos: Tensor, index: BlockSparseIndex, *, scale: float
 ) -> Tensor:
     """As `lists.attend_placed`; q of the caches' dtype, whose memory begins at multiples of 16 bytes."""
-    _, layers, width = places.table.shape
+    _, layers, width = pointers.table.shape
     row, head = shape.kv_heads * shape.head_dim, shape.head_dim
     far, plane = layer * width + width - 1, layers * width
     strides = (row, head, row, head)
-    return _launch(q, (places.table, places.table), far, plane, 0, strides, shape.kv_heads, q_pos, k_pos, lists, scale)[
+    return _launch(q, (pointers.table, pointers.table), far, plane, 0, strides, shape.kv_heads, q_pos, k_pos, index, scale)[
         0
     ]
 
@@ -72,36 +72,36 @@ def _launch(
     kv_heads: int,
     q_pos: Tensor,
     k_pos: Tensor,
-    lists: Lists,
+    index: BlockSparseIndex,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """stores: K and V, with so many keys and such strides; or with plane > 0 a table of addresses, twice: K's stands at
     number `far` of it, V's a plane behind, and the number of the last row another plane behind."""
-    if lists.block & (lists.block - 1) or lists.block > 128:
+    if index.block & (index.block - 1) or index.block > 128:
         raise ValueError(f"the kernel reads blocks of 1, 2, 4 … 128 keys, not {lists.block}")
     count, q_heads, d = q.shape
-    heads, tiles = lists.counts.shape
+    heads, tiles = index.counts.shape
     width = max(16, triton.next_power_of_2(d))
     form = _form(
-        count, min(lists.tile, count + lists.offset), math.gcd(q_heads // heads, q_heads // kv_heads), lists.block
+        count, min(index.tile, count + index.offset), math.gcd(q_heads // heads, q_heads // kv_heads), index.block
     )
     out = torch.empty(count, q_heads, d, dtype=q.dtype, device=q.device)
     lse = torch.empty(count, q_heads, dtype=torch.float32, device=q.device)
     q_at, k_at = (each.to(q.device, torch.int32) for each in (q_pos, k_pos))
-    columns, column_counts, taken = lists.columns, lists.column_counts, lists.taken
+    columns, column_counts, taken = index.columns, index.column_counts, index.taken
     if columns is None or column_counts is None or taken is None:
-        columns, column_counts, taken = lists.blocks, lists.counts, lists.counts  # not read
-    parts = triton.cdiv(lists.tile, form.rows)
-    splits = _splits(tiles * parts * q_heads // form.fold, lists.blocks.shape[2] * lists.block // form.keys)
+        columns, column_counts, taken = index.blocks, index.counts, index.counts  # not read
+    parts = triton.cdiv(index.tile, form.rows)
+    splits = _splits(tiles * parts * q_heads // form.fold, index.blocks.shape[2] * index.block // form.keys)
     made, of = (out, lse) if splits == 1 else _partial(splits, q)
     _attend[(q_heads // form.fold, tiles * parts, splits)](
         q, *stores, q_at, k_at, made, of,
-        lists.blocks, lists.counts, lists.clear, columns, column_counts, taken,
+        index.blocks, index.counts, index.clear, columns, column_counts, taken,
         count, keys, far, plane, scale * LOG2_E.value,
         q.stride(0), q.stride(1), *strides,
-        lists.blocks.shape[2], columns.shape[1], taken.shape[-1], tiles,
-        q_heads // heads, q_heads // kv_heads, lists.offset,
-        TILE=lists.tile, BLOCK=lists.block, SINGLES=lists.columns is not None,
+        index.blocks.shape[2], columns.shape[1], taken.shape[-1], tiles,
+        q_heads // heads, q_heads // kv_heads, index.offset,
+        TILE=index.tile, BLOCK=index.block, SINGLES=index.columns is not None,
         ROWS=form.rows, FOLD=form.fold, KEYS=form.keys, D=d, WIDTH=width,
         PRECISE=q.dtype == torch.float32, PLACED=plane > 0,
         num_warps=form.warps, num_stages=form.stages,
@@ -112,7 +112,7 @@ def _launch(
 
 
 @dataclass(frozen=True)
-class Form:
+class LaunchShape:
     """What a program does: `rows` queries of each of `fold` query heads that read the same keys, `keys` at a time."""
 
     rows: int
@@ -122,16 +122,16 @@ class Form:
     stages: int
 
 
-def _form(count: int, rows: int, alike: int, block: int) -> Form:
+def _form(count: int, rows: int, alike: int, block: int) -> LaunchShape:
     """For so many queries, in tiles of so many, and so many query heads that read the same keys."""
     # Measured on an H200: 64 rows of two query heads that share 128 keys at a time, or 32 of four; else 16 of four.
     if 16 <= rows <= 32 and alike % 4 == 0 and block <= 64:
-        return Form(16, 4, 64, 4, 3) if count <= SOME or rows < 32 else Form(32, 4, 128, 8, 2)
+        return LaunchShape(16, 4, 64, 4, 3) if count <= SOME or rows < 32 else LaunchShape(32, 4, 128, 8, 2)
     rows = min(64, triton.next_power_of_2(rows))
     fold = min(alike & -alike, max(2, 16 // rows))
     rows = max(rows, 16 // fold)
     keys, warps = (128, 8) if rows * fold > 64 else (64, 4)
-    return Form(rows, fold, max(keys, block), warps, 2)
+    return LaunchShape(rows, fold, max(keys, block), warps, 2)
 
 
 def _splits(programs: int, lots: int) -> int:

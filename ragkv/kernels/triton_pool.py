@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ragkv.kernels.pool import Met, Pool, Rule
-from ragkv.kernels.steps import Places
+from ragkv.kernels.pool import PoolRead, SlotPool, StopRule
+from ragkv.kernels.steps import CachePointers
 from ragkv.kernels.triton_steps import LOG2_E, _fold
 from ragkv.types import Shape
 
@@ -26,18 +26,18 @@ NEAR = 64
 """Near rows that are read at a time."""
 
 
-def progress(
+def attend_progressively(
     q: Tensor,
     order: Tensor,
-    pool: Pool,
-    near: Places,
+    pool: SlotPool,
+    near: CachePointers,
     layer: int,
     shape: Shape,
-    rule: Rule,
+    rule: StopRule,
     clock: Tensor,
     *,
     scale: float,
-) -> Met:
+) -> PoolRead:
     """As `pool.progress`; q and order contiguous, q of the caches' dtype, all memory from multiples of 16 bytes on.
 
     Raises ValueError where a block is no power of two of rows.
@@ -59,7 +59,7 @@ def progress(
         SLOTS=slots, ROOM=triton.next_power_of_2(max(slots, 1)), STEP=NEAR, MEAN=rule.mean,
         PRECISE=q.dtype == torch.float32, num_warps=8, num_stages=2,
     )  # fmt: skip
-    return Met(out, read, missed)
+    return PoolRead(out, read, missed)
 
 
 @triton.jit(do_not_specialize=["layer", "layers", "width", "most", "least"])

@@ -16,7 +16,7 @@ HEADS = 8
 """Heads of a row that a program does: queries first, then keys, then values."""
 
 
-def place(
+def rope_scatter(
     qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k: Tensor, v: Tensor, shape: Shape, norms: HeadNorms | None
 ) -> Tensor:
     """As `rows.place`; all contiguous and of the caches' dtype, slots int32, the head size even."""

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ragkv.kernels.steps import HeadNorms, Places
+from ragkv.kernels.steps import HeadNorms, CachePointers
 from ragkv.types import Shape
 
 LOG2_E = 1.4426950408889634
@@ -40,22 +40,22 @@ def gated(gate_up: Tensor) -> Tensor:
     return out
 
 
-def turn(
-    qkv: Tensor, cos: Tensor, sin: Tensor, places: Places, layer: int, shape: Shape, norms: HeadNorms | None
+def rope_append(
+    qkv: Tensor, cos: Tensor, sin: Tensor, pointers: CachePointers, layer: int, shape: Shape, norms: HeadNorms | None
 ) -> Tensor:
     """As `steps.turn`; qkv, cos and sin contiguous and of the caches' dtype, the head size even."""
     count, d = qkv.shape[0], shape.head_dim
     q = torch.empty(count, shape.q_heads, d, dtype=qkv.dtype, device=qkv.device)
     weight, eps = (cos, 0.0) if norms is None else (norms.weight, norms.eps)  # without norms it is not read
     _turn[(count, shape.q_heads + 2 * shape.kv_heads)](
-        qkv, cos, sin, weight, places.table, q, layer, *places.table.shape[1:], eps,
+        qkv, cos, sin, weight, pointers.table, q, layer, *pointers.table.shape[1:], eps,
         NORMED=norms is not None, Q_HEADS=shape.q_heads, KV_HEADS=shape.kv_heads, D=d,
         WIDE=triton.next_power_of_2(d // 2), num_warps=1,
     )  # fmt: skip
     return q
 
 
-def attend(q: Tensor, places: Places, layer: int, shape: Shape, *, scale: float, splits: int) -> Tensor:
+def attend(q: Tensor, pointers: CachePointers, layer: int, shape: Shape, *, scale: float, splits: int) -> Tensor:
     """As `steps.attend`; q contiguous and of the caches' dtype, whose memory begins at multiples of 16 bytes. splits: a
     power of two."""
     count, q_heads, d = q.shape
@@ -64,7 +64,7 @@ def attend(q: Tensor, places: Places, layer: int, shape: Shape, *, scale: float,
     lses = torch.empty(count, splits, q_heads, dtype=torch.float32, device=q.device)
     out = torch.empty_like(q)
     _attend[(count, shape.kv_heads, splits)](
-        q, places.table, parts, lses, layer, *places.table.shape[1:], scale * LOG2_E,
+        q, pointers.table, parts, lses, layer, *pointers.table.shape[1:], scale * LOG2_E,
         Q_HEADS=q_heads, KV_HEADS=shape.kv_heads, D=d, WIDE=wide, KEYS=KEYS,
         ROWS=max(16, triton.next_power_of_2(q_heads // shape.kv_heads)), PRECISE=q.dtype == torch.float32,
         num_warps=4, num_stages=3 if q.dtype.itemsize == 2 else 2,

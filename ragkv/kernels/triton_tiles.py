@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ragkv.kernels.lists import KEYS, Lists
+from ragkv.kernels.lists import KEYS, BlockSparseIndex
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NEVER = tl.constexpr(2147483647)
@@ -29,7 +29,7 @@ PROGRAMS = 256
 
 
 @dataclass(frozen=True)
-class Form:
+class TileShape:
     """What a program does: `rows` queries of each of `fold` query heads. regs: what a thread may have."""
 
     rows: int
@@ -38,50 +38,50 @@ class Form:
     regs: int
 
 
-def form_of(q: Tensor, k: Tensor, lists: Lists) -> Form | None:
+def tile_shape(q: Tensor, k: Tensor, index: BlockSparseIndex) -> TileShape | None:
     """None: lists, or sizes, that this kernel does not read."""
-    heads, tiles = lists.counts.shape
+    heads, tiles = index.counts.shape
     alike = math.gcd(q.shape[1] // heads, q.shape[1] // k.shape[1])
-    if lists.block != KEYS or lists.columns is not None or q.dtype.itemsize != 2 or q.shape[2] not in (64, 128):
+    if index.block != KEYS or index.columns is not None or q.dtype.itemsize != 2 or q.shape[2] not in (64, 128):
         return None
     fold = min(4, alike & -alike)
-    rows = min(ROWS // fold, 1 << (lists.tile.bit_length() - 1))
+    rows = min(ROWS // fold, 1 << (index.tile.bit_length() - 1))
     # Fewer rows than 64 would not be multiplied by a group of warps.
-    form = Form(rows, fold, 8, 128) if rows * fold == ROWS else Form(rows, fold, 4, 168)
-    programs = tiles * triton.cdiv(lists.tile, rows) * q.shape[1] // fold
+    form = TileShape(rows, fold, 8, 128) if rows * fold == ROWS else TileShape(rows, fold, 4, 168)
+    programs = tiles * triton.cdiv(index.tile, rows) * q.shape[1] // fold
     return form if rows * fold >= 64 and programs > PROGRAMS else None
 
 
-def takes(q: Tensor, k: Tensor, v: Tensor, lists: Lists) -> bool:
+def supports(q: Tensor, k: Tensor, v: Tensor, index: BlockSparseIndex) -> bool:
     """Whether `attend_lists` is right here, and quicker than the kernel that gathers."""
     plain = (k.shape[1] * k.shape[2], k.shape[2], 1)
     rows = all(x.stride() == plain and x.data_ptr() % 16 == 0 and x.dtype == q.dtype for x in (k, v))
     # What was measured was Hopper; later GPUs multiply in other ways.
     return (
-        q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9 and rows and form_of(q, k, lists) is not None
+        q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9 and rows and tile_shape(q, k, index) is not None
     )
 
 
-def attend_lists(
-    q: Tensor, k: Tensor, v: Tensor, q_at: Tensor, k_at: Tensor, lists: Lists, *, scale: float
+def attend_block_sparse(
+    q: Tensor, k: Tensor, v: Tensor, q_at: Tensor, k_at: Tensor, index: BlockSparseIndex, *, scale: float
 ) -> tuple[Tensor, Tensor]:
     """As `lists.attend_lists`, of what `takes` takes; positions int32. Raises ValueError for what has no form."""
-    form = form_of(q, k, lists)
+    form = tile_shape(q, k, index)
     if form is None:
         raise ValueError(f"many rows over blocks of {KEYS} keys are read here, without columns and in half precision")
     count, q_heads, d = q.shape
     keys, kv_heads, _ = k.shape
-    heads, tiles = lists.counts.shape
+    heads, tiles = index.counts.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(count, q_heads, dtype=torch.float32, device=q.device)
     k_rows, v_rows = (
         TensorDescriptor(x, [keys, kv_heads * d], [kv_heads * d, 1], [KEYS, d]) for x in (k, v)
     )  # fmt: skip
-    _attend[(q_heads // form.fold, tiles * triton.cdiv(lists.tile, form.rows))](
-        q, k_rows, v_rows, q_at, k_at, out, lse, lists.blocks, lists.counts, lists.clear,
+    _attend[(q_heads // form.fold, tiles * triton.cdiv(index.tile, form.rows))](
+        q, k_rows, v_rows, q_at, k_at, out, lse, index.blocks, index.counts, index.clear,
         count, keys, scale * LOG2_E.value, q.stride(0), q.stride(1),
-        lists.blocks.shape[2], tiles, lists.offset, q_heads // heads, q_heads // kv_heads,
-        TILE=lists.tile, BLOCK=KEYS, ROWS=form.rows, FOLD=form.fold, D=d, WAIT=q.is_cuda,
+        index.blocks.shape[2], tiles, index.offset, q_heads // heads, q_heads // kv_heads,
+        TILE=index.tile, BLOCK=KEYS, ROWS=form.rows, FOLD=form.fold, D=d, WAIT=q.is_cuda,
         num_warps=form.warps, num_stages=2, maxnreg=form.regs,
     )  # fmt: skip
     return out, lse

@@ -56,7 +56,7 @@ Rows = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Check:
+class Refinement:
     """Which tokens go on being recomputed, seen only while recomputing: from `layer` on, one share per layer, those
     whose new rows differ most from the stored ones; later layers keep the last choice.
 
@@ -69,7 +69,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Place:
+class ChunkSpan:
     """Where a chunk stands: positions of the first chunk's, of its own, and behind the last chunk's last token."""
 
     first: int
@@ -77,10 +77,10 @@ class Place:
     end: int
 
 
-Angle = Callable[[Tensor, Place], Tensor]
+KeyPositions = Callable[[Tensor, ChunkSpan], Tensor]
 """(token indices of a chunk [m], its place) -> the positions that their keys are rotated to [m]."""
 
-Grow = Callable[[int, Tensor, Sequence[Tensor]], tuple[Blocks, ...]]
+Expansion = Callable[[int, Tensor, Sequence[Tensor]], tuple[Blocks, ...]]
 """(layer, the question's pre-RoPE queries there [question tokens, Hq, d], pre-RoPE keys of every chunk there
 [n, Hkv, d]) -> blocks per chunk to read beside the kept ones."""
 
@@ -105,9 +105,9 @@ class Plan:
     padding: tuple[tuple[Blocks, ...], ...]
     blend: Blend | None = None
     one_pass: bool = False
-    check: Check | None = None
-    grow: Grow | None = None
-    angle: Angle | None = None
+    refinement: Refinement | None = None
+    expansion: Expansion | None = None
+    key_positions: KeyPositions | None = None
 
 
 class Method(Protocol):
@@ -188,7 +188,7 @@ def padding_for(
 def overwritten(pieces: Sequence[Piece], plan: Plan) -> list[list[Blocks]]:
     """Kept blocks [layer][chunk] that need no stored rows: all of them are computed again and written over what lies
     there, and a layer writes its rows before it reads any."""
-    if plan.blend is not None or plan.check is not None or plan.grow is not None:
+    if plan.blend is not None or plan.refinement is not None or plan.expansion is not None:
         return [[()] * len(pieces) for _ in plan.kept]
     found: list[list[Blocks]] = []
     before: tuple[Sequence[Blocks], Sequence[Tokens]] | None = None

@@ -16,7 +16,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ragkv.recompute.base import Check, Piece, Plan, Rows, outside, within
+from ragkv.recompute.base import Refinement, Piece, Plan, Rows, outside, within
 from ragkv.recompute.reuse import Reuse
 
 
@@ -41,8 +41,8 @@ class CacheBlend(Reuse):
     def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
         """Every block; recomputation begins with every token that is not exact."""
         everything = super().plan(pieces, queries)
-        check = Check(self.layer, (*self.gradual, self.ratio), self._apart)
-        return replace(everything, recompute=(outside(pieces, everything.kept[0]),) * self.layers, check=check)
+        check = Refinement(self.layer, (*self.gradual, self.ratio), self._apart)
+        return replace(everything, recompute=(outside(pieces, everything.kept[0]),) * self.layers, refinement=check)
 
     def _apart(self, new: Rows, old: Rows) -> Tensor:
         """Squared differences, summed over attention heads."""

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ragkv.recompute.base import Blocks, Piece, Place, Plan, within
+from ragkv.recompute.base import Blocks, Piece, ChunkSpan, Plan, within
 from ragkv.recompute.samkv import score
 
 
@@ -62,8 +62,8 @@ class MultiInfLLM:
             (_by_chunk(ends, len(pieces)),) * self.layers,
             (nothing,) * self.layers,
             (nothing,) * self.layers,
-            grow=partial(_best, pieces, middle, count),
-            angle=partial(_edge, window) if self.angle == "one" else None,
+            expansion=partial(_best, pieces, middle, count),
+            key_positions=partial(_edge, window) if self.angle == "one" else None,
         )
 
 
@@ -89,6 +89,6 @@ def _by_chunk(chosen: Sequence[tuple[int, int]], chunks: int) -> tuple[Blocks, .
     return tuple(tuple(sorted(block for j, block in chosen if j == i)) for i in range(chunks))
 
 
-def _edge(window: int, tokens: Tensor, place: Place) -> Tensor:
+def _edge(window: int, tokens: Tensor, place: ChunkSpan) -> Tensor:
     """Local tokens stay where they are, everything before them comes to the edge of the local window."""
     return torch.clamp(tokens + place.start, min=place.end - window)

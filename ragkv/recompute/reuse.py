@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ragkv.recompute.base import Blocks, Piece, Place, Plan
+from ragkv.recompute.base import Blocks, Piece, ChunkSpan, Plan
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class ReuseEncoded(Reuse):
 
     def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
         """Every block, no recomputation, no turning."""
-        return replace(super().plan(pieces, queries), angle=_encoded)
+        return replace(super().plan(pieces, queries), key_positions=_encoded)
 
 
-def _encoded(tokens: Tensor, place: Place) -> Tensor:
+def _encoded(tokens: Tensor, place: ChunkSpan) -> Tensor:
     return tokens + place.first

@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.attention import attend
-from ragkv.kernels.lists import Lists, attend_lists
+from ragkv.kernels.lists import BlockSparseIndex, attend_block_sparse
 
 
-class Choice(Protocol):
+class PrefillState(Protocol):
     """State of one request: chooses what is read, layer by layer, in order."""
 
     def select(
         self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int, scale: float
-    ) -> Lists | None:
+    ) -> BlockSparseIndex | None:
         """Which keys the rows q [T, Hq, d] at q_pos [T] read of k [n, Hkv, d] at k_pos [n], both with RoPE; None: all.
 
         Rows stand at consecutive positions, and their own keys are among k. end: the position behind the input's last
@@ -42,19 +42,19 @@ class Choice(Protocol):
         ...
 
 
-class Policy(Protocol):
+class PrefillPolicy(Protocol):
     """A prefill policy. Frozen; its fields are what a request may set."""
 
     def applies(self, tokens: int) -> bool:
         """Whether an input of so many tokens is read sparsely at all."""
         ...
 
-    def start(self) -> Choice:
+    def start(self) -> PrefillState:
         """Fresh state."""
         ...
 
 
-class Sparse:
+class SparsePrefill:
     """The attention of a pass under a policy. State of one request.
 
     end: as in `Choice.select` · read, whole: query-key pairs that were computed, and that dense attention would have
@@ -62,7 +62,7 @@ class Sparse:
     layers dense.
     """
 
-    def __init__(self, choice: Choice, end: int):
+    def __init__(self, choice: PrefillState, end: int):
         self.choice, self.end = choice, end
         self.whole, self.chosen = 0, False
         self._read: list[Tensor] = []
@@ -81,8 +81,8 @@ class Sparse:
             self._read.append(torch.tensor(whole))
             return attend(q, k, v, q_pos, k_pos, scale=scale)
         self.chosen = True
-        self._read.append(listed(lists, q))
-        return attend_lists(q, k, v, q_pos, k_pos, lists, scale=scale)[0]
+        self._read.append(indexed_pairs(lists, q))
+        return attend_block_sparse(q, k, v, q_pos, k_pos, lists, scale=scale)[0]
 
     def _pairs(self, q_pos: Tensor, k_pos: Tensor) -> int:
         """As `pairs`; layers that hold the same positions are counted once."""
@@ -97,7 +97,7 @@ class Sparse:
 
 
 @dataclass(frozen=True)
-class Reading:
+class KeysRead:
     """One token in one layer: keys that each list of attention heads read [H] int64, out of those present.
 
     H: kv heads, or query heads where each has keys of its own.
@@ -108,21 +108,21 @@ class Reading:
     present: int
 
 
-class Elsewhere(Protocol):
+class BlockFetcher(Protocol):
     """Blocks of the context that are not in the cache, of one request: known by a key each, loaded when asked for."""
 
     def keys(self, layer: int) -> tuple[Tensor, Tensor]:
         """What is not there yet: a key [Hkv, A, d] with RoPE for each block, and its tokens [A] int64."""
         ...
 
-    def pull(self, layer: int, which: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def fetch(self, layer: int, which: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Append blocks, numbered as in `keys`, to the cache; returns their rows k, v [m, Hkv, d], block after block.
         From then on they are not elsewhere."""
         ...
 
 
 @dataclass(frozen=True)
-class Decoder(ABC):
+class DecodePolicy(ABC):
     """A decode policy. Its fields are what a request may set.
 
     above: contexts of no more keys a layer are read densely.
@@ -135,11 +135,11 @@ class Decoder(ABC):
         return keys > self.above
 
     @abstractmethod
-    def start(self) -> Decoding:
+    def start(self) -> DecodeState:
         """Fresh state."""
 
 
-class Decoding(ABC):
+class DecodeState(ABC):
     """The attention of one request from its question on. Its state is per layer, and layers need not hold the same
     rows.
 
@@ -152,12 +152,12 @@ class Decoding(ABC):
     """
 
     rows = 1
-    reaches = False
+    wants_offloaded = False
 
     def __init__(self) -> None:
-        self.readings: list[Reading] = []
-        self.elsewhere: Elsewhere | None = None
-        self.pulled = 0
+        self.steps_read: list[KeysRead] = []
+        self.offloaded: BlockFetcher | None = None
+        self.fetched = 0
         self._seen: dict[int, tuple[int, int]] = {}
 
     def __call__(
@@ -168,13 +168,13 @@ class Decoding(ABC):
         if seen and q.shape[0] == 1 and latest < int(q_pos[0]) and k_pos[seen:].tolist() == q_pos.tolist():
             self._see(layer, k_pos)
             out, read = self.step(layer, q[0], k, v, k_pos, scale=scale)
-            self.readings.append(Reading(layer, read, self._seen[layer][0]))
+            self.steps_read.append(KeysRead(layer, read, self._seen[layer][0]))
             return out[None]
         out = attend(q, k, v, q_pos, k_pos, scale=scale)
-        self.look(layer, q, k, v, q_pos, k_pos, scale=scale)
+        self.observe_rows(layer, q, k, v, q_pos, k_pos, scale=scale)
         return out
 
-    def look(self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> None:
+    def observe_rows(self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> None:
         """Rows q [T, Hq, d] at q_pos [T] have been read, by whatever attention. They are in order, and are the last of
         the context: no key of k stands behind the last of them."""
         self._see(layer, k_pos)
@@ -187,12 +187,12 @@ class Decoding(ABC):
         came = k_pos[seen:]
         self._seen[layer] = k_pos.shape[0], max(latest, int(came.max())) if len(came) else latest
 
-    def _pull(self, layer: int, elsewhere: Elsewhere, which: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _fetch(self, layer: int, offloaded: BlockFetcher, which: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Have blocks appended to the cache behind the row of this step; returns their rows."""
-        k, v = elsewhere.pull(layer, which)
+        k, v = offloaded.fetch(layer, which)
         rows, latest = self._seen[layer]
         self._seen[layer] = rows + k.shape[0], latest
-        self.pulled += len(which)
+        self.fetched += len(which)
         return k, v
 
     @abstractmethod
@@ -211,53 +211,53 @@ class Decoding(ABC):
     def read(self) -> int:
         """Keys that all steps have read, over layers and lists of attention heads."""
         on: dict[torch.device, list[Tensor]] = {}  # layers may lie on several
-        for each in self.readings:
+        for each in self.steps_read:
             on.setdefault(each.read.device, []).append(each.read)
         return sum(int(torch.stack(read).sum()) for read in on.values())
 
     @property
     def present(self) -> int:
         """Keys that dense attention would have read."""
-        return sum(each.present * each.read.shape[0] for each in self.readings)
+        return sum(each.present * each.read.shape[0] for each in self.steps_read)
 
 
-class Observed:
+class QueryObserver:
     """The attention of the pass that reads a question: its rows are read as ever, then `state` looks at those from
     position `start` on. Repaired rows of the same pass stand before it and are nobody's question."""
 
-    def __init__(self, state: Decoding, reading: Sparse | None, start: int):
+    def __init__(self, state: DecodeState, prefill: SparsePrefill | None, start: int):
         """reading: how the rows are read, None: densely."""
-        self.state, self.reading, self.start = state, reading, start
+        self.state, self.prefill, self.start = state, prefill, start
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
     ) -> Tensor:
         """As `attend`."""
-        if self.reading is None:
+        if self.prefill is None:
             out = attend(q, k, v, q_pos, k_pos, scale=scale)
         else:
-            out = self.reading(layer, q, k, v, q_pos, k_pos, scale=scale)
+            out = self.prefill(layer, q, k, v, q_pos, k_pos, scale=scale)
         first = int((q_pos < self.start).sum())
-        self.state.look(layer, q[first:], k, v, q_pos[first:], k_pos, scale=scale)
+        self.state.observe_rows(layer, q[first:], k, v, q_pos[first:], k_pos, scale=scale)
         return out
 
 
-def reading(policy: Policy | None, end: int) -> Sparse | None:
+def prefill_attention(policy: PrefillPolicy | None, end: int) -> SparsePrefill | None:
     """How an input of `end` tokens is read; None: densely."""
-    return Sparse(policy.start(), end) if policy is not None and policy.applies(end) else None
+    return SparsePrefill(policy.start(), end) if policy is not None and policy.applies(end) else None
 
 
-def decoding(decoder: Decoder | None, keys: float) -> Decoding | None:
+def decode_state(decoder: DecodePolicy | None, keys: float) -> DecodeState | None:
     """State for a context of so many keys a layer; None where decoding is dense."""
     return decoder.start() if decoder is not None and decoder.applies(keys) else None
 
 
-def watched(sparse: Sparse | None, state: Decoding | None, start: int) -> Sparse | Observed | None:
+def observe_queries(sparse: SparsePrefill | None, state: DecodeState | None, start: int) -> SparsePrefill | QueryObserver | None:
     """The attention of a pass whose rows from position `start` on a decode policy looks at, if there is one."""
-    return sparse if state is None else Observed(state, sparse, start)
+    return sparse if state is None else QueryObserver(state, sparse, start)
 
 
-def last_rows(state: Decoding | None) -> int:
+def last_rows(state: DecodeState | None) -> int:
     """Last rows of a question that have to reach the attention of the last layer."""
     return 1 if state is None else state.rows
 
@@ -272,13 +272,13 @@ def pairs(q_pos: Tensor, k_pos: Tensor) -> int:
     return int(torch.searchsorted(k_pos.sort().values, q_pos, right=True).sum())
 
 
-def listed(lists: Lists, q: Tensor) -> Tensor:
+def indexed_pairs(index: BlockSparseIndex, q: Tensor) -> Tensor:
     """Query-key pairs that are computed for q, over all attention heads, whole tiles against whole blocks: what lies
     beyond causality inside a listed block is computed, too."""
-    rows = torch.full((lists.counts.shape[1],), lists.tile)
-    rows[0] -= lists.offset
+    rows = torch.full((index.counts.shape[1],), index.tile)
+    rows[0] -= index.offset
     rows[-1] -= rows.sum() - q.shape[0]
-    keys = lists.counts.long() * lists.block
-    if lists.column_counts is not None:
-        keys = keys + lists.column_counts
-    return (keys * rows.to(q.device)).sum() * (q.shape[1] // lists.counts.shape[0])
+    keys = index.counts.long() * index.block
+    if index.column_counts is not None:
+        keys = keys + index.column_counts
+    return (keys * rows.to(q.device)).sum() * (q.shape[1] // index.counts.shape[0])

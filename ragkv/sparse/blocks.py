@@ -36,7 +36,7 @@ def bounding(keys: Tensor) -> tuple[Tensor, Tensor]:
     return (high + low) / 2, (high - low) / 2
 
 
-class Blocks:
+class BlockTable:
     """Digests and sink blocks of one layer of one request. box: None where blocks are ranked without digests."""
 
     def __init__(self, size: int, sinks: int, box: Box | None):

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragkv.kernels.lists import Lists, clear_blocks, extremes, make_lists
+from ragkv.kernels.lists import BlockSparseIndex, clear_blocks, extremes, build_index
 from ragkv.sparse.base import wide
 
 
@@ -60,7 +60,7 @@ class CritiPrefill:
 
 
 @dataclass(frozen=True)
-class Grid:
+class BlockGrid:
     """Segments of queries and blocks of keys at given positions. offset: rows that the first segment lacks · allowed
     [S, B] bool: blocks wholly before a segment, its candidates · own [S, B]: blocks that are not, but seen by it ·
     dense [S, 1]: segments that read all of them · clear [S, B]: see `make_lists`."""
@@ -73,15 +73,15 @@ class Grid:
     dense: Tensor
     clear: Tensor
 
-    def to(self, device: torch.device) -> Grid:
+    def to(self, device: torch.device) -> BlockGrid:
         """The same for rows on another device; positions stay on the CPU."""
         if self.allowed.device == device:
             return self
         parts = (each.to(device) for each in (self.allowed, self.own, self.dense, self.clear))
-        return Grid(self.q_pos, self.k_pos, self.offset, *parts)
+        return BlockGrid(self.q_pos, self.k_pos, self.offset, *parts)
 
 
-def grid(q_pos: Tensor, k_pos: Tensor, end: int, params: CritiPrefill, device: torch.device) -> Grid:
+def grid(q_pos: Tensor, k_pos: Tensor, end: int, params: CritiPrefill, device: torch.device) -> BlockGrid:
     """q_pos [T], k_pos [n] on the CPU; end: of the input."""
     first, last = int(q_pos[0]), int(q_pos[-1])
     offset = first % params.segment
@@ -91,7 +91,7 @@ def grid(q_pos: Tensor, k_pos: Tensor, end: int, params: CritiPrefill, device: t
     own = ~allowed & (earliest[None, :] <= (starts + params.segment - 1).clamp(max=last)[:, None])
     dense = (starts < params.threshold) | (starts // params.segment == (end - 1) // params.segment)
     clear = clear_blocks(q_pos, k_pos, params.segment, params.block, offset)
-    return Grid(q_pos, k_pos.clone(), offset, allowed, own, dense[:, None], clear).to(device)
+    return BlockGrid(q_pos, k_pos.clone(), offset, allowed, own, dense[:, None], clear).to(device)
 
 
 class Criticality:
@@ -100,11 +100,11 @@ class Criticality:
     def __init__(self, params: CritiPrefill):
         self.params = params
         self._before: Tensor | None = None
-        self._grid: Grid | None = None
+        self._grid: BlockGrid | None = None
 
     def select(
         self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int, scale: float
-    ) -> Lists | None:
+    ) -> BlockSparseIndex | None:
         """See `Choice`. Layers come in order; `scale` does not change which blocks are best."""
         p = self.params
         if layer == 0:
@@ -121,7 +121,7 @@ class Criticality:
         self._before = fuse(score, before, p.fusion)
         chosen = best(self._before, at.allowed, p.budget // p.block)
         mark = torch.where(at.dense, at.allowed, chosen) | at.own
-        return make_lists(mark, at.clear, p.segment, p.block, at.offset)
+        return build_index(mark, at.clear, p.segment, p.block, at.offset)
 
 
 def criticality(q: Tensor, k: Tensor, segment: int, block: int, offset: int = 0) -> Tensor:

@@ -32,12 +32,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ragkv.kernels.attention import merge
-from ragkv.sparse.base import Decoder, Decoding, wide
-from ragkv.sparse.past import Moments, Past, Prior, true
+from ragkv.sparse.base import DecodePolicy, DecodeState, wide
+from ragkv.sparse.past import Moments, KeyTables, Prior, true
 
 
 @dataclass(frozen=True)
-class Lfps(Decoder):
+class Lfps(DecodePolicy):
     """sinks: tokens at the start that are always read · rows: last queries of the prompt that fill the tables, the
     paper's T (lost; 1/(1 - decay)) · decay: the paper's gamma · bypass: share of the sinks above which a query head is
     not computed, 1 for never · beta: thresholds of candidates, in deviations (paper: .2 and .3) · local: last tokens
@@ -77,13 +77,13 @@ class Lfps(Decoder):
         return Learned(self)
 
 
-class Learned(Decoding):
+class Learned(DecodeState):
     """What one request has learned, by layer. Of the last step, by layer: bypassed bool [Hq], rho [Hq]."""
 
     def __init__(self, params: Lfps):
         super().__init__()
         self.params, self.rows = params, params.rows
-        self.past: dict[int, Past] = {}
+        self.past: dict[int, KeyTables] = {}
         self.bypassed: dict[int, Tensor] = {}
         self.rho: dict[int, Tensor] = {}
         self._rooms: dict[tuple[torch.device, torch.dtype], Tensor] = {}
@@ -99,7 +99,7 @@ class Learned(Decoding):
         rows = q[-p.rows :], q_pos[-p.rows :]
         vertical, slash = tables(rows[0], k, rows[1].to(k.device), places, outside, p, scale=scale)
         prior = priors(q[-1], k, v, outside, scale=scale) if bool(outside.any()) else None
-        self.past[layer] = Past(vertical, slash, places, sinks, p.local, prior)
+        self.past[layer] = KeyTables(vertical, slash, places, sinks, p.local, prior)
 
     def step(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, k_pos: Tensor, *, scale: float
@@ -123,7 +123,7 @@ class Learned(Decoding):
         return out.flatten(0, 1).to(q.dtype), read + len(past.sinks)
 
     def _retrieve(
-        self, past: Past, now: int, idle: Tensor, q: Tensor, k: Tensor, v: Tensor, *, scale: float
+        self, past: KeyTables, now: int, idle: Tensor, q: Tensor, k: Tensor, v: Tensor, *, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Read the best of the candidates and learn from them.
 
@@ -212,7 +212,7 @@ def priors(q: Tensor, k: Tensor, v: Tensor, outside: Tensor, *, scale: float) ->
     return Prior(kbar, vbar, torch.stack(variance) / square)
 
 
-def sparsity(q: Tensor, k: Tensor, past: Past, sink: Tensor, *, scale: float) -> Tensor:
+def sparsity(q: Tensor, k: Tensor, past: KeyTables, sink: Tensor, *, scale: float) -> Tensor:
     """rho [Hkv, g] of q [Hkv, g, d], the sinks' log-sum-exp [Hkv, g] given."""
     slots = past.slot[past.recent]
     recent = k[slots[slots >= 0]].to(q.dtype)
@@ -238,7 +238,7 @@ def thresholds(vertical: Moments, slash: Moments, beta: float) -> tuple[Tensor, 
     return tau_v, tau_s  # Eq. 8
 
 
-def candidates(past: Past, now: int, idle: Tensor, params: Lfps) -> None:
+def candidates(past: KeyTables, now: int, idle: Tensor, params: Lfps) -> None:
     """Mark C: what the tables name for heads that are not idle, its neighbours, and the last tokens."""
     busy = ~idle.flatten() if params.heads == "query" else ~idle.all(-1)
     if params.beta == -math.inf:

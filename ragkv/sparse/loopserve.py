@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ragkv.kernels.lines import Lines, cover, prices
-from ragkv.kernels.lists import Lists, clear_blocks, extremes, make_lists
+from ragkv.kernels.lines import LineSelection, cover, prices
+from ragkv.kernels.lists import BlockSparseIndex, clear_blocks, extremes, build_index
 from ragkv.sparse.base import wide
 
 
@@ -69,7 +69,7 @@ class Turns:
 
     def select(
         self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int, scale: float
-    ) -> Lists | None:
+    ) -> BlockSparseIndex | None:
         """See `Choice`. Rows no more than the sample are read densely: choosing would cost as much."""
         p = self.params
         last = int(q_pos[-1])
@@ -111,7 +111,7 @@ def attention(q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: floa
     return by_position
 
 
-def tiles(lines: Lines, q_pos: Tensor, k_pos: Tensor, tile: int, dense: float) -> Lists | None:
+def tiles(lines: LineSelection, q_pos: Tensor, k_pos: Tensor, tile: int, dense: float) -> BlockSparseIndex | None:
     """The lines as lists per query head: blocks that slash lines cross, and the vertical lines as columns; None when
     more than `dense` of all cells would be read. q_pos: consecutive."""
     device, first, last = lines.slash.device, int(q_pos[0]), int(q_pos[-1])
@@ -136,4 +136,4 @@ def tiles(lines: Lines, q_pos: Tensor, k_pos: Tensor, tile: int, dense: float) -
     in_order = bool((k_pos[1:] > k_pos[:-1]).all())
     until = torch.searchsorted(k_pos, high, right=True) if in_order else None
     clear = clear_blocks(q_pos, k_pos, tile, tile, offset).to(device)
-    return make_lists(mark, clear, tile, tile, offset, columns, until)
+    return build_index(mark, clear, tile, tile, offset, columns, until)

@@ -138,7 +138,7 @@ class Prior:
     r: Tensor
 
 
-class Past:
+class KeyTables:
     """vertical, slash [H, room]: S_v, S_s backwards, H = Hq or Hkv · slot [room] int64: row of the cache at a
     position, -1 for gaps and sinks · sinks [s]: rows of the sinks · recent: the last positions, ascending · others:
     rows that are no sinks · prior: what a prompt's keys are like in the mean, None where there are only sinks."""

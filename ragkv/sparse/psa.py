@@ -41,12 +41,12 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.attention import attend, merge
-from ragkv.sparse.base import Decoder, Decoding, Elsewhere, wide
-from ragkv.sparse.blocks import Blocks, cuboid, fetch
+from ragkv.sparse.base import DecodePolicy, DecodeState, BlockFetcher, wide
+from ragkv.sparse.blocks import BlockTable, cuboid, fetch
 
 
 @dataclass(frozen=True)
-class Psa(Decoder):
+class Psa(DecodePolicy):
     """threshold: share of the attention to be covered, the paper's epsilon (it names .95 and .98 and tunes it); 1 reads
     everything · block: keys read together (paper: 32 where it measures; a profile says 16) · micro: blocks between two
     looks at the share, the paper's m (paper silent; its figure draws 4) · least, part: ranked blocks that are read
@@ -83,7 +83,7 @@ class Psa(Decoder):
         return Progressive(self)
 
 
-class Progressive(Decoding):
+class Progressive(DecodeState):
     """Digests of one request's blocks.
 
     Of the last step, by layer: marked, bool [Hkv, B], the blocks read, near ones included · claimed [Hq], P_acc at the
@@ -92,17 +92,17 @@ class Progressive(Decoding):
 
     def __init__(self, params: Psa):
         super().__init__()
-        self.params, self.reaches = params, params.reach == "all"
+        self.params, self.wants_offloaded = params, params.reach == "all"
         self.marked: dict[int, Tensor] = {}
         self.claimed: dict[int, Tensor] = {}
-        self._blocks: dict[int, Blocks] = {}
+        self._blocks: dict[int, BlockTable] = {}
 
     def observe(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
     ) -> None:
         """Digests of the blocks that are full; queries do not matter."""
         if layer >= self.params.dense:
-            self._blocks.setdefault(layer, Blocks(self.params.block, self.params.sinks, cuboid)).update(k, k_pos)
+            self._blocks.setdefault(layer, BlockTable(self.params.block, self.params.sinks, cuboid)).update(k, k_pos)
 
     def step(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, k_pos: Tensor, *, scale: float
@@ -119,22 +119,22 @@ class Progressive(Decoding):
         near = over(asked, *(blocks.near(x, tail).transpose(0, 1) for x in (k, v)), scale=scale)
         ranks = blocks.scores(asked)
         order, beyond = blocks.ranked(ranks, tail), 0.0
-        if self.elsewhere is not None:
-            beyond = int(self.elsewhere.keys(layer)[1].sum()) / blocks.size
+        if self.offloaded is not None:
+            beyond = int(self.offloaded.keys(layer)[1].sum()) / blocks.size
         work = progress_at_once if k.is_cuda else progress
         done = work(asked, k, v, order, self.params, near, beyond, scale=scale)
         self.marked[layer] = blocks.mark(order, done.read, tail)
         always = rows - order.shape[1] * blocks.size
-        if self.elsewhere is not None:
+        if self.offloaded is not None:
             bar = last_read(ranks, order, done.read)
-            done, came = self._reach(layer, self.elsewhere, asked, done, bar, order.shape[1], scale=scale)
+            done, came = self._reach(layer, self.offloaded, asked, done, bar, order.shape[1], scale=scale)
             always += came
         self.claimed[layer] = done.claimed.flatten()
         return done.out.flatten(0, 1).to(q.dtype), always + done.read * blocks.size
 
     def _reach(
-        self, layer: int, elsewhere: Elsewhere, q: Tensor, done: Done, bar: Tensor, total: int, *, scale: float
-    ) -> tuple[Done, int]:
+        self, layer: int, elsewhere: BlockFetcher, q: Tensor, done: ProgressiveRead, bar: Tensor, total: int, *, scale: float
+    ) -> tuple[ProgressiveRead, int]:
         """Go on with what is elsewhere: blocks that rank above bar [Hkv], then the best for heads that are not done.
         total: blocks in the cache that are ranked. Returns what was read in the end, and how many keys came."""
         p, came = self.params, 0
@@ -150,7 +150,7 @@ class Progressive(Decoding):
             if not len(which):
                 break
             sizes = tokens[which.cpu()]
-            k, v = (x.transpose(0, 1) for x in self._pull(layer, elsewhere, which.tolist()))
+            k, v = (x.transpose(0, 1) for x in self._fetch(layer, elsewhere, which.tolist()))
             scores = q @ k.mT.to(q.dtype) * scale
             each = torch.stack([part.logsumexp(-1) for part in scores.split(sizes.tolist(), dim=-1)], dim=-1)
             part = each.logsumexp(-1)
@@ -158,11 +158,11 @@ class Progressive(Decoding):
             whole = each + torch.log(p.block / sizes.to(each))  # as if these blocks were as long as the others
             least = torch.minimum(done.least, whole.amin(-1))
             left = total - done.read[:, None] + float(tokens.sum() - sizes.sum()) / p.block
-            done, came = Done(out, lse, done.read, covered(lse, least, left), least), came + int(sizes.sum())
+            done, came = ProgressiveRead(out, lse, done.read, covered(lse, least, left), least), came + int(sizes.sum())
         return done, came
 
 
-class Done(NamedTuple):
+class ProgressiveRead(NamedTuple):
     """What progressive reading gives: out [Hkv, g, d], lse [Hkv, g], ranked blocks read [Hkv] int64, P_acc [Hkv, g],
     the logarithm of AS_min [Hkv, g]."""
 
@@ -183,7 +183,7 @@ def progress(
     beyond: float = 0.0,
     *,
     scale: float,
-) -> Done:
+) -> ProgressiveRead:
     """Algorithm 1 from line 7 on: q [Hkv, g, d] over ranked full blocks [Hkv, M] of k, v [n, Hkv, d].
 
     near: out [Hkv, g, d] and log-sum-exp [Hkv, g] of what has been read beforehand, or None · beyond:
@@ -211,7 +211,7 @@ def progress(
         heads = heads[short | (read[heads] < max(params.least, params.part * total))]
         if not heads.numel():
             break
-    return Done(out, lse, read, claimed, least)
+    return ProgressiveRead(out, lse, read, claimed, least)
 
 
 def progress_at_once(
@@ -224,7 +224,7 @@ def progress_at_once(
     beyond: float = 0.0,
     *,
     scale: float,
-) -> Done:
+) -> ProgressiveRead:
     """As `progress`, up to the order of additions, without its loop: what would have been read is found out from the
     masses of all blocks.
 
@@ -253,7 +253,7 @@ def progress_at_once(
     part = hidden.logsumexp(-1)
     out, lse = merge([(out, lse), (torch.exp(hidden - part[..., None]) @ values, part)])
     at = last[:, None].expand(-1, q.shape[1], -1)
-    return Done(out, lse, last[:, 0] + 1, claimed.gather(2, at)[..., 0], least.gather(2, at)[..., 0])
+    return ProgressiveRead(out, lse, last[:, 0] + 1, claimed.gather(2, at)[..., 0], least.gather(2, at)[..., 0])
 
 
 def share_of(claimed: Tensor, params: Psa) -> Tensor:

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.attention import attend, merge
-from ragkv.sparse.base import Decoder, Decoding, wide
+from ragkv.sparse.base import DecodePolicy, DecodeState, wide
 from ragkv.sparse.psa import over
 
 
 @dataclass(frozen=True)
-class LoopServeDecode(Decoder):
+class LoopServeDecode(DecodePolicy):
     """first: steps that are dense (paper: 16) · every: steps between selections, and tokens that choose, the paper's
     n_d (16) · budget: keys chosen, the paper's B (1024), per kv head (paper silent) beside those of the observed tokens
     and of later ones (paper silent) · evict: `view` chooses from all keys each time, `evict` from what is left, so that
@@ -47,13 +47,13 @@ class LoopServeDecode(Decoder):
         if self.evict not in ("view", "evict"):
             raise ValueError("evict must be 'view' or 'evict'")
 
-    def start(self) -> Reselecting:
+    def start(self) -> ReselectingState:
         """State of one request."""
-        return Reselecting(self)
+        return ReselectingState(self)
 
 
 @dataclass
-class Kept:
+class KeptLines:
     """What one layer reads since its last selection: slots [Hkv, m], their k, v [Hkv, m, d], and all rows from slot
     `since` on."""
 
@@ -63,13 +63,13 @@ class Kept:
     since: int
 
 
-class Reselecting(Decoding):
+class ReselectingState(DecodeState):
     """State of one request, by layer. kept: of the last selection · chosen: the steps at which there was one."""
 
     def __init__(self, params: LoopServeDecode):
         super().__init__()
         self.params, self.rows = params, params.every
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, KeptLines] = {}
         self.chosen: dict[int, list[int]] = {}
         self._steps: dict[int, int] = {}
         self._asked: dict[int, tuple[Tensor, Tensor]] = {}
@@ -121,7 +121,7 @@ class Reselecting(Decoding):
         best = score.topk(count, dim=1, sorted=False).indices.sort(dim=1).values
         slots = slots.gather(1, best)
         every = torch.arange(heads, device=k.device)[:, None]
-        self.kept[layer] = Kept(slots, k[slots, every], v[slots, every], rows)
+        self.kept[layer] = KeptLines(slots, k[slots, every], v[slots, every], rows)
         return score.shape[1]
 
 

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.attention import merge
-from ragkv.sparse.base import Decoder, Decoding, wide
-from ragkv.sparse.blocks import Blocks, bounding, cuboid, fetch, mass
+from ragkv.sparse.base import DecodePolicy, DecodeState, wide
+from ragkv.sparse.blocks import BlockTable, bounding, cuboid, fetch, mass
 from ragkv.sparse.psa import over
 
 BOXES = {"cuboid": cuboid, "quest": bounding, "exact": None}
 
 
 @dataclass(frozen=True)
-class TopBlocks(Decoder):
+class TopBlocks(DecodePolicy):
     """count: blocks read beside the near ones (a profile says 128) · digest: what ranks them · block: keys a block (a
     profile says 16) · sinks: blocks at the start that are always read."""
 
@@ -45,21 +45,21 @@ class TopBlocks(Decoder):
         return Top(self)
 
 
-class Top(Decoding):
+class Top(DecodeState):
     """Digests of one request's blocks. marked: bool [Hkv, B] by layer, the blocks that the last step read."""
 
     def __init__(self, params: TopBlocks):
         super().__init__()
         self.params = params
         self.marked: dict[int, Tensor] = {}
-        self._blocks: dict[int, Blocks] = {}
+        self._blocks: dict[int, BlockTable] = {}
 
     def observe(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
     ) -> None:
         """Digests of the blocks that are full; queries do not matter."""
         p = self.params
-        self._blocks.setdefault(layer, Blocks(p.block, p.sinks, BOXES[p.digest])).update(k, k_pos)
+        self._blocks.setdefault(layer, BlockTable(p.block, p.sinks, BOXES[p.digest])).update(k, k_pos)
 
     def step(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, k_pos: Tensor, *, scale: float
@@ -86,7 +86,7 @@ class Top(Decoding):
 
 
 @dataclass(frozen=True)
-class TopKeys(Decoder):
+class TopKeys(DecodePolicy):
     """share, least: keys read of all, k = max(least, share of all)."""
 
     share: float = 0.02
@@ -101,7 +101,7 @@ class TopKeys(Decoder):
         return Best(self)
 
 
-class Best(Decoding):
+class Best(DecodeState):
     """Nothing is remembered: all keys are scored for every token."""
 
     def __init__(self, params: TopKeys):

@@ -18,8 +18,8 @@ from itertools import accumulate
 from typing import TypeAlias
 
 from ragkv.store.base import Arrived, Range
-from ragkv.store.link import Link
-from ragkv.store.wire import Refusal, Wire
+from ragkv.store.link import ServerLink
+from ragkv.store.wire import ServerRefusal, RespConnection
 
 PIECE = 2**19
 UNDER_WAY_BYTES = 2**20
@@ -35,7 +35,7 @@ hundreds."""
 class OddReply(Exception):
     """A piece came back as an error, or in another size."""
 
-    def __init__(self, piece: Piece, reply: int | Refusal) -> None:
+    def __init__(self, piece: Piece, reply: int | ServerRefusal) -> None:
         super().__init__()
         self.piece, self.reply = piece, reply
 
@@ -44,10 +44,10 @@ class _Abandoned(Exception):
     """Leaves a line whose replies nobody will read, so that it is closed."""
 
 
-class Bulk:
+class BulkReader:
     """Reads ranges of values behind one link. Thread-safe; threads start with the first load that is large enough."""
 
-    def __init__(self, link: Link, readers: int | None = None) -> None:
+    def __init__(self, link: ServerLink, readers: int | None = None) -> None:
         """`readers`: most connections for one load; by default as many as processors are left beside one, at most 4."""
         self._link = link
         self._readers = readers or max(1, min(MAX_READERS, len(os.sched_getaffinity(0)) - 1))
@@ -86,7 +86,7 @@ class _Load:
     """One read: its pieces in order, for whoever works on it. fault: what ended it, the first one."""
 
     def __init__(
-        self, link: Link, names: Sequence[str], ranges: Sequence[Range], out: memoryview, arrived: Arrived
+        self, link: ServerLink, names: Sequence[str], ranges: Sequence[Range], out: memoryview, arrived: Arrived
     ) -> None:
         self.fault: BaseException | None = None
         self._link, self._out, self._arrived = link, out, arrived
@@ -110,7 +110,7 @@ class _Load:
         except BaseException as fault:
             self._end(fault)
 
-    def _pump(self, wire: Wire, asked: deque[Piece]) -> None:
+    def _pump(self, wire: RespConnection, asked: deque[Piece]) -> None:
         """Read the replies to these pieces and to all that can be had after them."""
         under_way = self._ask(wire, asked)
         while asked:
@@ -128,7 +128,7 @@ class _Load:
             if self.fault is not None:
                 raise _Abandoned
 
-    def _ask(self, wire: Wire, pieces: Iterable[Piece]) -> int:
+    def _ask(self, wire: RespConnection, pieces: Iterable[Piece]) -> int:
         """Request these pieces; returns their bytes."""
         wire.send((("GETRANGE", name, start, start + size - 1) for _, name, start, size, _ in pieces), self._deadline)
         return sum(size for *_, size, _ in pieces)

@@ -27,7 +27,7 @@ from redis.crc import key_slot
 from ragkv.errors import ConfigError, StoreUnavailable
 from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
 from ragkv.store.link import BREAK_SECONDS, Moved
-from ragkv.store.redis import Memory, RedisStore
+from ragkv.store.redis import RedisMemory, RedisStore
 from ragkv.types import Key
 
 SLOTS_BYTES = 2**20
@@ -120,7 +120,7 @@ class ClusterStore:
         """See KVStore.ping. Every primary must answer."""
         self._everywhere(RedisStore.ping)
 
-    def memory(self) -> tuple[Memory, ...]:
+    def memory(self) -> tuple[RedisMemory, ...]:
         """Of every primary. Raises StoreUnavailable when one does not answer, or does not tell."""
         return tuple(chain.from_iterable(self._everywhere(RedisStore.memory)))
 

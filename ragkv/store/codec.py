@@ -34,7 +34,7 @@ from torch import Tensor
 
 from ragkv.errors import EntryCorrupt
 from ragkv.store.base import KVStore
-from ragkv.store.layout import Layout, Parts, joined, parts
+from ragkv.store.layout import Layout, BlockRanges, joined, block_ranges
 from ragkv.store.quantise import dequantise, quantise
 from ragkv.store.seal import CHECKSUMS, RECORD_BYTES, Seal
 from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape
@@ -142,18 +142,18 @@ def as_stored(kv: ChunkKV, head: Head, body: Sequence[memoryview]) -> ChunkKV:
         return replace(kv, digest=head.digest)
     k, v = torch.empty_like(kv.k), torch.empty_like(kv.v)
     # Layer by layer, to need no second copy of everything: each is laid out as the first is.
-    found = parts(head.layout, [range(head.layout.blocks), *[()] * (head.layout.shape.layers - 1)])
+    found = block_ranges(head.layout, [range(head.layout.blocks), *[()] * (head.layout.shape.layers - 1)])
     for layer, data in enumerate(body):
         (k[layer], v[layer]), *_ = unpack(torch.frombuffer(data, dtype=torch.uint8), offsets(found), found, head.layout)
     return replace(kv, digest=head.digest, k=k, v=v)
 
 
-def offsets(found: Parts) -> NDArray[np.int64]:
+def offsets(found: BlockRanges) -> NDArray[np.int64]:
     """Where each part begins in the bytes that `fetch` returns."""
     return found.size.cumsum() - found.size
 
 
-def fetch(store: KVStore, key: Key, head: Head, found: Parts) -> Tensor:
+def fetch(store: KVStore, key: Key, head: Head, found: BlockRanges) -> Tensor:
     """The bytes of the parts, one after another, uint8, every block verified; only these bytes are read.
 
     Raises EntryMissing, EntryCorrupt, StoreUnavailable.
@@ -184,7 +184,7 @@ def fetch(store: KVStore, key: Key, head: Head, found: Parts) -> Tensor:
     return raw
 
 
-def unpack(raw: Tensor, starts: NDArray[np.int64], found: Parts, layout: Layout) -> list[tuple[Tensor, Tensor]]:
+def unpack(raw: Tensor, starts: NDArray[np.int64], found: BlockRanges, layout: Layout) -> list[tuple[Tensor, Tensor]]:
     """Blocks as stored -> per layer (k, v), each [m, Hkv, d] in the model's dtype on the device of `raw`, m = tokens of
     its blocks, in order; K is before RoPE.
 
@@ -230,7 +230,7 @@ def _blocks(k: Tensor, v: Tensor, tokens: int, layout: Layout) -> Tensor:
 
 def _tags(body: Sequence[memoryview], layout: Layout, seal: Seal) -> NDArray[np.uint8]:
     wanted = [range(layout.blocks)] * layout.shape.layers
-    tags = [seal.block(body[layer][start : start + size]) for layer, _, start, size in parts(layout, wanted)]
+    tags = [seal.block(body[layer][start : start + size]) for layer, _, start, size in block_ranges(layout, wanted)]
     return np.frombuffer(b"".join(tags), np.uint8).reshape(layout.shape.layers, layout.blocks, seal.block_bytes).copy()
 
 

@@ -23,7 +23,7 @@ Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class BlockRanges:
     """Blocks of one chunk, m of them, none twice: arrays, because one question names hundreds, and as a rule all of
     them are in memory. Iterating gives each as a `Part`.
 
@@ -53,12 +53,12 @@ class Parts:
         """Of all."""
         return int(self.size.sum())
 
-    def some(self, which: Numbers) -> Parts:
+    def some(self, which: Numbers) -> BlockRanges:
         """Those at places `which`."""
         if which.shape[0] == len(self):  # places ascend, so these are all
             return self
         layer, block, offset, size = (each[which] for each in (self.layer, self.block, self.offset, self.size))
-        return Parts(layer, block, offset, size, self.blocks, self.grid)
+        return BlockRanges(layer, block, offset, size, self.blocks, self.grid)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Layout:
         return sum(map(len, wanted)) * full - ends * (full - self.last_bytes)
 
 
-def parts(layout: Layout, wanted: Sequence[Sequence[int]]) -> Parts:
+def block_ranges(layout: Layout, wanted: Sequence[Sequence[int]]) -> BlockRanges:
     """The blocks that `wanted` names, layer by layer. Raises ValueError unless each layer's ids exist and ascend."""
     layers, count, stride = layout.shape.layers, layout.blocks, layout.full_bytes
     if len(wanted) != layers:
@@ -159,10 +159,10 @@ def parts(layout: Layout, wanted: Sequence[Sequence[int]]) -> Parts:
     if wrong.any():
         raise ValueError(f"layer {layer[wrong.argmax()]}: the blocks wanted must ascend and be below {count}")
     size = np.where(block == count - 1, layout.last_bytes, stride)
-    return Parts(layer, block, block * stride, size, count, layers * count)
+    return BlockRanges(layer, block, block * stride, size, count, layers * count)
 
 
-def joined(found: Parts) -> list[Range]:
+def joined(found: BlockRanges) -> list[Range]:
     """Neighbours become one range: fewer reads, same bytes."""
     if not len(found):
         return []

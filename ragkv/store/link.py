@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from ragkv.errors import ConfigError, EntryCorrupt, StoreError, StoreFull, StoreUnavailable
-from ragkv.store.wire import Command, Refusal, Reply, Wire
+from ragkv.store.wire import Command, ServerRefusal, Reply, RespConnection
 
 BREAK_SECONDS = 1.0
 SLOWEST = 32 * 2**20
@@ -35,7 +35,7 @@ class Moved(StoreUnavailable):
     """The key belongs to another node of a cluster, and the one that says so knows to which (cluster.py)."""
 
 
-class Link:
+class ServerLink:
     """Thread-safe: each exchange takes a connection of its own from a pool.
 
     Nothing is sent before the first use. The password of the URL is in no message and no repr.
@@ -76,7 +76,7 @@ class Link:
             return [wire.reply(answer) for _ in commands]
 
     @contextmanager
-    def line(self) -> Iterator[Wire]:
+    def line(self) -> Iterator[RespConnection]:
         """A connection of one's own. It is closed when anything is raised inside, or is left over: another user would
         take the replies under way for its own. Raises StoreUnavailable as `exchange` does, in place of OSError too."""
         closed_for = self._closed_until - time.monotonic()
@@ -86,7 +86,7 @@ class Link:
             connection: Any = self._pool.get_connection()
             try:
                 line = connected_socket(connection)
-                wire = Wire(line, self._timeout)
+                wire = RespConnection(line, self._timeout)
                 yield wire
                 if not wire.settled():
                     raise ConnectionError("a reply came that nobody asked for")
@@ -104,7 +104,7 @@ class Link:
 
     def accepted(self, reply: Reply) -> Any:
         """The reply. Where it is an error: StoreFull, EntryCorrupt (a value of another type) or StoreUnavailable."""
-        if not isinstance(reply, Refusal):
+        if not isinstance(reply, ServerRefusal):
             return reply
         kind: type[StoreError] = StoreUnavailable
         # MISCONF: Redis takes no writes because it cannot save, as a rule for want of disk space.

@@ -27,7 +27,7 @@ from ragkv.errors import NotQuantisable
 from ragkv.store.layout import Layout
 
 
-class Form(NamedTuple):
+class QuantisedFormat(NamedTuple):
     """dtype: of the codes · largest: code that a scale maps the largest number to."""
 
     dtype: torch.dtype
@@ -37,7 +37,7 @@ class Form(NamedTuple):
 PIECE = 2**18
 """Numbers turned at a time on a CPU."""
 
-FORMS = {"int8": Form(torch.int8, 127.0), "fp8": Form(torch.float8_e4m3fn, 448.0)}
+FORMS = {"int8": QuantisedFormat(torch.int8, 127.0), "fp8": QuantisedFormat(torch.float8_e4m3fn, 448.0)}
 
 
 def quantise(k: Tensor, v: Tensor, layout: Layout) -> Tensor:
@@ -81,7 +81,7 @@ def dequantise(raw: Tensor, begin: NDArray[np.int64], counts: NDArray[np.int64],
         out[1, start : start + step] = v.mul_(v_scales.unsqueeze(-1)).clamp_(-limit, limit)
 
 
-def _numbers(codes: Tensor, form: Form) -> Tensor:
+def _numbers(codes: Tensor, form: QuantisedFormat) -> Tensor:
     """Codes, as bytes, as float32."""
     if form.dtype == torch.int8:
         return codes.view(torch.int8).float()
@@ -91,7 +91,7 @@ def _numbers(codes: Tensor, form: Form) -> Tensor:
     return bits.view(torch.float16).float().mul_(256.0)
 
 
-def _coded(x: Tensor, dim: int, form: Form) -> tuple[Tensor, Tensor]:
+def _coded(x: Tensor, dim: int, form: QuantisedFormat) -> tuple[Tensor, Tensor]:
     """Codes and scales as bytes (the last axis is bytes); one scale for all numbers along `dim`."""
     x = x.detach().float()
     scale = x.abs().amax(dim, keepdim=True) / form.largest

@@ -28,9 +28,9 @@ from typing import Any
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreError, StoreUnavailable
 from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
-from ragkv.store.bulk import Bulk, OddReply
-from ragkv.store.link import Link
-from ragkv.store.wire import Command, Refusal
+from ragkv.store.bulk import BulkReader, OddReply
+from ragkv.store.link import ServerLink
+from ragkv.store.wire import Command, ServerRefusal
 from ragkv.types import Key
 
 FRAME = struct.Struct("<4sIQ")
@@ -43,7 +43,7 @@ HEAD_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
-class Memory:
+class RedisMemory:
     """What a server says of its memory. where: its address · used, limit: bytes; 0: no limit · policy: what goes
     when it is full."""
 
@@ -58,8 +58,8 @@ class RedisStore:
 
     def __init__(self, url: str, timeout: float, ttl: float | None = None) -> None:
         """`timeout`, `ttl` in seconds. The server need not answer yet. Raises ConfigError when the URL is malformed."""
-        self.link = Link(url, timeout)
-        self._bulk = Bulk(self.link)
+        self.link = ServerLink(url, timeout)
+        self._bulk = BulkReader(self.link)
         # Milliseconds, at least one: Redis refuses an expiry of 0.
         self._head_expiry: tuple[Any, ...] = ("PX", max(1, round(1000 * ttl))) if ttl else ()
         self._body_expiry: tuple[Any, ...] = ("PX", max(1, round(1000 * ttl)) + 1000) if ttl else ()
@@ -102,7 +102,7 @@ class RedisStore:
         try:
             self._bulk.read([_body(key, part.layer) for part in ranges], ranges, out, arrived)
         except OddReply as odd:
-            if isinstance(odd.reply, Refusal):
+            if isinstance(odd.reply, ServerRefusal):
                 self.link.accepted(odd.reply)
             number, _, start, size, _ = odd.piece
             raise self._why_short(key, ranges[number].layer, start + size) from None
@@ -152,7 +152,7 @@ class RedisStore:
         """See KVStore.ping. Fails at once for a second after a failure, as every call does."""
         self.link.ask("PING")
 
-    def memory(self) -> tuple[Memory, ...]:
+    def memory(self) -> tuple[RedisMemory, ...]:
         """Of the server. Raises StoreUnavailable when it does not answer, or does not tell."""
         told = bytes(self.link.ask("INFO", "memory")).decode(errors="replace")
         found = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
@@ -160,7 +160,7 @@ class RedisStore:
             used, limit, policy = int(found["used_memory"]), int(found["maxmemory"]), found["maxmemory_policy"]
         except (KeyError, ValueError):
             raise StoreUnavailable(f"Redis at {self.link.where} does not tell about its memory") from None
-        return (Memory(self.link.where, used, limit, policy),)
+        return (RedisMemory(self.link.where, used, limit, policy),)
 
     def close(self) -> None:
         """See KVStore.close."""

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ragkv.store.layout import Numbers, Parts
+from ragkv.store.layout import Numbers, BlockRanges
 from ragkv.store.pool import BlockPool, PoolStats
 from ragkv.types import Key
 
-Seen = Counter[str]
+TierBytes = Counter[str]
 """Bytes by the tier that gave them."""
 
 
-Bring = Callable[[Parts], Tensor]
+FetchBlocks = Callable[[BlockRanges], Tensor]
 """Where blocks come from: the bytes of parts, one after another, uint8. Raises StoreError."""
 
 
@@ -45,12 +45,12 @@ class Tier:
     def __init__(self, name: str, pool: BlockPool):
         self.name, self.pool = name, pool
         self._lock = threading.Lock()
-        self._coming: dict[Key, list[_Flight]] = {}
+        self._in_flight: dict[Key, list[_Flight]] = {}
 
-    def bring(self, key: Key, width: int, found: Parts, below: Bring, seen: Seen) -> Tensor:
+    def fetch(self, key: Key, width: int, found: BlockRanges, below: FetchBlocks, seen: TierBytes) -> Tensor:
         """The bytes of the parts, one after another, uint8, on the pool's device, or where `below` brings them when
         there is no room. Raises StoreError."""
-        with self.hold(key, width, found, below, seen) as slots:
+        with self.pin(key, width, found, below, seen) as slots:
             if slots is None:
                 return below(found)
             data = self.pool.data
@@ -63,7 +63,7 @@ class Tier:
         return slots * self.pool.size
 
     @contextmanager
-    def hold(self, key: Key, width: int, found: Parts, below: Bring, seen: Seen) -> Iterator[Numbers | None]:
+    def pin(self, key: Key, width: int, found: BlockRanges, below: FetchBlocks, seen: TierBytes) -> Iterator[Numbers | None]:
         """The slots of the parts [m], in order, pinned until the block ends; None when there is no room for them.
 
         Raises StoreError when what is below does not deliver.
@@ -80,7 +80,7 @@ class Tier:
             with self._lock:
                 self.pool.release(slots[slots >= 0])
 
-    def absent(self, key: Key, found: Parts) -> Parts:
+    def absent(self, key: Key, found: BlockRanges) -> BlockRanges:
         """Those of the parts that are not here at the moment."""
         with self._lock:
             held = self.pool.holds(key, found.cells)
@@ -97,7 +97,7 @@ class Tier:
             return self.pool.stats()
 
     def _fill(
-        self, key: Key, width: int, found: Parts, wanted: Numbers, slots: Numbers, below: Bring, seen: Seen
+        self, key: Key, width: int, found: BlockRanges, wanted: Numbers, slots: Numbers, below: FetchBlocks, seen: TierBytes
     ) -> bool:
         """Find or bring the wanted parts, and wait for those that others bring; what these fail to bring stays -1.
         False: no room."""
@@ -115,7 +115,7 @@ class Tier:
             if taken is None:
                 return False
             flight = _Flight(cells[mine])
-            self._coming.setdefault(key, []).append(flight)
+            self._in_flight.setdefault(key, []).append(flight)
         try:
             if mine.shape[0]:
                 chosen = asked.some(mine)
@@ -130,7 +130,7 @@ class Tier:
             slots[wanted[mine]] = taken
         finally:
             with self._lock:
-                self._land(key, flight)
+                self._complete(key, flight)
         for other in others:
             other.landed.wait()
         return True
@@ -138,20 +138,20 @@ class Tier:
     def _apart(self, key: Key, cells: Numbers, absent: Numbers) -> tuple[Numbers, list[_Flight]]:
         """(places in `cells` of those absent that nobody brings, who brings the others)."""
         others = []
-        for flight in self._coming.get(key, ()):
+        for flight in self._in_flight.get(key, ()):
             theirs = np.isin(cells[absent], flight.cells)
             if theirs.any():
                 others.append(flight)
                 absent = absent[~theirs]
         return absent, others
 
-    def _land(self, key: Key, flight: _Flight) -> None:
-        self._coming[key].remove(flight)
-        if not self._coming[key]:
-            del self._coming[key]
+    def _complete(self, key: Key, flight: _Flight) -> None:
+        self._in_flight[key].remove(flight)
+        if not self._in_flight[key]:
+            del self._in_flight[key]
         flight.landed.set()
 
-    def _copy(self, raw: Tensor, taken: Numbers, found: Parts, width: int) -> None:
+    def _copy(self, raw: Tensor, taken: Numbers, found: BlockRanges, width: int) -> None:
         """Bytes of parts, one after another, into their slots."""
         data, rows = self.pool.data.view(-1, width), _rows(self.starts(taken), found, width)
         if data.device.type == "cpu":
@@ -163,7 +163,7 @@ class Tier:
             data.index_copy_(0, rows.to(data.device), raw.to(data.device, non_blocking=True).view(-1, width))
 
 
-def _rows(starts: Numbers, found: Parts, width: int) -> Tensor:
+def _rows(starts: Numbers, found: BlockRanges, width: int) -> Tensor:
     """The rows of `width` bytes that the parts take up when they begin at `starts` (multiples of it)."""
     counts = found.size // width
     first = starts // width - (counts.cumsum() - counts)

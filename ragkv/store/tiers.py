@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from ragkv.errors import StoreError
-from ragkv.kernels.carry import Form, Lent
+from ragkv.kernels.carry import TransferFormat, PinnedBlocks
 from ragkv.store.base import KVStore
 from ragkv.store.codec import Head, fetch, offsets, unpack
-from ragkv.store.layout import Layout, Parts, parts
+from ragkv.store.layout import Layout, BlockRanges, block_ranges
 from ragkv.store.pool import BlockPool, PoolStats
-from ragkv.store.tier import Bring, Seen, Tier
+from ragkv.store.tier import FetchBlocks, TierBytes, Tier
 from ragkv.types import Key
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ HEADS_SHARE = 8
 
 
 @dataclass(frozen=True)
-class Budgets:
+class TierBudgets:
     """Bytes of host memory and of GPU memory for what stays between questions; 0 keeps nothing there. The GPU's counts
     only where the model is on one."""
 
@@ -49,17 +49,17 @@ class Budgets:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedBlocks:
     """rows: per layer (k, v) [m, Hkv, d], before RoPE · seen: bytes by the tier that gave them."""
 
     rows: list[tuple[Tensor, Tensor]]
-    seen: Seen
+    seen: TierBytes
 
 
 class Tiers:
     """A KV store with what is kept of it in memory. Thread-safe."""
 
-    def __init__(self, store: KVStore, layout: Layout, budgets: Budgets, device: torch.device):
+    def __init__(self, store: KVStore, layout: Layout, budgets: TierBudgets, device: torch.device):
         """layout: of any chunk of the model, for the size of a block · device: where the model is."""
         self.store, self._device = store, device
         heads = budgets.host // HEADS_SHARE
@@ -86,57 +86,57 @@ class Tiers:
         keys = {name: getattr(digest, name).to(self._device) for name in ("mean_keys", "local_query", "retrieval_keys")}
         return replace(head, digest=replace(digest, **keys))
 
-    def load(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> Loaded:
+    def load(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> LoadedBlocks:
         """Blocks, block ids per layer ascending. Raises EntryMissing, EntryCorrupt, StoreUnavailable."""
-        found, seen = parts(head.layout, wanted), Seen()
+        found, seen = block_ranges(head.layout, wanted), TierBytes()
         *lower, top = self._tiers
         below = self._below(lower, key, head, seen)
-        with top.hold(key, head.layout.row_bytes, found, below, seen) as slots:
+        with top.pin(key, head.layout.row_bytes, found, below, seen) as slots:
             if slots is not None:
-                return Loaded(unpack(top.pool.data.flatten(), top.starts(slots), found, head.layout), seen)
-        return Loaded(unpack(below(found).to(self._device), offsets(found), found, head.layout), seen)
+                return LoadedBlocks(unpack(top.pool.data.flatten(), top.starts(slots), found, head.layout), seen)
+        return LoadedBlocks(unpack(below(found).to(self._device), offsets(found), found, head.layout), seen)
 
-    def lend(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> tuple[Lent, Seen] | None:
+    def pin(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> tuple[PinnedBlocks, TierBytes] | None:
         """Blocks where they lie in the nearest tier that has room for all of them, and bytes by the tier that gave
         them; None where no tier has. They are pinned until they are released. Raises as `load`."""
-        found, layout = parts(head.layout, wanted), head.layout
+        found, layout = block_ranges(head.layout, wanted), head.layout
         shape = layout.shape
         for above in range(len(self._tiers) - 1, -1, -1):
-            tier, seen = self._tiers[above], Seen()
+            tier, seen = self._tiers[above], TierBytes()
             below = self._below(self._tiers[:above], key, head, seen)
             with ExitStack() as held:
-                slots = held.enter_context(tier.hold(key, layout.row_bytes, found, below, seen))
+                slots = held.enter_context(tier.pin(key, layout.row_bytes, found, below, seen))
                 if slots is not None:
                     addresses = tier.starts(slots) + tier.pool.data.data_ptr()
                     told = addresses, found.layer, found.block
                     numbers, layers, blocks = (torch.from_numpy(each) for each in told)
                     near = tier.pool.data.is_cuda
-                    form = Form(layout.body, layout.block, shape.kv_heads, shape.head_dim, layout.dtype, near)
-                    return Lent(numbers, layers, blocks, form, held.pop_all().close), seen
+                    form = TransferFormat(layout.body, layout.block, shape.kv_heads, shape.head_dim, layout.dtype, near)
+                    return PinnedBlocks(numbers, layers, blocks, form, held.pop_all().close), seen
         return None
 
     def warm(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> None:
         """Bring blocks into host memory, as far as there is room. Raises as `load`."""
-        host, found, seen = self._tiers[0], parts(head.layout, wanted), Seen()
+        host, found, seen = self._tiers[0], block_ranges(head.layout, wanted), TierBytes()
         if len(found) <= host.pool.slots:
-            with host.hold(key, head.layout.row_bytes, found, partial(self._stored, key, head, seen), seen):
+            with host.pin(key, head.layout.row_bytes, found, partial(self._stored, key, head, seen), seen):
                 pass
 
-    def _below(self, tiers: Sequence[Tier], key: Key, head: Head, seen: Seen) -> Bring:
+    def _below(self, tiers: Sequence[Tier], key: Key, head: Head, seen: TierBytes) -> FetchBlocks:
         """What brings blocks through `tiers`, the farthest first."""
-        below: Bring = partial(self._stored, key, head, seen)
+        below: FetchBlocks = partial(self._stored, key, head, seen)
         for tier in tiers:
-            below = partial(tier.bring, key, head.layout.row_bytes, below=below, seen=seen)
+            below = partial(tier.fetch, key, head.layout.row_bytes, below=below, seen=seen)
         return below
 
-    def _stored(self, key: Key, head: Head, seen: Seen, found: Parts) -> Tensor:
+    def _stored(self, key: Key, head: Head, seen: TierBytes, found: BlockRanges) -> Tensor:
         raw = fetch(self.store, key, head, found)
         seen["store"] += raw.numel()
         return raw
 
     def absent(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> int:
         """Bytes of these blocks that only the store has."""
-        found = parts(head.layout, wanted)
+        found = block_ranges(head.layout, wanted)
         for tier in self._tiers:
             found = tier.absent(key, found)
         return found.bytes

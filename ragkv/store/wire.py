@@ -34,7 +34,7 @@ Command: TypeAlias = "tuple[str | int | bytes | memoryview, ...]"
 
 
 @dataclass(frozen=True)
-class Refusal:
+class ServerRefusal:
     """An error that the server answered with: its code in capitals, then what it says."""
 
     text: str
@@ -48,7 +48,7 @@ class Refusal:
 Reply: TypeAlias = "bytes | int | Refusal | list[Reply] | None"
 
 
-class Wire:
+class RespConnection:
     """One connection, while one thread uses it."""
 
     def __init__(self, line: socket.socket, patience: float) -> None:
@@ -69,12 +69,12 @@ class Wire:
         self._raw.deadline = deadline
         return self._reply(NESTED)
 
-    def fill(self, out: memoryview, deadline: float) -> int | Refusal:
+    def fill(self, out: memoryview, deadline: float) -> int | ServerRefusal:
         """Read a value into `out`. Returns its size, -1 when there is none; `out` is full only if it has this size."""
         self._raw.deadline = deadline
         kind, text = self._head()
         if kind == b"-":
-            return Refusal(text.decode(errors="replace"))
+            return ServerRefusal(text.decode(errors="replace"))
         size = _number(text)
         if kind != b"$":
             raise ConnectionError(f"a value was to come, not {kind + text[:80]!r}")
@@ -94,7 +94,7 @@ class Wire:
         if kind == b"+":
             return text
         if kind == b"-":
-            return Refusal(text.decode(errors="replace"))
+            return ServerRefusal(text.decode(errors="replace"))
         number = _number(text)
         if kind == b":":
             return number

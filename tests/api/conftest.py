@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from api.traces import Tracing
-from api.worker import Worker
+from api.worker import EngineThread
 from ragkv.config import Settings, load_settings
 
 LIMIT = 64 * 1024
@@ -33,7 +33,7 @@ class Service:
 
     url: str
     port: int
-    worker: Worker
+    worker: EngineThread
     client: httpx.Client
     app: FastAPI
 

@@ -70,7 +70,7 @@ def test_putting_what_is_there_does_nothing_and_shows_it(service: Service) -> No
 
 def test_a_document_tells_what_is_known_of_it(service: Service) -> None:
     shown = put(service, "known", SAYS, "put", wait=True).json()
-    size = service.worker.holdings.token_bytes
+    size = service.worker.catalog_service.token_bytes
     assert {name: shown[name] for name in ("id", "collection", "title", "metadata", "chunks", "bytes")} == {
         "id": "known", "collection": "put", "title": "Lamp", "metadata": {"year": 1889}, "chunks": 1, "bytes": 38,
     }  # fmt: skip

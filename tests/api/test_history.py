@@ -17,26 +17,26 @@ import httpx
 import jsonschema
 import pytest
 
-from api.account import Account, at_work
-from api.history import History, Remembered
+from api.account import RequestContext, working_for
+from api.history import AnswerHistory, RecordedAnswer
 from api.history_schemas import holding
 from api.keys import make_key
-from ragkv.begun import Begun
+from ragkv.begun import RequestState
 from ragkv.catalog import Catalog
 from ragkv.engine import Engine
-from ragkv.kvmap import KEPT, KVMap, MappedChunk
+from ragkv.kvmap import KEPT, KVMap, ChunkMap
 from ragkv.report import (
     Answer,
-    Bytes,
-    Cache,
+    ByteCounts,
+    CacheReport,
     ChunkReport,
     Citation,
-    Decoded,
-    Hits,
+    DecodeReport,
+    TierHits,
     Ratios,
     Report,
     Timings,
-    Tokens,
+    TokenCounts,
 )
 from tests.api.conftest import HARBOUR, Service, serving, settings
 
@@ -219,7 +219,7 @@ def test_what_another_process_removed_is_not_shown_although_nobody_said_so(
     catalog = Catalog.open(service.app.state.settings.data / "catalog.sqlite")
     unwanted = catalog.remove(collection, "mill")
     catalog.close()
-    service.worker.submit(lambda engine: engine.forget(unwanted)).result(30)
+    service.worker.submit(lambda engine: engine.evict(unwanted)).result(30)
     if again:  # a new document of the same name is not the one that was removed
         put(service, collection, "mill", "The mill of Orm is a museum.")
     assert listed(service, collection) == []
@@ -230,12 +230,12 @@ def test_what_another_process_removed_is_not_shown_although_nobody_said_so(
 def test_an_answer_whose_document_went_while_it_was_decoded_is_given_and_not_shown(
     service: Service, collection: str
 ) -> None:
-    def begin(engine: Engine) -> Begun:
-        begun = engine.begin("Who built the mill of Orm?", collection=collection)
-        service.worker.holdings.remove(collection, "mill")
+    def begin(engine: Engine) -> RequestState:
+        begun = engine.prefill("Who built the mill of Orm?", collection=collection)
+        service.worker.catalog_service.remove(collection, "mill")
         return begun
 
-    with at_work(Account("late")):
+    with working_for(RequestContext("late")):
         answer = service.worker.ask(begin).result(30)
     assert answer.citations[0].document_id == "mill"
     get(service, "/late", 404)
@@ -245,7 +245,7 @@ def test_an_answer_whose_document_went_while_it_was_decoded_is_given_and_not_sho
 def test_an_answer_is_given_although_its_map_cannot_be_made(
     service: Service, collection: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(begun: Begun) -> KVMap:
+    def fail(begun: RequestState) -> KVMap:
         raise ZeroDivisionError
 
     engine = service.worker.submit(lambda engine: engine).result(30)
@@ -302,11 +302,11 @@ def test_a_service_may_keep_none(tmp_path: Path) -> None:
 
 
 def test_the_estimate_of_full_recompute_is_summed_and_shown(service: Service) -> None:
-    before = service.worker.tally.sums
+    before = service.worker.metrics.sums
     ids = [ask(service, method=method)[0] for method in ("full", "scout")]
     shown = {each["id"]: each["full_ms"] for each in get(service, "", limit=5)["answers"]}
     assert all(shown[id] > 0 for id in ids)
-    after = service.worker.tally.sums.since(before)
+    after = service.worker.metrics.sums.since(before)
     assert after.full_seconds == pytest.approx(sum(shown[id] for id in ids) / 1000)
 
 
@@ -327,10 +327,10 @@ def test_answers_are_as_the_schema_says(service: Service) -> None:
 CHUNKS, BLOCKS, LAYERS = 2, 16, 16
 
 
-def remembered(number: int, tenant: str = "", id: str = "") -> Remembered:
+def remembered(number: int, tenant: str = "", id: str = "") -> RecordedAnswer:
     """An answer of ordinary size, none of whose parts is another one's."""
     chunks = tuple(
-        MappedChunk(i, f"d{number}#{i}", f"d{number}", "T", 16 * BLOCKS, 16, array("B", [KEPT] * BLOCKS * LAYERS))
+        ChunkMap(i, f"d{number}#{i}", f"d{number}", "T", 16 * BLOCKS, 16, array("B", [KEPT] * BLOCKS * LAYERS))
         for i in range(CHUNKS)
     )
     told = tuple(
@@ -342,21 +342,21 @@ def remembered(number: int, tenant: str = "", id: str = "") -> Remembered:
         prefill="dense",
         decode="dense",
         model="demo",
-        tokens=Tokens(1536, 300.0, 200.0, 20, 8, 0.0, 220.0),
+        tokens=TokenCounts(1536, 300.0, 200.0, 20, 8, 0.0, 220.0),
         ratios=Ratios(0.2, 0.1, 0.3, 1.0),
-        cache=Cache(CHUNKS, Hits(0, 0, CHUNKS), 0, ()),
-        bytes=Bytes(1, 1, 1),
-        decoding=Decoded(8, 1.0, 1.0, 0, "stop"),
+        cache=CacheReport(CHUNKS, TierHits(0, 0, CHUNKS), 0, ()),
+        bytes=ByteCounts(1, 1, 1),
+        decoding=DecodeReport(8, 1.0, 1.0, 0, "stop"),
         timings_ms=Timings(*[1.0] * 9),
         chunks=told,
     )
     cited = tuple(Citation(c.document_id, c.chunk_id, c.title, 0.1) for c in chunks)
     answer = Answer(f"question {number} " * 4, f"answer {number}", cited, report)
-    return Remembered(id or f"id-{number}", tenant, "default", "", answer, KVMap(16, LAYERS, chunks), 1.0)
+    return RecordedAnswer(id or f"id-{number}", tenant, "default", "", answer, KVMap(16, LAYERS, chunks), 1.0)
 
 
 def test_memory_is_bounded_however_many_answers_there_were() -> None:
-    history = History(200)
+    history = AnswerHistory(200)
     tracemalloc.start()
     try:
         for number in range(400):
@@ -372,7 +372,7 @@ def test_memory_is_bounded_however_many_answers_there_were() -> None:
 
 
 def test_recording_and_looking_cost_next_to_nothing() -> None:
-    history = History(10_000)
+    history = AnswerHistory(10_000)
     made = [remembered(number, tenant=f"t{number % 7}") for number in range(2000)]
     many = [dataclasses.replace(each, id=f"{each.id}-{n}") for n in range(5) for each in made]
     began = time.perf_counter()
@@ -387,7 +387,7 @@ def test_recording_and_looking_cost_next_to_nothing() -> None:
 
 
 def test_answers_of_several_threads_are_all_there_and_no_two_at_the_same_moment() -> None:
-    history = History(1000)
+    history = AnswerHistory(1000)
 
     def record(start: int) -> None:
         for number in range(start, start + 100):

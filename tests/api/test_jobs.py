@@ -118,9 +118,9 @@ def test_a_client_that_leaves_is_watched_for_no_longer(service: Service, monkeyp
             assert check_problem(refused, 429)["code"] == "busy"
             assert int(refused.headers["retry-after"]) > 0
         until = time.monotonic() + 10
-        while service.worker.holdings.watchers and time.monotonic() < until:
+        while service.worker.catalog_service.watchers and time.monotonic() < until:
             time.sleep(0.02)
-        assert service.worker.holdings.watchers == 0
+        assert service.worker.catalog_service.watchers == 0
         before = len(looks)
         time.sleep(0.6)
         assert len(looks) == before

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.gate import OPEN, Gate
+from api.gate import OPEN, AuthMiddleware
 from api.keys import Keys, make_key, read_keys
 from ragkv.errors import ConfigError, InputError
 from tests.api.conftest import HARBOUR, Service, serving, settings
@@ -56,10 +56,10 @@ def routes(guarded: Guarded) -> list[tuple[str, str]]:
     return found
 
 
-def gate_of(guarded: Guarded) -> Gate:
+def gate_of(guarded: Guarded) -> AuthMiddleware:
     """The middleware, out of the stack the service built."""
     layer = guarded.service.app.middleware_stack
-    while not isinstance(layer, Gate):
+    while not isinstance(layer, AuthMiddleware):
         layer = layer.app  # type: ignore[union-attr]
     return layer
 

@@ -8,21 +8,21 @@ from concurrent.futures import Future
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.line import Line, Task, Turn, fail, give
+from api.line import RequestQueue, QueuedTask, SessionName, reject, resolve
 
 
-def task(tenant: str, turn: Turn | None = None) -> Task:
-    return Task(lambda engine: None, Future(), turn, tenant)
+def task(tenant: str, turn: SessionName | None = None) -> QueuedTask:
+    return QueuedTask(lambda engine: None, Future(), turn, tenant)
 
 
-def drain(line: Line) -> list[Task]:
+def drain(line: RequestQueue) -> list[QueuedTask]:
     taken = []
     while (first := line.take(lambda what: False, lambda what: True)) is not None:
         taken.append(first)
     return taken
 
 
-def fill(line: Line, tenants: str) -> list[Task]:
+def fill(line: RequestQueue, tenants: str) -> list[QueuedTask]:
     """One task for each letter that finds room."""
     joined = []
     for tenant in tenants:
@@ -33,7 +33,7 @@ def fill(line: Line, tenants: str) -> list[Task]:
 
 
 def test_tenants_take_turns_and_each_ones_requests_are_served_as_they_came() -> None:
-    line = Line(16)
+    line = RequestQueue(16)
     joined = fill(line, "aaaabbc")
     taken = drain(line)
     assert [each.tenant for each in taken] == list("abcabaa")
@@ -44,7 +44,7 @@ def test_tenants_take_turns_and_each_ones_requests_are_served_as_they_came() -> 
 
 
 def test_a_tenant_that_was_served_waits_for_those_who_were_not() -> None:
-    line = Line(16)
+    line = RequestQueue(16)
     fill(line, "aab")
     first = line.take(lambda what: False, lambda what: True)
     fill(line, "c")
@@ -53,38 +53,38 @@ def test_a_tenant_that_was_served_waits_for_those_who_were_not() -> None:
 
 
 def test_one_tenant_of_several_fills_half_of_the_line_and_a_new_one_finds_room() -> None:
-    line = Line(32, shared=True)
+    line = RequestQueue(32, shared=True)
     assert len(fill(line, "a" * 40)) == 16
     assert len(fill(line, "b" * 40)) == 8
     assert [line.full(tenant) for tenant in "abc"] == [True, True, False]
-    alone = Line(32)
+    alone = RequestQueue(32)
     assert len(fill(alone, "a" * 40)) == 32
 
 
 def test_whoever_steps_aside_holds_nobody_up_and_whoever_is_not_ready_does() -> None:
-    line = Line(16)
+    line = RequestQueue(16)
     kept, free = task("a", ("default", "talk")), task("a")
     line.join(kept)
     line.join(free)
-    assert line.take(lambda what: what.turn is not None, lambda what: True) is free
+    assert line.take(lambda what: what.session is not None, lambda what: True) is free
     line.join(free)
-    assert line.take(lambda what: False, lambda what: what.turn is None) is None
+    assert line.take(lambda what: False, lambda what: what.session is None) is None
     assert drain(line) == [kept, free]
 
 
 def test_whoever_is_gone_leaves_a_place() -> None:
-    line = Line(2)
+    line = RequestQueue(2)
     first, second = fill(line, "ab")
     assert line.full("c")
-    first.done.cancel()
-    line.sweep(lambda what: what.done.done())
+    first.future.cancel()
+    line.sweep(lambda what: what.future.done())
     assert not line.full("c")
     assert drain(line) == [second]
 
 
 @given(st.text(alphabet="abcde", max_size=60), st.integers(1, 24))
 def test_nobody_waits_while_another_is_served_twice(tenants: str, capacity: int) -> None:
-    line = Line(capacity, shared=True)
+    line = RequestQueue(capacity, shared=True)
     joined = fill(line, tenants)
     assert len(joined) <= capacity
     ahead = {tenant: line.ahead(tenant) for tenant in "abcde"}
@@ -101,11 +101,11 @@ def test_nobody_waits_while_another_is_served_twice(tenants: str, capacity: int)
 def test_a_future_that_was_settled_stays_as_it_is() -> None:
     cancelled, failed, given_ = Future[int](), Future[int](), Future[int]()
     cancelled.cancel()
-    fail(failed, ValueError("first"))
-    give(given_, 1)
+    reject(failed, ValueError("first"))
+    resolve(given_, 1)
     for future in (cancelled, failed, given_):
-        give(future, 2)
-        fail(future, ValueError("second"))
+        resolve(future, 2)
+        reject(future, ValueError("second"))
     assert cancelled.cancelled()
     assert str(failed.exception()) == "first"
     assert given_.result() == 1

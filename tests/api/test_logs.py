@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from api.account import Account, at_work
+from api.account import RequestContext, working_for
 from api.keys import make_key
 from api.logs import Form, escaped, written
 from ragkv.errors import StoreError
@@ -182,7 +182,7 @@ def lines(form: Form, level: str = "info") -> tuple[logging.Logger, io.StringIO,
 def test_no_value_makes_two_lines_of_one(value: str) -> None:
     for form in ("text", "json"):
         logger, stream, there = lines(form)
-        with there, at_work(Account("id-1", value)):
+        with there, working_for(RequestContext("id-1", value)):
             logger.warning("said %s", value, extra={"value": value})
         (line,) = stream.getvalue().splitlines()
         assert line.isprintable()

@@ -18,13 +18,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.app import create_app
 from api.keys import make_key
-from api.metrics import Metrics
+from api.metrics import MetricsCollector
 from api.observe import UNMATCHED
-from api.requests import Requests
-from api.worker import Worker
+from api.requests import RequestCounters
+from api.worker import EngineThread
 from ragkv.exposition import read
 from ragkv.report import Report, Timings
-from ragkv.tally import Tally
+from ragkv.tally import MetricsRecorder
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
 from tests.reports import reports
 
@@ -82,7 +82,7 @@ def test_a_parser_of_the_format_takes_it(told: tuple[Service, list[Any]]) -> Non
 def test_it_agrees_with_the_tally_and_with_the_sum_of_the_reports(told: tuple[Service, list[Any]]) -> None:
     service, found = told
     text = scraped(service).text
-    assert read(text).sums == service.worker.tally.sums
+    assert read(text).sums == service.worker.metrics.sums
     for kind in ("context", "kept", "recomputed", "question", "generated", "prefilled"):
         assert value(text, "ragkv_tokens_total", kind=kind) == sum(report["tokens"][kind] for report in found)
     for source, name in (("context", "context_kv"), ("heads", "heads"), ("loaded", "loaded")):
@@ -108,7 +108,7 @@ def test_fields_of_a_method_make_no_label(told: tuple[Service, list[Any]]) -> No
 @runs(max_examples=10)
 @given(reports())
 def test_a_hundred_methods_make_one_label(report: Report) -> None:
-    tally = Tally()
+    tally = MetricsRecorder()
     for place in range(100):
         tally.answered(replace(report, method=f"scout:cap=0.{place + 100}"))
     assert [method for method, *_ in tally.sums.answers] == ["scout"]
@@ -188,7 +188,7 @@ def test_documents_are_counted_as_soon_as_all_that_waited_is_read(tmp_path: Path
 
 
 def test_what_is_not_known_yet_is_left_out(tmp_path: Path) -> None:
-    text, _ = Metrics(Worker(settings(tmp_path)), Requests()).written("")
+    text, _ = MetricsCollector(EngineThread(settings(tmp_path)), RequestCounters()).written("")
     assert b"ragkv_documents" not in text
     assert b"ragkv_info" not in text
     assert b'ragkv_ready{check="engine"} 0.0' in text
@@ -223,7 +223,7 @@ def test_with_keys_it_wants_one(tmp_path: Path) -> None:
 
 
 def test_a_scrape_takes_less_than_five_milliseconds(told: tuple[Service, list[Any]]) -> None:
-    kept: Metrics = told[0].app.state.metrics
+    kept: MetricsCollector = told[0].app.state.metrics
     taken = []
     for _ in range(20):
         begun = time.perf_counter()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from api.keys import make_key
-from ragkv.begun import Begun
+from ragkv.begun import RequestState
 from ragkv.engine import Engine
 from ragkv.errors import Busy, Expired
 from tests.api.conftest import HARBOUR, Service, serving, settings
@@ -123,24 +123,24 @@ def exhausted(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize("where", ["reading", "decoding", "finishing"])
 def test_memory_that_runs_out_in_one_request_is_told_to_that_one_alone(service: Service, where: str) -> None:
     def spoil(engine: Engine) -> None:
-        begin, finish = engine.begin, engine.finish
+        begin, finish = engine.prefill, engine.finalize
 
-        def spoiled(*arguments: Any, **wanted: Any) -> Begun:
-            del engine.begin
+        def spoiled(*arguments: Any, **wanted: Any) -> RequestState:
+            del engine.prefill
             if where == "reading":
-                engine.reader.model.forward = exhausted  # type: ignore[method-assign]
+                engine.prefiller.model.forward = exhausted  # type: ignore[method-assign]
                 try:
                     return begin(*arguments, **wanted)
                 finally:
-                    del engine.reader.model.forward
+                    del engine.prefiller.model.forward
             begun = begin(*arguments, **wanted)
             if where == "decoding":
-                begun.run.attention = exhausted
+                begun.sequence.attention = exhausted
             else:
-                engine.finish = lambda each: exhausted() if each is begun else finish(each)  # type: ignore[method-assign]
+                engine.finalize = lambda each: exhausted() if each is begun else finish(each)  # type: ignore[method-assign]
             return begun
 
-        engine.begin = spoiled  # type: ignore[method-assign]
+        engine.prefill = spoiled  # type: ignore[method-assign]
 
     def mend(engine: Engine) -> tuple[int, int]:
         engine.__dict__.pop("finish", None)

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from ragkv.report import Answer, Bytes, Cache, ChunkReport, Citation, Hits, Ratios, Report, Timings, Tokens
+from ragkv.report import Answer, ByteCounts, CacheReport, ChunkReport, Citation, TierHits, Ratios, Report, Timings, TokenCounts
 from tests.api.conftest import BRIDGE, Service
 
 PROBLEM = "application/problem+json"
@@ -38,10 +38,10 @@ def test_an_answer_holds_exactly_the_report_contract(service: Service) -> None:
     report = answer["report"]
     assert set(answer) == names(Answer)
     assert set(report) == names(Report)
-    parts = {"tokens": Tokens, "ratios": Ratios, "cache": Cache, "bytes": Bytes, "timings_ms": Timings}
+    parts = {"tokens": TokenCounts, "ratios": Ratios, "cache": CacheReport, "bytes": ByteCounts, "timings_ms": Timings}
     for name, kind in parts.items():
         assert set(report[name]) == names(kind), name
-    assert set(report["cache"]["hits"]) == names(Hits)
+    assert set(report["cache"]["hits"]) == names(TierHits)
     assert all(set(citation) == names(Citation) for citation in answer["citations"])
     assert all(set(chunk) == names(ChunkReport) for chunk in report["chunks"])
     assert {citation["document_id"] for citation in answer["citations"]} == {"harbour", "bridge"}

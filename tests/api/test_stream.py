@@ -15,11 +15,11 @@ import jsonschema
 import pytest
 
 from api import asking
-from api.asking import Asking
-from api.progress import Progress
+from api.asking import AnswerStream
+from api.progress import AnswerChannel
 from api.routes.answers import _events
 from api.stream import EventStream
-from ragkv.begun import Begun
+from ragkv.begun import RequestState
 from ragkv.engine import Engine
 from ragkv.errors import InputError
 from tests.api.conftest import Service
@@ -106,10 +106,10 @@ def test_a_full_line_is_told_by_its_status(service: Service) -> None:
 def test_what_goes_wrong_later_is_the_last_event(service: Service) -> None:
     def spoil(engine: Engine) -> None:
         def spoiled(begun: Any) -> Any:
-            del engine.finish
+            del engine.finalize
             raise InputError("spoiled")
 
-        engine.finish = spoiled  # type: ignore[method-assign]
+        engine.finalize = spoiled  # type: ignore[method-assign]
 
     service.worker.submit(spoil).result(30)
     with streamed(service, QUESTIONS[0]) as (response, events):
@@ -138,15 +138,15 @@ def test_a_client_that_leaves_is_let_go_of_before_the_next_step(service: Service
     worker, begun = service.worker, []
 
     def remember(engine: Engine) -> None:
-        begin = engine.begin
+        begin = engine.prefill
 
         def noted(*arguments: Any, **wanted: Any) -> Any:
-            del engine.begin
+            del engine.prefill
             made = begin(*arguments, **wanted)
-            begun.extend((weakref.ref(made.run.cache), made.run.tokens))
+            begun.extend((weakref.ref(made.sequence.cache), made.sequence.tokens))
             return made
 
-        engine.begin = noted  # type: ignore[method-assign]
+        engine.prefill = noted  # type: ignore[method-assign]
 
     with endless(worker):
         before = worker.health()["cancelled"]
@@ -185,11 +185,11 @@ def test_a_reader_that_does_not_read_is_waited_for_and_holds_nobody_up(service: 
             if sent[-1].startswith(b"event: token"):
                 await reads.wait()
 
-        def begin(engine: Engine) -> Begun:
-            return engine.begin(QUESTIONS[0], max_tokens=40)
+        def begin(engine: Engine) -> RequestState:
+            return engine.prefill(QUESTIONS[0], max_tokens=40)
 
-        asked = Asking(service.worker, receive, begin, None, "", 60, True)
-        stream = EventStream(asked, _events(asked, await asked.begun(), "none"))
+        asked = AnswerStream(service.worker, receive, begin, None, "", 60, True)
+        stream = EventStream(asked, _events(asked, await asked.prefilled(), "none"))
         reader = asyncio.create_task(stream({"type": "http"}, receive, send))
         quick = {"question": QUESTIONS[2], "max_tokens": 3}
         answered = await asyncio.to_thread(service.post, "/v1/answers", quick)
@@ -226,16 +226,16 @@ def test_a_connection_nobody_reads_from_is_answered_in_full(service: Service) ->
 
 def test_what_a_slow_reader_missed_comes_as_one_piece() -> None:
     async def read() -> list[str]:
-        progress = Progress()
+        progress = AnswerChannel()
         seen = []
-        progress.said("Ada")
+        progress.publish("Ada")
         await progress.news.wait()
         for text in ("Ada B", "Ada Bro", "Ada Brook"):  # while he is busy
-            progress.said(text)
-        progress.look()
+            progress.publish(text)
+        progress.acknowledge()
         seen.append(progress.text)
         assert not progress.news.is_set()
-        progress.said("Ada Brook of")
+        progress.publish("Ada Brook of")
         await asyncio.wait_for(progress.news.wait(), 5)
         seen.append(progress.text)
         return seen
@@ -244,11 +244,11 @@ def test_what_a_slow_reader_missed_comes_as_one_piece() -> None:
 
 
 def test_progress_whose_reader_is_gone_disturbs_nobody() -> None:
-    async def make() -> Progress:
-        return Progress()
+    async def make() -> AnswerChannel:
+        return AnswerChannel()
 
     progress = asyncio.run(make())
-    progress.said("into the void")
+    progress.publish("into the void")
     assert progress.text == "into the void"
 
 
@@ -260,11 +260,11 @@ def test_an_asker_has_all_text_however_it_came(service: Service) -> None:
             await never.wait()
             return {"type": "http.disconnect"}
 
-        asked = Asking(service.worker, receive, lambda engine: engine.begin(QUESTIONS[0]), None, "", 60, True)
-        await asked.begun()
+        asked = AnswerStream(service.worker, receive, lambda engine: engine.prefill(QUESTIONS[0]), None, "", 60, True)
+        await asked.prefilled()
         text = "".join([piece async for piece in asked.pieces()])
         answer = asked.answer()
-        asked.leave()
+        asked.cancel()
         return text, answer.answer
 
     text, answer = asyncio.run(ask())

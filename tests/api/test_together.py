@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.worker import Worker
-from ragkv.begun import Begun
+from api.worker import EngineThread
+from ragkv.begun import RequestState
 from ragkv.engine import Engine
 from ragkv.errors import InputError, Stopping
 from ragkv.types import Document
@@ -30,12 +30,12 @@ QUESTIONS = (
 )
 
 
-def beginning(question: str, **more: Any) -> Callable[[Engine], Begun]:
-    return lambda engine: engine.begin(question, **more)
+def beginning(question: str, **more: Any) -> Callable[[Engine], RequestState]:
+    return lambda engine: engine.prefill(question, **more)
 
 
 @contextmanager
-def endless(worker: Worker) -> Iterator[None]:
+def endless(worker: EngineThread) -> Iterator[None]:
     """Answers end at their longest only."""
 
     def change(engine: Engine) -> tuple[Any, Any]:
@@ -63,10 +63,10 @@ def until(condition: Callable[[], bool]) -> None:
 def test_askers_are_answered_together_and_as_if_they_were_alone(service: Service) -> None:
     worker, company = service.worker, []
 
-    def watched(question: str) -> Callable[[Engine], Begun]:
-        def begin(engine: Engine) -> Begun:
+    def watched(question: str) -> Callable[[Engine], RequestState]:
+        def begin(engine: Engine) -> RequestState:
             company.append(worker.health()["running"])
-            return engine.begin(question)
+            return engine.prefill(question)
 
         return begin
 
@@ -83,9 +83,9 @@ def test_askers_are_answered_together_and_as_if_they_were_alone(service: Service
 def test_a_running_answer_that_is_given_up_is_let_go_of_before_the_next_step(service: Service) -> None:
     worker, caches = service.worker, []
 
-    def begin_long(engine: Engine) -> Begun:
-        begun = engine.begin(QUESTIONS[0], max_tokens=600)
-        caches.append(weakref.ref(begun.run.cache))
+    def begin_long(engine: Engine) -> RequestState:
+        begun = engine.prefill(QUESTIONS[0], max_tokens=600)
+        caches.append(weakref.ref(begun.sequence.cache))
         return begun
 
     with endless(worker):
@@ -114,10 +114,10 @@ def test_a_client_that_hangs_up_frees_its_place(service: Service) -> None:
 def test_a_turn_waits_for_the_one_before_it_and_nobody_waits_for_that(service: Service) -> None:
     worker, order = service.worker, []
 
-    def noted(name: str, question: str, **more: Any) -> Callable[[Engine], Begun]:
-        def begin(engine: Engine) -> Begun:
+    def noted(name: str, question: str, **more: Any) -> Callable[[Engine], RequestState]:
+        def begin(engine: Engine) -> RequestState:
             order.append(name)
-            return engine.begin(question, **more)
+            return engine.prefill(question, **more)
 
         return begin
 
@@ -156,9 +156,9 @@ def test_a_question_that_cannot_begin_fails_alone(service: Service) -> None:
 
 
 @contextmanager
-def small(data: Path) -> Iterator[Worker]:
+def small(data: Path) -> Iterator[EngineThread]:
     """A worker that runs two answers at once, over one document."""
-    worker = Worker(settings(data, batch=2))
+    worker = EngineThread(settings(data, batch=2))
     worker.start().result(60)
     try:
         worker.jobs.submit([Document("harbour", "Tarn", HARBOUR["text"])])
@@ -172,10 +172,10 @@ def small(data: Path) -> Iterator[Worker]:
 def test_no_more_than_its_places_run_at_once_and_they_begin_in_order(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
-    def noted(place: int) -> Callable[[Engine], Begun]:
-        def begin(engine: Engine) -> Begun:
+    def noted(place: int) -> Callable[[Engine], RequestState]:
+        def begin(engine: Engine) -> RequestState:
             seen.append((place, worker.health()["running"]))
-            return engine.begin(QUESTIONS[place % 2])
+            return engine.prefill(QUESTIONS[place % 2])
 
         return begin
 
@@ -189,9 +189,9 @@ def test_no_more_than_its_places_run_at_once_and_they_begin_in_order(tmp_path: P
 def test_at_shutdown_the_answers_that_run_are_finished_and_the_line_is_refused(tmp_path: Path) -> None:
     with small(tmp_path) as worker:
 
-        def begin_last(engine: Engine) -> Begun:
+        def begin_last(engine: Engine) -> RequestState:
             engine.model.stop_ids, engine.model.profile = frozenset(), replace(engine.model.profile, stop=())
-            return engine.begin(QUESTIONS[0], max_tokens=60)
+            return engine.prefill(QUESTIONS[0], max_tokens=60)
 
         running = worker.ask(begin_last), worker.ask(beginning(QUESTIONS[1], max_tokens=60))
         waiting = worker.ask(beginning(QUESTIONS[1]))

@@ -19,10 +19,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from api.account import Account
-from api.observe import Served
+from api.account import RequestContext
+from api.observe import ServedRequest
 from api.traces import Patient, Tracing
-from ragkv.watch import Watch
+from ragkv.watch import StepTimer
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
 from tests.api.streams import streamed
 from tests.redis_server import free_port
@@ -176,13 +176,13 @@ def test_looking_at_its_health_is_no_trace(traced: Traced) -> None:
     assert traced.spans()[0].name == "GET /v1/models"
 
 
-def answered() -> Served:
+def answered() -> ServedRequest:
     """A request with a step in it."""
-    watch, began = Watch(), time.perf_counter()
+    watch, began = StepTimer(), time.perf_counter()
     with watch.step("retrieve"):
         pass
-    return Served(
-        Account("id", watch=watch), "POST", "/v1/answers", 200, began, time.perf_counter(), time.time_ns(), {}
+    return ServedRequest(
+        RequestContext("id", timer=watch), "POST", "/v1/answers", 200, began, time.perf_counter(), time.time_ns(), {}
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from api.app import create_app
-from api.worker import Worker
+from api.worker import EngineThread
 from ingest.jobs import Job, Jobs
 from ragkv.catalog import Catalog
 from ragkv.engine import Engine
@@ -27,8 +27,8 @@ TALE = "\n\n".join(
 
 
 @contextmanager
-def running(data: Path, **more: str) -> Iterator[Worker]:
-    worker = Worker(settings(data, **more))
+def running(data: Path, **more: str) -> Iterator[EngineThread]:
+    worker = EngineThread(settings(data, **more))
     worker.start().result(60)
     try:
         yield worker
@@ -36,7 +36,7 @@ def running(data: Path, **more: str) -> Iterator[Worker]:
         worker.close(60)
 
 
-def until(worker: Worker, job_id: str, *, stage: str = "", finished: bool = False) -> Job:
+def until(worker: EngineThread, job_id: str, *, stage: str = "", finished: bool = False) -> Job:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         job = worker.jobs.get(job_id)
@@ -131,7 +131,7 @@ def test_an_unknown_model_stops_the_start(tmp_path: Path) -> None:
 
 def test_a_damaged_catalogue_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "catalog.sqlite").write_bytes(b"this was a catalogue" * 100)
-    worker = Worker(settings(tmp_path))
+    worker = EngineThread(settings(tmp_path))
     with pytest.raises(CatalogCorrupt):
         worker.start().result(60)
     worker.close(10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ragkv.bench.kernels import KernelParams, KernelRow, Work, bound, grid, measure
+from ragkv.bench.kernels import KernelParams, KernelRow, KernelWork, bound, grid, measure
 from ragkv.bench.roofline import Speeds
 from ragkv.bench.shapes import SHAPES
 from ragkv.errors import InputError
@@ -16,13 +16,13 @@ AT = Speeds(copy=4e12, link=5e10, products=8e14)
 @pytest.mark.parametrize(
     ("work", "least", "by"),
     [
-        (Work(2e6), 1.0, "launch"),
-        (Work(4e7), 10.0, "memory"),
-        (Work(4e7, link=5e6), 100.0, "link"),
-        (Work(4e7, flops=1.6e10), 20.0, "arithmetic"),
+        (KernelWork(2e6), 1.0, "launch"),
+        (KernelWork(4e7), 10.0, "memory"),
+        (KernelWork(4e7, link=5e6), 100.0, "link"),
+        (KernelWork(4e7, flops=1.6e10), 20.0, "arithmetic"),
     ],
 )
-def test_the_slowest_part_is_the_bound(work: Work, least: float, by: str) -> None:
+def test_the_slowest_part_is_the_bound(work: KernelWork, least: float, by: str) -> None:
     assert bound(work, AT, 1.0) == (pytest.approx(least), by)
 
 

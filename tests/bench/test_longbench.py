@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ragkv.bench.longbench import longbench_sets, passages, shorten
-from ragkv.bench.sets import Question, QuestionSet, Span
+from ragkv.bench.sets import SetQuestion, QuestionSet, GoldSpan
 from ragkv.errors import InputError
 
 ENGLISH = """Passage 1:
@@ -98,7 +98,7 @@ def test_files_without_questions_or_text_are_told(tmp_path):
 
 def test_contexts_that_are_too_long_lose_chunks_from_their_middle():
     chunks = tuple((str(n), "x" * 10) for n in range(7))
-    questions = tuple(Question("?", ("x",), "", Span(n, 0, 1)) for n in (0, 3, 6))
+    questions = tuple(SetQuestion("?", ("x",), "", GoldSpan(n, 0, 1)) for n in (0, 3, 6))
     short = shorten(QuestionSet(chunks, questions), lambda each: 10 * len(each.chunks), 45)
     assert [title for title, _ in short.chunks] == ["0", "1", "5", "6"]
     assert [q.span and q.span.chunk for q in short.questions] == [0, None, 3]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragkv.bench.answers import NeedleParams, compare, depth, needles_by_depth, prose
-from ragkv.bench.grid import Grid, aligned, markdown
+from ragkv.bench.grid import TextGrid, aligned, markdown
 from ragkv.bench.plot import plot_prefill
 from ragkv.bench.prefill import OUT_OF_MEMORY, Input, PrefillParams, apart, measure
 from ragkv.bench.prefill_table import answers, backends, by_depth, times, title
@@ -123,7 +123,7 @@ def test_tables_show_every_row_and_a_note_only_where_there_is_one(result):
     assert grid.rows[1][-1] == "does not apply at this length"
     assert times(replace(result, rows=result.rows[3:])).heads[-1] == "peak GiB"
     assert "cache-ready, median of 2 runs" in title(result)
-    small = Grid(("a", "b"), (("x", "1"), ("long", "10")))
+    small = TextGrid(("a", "b"), (("x", "1"), ("long", "10")))
     assert aligned(small) == ["a      b", "x      1", "long  10"]
     assert markdown(small) == "| a | b |\n| --- | ---: |\n| x | 1 |\n| long | 10 |\n"
 

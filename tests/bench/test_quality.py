@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from ragkv.bench.quality import ask_all
-from ragkv.bench.record import Record
-from ragkv.bench.sets import Question, QuestionSet, needle_sets
+from ragkv.bench.record import RunRecord
+from ragkv.bench.sets import SetQuestion, QuestionSet, needle_sets
 from ragkv.bench.stored import disk
 from ragkv.bench.table import rows
 from ragkv.cli import run
 from ragkv.errors import InputError
-from ragkv.reader import Reader
+from ragkv.reader import Prefiller
 
 
 @pytest.mark.timeout(600)
@@ -65,7 +65,7 @@ def test_the_command_reads_quantised_bodies_if_asked_to(tmp_path, capsys, monkey
 
 
 def test_the_numbers_in_memory_are_those_that_the_store_gives_back(model):
-    kv = Reader(model, model.prompt.prefix).encode(range(300, 340))
+    kv = Prefiller(model, model.prompt.prefix).encode(range(300, 340))
     with disk(model, "fp8") as store:
         kept = store.put(kv)
         rows_of = store.open(kv, exact=False).load([(0, 2)] * model.shape.layers)
@@ -78,11 +78,11 @@ def test_the_numbers_in_memory_are_those_that_the_store_gives_back(model):
 
 def test_a_run_that_was_broken_off_goes_on_where_it_stopped(model, small, tmp_path):
     path = tmp_path / "run.jsonl"
-    whole = ask_all(model, small, ("full", "epic"), lambda *_: None, keep=Record(path, model, small, 24).keep)
+    whole = ask_all(model, small, ("full", "epic"), lambda *_: None, keep=RunRecord(path, model, small, 24).keep)
     lines = path.read_text().splitlines()
     assert len(lines) == 1 + len(whole) == 9
     path.write_text("\n".join(lines[:4]) + "\n" + lines[4][:20])  # killed while it wrote the fifth line
-    record = Record(path, model, small, 24)
+    record = RunRecord(path, model, small, 24)
     assert len(record.done) == 3
     fresh = []
     again = ask_all(
@@ -96,24 +96,24 @@ def test_a_run_that_was_broken_off_goes_on_where_it_stopped(model, small, tmp_pa
     assert len(fresh) == 5
     assert [(o.at, o.method, o.answer) for o in again] == [(o.at, o.method, o.answer) for o in whole]
     assert [replace(o.figures, ttft=0) for o in again] == [replace(o.figures, ttft=0) for o in whole]
-    assert len(Record(path, model, small, 24).done) == 8
+    assert len(RunRecord(path, model, small, 24).done) == 8
 
 
 def test_the_record_of_another_run_is_refused(model, small, tmp_path):
     path = tmp_path / "run.jsonl"
-    Record(path, model, small, 24)
+    RunRecord(path, model, small, 24)
     with pytest.raises(InputError, match="holds a run with another"):
-        Record(path, model, small[:1], 24)
+        RunRecord(path, model, small[:1], 24)
     with pytest.raises(InputError, match="holds a run with another"):
-        Record(path, model, small, 25)
+        RunRecord(path, model, small, 25)
     with path.open("a") as file:
         file.write('{"at": [9, 9]}\n')
     with pytest.raises(InputError, match=r"run.jsonl:2: is no outcome"):
-        Record(path, model, small, 24)
+        RunRecord(path, model, small, 24)
 
 
 def test_a_context_that_the_model_cannot_read_is_told_before_anything_is_asked(model):
-    long = QuestionSet((("Title", "word " * 9000),), (Question("Who?", ("me",), ""),), "file.jsonl:3")
+    long = QuestionSet((("Title", "word " * 9000),), (SetQuestion("Who?", ("me",), ""),), "file.jsonl:3")
     with pytest.raises(InputError, match=r"file.jsonl:3: \d+ tokens .* reads 8192.*--fit"):
         ask_all(model, [long], ("full",), lambda *_: None)
 

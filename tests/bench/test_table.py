@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 
 from ragkv.bench.plot import check_plot, plot
-from ragkv.bench.quality import Figures, Outcome
-from ragkv.bench.sets import Question
+from ragkv.bench.quality import QualityFigures, QualityOutcome
+from ragkv.bench.sets import SetQuestion
 from ragkv.bench.table import interval, markdown, rows
 from ragkv.errors import InputError
 
-ASKED = Question("?", ("x",), "one")
+ASKED = SetQuestion("?", ("x",), "one")
 
 
 def outcome(method, number, f1, ttft=10.0, **changes):
-    figures = Figures(float(f1 == 1), f1, 1.0, 0.1, 0.5, 0.2, 1.0, 1000.0, ttft, 20.0, 0.4)
-    return Outcome(ASKED, method, "x", replace(figures, **changes), (0, number))
+    figures = QualityFigures(float(f1 == 1), f1, 1.0, 0.1, 0.5, 0.2, 1.0, 1000.0, ttft, 20.0, 0.4)
+    return QualityOutcome(ASKED, method, "x", replace(figures, **changes), (0, number))
 
 
 def test_shares_are_means_and_times_are_medians():

@@ -16,14 +16,14 @@ import torch
 from ragkv.bench.fitted import fitted, retrieval_heads
 from ragkv.bench.roofline import Counted, PassWork, Speeds, floors, speeds
 from ragkv.bench.shapes import SHAPES, random_model, random_tokens
-from ragkv.bench.tiered import MemoryStore, cupboard
+from ragkv.bench.tiered import MemoryStore, tiered_bench_store
 from ragkv.bench.ttft_shape import GATED, TIMED, ShapeParams, ShapeResult, ttft_shape
 from ragkv.cli import run
 from ragkv.errors import EntryMissing, InputError
-from ragkv.fresh import Fresh
-from ragkv.methods import FULL, NAMES, make_method
+from ragkv.fresh import InMemoryChunk
+from ragkv.methods import FULL, METHOD_NAMES, make_method
 from ragkv.model import DecoderModel
-from ragkv.reader import Reader
+from ragkv.reader import Prefiller
 from ragkv.store.base import Range
 from ragkv.store.redis import RedisStore
 from ragkv.types import Key, Shape
@@ -31,9 +31,9 @@ from tests.redis_server import RedisServer, redis_server
 from tests.test_architecture import BLOCKED_IMPORT
 
 PARAMS = ShapeParams(
-    chunks=3, chunk_tokens=300, methods=(*NAMES, GATED), repeat=2, warmup=1, split=1, question=8, prefix=4, block=64
+    chunks=3, chunk_tokens=300, methods=(*METHOD_NAMES, GATED), repeat=2, warmup=1, split=1, question=8, prefix=4, block=64
 )
-ROWS = {name: i for i, name in enumerate((*NAMES, GATED))}
+ROWS = {name: i for i, name in enumerate((*METHOD_NAMES, GATED))}
 CONTEXT = 3 * 300
 
 
@@ -120,11 +120,11 @@ def test_redis_is_left_as_it_was(model: DecoderModel, server: RedisServer) -> No
 
 def test_a_warm_tier_asks_nothing_of_what_is_below(model: DecoderModel) -> None:
     fit = fitted(model, 64)
-    reader = Reader(fit, random_tokens(fit, 4))
+    reader = Prefiller(fit, random_tokens(fit, 4))
     kv = reader.encode(random_tokens(fit, 200))
     everything = [tuple(range(4))] * 4
     for tier, expected in (("host", "host"), ("disk", "store")):
-        with cupboard(fit, tier) as stored:
+        with tiered_bench_store(fit, tier) as stored:
             stored.put(kv)
             stored.settle()
             chunk = stored.open(kv.tokens, exact=False)
@@ -145,9 +145,9 @@ def test_the_floor_of_a_full_prefill_is_its_arithmetic(model: DecoderModel) -> N
 
 def test_reusing_everything_attends_as_a_prefill_of_the_question(model: DecoderModel) -> None:
     fit = fitted(model)
-    reader = Reader(fit, random_tokens(fit, 4))
+    reader = Prefiller(fit, random_tokens(fit, 4))
     kv = reader.encode(random_tokens(fit, 96))
-    piece, reuse = Fresh(kv, 64).piece, make_method("reuse", fit)
+    piece, reuse = InMemoryChunk(kv, 64).piece, make_method("reuse", fit)
     counted = Counted(fit)
     (found,) = counted.sparse(reuse.plan([piece], []), [piece], 4, 10, (), 0)
     layer, head = sum(each.numel() for each in fit.body.layers[0].parameters()), fit.lm_head.weight.numel()
@@ -275,4 +275,4 @@ def test_a_shape_is_measured_without_the_service_libraries(root: Path) -> None:
 
 
 def test_what_is_timed_by_default_is_every_method_with_a_cost_of_its_own() -> None:
-    assert set(TIMED) == {*NAMES, GATED} - {"reuse-encoded", "random"}
+    assert set(TIMED) == {*METHOD_NAMES, GATED} - {"reuse-encoded", "random"}

@@ -9,20 +9,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ragkv.carrier import Carrier, borrow
+from ragkv.carrier import KVTransfer, acquire
 from ragkv.context import ContextCache
 from ragkv.model import DecoderModel
-from ragkv.reader import Reader
+from ragkv.reader import Prefiller
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.reuse import Reuse, ReuseEncoded
 from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
-from ragkv.sources import Shelf, StoredChunk
+from ragkv.sources import ChunkStore, StoredChunk
 from ragkv.stitch import Stitch
 from ragkv.store.disk import DiskStore
 from ragkv.store.layout import BODIES, Layout
-from ragkv.store.tiers import Budgets, Tiers
-from ragkv.watch import Watch
+from ragkv.store.tiers import TierBudgets, Tiers
+from ragkv.watch import StepTimer
 from tests import tiny
 
 triton_carry = pytest.importorskip("ragkv.kernels.triton_carry")
@@ -45,13 +45,13 @@ class Case:
 
     def __init__(self, folder, model, body="exact", host=ROOM, gpu=0):
         self.model, self.body, self.folder = model, body, folder
-        self.carrying = Reader(model, PREFIX, carrier=Carrier(model, triton_carry.carry))
-        self.loading = Reader(model, PREFIX)
-        self.loading._carrier = None
+        self.carrying = Prefiller(model, PREFIX, kv_transfer=KVTransfer(model, triton_carry.carry))
+        self.loading = Prefiller(model, PREFIX)
+        self.loading._kv_transfer = None
         self.store = DiskStore(folder)
         layout = Layout(model.shape, 4, 4, model.dtype, body)
-        self.tiers = [Tiers(self.store, layout, Budgets(host, gpu), model.device) for _ in range(2)]
-        self.shelves = [Shelf(tiers, model, "f", "c", body) for tiers in self.tiers]
+        self.tiers = [Tiers(self.store, layout, TierBudgets(host, gpu), model.device) for _ in range(2)]
+        self.shelves = [ChunkStore(tiers, model, "f", "c", body) for tiers in self.tiers]
         for chunk in CHUNKS:
             assert self.shelves[0].put(self.loading.encode(chunk))[1] is None
 
@@ -63,7 +63,7 @@ class Case:
             StoredChunk(shelf, c, i == 0, e, lambda kv: shelf.put(kv)[0])
             for i, (c, e) in enumerate(zip(CHUNKS, encode, strict=True))
         ]
-        return reader.sparse(sources, QUESTION, method, 8, Watch()), sources
+        return reader.sparse(sources, QUESTION, method, 8, StepTimer()), sources
 
     def compare(self, method, turns=2):
         """Ask the same both ways, from the store and then from memory."""
@@ -83,7 +83,7 @@ class Case:
 
     def pinned(self):
         """Blocks that are still lent when the GPU is done."""
-        self.carrying._carrier._ending.shutdown()
+        self.carrying._kv_transfer._ending.shutdown()
         return sum(stats.pinned for stats in self.tiers[0].stats().values())
 
 
@@ -118,10 +118,10 @@ def test_blocks_are_near_only_if_all_of_them_are(tmp_path, model, near, told):
     wanted = [((0, 1), (0,), ())] * 4
     stitch.reserve([source.piece for source in sources], wanted)
     with ThreadPoolExecutor(1) as threads, ExitStack() as held:
-        lent = borrow({i: sources[i].lend([each[i] for each in wanted], threads) for i in range(2)}, held)
+        lent = acquire({i: sources[i].lend([each[i] for each in wanted], threads) for i in range(2)}, held)
         lent = {i: replace(each, form=replace(each.form, near=near[i])) for i, each in lent.items()}
-        carrier = Carrier(model, lambda *told: forms.append(told[-1]))
-        carrier.carry(stitch, [source.piece for source in sources], lent, held.pop_all().close)
+        carrier = KVTransfer(model, lambda *told: forms.append(told[-1]))
+        carrier.transfer(stitch, [source.piece for source in sources], lent, held.pop_all().close)
     assert {form.near for form in forms} == {told}
 
 
@@ -160,7 +160,7 @@ def test_a_source_that_fails_leaves_nothing_pinned(tmp_path, model):
     case = Case(tmp_path, model)
 
     class Broken(StoredChunk):
-        def lend(self, wanted, threads):
+        def pin(self, wanted, threads):
             def wait():
                 raise RuntimeError("out of order")
 
@@ -170,7 +170,7 @@ def test_a_source_that_fails_leaves_nothing_pinned(tmp_path, model):
     sources = [StoredChunk(shelf, CHUNKS[0], True, lambda: None), Broken(shelf, CHUNKS[1], False, lambda: None)]
     sources.append(StoredChunk(shelf, CHUNKS[2], False, lambda: None))
     with pytest.raises(RuntimeError, match="out of order"):
-        case.carrying.sparse(sources, QUESTION, Reuse(4), 8, Watch())
+        case.carrying.prefill_sparse(sources, QUESTION, Reuse(4), 8, StepTimer())
     assert case.pinned() == 0
 
 
@@ -201,10 +201,10 @@ def test_whatever_touches_a_layer_waits_once_for_what_is_on_its_way_there(name):
     cache = ContextCache(tiny.model().shape, 4, torch.float32)
     cache.reserve(1, torch.arange(2))
     one, other = Behind(), Behind()
-    cache.expect(1, one)
-    cache.expect(2, other)
+    cache.record_event(1, one)
+    cache.record_event(2, other)
     TOUCHES[name](cache)
     TOUCHES[name](cache)
     assert one.waited == 1
     assert other.waited == (name in ("truncate", "make_room"))
-    assert cache.memory
+    assert cache.tensors

@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from ragkv.kernels import carry as reference
-from ragkv.kernels.carry import Entries, Form
+from ragkv.kernels.carry import TransferTable, TransferFormat
 from ragkv.model import Rotary, rotate
 from ragkv.store.codec import unpack
-from ragkv.store.layout import BODIES, Layout, parts
+from ragkv.store.layout import BODIES, Layout, block_ranges
 from ragkv.types import Shape
 from tests.store.chunks import finite_kv, packed
 
 triton_carry = pytest.importorskip("ragkv.kernels.triton_carry")
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-TWINS = {"reference": reference.carry, "triton": triton_carry.carry}
+TWINS = {"reference": reference.transfer_blocks, "triton": triton_carry.carry}
 CASES = [(22, 4, 2, 8), (16, 16, 3, 20), (21, 16, 1, 64), (5, 16, 8, 128)]
 """Tokens of a chunk, of a block, kv heads, head size: last blocks are whole, or one token, or all there is."""
 BEFORE, ROOM = 3, 40
@@ -35,13 +35,13 @@ class Case:
         self.layout = Layout(shape, tokens, block, dtype, body)
         _, _, data = packed(finite_kv(tokens, block, shape, dtype), block, form=body)
         self.wanted = [range(self.layout.blocks), [0], [self.layout.blocks - 1]]
-        self.found = parts(self.layout, self.wanted)
+        self.found = block_ranges(self.layout, self.wanted)
         # Page-locked on a machine with a GPU: the twin reads it where it is.
         self.pool = torch.zeros(len(self.found) + 1, self.layout.full_bytes, dtype=torch.uint8, pin_memory=CUDA)
         for slot, (layer, _, start, size) in enumerate(self.found, start=1):
             self.pool[slot, :size] = torch.frombuffer(data[layer], dtype=torch.uint8)[start : start + size]
         self.k, self.v = (torch.full((3, ROOM, kv_heads, d), 7.0, dtype=dtype, device=DEVICE) for _ in range(2))
-        self.form = Form(body, block, kv_heads, d, dtype)
+        self.form = TransferFormat(body, block, kv_heads, d, dtype)
         self.cos, self.sin = angles(dtype, tokens + 30, d)
 
     def entries(self):
@@ -56,7 +56,7 @@ class Case:
             v.append(self.v[layer, row : row + count])
             position = 11 + block * self.layout.block
             table.append([raw[-1].data_ptr(), count, k[-1].data_ptr(), v[-1].data_ptr(), position])
-        return Entries(torch.tensor(table, dtype=torch.int64).T.contiguous().to(DEVICE), raw, k, v)
+        return TransferTable(torch.tensor(table, dtype=torch.int64).T.contiguous().to(DEVICE), raw, k, v)
 
     def expected(self):
         """Per layer (k, v), by the way through rows."""
@@ -71,7 +71,7 @@ class Case:
 
 def carried(name, case, entries):
     raw = [each.to(DEVICE) for each in entries.raw]  # the reference does not read across devices
-    TWINS[name](Entries(entries.table, raw, entries.k, entries.v), 0, len(entries.raw), case.cos, case.sin, case.form)
+    TWINS[name](TransferTable(entries.table, raw, entries.k, entries.v), 0, len(entries.raw), case.cos, case.sin, case.form)
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -111,9 +111,9 @@ def test_only_the_entries_that_are_asked_for_are_carried(name):
     entries = case.entries()
     raw = [each.to(DEVICE) for each in entries.raw]
     call = (case.cos, case.sin, case.form)
-    TWINS[name](Entries(entries.table, raw, entries.k, entries.v), 6, 1, *call)
+    TWINS[name](TransferTable(entries.table, raw, entries.k, entries.v), 6, 1, *call)
     assert (case.k[0] == 7).all()
     assert (case.k[2] == 7).all()
     assert (case.k[1, BEFORE : BEFORE + 4] != 7).any()
-    TWINS[name](Entries(entries.table), 0, 0, *call)
+    TWINS[name](TransferTable(entries.table), 0, 0, *call)
     assert (case.k[0] == 7).all()

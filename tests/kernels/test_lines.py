@@ -27,7 +27,7 @@ def cover(cells, at, present, alpha, price=None, name="reference"):
     device = DEVICE if name == "triton" else "cpu"
     price = Prices(price.tile, price.diagonal.to(device), price.column.to(device), price.most)
     found = TWINS[name](cells.to(device), at.to(device), present.to(device), alpha, price)
-    return ours.Lines(*(each.cpu() for each in vars(found).values()))
+    return ours.LineSelection(*(each.cpu() for each in vars(found).values()))
 
 
 GOLDEN = [[1], [0.6, 0.4], [0.5, 0.1, 0.4], [0.5, 0.1, 0.1, 0.3]]

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.kernels import lists as ours
-from ragkv.kernels.attention import attend_seen, send, sight
-from ragkv.kernels.lists import clear_blocks, make_lists
-from ragkv.kernels.steps import Places
+from ragkv.kernels.attention import attend_planned, copy_to_device, plan_mask
+from ragkv.kernels.lists import clear_blocks, build_index
+from ragkv.kernels.steps import CachePointers
 from ragkv.types import Shape
 from tests.kernels.test_attention import GROUPINGS, dense
 
@@ -35,7 +35,7 @@ def case(q_pos, k_pos, heads, tile, block, offset=0, seed=0, share=0.5, columns=
     mark = torch.rand(heads, tiles, blocks, generator=generator) < share
     single = torch.rand(heads, len(k_pos), generator=generator) < columns
     clear = clear_blocks(q_pos, k_pos, tile, block, offset)
-    return make_lists(mark.to(DEVICE), clear.to(DEVICE), tile, block, offset, single.to(DEVICE))
+    return build_index(mark.to(DEVICE), clear.to(DEVICE), tile, block, offset, single.to(DEVICE))
 
 
 def mask_of(lists, q_pos, k_pos):
@@ -133,7 +133,7 @@ def test_columns_stop_where_the_tile_can_see_no_further():
     q_pos = k_pos = torch.arange(32)
     every = torch.ones(1, 32, dtype=torch.bool)
     nothing = torch.zeros(1, 2, 4, dtype=torch.bool)
-    lists = make_lists(nothing, nothing[0], 16, 8, 0, every, until=torch.tensor([16, 32]))
+    lists = build_index(nothing, nothing[0], 16, 8, 0, every, until=torch.tensor([16, 32]))
     assert lists.column_counts.tolist() == [[16, 32]]
     check("reference", rows(32, 2, 1).cpu(), rows(32, 1, 2).cpu(), rows(32, 1, 3).cpu(), q_pos, k_pos, lists)
 
@@ -152,9 +152,9 @@ def test_all_that_positions_show_is_dense_attention(name, count):
     generator = torch.Generator().manual_seed(3)
     k_pos = torch.randperm(400, generator=generator)[:300]
     q_pos = k_pos[torch.randperm(300, generator=generator)[:count]].sort().values
-    lists = ours.all_lists(q_pos, k_pos, 4)
+    lists = ours.dense_index(q_pos, k_pos, 4)
     assert (lists.tile, lists.block) == (32, 64)
-    assert ours.all_lists(q_pos, k_pos, 7).tile == (32 if count <= 64 else 64)
+    assert ours.dense_index(q_pos, k_pos, 7).tile == (32 if count <= 64 else 64)
     assert bool((lists.counts[0, 1:] >= lists.counts[0, :-1]).all())
     q, k, v = rows(count, 8, 0), rows(300, 2, 1), rows(300, 2, 2)
     out, _ = TWINS[name](q, k, v, q_pos.to(DEVICE), k_pos.to(DEVICE), on_device(lists), scale=0.3)
@@ -177,7 +177,7 @@ def test_queries_that_see_nothing_of_a_shared_list_give_nothing():
     check("triton", rows(2, 4, 0), rows(1595, 2, 1), rows(1595, 2, 2), q_pos, k_pos, lists)
 
 
-PLACED = {"reference": ours.attend_placed, "triton": triton_lists.attend_placed}
+PLACED = {"reference": ours.attend_block_sparse_at, "triton": triton_lists.attend_placed}
 
 
 @pytest.mark.parametrize("name", PLACED)
@@ -190,10 +190,10 @@ def test_rows_that_are_found_by_address(name, layer):
     other = rows(9, 2, 7)
     addresses = [[[other.data_ptr(), each.data_ptr()] for each in side] for side in stores]
     table = torch.tensor([*addresses, [[3, held]] * 2], device=DEVICE)
-    places = Places(table, *([[other, each] for each in side] for side in stores))
+    places = CachePointers(table, *([[other, each] for each in side] for side in stores))
     k_pos = torch.randperm(400, generator=generator)[: held + 1]
     q_pos = torch.cat([torch.tensor([-1, -1]), k_pos[torch.randperm(300, generator=generator)[:30]]])
-    lists, q = ours.all_lists(q_pos, k_pos, 4), rows(32, 8, 0)
+    lists, q = ours.dense_index(q_pos, k_pos, 4), rows(32, 8, 0)
     lacking = torch.full((30,), 2**31 - 1)
     at = torch.cat([k_pos, lacking]).to(DEVICE)
     found = PLACED[name](q, places, layer, shape, q_pos.to(DEVICE), at, on_device(lists), scale=0.3)
@@ -245,9 +245,9 @@ def test_what_is_no_rectangle_of_the_cache_is_gathered():
     """Other blocks, columns, single precision, few rows: the kernel of tiles has no form for them, and says so."""
     q_pos = k_pos = torch.arange(2100)
     q, k = rows(2100, 16, 0, 64).to(HALF), rows(2100, 4, 1, 64).to(HALF)
-    lists = ours.all_lists(q_pos, k_pos, 4)
+    lists = ours.dense_index(q_pos, k_pos, 4)
     assert triton_tiles.form_of(q, k, lists) is not None
-    few = ours.all_lists(q_pos[-200:], k_pos, 4)
+    few = ours.dense_index(q_pos[-200:], k_pos, 4)
     for q_of, lists_of in (
         (q.float(), lists),
         (q[-200:], few),
@@ -263,7 +263,7 @@ def test_what_is_no_rectangle_of_the_cache_is_gathered():
 def test_what_is_sent_begins_where_a_kernel_expects_it(sizes):
     """A kernel is compiled anew for tensors that do not begin at multiples of 16 bytes."""
     parts = [torch.arange(size).int().view(1, -1) for size in sizes]
-    sent = send(parts, torch.device(DEVICE))
+    sent = copy_to_device(parts, torch.device(DEVICE))
     assert all(torch.equal(one.cpu(), other) for one, other in zip(sent, parts, strict=True))
     assert all(each.data_ptr() % 16 == sent[0].data_ptr() % 16 for each in sent)
 
@@ -275,9 +275,9 @@ def test_another_number_of_rows_or_keys_is_no_other_kernel():
         return [sum(len(caches[0]) for caches in kernel.device_caches.values()) for kernel in kernels]
 
     def ask(count, held):
-        seen = sight(torch.arange(held - count, held), torch.arange(held), torch.device(DEVICE), 4)
+        seen = plan_mask(torch.arange(held - count, held), torch.arange(held), torch.device(DEVICE), 4)
         q, k, v = (rows(n, h, i, 64).to(HALF) for i, (n, h) in enumerate([(count, 32), (held, 8), (held, 8)]))
-        attend_seen(q, k, v, seen, scale=0.3)
+        attend_planned(q, k, v, seen, scale=0.3)
 
     ask(1100, 2048), ask(100, 200), ask(30, 64 * 64)
     before = known()

@@ -9,17 +9,17 @@ import torch
 
 from ragkv.kernels import pool as reference
 from ragkv.kernels.attention import attend
-from ragkv.kernels.pool import Rule, rank
-from ragkv.kernels.steps import Places
+from ragkv.kernels.pool import StopRule, rank
+from ragkv.kernels.steps import CachePointers
 from ragkv.pooled import PooledKV
 from ragkv.sparse import psa
-from ragkv.sparse.blocks import Blocks, cuboid
+from ragkv.sparse.blocks import BlockTable, cuboid
 from ragkv.sparse.psa import Psa
 from ragkv.types import Shape
 
 triton_pool = pytest.importorskip("ragkv.kernels.triton_pool")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TWINS = {"reference": reference.progress, "triton": triton_pool.progress}
+TWINS = {"reference": reference.attend_progressively, "triton": triton_pool.progress}
 SCALE = 0.4
 
 
@@ -71,7 +71,7 @@ class Decoded:
             k[layer][of][at], v[layer][of][at] = new
             self.rows[of] = torch.cat([keys, new[0][None]]), torch.cat([values, new[1][None]])
         addresses = [[[each.data_ptr() for each in line] for line in store] for store in (k, v)]
-        places = Places(torch.tensor([*addresses, held.tolist()], device=DEVICE), k, v)
+        places = CachePointers(torch.tensor([*addresses, held.tolist()], device=DEVICE), k, v)
         order = rank(q, kv.digests[layer], kv.hidden[layer])
         clock = torch.tensor([self.steps], device=DEVICE)
         met = self.progress(q, order, kv.pool, places, layer, shape, rule, clock, scale=SCALE)
@@ -81,7 +81,7 @@ class Decoded:
         """`sparse.psa.progress` over one cache in memory: (out [Hq, d], blocks read [Hkv])."""
         k, v = (each.double() for each in self.rows[of])
         size, context = self.params.block, len(k) - self.steps
-        known = Blocks(size, self.params.sinks, cuboid)
+        known = BlockTable(size, self.params.sinks, cuboid)
         known.update(k[:context], self.caches[of].positions(self.layer))
         tail = context // size
         asked = q[of].double().unflatten(0, (k.shape[1], -1))
@@ -92,7 +92,7 @@ class Decoded:
 
 
 def rule_of(params):
-    return Rule(params.threshold, params.micro, params.least, params.group == "mean", params.part)
+    return StopRule(params.threshold, params.micro, params.least, params.group == "mean", params.part)
 
 
 def check_pool(kv):
@@ -184,7 +184,7 @@ def test_the_slot_that_was_read_the_longest_ago_is_given_away_and_none_of_this_s
     order = torch.tensor([[[*wanted, *(set(range(decoded.kv.hidden.shape[2])) - set(wanted))]]], device=DEVICE)
     k, v = decoded.kv.near
     addresses = [[[each.data_ptr() for each in line] for line in store] for store in (k, v)]
-    near = Places(torch.tensor([*addresses, decoded.kv.held], device=DEVICE), k, v)
+    near = CachePointers(torch.tensor([*addresses, decoded.kv.held], device=DEVICE), k, v)
     q, clock = drawn(1, 2, 16).to(DEVICE), torch.tensor([9], device=DEVICE)
     owner = pool.owner[1, 0, 0].tolist()
     met = TWINS[name](q, order, pool, near, 1, decoded.kv.shape, rule, clock, scale=SCALE)

@@ -9,10 +9,10 @@ import torch
 
 from ragkv.context import ContextCache
 from ragkv.kernels import steps as reference
-from ragkv.kernels.steps import HeadNorms, Places, splits_of
+from ragkv.kernels.steps import HeadNorms, CachePointers, splits_of
 from ragkv.model import DecoderModel
 from ragkv.passes import append
-from ragkv.steps import Steps
+from ragkv.steps import GraphDecoder
 from ragkv.types import Shape
 from tests import tiny
 
@@ -50,14 +50,14 @@ def places_of(lengths, shape, dtype=torch.float32, seed=0):
         for side in (0, 1)
     )
     addresses = [[[each.data_ptr() for each in layer] for layer in store] for store in (k, v)]
-    return Places(torch.tensor([*addresses, held], device=DEVICE), k, v)
+    return CachePointers(torch.tensor([*addresses, held], device=DEVICE), k, v)
 
 
 def copied(places):
     """The same rows in other places."""
     k, v = ([[each.clone() for each in layer] for layer in store] for store in (places.k, places.v))
     addresses = [[[each.data_ptr() for each in layer] for layer in store] for store in (k, v)]
-    return Places(torch.cat([torch.tensor(addresses, device=DEVICE), places.table[2:]]), k, v)
+    return CachePointers(torch.cat([torch.tensor(addresses, device=DEVICE), places.table[2:]]), k, v)
 
 
 def normed(x, weight, eps):
@@ -191,7 +191,7 @@ def test_a_whole_step_of_twins_is_the_models_forward(kind):
             if name.endswith("bias") or "norm" in name:
                 each.uniform_(0.5, 1.5)
     model = DecoderModel(weights.float().to(DEVICE))
-    steps = Steps(model, triton_steps)
+    steps = GraphDecoder(model, triton_steps)
     lengths = (4, 1, 290)
     caches, others = ([ContextCache(model.shape, n + 1, model.dtype, DEVICE) for n in lengths] for _ in range(2))
     for each in (caches, others):
@@ -199,4 +199,4 @@ def test_a_whole_step_of_twins_is_the_models_forward(kind):
     for step in range(3):
         tokens, at = [7 + step, 30, 50 + step], [n + step for n in lengths]
         expected = model.forward([append(c, [t], p) for c, t, p in zip(others, tokens, at, strict=True)])
-        torch.testing.assert_close(steps.read(caches, tokens, at), torch.cat(expected), rtol=0, atol=1e-4)
+        torch.testing.assert_close(steps.decode(caches, tokens, at), torch.cat(expected), rtol=0, atol=1e-4)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ragkv.passes import Capture, append
-from ragkv.recompute.base import Place
+from ragkv.recompute.base import ChunkSpan
 from ragkv.recompute.multi_infllm import MultiInfLLM
 from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.samkv import score
@@ -70,8 +70,8 @@ def test_its_logits_are_those_of_the_question_over_the_blocks_it_chose():
 
 
 def test_what_lies_before_the_local_window_comes_to_its_edge():
-    angle = replace(SMALL, angle="one").plan([s.piece for s in sources(reader())], []).angle
-    turned = angle(torch.tensor([0, 7, 28, 40]), Place(first=3, start=59, end=100))
+    angle = replace(SMALL, angle="one").plan([s.piece for s in sources(reader())], []).key_positions
+    turned = angle(torch.tensor([0, 7, 28, 40]), ChunkSpan(first=3, start=59, end=100))
     window = sum(len(sources(reader())[2].piece.span(b)) for b in range(BLOCKS[2])[-3:])
     assert turned.tolist() == [100 - window, 100 - window, max(87, 100 - window), 99]
     one, stitched = (sparse(reader(), replace(SMALL, angle=a)).logits for a in ("one", "stitched"))

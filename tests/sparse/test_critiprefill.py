@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ragkv.context import ContextCache
 from ragkv.kernels.attention import attend
 from ragkv.passes import append
-from ragkv.sparse.base import Sparse
+from ragkv.sparse.base import SparsePrefill
 from ragkv.sparse.critiprefill import CritiPrefill, best, criticality, fuse, shares
 from tests.tiny import model, tokens
 
@@ -25,7 +25,7 @@ def rows(count, heads, seed=0, d=8):
 def read(params, q, k, v, start=0, layers=1, end=None):
     """The last of `layers` layers of rows q at positions start.., over k and v at positions 0.."""
     q_pos, k_pos = torch.arange(start, start + q.shape[0]), torch.arange(k.shape[0])
-    sparse = Sparse(params.start(), k.shape[0] if end is None else end)
+    sparse = SparsePrefill(params.start(), k.shape[0] if end is None else end)
     for layer in range(layers):
         out = sparse(layer, q, k, v, q_pos, k_pos, scale=0.3)
     return out, sparse
@@ -143,7 +143,7 @@ def test_scores_average_the_query_heads_of_a_group():
 def test_a_model_under_a_budget_for_everything_gives_its_dense_logits():
     tiny, ids = model(), tokens(50)
     logits = []
-    for attention in (None, Sparse(CritiPrefill(8, 2, 64, threshold=0).start(), 50)):
+    for attention in (None, SparsePrefill(CritiPrefill(8, 2, 64, threshold=0).start(), 50)):
         cache = ContextCache(tiny.shape, 50, tiny.dtype)
         logits.append(tiny.forward([append(cache, ids, 0, outputs=50, attention=attention)])[0])
     torch.testing.assert_close(*logits, rtol=0, atol=1e-10)

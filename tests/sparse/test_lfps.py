@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.sparse.lfps import Lfps, ratio, tables, thresholds
-from ragkv.sparse.past import RUN, SMALLEST, Past, Table, true
+from ragkv.sparse.past import RUN, SMALLEST, KeyTables, Table, true
 from tests.sparse.steps import GROUPINGS, greedy, normal, request, says_what_dense_says
 from tests.tiny import model, tokens
 
@@ -48,7 +48,7 @@ def marked(past, now, reach=(), beta=0.2):
 def past_of(vertical, slash, local=1):
     """No sinks, rows at positions 0.. ."""
     count = vertical.shape[1]
-    return Past(vertical, slash, torch.arange(count), torch.empty(0, dtype=torch.int64), local, None)
+    return KeyTables(vertical, slash, torch.arange(count), torch.empty(0, dtype=torch.int64), local, None)
 
 
 # The worked example: 6 keys, 2 prompt rows, decay .5.
@@ -322,7 +322,7 @@ def test_a_bypassed_step_leaves_the_tables_as_they_are(heads):
         assert all(torch.equal(one, same) for one, same in zip(before, after, strict=True))
         dense = asked.dense(at)
         assert (out - dense).norm() < 0.2 * dense.norm()
-    assert state.readings[-1].read.tolist() == [4] * (8 if heads == "query" else 2)
+    assert state.steps_read[-1].read.tolist() == [4] * (8 if heads == "query" else 2)
 
 
 def test_positions_stay_right_after_bypassed_steps():

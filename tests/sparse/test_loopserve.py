@@ -9,7 +9,7 @@ from ragkv.context import ContextCache
 from ragkv.kernels.attention import attend
 from ragkv.kernels.lines import cover, prices
 from ragkv.passes import append
-from ragkv.sparse.base import Sparse
+from ragkv.sparse.base import SparsePrefill
 from ragkv.sparse.loopserve import LoopServe, attention, sampled, tiles
 from tests.sparse.test_critiprefill import dense, read, rows
 from tests.tiny import model, tokens
@@ -69,7 +69,7 @@ def test_lines_are_found_over_a_cache_with_gaps_in_any_order():
     order = torch.cat([torch.arange(40, 60), torch.arange(10), torch.arange(25, 40)])
     q, k, v = rows(20, 4, 1), rows(45, 2, 2), rows(45, 2, 3)
     q_pos = torch.arange(40, 60)
-    everything = Sparse(small(alpha=0.999999, sample=19).start(), 60)
+    everything = SparsePrefill(small(alpha=0.999999, sample=19).start(), 60)
     out = everything(0, q, k, v, q_pos, order, scale=0.3)
     torch.testing.assert_close(out, attend(q, k, v, q_pos, order, scale=0.3), rtol=0, atol=1e-3)
 
@@ -97,7 +97,7 @@ def test_too_many_cells_are_read_densely():
 def test_an_earlier_turns_lines_are_not_touched_by_a_later_turn():
     k, v = rows(60, 2, 2), rows(60, 2, 3)
     choice = small().start()
-    sparse = Sparse(choice, 30)
+    sparse = SparsePrefill(choice, 30)
     sparse(0, rows(30, 4, 1), k[:30], v[:30], torch.arange(30), torch.arange(30), scale=0.3)
     kept = [tuple(part.clone() for part in turn) for turn in choice.lines[0]]
     sparse.end = 60
@@ -112,14 +112,14 @@ def test_what_comes_after_a_turn_cannot_change_it():
     for factor in (1, 9):
         later = torch.cat([k[:30], factor * k[30:]]), torch.cat([v[:30], factor * v[30:]])
         positions = torch.arange(60)
-        out.append(Sparse(small().start(), 30)(0, q[:30], *later, positions[:30], positions, scale=0.3))
+        out.append(SparsePrefill(small().start(), 30)(0, q[:30], *later, positions[:30], positions, scale=0.3))
     assert torch.equal(out[0], out[1])
 
 
 def test_a_model_that_covers_nearly_everything_gives_nearly_its_dense_logits():
     tiny, ids = model(), tokens(60)
     logits = []
-    for attending in (None, Sparse(small(alpha=0.9999, sample=30).start(), 60)):
+    for attending in (None, SparsePrefill(small(alpha=0.9999, sample=30).start(), 60)):
         cache = ContextCache(tiny.shape, 60, tiny.dtype)
         logits.append(tiny.forward([append(cache, ids, 0, outputs=60, attention=attending)])[0])
     assert (logits[0] - logits[1]).norm() < 1e-2 * logits[0].norm()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.kernels.attention import merge
-from ragkv.sparse.blocks import Blocks, bounding, coverage, cuboid, mass
+from ragkv.sparse.blocks import BlockTable, bounding, coverage, cuboid, mass
 from ragkv.sparse.psa import Psa, covered, over, progress, progress_at_once
 from tests.sparse.steps import GROUPINGS, greedy, normal, request, restricted, says_what_dense_says
 from tests.tiny import model, tokens
@@ -168,14 +168,14 @@ def test_the_box_of_three_keys():
     torch.testing.assert_close(center[0, 0] - radius[0, 0], torch.tensor([2 / 3, 2 / 3], dtype=torch.float64))
     q = torch.tensor([[[1.0, -1.0]]], dtype=torch.float64)
     for box, expected in ((cuboid, 8 / 3), (bounding, 4.0)):
-        blocks = Blocks(3, 0, box)
+        blocks = BlockTable(3, 0, box)
         blocks.update(keys[0], torch.arange(3))
         assert blocks.scores(q).item() == pytest.approx(expected)
 
 
 def test_a_block_of_equal_keys_scores_like_its_key():
     key, q = normal(1, 2, 8, seed=1), normal(2, 4, 8, seed=2)
-    blocks = Blocks(5, 0, cuboid)
+    blocks = BlockTable(5, 0, cuboid)
     blocks.update(key.expand(5, -1, -1), torch.arange(5))
     expected = torch.einsum("hgd,hd->hg", q, key[0]).mean(1)
     torch.testing.assert_close(blocks.scores(q)[:, 0], expected)
@@ -186,7 +186,7 @@ def test_a_block_of_equal_keys_scores_like_its_key():
 def test_a_score_is_the_mean_over_the_group_of_the_best_corner(seed, heads):
     q, k = normal(heads[1], heads[0] // heads[1], 8, seed=seed), normal(24, heads[1], 8, seed=seed + 1)
     for box in (cuboid, bounding):
-        blocks = Blocks(6, 1, box)
+        blocks = BlockTable(6, 1, box)
         blocks.update(k[:13], torch.arange(13))
         blocks.update(k, torch.arange(24))
         center, radius = box(k.unflatten(0, (4, 6)))
@@ -251,8 +251,8 @@ def test_keys_read_are_counted_per_kv_head_and_step():
         marked, rows = state.marked[0], asked.rows + at + 1
         sizes = torch.full((marked.shape[1],), 8)
         sizes[-1] = rows - 8 * (len(sizes) - 1)
-        assert state.readings[-1].read.tolist() == (marked * sizes).sum(1).tolist()
-        assert state.readings[-1].present == rows
+        assert state.steps_read[-1].read.tolist() == (marked * sizes).sum(1).tolist()
+        assert state.steps_read[-1].present == rows
     assert state.present == sum(2 * (asked.rows + at + 1) for at in range(asked.steps))
 
 
@@ -309,7 +309,7 @@ def test_a_row_in_front_of_others_is_read_densely_and_sees_nothing_behind_it():
     dense = asked.dense(1)
     asked.k[-2], asked.v[-2] = 100.0, 100.0
     torch.testing.assert_close(asked.step(state, 1), dense, rtol=0, atol=1e-10)
-    assert len(state.readings) == 1
+    assert len(state.steps_read) == 1
 
 
 def test_a_cache_that_shrank_is_refused():

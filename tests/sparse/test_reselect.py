@@ -129,7 +129,7 @@ def test_readings_count_the_keys_a_selection_looks_at():
         asked.ask(state)
         for at in range(asked.steps):
             asked.step(state, at)
-        read = [int(each.read[0]) for each in state.readings]
+        read = [int(each.read[0]) for each in state.steps_read]
         assert read == [61, 62, 63, 64, 65, 15, 16, 17, second]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ragkv.store.base import Arrived, KVStore, Range, ignore
 from ragkv.store.codec import Head, chunk_key, fetch, offsets, pack, unpack
-from ragkv.store.layout import Layout, parts
+from ragkv.store.layout import Layout, block_ranges
 from ragkv.store.seal import CHECKSUMS, Seal
 from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape
 
@@ -92,13 +92,13 @@ def read_ranges(store: KVStore, key: Key, *ranges: Range) -> bytes:
 
 def read_blocks(store: KVStore, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
     """Blocks straight from a store, as the tiers deliver them; `wanted` holds per layer the block ids, ascending."""
-    found = parts(head.layout, wanted)
+    found = block_ranges(head.layout, wanted)
     return unpack(fetch(store, key, head, found), offsets(found), found, head.layout)
 
 
 def wanted_bytes(layout: Layout, wanted: Sequence[Sequence[int]]) -> int:
     """Bytes of the body that `read_blocks` reads for `wanted`: the sum of the blocks, nothing around them."""
-    return sum(size for *_, size in parts(layout, wanted))
+    return sum(size for *_, size in block_ranges(layout, wanted))
 
 
 class MemoryShelf:

@@ -15,7 +15,7 @@ from ragkv.errors import EntryCorrupt, EntryMissing
 from ragkv.store.base import KVStore
 from ragkv.store.codec import FRAME, fetch, offsets, unpack, unpack_head
 from ragkv.store.disk import CHECK, PAGE, PREAMBLE, DiskStore
-from ragkv.store.layout import parts
+from ragkv.store.layout import block_ranges
 from ragkv.store.redis import FRAME as REDIS_FRAME
 from ragkv.store.seal import CHECKSUMS, Keyed, Seal
 from ragkv.types import Key
@@ -106,7 +106,7 @@ def reader(store: KVStore, key: Key, seal: Seal) -> Read:
     def read() -> tuple[bytes, bytes]:
         data = store.head(key)
         head = unpack_head(data, key, FINGERPRINT, seal.salt(SALT), seal)
-        found = parts(head.layout, [range(head.layout.blocks)] * head.layout.shape.layers)
+        found = block_ranges(head.layout, [range(head.layout.blocks)] * head.layout.shape.layers)
         raw = fetch(store, key, head, found)
         unpack(raw, offsets(found), found, head.layout)
         return data, raw.numpy().tobytes()

@@ -15,7 +15,7 @@ import redis
 
 from ragkv.errors import StoreUnavailable
 from ragkv.store.base import Range
-from ragkv.store.link import BREAK_SECONDS, Link, connected_socket
+from ragkv.store.link import BREAK_SECONDS, ServerLink, connected_socket
 from ragkv.store.redis import RedisStore
 from ragkv.types import Key
 from tests.redis_server import RedisServer, free_port, redis_server
@@ -74,7 +74,7 @@ def test_the_pool_hands_out_no_connection_with_a_reply_unread(server: RedisServe
 
 
 def test_a_connection_is_used_again_after_replies_of_every_kind(own: RedisServer) -> None:
-    link = Link(own.url, TIMEOUT)
+    link = ServerLink(own.url, TIMEOUT)
     with redis.Redis.from_url(own.url) as admin:
         before = admin.info("stats")["total_connections_received"]
         replies = link.exchange([("SET", "a", 1), ("GET", "a"), ("LPUSH", "a", 2), ("GET", "no")], link.deadline(0))
@@ -90,11 +90,11 @@ def test_a_reply_too_many_is_no_ones_and_its_connection_is_closed() -> None:
         assert line.recv(1000) == b""
 
     with impostor(talk) as url, pytest.raises(StoreUnavailable, match="nobody asked"):
-        Link(url, TIMEOUT).ask("PING")
+        ServerLink(url, TIMEOUT).ask("PING")
 
 
 def test_what_is_raised_while_a_connection_is_used_closes_it(own: RedisServer) -> None:
-    link = Link(own.url, TIMEOUT)
+    link = ServerLink(own.url, TIMEOUT)
 
     def leave_early() -> None:
         with link.line() as wire:
@@ -170,7 +170,7 @@ def test_an_unknown_certificate_is_refused(tls: str) -> None:
 
 def test_a_socket_that_was_missing_is_found_after_a_second(tmp_path: Path) -> None:
     path = tmp_path / "redis.sock"
-    link = Link(f"unix://{path}", TIMEOUT)
+    link = ServerLink(f"unix://{path}", TIMEOUT)
     with pytest.raises(StoreUnavailable):
         link.ask("PING")
     with redis_server("--unixsocket", str(path)):

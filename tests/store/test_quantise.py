@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ragkv.errors import NotQuantisable
 from ragkv.store.codec import as_stored, fetch, offsets, pack, unpack, unpack_head
-from ragkv.store.layout import BODIES, Layout, parts
+from ragkv.store.layout import BODIES, Layout, block_ranges
 from ragkv.store.quantise import FORMS, dequantise, quantise
 from ragkv.types import ChunkKV, Digest, Shape
 from tests.store.chunks import (
@@ -232,7 +232,7 @@ def test_blocks_unpack_from_equal_slots_in_any_order(form: str, dtype: torch.dty
     key, record, body = packed(kv, form=form)
     head = unpack_head(record, key, FINGERPRINT, SALT)
     layout = head.layout
-    found = parts(layout, [[0, 2, 5], [], [1, 5]])
+    found = block_ranges(layout, [[0, 2, 5], [], [1, 5]])
     raw = fetch(MemoryShelf(body), key, head, found)
     slots = torch.full((9, layout.full_bytes), 0xA5, dtype=torch.uint8)
     places = [7, 2, 0, 8, 3]

@@ -17,8 +17,8 @@ from ragkv.store.base import Arrived, Range, ignore
 from ragkv.store.codec import Head, unpack_head
 from ragkv.store.disk import DiskStore
 from ragkv.store.layout import BODIES, Layout
-from ragkv.store.tier import Seen
-from ragkv.store.tiers import Budgets, Tiers
+from ragkv.store.tier import TierBytes
+from ragkv.store.tiers import TierBudgets, Tiers
 from ragkv.types import ChunkKV, Key
 from tests.store.chunks import (
     FINGERPRINT,
@@ -66,7 +66,7 @@ class Case:
         layout = Layout(SHAPE, BLOCK, BLOCK, torch.float32, form)
         size = layout.full_bytes
         # One part in eight is for heads; the host pool has `slots` whole slots.
-        budgets = Budgets(host=-(-slots * size * 8 // 7), gpu=gpu * size)
+        budgets = TierBudgets(host=-(-slots * size * 8 // 7), gpu=gpu * size)
         self.tiers = Tiers(self.store, layout, budgets, device)
 
     def put(self, kv: ChunkKV) -> tuple[Key, Head]:
@@ -74,7 +74,7 @@ class Case:
         self.store.put(key, record, body)
         return key, unpack_head(record, key, FINGERPRINT, SALT)
 
-    def load(self, wanted: Sequence[Sequence[int]]) -> Seen:
+    def load(self, wanted: Sequence[Sequence[int]]) -> TierBytes:
         """Where the bytes came from; they are compared with what the store holds."""
         loaded = self.tiers.load(self.key, self.head, wanted)
         truth = read_blocks(DiskStore(self.store.root), self.key, self.head, wanted)

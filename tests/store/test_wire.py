@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragkv.store.wire import Refusal, Reply, Wire, packed
+from ragkv.store.wire import ServerRefusal, Reply, RespConnection, packed
 
 WORDS = st.one_of(st.text(max_size=20), st.integers(), st.binary(max_size=200))
 COMMANDS = st.lists(st.lists(WORDS, min_size=1, max_size=5).map(tuple), max_size=20)
@@ -23,7 +23,7 @@ def soon(seconds: float = 5.0) -> float:
 
 
 @contextmanager
-def answered(*parts: bytes, pause: float = 0.0, close: bool = False) -> Iterator[Wire]:
+def answered(*parts: bytes, pause: float = 0.0, close: bool = False) -> Iterator[RespConnection]:
     """A wire whose other end sends these parts, one after another."""
     here, there = socket.socketpair()
 
@@ -40,7 +40,7 @@ def answered(*parts: bytes, pause: float = 0.0, close: bool = False) -> Iterator
     thread = threading.Thread(target=send)
     thread.start()
     try:
-        yield Wire(here, 1.0)
+        yield RespConnection(here, 1.0)
     finally:
         here.close()
         thread.join()
@@ -76,8 +76,8 @@ def test_a_large_value_is_sent_from_where_it_lies_and_small_ones_are_one_packet(
         (b"$0\r\n\r\n", b""),
         (b"$4\r\n\r\n$1\r\n", b"\r\n$1"),
         (b"*0\r\n", []),
-        (b"*3\r\n$1\r\na\r\n*2\r\n:1\r\n$-1\r\n-ERR no\r\n", [b"a", [1, None], Refusal("ERR no")]),
-        (b"-WRONGTYPE Operation against\r\n", Refusal("WRONGTYPE Operation against")),
+        (b"*3\r\n$1\r\na\r\n*2\r\n:1\r\n$-1\r\n-ERR no\r\n", [b"a", [1, None], ServerRefusal("ERR no")]),
+        (b"-WRONGTYPE Operation against\r\n", ServerRefusal("WRONGTYPE Operation against")),
     ],
 )
 def test_every_kind_of_reply_is_read_whole(sent: bytes, reply: Reply) -> None:

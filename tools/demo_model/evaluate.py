@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from ragkv.bench.quality import Outcome, ask_all
-from ragkv.bench.sets import NATURAL, Question, QuestionSet, Span, natural_sets
+from ragkv.bench.quality import QualityOutcome, ask_all
+from ragkv.bench.sets import NATURAL, SetQuestion, QuestionSet, GoldSpan, natural_sets
 from ragkv.model import DecoderModel
 from tools.demo_model.bank import load
 from tools.demo_model.recipe import BUNDLED
@@ -47,13 +47,13 @@ def generated(model: DecoderModel, tokens: int, sets: int, questions: int) -> li
 
 def _set(context: Context) -> QuestionSet:
     questions = (
-        Question(q.text, (q.answer,), q.kind, None if q.chunk < 0 else Span(q.chunk, q.start, q.start + len(q.answer)))
+        SetQuestion(q.text, (q.answer,), q.kind, None if q.chunk < 0 else GoldSpan(q.chunk, q.start, q.start + len(q.answer)))
         for q in context.asked
     )
     return QuestionSet(context.chunks, tuple(questions))
 
 
-def table(name: str, outcomes: Sequence[Outcome]) -> Iterator[str]:
+def table(name: str, outcomes: Sequence[QualityOutcome]) -> Iterator[str]:
     """Lines: exact match by kind, false unknowns, answers that stop by themselves."""
     for method in METHODS:
         mine = [o for o in outcomes if o.method == method]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import api.app
-from api.history import Remembered
-from api.worker import Worker
+from api.history import RecordedAnswer
+from api.worker import EngineThread
 from ragkv.cli import main
 from ragkv.kvmap import KVMap
-from ragkv.report import Answer, Bytes, Cache, Decoded, Hits, Ratios, Report, Timings, Tokens
+from ragkv.report import Answer, ByteCounts, CacheReport, DecodeReport, TierHits, Ratios, Report, Timings, TokenCounts
 
 ANSWERS = 10_000
 
 
-def fill(worker: Worker) -> None:
+def fill(worker: EngineThread) -> None:
     """As if so many questions had been asked."""
     for number in range(ANSWERS):
         report = Report(
@@ -22,17 +22,17 @@ def fill(worker: Worker) -> None:
             prefill="dense",
             decode="dense",
             model="demo",
-            tokens=Tokens(1000 + number % 7, 200.0, 150.0, 20, 8, 0.0, 170.0),
+            tokens=TokenCounts(1000 + number % 7, 200.0, 150.0, 20, 8, 0.0, 170.0),
             ratios=Ratios(0.2, 0.15, 0.28, 1.0),
-            cache=Cache(6, Hits(0, 4, 2), 0, ()),
-            bytes=Bytes(12_000_000, 100_000, 2_000_000),
-            decoding=Decoded(8, 300.0, 300.0, 0, "stop"),
+            cache=CacheReport(6, TierHits(0, 4, 2), 0, ()),
+            bytes=ByteCounts(12_000_000, 100_000, 2_000_000),
+            decoding=DecodeReport(8, 300.0, 300.0, 0, "stop"),
             timings_ms=Timings(9.0, 1.0, 2.0, 3.0, 0.0, 100.0, 120.0 + number % 100, 60.0, 200.0),
             chunks=(),
         )
         answer = Answer(f"Question {number}?", "An answer.", (), report)
-        worker.tally.answered(report, 600.0)
-        worker.history.record(Remembered(f"id{number}", "", "default", "", answer, KVMap(16, 12, ()), 600.0))
+        worker.metrics.answered(report, 600.0)
+        worker.history.record(RecordedAnswer(f"id{number}", "", "default", "", answer, KVMap(16, 12, ()), 600.0))
 
 
 def create_app(*given: Any, **named: Any) -> Any:

@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from api.dashboard import guard
-from api.dashboard.guard import COOKIE, LOGIN, TICKET_SECONDS, Tickets
-from api.gate import Gate
+from api.dashboard.guard import COOKIE, LOGIN, TICKET_SECONDS, LoginTickets
+from api.gate import AuthMiddleware
 from api.keys import Keys, make_key, read_keys
 from api.tenants import Tenant
 from tests.api.dashboard.conftest import Desk
@@ -18,8 +18,8 @@ from tests.api.dashboard.conftest import Desk
 PAGE = {"Accept": "text/html"}
 
 
-def tickets(*tenants: str) -> Tickets:
-    return Tickets(read_keys(",".join(make_key(tenant)[1] for tenant in tenants)))
+def tickets(*tenants: str) -> LoginTickets:
+    return LoginTickets(read_keys(",".join(make_key(tenant)[1] for tenant in tenants)))
 
 
 def test_a_ticket_is_its_tenants_until_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_what_was_changed_is_no_ticket() -> None:
 def test_a_ticket_of_other_keys_is_none() -> None:
     one, other = tickets("acme"), tickets("acme")
     assert other.whose(one.make("acme")) is None
-    assert Tickets(Keys()).whose(one.make("acme")) is None
+    assert LoginTickets(Keys()).whose(one.make("acme")) is None
 
 
 def test_a_browser_is_asked_for_a_key_and_a_program_is_refused(desk: Desk) -> None:
@@ -95,7 +95,7 @@ def test_a_websocket_wants_the_ticket_and_the_own_origin() -> None:
     _, pair = make_key("acme")
     keys = read_keys(pair)
     app = echoing(keys)
-    ticket = {"cookie": f"{COOKIE}={Tickets(keys).make('acme')}"}
+    ticket = {"cookie": f"{COOKIE}={LoginTickets(keys).make('acme')}"}
     with TestClient(app, "http://here") as client:
         with client.websocket_connect(
             "/dashboard/ws", headers={**ticket, "host": "here", "origin": "http://here"}
@@ -117,7 +117,7 @@ def test_a_websocket_wants_the_ticket_and_the_own_origin() -> None:
 def echoing(keys: Keys) -> FastAPI:
     """An application behind the gate, with a WebSocket that says whose it is."""
     app = FastAPI()
-    app.add_middleware(Gate, keys=keys)
+    app.add_middleware(AuthMiddleware, keys=keys)
 
     @app.websocket("/dashboard/ws")
     async def whose(socket: WebSocket) -> None:

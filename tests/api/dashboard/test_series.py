@@ -8,14 +8,14 @@ import pytest
 
 from api.dashboard import series
 from api.dashboard.series import PERIOD, POINTS, Series
-from ragkv.tally import Tally
+from ragkv.tally import MetricsRecorder
 
 
 class Counted:
     """A worker as a series sees it."""
 
     def __init__(self) -> None:
-        self.tally = Tally()
+        self.tally = MetricsRecorder()
 
     def health(self) -> dict[str, Any]:
         return {"waiting": 3, "running": 2}
