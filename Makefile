@@ -30,7 +30,7 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-l
 # These import no transformers (tests/test_architecture.py), or reach it through the engine alone, whose tests run; the
 # newcomer's path (tests/test_readme_path.py) runs, too, and is the whole program.
 UNTOUCHED := tests/kernels tests/store tests/test_packaging.py tests/test_architecture.py \
-             tests/api tests/client tests/ingest tests/test_cli.py tests/test_program.py tests/test_shutdown.py
+             tests/api tests/client tests/ingest tests/cli/test_cli.py tests/test_program.py tests/test_shutdown.py
 
 .PHONY: help demo serve test soak test-oldest lint bench screenshots lock clean redis chromium poppler python
 

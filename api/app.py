@@ -21,18 +21,18 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from api import errors
-from api.body_limit import BodyLimitMiddleware, BodyBounds
 from api.dashboard import login
-from api.gate import AuthMiddleware
-from api.keys import read_keys
-from api.logs import written
-from api.metrics import MetricsCollector
-from api.observe import AccessLogMiddleware, RequestObserver, log_line
+from api.middleware.access_log import AccessLogMiddleware, RequestObserver, log_line
+from api.middleware.auth import AuthMiddleware
+from api.middleware.body_limit import BodyBounds, BodyLimitMiddleware
+from api.middleware.keys import read_keys
+from api.middleware.security_headers import SecurityHeadersMiddleware
+from api.observability.logs import written
+from api.observability.metrics import MetricsCollector
+from api.observability.request_counters import RequestCounters
 from api.openapi import secured
-from api.requests import RequestCounters
 from api.routes import router
-from api.strict import SecurityHeadersMiddleware
-from api.worker import EngineThread
+from api.runtime.engine_thread import EngineThread
 from ragkv import __version__
 from ragkv.config import Settings
 from ragkv.errors import ConfigError
@@ -40,7 +40,7 @@ from ragkv.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from api.traces import Tracing
+    from api.observability.traces import Tracing
 
 DRAIN_SECONDS = 10
 """From the signal to the end, at most."""
@@ -103,7 +103,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
 
 def _tracing() -> Tracing:
     try:
-        from api.traces import open_tracing
+        from api.observability.traces import open_tracing
     except ImportError as error:
         raise ConfigError(
             f"RAGKV_TRACES needs what is not installed ({error.name}): pip install 'ragkv[otel]', or leave it unset"

@@ -23,9 +23,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
-from api.account import current
-from api.tenants import Tenant
-from ingest.jobs import JobError, code_of
+from api.runtime.request_context import current
+from api.runtime.tenants import Tenant
+from ingest.jobs import JobFault, code_of
 from ragkv.errors import (
     Busy,
     EmbedderChanged,
@@ -110,7 +110,7 @@ def speaks_openai(path: str) -> bool:
     return path == "/v1/models" or path.startswith(("/v1/chat/", "/v1/models/"))
 
 
-def of_job(error: JobError | None) -> Fault:
+def of_job(error: JobFault | None) -> Fault:
     """Why a job that was waited for brought nothing, as if it had been said at once. None: it was cancelled."""
     if error is None:
         return Fault(409, "cancelled before it was done: the document was deleted meanwhile", "cancelled")

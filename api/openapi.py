@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.errors import speaks_openai
-from api.gate import OPEN
+from api.middleware.auth import OPEN
 
 SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key of `ragkv key TENANT`."},

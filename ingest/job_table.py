@@ -126,7 +126,9 @@ def running(connection: sqlite3.Connection, place: JobPlace) -> bool:
     return row is not None and row[0] == "running"
 
 
-def report(connection: sqlite3.Connection, place: JobPlace, stage: str, done: int, total: int, rest: float | None) -> None:
+def report(
+    connection: sqlite3.Connection, place: JobPlace, stage: str, done: int, total: int, rest: float | None
+) -> None:
     """How far the running document is. rest: seconds it still needs, None while that is not known."""
     sql = "UPDATE jobs SET stage = ?, done = ?, total = ?, updated = ? WHERE row = ?"
     connection.execute(sql, (stage, done, total, time.time(), place.job))

@@ -112,7 +112,9 @@ def get(connection: sqlite3.Connection, job_id: str, listed: Listed) -> IngestJo
     return _job(connection, row, listed)
 
 
-def recent(connection: sqlite3.Connection, limit: int, prefix: str, status: Status | None, listed: Listed) -> list[IngestJob]:
+def recent(
+    connection: sqlite3.Connection, limit: int, prefix: str, status: Status | None, listed: Listed
+) -> list[IngestJob]:
     """The latest jobs, newest first. prefix: of their collections' names · status: only those of it."""
     where = "substr(collection, 1, length(?)) = ? AND (? IS NULL OR status = ?)"
     found = connection.execute(

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from ingest import job_table, job_view
 from ingest.job_table import JobPlace
 from ingest.job_view import Backlog, Counts, DocumentStatus, IngestJob, JobEntry, JobFault, Listed, Status
-from ingest.load import MAX_NAME, Rejected, checked
-from ingest.pipeline import Paused, IngestEngine, Stage, ingest
+from ingest.loader import MAX_NAME, Rejected, checked
+from ingest.pipeline import IngestEngine, Paused, Stage, ingest
 from ragkv.catalog import Catalog
 from ragkv.errors import CatalogCorrupt, InputError, RagkvError
 from ragkv.types import Document
 
-__all__ = ["Backlog", "Counts", "Job", "JobDocument", "JobError", "Jobs", "Listed", "Status", "code_of"]
+__all__ = ["Backlog", "Counts", "IngestJob", "JobEntry", "JobFault", "Jobs", "Listed", "Status", "code_of"]
 
 logger = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ingest.chunk import PromptPiece, split
+from ingest.chunker import PromptPiece, split
+from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog, EmbedderIdentity, Passage
 from ragkv.errors import RagkvError
-from ragkv.quota import Quota
 from ragkv.types import Chunk, Document, Key
 
 EMBED_BATCH = 32
@@ -54,7 +54,7 @@ class IngestModel(Protocol):
 
 
 class IngestEmbedder(Protocol):
-    """The part of ragkv.retrieve.Embedder that ingest needs."""
+    """The part of ragkv.retrieval.Embedder that ingest needs."""
 
     @property
     def identity(self) -> EmbedderIdentity: ...
@@ -63,7 +63,7 @@ class IngestEmbedder(Protocol):
 
 
 class IngestIndex(Protocol):
-    """The part of ragkv.retrieve.Retriever that ingest needs."""
+    """The part of ragkv.retrieval.Retriever that ingest needs."""
 
     @property
     def embedder(self) -> IngestEmbedder: ...
@@ -74,7 +74,7 @@ class IngestIndex(Protocol):
 
 
 class IngestEngine(Protocol):
-    """The part of ragkv.engine.Engine that ingest needs."""
+    """The part of ragkv.engine.engine.Engine that ingest needs."""
 
     @property
     def model(self) -> IngestModel: ...
@@ -131,13 +131,16 @@ def no_progress(stage: Stage, done: int, total: int) -> None:
 
 
 def ingest(
-    engine: IngestEngine, document: Document, progress: IngestProgress = no_progress, wanted: Callable[[], None] | None = None
+    engine: IngestEngine,
+    document: Document,
+    progress: IngestProgress = no_progress,
+    wanted: Callable[[], None] | None = None,
 ) -> IngestOutcome:
     """Read a document and make it answerable, in place of its old version. Does nothing when nothing changed.
 
     wanted: asked at the last moment, in the transaction that makes the change; raises where the change is to be left,
     and may read the catalogue. Whoever withdraws a document before it gets no new version, after it he finds one.
-    The document must have passed ingest.load.checked. Raises InvalidDocument, QuotaExceeded, ConfigError,
+    The document must have passed ingest.loader.checked. Raises InvalidDocument, QuotaExceeded, ConfigError,
     EmbedderChanged, StoreFull. A quota is asked about new content only: what is in is never thrown out by being read
     again for another model.
     """
@@ -223,7 +226,9 @@ def reader_of(engine: IngestEngine) -> str:
     return f"{engine.fingerprint}/{engine.chunk_tokens}"
 
 
-def _embed(embedder: IngestEmbedder, passages: Sequence[tuple[str, str]], progress: IngestProgress) -> NDArray[np.float32]:
+def _embed(
+    embedder: IngestEmbedder, passages: Sequence[tuple[str, str]], progress: IngestProgress
+) -> NDArray[np.float32]:
     """[len(passages), dimension]. passages: (title, text); a title often holds the name that the text calls `it`."""
     vectors = np.empty((len(passages), embedder.identity.dimension), np.float32)
     for start in range(0, len(passages), EMBED_BATCH):

@@ -7,7 +7,7 @@ Axis letters used in every docstring of the project:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NewType
 
@@ -20,6 +20,9 @@ LANDMARKS = 4
 
 Key = NewType("Key", str)
 """Name of a stored chunk: hash of fingerprint, collection salt and token ids; safe as a file name."""
+
+Blend = Callable[["Tensor", "Tensor"], "Tensor"]
+"""`(new, old) -> kept`, rows [m, Hkv, d] each; applied to rotated K and to V separately."""
 
 Scalar = str | int | float | bool | None
 Filter = Mapping[str, Scalar | Sequence[Scalar]]

@@ -14,9 +14,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 for name in [name for name in os.environ if name.startswith("RAGKV_")]:
     del os.environ[name]
 
-from ragkv.engine import Engine  # noqa: E402
-from ragkv.model import DecoderModel  # noqa: E402
-from ragkv.retrieve import Embedder  # noqa: E402
+from ragkv.engine.engine import Engine  # noqa: E402
+from ragkv.model.decoder import DecoderModel  # noqa: E402
+from ragkv.retrieval import Embedder  # noqa: E402
 from tests.libraries import open_library  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent

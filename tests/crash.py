@@ -21,10 +21,10 @@ from pathlib import Path
 
 import torch
 
-from ingest.chunk import split
+from ingest.chunker import split
 from ingest.pipeline import content_hash, ingest, remove
-from ragkv.engine import Engine
-from ragkv.gc import collect_garbage
+from ragkv.admin.gc import collect_garbage
+from ragkv.engine.engine import Engine
 from ragkv.store.base import StoreStats
 from tests.ingest.reader import make_document
 from tests.quick import quick_engine, quick_model

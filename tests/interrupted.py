@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ragkv.engine import Engine
+from ragkv.engine.engine import Engine
 from ragkv.store.base import KVStore
 
 METHODS = ("head", "read", "put", "delete", "ping")

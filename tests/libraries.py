@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ingest.load import load
+from ingest.loader import load
 from ingest.pipeline import ingest
 from ragkv.catalog import Catalog
 from ragkv.config import load_settings
-from ragkv.engine import Engine
-from ragkv.model import DecoderModel
-from ragkv.retrieve import Embedder, Retriever
+from ragkv.engine.chunk_source import ChunkStore
+from ragkv.engine.engine import Engine
+from ragkv.model.decoder import DecoderModel
+from ragkv.retrieval import Embedder, Retriever
 from ragkv.samples import folder
-from ragkv.sources import ChunkStore
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
-from ragkv.store.layout import Layout
-from ragkv.store.seal import CHECKSUMS, Seal
+from ragkv.store.format.layout import Layout
+from ragkv.store.format.seal import CHECKSUMS, Seal
 from ragkv.store.tiers import TierBudgets, Tiers
 from ragkv.types import Document
 

@@ -14,10 +14,10 @@ import transformers
 
 from ragkv.catalog import Catalog
 from ragkv.config import Settings, load_settings
-from ragkv.engine import Engine
-from ragkv.model import DecoderModel
-from ragkv.profile import Profile, load_profile
-from ragkv.retrieve import Retriever
+from ragkv.engine.engine import Engine
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.profile import Profile, load_profile
+from ragkv.retrieval import Retriever
 from ragkv.store import open_store
 from tests.ingest.reader import WordEmbedder
 from tests.tiny import weights

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ragkv.report import ByteCounts, CacheReport, DecodeReport, Fallback, TierHits, Ratios, Report, Timings, TokenCounts
-from ragkv.tally import STEPS, MetricsRecorder
+from ragkv.metrics.sums import STEPS, MetricsRecorder
+from ragkv.report import ByteCounts, CacheReport, DecodeReport, Fallback, Ratios, Report, TierHits, Timings, TokenCounts
 
 COUNTS = st.integers(0, 10_000)
 

@@ -17,7 +17,7 @@ import pytest
 
 from ingest.pipeline import ingest
 from ragkv.catalog import Catalog
-from ragkv.retrieve import Retriever
+from ragkv.retrieval import Retriever
 from ragkv.samples import folder
 from tests.ingest.conftest import on_a_small_disk  # noqa: F401
 from tests.ingest.reader import WordEmbedder, make_document
@@ -91,7 +91,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from ragkv.catalog import Catalog
-from ragkv.retrieve import Retriever
+from ragkv.retrieval import Retriever
 from tests.ingest.reader import WordEmbedder
 
 def die(*arguments):

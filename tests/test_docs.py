@@ -11,7 +11,7 @@ import pytest
 
 from ragkv.cli import app
 from ragkv.config import Settings
-from ragkv.methods import METHOD_NAMES
+from ragkv.engine.methods import METHOD_NAMES
 
 
 def test_the_readme_shows_how_a_question_is_answered_as_it_is(root):

@@ -126,7 +126,8 @@ def test_a_service_stopped_while_it_streams_ends_every_stream_in_words(tmp_path)
 
 STUCK = """
 import sys, threading, time, torch
-from api import app, worker
+from api import app
+from api.runtime import engine_thread as worker
 from ragkv.cli import run
 
 def compute(engine):

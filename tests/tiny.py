@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import transformers
 
-from ragkv.model import DecoderModel
-from ragkv.profile import Profile
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.profile import Profile
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 VOCABULARY = 97

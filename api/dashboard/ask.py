@@ -11,13 +11,13 @@ from typing import Any
 from fastapi import FastAPI
 from nicegui import ui
 
-from api.account import RequestContext, bind
-from api.asking import AnswerStream
-from api.dashboard.answered import draw, said
+from api.dashboard.answers import draw, said
 from api.errors import fault_of
-from api.tenants import Tenant
-from ragkv.begun import RequestState
-from ragkv.engine import Engine
+from api.runtime.answer_stream import AnswerStream
+from api.runtime.request_context import RequestContext, bind
+from api.runtime.tenants import Tenant
+from ragkv.engine.engine import Engine
+from ragkv.engine.request import RequestState
 from ragkv.report import Answer
 
 

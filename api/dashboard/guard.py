@@ -20,7 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.keys import Keys
+from api.middleware.keys import Keys
 
 ROOT = "/dashboard"
 LOGIN = f"{ROOT}/login"

@@ -7,12 +7,12 @@ from pathlib import Path
 from fastapi import FastAPI
 from nicegui import ui
 
-from api.dashboard.answered import LatestAnswers
+from api.dashboard.answers import LatestAnswers
 from api.dashboard.ask import Ask
+from api.dashboard.documents import DocumentsPage
 from api.dashboard.guard import ROOT
-from api.dashboard.papers import DocumentsPage
 from api.dashboard.tiles import Charts, Tiles
-from api.tenants import Tenant
+from api.runtime.tenants import Tenant
 from ragkv.errors import RagkvError
 
 TABS = {"Overview": "insights", "Ask": "forum", "Documents": "description"}

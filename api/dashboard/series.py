@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 
-from api.worker import EngineThread
-from ragkv.tally import MetricSums
+from api.runtime.engine_thread import EngineThread
+from ragkv.metrics.sums import MetricSums
 
 PERIOD = 10.0
 """Seconds between two points."""

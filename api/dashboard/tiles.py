@@ -8,10 +8,10 @@ from typing import Any
 
 from nicegui import ui
 
+from api.dashboard.formatting import count, percent, size, span
 from api.dashboard.series import Series, TimeSpan
-from api.dashboard.words import count, percent, size, span
-from api.worker import EngineThread
-from ragkv.tally import TIERS, MetricSums
+from api.runtime.engine_thread import EngineThread
+from ragkv.metrics.sums import TIERS, MetricSums
 
 SPANS = {0: "since the start", 3600: "the last hour", 300: "five minutes"}
 """Seconds a tile may speak of; 0: all."""

@@ -10,14 +10,14 @@ from fastapi import APIRouter, Request
 from fastapi.sse import KEEPALIVE_COMMENT
 from starlette.responses import JSONResponse, Response
 
-from api.asking import AnswerStream
-from api.dependencies import PROBLEMS, SettingsDep, TenantDep, EngineThreadDep
 from api.errors import Gone
-from api.progress import RetrievalDone
-from api.schemas import QuestionIn
-from api.stream import EventStream, described, ending, event
-from ragkv.begun import RequestState
-from ragkv.engine import Engine
+from api.routes.dependencies import PROBLEMS, EngineThreadDep, SettingsDep, TenantDep
+from api.routes.event_stream import EventStream, described, ending, event
+from api.runtime.answer_channel import RetrievalDone
+from api.runtime.answer_stream import AnswerStream
+from api.schemas.common import QuestionIn
+from ragkv.engine.engine import Engine
+from ragkv.engine.request import RequestState
 from ragkv.report import Answer
 
 router = APIRouter()

@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from api.dependencies import PROBLEMS, TenantDep, EngineThreadDep
-from api.document_schemas import Collections, summed
-from api.schemas import Name
+from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
+from api.schemas.common import Name
+from api.schemas.documents import Collections, summed
 from ragkv.errors import NotFound
 
 router = APIRouter()

@@ -7,8 +7,8 @@ import asyncio
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from api.dependencies import PROBLEMS, TenantDep, EngineThreadDep
-from api.schemas import ConversationOut, Name
+from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
+from api.schemas.common import ConversationOut, Name
 
 router = APIRouter()
 

@@ -8,14 +8,15 @@ from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from api import errors, sent
-from api.body_limit import UPLOAD_DOCUMENTS
-from api.dependencies import PROBLEMS, TenantDep, EngineThreadDep
-from api.document_schemas import UPLOAD_FORM, Content, DocumentPage, ShownDocument, listed
-from api.schemas import DocumentIn, Documents, DocumentsIn, FilterText, Name, Queued
-from api.tenants import Tenant
-from api.worker import EngineThread
-from ingest.jobs import Job
+from api import errors
+from api.middleware.body_limit import UPLOAD_DOCUMENTS
+from api.routes import job_responses as sent
+from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
+from api.runtime.engine_thread import EngineThread
+from api.runtime.tenants import Tenant
+from api.schemas.common import DocumentIn, Documents, DocumentsIn, FilterText, Name, Queued
+from api.schemas.documents import UPLOAD_FORM, Content, DocumentPage, ShownDocument, listed
+from ingest.jobs import IngestJob
 from ragkv.errors import NotFound
 from ragkv.types import Document, Filter
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from api.dependencies import PROBLEMS, EngineThreadDep
-from api.readiness import checks
-from api.schemas import Readiness
+from api.observability.readiness import checks
+from api.routes.dependencies import PROBLEMS, EngineThreadDep
+from api.schemas.common import Readiness
 
 router = APIRouter()
 

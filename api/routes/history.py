@@ -9,8 +9,8 @@ from fastapi import APIRouter, Path, Query
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from api.dependencies import PROBLEMS, TenantDep, EngineThreadDep
-from api.history_schemas import AnswerMapOut, AnswerSummariesOut, AnswerOut, brief, drawn, recalled
+from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
+from api.schemas.history import AnswerMapOut, AnswerOut, AnswerSummariesOut, brief, drawn, recalled
 
 router = APIRouter()
 AnswerId = Annotated[str, Path(max_length=128, description="The `X-Request-ID` of the answer.")]
@@ -26,7 +26,9 @@ async def answers(
     """The latest answers, newest first, a page at a time. The service keeps some (`RAGKV_HISTORY`) until it ends; those
     that stand on a document, in a collection or in a conversation that was removed are gone with it."""
     # One more than is shown tells whether there is another page.
-    found = await run_in_threadpool(worker.catalog_service.answers, tenant.name, limit + 1, inf if before is None else before)
+    found = await run_in_threadpool(
+        worker.catalog_service.answers, tenant.name, limit + 1, inf if before is None else before
+    )
     page = [brief(each, tenant) for each in found[:limit]]
     return JSONResponse({"answers": page, "before": found[limit - 1].when if len(found) > limit else None})
 

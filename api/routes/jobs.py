@@ -11,10 +11,10 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
-from api.dependencies import PROBLEMS, TenantDep, EngineThreadDep
-from api.document_schemas import RecentJobs
-from api.sent import shown
-from ingest.jobs import Job, Listed, Status
+from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
+from api.routes.job_responses import shown
+from api.schemas.documents import RecentJobs
+from ingest.jobs import IngestJob, Listed, Status
 from ragkv.errors import NotFound
 
 EVENT_SECONDS = 0.25
@@ -23,7 +23,7 @@ EVENT_SECONDS = 0.25
 router = APIRouter()
 
 
-async def _job(job_id: str, worker: EngineThreadDep, tenant: TenantDep) -> Job:
+async def _job(job_id: str, worker: EngineThreadDep, tenant: TenantDep) -> IngestJob:
     found = await run_in_threadpool(worker.jobs.get, job_id, "failed")
     if not tenant.owns(found.collection):
         raise NotFound(f"there is no job {job_id!r}")
@@ -82,7 +82,7 @@ async def cancel(found: TheJob, worker: EngineThreadDep, tenant: TenantDep) -> R
 async def events(found: TheJob, worker: EngineThreadDep, tenant: TenantDep) -> AsyncIterator[ServerSentEvent]:
     """Follow a job: `progress` with the job whenever it has changed, `done` with it at its end, then the stream ends.
     A stream that ends without `done` is taken up by asking again."""
-    told: Job | None = None
+    told: IngestJob | None = None
     while not worker.stopping:
         if found != told:
             told, name = found, "progress" if found.finished is None else "done"

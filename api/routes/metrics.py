@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from api.dependencies import PROBLEMS
-from api.metrics import OPENMETRICS, MetricsCollector
+from api.observability.metrics import OPENMETRICS, MetricsCollector
+from api.routes.dependencies import PROBLEMS
 
 router = APIRouter()
 

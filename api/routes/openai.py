@@ -10,14 +10,14 @@ from fastapi import APIRouter, Request
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from starlette.responses import JSONResponse, Response
 
-from api.asking import AnswerStream
-from api.chat import ChatReply, method_of, question_of, options_of
-from api.dependencies import SettingsDep, TenantDep, EngineThreadDep
 from api.errors import Gone
-from api.schemas_openai import Chat, Completion, Model, Models, OpenAIError
-from api.stream import EventStream, described, ending, event
-from ragkv.begun import RequestState
-from ragkv.engine import Engine
+from api.routes.dependencies import EngineThreadDep, SettingsDep, TenantDep
+from api.routes.event_stream import EventStream, described, ending, event
+from api.routes.openai_chat import ChatReply, method_of, options_of, question_of
+from api.runtime.answer_stream import AnswerStream
+from api.schemas.openai import Chat, Completion, Model, Models, OpenAIError
+from ragkv.engine.engine import Engine
+from ragkv.engine.request import RequestState
 from ragkv.errors import NotFound
 
 router = APIRouter()

@@ -12,13 +12,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from api import sent
-from api.body_limit import is_form
-from api.dependencies import TenantDep, EngineThreadDep
-from api.holdings import CatalogService
+from api.middleware.body_limit import is_form
+from api.routes import job_responses as sent
+from api.routes.dependencies import EngineThreadDep, TenantDep
 from api.routes.documents import Wait
-from api.schemas import MAX_DOCUMENTS, MetadataText, Name
-from ingest.load import Rejected, read
+from api.runtime.catalog_service import CatalogService
+from api.schemas.common import MAX_DOCUMENTS, MetadataText, Name
+from ingest.loader import Rejected, read
 from ragkv.errors import InputError, InvalidDocument, TooLarge
 from ragkv.types import Document
 

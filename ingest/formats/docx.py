@@ -21,7 +21,7 @@ from pathlib import PurePosixPath
 from typing import Any, NoReturn
 from xml.parsers import expat
 
-from ingest.formats.base import LINE, MAX_TITLE, TextBlocks, Parsed, one_line, without_controls
+from ingest.formats.base import LINE, MAX_TITLE, Parsed, TextBlocks, one_line, without_controls
 from ragkv.errors import InvalidDocument, TooLarge
 
 PART_BYTES = 128 * 2**20

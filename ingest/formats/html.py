@@ -18,7 +18,7 @@ import re
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
-from ingest.formats.base import LINE, TextBlocks, Parsed, one_line, without_controls
+from ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
 from ingest.text import check_text
 from ragkv.errors import InvalidDocument
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from ragkv.bench.prefill import Named
-from ragkv.bench.quality import QualityOutcome, Progress, ask_all, context_tokens
-from ragkv.bench.sets import SetQuestion, QuestionSet, natural_sets, needle_sets, pages
+from ragkv.bench.quality import Progress, QualityOutcome, ask_all, context_tokens
+from ragkv.bench.sets import QuestionSet, SetQuestion, natural_sets, needle_sets, pages
 from ragkv.bench.table import Row, rows
-from ragkv.methods import FULL
-from ragkv.model import DecoderModel
+from ragkv.engine.methods import FULL
+from ragkv.model.decoder import DecoderModel
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from ragkv.bench.backends import BACKENDS, chosen_backend, preferring, unless_fu
 from ragkv.bench.roofline import Counted, Floors, Speeds, floors, settled
 from ragkv.bench.shapes import random_tokens
 from ragkv.bench.tiered import TieredBenchStore
-from ragkv.gate import ReusePolicy, expected_work, fit_reuse
-from ragkv.model import DecoderModel
-from ragkv.reader import PrefilledContext, Prefiller
+from ragkv.engine.chunk_source import StoredChunk
+from ragkv.engine.prefill import PrefilledContext, Prefiller
+from ragkv.engine.reuse_policy import ReusePolicy, expected_work, fit_reuse
+from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Method, recomputed
 from ragkv.recompute.scout import Scout
-from ragkv.sources import StoredChunk
-from ragkv.watch import StepTimer
+from ragkv.timing import StepTimer
 
 CHUNKS, TRIAL, QUESTIONS = 0, 2**20, 2**21
 """Numbers that random inputs are drawn from: every kind has its own."""
@@ -46,7 +46,9 @@ class Sample:
 class AskedSample:
     """Chunks in their tier, and questions about them."""
 
-    def __init__(self, reader: Prefiller, stored: TieredBenchStore, chunks: Sequence[tuple[int, ...]], question: int, seed: int):
+    def __init__(
+        self, reader: Prefiller, stored: TieredBenchStore, chunks: Sequence[tuple[int, ...]], question: int, seed: int
+    ):
         """question: tokens of every one · backend: which of BACKENDS `full` prefers, "": torch's choice."""
         self.reader, self.chunks, self.question, self.backend = reader, chunks, question, ""
         self._stored = stored
@@ -133,7 +135,9 @@ class AskedSample:
         int(context.logits.argmax())  # waits for the device
         return 1000 * (time.perf_counter() - start)
 
-    def _read(self, method: Method | None, question: Sequence[int], watch: StepTimer) -> tuple[PrefilledContext, list[StoredChunk]]:
+    def _read(
+        self, method: Method | None, question: Sequence[int], watch: StepTimer
+    ) -> tuple[PrefilledContext, list[StoredChunk]]:
         if method is None:
             with preferring(self.backend):
                 return self.reader.prefill_full(self.chunks, question, 1, watch), []

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ragkv.kernels.attention import attend
-from ragkv.model import DecoderModel
-from ragkv.watch import StepTimer
+from ragkv.model.decoder import DecoderModel
+from ragkv.timing import StepTimer
 
 Done = TypeVar("Done")
 

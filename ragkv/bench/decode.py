@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.attention import attend
-from ragkv.passes import Attention
+from ragkv.model.layer_pass import Attention
 from ragkv.sparse.base import DecodePolicy, DecodeState
 from ragkv.sparse.blocks import coverage, mass
 from ragkv.sparse.topk import TopKeys

@@ -9,7 +9,8 @@ policy decides the first one, too, and with it what is retrieved.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import abc
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,15 +19,15 @@ from ragkv.bench.decode import Named
 from ragkv.bench.grid import TextGrid, number, spread
 from ragkv.bench.quality import Progress, check_fits
 from ragkv.bench.score import exact_match, f1
-from ragkv.bench.sets import SetQuestion, QuestionSet
+from ragkv.bench.sets import QuestionSet, SetQuestion
 from ragkv.bench.table import interval
-from ragkv.decode import Sequence, Sampling, Detokenizer, generate
-from ragkv.model import DecoderModel
-from ragkv.passes import append
-from ragkv.policies import DENSE
-from ragkv.reader import PrefilledContext, Prefiller
+from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
+from ragkv.engine.policies import DENSE
+from ragkv.engine.prefill import PrefilledContext, Prefiller
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.layer_pass import append
 from ragkv.sparse.base import DecodePolicy, DecodeState, QueryObserver
-from ragkv.watch import StepTimer
+from ragkv.timing import StepTimer
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class _Told:
 @torch.inference_mode()
 def compare(
     model: DecoderModel,
-    sets: Mapping[str, Sequence[QuestionSet]],
-    policies: Sequence[Named],
+    sets: Mapping[str, abc.Sequence[QuestionSet]],
+    policies: abc.Sequence[Named],
     progress: Progress,
     early: bool = False,
     max_tokens: int = 24,
@@ -95,7 +96,12 @@ def compare(
 
 
 def _answer(
-    model: DecoderModel, context: PrefilledContext, question: SetQuestion, decoder: DecodePolicy | None, early: bool, max_tokens: int
+    model: DecoderModel,
+    context: PrefilledContext,
+    question: SetQuestion,
+    decoder: DecodePolicy | None,
+    early: bool,
+    max_tokens: int,
 ) -> _Told:
     cache, start = context.cache, context.position
     cache.truncate([start] * model.shape.layers)
@@ -122,7 +128,7 @@ def _reading(state: DecodeState | None) -> tuple[int, int, int]:
     return state.read, state.present, sum(each.read.shape[0] for each in state.steps_read)
 
 
-def _score(policy: str, told: Sequence[_Told], dense: Sequence[_Told]) -> DecodeScore:
+def _score(policy: str, told: abc.Sequence[_Told], dense: abc.Sequence[_Told]) -> DecodeScore:
     differences = [one.f1 - other.f1 for one, other in zip(told, dense, strict=True)]
     low, high = interval(differences)
     lists, present = sum(one.lists for one in told), sum(one.present for one in told)
@@ -141,7 +147,7 @@ def _score(policy: str, told: Sequence[_Told], dense: Sequence[_Told]) -> Decode
     )
 
 
-def grid(found: Mapping[str, Sequence[DecodeScore]]) -> TextGrid:
+def grid(found: Mapping[str, abc.Sequence[DecodeScore]]) -> TextGrid:
     """Shares in percent, differences in points."""
     heads = ("questions", "decode", "number", "EM", "F1", "Δ F1 to dense (95%)", "same answer", "keys read", "keys")
     rows = [

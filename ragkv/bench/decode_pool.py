@@ -26,13 +26,13 @@ from ragkv.bench.decode import Progress
 from ragkv.bench.grid import TextGrid, number
 from ragkv.bench.prefill import Tokens
 from ragkv.bench.staged import StagedDecoder
-from ragkv.context import ContextCache
 from ragkv.errors import InputError
 from ragkv.kernels.pool import rank
-from ragkv.model import DecoderModel
-from ragkv.passes import append
-from ragkv.pooled import PooledKV, PooledDecoder
-from ragkv.profile import Profile
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.pooled_decode import PooledDecoder, PooledKV
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import append
+from ragkv.model.profile import Profile
 from ragkv.sparse.psa import Psa
 
 STAGED, BY_ADDRESS, PSA = "dense, staged", "dense, by address", "psa"

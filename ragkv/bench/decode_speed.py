@@ -9,7 +9,7 @@ question or of a store is in these times. The dense rows are the model's own loo
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,14 +19,14 @@ from ragkv.bench.decode import Named, now
 from ragkv.bench.grid import TextGrid, number
 from ragkv.bench.prefill import Tokens
 from ragkv.bench.quality import Progress
-from ragkv.context import ContextCache
-from ragkv.decode import Sequence, Sampling, decode_step
+from ragkv.engine.generation import Sampling, Sequence, decode_step
+from ragkv.engine.policies import DENSE
 from ragkv.errors import InputError
-from ragkv.model import DecoderModel
-from ragkv.passes import append
-from ragkv.policies import DENSE
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.graph_decode import GraphDecoder, make_graph_decoder
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import append
 from ragkv.sparse.base import DecodePolicy, DecodeState, QueryObserver
-from ragkv.steps import GraphDecoder, make_graph_decoder
 
 RECORDED = "dense, recorded"
 
@@ -62,7 +62,7 @@ class SpeedRow:
 
 @torch.inference_mode()
 def measure(
-    model: DecoderModel, params: SpeedParams, policies: Sequence[Named], progress: Progress, tokens: Tokens
+    model: DecoderModel, params: SpeedParams, policies: abc.Sequence[Named], progress: Progress, tokens: Tokens
 ) -> list[SpeedRow]:
     """Dense decoding, by recorded steps, too, where the model is on a GPU that they can be recorded for (steps.py), and
     every policy, at every length and batch.
@@ -99,7 +99,7 @@ def _row(
     model: DecoderModel,
     params: SpeedParams,
     context: ContextCache,
-    given: Sequence[int],
+    given: abc.Sequence[int],
     batch: int,
     name: str,
     decoder: DecodePolicy | None,
@@ -130,7 +130,7 @@ def _row(
 
 
 def _begin(
-    model: DecoderModel, params: SpeedParams, context: ContextCache, given: Sequence[int], state: DecodeState | None
+    model: DecoderModel, params: SpeedParams, context: ContextCache, given: abc.Sequence[int], state: DecodeState | None
 ) -> Sequence:
     """A request of its own, its question read."""
     room = params.question + params.warmup + params.steps
@@ -143,7 +143,7 @@ def _begin(
     return Sequence(cache, logits, len(given), Sampling(params.warmup + params.steps + 1), state)
 
 
-def grid(rows: Sequence[SpeedRow]) -> TextGrid:
+def grid(rows: abc.Sequence[SpeedRow]) -> TextGrid:
     """Times in ms, shares in percent."""
     heads = ("context", "requests", "decode", "tokens/s", "× dense", "TBT p50", "p99", "keys read", "KV MiB a token")
     cells = [

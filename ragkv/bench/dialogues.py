@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ingest.pipeline import ingest
-from ragkv.catalog import Turn
-from ragkv.decode import Sampling, cut_at_stop, decode
-from ragkv.engine import Engine
-from ragkv.needles import ASIDES, NeedleQuestion, make_needles
+from ragkv.catalog import StoredTurn
+from ragkv.engine.engine import Engine
+from ragkv.engine.generation import Sampling, cut_at_stop, decode
+from ragkv.engine.needles import ASIDES, NeedleQuestion, make_needles
 from ragkv.report import Answer
+from ragkv.timing import StepTimer
 from ragkv.types import Document
-from ragkv.watch import StepTimer
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
@@ -160,7 +160,7 @@ def _turn(question: NeedleQuestion, place: int, params: DialogueParams, rng: ran
 def _hold(engine: Engine, dialogue: Dialogue, method: str, params: DialogueParams) -> Held:
     name, twin, collection = "dialogue", "dialogue from nothing", dialogue.collection
     outcomes: list[DialogueOutcome] = []
-    past: list[Turn] = []
+    past: list[StoredTurn] = []
     for text, gold in dialogue.turns:
         past = engine.catalog.turns(collection, name)
         answer = _ask(engine, dialogue, name, text, method, params)
@@ -188,7 +188,7 @@ def _ask(engine: Engine, dialogue: Dialogue, name: str, text: str, method: str, 
     )
 
 
-def _single_shot(engine: Engine, collection: str, turns: Sequence[Turn], params: DialogueParams) -> str:
+def _single_shot(engine: Engine, collection: str, turns: Sequence[StoredTurn], params: DialogueParams) -> str:
     """The answer to the last turn after one dense prefill of everything up to its question."""
     chunks = engine.catalog.chunks(collection, [row for turn in turns for row, _ in turn.joined])
     said: list[int] = []

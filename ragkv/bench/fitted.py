@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-from ragkv.model import DecoderModel
-from ragkv.profile import CALIBRATED_BLOCK
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.profile import CALIBRATED_BLOCK
 from ragkv.types import Shape
 
 HEADS = 8

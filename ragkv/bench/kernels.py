@@ -26,12 +26,12 @@ from ragkv.bench.grid import TextGrid
 from ragkv.bench.roofline import Speeds, speeds
 from ragkv.bench.shapes import ModelShape
 from ragkv.errors import InputError
+from ragkv.kernels import decode_step as step_reference
 from ragkv.kernels import rows as row_reference
-from ragkv.kernels import steps as step_reference
 from ragkv.kernels.attention import attend_lse, attend_planned, plan_mask
-from ragkv.kernels.carry import TransferTable, TransferFormat
-from ragkv.kernels.steps import CachePointers, splits_of
-from ragkv.store.layout import Layout
+from ragkv.kernels.decode_step import CachePointers, splits_of
+from ragkv.kernels.transfer import TransferFormat, TransferTable
+from ragkv.store.format.layout import Layout
 from ragkv.types import Shape
 
 TURNS = 4
@@ -105,18 +105,18 @@ def measure(
     """On a GPU, in bfloat16. Raises InputError elsewhere."""
     if not device.startswith("cuda") or not torch.cuda.is_available():
         raise InputError("kernels are measured on a GPU: give --device cuda where there is one")
-    from ragkv.kernels import triton_carry, triton_rows, triton_steps
+    from ragkv.kernels import triton_decode_step, triton_rows, triton_transfer
 
     torch.manual_seed(0)
     bench = _Bench(form, device)
-    at, launch = speeds(torch.device(device), torch.bfloat16), _us([bench.smallest(triton_steps)])
+    at, launch = speeds(torch.device(device), torch.bfloat16), _us([bench.smallest(triton_decode_step)])
     cases = [
-        *(bench.steps(triton_steps, params, count) for count in params.batches),
+        *(bench.steps(triton_decode_step, params, count) for count in params.batches),
         bench.rows(triton_rows, params.rows),
         bench.attention("repair", params.rows, params.kept),
         bench.attention("a share of the whole context", params.blend, params.keys),
         bench.attention("question", params.question, params.kept),
-        bench.carry(triton_carry, params.kept),
+        bench.carry(triton_transfer, params.kept),
     ]
     found = []
     for number, made in enumerate(cases):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ragkv.bench.sets import SetQuestion, QuestionSet, GoldSpan
+from ragkv.bench.sets import GoldSpan, QuestionSet, SetQuestion
 from ragkv.errors import InputError
 from ragkv.types import Document
 

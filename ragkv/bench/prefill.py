@@ -23,14 +23,14 @@ from torch import Tensor
 from ragkv.bench.backends import BACKENDS, Backend, backend_times, chosen_backend, preferring, unless_full
 from ragkv.bench.roofline import device_name
 from ragkv.bench.shapes import random_tokens
-from ragkv.context import ContextCache
 from ragkv.errors import InputError
 from ragkv.kernels.attention import attend
-from ragkv.kernels.lists import BlockSparseIndex
-from ragkv.model import DecoderModel
-from ragkv.passes import Attention, Capture, append
-from ragkv.sparse.base import PrefillState, PrefillPolicy, SparsePrefill
-from ragkv.watch import StepTimer
+from ragkv.kernels.block_sparse import BlockSparseIndex
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import Attention, Capture, append
+from ragkv.sparse.base import PrefillPolicy, PrefillState, SparsePrefill
+from ragkv.timing import StepTimer
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""

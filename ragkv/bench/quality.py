@@ -14,24 +14,25 @@ what a policy reads depends on where the input ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import abc
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from ragkv.bench.score import exact_match, f1
-from ragkv.bench.sets import SetQuestion, QuestionSet
-from ragkv.calibrate import gold_blocks
-from ragkv.decode import Sequence, Sampling, Detokenizer, generate
+from ragkv.bench.sets import QuestionSet, SetQuestion
+from ragkv.engine.calibration import gold_blocks
+from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
+from ragkv.engine.memory_source import ChunkSource, InMemoryChunk
+from ragkv.engine.methods import FULL, make_method
+from ragkv.engine.prefill import PrefilledContext, Prefiller
 from ragkv.errors import InputError
-from ragkv.fresh import InMemoryChunk, ChunkSource
-from ragkv.methods import FULL, make_method
-from ragkv.model import DecoderModel
-from ragkv.passes import append
-from ragkv.reader import PrefilledContext, Prefiller
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.layer_pass import append
 from ragkv.recompute.base import Plan, recomputed
 from ragkv.sparse.base import PrefillPolicy
+from ragkv.timing import StepTimer
 from ragkv.types import ChunkKV
-from ragkv.watch import StepTimer
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
@@ -95,8 +96,8 @@ class QualityOutcome:
 
 def ask_all(
     model: DecoderModel,
-    sets: Sequence[QuestionSet],
-    methods: Sequence[str],
+    sets: abc.Sequence[QuestionSet],
+    methods: abc.Sequence[str],
     progress: Progress,
     max_tokens: int = 24,
     prefix: str = "shared",
@@ -160,7 +161,7 @@ class _Asker:
         self,
         reader: Prefiller,
         asked: QuestionSet,
-        methods: Sequence[str],
+        methods: abc.Sequence[str],
         max_tokens: int,
         store: BenchStore | None,
         policies: Mapping[str, PrefillPolicy],
@@ -205,7 +206,9 @@ class _Asker:
         if context.plan is None:
             load, ttft_load = (None, None) if self._store is None else (0.0, ttft)
             read = 1.0 if context.sparse is None else context.sparse.read / context.sparse.whole
-            figures = QualityFigures(*scores, 1.0, 1.0, 1.0, 1.0, ended, float(row * self._size), ttft, ttft_load, load, read)
+            figures = QualityFigures(
+                *scores, 1.0, 1.0, 1.0, 1.0, ended, float(row * self._size), ttft, ttft_load, load, read
+            )
             return QualityOutcome(question, method, answer, figures, at)
         found = self._found(question, context.plan)
         shares = _shares(context.plan, self._sources, model.profile.initial + model.profile.local)
@@ -213,7 +216,7 @@ class _Asker:
         figures = QualityFigures(*scores, found, *shares, ended, row * self._size * shares[1], ttft, *stored)
         return QualityOutcome(question, method, answer, figures, at)
 
-    def _ask_full(self, tokens: Sequence[int]) -> PrefilledContext:
+    def _ask_full(self, tokens: abc.Sequence[int]) -> PrefilledContext:
         model, full = self._reader.model, self._full
         if full is None:
             raise ValueError("full was not among the methods")
@@ -232,7 +235,7 @@ class _Asker:
         ended = run.stopped and (answer == "unknown" or answer in self._text)
         return answer, float(ended)
 
-    def _from_store(self, tokens: Sequence[int], method: str, row: int) -> tuple[float | None, float | None]:
+    def _from_store(self, tokens: abc.Sequence[int], method: str, row: int) -> tuple[float | None, float | None]:
         """(milliseconds to the first token, bytes read / bytes of the full KV) when everything comes from the store."""
         store, model = self._store, self._reader.model
         if store is None:
@@ -251,7 +254,7 @@ class _Asker:
         return float(all(block in layer[span.chunk] for layer in plan.kept for block in gold))
 
 
-def _shares(plan: Plan, sources: Sequence[InMemoryChunk], fixed: int) -> tuple[float, float, float]:
+def _shares(plan: Plan, sources: abc.Sequence[InMemoryChunk], fixed: int) -> tuple[float, float, float]:
     """(middle blocks / all blocks, kept tokens / all tokens, recomputed tokens / all tokens), means over layers."""
     pieces, layers = [source.piece for source in sources], len(plan.kept)
     blocks, tokens = sum(p.blocks for p in pieces), sum(p.tokens for p in pieces)

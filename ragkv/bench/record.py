@@ -16,7 +16,7 @@ from typing import Any
 from ragkv.bench.quality import Asked, QualityFigures, QualityOutcome
 from ragkv.bench.sets import QuestionSet
 from ragkv.errors import InputError
-from ragkv.model import DecoderModel
+from ragkv.model.decoder import DecoderModel
 
 
 class RunRecord:

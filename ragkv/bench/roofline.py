@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ragkv.model import DecoderModel
+from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Blocks, Piece, Plan, Tokens, rows_alive
 
 TURNS = 3

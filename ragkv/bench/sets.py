@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ragkv.needles import make_needles
+from ragkv.engine.needles import make_needles
 
 NATURAL = Path(__file__).parent / "data" / "natural"
 
@@ -96,7 +96,8 @@ def needle_sets(
 def pages(folder: Path = NATURAL) -> tuple[SetPage, ...]:
     """The documents of a natural set: documents*.jsonl."""
     return tuple(
-        SetPage(row["id"], row["genre"], row["title"], tuple(row["pieces"])) for row in _lines(folder, "documents*.jsonl")
+        SetPage(row["id"], row["genre"], row["title"], tuple(row["pieces"]))
+        for row in _lines(folder, "documents*.jsonl")
     )
 
 

@@ -44,11 +44,11 @@ import torch
 import transformers
 from torch import Tensor
 
-from ragkv.context import ContextCache
 from ragkv.errors import InputError
-from ragkv.model import DecoderModel, rotate
-from ragkv.passes import Capture, append
-from ragkv.spread import SPREAD, gpus, in_runs
+from ragkv.model.decoder import DecoderModel, rotate
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import Capture, append
+from ragkv.model.placement import SPREAD, gpus, in_runs
 
 LLAMA3 = {
     "rope_type": "llama3",

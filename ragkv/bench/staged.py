@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragkv.kernels.pool import SlotPool, ProgressiveKernel
-from ragkv.model import DecoderModel
-from ragkv.pooled import PooledKV, PooledDecoder
+from ragkv.kernels.pool import ProgressiveKernel, SlotPool
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.pooled_decode import PooledDecoder, PooledKV
 
 
 class StagedDecoder(PooledDecoder):
@@ -67,7 +67,7 @@ class StagedDecoder(PooledDecoder):
         """See `PooledSteps.advance`. Raises ValueError, too, where the pool was changed."""
         if not self.kv.settled:
             raise ValueError("other steps have changed the pool; blocks without a slot would be missing")
-        super().advance(tokens)
+        super()._advance(tokens)
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         """See `PooledSteps.attend`."""

@@ -38,11 +38,11 @@ from ragkv.bench.rivals import Load, at_once, by_sockets, each, own_server
 from ragkv.errors import EntryCorrupt
 from ragkv.store import KVStore, open_store
 from ragkv.store.base import Range
-from ragkv.store.disk import DiskStore
-from ragkv.store.layout import BlockRanges
-from ragkv.store.link import connected_socket
-from ragkv.store.pool import BlockPool
-from ragkv.store.tier import TierBytes, Tier
+from ragkv.store.block_pool import BlockPool
+from ragkv.store.disk_store import DiskStore
+from ragkv.store.format.layout import BlockRanges
+from ragkv.store.redis_link import connected_socket
+from ragkv.store.tier import Tier, TierBytes
 from ragkv.types import Key
 
 Progress = Callable[[str, int, int], None]

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ragkv.model import DecoderModel
-from ragkv.sources import ChunkStore, StoredChunk
-from ragkv.store.disk import DiskStore
-from ragkv.store.layout import Layout
+from ragkv.engine.chunk_source import ChunkStore, StoredChunk
+from ragkv.model.decoder import DecoderModel
+from ragkv.store.disk_store import DiskStore
+from ragkv.store.format.layout import Layout
 from ragkv.store.tiers import TierBudgets, Tiers
 from ragkv.types import ChunkKV
 

@@ -17,13 +17,13 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from ragkv.engine.chunk_source import ChunkStore, StoredChunk
 from ragkv.errors import EntryMissing, InputError, StoreError
-from ragkv.model import DecoderModel
-from ragkv.sources import ChunkStore, StoredChunk
+from ragkv.model.decoder import DecoderModel
 from ragkv.store import open_store
 from ragkv.store.base import Arrived, KVStore, Range, StoreStats, Swept, ignore
-from ragkv.store.codec import Head
-from ragkv.store.layout import Layout
+from ragkv.store.format.codec import Head
+from ragkv.store.format.layout import Layout
 from ragkv.store.tiers import HEADS_SHARE, TierBudgets, Tiers
 from ragkv.types import ChunkKV, Key
 

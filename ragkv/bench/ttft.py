@@ -19,9 +19,9 @@ import torch
 
 from ingest.pipeline import ingest
 from ragkv.config import Settings
-from ragkv.engine import Engine
-from ragkv.methods import METHOD_NAMES
-from ragkv.needles import make_needles
+from ragkv.engine.engine import Engine
+from ragkv.engine.methods import METHOD_NAMES
+from ragkv.engine.needles import make_needles
 from ragkv.report import Report
 
 Progress = Callable[[str, int, int], None]

@@ -30,17 +30,17 @@ from ragkv.bench.fitted import fitted
 from ragkv.bench.roofline import Floors, Speeds, device_name, speeds
 from ragkv.bench.shapes import random_tokens
 from ragkv.bench.tiered import TieredBenchStore, tiered_bench_store
+from ragkv.engine.methods import FULL, METHODS, make_method
+from ragkv.engine.prefill import Prefiller
+from ragkv.engine.reuse_policy import CHUNKS as GATE_CHUNKS
+from ragkv.engine.reuse_policy import LENGTH as GATE_TOKENS
+from ragkv.engine.reuse_policy import ReusePolicy
 from ragkv.errors import InputError
-from ragkv.gate import CHUNKS as GATE_CHUNKS
-from ragkv.gate import LENGTH as GATE_TOKENS
-from ragkv.gate import ReusePolicy
-from ragkv.methods import FULL, METHODS, make_method
-from ragkv.model import DecoderModel
-from ragkv.reader import Prefiller
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.graph_decode import make_graph_decoder
 from ragkv.recompute.base import Method
 from ragkv.recompute.scout import Scout
-from ragkv.steps import make_graph_decoder
-from ragkv.watch import StepTimer
+from ragkv.timing import StepTimer
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""

@@ -2,7 +2,7 @@
 
 from ragkv.catalog.catalog import Catalog
 from ragkv.catalog.claims import GRACE_SECONDS
-from ragkv.catalog.nouns import Changes, CollectionInfo, DocumentInfo, EmbedderIdentity, Passage, StoredTurn
+from ragkv.catalog.models import Changes, CollectionInfo, DocumentInfo, EmbedderIdentity, Passage, StoredTurn
 
 __all__ = [
     "GRACE_SECONDS",
@@ -12,5 +12,5 @@ __all__ = [
     "DocumentInfo",
     "EmbedderIdentity",
     "Passage",
-    "Turn",
+    "StoredTurn",
 ]

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragkv.catalog import attributes, claims, documents, turns, vectors, words
+from ragkv.catalog import attributes, claims, documents, turns, vectors
+from ragkv.catalog import full_text as words
 from ragkv.catalog.database import Database
-from ragkv.catalog.nouns import Changes, CollectionInfo, DocumentInfo, EmbedderIdentity, Passage, StoredTurn
+from ragkv.catalog.models import Changes, CollectionInfo, DocumentInfo, EmbedderIdentity, Passage, StoredTurn
 from ragkv.errors import NotFound
 from ragkv.types import Chunk, Document, Filter, Key
 

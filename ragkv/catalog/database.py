@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ragkv.catalog import attributes, schema, words
+from ragkv.catalog import attributes, schema
+from ragkv.catalog import full_text as words
 from ragkv.errors import CatalogCorrupt, ConfigError, RagkvError, StoreFull, StoreUnavailable
 
 BUSY_SECONDS = 30.0

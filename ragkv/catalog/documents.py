@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.catalog import attributes
-from ragkv.catalog.nouns import CollectionInfo, DocumentInfo
+from ragkv.catalog.models import CollectionInfo, DocumentInfo
 from ragkv.errors import NotFound
 from ragkv.types import Chunk, Document, Filter, Key
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ragkv.catalog.nouns import StoredTurn
+from ragkv.catalog.models import StoredTurn
 
 _TURN = "row, method, reader, created, joined, question, answer, asked, written"
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ragkv.catalog.nouns import Changes, EmbedderIdentity
+from ragkv.catalog.models import Changes, EmbedderIdentity
 from ragkv.errors import CatalogCorrupt, EmbedderChanged, InputError
 
 

@@ -157,8 +157,8 @@ def _answering(settings: Settings, wanted: AskFlags) -> Iterator[Callable[[str],
 
 
 def _check_names(method: str | None, prefill: str | None, decode: str | None) -> None:
-    from ragkv.methods import check_method
-    from ragkv.policies import check_decode_policy, check_prefill_policy
+    from ragkv.engine.methods import check_method
+    from ragkv.engine.policies import check_decode_policy, check_prefill_policy
 
     for option, check, name in (
         ("--method", check_method, method or "full"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ragkv.bench.sets import QuestionSet
     from ragkv.bench.store import StoreResult
     from ragkv.bench.table import Row
-    from ragkv.model import DecoderModel
+    from ragkv.model.decoder import DecoderModel
     from ragkv.types import Document
 
 bench = typer.Typer(help="Measure on this machine.", rich_markup_mode=None)
@@ -94,8 +94,8 @@ def quality(
     from ragkv.bench.record import RunRecord
     from ragkv.bench.stored import disk
     from ragkv.bench.table import markdown, rows
-    from ragkv.methods import usable
-    from ragkv.model import DecoderModel
+    from ragkv.engine.methods import usable
+    from ragkv.model.decoder import DecoderModel
 
     if plot is not None:
         check_plot(plot)
@@ -141,7 +141,7 @@ def _sets(
     if not files:
         size = model.profile.chunk_tokens - 32
         return needle_sets(count, chunks, size, questions, seed, lambda text: len(model.prompt.plain(text)))
-    from ingest.chunk import split
+    from ingest.chunker import split
 
     def cut(document: Document) -> list[tuple[str, str]]:
         return [(chunk.title, chunk.text) for chunk in split(document, model.prompt, model.profile.chunk_tokens)]

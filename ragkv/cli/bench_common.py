@@ -10,9 +10,9 @@ from ragkv.cli.common import out, settings_from
 
 if TYPE_CHECKING:
     from ragkv.bench.grid import TextGrid
-    from ragkv.model import DecoderModel
+    from ragkv.model.decoder import DecoderModel
 
-Piece = tuple[str, "Grid", Sequence[str]]
+Piece = tuple[str, "TextGrid", Sequence[str]]
 """A table: its title, its cells, lines to stand below it."""
 
 
@@ -25,7 +25,7 @@ def random_weights(shape: str, device: str | None, layers: int | None, plain: bo
 
 def configured(model: str | None, device: str | None) -> DecoderModel:
     """The model that is set."""
-    from ragkv.model import DecoderModel
+    from ragkv.model.decoder import DecoderModel
 
     settings = settings_from(None, None, model, device)
     return DecoderModel.load(settings.model_source, settings.device, settings.dtype, settings.data / "profiles")

@@ -19,8 +19,8 @@ from ragkv.cli.common import Device, Json, Model, progress, write_json
 if TYPE_CHECKING:
     from ragkv.bench.decode import DecodeRow, Named
     from ragkv.bench.grid import TextGrid
-    from ragkv.model import DecoderModel
-    from ragkv.profile import Profile
+    from ragkv.model.decoder import DecoderModel
+    from ragkv.model.profile import Profile
 
 LAYER = (
     *("psa", "topk:count=64", "topk:count=64,digest=quest", "topk:count=64,digest=exact"),
@@ -101,7 +101,7 @@ def decode(
 
 
 def _named(specs: Sequence[str], profile: Profile) -> list[Named]:
-    from ragkv.policies import make_decode_policy
+    from ragkv.engine.policies import make_decode_policy
 
     made = [(spec, make_decode_policy(spec, profile)) for spec in dict.fromkeys(specs)]
     return [(spec, each) for spec, each in made if each is not None]
@@ -114,7 +114,7 @@ def _layer(
 
     from ragkv.bench.decode import DecodeParams, measure
     from ragkv.bench.shapes import find_shape
-    from ragkv.profile import Profile
+    from ragkv.model.profile import Profile
 
     form, where = find_shape(shape), device_for(device)
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}

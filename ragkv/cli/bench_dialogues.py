@@ -31,7 +31,7 @@ def dialogues(
     """Generated dialogues, turn by turn: answers against one dense prefill, tokens prefilled, times."""
     given = settings_from(None, None, model, device)
     from ragkv.bench.dialogues import DialogueParams, figures, fill, hold
-    from ragkv.engine import Engine
+    from ragkv.engine.engine import Engine
 
     params = DialogueParams(dialogues=count, each=min(6, count), chunks=chunks, chunk_tokens=chunk_tokens)
     with tempfile.TemporaryDirectory(prefix="ragkv-dialogues-") as folder, progress() as told:

@@ -18,7 +18,7 @@ from ragkv.cli.common import Device, Json, Model, progress, write_json
 
 if TYPE_CHECKING:
     from ragkv.bench.prefill import Named, PrefillResult
-    from ragkv.model import DecoderModel
+    from ragkv.model.decoder import DecoderModel
 
 LENGTHS = (2048, 4096, 8192)
 
@@ -87,9 +87,13 @@ def prefill(
 
 
 def _policies(specs: Sequence[str] | None, model: DecoderModel) -> list[Named]:
-    from ragkv.policies import DENSE, PREFILL_NAMES, make_prefill_policy
+    from ragkv.engine.policies import DENSE, PREFILL_NAMES, make_prefill_policy
 
-    made = [(spec, make_prefill_policy(spec, model.profile)) for spec in dict.fromkeys(specs or PREFILL_NAMES) if spec != DENSE]
+    made = [
+        (spec, make_prefill_policy(spec, model.profile))
+        for spec in dict.fromkeys(specs or PREFILL_NAMES)
+        if spec != DENSE
+    ]
     return [(spec, policy) for spec, policy in made if policy is not None]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ragkv.config import Settings
-    from ragkv.engine import Engine
+    from ragkv.engine.engine import Engine
 
 _SETTINGS = "Settings (also RAGKV_* and ragkv.toml)"
 Data = Annotated[
@@ -78,7 +78,7 @@ def opened(settings: Settings) -> Iterator[Engine]:
     """The engine, with a sign of life on a terminal while it loads."""
     console = err()
     with console.status("loading the model") if console.is_terminal else _nothing():
-        from ragkv.engine import Engine
+        from ragkv.engine.engine import Engine
 
         engine = Engine.open(settings)
     with engine:

@@ -20,11 +20,11 @@ from ragkv.cli.findings import Findings, without_password
 if TYPE_CHECKING:
     from ragkv.catalog import Catalog
     from ragkv.config import Settings
-    from ragkv.engine import Engine
-    from ragkv.model import DecoderModel
-    from ragkv.retrieve import Embedder
+    from ragkv.engine.engine import Engine
+    from ragkv.model.decoder import DecoderModel
+    from ragkv.retrieval import Embedder
     from ragkv.store import KVStore
-    from ragkv.store.redis import RedisMemory
+    from ragkv.store.redis_store import RedisMemory
     from ragkv.types import Key
 
 _SHOWN = 10
@@ -105,7 +105,7 @@ def _settings(settings: Settings, given: Mapping[str, object], findings: Finding
 
 
 def _model(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
-    from ragkv.model import DecoderModel
+    from ragkv.model.decoder import DecoderModel
 
     with findings.checking("model"):
         parts.model = model = DecoderModel.load(
@@ -130,8 +130,8 @@ def _model(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
 
 def _reuse(model: DecoderModel, settings: Settings, findings: Findings) -> None:
     """The self-test that the engine relies on, run anew whatever is remembered of it."""
-    from ragkv.qualify import self_test
-    from ragkv.reader import Prefiller
+    from ragkv.engine.prefill import Prefiller
+    from ragkv.engine.self_test import self_test
 
     found = self_test(Prefiller(model, model.prompt.prefix, settings.prefix))
     if found.reason:
@@ -142,7 +142,7 @@ def _reuse(model: DecoderModel, settings: Settings, findings: Findings) -> None:
 
 
 def _embedder(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
-    from ragkv.retrieve import Embedder
+    from ragkv.retrieval import Embedder
 
     with findings.checking("embedder"):
         embedder = Embedder(settings.embedder)
@@ -167,8 +167,8 @@ def _catalog(settings: Settings, parts: DoctorParts, findings: Findings) -> None
 
 def _store(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
     from ragkv.store import open_store
-    from ragkv.store.cluster import ClusterStore
-    from ragkv.store.redis import RedisStore
+    from ragkv.store.redis_cluster import ClusterStore
+    from ragkv.store.redis_store import RedisStore
 
     if settings.store == "disk" and not settings.data.exists():
         return
@@ -210,8 +210,8 @@ def _together(settings: Settings, parts: DoctorParts, findings: Findings) -> Non
     if model is None or embedder is None or store is None:
         findings.note("kv", "not compared with the catalogue: a part above is missing")
         return
-    from ragkv.engine import Engine
-    from ragkv.retrieve import Retriever
+    from ragkv.engine.engine import Engine
+    from ragkv.retrieval import Retriever
 
     folder = settings.data / "index"
     with findings.checking("engine"):
@@ -265,7 +265,7 @@ def _kv(engine: Engine, findings: Findings) -> None:
 
 def _wanted(engine: Engine) -> dict[Key, str]:
     """Chunk id by the key it has under the model as it is now."""
-    from ragkv.store.codec import chunk_key
+    from ragkv.store.format.codec import chunk_key
 
     return {
         chunk_key(engine.fingerprint, engine.seal.salt(info.collection), chunk.tokens): f"{info.collection}/{chunk.id}"

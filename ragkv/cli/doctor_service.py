@@ -24,7 +24,7 @@ _LITTLE = 2**30
 def keys(settings: Settings, findings: Findings) -> None:
     """Who may use the service. Tells numbers, neither keys nor hashes."""
     from api.app import is_loopback
-    from api.keys import read_keys
+    from api.middleware.keys import read_keys
 
     with findings.checking("keys"):
         found = read_keys(settings.api_keys.get_secret_value())

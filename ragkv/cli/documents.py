@@ -32,11 +32,11 @@ from ragkv.cli.common import (
 from ragkv.errors import InputError
 
 if TYPE_CHECKING:
-    from ingest.load import Rejected
+    from ingest.loader import Rejected
     from ragkv.catalog import Catalog, DocumentInfo
     from ragkv.client import Document as RemoteDocument
     from ragkv.config import Settings
-    from ragkv.engine import Engine
+    from ragkv.engine.engine import Engine
     from ragkv.types import Document
 
 
@@ -55,7 +55,7 @@ def ingest(
     settings = settings_from(data, store, model, device, url=url)
     if settings.url:
         return remote.ingest(settings, paths, collection)
-    from ingest.load import load
+    from ingest.loader import load
     from ingest.sandbox import Allowance
 
     allowed = Allowance(settings.parse_seconds, settings.parse_bytes)

@@ -11,7 +11,7 @@ from ragkv.cli.common import out
 
 def key(tenant: Annotated[str, typer.Argument(help="Whose key it is: letters, digits and hyphens.")]) -> int:
     """Make an API key for a tenant. It is shown once; the settings hold its hash."""
-    from api.keys import make_key
+    from api.middleware.keys import make_key
 
     made, pair = make_key(tenant)
     console = out()

@@ -29,7 +29,7 @@ def connected(settings: Settings) -> Iterator[Client]:
 
 def ingest(settings: Settings, paths: Sequence[Path], collection: str) -> int:
     """Send files, a batch a job, and tell what became of every document. Returns the exit code."""
-    from ingest.load import named
+    from ingest.loader import named
 
     failed = done = 0
     with connected(settings) as client, progress() as told:

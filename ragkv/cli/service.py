@@ -38,7 +38,7 @@ def demo(data: Data = None, store: Store = None, model: Model = None, device: De
     settings = settings_from(data, store, model, device)
     from rich.console import Console
 
-    from ragkv.demo import run
+    from ragkv.cli.demo import run
 
     # A pipe has no width; 80 columns would cut the tables.
     run(settings, Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 100))
@@ -48,9 +48,9 @@ def demo(data: Data = None, store: Store = None, model: Model = None, device: De
 def calibrate(data: Data = None, model: Model = None, device: Device = None) -> int:
     """Find the model's retrieval heads and stable layers, once per model; the profile is kept in the data folder."""
     settings = settings_from(data, None, model, device)
-    from ragkv.calibrate import CalibrationParams
-    from ragkv.calibrate import calibrate as measure
-    from ragkv.model import DecoderModel
+    from ragkv.engine.calibration import CalibrationParams
+    from ragkv.engine.calibration import calibrate as measure
+    from ragkv.model.decoder import DecoderModel
 
     profiles = settings.data / "profiles"
     loaded = DecoderModel.load(settings.model_source, settings.device, settings.dtype, profiles)

@@ -41,10 +41,10 @@ def gc(
     if not path.is_file():
         # A new, empty catalogue would make everything in a shared store garbage.
         raise ConfigError(f"there is no catalogue in {settings.data}; name the data folder with --data")
+    from ragkv.admin.gc import collect_garbage
     from ragkv.catalog import Catalog
-    from ragkv.gc import collect_garbage
     from ragkv.store import open_store
-    from ragkv.store.seal import make_seal
+    from ragkv.store.format.seal import make_seal
 
     catalog = Catalog.open(path)
     opened = open_store(settings.store, settings.data, settings.store_timeout, settings.store_ttl)
@@ -79,7 +79,7 @@ def backup(
 ) -> int:
     """Write catalogue, profiles and, if asked for, the stored KV to one file. A running service goes on."""
     settings = settings_from(data, store)
-    from ragkv.backup import write_backup
+    from ragkv.admin.backup import write_backup
 
     done = write_backup(file, settings, with_kv)
     console = out()
@@ -101,7 +101,7 @@ def restore(
 ) -> int:
     """Make a data folder from a backup. Stop the service first."""
     settings = settings_from(data, store)
-    from ragkv.backup import restore_backup
+    from ragkv.admin.backup import restore_backup
 
     done = restore_backup(file, settings, force)
     console = out()

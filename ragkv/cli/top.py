@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from ragkv.client import Client
-    from ragkv.exposition import ScrapedMetrics
-    from ragkv.tally import MetricSums
+    from ragkv.metrics.prometheus import ScrapedMetrics
+    from ragkv.metrics.sums import MetricSums
 
 SPAN = 60.0
 """Seconds that count as lately."""
@@ -96,7 +96,7 @@ def top(
 
 def look(client: Client) -> ScrapedMetrics:
     """What the service says now. Raises Refused and Unreachable, in words for whoever sits at the terminal."""
-    from ragkv.exposition import read
+    from ragkv.metrics.prometheus import read
 
     try:
         return read(client.metrics())

@@ -13,7 +13,7 @@ words, `Unreachable` says that there is no service.
 """
 
 from ragkv.client.asynchronous import AsyncClient
-from ragkv.client.nouns import (
+from ragkv.client.models import (
     AnswerMap,
     Brief,
     Briefs,

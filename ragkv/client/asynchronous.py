@@ -13,7 +13,7 @@ import httpx2
 
 from ragkv.client import calls
 from ragkv.client.calls import Call
-from ragkv.client.nouns import (
+from ragkv.client.models import (
     AnswerMap,
     Briefs,
     Collection,

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx2
 from pydantic import TypeAdapter, ValidationError
 
-from ragkv.client.nouns import (
+from ragkv.client.models import (
     AnswerMap,
     Briefs,
     Cited,

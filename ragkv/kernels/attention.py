@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ragkv.kernels.lists import BlockSparseIndex
+    from ragkv.kernels.block_sparse import BlockSparseIndex
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def plan_mask(q_pos: Tensor, k_pos: Tensor, device: torch.device, alike: int) ->
         return MaskPlan(q_pos, k_pos, "whole" if whole else "part")
     # Also where all see everything: one way for whatever stands behind a context, and torch's kernels for that were no
     # quicker (docs/lab-notes.md).
-    from ragkv.kernels.lists import dense_index
+    from ragkv.kernels.block_sparse import dense_index
 
     lists = dense_index(q_pos, k_pos, alike)
     q_at, k_at, blocks, counts, clear = copy_to_device(
@@ -104,7 +104,7 @@ def attend_planned(q: Tensor, k: Tensor, v: Tensor, seen: MaskPlan, *, scale: fl
         )
         return out[0].transpose(0, 1)
     if seen.index is not None and seen.q_at is not None and seen.k_at is not None:
-        from ragkv.kernels.lists import attend_block_sparse
+        from ragkv.kernels.block_sparse import attend_block_sparse
 
         return attend_block_sparse(q, k, v, seen.q_at, seen.k_at, seen.index, scale=scale)[0]
     group = q.shape[1] // k.shape[1]

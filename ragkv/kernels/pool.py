@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ragkv.kernels.steps import CachePointers
+from ragkv.kernels.decode_step import CachePointers
 from ragkv.types import Shape
 
 

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ragkv.kernels import steps
-from ragkv.kernels.steps import HeadNorms, apply_norm, rotate
+from ragkv.kernels import decode_step as steps
+from ragkv.kernels.decode_step import HeadNorms, apply_norm, rotate
 from ragkv.types import Shape
 
 add_norm, gated = steps.add_norm, steps.gated

@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ragkv.kernels.decode_step import CachePointers
 from ragkv.kernels.pool import PoolRead, SlotPool, StopRule
-from ragkv.kernels.steps import CachePointers
-from ragkv.kernels.triton_steps import LOG2_E, _fold
+from ragkv.kernels.triton_decode_step import LOG2_E, _fold
 from ragkv.types import Shape
 
 NEAR = 64

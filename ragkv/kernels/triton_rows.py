@@ -6,11 +6,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ragkv.kernels import triton_steps
-from ragkv.kernels.steps import HeadNorms
+from ragkv.kernels import triton_decode_step
+from ragkv.kernels.decode_step import HeadNorms
 from ragkv.types import Shape
 
-add_norm, gated = triton_steps.add_norm, triton_steps.gated
+add_norm, gated = triton_decode_step.add_norm, triton_decode_step.gated
 
 HEADS = 8
 """Heads of a row that a program does: queries first, then keys, then values."""

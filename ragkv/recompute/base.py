@@ -15,8 +15,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ragkv.passes import Blend
-from ragkv.types import Digest
+from ragkv.types import Blend, Digest
 
 Blocks = tuple[int, ...]
 """Sorted, unique block numbers of one chunk."""

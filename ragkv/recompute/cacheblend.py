@@ -16,7 +16,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ragkv.recompute.base import Refinement, Piece, Plan, Rows, outside, within
+from ragkv.recompute.base import Piece, Plan, Refinement, Rows, outside, within
 from ragkv.recompute.reuse import Reuse
 
 

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ragkv.recompute.base import Blocks, Piece, ChunkSpan, Plan, within
+from ragkv.recompute.base import Blocks, ChunkSpan, Piece, Plan, within
 from ragkv.recompute.samkv import score
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ragkv.recompute.base import Blocks, Piece, ChunkSpan, Plan
+from ragkv.recompute.base import Blocks, ChunkSpan, Piece, Plan
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.attention import attend
-from ragkv.kernels.lists import BlockSparseIndex, attend_block_sparse
+from ragkv.kernels.block_sparse import BlockSparseIndex, attend_block_sparse
 
 
 class PrefillState(Protocol):
@@ -174,7 +174,9 @@ class DecodeState(ABC):
         self.observe_rows(layer, q, k, v, q_pos, k_pos, scale=scale)
         return out
 
-    def observe_rows(self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> None:
+    def observe_rows(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
+    ) -> None:
         """Rows q [T, Hq, d] at q_pos [T] have been read, by whatever attention. They are in order, and are the last of
         the context: no key of k stands behind the last of them."""
         self._see(layer, k_pos)
@@ -252,7 +254,9 @@ def decode_state(decoder: DecodePolicy | None, keys: float) -> DecodeState | Non
     return decoder.start() if decoder is not None and decoder.applies(keys) else None
 
 
-def observe_queries(sparse: SparsePrefill | None, state: DecodeState | None, start: int) -> SparsePrefill | QueryObserver | None:
+def observe_queries(
+    sparse: SparsePrefill | None, state: DecodeState | None, start: int
+) -> SparsePrefill | QueryObserver | None:
     """The attention of a pass whose rows from position `start` on a decode policy looks at, if there is one."""
     return sparse if state is None else QueryObserver(state, sparse, start)
 

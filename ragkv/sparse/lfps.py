@@ -33,7 +33,7 @@ from torch import Tensor
 
 from ragkv.kernels.attention import merge
 from ragkv.sparse.base import DecodePolicy, DecodeState, wide
-from ragkv.sparse.past import Moments, KeyTables, Prior, true
+from ragkv.sparse.past import KeyTables, Moments, Prior, true
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Learned(DecodeState):
         asked, busy = (q * scale).reshape(lists, -1, q.shape[2]), ~idle.view(lists, -1, 1)
         scores = q.new_full((*asked.shape[:2], most), -math.inf)
         for row, (start, stop) in enumerate(pairwise(starts.tolist())):
-            scores[row, :, : stop - start] = asked[row] @ self._fetch(keys, flat[start:stop], q.dtype).T
+            scores[row, :, : stop - start] = asked[row] @ self._gather(keys, flat[start:stop], q.dtype).T
         scores.masked_fill_(~busy, -math.inf)
         best = top(scores, counts, max(self.params.least, math.ceil(self.params.share * past.others)), past.recent)
         kept = scores.gather(-1, best)
@@ -159,7 +159,7 @@ class Learned(DecodeState):
         out = F.embedding_bag(rows, values, mode="sum", per_sample_weights=shares)  # Eq. 1
         return out.to(q.dtype).view_as(q), lse.view(heads, group), counts
 
-    def _fetch(self, x: Tensor, at: Tensor, dtype: torch.dtype) -> Tensor:
+    def _gather(self, x: Tensor, at: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows `at` [m] of x [rows, d], good until the next fetch: into the same memory each time, since new pages cost
         as much as the rows."""
         found = []

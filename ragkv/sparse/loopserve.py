@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ragkv.kernels.block_sparse import BlockSparseIndex, build_index, clear_blocks, extremes
 from ragkv.kernels.lines import LineSelection, cover, prices
-from ragkv.kernels.lists import BlockSparseIndex, clear_blocks, extremes, build_index
 from ragkv.sparse.base import wide
 
 

@@ -26,7 +26,7 @@ and stay out of AS_min and N_left (a block that is not full has little mass and 
 head stops when the least covered of its query heads is covered, and not before it has read `least` blocks and `part` of
 all: P_acc holds only as far as the ranking is right, and where it is not, a head that has met one weak block would stop
 at once (docs/lab-notes.md). Blocks come from one cache in memory; with KV on the host and a pool on the GPU it is
-`ragkv/pooled.py`. There, too, things differ: slots belong to a kv head of a layer of a request, not to one pool for
+`ragkv/model/execution/pooled_decode.py`. There, too, things differ: slots belong to a kv head of a layer of a request, not to one pool for
 all, so that nothing is atomic; what has no slot is read by the kernel itself over the bus, so that no thread polls a
 flag and nothing is loaded that is not read; rows of the answer stay near, and get no digest.
 """
@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.attention import attend, merge
-from ragkv.sparse.base import DecodePolicy, DecodeState, BlockFetcher, wide
+from ragkv.sparse.base import BlockFetcher, DecodePolicy, DecodeState, wide
 from ragkv.sparse.blocks import BlockTable, cuboid, fetch
 
 
@@ -133,7 +133,15 @@ class Progressive(DecodeState):
         return done.out.flatten(0, 1).to(q.dtype), always + done.read * blocks.size
 
     def _reach(
-        self, layer: int, elsewhere: BlockFetcher, q: Tensor, done: ProgressiveRead, bar: Tensor, total: int, *, scale: float
+        self,
+        layer: int,
+        elsewhere: BlockFetcher,
+        q: Tensor,
+        done: ProgressiveRead,
+        bar: Tensor,
+        total: int,
+        *,
+        scale: float,
     ) -> tuple[ProgressiveRead, int]:
         """Go on with what is elsewhere: blocks that rank above bar [Hkv], then the best for heads that are not done.
         total: blocks in the cache that are ranked. Returns what was read in the end, and how many keys came."""
@@ -229,7 +237,7 @@ def progress_at_once(
     masses of all blocks.
 
     For a GPU that holds all keys: it reads them in less time than a loop takes to start a single micro-batch, in
-    which the host would wait for the device besides. Where reading is dear, `ragkv/pooled.py` reads what it must.
+    which the host would wait for the device besides. Where reading is dear, `ragkv/model/execution/pooled_decode.py` reads what it must.
     """
     total = order.shape[1]
     if not total:

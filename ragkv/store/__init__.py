@@ -19,7 +19,7 @@ def open_store(setting: str, data: Path, timeout: float, ttl: float = 0.0, limit
     setting, and for a limit on Redis.
     """
     if setting == "disk":
-        from ragkv.store.disk import DiskStore
+        from ragkv.store.disk_store import DiskStore
 
         return DiskStore(data / "kv", ttl, limit)
     if limit and setting.startswith(("redis", "unix://")):
@@ -29,11 +29,11 @@ def open_store(setting: str, data: Path, timeout: float, ttl: float = 0.0, limit
         )
     if setting.startswith(("redis://", "rediss://", "unix://")):
         # Imported only here: the disk store must work, and start quickly, without a Redis client.
-        from ragkv.store.redis import RedisStore
+        from ragkv.store.redis_store import RedisStore
 
         return RedisStore(setting, timeout, ttl or None)
     if setting.startswith(("redis+cluster://", "rediss+cluster://")):
-        from ragkv.store.cluster import ClusterStore
+        from ragkv.store.redis_cluster import ClusterStore
 
         return ClusterStore(setting, timeout, ttl or None)
     # Not the whole setting: it may hold a password.

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ragkv.store.layout import Numbers, BlockRanges
-from ragkv.store.pool import BlockPool, PoolStats
+from ragkv.store.block_pool import BlockPool, PoolStats
+from ragkv.store.format.layout import BlockRanges, Numbers
 from ragkv.types import Key
 
 TierBytes = Counter[str]
@@ -63,7 +63,9 @@ class Tier:
         return slots * self.pool.size
 
     @contextmanager
-    def pin(self, key: Key, width: int, found: BlockRanges, below: FetchBlocks, seen: TierBytes) -> Iterator[Numbers | None]:
+    def pin(
+        self, key: Key, width: int, found: BlockRanges, below: FetchBlocks, seen: TierBytes
+    ) -> Iterator[Numbers | None]:
         """The slots of the parts [m], in order, pinned until the block ends; None when there is no room for them.
 
         Raises StoreError when what is below does not deliver.
@@ -97,7 +99,14 @@ class Tier:
             return self.pool.stats()
 
     def _fill(
-        self, key: Key, width: int, found: BlockRanges, wanted: Numbers, slots: Numbers, below: FetchBlocks, seen: TierBytes
+        self,
+        key: Key,
+        width: int,
+        found: BlockRanges,
+        wanted: Numbers,
+        slots: Numbers,
+        below: FetchBlocks,
+        seen: TierBytes,
     ) -> bool:
         """Find or bring the wanted parts, and wait for those that others bring; what these fail to bring stays -1.
         False: no room."""

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from ragkv.errors import StoreError
-from ragkv.kernels.carry import TransferFormat, PinnedBlocks
+from ragkv.kernels.transfer import PinnedBlocks, TransferFormat
 from ragkv.store.base import KVStore
-from ragkv.store.codec import Head, fetch, offsets, unpack
-from ragkv.store.layout import Layout, BlockRanges, block_ranges
-from ragkv.store.pool import BlockPool, PoolStats
-from ragkv.store.tier import FetchBlocks, TierBytes, Tier
+from ragkv.store.block_pool import BlockPool, PoolStats
+from ragkv.store.format.codec import Head, fetch, offsets, unpack
+from ragkv.store.format.layout import BlockRanges, Layout, block_ranges
+from ragkv.store.tier import FetchBlocks, Tier, TierBytes
 from ragkv.types import Key
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
-from api.traces import Tracing
-from api.worker import EngineThread
+from api.observability.traces import Tracing
+from api.runtime.engine_thread import EngineThread
 from ragkv.config import Settings, load_settings
 
 LIMIT = 64 * 1024

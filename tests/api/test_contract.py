@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from api.keys import make_key
+from api.middleware.keys import make_key
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
 
 SMALL = {"max_tokens": 2, "deadline": 60.0}

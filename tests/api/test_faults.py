@@ -18,10 +18,10 @@ from api.app import create_app
 from ingest.jobs import Jobs
 from ingest.pipeline import ingest, reindex, remove
 from ragkv.catalog import Catalog
-from ragkv.engine import Engine
-from ragkv.model import DecoderModel
-from ragkv.retrieve import Embedder
-from ragkv.retrieve.embedder import _packaged_folder
+from ragkv.engine.engine import Engine
+from ragkv.model.decoder import DecoderModel
+from ragkv.retrieval import Embedder
+from ragkv.retrieval.embedder import _packaged_folder
 from ragkv.types import Chunk, Document
 from tests.api.conftest import BRIDGE, HARBOUR, Service, settings
 from tests.interrupted import Interrupted

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from api.strict import HEADERS
+from api.middleware.security_headers import HEADERS
 from tests.api.conftest import Service
+from tests.api.middleware.test_security_headers import check_strict
+from tests.api.routes.test_uploads import upload
 from tests.api.streams import streamed
-from tests.api.test_strict import check_strict
-from tests.api.test_uploads import upload
 from tests.trap import Trap, set_trap
 
 QUESTION = "What is the code word of Tarn?"

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from tests.api.conftest import Service
-from tests.api.test_documents import SAYS, put
+from tests.api.routes.test_documents import SAYS, put
 
 ROOMS = ("/v1/documents", "/v1/jobs", "/v1/collections")
 

@@ -8,7 +8,18 @@ import threading
 import time
 from typing import Any
 
-from ragkv.report import Answer, ByteCounts, CacheReport, ChunkReport, Citation, TierHits, Ratios, Report, Timings, TokenCounts
+from ragkv.report import (
+    Answer,
+    ByteCounts,
+    CacheReport,
+    ChunkReport,
+    Citation,
+    Ratios,
+    Report,
+    TierHits,
+    Timings,
+    TokenCounts,
+)
 from tests.api.conftest import BRIDGE, Service
 
 PROBLEM = "application/problem+json"

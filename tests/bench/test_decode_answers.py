@@ -9,7 +9,7 @@ from ragkv.bench.decode_answers import compare, grid
 from ragkv.bench.grid import aligned
 from ragkv.bench.sets import needle_sets
 from ragkv.config import bundled_model
-from ragkv.model import DecoderModel
+from ragkv.model.decoder import DecoderModel
 from ragkv.sparse.psa import Psa
 from ragkv.sparse.topk import TopBlocks
 

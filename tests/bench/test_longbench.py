@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ragkv.bench.longbench import longbench_sets, passages, shorten
-from ragkv.bench.sets import SetQuestion, QuestionSet, GoldSpan
+from ragkv.bench.sets import GoldSpan, QuestionSet, SetQuestion
 from ragkv.errors import InputError
 
 ENGLISH = """Passage 1:

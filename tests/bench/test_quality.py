@@ -8,12 +8,12 @@ import torch
 
 from ragkv.bench.quality import ask_all
 from ragkv.bench.record import RunRecord
-from ragkv.bench.sets import SetQuestion, QuestionSet, needle_sets
+from ragkv.bench.sets import QuestionSet, SetQuestion, needle_sets
 from ragkv.bench.stored import disk
 from ragkv.bench.table import rows
 from ragkv.cli import run
+from ragkv.engine.prefill import Prefiller
 from ragkv.errors import InputError
-from ragkv.reader import Prefiller
 
 
 @pytest.mark.timeout(600)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ragkv.bench.shapes import SHAPES, find_shape, key_share, random_model, random_tokens
-from ragkv.context import ContextCache
 from ragkv.errors import InputError
-from ragkv.model import check_supported
-from ragkv.passes import append
+from ragkv.model.decoder import check_supported
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import append
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

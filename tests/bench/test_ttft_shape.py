@@ -19,19 +19,27 @@ from ragkv.bench.shapes import SHAPES, random_model, random_tokens
 from ragkv.bench.tiered import MemoryStore, tiered_bench_store
 from ragkv.bench.ttft_shape import GATED, TIMED, ShapeParams, ShapeResult, ttft_shape
 from ragkv.cli import run
+from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.methods import FULL, METHOD_NAMES, make_method
+from ragkv.engine.prefill import Prefiller
 from ragkv.errors import EntryMissing, InputError
-from ragkv.fresh import InMemoryChunk
-from ragkv.methods import FULL, METHOD_NAMES, make_method
-from ragkv.model import DecoderModel
-from ragkv.reader import Prefiller
+from ragkv.model.decoder import DecoderModel
 from ragkv.store.base import Range
-from ragkv.store.redis import RedisStore
+from ragkv.store.redis_store import RedisStore
 from ragkv.types import Key, Shape
 from tests.redis_server import RedisServer, redis_server
 from tests.test_architecture import BLOCKED_IMPORT
 
 PARAMS = ShapeParams(
-    chunks=3, chunk_tokens=300, methods=(*METHOD_NAMES, GATED), repeat=2, warmup=1, split=1, question=8, prefix=4, block=64
+    chunks=3,
+    chunk_tokens=300,
+    methods=(*METHOD_NAMES, GATED),
+    repeat=2,
+    warmup=1,
+    split=1,
+    question=8,
+    prefix=4,
+    block=64,
 )
 ROWS = {name: i for i, name in enumerate((*METHOD_NAMES, GATED))}
 CONTEXT = 3 * 300

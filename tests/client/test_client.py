@@ -16,7 +16,7 @@ from ragkv.cli import run
 from ragkv.client import AsyncClient, Cited, Client, Done, Reported, Retrieved, Said
 from ragkv.client import calls as calls_of
 from ragkv.errors import Refused, Unreachable
-from ragkv.exposition import read
+from ragkv.metrics.prometheus import read
 
 QUESTION = "Who built the harbour of Tarn?"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog, EmbedderIdentity
-from ragkv.quota import Quota
-from ragkv.retrieve import Retrieval, Retriever
+from ragkv.retrieval import Retrieval, Retriever
 from ragkv.types import Chunk, Document, Key
 
 DIMENSION = 32

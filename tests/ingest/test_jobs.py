@@ -18,8 +18,8 @@ import pytest
 
 from ingest import job_table, job_view
 from ingest.job_table import MAX_ATTEMPTS
-from ingest.jobs import Backlog, Counts, Job, Jobs
-from ingest.load import Rejected, read
+from ingest.jobs import Backlog, Counts, IngestJob, Jobs
+from ingest.loader import Rejected, read
 from ingest.pipeline import ingest, remove
 from ragkv.catalog import database
 from ragkv.errors import CatalogCorrupt, InputError, InvalidDocument, NotFound, StoreUnavailable
@@ -48,7 +48,7 @@ def run_all(jobs: Jobs, reader: FileReader) -> int:
     return count
 
 
-def statuses(job: Job) -> list[str]:
+def statuses(job: IngestJob) -> list[str]:
     return [document.status for document in job.documents]
 
 

@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 from api.errors import install
 from ingest.jobs import Jobs
 from ingest.pipeline import Stage, ingest, reindex, remove
+from ragkv.admin.quota import Quota
 from ragkv.errors import QuotaExceeded
-from ragkv.quota import Quota
 from tests.ingest.reader import FileReader, make_document
 from tests.quick import quick_engine
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ingest.formats.base import Parsed
 from ingest.formats.docx import PART_BYTES
-from ingest.load import Rejected, read
+from ingest.loader import Rejected, read
 from ingest.sandbox import Allowance, parse, run, understood
 from ragkv.errors import InputError, InvalidDocument, TooLarge
 from tests.ingest.formats.files import docx, packed, painted, paragraph, pdf, stream
@@ -259,7 +259,7 @@ def bombs() -> dict[str, bytes]:
 RSS = """
 import resource, sys
 from pathlib import Path
-from ingest.load import Rejected, read
+from ingest.loader import Rejected, read
 from ingest.sandbox import Allowance
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sorted(Path(sys.argv[1]).iterdir()):

@@ -14,8 +14,15 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ragkv.kernels import triton_carry, triton_lines, triton_lists, triton_pool, triton_rows, triton_tiles
-from ragkv.kernels import triton_steps as kernels
+from ragkv.kernels import (
+    triton_block_sparse,
+    triton_block_sparse_tma,
+    triton_lines,
+    triton_pool,
+    triton_rows,
+    triton_transfer,
+)
+from ragkv.kernels import triton_decode_step as kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
 HEADS = {"Q_HEADS": 32, "KV_HEADS": 8, "D": 128}
@@ -32,7 +39,7 @@ CASES = {
         {"num_warps": 4, "num_stages": 3},
     ),
     "place": (triton_rows._place, {**HEADS, "NORMED": False, "WIDE": 64, "HEADS": 8}, {"num_warps": 2}),
-    "tiles": (triton_tiles._attend, TILES, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}),
+    "tiles": (triton_block_sparse_tma._attend, TILES, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}),
     "merge": (kernels._merge, {"Q_HEADS": 32, "D": 128, "WIDE": 128, "SPLITS": 32}, {"num_warps": 4}),
     "progress": (
         triton_pool._progress,
@@ -53,7 +60,7 @@ CASES = {
     ),
     **{
         f"carry_{body}": (
-            triton_carry._carry,
+            triton_transfer._carry,
             {
                 "BODY": number,
                 "ALIGN": 16,
@@ -66,7 +73,7 @@ CASES = {
             },
             {"num_warps": 8},
         )
-        for body, number in triton_carry.BODIES.items()
+        for body, number in triton_transfer.BODIES.items()
     },
 }
 FLOATS = dict.fromkeys(("eps", "scale", "threshold", "part", "limit"), "fp32")
@@ -78,7 +85,7 @@ WIDE = dict.fromkeys(("table_ptr", "order_ptr", "host_ptr", "clock_ptr"), "*i64"
 COUNTED = ("slots", "ranked", "place", "owner", "used", "read", "missed", "q_at", "k_at", "blocks", "counts", "clear")
 COUNTS = dict.fromkeys((f"{name}_ptr" for name in COUNTED), "*i32")
 PARTIAL = dict.fromkeys(("parts_ptr", "lses_ptr", "lse_ptr"), "*fp32")
-COPIED = dict.fromkeys(("k_rows", "v_rows"), f"tensordesc<bf16[{triton_tiles.KEYS},128]>")
+COPIED = dict.fromkeys(("k_rows", "v_rows"), f"tensordesc<bf16[{triton_block_sparse_tma.KEYS},128]>")
 
 
 def kind(name: str, constants: dict[str, object]) -> str:
@@ -108,6 +115,10 @@ def specialised(kernel: object) -> list[str]:
 
 if __name__ == "__main__":
     knobs.nvidia.dump_ptxas_log = True
-    launched = {case[0] for case in CASES.values()} | {triton_lists._attend, triton_lists._merge, triton_lines._cover}
+    launched = {case[0] for case in CASES.values()} | {
+        triton_block_sparse._attend,
+        triton_block_sparse._merge,
+        triton_lines._cover,
+    }
     names = {f"{kernel.__module__}.{kernel.__name__}": specialised(kernel) for kernel in launched}
     print(json.dumps({"made": {name: made(*case) for name, case in CASES.items()}, "specialised": names}))

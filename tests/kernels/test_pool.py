@@ -9,9 +9,9 @@ import torch
 
 from ragkv.kernels import pool as reference
 from ragkv.kernels.attention import attend
+from ragkv.kernels.decode_step import CachePointers
 from ragkv.kernels.pool import StopRule, rank
-from ragkv.kernels.steps import CachePointers
-from ragkv.pooled import PooledKV
+from ragkv.model.execution.pooled_decode import PooledKV
 from ragkv.sparse import psa
 from ragkv.sparse.blocks import BlockTable, cuboid
 from ragkv.sparse.psa import Psa
@@ -19,7 +19,7 @@ from ragkv.types import Shape
 
 triton_pool = pytest.importorskip("ragkv.kernels.triton_pool")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TWINS = {"reference": reference.attend_progressively, "triton": triton_pool.progress}
+TWINS = {"reference": reference.attend_progressively, "triton": triton_pool.attend_progressively}
 SCALE = 0.4
 
 
@@ -238,4 +238,4 @@ def test_half_precision():
 def test_blocks_of_a_power_of_two_only():
     params = Psa(block=12)
     with pytest.raises(ValueError, match="power of two"):
-        Decoded(triton_pool.progress, Shape(2, 2, 1, 16), (50,), params, 0.5).step(rule_of(params))
+        Decoded(triton_pool.attend_progressively, Shape(2, 2, 1, 16), (50,), params, 0.5).step(rule_of(params))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ragkv.kernels import rows as ours
-from ragkv.kernels.steps import HeadNorms
+from ragkv.kernels.decode_step import HeadNorms
 from ragkv.types import Shape
 
 triton_rows = pytest.importorskip("ragkv.kernels.triton_rows")
@@ -43,6 +43,6 @@ def test_no_rows_are_nothing_to_do():
     shape, nothing = Shape(1, 4, 2, 16), torch.empty(0, 16, device=DEVICE)
     k, v = draw(3, 2, 16), draw(3, 2, 16)
     slots = torch.empty(0, dtype=torch.int32, device=DEVICE)
-    out = triton_rows.place(torch.empty(0, 128, device=DEVICE), nothing, nothing, slots, k, v, shape, None)
+    out = triton_rows.rope_scatter(torch.empty(0, 128, device=DEVICE), nothing, nothing, slots, k, v, shape, None)
     assert out.shape == (0, 4, 16)
     assert torch.equal(k, draw(3, 2, 16))

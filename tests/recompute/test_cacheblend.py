@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ragkv.context import ContextCache
-from ragkv.passes import Capture, append
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import Capture, append
 from ragkv.recompute.base import recomputed
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.reuse import Reuse
 from tests import tiny
-from tests.test_reader import CHUNKS, EXACT, PREFIX, full, reader, sparse
+from tests.engine.test_prefill import CHUNKS, EXACT, PREFIX, full, reader, sparse
 
 SIZE = sum(map(len, CHUNKS))
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ragkv.passes import Capture, append
+from ragkv.engine.stitch import Stitch
+from ragkv.model.layer_pass import Capture, append
 from ragkv.recompute.base import ChunkSpan
 from ragkv.recompute.multi_infllm import MultiInfLLM
 from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.samkv import score
-from ragkv.stitch import Stitch
 from tests import tiny
-from tests.test_reader import CHUNKS, EXACT, PREFIX, QUESTION, reader, sources, sparse
+from tests.engine.test_prefill import CHUNKS, EXACT, PREFIX, QUESTION, reader, sources, sparse
 
 SMALL = MultiInfLLM(4, initial=2, local=3, share=0.2, angle="stitched")
 BLOCKS = [-(-len(chunk) // 4) for chunk in CHUNKS]

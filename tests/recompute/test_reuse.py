@@ -2,9 +2,9 @@
 
 import torch
 
-from ragkv.model import rotate
+from ragkv.model.decoder import rotate
 from ragkv.recompute.reuse import Reuse, ReuseEncoded
-from tests.test_reader import CHUNKS, EXACT, PREFIX, reader, sparse
+from tests.engine.test_prefill import CHUNKS, EXACT, PREFIX, reader, sparse
 
 
 def rows(context, layer, chunk):

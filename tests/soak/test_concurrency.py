@@ -23,9 +23,9 @@ import pytest
 
 from ingest.jobs import Jobs
 from ingest.pipeline import remove
-from ragkv.engine import Engine
-from ragkv.model import DecoderModel
-from ragkv.retrieve import Embedder
+from ragkv.engine.engine import Engine
+from ragkv.model.decoder import DecoderModel
+from ragkv.retrieval import Embedder
 from tests.libraries import open_engine
 
 SECONDS = 60.0

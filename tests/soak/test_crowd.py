@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.api.conftest import BRIDGE, HARBOUR
-from tests.api.test_queue import crowd
+from tests.api.runtime.test_queueing import crowd
 from tests.soak.test_concurrency import service
 
 ASKERS = 64

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.attention import attend
-from ragkv.passes import append
+from ragkv.model.layer_pass import append
 from tests import tiny
 
 GROUPINGS = [(8, 1), (8, 2), (8, 4), (8, 8)]
@@ -79,7 +79,7 @@ def restricted(at, request, marked, size):
 def greedy(model, states, contexts, questions, count=8):
     """Tokens and logits of requests that run together: each has its context in the cache, its question read and `count`
     tokens decoded under its state, None for dense."""
-    from ragkv.context import ContextCache
+    from ragkv.model.kv_cache import ContextCache
 
     caches = []
     for tokens in contexts:

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.context import ContextCache
 from ragkv.kernels.attention import attend
-from ragkv.passes import append
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import append
 from ragkv.sparse.base import SparsePrefill
 from ragkv.sparse.critiprefill import CritiPrefill, best, criticality, fuse, shares
 from tests.tiny import model, tokens

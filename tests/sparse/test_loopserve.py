@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ragkv.context import ContextCache
 from ragkv.kernels.attention import attend
 from ragkv.kernels.lines import cover, prices
-from ragkv.passes import append
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import append
 from ragkv.sparse.base import SparsePrefill
 from ragkv.sparse.loopserve import LoopServe, attention, sampled, tiles
 from tests.sparse.test_critiprefill import dense, read, rows

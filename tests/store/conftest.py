@@ -12,9 +12,9 @@ import redis
 from redis.cluster import RedisCluster as ClusterClient
 
 from ragkv.store.base import KVStore
-from ragkv.store.cluster import ClusterStore
-from ragkv.store.disk import DiskStore
-from ragkv.store.redis import RedisStore
+from ragkv.store.disk_store import DiskStore
+from ragkv.store.redis_cluster import ClusterStore
+from ragkv.store.redis_store import RedisStore
 from ragkv.types import Key
 from tests.redis_cluster import RedisCluster, redis_cluster
 from tests.redis_server import RedisServer, redis_server

@@ -13,11 +13,11 @@ from redis.cluster import RedisCluster
 
 from ragkv.errors import EntryCorrupt, EntryMissing
 from ragkv.store.base import KVStore
-from ragkv.store.codec import FRAME, fetch, offsets, unpack, unpack_head
-from ragkv.store.disk import CHECK, PAGE, PREAMBLE, DiskStore
-from ragkv.store.layout import block_ranges
-from ragkv.store.redis import FRAME as REDIS_FRAME
-from ragkv.store.seal import CHECKSUMS, Keyed, Seal
+from ragkv.store.disk_store import CHECK, PAGE, PREAMBLE, DiskStore
+from ragkv.store.format.codec import FRAME, fetch, offsets, unpack, unpack_head
+from ragkv.store.format.layout import block_ranges
+from ragkv.store.format.seal import CHECKSUMS, Keyed, Seal
+from ragkv.store.redis_store import FRAME as REDIS_FRAME
 from ragkv.types import Key
 from tests.redis_server import RedisServer
 from tests.store.chunks import FINGERPRINT, SALT, finite_kv, packed

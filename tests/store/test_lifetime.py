@@ -16,8 +16,8 @@ import redis
 from ragkv.errors import ConfigError, EntryMissing, StoreFull
 from ragkv.store import open_store
 from ragkv.store.base import Range, StoreStats
-from ragkv.store.disk import DiskStore
-from ragkv.store.redis import RedisStore
+from ragkv.store.disk_store import DiskStore
+from ragkv.store.redis_store import RedisStore
 from ragkv.types import Key
 from tests.redis_server import RedisServer
 
@@ -137,7 +137,7 @@ def test_the_least_recently_used_entries_go(tmp_path: Path) -> None:
 NOATIME = """
 import os, sys, time
 from pathlib import Path
-from ragkv.store.disk import DiskStore
+from ragkv.store.disk_store import DiskStore
 from tests.store.test_lifetime import FILE, KEYS, age, path_of, put
 
 def used(key):
@@ -268,7 +268,7 @@ def test_threads_stay_within_the_budget_together(tmp_path: Path) -> None:
 WRITE = """
 import sys
 from pathlib import Path
-from ragkv.store.disk import DiskStore
+from ragkv.store.disk_store import DiskStore
 from ragkv.types import Key
 
 store, part = DiskStore(Path(sys.argv[1]), limit=int(sys.argv[2])), int(sys.argv[3])

@@ -10,9 +10,9 @@ import pytest
 
 from ragkv.errors import ConfigError
 from ragkv.store import open_store
-from ragkv.store.cluster import ClusterStore
-from ragkv.store.disk import DiskStore
-from ragkv.store.redis import RedisStore
+from ragkv.store.disk_store import DiskStore
+from ragkv.store.redis_cluster import ClusterStore
+from ragkv.store.redis_store import RedisStore
 from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ragkv.errors import NotQuantisable
-from ragkv.store.codec import as_stored, fetch, offsets, pack, unpack, unpack_head
-from ragkv.store.layout import BODIES, Layout, block_ranges
-from ragkv.store.quantise import FORMS, dequantise, quantise
+from ragkv.store.format.codec import as_stored, fetch, offsets, pack, unpack, unpack_head
+from ragkv.store.format.layout import BODIES, Layout, block_ranges
+from ragkv.store.format.quantise import FORMS, dequantise, quantise
 from ragkv.types import ChunkKV, Digest, Shape
 from tests.store.chunks import (
     FINGERPRINT,

@@ -13,8 +13,8 @@ import redis
 
 from ragkv.errors import EntryMissing, StoreError, StoreFull, StoreUnavailable
 from ragkv.store.base import Range
-from ragkv.store.link import BREAK_SECONDS
-from ragkv.store.redis import RedisStore
+from ragkv.store.redis_link import BREAK_SECONDS
+from ragkv.store.redis_store import RedisStore
 from ragkv.types import Key
 from tests.redis_server import RedisServer, redis_server
 from tests.store.chunks import read_ranges

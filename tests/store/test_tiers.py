@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from ragkv.errors import EntryCorrupt, EntryMissing
 from ragkv.store.base import Arrived, Range, ignore
-from ragkv.store.codec import Head, unpack_head
-from ragkv.store.disk import DiskStore
-from ragkv.store.layout import BODIES, Layout
+from ragkv.store.disk_store import DiskStore
+from ragkv.store.format.codec import Head, unpack_head
+from ragkv.store.format.layout import BODIES, Layout
 from ragkv.store.tier import TierBytes
 from ragkv.store.tiers import TierBudgets, Tiers
 from ragkv.types import ChunkKV, Key

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from ragkv.model import DecoderModel
-from ragkv.prompt import Prompt
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.prompt import Prompt
 from tools.demo_model import cloze, near, swap, tokenizer, train
 from tools.demo_model.bank import BankError, load, template
 from tools.demo_model.evaluate import generated

@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 
 from ragkv.bench.quality import QualityOutcome, ask_all
-from ragkv.bench.sets import NATURAL, SetQuestion, QuestionSet, GoldSpan, natural_sets
-from ragkv.model import DecoderModel
+from ragkv.bench.sets import NATURAL, GoldSpan, QuestionSet, SetQuestion, natural_sets
+from ragkv.model.decoder import DecoderModel
 from tools.demo_model.bank import load
 from tools.demo_model.recipe import BUNDLED
 from tools.demo_model.rows import MOST_CHUNKS, RowMaker
@@ -47,7 +47,9 @@ def generated(model: DecoderModel, tokens: int, sets: int, questions: int) -> li
 
 def _set(context: Context) -> QuestionSet:
     questions = (
-        SetQuestion(q.text, (q.answer,), q.kind, None if q.chunk < 0 else GoldSpan(q.chunk, q.start, q.start + len(q.answer)))
+        SetQuestion(
+            q.text, (q.answer,), q.kind, None if q.chunk < 0 else GoldSpan(q.chunk, q.start, q.start + len(q.answer))
+        )
         for q in context.asked
     )
     return QuestionSet(context.chunks, tuple(questions))

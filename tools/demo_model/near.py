@@ -29,7 +29,7 @@ def words() -> list[str]:
 
 def make(folder: Path, known: Sequence[str]) -> int:
     """Write folder/near.json: for each known word up to MOST others of them; return for how many there are any."""
-    from ragkv.retrieve.embedder import Embedder  # training resumes on machines that have no sentence-transformers
+    from ragkv.retrieval.embedder import Embedder  # training resumes on machines that have no sentence-transformers
 
     vectors = Embedder().encode(known)
     near: dict[str, list[str]] = {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from transformers import LlamaConfig
 
-from ragkv.profile import Profile
+from ragkv.model.profile import Profile
 from tools.demo_model.shape import Shape
 from tools.demo_model.tokenizer import BOS
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from ragkv.prompt import Prompt
+from ragkv.model.prompt import Prompt
 from tools.demo_model.bank import load
 from tools.demo_model.near import Near
 from tools.demo_model.shape import Shape

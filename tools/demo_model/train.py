@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from ragkv.prompt import Prompt
+from ragkv.model.prompt import Prompt
 from tools.demo_model import near
 from tools.demo_model.optimiser import Muon
 from tools.demo_model.recipe import PROMPT, Recipe, Stage, config

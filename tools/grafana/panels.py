@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ragkv.tally import OUTCOMES
+from ragkv.metrics.sums import OUTCOMES
 
 
 @dataclass(frozen=True)

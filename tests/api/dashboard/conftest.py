@@ -13,7 +13,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from api.keys import make_key
+from api.middleware.keys import make_key
 from tests.api.dashboard.browser import CHROMIUM, chromium, tab
 from tests.program import served
 

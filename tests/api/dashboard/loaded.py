@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import api.app
-from api.history import RecordedAnswer
-from api.worker import EngineThread
+from api.runtime.answer_history import RecordedAnswer
+from api.runtime.engine_thread import EngineThread
 from ragkv.cli import main
-from ragkv.kvmap import KVMap
-from ragkv.report import Answer, ByteCounts, CacheReport, DecodeReport, TierHits, Ratios, Report, Timings, TokenCounts
+from ragkv.engine.kv_map import KVMap
+from ragkv.report import Answer, ByteCounts, CacheReport, DecodeReport, Ratios, Report, TierHits, Timings, TokenCounts
 
 ANSWERS = 10_000
 

@@ -10,9 +10,9 @@ from starlette.websockets import WebSocketDisconnect
 
 from api.dashboard import guard
 from api.dashboard.guard import COOKIE, LOGIN, TICKET_SECONDS, LoginTickets
-from api.gate import AuthMiddleware
-from api.keys import Keys, make_key, read_keys
-from api.tenants import Tenant
+from api.middleware.auth import AuthMiddleware
+from api.middleware.keys import Keys, make_key, read_keys
+from api.runtime.tenants import Tenant
 from tests.api.dashboard.conftest import Desk
 
 PAGE = {"Accept": "text/html"}

@@ -8,7 +8,7 @@ import pytest
 
 from api.dashboard import series
 from api.dashboard.series import PERIOD, POINTS, Series
-from ragkv.tally import MetricsRecorder
+from ragkv.metrics.sums import MetricsRecorder
 
 
 class Counted:

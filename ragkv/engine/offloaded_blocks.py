@@ -1,0 +1,78 @@
+"""Blocks that a question was answered without, which may come back while its answer is decoded.
+
+known      the mean key of each, from the head record, rotated to the middle of the block's place: a point, where blocks
+           in the cache have boxes over rotated keys (`sparse.blocks`). An approximation: a mean that is rotated is no
+           mean of rotated keys
+pulled     `Source.load` of one layer, from memory or the store, or from an encoding where the store fails; rotated to
+           its place and appended to the cache. Its rows are as they were stored: nothing repairs them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ragkv.engine.memory_source import ChunkSource
+from ragkv.engine.stitch import Stitch
+from ragkv.recompute.base import Blocks, Plan, Rows
+
+
+class OffloadedBlocks:
+    """See the module, and `sparse.base.Elsewhere`. State of one request."""
+
+    def __init__(self, stitch: Stitch, sources: Sequence[ChunkSource], plan: Plan):
+        """plan: as it was carried out; what it does not keep in a layer is elsewhere there."""
+        self._stitch, self._sources, self._angle = stitch, sources, plan.key_positions
+        self._blocks = [
+            [(i, b) for i, source in enumerate(sources) for b in range(source.piece.blocks) if b not in kept[i]]
+            for kept in plan.kept
+        ]
+        self._keys = [self._points(layer) for layer in range(len(plan.kept))]
+
+    @property
+    def remaining(self) -> list[list[tuple[int, int]]]:
+        """Per layer (chunk, block) of what has not come back."""
+        return self._blocks
+
+    def keys(self, layer: int) -> tuple[Tensor, Tensor]:
+        """See `Elsewhere`."""
+        sizes = [len(self._sources[i].piece.span(block)) for i, block in self._blocks[layer]]
+        return self._keys[layer], torch.tensor(sizes, dtype=torch.int64)
+
+    @torch.inference_mode(False)
+    def fetch(self, layer: int, which: Sequence[int]) -> Rows:
+        """See `Elsewhere`. which: ascending.
+
+        Called inside a model pass; what is allocated here, a cache that grows among it, is written to outside of one,
+        and tensors made in inference mode would not allow that.
+        """
+        cache, chosen = self._stitch.cache, [self._blocks[layer][number] for number in which]
+        before = cache.lengths[layer]
+        parts = []
+        for i, source in enumerate(self._sources):
+            blocks = tuple(block for chunk, block in chosen if chunk == i)
+            if blocks:
+                wanted: list[Blocks] = [()] * len(self._blocks)
+                wanted[layer] = blocks
+                parts.append((i, source.piece.rows(blocks), source.load(wanted)[layer]))
+        self._stitch.put(layer, parts, self._angle)
+        left = torch.ones(len(self._blocks[layer]), dtype=torch.bool)
+        left[list(which)] = False
+        self._blocks[layer] = [self._blocks[layer][number] for number in left.nonzero()[:, 0].tolist()]
+        self._keys[layer] = self._keys[layer][:, left.to(self._keys[layer].device)]
+        return cache.k(layer)[before:], cache.v(layer)[before:]
+
+    def _points(self, layer: int) -> Tensor:
+        """[Hkv, A, d]"""
+        blocks, cache = self._blocks[layer], self._stitch.cache
+        device = cache.devices[layer]
+        if not blocks:
+            return torch.empty(cache.shape.kv_heads, 0, cache.shape.head_dim, dtype=cache.dtype, device=device)
+        pieces = [self._sources[i].piece for i, _ in blocks]
+        spans = [piece.span(block) for piece, (_, block) in zip(pieces, blocks, strict=True)]
+        middles = [(i, (span[len(span) // 2],)) for (i, _), span in zip(blocks, spans, strict=True)]
+        means = [piece.digest.mean_keys[layer, block] for piece, (_, block) in zip(pieces, blocks, strict=True)]
+        stacked = torch.stack(means).to(device, cache.dtype)
+        return self._stitch.turned(stacked, middles, self._angle).transpose(0, 1)

@@ -1,0 +1,112 @@
+"""From what a request did to its report. Arithmetic only; the report's contract is report.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ragkv.engine.generation import Completion
+from ragkv.engine.prefill import PrefilledContext
+from ragkv.engine.session_manager import Session
+from ragkv.model.decoder import DecoderModel
+from ragkv.recompute.base import Plan, recomputed
+from ragkv.report import (
+    ByteCounts,
+    CacheReport,
+    ChunkReport,
+    DecodeReport,
+    Fallback,
+    Ratios,
+    Report,
+    TierHits,
+    Timings,
+    TokenCounts,
+)
+from ragkv.timing import StepTimer
+from ragkv.types import Hit
+
+TIMED = ("retrieve", "open", "plan", "load", "repair", "prefill", "decode")
+
+
+def build_report(
+    model: DecoderModel,
+    session: Session,
+    context: PrefilledContext,
+    policies: tuple[str, str],
+    question: int,
+    completion: Completion,
+    timer: StepTimer,
+    reuse_refused: str = "",
+) -> Report:
+    """talk: as the question left it · policies: of prefill and decoding, as they were asked for · question: tokens ·
+    refused: why no chunk's stored KV was used although the method asked for would have."""
+    hits, sources, plan = session.hits, session.sources, context.plan  # no plan: all was prefilled, nothing looked up
+    new = [0 if i < context.cached_chunks else len(hit.chunk.tokens) for i, hit in enumerate(hits)]
+    again = recomputed(plan.recompute) if plan else [float(tokens) for tokens in new]
+    chunks = tuple(_chunk(model, i, hit, plan, again[i]) for i, hit in enumerate(hits))
+    size = sum(chunk.tokens for chunk in chunks)
+    kept = _kept_tokens(model, hits, plan)
+    row = model.token_bytes
+    heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
+    tiers = Counter(s.tier for s in sources if s.hit)
+    found = tiers.total()
+    fallbacks = tuple(
+        Fallback(hit.chunk.id, source.fallback) for hit, source in zip(hits, sources, strict=False) if source.fallback
+    )
+    if reuse_refused:
+        fallbacks = tuple(Fallback(hit.chunk.id, reuse_refused) for hit in hits)
+    prefill, decode = (policy.partition(":")[0] for policy in policies)
+    decoding = _decoded(context, completion)
+    return Report(
+        method=session.method,
+        prefill=prefill if context.sparse and context.sparse.chosen else "dense",
+        decode=decode if decoding.read < decoding.present else "dense",
+        model=model.name,
+        tokens=TokenCounts(
+            context=size,
+            kept=kept,
+            recomputed=sum(again),
+            question=question,
+            generated=len(completion.tokens),
+            history=0.0 if session.replayed else context.cached_tokens,
+            prefilled=context.prefilled_tokens + session.replayed,
+        ),
+        ratios=Ratios(kept / size, sum(again) / size, (heads + loaded) / (size * row), found / len(hits)),
+        cache=CacheReport(len(hits), TierHits(**tiers), len(sources) - found, fallbacks),
+        bytes=ByteCounts(size * row, heads, loaded),
+        decoding=decoding,
+        timings_ms=Timings(**{name: timer.elapsed(name) for name in TIMED}, ttft=completion.ttft, total=timer.total()),
+        chunks=chunks,
+    )
+
+
+def _decoded(context: PrefilledContext, spoken: Completion) -> DecodeReport:
+    state, steps, ended = context.decoding, spoken.steps, "stop" if spoken.stopped else "length"
+    if state is not None and state.steps_read:
+        lists = sum(each.read.shape[0] for each in state.steps_read)
+        return DecodeReport(steps, state.read / lists, state.present / lists, state.fetched, ended)
+    lengths = context.cache.lengths
+    present = sum(lengths) / len(lengths) - (steps - 1) / 2 if steps else 0.0
+    return DecodeReport(steps, present, present, 0, ended)
+
+
+def _chunk(model: DecoderModel, i: int, hit: Hit, plan: Plan | None, again: float) -> ChunkReport:
+    tokens, block = len(hit.chunk.tokens), model.profile.block
+    blocks = -(-tokens // block)
+    if plan is None:
+        kept: tuple[float, ...] = (1.0,) * blocks
+    else:
+        kept = tuple(sum(b in layer[i] for layer in plan.kept) / len(plan.kept) for b in range(blocks))
+    return ChunkReport(hit.chunk.id, hit.chunk.document_id, hit.chunk.title, tokens, blocks, kept, again)
+
+
+def _kept_tokens(model: DecoderModel, hits: Sequence[Hit], plan: Plan | None) -> float:
+    """Mean over layers of the tokens of kept blocks, a partial last block by its real tokens."""
+    sizes, block = [len(hit.chunk.tokens) for hit in hits], model.profile.block
+    if plan is None:
+        return float(sum(sizes))
+    per_layer = [
+        sum(min(block, size - b * block) for size, blocks in zip(sizes, layer, strict=True) for b in blocks)
+        for layer in plan.kept
+    ]
+    return sum(per_layer) / len(per_layer)

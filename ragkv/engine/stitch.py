@@ -1,0 +1,264 @@
+"""Stitching: stored rows to their places in one context cache, and a plan's recomputation as a model pass.
+
+positions   0 …|S|  S   then the chunks back to back at their full length, then the question: dropped blocks leave gaps.
+            In a conversation the answer follows, then the chunks that join with the next question, and so on
+slots       where a chunk token's row lies in the cache; per layer, since layers keep different blocks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ragkv.model.decoder import DecoderModel, Rotary, rotate
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import Attention, Capture, Pass, Step
+from ragkv.recompute.base import Blocks, ChunkSpan, KeyPositions, Piece, Plan, Rows, Tokens, rows_alive
+
+Numbers = NDArray[np.int64]
+
+
+class Stitch:
+    """The context cache of one request, or of a conversation, while it is put together.
+
+    starts: position of each chunk's first token · end: where the next chunk, or the question, starts.
+    """
+
+    def __init__(self, model: DecoderModel, pieces: Sequence[Piece], prefix: int, capacity: int):
+        """prefix: tokens of S · capacity: rows per layer to make room for."""
+        self.starts: list[int] = []
+        self.end = prefix
+        self.cache = ContextCache(model.shape, capacity, model.dtype, model.devices)
+        self._model = model
+        self._sizes: list[int] = []
+        self._rotary: dict[torch.device, Rotary] = {}
+        # By position, -1 where there is no row. Layers whose rows lie in the same slots have one array among them.
+        self._slots: list[Numbers] = [np.empty(0, dtype=np.int64)] * model.shape.layers
+        self.join(pieces)
+
+    def join(self, pieces: Sequence[Piece]) -> None:
+        """Chunks take their places at the end. None of their rows is there yet."""
+        if not pieces:
+            return
+        for piece in pieces:
+            self.starts.append(self.end)
+            self._sizes.append(piece.tokens)
+            self.end += piece.tokens
+        first = self._model.rotary(torch.arange(self.end))
+        self._rotary = {device: first.to(device) for device in dict.fromkeys(self._model.devices)}
+        joining = np.full(self.end - len(self._slots[0]), -1)
+        wider = {id(old): np.concatenate([old, joining]) for old in self._slots}
+        self._slots = [wider[id(old)] for old in self._slots]
+
+    def reserve(self, pieces: Sequence[Piece], wanted: Sequence[Sequence[Blocks]]) -> None:
+        """Give rows to blocks wanted[layer][chunk]; their content is undefined until it is filled in or computed."""
+        before: Sequence[Blocks] | None = None
+        positions = torch.empty(0)
+        done: list[tuple[Numbers, int, Numbers]] = []
+        for layer, blocks in enumerate(wanted):
+            if not any(blocks):
+                continue
+            if blocks != before:  # as a rule all layers have the same, in the same slots
+                before, positions, done = blocks, self._places(pieces, blocks), []
+            old, start = self._slots[layer], self.cache.lengths[layer]
+            slots = self.cache.reserve(layer, positions)
+            new = next((new for was, at, new in done if was is old and at == start), None)
+            if new is None:
+                self._place(layer, positions, slots)
+                done.append((old, start, self._slots[layer]))
+            else:
+                self._slots[layer] = new
+
+    def fill(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: KeyPositions | None = None) -> None:
+        """Rotate rows to their places, or where `angle` says, and write them where room was reserved for them: (chunk,
+        its token indices [m], k and v [m, Hkv, d])."""
+        chunks = [part for part in chunks if part[1]]
+        if not chunks:
+            return
+        names = [(i, tokens) for i, tokens, _ in chunks]
+        device = self.cache.devices[layer]
+        k = torch.cat([rows[0] for _, _, rows in chunks]).to(device, non_blocking=True)
+        v = torch.cat([rows[1] for _, _, rows in chunks]).to(device, non_blocking=True)
+        self.cache.fill(layer, self._at(layer, self._of(names)), self.turned(k, names, angle), v)
+
+    def put(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: KeyPositions | None = None) -> None:
+        """Append rows, and fill them."""
+        chunks = [part for part in chunks if part[1]]
+        if chunks:
+            positions = self._of([(i, tokens) for i, tokens, _ in chunks])
+            self._place(layer, positions, self.cache.reserve(layer, positions))
+            self.fill(layer, chunks, angle)
+
+    @property
+    def rotary(self) -> Rotary:
+        """Of all positions before `end`, on the model's first device."""
+        return self._rotary[self._model.devices[0]]
+
+    def addresses(self, layers: Numbers, positions: Numbers) -> tuple[Numbers, Numbers]:
+        """Where the K and the V of rows [m] lie in memory: of layers [m], at stitched positions [m]."""
+        stores = [self.cache.buffers(layer, 0) for layer in range(self.cache.shape.layers)]
+        row = self.cache.shape.kv_heads * self.cache.shape.head_dim * self.cache.dtype.itemsize
+        begin = np.array([[k.data_ptr() for k, _ in stores], [v.data_ptr() for _, v in stores]])
+        slots = np.empty_like(positions)
+        for number, found in {id(each): each for each in self._slots}.items():
+            here = np.array([id(each) == number for each in self._slots])[layers]
+            slots[here] = found[positions[here]]
+        k, v = begin[:, layers] + slots * row
+        return k, v
+
+    def turned(self, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: KeyPositions | None = None) -> Tensor:
+        """Pre-RoPE keys [m, Hkv, d] of (chunk, its token indices), rotated to their places or where `angle` says."""
+        if angle is None:
+            at = self._of(chunks)
+        else:
+            places = [ChunkSpan(self.starts[0], start, self.end) for start in self.starts]
+            at = torch.cat([angle(torch.tensor(tokens), places[i]) for i, tokens in chunks])
+        return rotate(k, self._rotary[k.device][at.to(k.device)])
+
+    def positions(self, tokens: Sequence[Tokens]) -> Tensor:
+        """Stitched positions of token indices per chunk, ascending."""
+        return torch.tensor(
+            [s + t for s, part in zip(self.starts, tokens, strict=True) for t in part], dtype=torch.int64
+        )
+
+    def tokens(self, positions: Tensor) -> tuple[Tokens, ...]:
+        """Token indices per chunk of stitched positions [m]: what `positions` undoes."""
+        return tuple(
+            tuple((positions[(positions >= start) & (positions < start + size)] - start).tolist())
+            for start, size in zip(self.starts, self._sizes, strict=True)
+        )
+
+    def rows(self, layer: int, positions: Tensor) -> Rows:
+        """Copies of the rows at stitched positions [m]: k (rotated), v [m, Hkv, d]."""
+        slots = self._at(layer, positions).to(self.cache.devices[layer])
+        return self.cache.k(layer)[slots], self.cache.v(layer)[slots]
+
+    def again(
+        self,
+        tokens: Sequence[Sequence[int]],
+        positions: Tensor,
+        start: int,
+        depth: int,
+        hidden: Tensor | None,
+        capture: Capture | None = None,
+    ) -> Pass:
+        """The pass that recomputes the tokens at `positions` [m] in layers [start, depth). hidden: what enters layer
+        start [m, hidden size], or None for layer 0."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        steps = [
+            Step(write=None, slots=self._at(layer, positions), leave=nothing if layer == depth - 1 else None)
+            for layer in range(start, depth)
+        ]
+        ids = self._ids(tokens)[positions]
+        return Pass(ids, positions, self.cache, steps, capture=capture, depth=depth, start=start, hidden=hidden)
+
+    def repair(
+        self,
+        plan: Plan,
+        tokens: Sequence[Sequence[int]],
+        question: Sequence[int] = (),
+        *,
+        outputs: int = 1,
+        attention: Attention | None = None,
+    ) -> Pass:
+        """The pass that recomputes what the plan says, with the question's rows behind it if given.
+
+        tokens: token ids per chunk. Rows thin out by rule 1; rows are written by rule 2; the question's rows go through
+        every layer and its last `outputs` give logits.
+        """
+        entering = rows_alive(plan.recompute)
+        both = self._each([*entering, *plan.recompute])
+        alive, written = both[: len(entering)], both[len(entering) :]
+        asked = torch.arange(self.end, self.end + len(question))
+        blend, steps = plan.blend is not None, list[Step]()
+        known: dict[tuple[int, ...], Step] = {}
+        for layer, (present, wrote) in enumerate(zip(alive, written, strict=True)):
+            above = alive[layer + 1] if layer + 1 < len(alive) else None
+            here = self._slots[layer]
+            # Layers of the same rows in the same slots, as most are, have one step among them.
+            key = (*map(id, (present, above, wrote, here)), self.cache.lengths[layer])
+            behind = self.cache.reserve(layer, asked)
+            if key not in known:
+                slots = torch.cat([self._at(layer, wrote), behind])
+                known[key] = _step(present, above, wrote, slots, outputs, blend)
+            steps.append(known[key])
+        ids = [part[t] for part, rows in zip(tokens, entering[0], strict=True) for t in rows]
+        return Pass(
+            torch.tensor([*ids, *question], dtype=torch.int64),
+            torch.cat([alive[0], asked]),
+            self.cache,
+            steps,
+            blend=plan.blend,
+            attention=attention,
+        )
+
+    def _each(self, layers: Sequence[Sequence[Tokens]]) -> list[Tensor]:
+        """`positions` of every layer, worked out once for layers of the same tuples: making tensors out of tuples for
+        all layers would take longer than loading what they name."""
+        known: dict[tuple[int, ...], Tensor] = {}
+        for layer in layers:
+            key = tuple(map(id, layer))
+            if key not in known:
+                known[key] = self.positions(layer)
+        return [known[tuple(map(id, layer))] for layer in layers]
+
+    def _at(self, layer: int, positions: Tensor) -> Tensor:
+        """The slots of rows at stitched positions [m]."""
+        return torch.from_numpy(self._slots[layer][positions.numpy()])
+
+    def _place(self, layer: int, positions: Tensor, slots: Tensor) -> None:
+        """Rows at stitched positions [m] lie in these slots from now on, in this layer alone."""
+        if sum(each is self._slots[layer] for each in self._slots) > 1:
+            self._slots[layer] = self._slots[layer].copy()
+        self._slots[layer][positions.numpy()] = slots.numpy()
+
+    def _places(self, pieces: Sequence[Piece], blocks: Sequence[Blocks]) -> Tensor:
+        """Stitched positions of blocks per chunk, in this order."""
+        chunk = np.arange(len(blocks)).repeat([len(each) for each in blocks])
+        tokens, size = np.array([(piece.tokens, piece.block) for piece in pieces], dtype=np.int64)[chunk].T
+        begin = np.fromiter(chain.from_iterable(blocks), np.int64, len(chunk)) * size
+        rows = np.minimum(tokens - begin, size)
+        # Row i of the result is (its block's first position) + (its number in the block).
+        first = np.array(self.starts)[chunk] + begin
+        return torch.from_numpy(np.arange(rows.sum()) + (first + rows - rows.cumsum()).repeat(rows))
+
+    def _of(self, chunks: Sequence[tuple[int, Tokens]]) -> Tensor:
+        """Stitched positions of (chunk, its token indices), in this order."""
+        return torch.cat([torch.tensor(tokens, dtype=torch.int64) + self.starts[i] for i, tokens in chunks])
+
+    def _ids(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Token id by position [end]; 0 where no chunk stands."""
+        ids = torch.zeros(self.end, dtype=torch.int64)
+        for start, part in zip(self.starts, tokens, strict=True):
+            ids[start : start + len(part)] = torch.tensor(part, dtype=torch.int64)
+        return ids
+
+
+def _step(present: Tensor, above: Tensor | None, written: Tensor, slots: Tensor, outputs: int, blend: bool) -> Step:
+    """A layer's step of rows at positions `present`, some of which are `written` and go on to the layer `above`, and
+    of the question's behind them. above: None: the last layer, of which the last `outputs` rows go on · slots: of all
+    that are written."""
+    again = written.shape[0]
+    count, total = present.shape[0], present.shape[0] + slots.shape[0] - again
+    behind = torch.arange(count, total)
+    if above is None:
+        leave = behind[-outputs:] if outputs else behind[:0]
+    else:
+        leave = torch.cat([_among(present, above), behind])
+    write = torch.cat([_among(present, written), behind])
+    return Step(
+        write=None if write.shape[0] == total else write,
+        slots=slots,
+        blend=again if blend else 0,
+        leave=None if leave.shape[0] == total else leave,
+    )
+
+
+def _among(present: Tensor, some: Tensor) -> Tensor:
+    """Where `some` positions stand among those `present`, both ascending."""
+    return torch.arange(present.shape[0]) if some is present else torch.searchsorted(present, some)

@@ -1,0 +1,229 @@
+"""The Triton twins of `steps.py`: what a decode step does beside its matrix products.
+
+Attention over the keys of a request is divided among programs (flash decoding): each takes one kv head with all query
+heads that read it, and one part of the keys, and leaves its output and log-sum-exp; a second kernel merges the parts.
+How many there are is fixed at the launch, how many keys is read from the table. Nothing asks the device for anything,
+so all of it can be recorded. Numbers are float32 inside and rounded where the models' own modules round.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ragkv.kernels.decode_step import CachePointers, HeadNorms
+from ragkv.types import Shape
+
+LOG2_E = 1.4426950408889634
+KEYS = 64
+"""Keys that a program of `attend` reads at a time."""
+PIECE = 1024
+"""Numbers that a program of `gated` makes."""
+
+
+def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """As `steps.add_norm`; x and y contiguous."""
+    both, normed = torch.empty_like(x), torch.empty_like(x)
+    count, size = x.shape
+    wide = triton.next_power_of_2(size)
+    _add_norm[(count,)](x, y, weight, both, normed, eps, SIZE=size, WIDE=wide, num_warps=8 if wide > 2048 else 4)
+    return both, normed
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """As `steps.gated`; gate_up contiguous."""
+    count, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(count, size, dtype=gate_up.dtype, device=gate_up.device)
+    _gated[(count, triton.cdiv(size, PIECE))](gate_up, out, SIZE=size, PIECE=PIECE, num_warps=4)
+    return out
+
+
+def rope_append(
+    qkv: Tensor, cos: Tensor, sin: Tensor, pointers: CachePointers, layer: int, shape: Shape, norms: HeadNorms | None
+) -> Tensor:
+    """As `steps.turn`; qkv, cos and sin contiguous and of the caches' dtype, the head size even."""
+    count, d = qkv.shape[0], shape.head_dim
+    q = torch.empty(count, shape.q_heads, d, dtype=qkv.dtype, device=qkv.device)
+    weight, eps = (cos, 0.0) if norms is None else (norms.weight, norms.eps)  # without norms it is not read
+    _turn[(count, shape.q_heads + 2 * shape.kv_heads)](
+        qkv, cos, sin, weight, pointers.table, q, layer, *pointers.table.shape[1:], eps,
+        NORMED=norms is not None, Q_HEADS=shape.q_heads, KV_HEADS=shape.kv_heads, D=d,
+        WIDE=triton.next_power_of_2(d // 2), num_warps=1,
+    )  # fmt: skip
+    return q
+
+
+def attend(q: Tensor, pointers: CachePointers, layer: int, shape: Shape, *, scale: float, splits: int) -> Tensor:
+    """As `steps.attend`; q contiguous and of the caches' dtype, whose memory begins at multiples of 16 bytes. splits: a
+    power of two."""
+    count, q_heads, d = q.shape
+    wide = max(16, triton.next_power_of_2(d))
+    parts = torch.empty(count, splits, q_heads, d, dtype=torch.float32, device=q.device)
+    lses = torch.empty(count, splits, q_heads, dtype=torch.float32, device=q.device)
+    out = torch.empty_like(q)
+    _attend[(count, shape.kv_heads, splits)](
+        q, pointers.table, parts, lses, layer, *pointers.table.shape[1:], scale * LOG2_E,
+        Q_HEADS=q_heads, KV_HEADS=shape.kv_heads, D=d, WIDE=wide, KEYS=KEYS,
+        ROWS=max(16, triton.next_power_of_2(q_heads // shape.kv_heads)), PRECISE=q.dtype == torch.float32,
+        num_warps=4, num_stages=3 if q.dtype.itemsize == 2 else 2,
+    )  # fmt: skip
+    _merge[(count, q_heads)](
+        parts, lses, out, Q_HEADS=q_heads, D=d, WIDE=wide, SPLITS=splits, num_warps=8 if splits > 32 else 4
+    )
+    return out
+
+
+@triton.jit
+def _add_norm(x_ptr, y_ptr, weight_ptr, both_ptr, normed_ptr, eps, SIZE: tl.constexpr, WIDE: tl.constexpr):
+    """One row."""
+    lane = tl.arange(0, WIDE)
+    live = lane < SIZE
+    at = tl.program_id(0).to(tl.int64) * SIZE + lane
+    kind: tl.constexpr = x_ptr.dtype.element_ty
+    both = tl.load(x_ptr + at, mask=live, other=0.0).to(tl.float32) + tl.load(y_ptr + at, mask=live, other=0.0)
+    both = both.to(kind)
+    tl.store(both_ptr + at, both, mask=live)
+    wide = both.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
+    weight = tl.load(weight_ptr + lane, mask=live, other=0.0).to(tl.float32)
+    tl.store(normed_ptr + at, (weight * wide.to(kind).to(tl.float32)).to(kind), mask=live)
+
+
+@triton.jit
+def _gated(gate_up_ptr, out_ptr, SIZE: tl.constexpr, PIECE: tl.constexpr):
+    """One piece of one row."""
+    lane = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    live = lane < SIZE
+    row = tl.program_id(0).to(tl.int64)
+    kind: tl.constexpr = out_ptr.dtype.element_ty
+    gate = tl.load(gate_up_ptr + row * 2 * SIZE + lane, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + row * 2 * SIZE + SIZE + lane, mask=live, other=0.0).to(tl.float32)
+    opened = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
+    tl.store(out_ptr + row * SIZE + lane, (opened * up).to(kind), mask=live)
+
+
+@triton.jit(do_not_specialize=["layer", "layers", "width"])
+def _turn(
+    qkv_ptr, cos_ptr, sin_ptr, weight_ptr, table_ptr, q_ptr, layer, layers, width, eps,
+    NORMED: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One head of one request: queries first, then keys, then values. low, high: the halves that RoPE turns."""
+    HALF: tl.constexpr = D // 2
+    of, head = tl.program_id(0), tl.program_id(1)
+    lane = tl.arange(0, WIDE)
+    live = lane < HALF
+    kind: tl.constexpr = qkv_ptr.dtype.element_ty
+    row = qkv_ptr + (of * (Q_HEADS + 2 * KV_HEADS) + head).to(tl.int64) * D
+    low = tl.load(row + lane, mask=live, other=0.0).to(tl.float32)
+    high = tl.load(row + HALF + lane, mask=live, other=0.0).to(tl.float32)
+    if head < Q_HEADS + KV_HEADS:
+        if NORMED:
+            norm = weight_ptr + (head >= Q_HEADS).to(tl.int32) * D
+            shrink = tl.rsqrt((tl.sum(low * low, 0) + tl.sum(high * high, 0)) / D + eps)
+            low = (low * shrink).to(kind).to(tl.float32) * tl.load(norm + lane, mask=live, other=0.0)
+            high = (high * shrink).to(kind).to(tl.float32) * tl.load(norm + HALF + lane, mask=live, other=0.0)
+            low, high = low.to(kind).to(tl.float32), high.to(kind).to(tl.float32)
+        cos = tl.load(cos_ptr + of * D + lane, mask=live, other=0.0).to(tl.float32)
+        sin = tl.load(sin_ptr + of * D + lane, mask=live, other=0.0).to(tl.float32)
+        turned_low = (low * cos).to(kind).to(tl.float32) - (high * sin).to(kind).to(tl.float32)
+        turned_high = (high * cos).to(kind).to(tl.float32) + (low * sin).to(kind).to(tl.float32)
+        low, high = turned_low, turned_high
+    if head < Q_HEADS:
+        to = q_ptr + (of * Q_HEADS + head).to(tl.int64) * D
+        tl.store(to + lane, low.to(kind), mask=live)
+        tl.store(to + HALF + lane, high.to(kind), mask=live)
+    else:
+        # A key goes to the first address of the table, a value to the second.
+        second = (head >= Q_HEADS + KV_HEADS).to(tl.int32)
+        place = table_ptr + layer * width + of
+        held = tl.load(place + 2 * layers * width)
+        base = tl.multiple_of(tl.load(place + second * layers * width).to(tl.pointer_type(kind)), 16)
+        to = base + (held * KV_HEADS + head - Q_HEADS - second * KV_HEADS) * D
+        tl.store(to + lane, low.to(kind), mask=live)
+        tl.store(to + HALF + lane, high.to(kind), mask=live)
+
+
+@triton.jit(do_not_specialize=["layer", "layers", "width"])
+def _attend(
+    q_ptr, table_ptr, parts_ptr, lses_ptr, layer, layers, width, scale,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    KEYS: tl.constexpr, ROWS: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
+    """All query heads of one kv head of one request, over one part of its keys. A part without keys leaves -inf."""
+    GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    of, head, part, parts = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    kind: tl.constexpr = q_ptr.dtype.element_ty
+    place = table_ptr + layer * width + of
+    count = (tl.load(place + 2 * layers * width) + 1).to(tl.int32)
+    # Addresses out of a table say nothing of how they are aligned; without these words every number is read alone.
+    k_base = tl.multiple_of(tl.load(place).to(tl.pointer_type(kind)), 16) + head * D
+    v_base = tl.multiple_of(tl.load(place + layers * width).to(tl.pointer_type(kind)), 16) + head * D
+    blocks = tl.cdiv(count, KEYS)  # divided so that no part has two more than another
+    start = part * blocks // parts * KEYS
+    stop = tl.minimum((part + 1) * blocks // parts * KEYS, count)
+    whole = start + (stop - start) // KEYS * KEYS
+
+    row, d, lane = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, KEYS)
+    q_at = (of * Q_HEADS + head * GROUP + row)[:, None] * D + d[None, :]
+    asked = (row < GROUP)[:, None] & (d < D)[None, :]
+    q = tl.load(q_ptr + q_at, mask=asked, other=0.0)
+    acc = tl.zeros((ROWS, WIDE), tl.float32)
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    for first in range(start, whole, KEYS):
+        acc, top, total = _fold(
+            acc, top, total, q, k_base, v_base, first + lane, count, scale, d, KV_HEADS * D, D, PRECISE, True
+        )
+    if whole < stop:
+        acc, top, total = _fold(
+            acc, top, total, q, k_base, v_base, whole + lane, stop, scale, d, KV_HEADS * D, D, PRECISE, False
+        )
+
+    some = total > 0
+    safe = tl.where(some, total, 1.0)
+    to = (of * parts + part).to(tl.int64) * Q_HEADS + head * GROUP + row
+    tl.store(parts_ptr + to[:, None] * D + d[None, :], acc / safe[:, None], mask=asked)
+    tl.store(lses_ptr + to, tl.where(some, top + tl.log2(safe), float("-inf")), mask=row < GROUP)
+
+
+@triton.jit
+def _fold(
+    acc, top, total, q, k_base, v_base, key, stop, scale, d,
+    STRIDE: tl.constexpr, D: tl.constexpr, PRECISE: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Take keys [KEYS] below `stop` into the running softmax, of base 2; WHOLE: all are below it."""
+    how: tl.constexpr = "ieee" if PRECISE else "tf32"
+    at = key.to(tl.int64)[:, None] * STRIDE + d[None, :]
+    there = key < stop
+    if WHOLE and d.shape[0] == D:
+        k = tl.load(k_base + at)
+        v = tl.load(v_base + at)
+    else:
+        mask = there[:, None] & (d < D)[None, :]
+        k = tl.load(k_base + at, mask=mask, other=0.0)
+        v = tl.load(v_base + at, mask=mask, other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision=how) * scale
+    if not WHOLE:
+        scores = tl.where(there[None, :], scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    weights = tl.exp2(scores - higher[:, None])
+    fade = tl.exp2(top - higher)
+    acc = acc * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=how)
+    return acc, higher, total * fade + tl.sum(weights, 1)
+
+
+@triton.jit
+def _merge(
+    parts_ptr, lses_ptr, out_ptr, Q_HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr
+):
+    """One query head of one request: its parts, weighted by what each had of the softmax."""
+    of, head = tl.program_id(0), tl.program_id(1)
+    split, d = tl.arange(0, SPLITS), tl.arange(0, WIDE)
+    at = (of * SPLITS + split).to(tl.int64) * Q_HEADS + head
+    lse = tl.load(lses_ptr + at)
+    weight = tl.exp2(lse - tl.max(lse, 0))
+    parts = tl.load(parts_ptr + at[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+    out = tl.sum(parts * weight[:, None], 0) / tl.sum(weight, 0)
+    tl.store(out_ptr + (of * Q_HEADS + head).to(tl.int64) * D + d, out.to(out_ptr.dtype.element_ty), mask=d < D)

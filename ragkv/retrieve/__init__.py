@@ -1,6 +1,0 @@
-"""Retrieval: an embedder, FAISS and BM25 as views of the catalogue, and their fusion."""
-
-from ragkv.retrieve.embedder import Embedder
-from ragkv.retrieve.retriever import Retrieval, Retriever, TextEmbedder
-
-__all__ = ["Embedder", "Retrieval", "Retriever", "TextEmbedder"]

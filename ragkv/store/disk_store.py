@@ -1,0 +1,269 @@
+"""The embedded store: one immutable file per entry, `<root>/<first two hex digits>/<key>.kv`.
+
+    preamble magic 8s · version u32 · layers u32 · head length u64
+    table    one u64 per layer: its length
+    check    xxh3_64 of both u64
+    head
+    (zeros up to a page boundary, so that the body can be mapped or read around the page cache)
+    body     layer after layer
+
+All numbers are little-endian. A file is written under a temporary name in the same folder, flushed, renamed, and the
+folder flushed: after a crash the old entry is there, or the new one, or none. Files are never changed in place and are
+read through one open file per call, so a reader is not disturbed when the entry is replaced or deleted meanwhile.
+
+Before its first entry a store removes temporary files of writers that died (files.py).
+
+The time of change of a file is when the entry was written: with a `ttl` it is missing after that many seconds, read or
+not. The time of access is when it was last used, told to the file system by us, at most once a minute: the mount may
+well not keep it by itself (noatime, relatime). It is kept only for a budget (budget.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import xxhash
+
+from ragkv.errors import EntryCorrupt, EntryMissing, StoreFull, StoreUnavailable
+from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
+from ragkv.store.disk_budget import Budget
+from ragkv.store.disk_files import flush_folder, left_behind, write_whole
+from ragkv.types import Key
+
+MAGIC = b"ragkvfl\n"
+VERSION = 1
+PREAMBLE = struct.Struct("<8sIIQ")
+CHECK = struct.Struct("<Q")
+PAGE = 4096
+MAX_LAYERS = 4096
+TOUCH_AFTER = 60.0
+"""Seconds between two notes that an entry is in use."""
+KEY = re.compile(r"[0-9a-f]{64}")
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An open file whose preamble is verified. starts: where each layer begins in it, and where the last one ends."""
+
+    file: int
+    head_start: int
+    head_bytes: int
+    starts: tuple[int, ...]
+
+
+class DiskStore:
+    """KVStore over a folder. Thread-safe; it keeps no file open, and processes may share a folder.
+
+    A folder that cannot be made or read is StoreUnavailable when it is used, not here: a fault of the cache must not
+    keep the service from starting.
+    """
+
+    def __init__(self, root: Path, ttl: float = 0.0, limit: int = 0) -> None:
+        """`ttl`: seconds an entry lives after it was written, 0: for ever · `limit`: bytes of all files, 0: any."""
+        self.root, self._ttl = root, ttl
+        self._budget = Budget(root, limit, self._expired) if limit else None
+        self._tidy = False
+        with suppress(OSError):
+            root.mkdir(parents=True, exist_ok=True)
+
+    def __repr__(self) -> str:
+        return f"DiskStore({str(self.root)!r})"
+
+    def put(self, key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
+        """See KVStore.put. The entry is on the disk, not only in its cache, when this returns.
+
+        Over the budget, entries that were not used for the longest time are removed first.
+        """
+        path = self._path(key)
+        if len(body) > MAX_LAYERS:
+            raise ValueError(f"{len(body)} layers, at most {MAX_LAYERS} can be stored")
+        preamble = _preamble(len(head), [memoryview(layer).nbytes for layer in body])
+        gap = -(len(preamble) + len(head)) % PAGE
+        parts = [preamble, head, bytes(gap), *body]
+        size = sum(memoryview(part).nbytes for part in parts)
+        with _errors(f"writing {path}"), self._budget.room(size, path) if self._budget else nullcontext():
+            if not self._tidy:
+                self._tidy = True
+                _count(left_behind(self.root), dry_run=False)
+            if not path.parent.is_dir():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                flush_folder(self.root)
+            write_whole(path, parts)
+
+    def head(self, key: Key) -> bytes:
+        """See KVStore.head."""
+        with self._open(key) as entry:
+            data = bytearray(entry.head_bytes)
+            _fill(entry.file, memoryview(data), entry.head_start, key)
+            if self._budget:
+                _touch(entry.file)
+            return bytes(data)
+
+    def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
+        """See KVStore.read. One system call per range, straight into `out`."""
+        if sum(part.size for part in ranges) != out.nbytes:
+            raise ValueError(f"{out.nbytes} bytes to fill with ranges of {sum(part.size for part in ranges)} bytes")
+        with self._open(key) as entry:
+            filled = 0
+            for number, part in enumerate(ranges):
+                if not 0 <= part.layer < len(entry.starts) - 1:
+                    raise EntryCorrupt(f"{key} has {len(entry.starts) - 1} layers, not {part.layer + 1}")
+                start = entry.starts[part.layer] + part.offset
+                if part.offset < 0 or part.size < 0 or start + part.size > entry.starts[part.layer + 1]:
+                    raise EntryCorrupt(f"{key}: {part} lies outside its layer")
+                _fill(entry.file, out[filled : filled + part.size], start, key)
+                filled += part.size
+                arrived(number)
+
+    def layers(self, key: Key) -> tuple[int, ...]:
+        """See KVStore.layers."""
+        with self._open(key) as entry:
+            return tuple(end - start for start, end in pairwise(entry.starts))
+
+    def delete(self, key: Key) -> bool:
+        """See KVStore.delete."""
+        path = self._path(key)
+        with _errors(f"deleting {path}"):
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                return False
+        return True
+
+    def keys(self) -> Iterator[Key]:
+        """See KVStore.keys. With a `ttl` it looks at every file's age."""
+        with _errors(f"listing {self.root}"):
+            files = [path for path in self.root.glob("??/*.kv") if KEY.fullmatch(path.stem)]
+            expired = {path for path, _ in self._past(files)} if self._ttl else set()
+        return iter([Key(path.stem) for path in files if path not in expired])
+
+    def stats(self) -> StoreStats:
+        """See KVStore.stats. Opens every file: linear in entries. Damaged ones are not counted."""
+        entries = size = 0
+        for key in self.keys():
+            with suppress(EntryMissing, EntryCorrupt), self._open(key) as entry:
+                entries += 1
+                size += entry.head_bytes + entry.starts[-1] - entry.starts[0]
+        return StoreStats(entries, size)
+
+    def sweep(self, dry_run: bool) -> Swept:
+        """See KVStore.sweep."""
+        with _errors(f"sweeping {self.root}"):
+            expired = self._past(self.root.glob("??/*.kv")) if self._ttl else ()
+            return Swept(_count(expired, dry_run), _count(left_behind(self.root), dry_run))
+
+    def ping(self) -> None:
+        """See KVStore.ping."""
+        if not (self.root.is_dir() and os.access(self.root, os.R_OK | os.W_OK | os.X_OK)):
+            raise StoreUnavailable(f"{self.root} is not a folder that can be read and written")
+
+    def close(self) -> None:
+        """See KVStore.close. Nothing is kept open."""
+
+    def _expired(self, changed: float) -> bool:
+        """Whether a file last changed at this Unix second is past its time."""
+        return 0 < self._ttl < time.time() - changed
+
+    def _past(self, files: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+        """Those of the files that are past their time, and their sizes."""
+        for path in files:
+            with suppress(FileNotFoundError):
+                about = path.stat()
+                if self._expired(about.st_mtime):
+                    yield path, about.st_size
+
+    def _path(self, key: Key) -> Path:
+        if not KEY.fullmatch(key):
+            raise ValueError(f"not a key: {key[:80]!r}")
+        return self.root / key[:2] / f"{key}.kv"
+
+    @contextmanager
+    def _open(self, key: Key) -> Iterator[_Entry]:
+        path = self._path(key)
+        with _errors(f"reading {path}"):
+            try:
+                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise EntryMissing(f"{key} is not in {self.root}") from None
+            try:
+                if self._ttl and self._expired(os.fstat(file).st_mtime):
+                    raise EntryMissing(f"{key} in {self.root} has expired")
+                yield _read_preamble(file, key)
+            finally:
+                os.close(file)
+
+
+@contextmanager
+def _errors(doing: str) -> Iterator[None]:
+    """OSError becomes StoreFull or StoreUnavailable."""
+    try:
+        yield
+    except OSError as error:
+        kind = StoreFull if error.errno in FULL else StoreUnavailable
+        raise kind(f"{doing}: {error.strerror or error}") from error
+
+
+def _preamble(head_bytes: int, layer_bytes: Sequence[int]) -> bytes:
+    data = PREAMBLE.pack(MAGIC, VERSION, len(layer_bytes), head_bytes) + struct.pack(
+        f"<{len(layer_bytes)}Q", *layer_bytes
+    )
+    return data + CHECK.pack(xxhash.xxh3_64_intdigest(data))
+
+
+def _read_preamble(file: int, key: Key) -> _Entry:
+    """Raises EntryCorrupt unless the preamble is whole and the file exactly as long as it says."""
+    data = os.pread(file, PAGE, 0)
+    if len(data) < PREAMBLE.size:
+        raise EntryCorrupt(f"{key} is cut off at {len(data)} bytes")
+    magic, version, layers, head_bytes = PREAMBLE.unpack_from(data)
+    if magic != MAGIC or version != VERSION or layers > MAX_LAYERS:
+        raise EntryCorrupt(f"{key} is not an entry of version {VERSION}")
+    end = PREAMBLE.size + 8 * layers
+    if len(data) < end + CHECK.size:
+        data = os.pread(file, end + CHECK.size, 0)
+    if len(data) < end + CHECK.size or CHECK.unpack_from(data, end)[0] != xxhash.xxh3_64_intdigest(data[:end]):
+        raise EntryCorrupt(f"{key} has a damaged preamble")
+    head_start = end + CHECK.size
+    body_start = head_start + head_bytes + -(head_start + head_bytes) % PAGE
+    starts = tuple(accumulate(struct.unpack_from(f"<{layers}Q", data, PREAMBLE.size), initial=body_start))
+    if os.fstat(file).st_size != starts[-1]:
+        raise EntryCorrupt(f"{key} has {os.fstat(file).st_size} bytes where {starts[-1]} belong")
+    return _Entry(file, head_start, head_bytes, starts)
+
+
+def _fill(file: int, out: memoryview, start: int, key: Key) -> None:
+    filled = 0
+    while filled < out.nbytes:
+        count = os.preadv(file, [out[filled:]], start + filled)
+        if count == 0:
+            raise EntryCorrupt(f"{key} ends at byte {start + filled}")
+        filled += count
+
+
+def _touch(file: int) -> None:
+    """Note that the entry is in use, unless that was noted lately: a question must not cost a write for every chunk."""
+    about = os.fstat(file)
+    if time.time() - about.st_atime > TOUCH_AFTER:
+        with suppress(OSError):  # Another user's file: the order of eviction is the poorer for it, nothing else.
+            os.utime(file, ns=(time.time_ns(), about.st_mtime_ns))
+
+
+def _count(files: Iterable[tuple[Path, int]], dry_run: bool) -> StoreStats:
+    """How many there are and their bytes; they are removed unless `dry_run`."""
+    count = total = 0
+    for path, size in files:
+        with suppress(FileNotFoundError):
+            if not dry_run:
+                path.unlink()
+            count, total = count + 1, total + size
+    return StoreStats(count, total)

@@ -1,0 +1,246 @@
+"""API keys: who gets in, as whom, and what is told to those who do not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.middleware.auth import OPEN, AuthMiddleware
+from api.middleware.keys import Keys, make_key, read_keys
+from ragkv.errors import ConfigError, InputError
+from tests.api.conftest import HARBOUR, Service, serving, settings
+
+ASK = {"question": "Who built the harbour of Tarn?"}
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A service with keys. keys: one of each tenant, the second one of acme's among them."""
+
+    service: Service
+    keys: dict[str, str]
+
+    def client(self, tenant: str) -> httpx.Client:
+        """Whoever has this key."""
+        return httpx.Client(
+            base_url=self.service.url, timeout=60, headers={"Authorization": f"Bearer {self.keys[tenant]}"}
+        )
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """A service that acme (two keys) and zeta may use."""
+    made = {name: make_key(name.removesuffix("2")) for name in ("acme", "acme2", "zeta")}
+    pairs = ", ".join(pair for _, pair in made.values())
+    with serving(settings(tmp_path_factory.mktemp("guarded"), api_keys=pairs)) as service:
+        yield Guarded(service, {name: key for name, (key, _) in made.items()})
+
+
+def routes(guarded: Guarded) -> list[tuple[str, str]]:
+    """(method, path) of everything the application answers, paths with something in their places."""
+    found = []
+    for route in walk(guarded.service.app.routes):
+        path = re.sub(r"\{[^}]+\}", "x", route.path)
+        found += [(method, path) for method in sorted(route.methods or {"GET"})]
+    return found
+
+
+def gate_of(guarded: Guarded) -> AuthMiddleware:
+    """The middleware, out of the stack the service built."""
+    layer = guarded.service.app.middleware_stack
+    while not isinstance(layer, AuthMiddleware):
+        layer = layer.app  # type: ignore[union-attr]
+    return layer
+
+
+def walk(given: Any) -> Iterator[Any]:
+    for route in given:
+        inner = getattr(route, "original_router", None) or getattr(route, "routes", None)
+        if hasattr(route, "path") and hasattr(route, "methods"):
+            yield route
+        elif inner is not None:
+            yield from walk(getattr(inner, "routes", inner))
+
+
+def test_every_route_but_the_sign_of_life_is_behind_the_keys(guarded: Guarded) -> None:
+    tried = [*routes(guarded), ("GET", "/metrics"), ("GET", "/dashboard"), ("GET", "/nothing"), ("OPTIONS", "/")]
+    paths = {path for _, path in tried}
+    assert {"/v1/answers", "/v1/documents", "/v1/models", "/readyz", "/openapi.json", "/healthz"} <= paths
+    bad = ({}, {"Authorization": "Bearer wrong"}, {"X-API-Key": "wrong"}, {"Authorization": "Basic d3Jvbmc="})
+    with httpx.Client(base_url=guarded.service.url, timeout=10) as client:
+        for method, path in tried:
+            for headers in bad:
+                response = client.request(method, path, headers=headers)
+                if path in OPEN:
+                    assert response.status_code in (200, 405), (method, path)
+                    continue
+                assert response.status_code == 401, (method, path)
+                assert response.headers["www-authenticate"].startswith("Bearer")
+                if method == "HEAD":
+                    continue
+                openai_path = path.startswith(("/v1/chat", "/v1/models"))
+                assert set(response.json()) >= ({"error"} if openai_path else {"status", "detail", "code"})
+
+
+@pytest.mark.parametrize("path", ["/healthz/", "//healthz", "/healthz/../v1/jobs/x", "/HEALTHZ", "/healthz%2f"])
+def test_nothing_that_only_looks_like_the_open_path_is_open(guarded: Guarded, path: str) -> None:
+    with httpx.Client(base_url=guarded.service.url, follow_redirects=False) as client:
+        response = client.request("GET", httpx.URL(guarded.service.url + path))
+        assert response.status_code in (401, 404)
+        assert "model" not in response.text
+
+
+def test_every_key_opens_under_its_own_tenant_and_no_other(guarded: Guarded) -> None:
+    with guarded.client("acme") as acme, guarded.client("acme2") as again, guarded.client("zeta") as zeta:
+        assert acme.post("/v1/documents?wait=true", json=HARBOUR).json()["status"] == "completed"
+        for client in (acme, again):
+            answered = client.post("/v1/answers", json=ASK)
+            assert (answered.status_code, answered.json()["answer"]) == (200, "Ada Brook")
+        assert zeta.post("/v1/answers", json=ASK).status_code == 404
+        assert zeta.post("/v1/answers", json={**ASK, "collection": "acme:default"}).status_code == 404
+        assert zeta.post("/v1/answers", json={**ASK, "stream": True}).status_code == 404
+        told = zeta.post("/v1/answers", json=ASK).json()["detail"]
+        assert told.startswith("collection 'default' has no documents"), "as the tenant calls it"
+
+
+def test_both_headers_are_understood(guarded: Guarded) -> None:
+    key = guarded.keys["acme"]
+    with httpx.Client(base_url=guarded.service.url) as client:
+        for headers in (
+            {"X-API-Key": key},
+            {"Authorization": f"bearer {key}"},
+            {"Authorization": f"Bearer  {key}"},
+            {"Authorization": "Basic eDp5", "X-API-Key": key},
+        ):
+            assert client.get("/readyz", headers=headers).status_code == 200, headers
+        assert client.get("/readyz", headers={"Authorization": "Bearer no", "X-API-Key": key}).status_code == 401
+
+
+def test_openais_client_is_told_in_its_own_words(guarded: Guarded) -> None:
+    url = f"{guarded.service.url}/v1"
+    with (
+        openai.OpenAI(base_url=url, api_key="wrong", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError) as refused,
+    ):
+        client.models.list()
+    assert refused.value.code == "invalid_api_key"
+    with openai.OpenAI(base_url=url, api_key=guarded.keys["zeta"], max_retries=0) as client:
+        assert next(iter(client.models.list())).id == "demo"
+
+
+def test_failed_tries_are_counted_and_logged_without_the_key(
+    guarded: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = gate_of(guarded)
+    before, secret = gate.refused, "correct-horse-battery-staple"
+    gate._logged = (before, -1e9)
+    with caplog.at_level(logging.WARNING, "ragkv.api"), httpx.Client(base_url=guarded.service.url) as client:
+        told = [client.get("/readyz", headers={"X-API-Key": secret}).text for _ in range(5)]
+    assert gate.refused == before + 5
+    lines = [record.getMessage() for record in caplog.records if record.name == "ragkv.api"]
+    assert len(lines) == 1, "five tries in a moment are one line"
+    assert "127.0.0.1" in lines[0]
+    assert secret not in "".join([*lines, *told])
+
+
+def test_the_sign_of_life_tells_strangers_nothing_else(guarded: Guarded) -> None:
+    with httpx.Client(base_url=guarded.service.url) as client:
+        assert client.get("/healthz").json() == {"status": "ok"}
+
+
+def test_the_schema_says_that_a_key_is_needed(guarded: Guarded, service: Service) -> None:
+    with guarded.client("acme") as client:
+        schema = client.get("/openapi.json").json()
+    assert set(schema["components"]["securitySchemes"]) == {"bearer", "key"}
+    assert schema["security"] == [{"bearer": []}, {"key": []}]
+    assert schema["paths"]["/healthz"]["get"]["security"] == []
+    assert "401" in schema["paths"]["/v1/answers"]["post"]["responses"]
+    for secret in guarded.keys.values():
+        assert secret not in json.dumps(schema)
+    assert service.client.get("/openapi.json").json()["security"][-1] == {}
+
+
+def test_a_made_key_is_random_and_its_pair_holds_only_the_hash() -> None:
+    made = [make_key("acme") for _ in range(20)]
+    assert len({key for key, _ in made}) == 20
+    for key, pair in made:
+        assert len(key) > 40
+        assert key not in pair
+        assert read_keys(pair).whose(key) == "acme"
+        assert read_keys(pair).whose(pair.partition("=")[2]) is None
+
+
+@pytest.mark.parametrize("tenant", ["", "a:b", "a b", "-a", "a=b", "a,b", "ä", "a" * 64, "a\n"])
+def test_a_tenant_has_a_plain_name(tenant: str) -> None:
+    with pytest.raises(InputError):
+        make_key(tenant)
+    with pytest.raises(ConfigError):
+        read_keys(f"{tenant}={'0' * 64},b={'1' * 64}")
+
+
+def test_keys_may_stand_in_a_file(tmp_path: Path) -> None:
+    keys = [make_key(tenant) for tenant in ("acme", "zeta")]
+    path = tmp_path / "keys"
+    path.write_text("# who may come in\n" + "\n".join(f"{pair}  # since May" for _, pair in keys) + "\n\n")
+    assert [read_keys(str(path)).whose(key) for key, _ in keys] == ["acme", "zeta"]
+    assert not read_keys("")
+
+
+@pytest.mark.parametrize("setting", ["acme=ragkv_secret", "ragkv_secret", "acme", "=", "acme=" + "g" * 64, ",", "a=b,"])
+def test_what_is_no_key_setting_is_refused_and_not_repeated(setting: str) -> None:
+    with pytest.raises(ConfigError, match="RAGKV_API_KEYS") as refused:
+        read_keys(setting)
+    assert "secret" not in str(refused.value)
+    assert "g" * 64 not in str(refused.value)
+
+
+def test_an_empty_file_or_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "none").write_text("# nobody yet\n")
+    with pytest.raises(ConfigError, match="nobody"):
+        read_keys(str(tmp_path / "none"))
+    pair = make_key("acme")[1]
+    with pytest.raises(ConfigError, match="twice"):
+        read_keys(f"{pair},{pair.replace('acme', 'zeta')}")
+
+
+@given(st.text(), st.integers(1, 5))
+def test_no_text_is_a_key_but_the_keys(text: str, count: int) -> None:
+    made = [make_key(f"t{n}") for n in range(count)]
+    keys = read_keys(",".join(pair for _, pair in made))
+    assert keys.whose(text) is None
+    assert [keys.whose(key) for key, _ in made] == [f"t{n}" for n in range(count)]
+    assert keys.tenants == {f"t{n}" for n in range(count)}
+    assert Keys().whose(text) is None
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://localhost"])
+def test_without_keys_no_page_of_another_origin_writes_or_asks(service: Service, origin: str) -> None:
+    before = service.client.get("/v1/documents").json()
+    form = {"files": ("sly.txt", b"A page of elsewhere wrote this.")}
+    for send in (
+        lambda: service.client.post("/v1/documents", files=form, headers={"origin": origin}),
+        lambda: service.client.post("/v1/answers", json=ASK, headers={"origin": origin}),
+        lambda: service.client.delete("/v1/documents/harbour", headers={"origin": origin}),
+    ):
+        refused = send()
+        assert (refused.status_code, refused.json()["code"]) == (403, "other_origin")
+    assert service.client.get("/v1/documents").json() == before
+    own = {"origin": service.url}
+    assert service.client.post("/v1/answers", json=ASK, headers=own).status_code == 200
+
+
+def test_with_keys_the_key_decides_whatever_the_origin(guarded: Guarded) -> None:
+    with guarded.client("acme") as client:
+        asked = client.post("/v1/answers", json=ASK, headers={"origin": "https://app.example"})
+    assert asked.status_code != 403

@@ -1,0 +1,94 @@
+"""What a load balancer asks: does it live, can it answer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+
+from api.app import create_app
+from ingest.pipeline import ingest
+from ragkv.engine.engine import Engine
+from ragkv.errors import CatalogCorrupt
+from ragkv.model.decoder import DecoderModel
+from ragkv.retrieval import Embedder
+from ragkv.retrieval.embedder import _packaged_folder
+from ragkv.types import Document
+from tests.api.conftest import HARBOUR, Service, serving, settings
+from tests.api.runtime.test_decode_loop import until
+from tests.api.test_faults import held
+from tests.libraries import open_engine
+from tests.redis_server import redis_server
+
+
+def test_a_service_that_can_answer_is_ready_and_says_of_what(service: Service) -> None:
+    ready = service.client.get("/readyz")
+    assert ready.status_code == 200
+    body = ready.json()
+    assert body["status"] == "ready"
+    assert set(body["checks"]) == {"engine", "catalogue", "index", "store", "reuse", "queue"}
+    assert {check["status"] for check in body["checks"].values()} == {"ok"}
+    assert set(body["queue"]) == {"places", "waiting", "running", "cancelled", "expired", "refused"}
+
+
+def test_a_full_line_is_told_and_no_reason_to_be_sent_nobody(service: Service) -> None:
+    with held(service):
+        waiting = [service.worker.submit(lambda engine: None) for _ in range(service.worker.health()["queue"])]
+        full = service.client.get("/readyz")
+    assert (full.status_code, full.json()["checks"]["queue"]["status"]) == (200, "degraded")
+    assert [future.result(30) for future in waiting] == [None] * len(waiting)
+
+
+def test_without_its_store_it_is_ready_and_says_so(tmp_path: Path) -> None:
+    with redis_server() as server:
+        pass  # gone again: nothing listens there
+    with serving(settings(tmp_path, store=server.url)) as service:
+        ready = service.client.get("/readyz")
+        assert (ready.status_code, ready.json()["checks"]["store"]["status"]) == (200, "degraded")
+        assert service.client.get("/healthz").json()["status"] == "degraded"
+
+
+def test_with_another_embedder_it_lives_and_is_not_ready(
+    tmp_path: Path, model: DecoderModel, embedder: Embedder
+) -> None:
+    (tmp_path / "other-embedder").symlink_to(_packaged_folder())
+    with open_engine(tmp_path / "data", model, embedder, chunk_tokens=128) as engine:
+        ingest(engine, Document("harbour", "Tarn", HARBOUR["text"]))
+    with serving(settings(tmp_path / "data", embedder=str(tmp_path / "other-embedder"))) as service:
+        ready = service.client.get("/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (503, "not_ready")
+        assert ready.json()["checks"]["index"]["status"] == "failed"
+        assert "ragkv reindex" in ready.json()["checks"]["index"]["detail"]
+        assert service.client.get("/healthz").status_code == 200
+
+
+def test_a_catalogue_that_cannot_be_read_makes_it_not_ready(tmp_path: Path) -> None:
+    def damage(engine: Engine) -> None:
+        def damaged() -> tuple[int, int]:
+            raise CatalogCorrupt("catalog.sqlite is damaged")
+
+        engine.catalog.count = damaged  # type: ignore[method-assign]
+
+    with serving(settings(tmp_path)) as service:
+        service.worker.submit(damage).result(30)
+        service.worker._examined = 0.0
+        service.worker.wake()
+        until(lambda: service.client.get("/readyz").status_code == 503)
+        checks = service.client.get("/readyz").json()["checks"]
+        assert checks["catalogue"] == {"status": "failed", "detail": "catalog.sqlite is damaged"}
+
+
+def test_a_service_that_ends_is_not_ready(tmp_path: Path) -> None:
+    app = create_app(settings(tmp_path))
+
+    async def session() -> list[int]:
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service", timeout=60) as client,
+        ):
+            seen = [(await client.get("/readyz")).status_code]
+            app.state.worker.pause()
+            return [*seen, (await client.get("/readyz")).status_code, (await client.get("/healthz")).status_code]
+
+    assert asyncio.run(session()) == [200, 503, 200]

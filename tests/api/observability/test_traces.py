@@ -1,0 +1,240 @@
+"""Traces: a span for each request, one for each step inside it, and nobody who waits for a collector."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from api.middleware.access_log import ServedRequest
+from api.observability.traces import Patient, Tracing
+from api.runtime.request_context import RequestContext
+from ragkv.timing import StepTimer
+from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
+from tests.api.streams import streamed
+from tests.redis_server import free_port
+
+MARK = "zwetschge"
+QUESTION = {"question": "Who built the harbour of Tarn?", "method": "samkv-fusion"}
+STEPS = {"retrieve", "open", "plan", "load", "repair", "prefill", "decode"}
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A service, and the spans it makes."""
+
+    service: Service
+    exporter: InMemorySpanExporter
+
+    def spans(self, count: int = 1) -> tuple[ReadableSpan, dict[str, list[ReadableSpan]]]:
+        """Of the latest request, which the service may be ending just now: its own span, and its steps by name.
+        Afterwards there are none."""
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            found = self.exporter.get_finished_spans()
+            requests = [span for span in found if span.kind is SpanKind.SERVER]
+            if len(requests) == count:
+                break
+            time.sleep(0.01)
+        self.exporter.clear()
+        steps = defaultdict(list)
+        for span in found:
+            if span.kind is SpanKind.INTERNAL:
+                steps[span.name].append(span)
+        return requests[-1], steps
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(SimpleSpanProcessor(exporter))
+    with serving(settings(tmp_path_factory.mktemp("traces")), tracing) as service:
+        service.post(
+            "/v1/documents?wait=true", {"documents": [HARBOUR, {**BRIDGE, "text": f"{BRIDGE['text']} {MARK}"}]}
+        )
+        yield Traced(service, exporter)
+
+
+@pytest.fixture
+def traced(running: Traced) -> Traced:
+    """Without the spans of other tests."""
+    time.sleep(0.05)
+    running.exporter.clear()
+    return running
+
+
+def test_an_answer_is_a_span_with_its_steps_inside(traced: Traced) -> None:
+    before = time.time_ns()
+    answer = traced.service.post("/v1/answers", QUESTION)
+    request, steps = traced.spans()
+    assert (request.name, request.kind, request.parent) == ("POST /v1/answers", SpanKind.SERVER, None)
+    assert set(steps) == STEPS
+    everything = [span for same in steps.values() for span in same]
+    assert {span.parent.span_id for span in everything} == {request.context.span_id}
+    assert {span.context.trace_id for span in everything} == {request.context.trace_id}
+    assert all(request.start_time <= s.start_time <= s.end_time <= request.end_time for s in everything)
+    assert before <= request.start_time
+    assert request.end_time <= time.time_ns() + 10**6
+    assert answer.headers["x-request-id"] == request.attributes["ragkv.request_id"]
+
+
+def test_the_spans_of_a_step_last_as_long_as_the_report_says(traced: Traced) -> None:
+    timings = traced.service.post("/v1/answers", QUESTION).json()["report"]["timings_ms"]
+    _, steps = traced.spans()
+    assert len(steps["load"]) > 1
+    assert timings["decode"] > 1
+    for name, spans in steps.items():
+        assert sum(s.end_time - s.start_time for s in spans) / 1e6 == pytest.approx(timings[name], abs=1), name
+
+
+def test_attributes_are_what_the_report_says(traced: Traced) -> None:
+    report = traced.service.post("/v1/answers", QUESTION).json()["report"]
+    request, steps = traced.spans()
+    told = request.attributes
+    assert (told["http.request.method"], told["http.route"]) == ("POST", "/v1/answers")
+    assert (told["http.response.status_code"], told["ragkv.method"]) == (200, "samkv-fusion")
+    for part in ("tokens", "bytes", "ratios"):
+        assert {name: told[f"ragkv.{part}.{name}"] for name in report[part]} == report[part]
+    (decode,) = steps["decode"]
+    assert decode.attributes["ragkv.tokens.generated"] == report["tokens"]["generated"]
+
+
+def test_a_stream_is_traced_to_its_end(traced: Traced) -> None:
+    with streamed(traced.service, **QUESTION) as (_, events):
+        assert list(events)[-1][0] == "done"
+    request, steps = traced.spans()
+    assert set(steps) == STEPS
+    assert request.end_time >= steps["decode"][0].end_time
+
+
+def test_a_trace_that_began_elsewhere_goes_on_here(traced: Traced) -> None:
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    traced.service.post("/v1/answers", QUESTION, headers={"traceparent": f"00-{trace}-{parent}-01"})
+    request, steps = traced.spans()
+    assert (f"{request.context.trace_id:032x}", f"{request.parent.span_id:016x}") == (trace, parent)
+    assert {span.context.trace_id for same in steps.values() for span in same} == {request.context.trace_id}
+    for unusable in ("00-zz-1-01", MARK, ""):
+        traced.service.post("/v1/answers", QUESTION, headers={"traceparent": unusable})
+        assert traced.spans()[0].parent is None
+
+
+def test_who_says_elsewhere_that_it_is_not_traced_is_not_traced_here(traced: Traced) -> None:
+    headers = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"}
+    traced.service.post("/v1/answers", QUESTION, headers=headers)
+    traced.service.client.get("/v1/models")
+    request, steps = traced.spans()
+    assert request.name == "GET /v1/models"
+    assert not steps
+
+
+def test_no_text_of_a_user_is_in_a_span(traced: Traced) -> None:
+    method = "scout:cap=0.3"
+    traced.service.post("/v1/answers", {"question": f"Who is {MARK}?", "method": method, "conversation_id": MARK})
+    traced.service.client.get(f"/v1/documents/{MARK}?collection={MARK}")
+    traced.service.client.get(f"/{MARK}", headers={"traceparent": MARK, "tracestate": f"a={MARK}"})
+    traced.service.client.request(MARK.upper(), "/v1/answers")
+    traced.service.post("/v1/answers", {"question": MARK, "method": MARK})
+    deadline = time.monotonic() + 10
+    while len(found := traced.exporter.get_finished_spans()) < 5 + len(STEPS) - 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert {"GET", "GET /v1/documents/{document_id}"} <= {span.name for span in found}
+    told = "".join(span.to_json() for span in found)
+    assert MARK not in told.lower()
+    assert "cap=" not in told
+
+
+def test_a_failed_request_is_an_error_with_the_steps_it_came_to(
+    traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError(MARK)
+
+    engine = traced.service.worker.submit(lambda engine: engine).result(30)
+    monkeypatch.setattr(engine, "finish", broken)
+    assert httpx.post(f"{traced.service.url}/v1/answers", json=QUESTION).status_code == 500
+    request, steps = traced.spans()
+    assert (request.status.status_code, request.attributes["error.type"]) == (StatusCode.ERROR, "internal")
+    assert STEPS - {"decode"} == set(steps)
+
+
+def test_looking_at_its_health_is_no_trace(traced: Traced) -> None:
+    for path in ("/healthz", "/readyz", "/v1/models"):
+        traced.service.client.get(path)
+    assert traced.spans()[0].name == "GET /v1/models"
+
+
+def answered() -> ServedRequest:
+    """A request with a step in it."""
+    watch, began = StepTimer(), time.perf_counter()
+    with watch.step("retrieve"):
+        pass
+    return ServedRequest(
+        RequestContext("id", timer=watch), "POST", "/v1/answers", 200, began, time.perf_counter(), time.time_ns(), {}
+    )
+
+
+def test_a_collector_that_is_away_costs_nobody_time_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    away = OTLPSpanExporter(f"http://127.0.0.1:{free_port()}/v1/traces", timeout=0.2)
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # as open_tracing does
+    tracing = Tracing(
+        BatchSpanProcessor(Patient(away), max_queue_size=64, schedule_delay_millis=20, max_export_batch_size=8)
+    )
+    began = time.perf_counter()
+    for _ in range(500):
+        tracing.record(answered())
+    each = (time.perf_counter() - began) / 500
+    time.sleep(0.6)
+    began = time.perf_counter()
+    tracing.close(0.5)
+    assert time.perf_counter() - began < 1.5
+    assert each < 0.005
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in line
+
+
+WITHOUT = """
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+class Missing(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name in ("opentelemetry.sdk", "opentelemetry.exporter"):
+            return None
+        return super().find_spec(name, path, target)
+
+from api.app import create_app
+from ragkv.cli.common import fail
+from ragkv.config import load_settings
+from ragkv.errors import ConfigError
+
+create_app(load_settings(dashboard=False))  # NiceGUI makes an application of FastAPI, which looks for the SDK
+print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))])
+sys.meta_path[:] = [Missing if finder is PathFinder else finder for finder in sys.meta_path]
+try:
+    create_app(load_settings(traces=True, dashboard=False))
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_without_traces_nothing_is_imported_and_without_the_extra_it_says_what_to_install(root: Any) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=root, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    imported, told = done.stdout.splitlines()
+    assert imported == "[]"
+    assert "pip install 'ragkv[otel]'" in told

@@ -1,0 +1,178 @@
+"""Jobs over HTTP: how far they are, when they will be done, following and stopping them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from api.runtime import catalog_service as holdings
+from tests.api.conftest import Service
+from tests.api.test_bad_input import check_problem
+from tests.api.test_faults import held, tale
+
+
+def send(service: Service, collection: str, count: int = 3, **more: Any) -> str:
+    """Queue small documents; returns the job's id."""
+    documents = [{"id": f"d{n}", "text": f"Boat {n} of Tarn.", "collection": collection, **more} for n in range(count)]
+    job_id: str = service.post("/v1/documents", {"documents": documents}).json()["job_id"]
+    return job_id
+
+
+def get(service: Service, job_id: str, **more: Any) -> Any:
+    return service.client.get(f"/v1/jobs/{job_id}", params=more).json()
+
+
+def events(service: Service, job_id: str) -> Iterator[tuple[str, Any]]:
+    """(event, data) of a stream, until it ends."""
+    with service.client.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
+        assert stream.status_code == 200
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        assert (stream.headers["cache-control"], stream.headers["x-accel-buffering"]) == ("no-cache", "no")
+        name = ""
+        for line in stream.iter_lines():
+            field, _, value = line.partition(": ")
+            if field == "event":
+                name = value
+            elif field == "data":
+                yield name, json.loads(value)
+
+
+def test_a_job_counts_its_documents_and_names_those_that_failed(service: Service) -> None:
+    good = [{"id": f"good{n}", "text": f"Boat {n}."} for n in range(3)]
+    bad = [{"id": f"bad{n}", "text": " "} for n in range(25)]
+    given = [{**each, "collection": "counted"} for each in [*good, *bad]]
+    job = service.post("/v1/documents?wait=true", {"documents": given}).json()
+    assert job["counts"] == {"total": 28, "done": 28, "completed": 3, "unchanged": 0, "failed": 25, "cancelled": 0}
+    assert (job["status"], job["error"], job["last_error"]["code"]) == ("completed", None, "invalid_document")
+    assert "bad24" in job["last_error"]["message"]
+    assert [document["id"] for document in job["documents"]] == [f"bad{n}" for n in range(20)]
+    assert get(service, job["id"]) == get(service, job["id"], documents="failed") == job
+    whole = get(service, job["id"], documents="all")
+    assert [document["id"] for document in whole["documents"]] == [each["id"] for each in given]
+    assert check_problem(service.client.get(f"/v1/jobs/{job['id']}?documents=some"), 422)
+    again = service.post("/v1/documents?wait=true", {"documents": given}).json()
+    assert (again["counts"]["unchanged"], again["counts"]["completed"], again["status"]) == (3, 0, "completed")
+
+
+def test_the_time_that_is_left_is_unknown_then_falls_to_nothing(service: Service) -> None:
+    with held(service):
+        job_id = send(service, "timed", 40)
+        assert get(service, job_id)["eta_seconds"] is None
+    seen = [data for _, data in events(service, job_id)]
+    known = [(job["counts"]["done"], job["eta_seconds"]) for job in seen if job["eta_seconds"] is not None]
+    took = seen[-1]["finished"] - seen[-1]["started"]
+    assert len(known) >= 2
+    assert all(done > 0 for done, _ in known), "one document has to be read before anything is known of the others"
+    assert all(0 <= eta < 5 * took for _, eta in known)
+    assert known[-1][1] < known[0][1]
+    assert seen[-1]["eta_seconds"] is None
+
+
+def test_the_time_that_a_long_document_needs_is_known_while_it_is_read(service: Service) -> None:
+    job_id = service.post("/v1/documents", {**tale("Lamp", "Ada", 20), "collection": "timed"}).json()["job_id"]
+    known = [
+        (data["done"], data["eta_seconds"])
+        for _, data in events(service, job_id)
+        if data["stage"] == "encode" and data["eta_seconds"] is not None
+    ]
+    assert known
+    assert all(done > 0 for done, _ in known)
+
+
+def test_following_a_job_tells_every_change_and_ends_with_it(service: Service) -> None:
+    job_id = send(service, "followed", 10)
+    told = list(events(service, job_id))
+    assert [name for name, _ in told[:-1]] == ["progress"] * (len(told) - 1)
+    assert told[-1] == ("done", get(service, job_id))
+    assert [one for one, other in itertools.pairwise(told) if one == other] == []
+    counts = [data["counts"]["done"] for _, data in told]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 2
+    assert list(events(service, job_id)) == told[-1:], "whoever comes back, or late, gets the end"
+
+
+def test_a_client_that_leaves_is_watched_for_no_longer(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "WATCHERS", 2)
+    with held(service):
+        job_id = send(service, "left")
+        looks: list[str] = []
+        get_job = service.worker.jobs.get
+
+        def counted(*arguments: Any) -> Any:
+            looks.append(arguments[0])
+            return get_job(*arguments)
+
+        monkeypatch.setattr(service.worker.jobs, "get", counted)
+        path = f"/v1/jobs/{job_id}/events"
+        with service.client.stream("GET", path) as one, service.client.stream("GET", path) as two:
+            lines = [one.iter_lines(), two.iter_lines()]
+            assert [next(each) for each in lines] == ["event: progress"] * 2
+            refused = service.client.get(path)
+            assert check_problem(refused, 429)["code"] == "busy"
+            assert int(refused.headers["retry-after"]) > 0
+        until = time.monotonic() + 10
+        while service.worker.catalog_service.watchers and time.monotonic() < until:
+            time.sleep(0.02)
+        assert service.worker.catalog_service.watchers == 0
+        before = len(looks)
+        time.sleep(0.6)
+        assert len(looks) == before
+    assert service.job(job_id)["status"] == "completed"
+
+
+def test_the_latest_jobs_come_first_and_may_be_picked_by_status(service: Service) -> None:
+    failed = service.post("/v1/documents?wait=true", {"id": "x", "text": " ", "collection": "recent"}).json()
+    with held(service):
+        waiting = [send(service, "recent", 1, title=str(n)) for n in range(3)]
+        listed = service.client.get("/v1/jobs?limit=4").json()["jobs"]
+        assert [job["id"] for job in listed] == [*waiting[::-1], failed["id"]]
+        assert listed[-1] == failed
+        queued = service.client.get("/v1/jobs?status=queued&limit=100").json()["jobs"]
+        assert [job["id"] for job in queued if job["collection"] == "recent"] == waiting[::-1]
+    assert all(service.job(job_id)["status"] == "completed" for job_id in waiting)
+    for query in ("limit=0", "limit=101", "status=done"):
+        check_problem(service.client.get(f"/v1/jobs?{query}"), 422)
+
+
+def test_cancelling_stops_what_waits_as_often_as_it_is_said(service: Service) -> None:
+    with held(service):
+        job_id = send(service, "cancelled")
+        first, second = (service.client.post(f"/v1/jobs/{job_id}/cancel") for _ in range(2))
+    assert first.status_code == second.status_code == 200
+    assert first.json() == second.json() == get(service, job_id)
+    assert (first.json()["status"], first.json()["counts"]["cancelled"]) == ("cancelled", 3)
+    assert service.client.get("/v1/documents?collection=cancelled").json()["documents"] == []
+    done = service.job(send(service, "cancelled"))
+    assert service.client.post(f"/v1/jobs/{done['id']}/cancel").json()["status"] == "completed"
+
+
+def test_an_unknown_job_is_not_found(service: Service) -> None:
+    calls: list[tuple[str, str]] = [("GET", ""), ("GET", "/events"), ("POST", "/cancel")]
+    for method, rest in calls:
+        check_problem(service.client.request(method, f"/v1/jobs/none{rest}"), 404)
+
+
+def test_many_may_look_while_documents_are_read(service: Service) -> None:
+    job_id = send(service, "looked", 15)
+    faults: list[str] = []
+
+    def look() -> None:
+        with httpx.Client(base_url=service.url, timeout=30) as client:
+            while (job := client.get(f"/v1/jobs/{job_id}").json())["finished"] is None:
+                if job["counts"]["done"] > job["counts"]["total"]:
+                    faults.append(str(job))
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+    assert get(service, job_id)["counts"]["completed"] == 15

@@ -1,0 +1,251 @@
+"""The OpenAI-compatible routes, with OpenAI's own client and without."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from api.routes.openai_chat import question_of
+from api.schemas.openai import Chat
+from tests.api.conftest import Service
+from tests.api.runtime.test_decode_loop import endless, until
+from tests.api.test_faults import held
+
+WHO = "Who built the harbour of Tarn?"
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[openai.OpenAI]:
+    """OpenAI's client, aimed at the service."""
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def asked(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def test_a_completion_is_the_answer_with_its_grounds(service: Service, client: openai.OpenAI) -> None:
+    own = service.post("/v1/answers", {"question": WHO}).json()
+    made = client.chat.completions.create(model="demo", messages=asked(WHO))
+    (choice,) = made.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "Ada Brook", "stop")
+    assert (made.object, made.model) == ("chat.completion", "demo")
+    assert made.ragkv["citations"] == own["citations"]  # type: ignore[attr-defined]
+    tokens = made.ragkv["report"]["tokens"]  # type: ignore[attr-defined]
+    usage = made.usage
+    assert usage is not None
+    assert usage.prompt_tokens == tokens["context"] + tokens["question"]
+    assert usage.completion_tokens == tokens["generated"] > 0
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert usage.prompt_tokens_details is not None
+    assert 0 < (usage.prompt_tokens_details.cached_tokens or 0) < tokens["context"]
+
+
+def test_nothing_is_cached_of_a_prompt_that_is_prefilled(client: openai.OpenAI) -> None:
+    made = client.chat.completions.create(model="demo:full", messages=asked(WHO))
+    assert made.ragkv["report"]["method"] == "full"  # type: ignore[attr-defined]
+    assert made.usage is not None
+    assert made.usage.prompt_tokens_details is not None
+    assert made.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_a_streamed_completion_has_its_grounds_at_the_end_and_the_usage_where_it_is_wanted(
+    client: openai.OpenAI,
+) -> None:
+    whole = client.chat.completions.create(model="demo", messages=asked(WHO))
+    for wanted in (False, True):
+        stream = client.chat.completions.create(
+            model="demo", messages=asked(WHO), stream=True, stream_options={"include_usage": wanted}
+        )
+        chunks = list(stream)
+        assert len({chunk.id for chunk in chunks}) == 1
+        assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+        if wanted:
+            assert chunks.pop().usage == whole.usage
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Ada Brook"
+        assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+        assert chunks[-1].ragkv["citations"] == whole.ragkv["citations"]  # type: ignore[attr-defined]
+        assert chunks[-1].ragkv["report"]["tokens"] == whole.ragkv["report"]["tokens"]  # type: ignore[attr-defined]
+
+
+def test_the_asynchronous_client_is_served_alike(service: Service) -> None:
+    async def talk() -> tuple[str | None, str, list[str]]:
+        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
+            whole = await client.chat.completions.create(model="demo", messages=asked(WHO))
+            text, cited = "", []
+            stream = await client.chat.completions.create(model="demo", messages=asked(WHO), stream=True)
+            async for chunk in stream:
+                text += chunk.choices[0].delta.content or ""
+                if chunk.choices[0].finish_reason:
+                    cited = [each["document_id"] for each in chunk.ragkv["citations"]]  # type: ignore[attr-defined]
+            return whole.choices[0].message.content, text, cited
+
+    whole, text, cited = asyncio.run(talk())
+    assert whole == text == "Ada Brook"
+    assert set(cited) == {"harbour", "bridge"}
+
+
+def test_a_client_that_leaves_a_stream_frees_its_place(service: Service, client: openai.OpenAI) -> None:
+    with endless(service.worker):
+        before = service.worker.health()["cancelled"]
+        stream = client.chat.completions.create(model="demo", messages=asked(WHO), stream=True, max_tokens=2000)
+        assert next(iter(stream)).choices[0].delta.role == "assistant"
+        stream.close()
+        until(lambda: service.worker.health()["running"] == 0)
+    assert service.worker.health()["cancelled"] == before + 1
+
+
+def test_what_is_asked_for_reaches_the_engine(service: Service, client: openai.OpenAI) -> None:
+    ferry = {"id": "ferry", "text": "The ferry to Ostrey is the Grey Heron.", "metadata": {"year": 2020}}
+    wreck = {"id": "wreck", "text": "The ferry to Ostrey was the Black Tern.", "metadata": {"year": 1950}}
+    boats = [{**each, "collection": "boats"} for each in (ferry, wreck)]
+    service.post("/v1/documents?wait=true", {"documents": boats})
+    made = client.chat.completions.create(
+        model="demo:reuse",
+        messages=asked("What is the ferry to Ostrey?"),
+        max_completion_tokens=1,
+        extra_body={"ragkv": {"collection": "boats", "top_k": 2, "filter": {"year": [2019, 2020]}}},
+    )
+    assert made.choices[0].finish_reason == "length"
+    assert made.usage is not None
+    assert made.usage.completion_tokens == 1
+    assert [each["document_id"] for each in made.ragkv["citations"]] == ["ferry"]  # type: ignore[attr-defined]
+    assert made.ragkv["report"]["method"] == "reuse"  # type: ignore[attr-defined]
+    stopped = client.chat.completions.create(model="demo", messages=asked(WHO), stop=["Brook"])
+    assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == ("Ada", "stop")
+
+
+def test_a_seed_repeats_what_chance_made(service: Service, client: openai.OpenAI) -> None:
+    def said(**more: Any) -> str | None:
+        made = client.chat.completions.create(model="demo", messages=asked(WHO), max_tokens=12, **more)
+        return made.choices[0].message.content
+
+    with endless(service.worker):
+        hot = {"temperature": 2.0}
+        assert said(seed=7, **hot) == said(seed=7, **hot)
+        assert len({said(**hot) for _ in range(3)} | {said(seed=7, **hot)}) > 1
+    assert said(temperature=1e-30) == said(top_p=0, temperature=2) == said() == "Ada Brook"
+
+
+def test_models_are_the_loaded_one_and_its_methods(client: openai.OpenAI) -> None:
+    names = [model.id for model in client.models.list()]
+    assert names[0] == "demo"
+    assert {"demo:scout", "demo:full", "demo:epic"} <= set(names)
+    assert client.models.retrieve("demo:scout").owned_by == "ragkv"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4o")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages.0"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None),
+        ({"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I"}]}, None),
+        ({"messages": [{"role": "user", "content": " "}]}, None),
+        ({"n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tool_choice": "required"}, None),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"temperature": 3}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": -1}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": ["a"] * 5}, None),
+        ({"stop": ""}, None),
+        ({"stream": "yes"}, "stream"),
+        ({"ragkv": {"colection": "x"}}, "ragkv.colection"),
+        ({"ragkv": {"method": "magic"}}, None),
+        ({"model": "demo:magic"}, None),
+        ({"model": "demo:full", "ragkv": {"method": "scout"}}, None),
+        ({"messages": [{"role": "user", "content": "who is it " * 3500}]}, None),
+    ],
+)
+def test_what_would_change_the_answer_and_cannot_is_an_openai_error(
+    service: Service, body: dict[str, Any], param: str | None
+) -> None:
+    refused = service.post("/v1/chat/completions", {"model": "demo", "messages": asked(WHO), **body})
+    error = refused.json()["error"]
+    assert refused.status_code == 400, refused.text
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    if param:
+        assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [({"model": "gpt-4o"}, 404), ({"ragkv": {"collection": "nothing-here"}}, 404), ({"stream": True, "n": 2}, 400)],
+)
+def test_other_faults_are_openai_errors_too(service: Service, body: dict[str, Any], status: int) -> None:
+    refused = service.post("/v1/chat/completions", {"model": "demo", "messages": asked(WHO), **body})
+    assert (refused.status_code, set(refused.json())) == (status, {"error"})
+    assert set(service.client.get("/v1/chat/nothing").json()) == {"error"}
+    assert service.client.get("/v1/nothing").headers["content-type"] == "application/problem+json"
+
+
+def test_harmless_parameters_pass(client: openai.OpenAI) -> None:
+    made = client.chat.completions.create(
+        model="demo",
+        messages=[
+            {"role": "system", "content": "You are a poet."},
+            {"role": "user", "content": [{"type": "text", "text": WHO}]},
+        ],
+        n=1,
+        user="me",
+        logprobs=False,
+        presence_penalty=0,
+        frequency_penalty=0.0,
+        tool_choice="none",
+        response_format={"type": "text"},
+        store=False,
+        metadata={"a": "b"},
+        service_tier="auto",
+        extra_body={"something_new": 1},
+    )
+    assert made.choices[0].message.content == "Ada Brook"
+
+
+def test_a_full_line_raises_the_clients_rate_limit_error(service: Service, client: openai.OpenAI) -> None:
+    with held(service):
+        waiting = [service.worker.submit(lambda engine: None) for _ in range(service.worker.health()["queue"])]
+        with pytest.raises(openai.RateLimitError) as refused:
+            client.chat.completions.create(model="demo", messages=asked(WHO))
+    assert int(refused.value.response.headers["retry-after"]) >= 1
+    assert refused.value.type == "rate_limit_error"
+    assert all(future.result(30) is None for future in waiting)
+
+
+def folded(*texts: str) -> str:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+    return question_of(Chat.model_validate({"model": "demo", "messages": messages}))
+
+
+def test_a_question_that_points_back_brings_what_it_points_to() -> None:
+    assert folded(WHO, "Ada Brook", "When was it built?") == f"{WHO} Ada Brook. When was it built?"
+    assert folded(WHO, "Ada Brook", "Who painted the bridge of Mell?") == "Who painted the bridge of Mell?"
+    assert folded(WHO, "Ada Brook", "Did she paint?", "No.", "And why not?") == f"{WHO} Ada Brook. And why not?"
+    assert folded("Is it?") == "Is it?"
+    assert folded("Is it?", "No", "And is it now?") == "And is it now?"
+    assert folded(WHO, "", "When was it built?") == f"{WHO} When was it built?"
+    assert folded("x" * 3000, "y", "When was it built?") == "When was it built?"
+
+
+def test_a_follow_up_is_answered_from_what_it_is_about(client: openai.OpenAI) -> None:
+    messages = [*asked(WHO), {"role": "assistant", "content": "Ada Brook"}, *asked("And when was it built?")]
+    made = client.chat.completions.create(model="demo", messages=messages, extra_body={"ragkv": {"top_k": 1}})
+    assert made.ragkv["citations"][0]["document_id"] == "harbour"  # type: ignore[attr-defined]

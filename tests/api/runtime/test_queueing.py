@@ -1,0 +1,212 @@
+"""Waiting: who is served when, for how long, and what happens when there is no place, no time or no memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from api.middleware.keys import make_key
+from ragkv.engine.engine import Engine
+from ragkv.engine.request import RequestState
+from ragkv.errors import Busy, Expired
+from tests.api.conftest import HARBOUR, Service, serving, settings
+from tests.api.runtime.test_decode_loop import QUESTIONS, beginning, endless, until
+from tests.api.streams import streamed
+from tests.api.test_faults import held
+
+PROBLEM = "application/problem+json"
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, dict[str, str]]]:
+    """A service with a short line and little patience, and the keys of two tenants."""
+    made = {name: make_key(name) for name in ("acme", "zeta")}
+    pairs = ",".join(pair for _, pair in made.values())
+    chosen = settings(tmp_path_factory.mktemp("narrow"), api_keys=pairs, queue=6, deadline=3.0, batch=1)
+    with serving(chosen) as service:
+        keys = {name: key for name, (key, _) in made.items()}
+        for key in keys.values():
+            added = service.post("/v1/documents?wait=true", HARBOUR, headers={"X-API-Key": key})
+            assert added.json()["status"] == "completed"
+        yield service, keys
+
+
+def test_one_tenant_leaves_room_for_the_other_and_they_take_turns(narrow: tuple[Service, dict[str, str]]) -> None:
+    service, keys = narrow
+    worker, order = service.worker, []
+
+    def noted(tenant: str) -> Callable[[Engine], Any]:
+        return lambda engine: order.append(tenant)
+
+    with held(service):
+        waiting = [worker.submit(noted("acme"), tenant="acme") for _ in range(3)]
+        with pytest.raises(Busy):
+            worker.submit(noted("acme"), tenant="acme")
+        refused = service.post("/v1/answers", {"question": QUESTIONS[0]}, headers={"X-API-Key": keys["acme"]})
+        waiting.append(worker.submit(noted("zeta"), tenant="zeta"))
+        assert worker.health()["waiting"] == 4
+    assert [future.result(30) for future in waiting] == [None] * 4
+    assert order == ["acme", "zeta", "acme", "acme"]
+    assert (refused.status_code, refused.json()["code"]) == (429, "busy")
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert worker.health()["refused"] >= 2
+
+
+def test_a_place_is_free_as_soon_as_its_client_has_left(narrow: tuple[Service, dict[str, str]]) -> None:
+    worker = narrow[0].worker
+    with held(narrow[0]):
+        left = [worker.submit(lambda engine: None, tenant="acme") for _ in range(3)]
+        assert all(future.cancel() for future in left)
+        stays = worker.submit(lambda engine: "served", tenant="acme")
+    assert stays.result(30) == "served"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_question_that_waits_too_long_is_told_so_when_its_time_is_up(service: Service, stream: bool) -> None:
+    before = service.worker.health()["expired"]
+    body = {"question": QUESTIONS[0], "deadline_s": 0.3, "stream": stream}
+    with held(service):
+        began = time.monotonic()
+        late = service.post("/v1/answers", body)
+        took = time.monotonic() - began
+    assert (late.status_code, late.headers["content-type"], late.json()["code"]) == (504, PROBLEM, "deadline")
+    assert 0.3 <= took < 5, "at its time, though the engine is busy"
+    until(lambda: service.worker.health()["expired"] == before + 1)
+    assert service.worker.health()["waiting"] == 0
+
+
+def test_an_answer_that_takes_too_long_is_let_go_of(service: Service) -> None:
+    with endless(service.worker):
+        before = service.worker.health()["expired"]
+        late = service.post("/v1/answers", {"question": QUESTIONS[0], "max_tokens": 3000, "deadline_s": 1.0})
+        assert (late.status_code, late.json()["code"]) == (504, "deadline")
+        until(lambda: service.worker.health()["running"] == 0)
+        assert service.worker.health()["expired"] == before + 1
+        with streamed(service, QUESTIONS[0], max_tokens=3000, deadline_s=1.5) as (response, events):
+            told = list(events)
+    assert response.status_code == 200
+    assert (told[0][0], told[-1][0], told[-1][1]["code"]) == ("retrieval", "error", "deadline")
+    assert "done" not in dict(told)
+
+
+def test_the_services_limit_holds_whatever_a_request_wants(narrow: tuple[Service, dict[str, str]]) -> None:
+    service, keys = narrow
+    with endless(service.worker):
+        began = time.monotonic()
+        body = {"question": QUESTIONS[0], "max_tokens": 4000, "deadline_s": 1000.0}
+        late = service.post("/v1/answers", body, headers={"X-API-Key": keys["acme"]})
+        assert late.status_code == 504
+        assert 3 <= time.monotonic() - began < 20
+
+
+def test_the_engine_judges_lateness_itself(service: Service) -> None:
+    with held(service):
+        late = service.worker.ask(beginning(QUESTIONS[0]), deadline=time.monotonic())
+        fine = service.worker.ask(beginning(QUESTIONS[0]), deadline=time.monotonic() + 60)
+    with pytest.raises(Expired):
+        late.result(30)
+    assert fine.result(60).answer == "Ada Brook"
+
+
+def exhausted(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+@pytest.mark.parametrize("where", ["reading", "decoding", "finishing"])
+def test_memory_that_runs_out_in_one_request_is_told_to_that_one_alone(service: Service, where: str) -> None:
+    def spoil(engine: Engine) -> None:
+        begin, finish = engine.prefill, engine.finalize
+
+        def spoiled(*arguments: Any, **wanted: Any) -> RequestState:
+            del engine.prefill
+            if where == "reading":
+                engine.prefiller.model.forward = exhausted  # type: ignore[method-assign]
+                try:
+                    return begin(*arguments, **wanted)
+                finally:
+                    del engine.prefiller.model.forward
+            begun = begin(*arguments, **wanted)
+            if where == "decoding":
+                begun.sequence.attention = exhausted
+            else:
+                engine.finalize = lambda each: exhausted() if each is begun else finish(each)  # type: ignore[method-assign]
+            return begun
+
+        engine.prefill = spoiled  # type: ignore[method-assign]
+
+    def mend(engine: Engine) -> tuple[int, int]:
+        engine.__dict__.pop("finish", None)
+        return sum(pool.pinned for pool in engine.tiers.stats().values()), engine.catalog.count()[0]
+
+    with ThreadPoolExecutor(3) as pool:
+        with held(service):
+            spoiling = service.worker.submit(spoil)
+            futures = [pool.submit(service.post, "/v1/answers", {"question": q}) for q in QUESTIONS[:3]]
+            until(lambda: service.worker.health()["waiting"] == 4)
+        responses = [future.result(60) for future in futures]
+    assert spoiling.result(30) is None
+    pinned, documents = service.worker.submit(mend).result(30)
+    assert sorted(response.status_code for response in responses) == [200, 200, 503]
+    (failed,) = (response for response in responses if response.status_code == 503)
+    assert failed.json()["code"] == "out_of_memory"
+    assert "CUDA" not in failed.text
+    assert pinned == 0
+    assert documents >= 2
+    assert service.worker.health()["running"] == 0
+    again = service.post("/v1/answers", {"question": QUESTIONS[0]}).json()
+    assert (again["answer"], again["report"]["cache"]["misses"]) == ("Ada Brook", 0)
+
+
+def test_sixteen_askers_for_three_seconds_are_served_or_told_when_to_come_back(service: Service) -> None:
+    told = crowd(service.url, 16, 3.0)
+    assert not told.faults
+    assert not told.refused, "there are 32 places"
+    assert len(told.took) >= 16
+    assert max(told.took) < 60
+
+
+@dataclass
+class Told:
+    """took: seconds of each answer · refused: for how many seconds each that was refused was sent away · faults: what
+    may not happen."""
+
+    took: list[float] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+def crowd(url: str, askers: int, seconds: float) -> Told:
+    """So many ask without end for so long, and come back when they are told to."""
+    until_then, told = time.monotonic() + seconds, Told()
+
+    def ask(number: int) -> None:
+        with httpx.Client(base_url=url, timeout=120) as client:
+            while time.monotonic() < until_then and not told.faults:
+                began = time.monotonic()
+                try:
+                    response = client.post("/v1/answers", json={"question": QUESTIONS[number % 4], "max_tokens": 4})
+                except httpx.HTTPError as error:
+                    told.faults.append(repr(error))
+                    return
+                if response.status_code == 200:
+                    told.took.append(time.monotonic() - began)
+                elif response.status_code == 429 and response.headers.get("retry-after", "").isdigit():
+                    told.refused.append(int(response.headers["retry-after"]))
+                    time.sleep(max(0.0, min(told.refused[-1], until_then - time.monotonic())))
+                else:
+                    told.faults.append(f"{response.status_code} {response.text}")
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(askers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return told

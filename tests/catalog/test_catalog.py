@@ -1,0 +1,767 @@
+"""The catalogue is the truth: it keeps what it was given, changes whole or not at all, and refuses to run damaged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from ragkv.catalog import Catalog, CollectionInfo, EmbedderIdentity, StoredTurn, database
+from ragkv.errors import (
+    CatalogCorrupt,
+    ConfigError,
+    EmbedderChanged,
+    InputError,
+    NotFound,
+    RagkvError,
+    StoreUnavailable,
+)
+from ragkv.types import Chunk, Document, Key
+
+WORDS = EmbedderIdentity("words", 4)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=60)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "catalog.sqlite"
+
+
+@pytest.fixture
+def catalog(path: Path) -> Iterator[Catalog]:
+    opened = Catalog.open(path)
+    yield opened
+    opened.close()
+
+
+def put(
+    catalog: Catalog,
+    document_id: str,
+    texts: list[str],
+    collection: str = "default",
+    embedder: EmbedderIdentity = WORDS,
+    keys: list[str] | None = None,
+) -> list[Key]:
+    """Store a document whose chunks are `texts`; without `keys`, equal texts have equal keys."""
+    chunks = [Chunk(f"{document_id}#{i}", document_id, i, "Title", text, (1, 2, i)) for i, text in enumerate(texts)]
+    vectors = np.arange(len(texts) * embedder.dimension, dtype=np.float32).reshape(len(texts), -1) + len(texts[0])
+    document = Document(document_id, "Title", "\n".join(texts), {"n": 1}, collection)
+    names = [Key(key) for key in keys or [f"{collection} {text}" for text in texts]]
+    return catalog.put_document(document, f"hash {texts}", chunks, vectors, names, embedder, "reader")
+
+
+def rows_of(catalog: Catalog, collection: str = "default") -> list[int]:
+    return [int(row) for row in catalog.vectors(collection)[0]]
+
+
+# What was put is what comes back
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+@given(title=TEXTS, texts=st.lists(TEXTS, min_size=1, max_size=4), tokens=st.lists(st.integers(0, 2**31 - 1)))
+def test_a_document_comes_back_as_it_was_put(catalog: Catalog, title: str, texts: list[str], tokens: list[int]) -> None:
+    metadata = {"tags": ["a", {"b": None}], "ö": 1.5}
+    document = Document("d", title, " ".join(texts), metadata)
+    chunks = [Chunk(f"d#{i}", "d", i, title, text, tuple(tokens)) for i, text in enumerate(texts)]
+    vectors = np.random.default_rng(0).standard_normal((len(texts), 4), dtype=np.float32)
+    catalog.put_document(document, "hash", chunks, vectors, [Key("k")] * len(texts), WORDS, "reader")
+
+    assert catalog.original("default", "d") == document
+    assert catalog.chunks_of("default", "d") == chunks
+    rows, stored = catalog.vectors("default")
+    np.testing.assert_array_equal(stored, vectors)
+    assert list(catalog.chunks("default", rows).values()) == chunks
+    info = catalog.document("default", "d")
+    assert (info.content_hash, info.reader, info.metadata) == ("hash", "reader", metadata)
+    assert (info.chunks, info.tokens) == (len(texts), len(texts) * len(tokens))
+
+
+def test_everything_survives_closing(path: Path) -> None:
+    first = Catalog.open(path)
+    put(first, "a", ["one", "two"])
+    before = (first.documents(), first.chunks_of("default", "a"), first.generation("default"), first.embedder())
+    first.close()
+    again = Catalog.open(path)
+    assert (again.documents(), again.chunks_of("default", "a"), again.generation("default"), again.embedder()) == before
+    again.close()
+
+
+def test_vectors_keys_and_chunks_must_belong_together(catalog: Catalog) -> None:
+    chunk = Chunk("d#0", "d", 0, "t", "text", (1,))
+    for vectors, keys in ((np.zeros((1, 3), np.float32), ["k"]), (np.zeros((1, 4), np.float32), [])):
+        with pytest.raises(ValueError, match="belong together"):
+            catalog.put_document(Document("d", "t", "text"), "h", [chunk], vectors, [Key(k) for k in keys], WORDS)
+    assert catalog.count() == (0, 0)
+
+
+def test_documents_are_listed_by_collection_in_pages(catalog: Catalog) -> None:
+    for collection, document_id in (("b", "x"), ("a", "y"), ("a", "x")):
+        put(catalog, document_id, ["one", "two"], collection)
+    assert [(d.collection, d.id, d.chunks, d.tokens) for d in catalog.documents()] == [
+        ("a", "x", 2, 6),
+        ("a", "y", 2, 6),
+        ("b", "x", 2, 6),
+    ]
+    assert [d.id for d in catalog.documents("a")] == ["x", "y"]
+    assert [d.id for d in catalog.page("a", after="x", limit=1)] == ["y"]
+    assert catalog.count() == (3, 6)
+
+
+def test_what_is_not_there_is_not_found(catalog: Catalog) -> None:
+    put(catalog, "a", ["one"], "mine")
+    for ask in (catalog.document, catalog.original, catalog.chunks_of, catalog.remove):
+        with pytest.raises(NotFound, match="'default' has no document 'a'"):
+            ask("default", "a")
+    assert catalog.find("default", "a") is None
+
+
+# Versions and KV keys
+
+
+def test_a_new_version_takes_the_place_of_the_old_one(catalog: Catalog) -> None:
+    put(catalog, "a", ["one", "two", "three"])
+    created, old = catalog.document("default", "a").created, rows_of(catalog)
+    put(catalog, "a", ["four"])
+    info = catalog.document("default", "a")
+    assert [chunk.text for chunk in catalog.chunks_of("default", "a")] == ["four"]
+    assert (info.chunks, info.created) == (1, created)
+    assert info.updated > created
+    assert not set(old) & set(rows_of(catalog)), "a row number must never be used twice"
+    assert catalog.chunks("default", old) == {}
+
+
+def test_only_keys_that_nothing_refers_to_are_orphans(catalog: Catalog) -> None:
+    put(catalog, "a", ["shared", "only a", "twice", "twice"])
+    put(catalog, "b", ["shared"])
+    assert set(put(catalog, "a", ["new", "twice"])) == {"default only a"}
+    assert set(catalog.remove("default", "a")) == {"default new", "default twice"}
+    assert catalog.keys() == {"default shared"}
+    with catalog.removing([Key("default shared"), Key("gone"), Key("gone")]) as free:
+        assert free == {"gone"}
+    assert catalog.remove("default", "b") == ["default shared"]
+    assert catalog.count() == (0, 0)
+
+
+def test_claimed_keys_are_not_removed_until_released_or_given_up(catalog: Catalog) -> None:
+    def free(*keys: str, grace: float = 100, mine: int | None = None) -> set[str]:
+        with catalog.removing([Key(key) for key in keys], grace, mine) as found:
+            return set(found)
+
+    first, second = catalog.claim([Key("a"), Key("b"), Key("b")], "model"), catalog.claim([Key("b")], "model 2")
+    assert free("a", "b", "c") == {"c"}
+    assert free("a", "b", mine=first) == {"a"}, "the other claim counts"
+    assert catalog.fingerprint() == "model 2"
+    with catalog.write() as connection:
+        connection.execute("UPDATE claims SET renewed = renewed - 200")
+    assert free("a", "b") == {"a", "b"}
+    catalog.renew(second)
+    assert free("a", "b") == {"a"}
+    catalog.forget_claims(100)
+    catalog.release(second)
+    assert free("a", "b") == {"a", "b"}
+    with catalog.read() as connection:
+        assert connection.execute("SELECT count(*) FROM claimed").fetchone() == (0,)
+
+
+def test_the_commit_of_a_document_releases_its_claim_or_neither_happens(catalog: Catalog) -> None:
+    chunk, vector = Chunk("a#0", "a", 0, "t", "text", (1, 2, 3)), np.ones((1, WORDS.dimension), np.float32)
+
+    def refuse(others: int) -> None:
+        raise InputError(f"{others} others")
+
+    def commit(document_id: str, admit: Callable[[int], None] | None) -> None:
+        document = Document(document_id, "t", "text")
+        catalog.put_document(document, "h", [chunk], vector, [Key("k")], WORDS, "r", claim, admit)
+
+    claim = catalog.claim([Key("k")], "model")
+    with pytest.raises(InputError, match="0 others"):
+        commit("a", refuse)
+    with catalog.removing([Key("k")]) as free:
+        assert not free
+    assert catalog.documents() == []
+    commit("a", None)
+    with catalog.read() as connection:
+        assert connection.execute("SELECT count(*) FROM claims").fetchone() == (0,)
+    with pytest.raises(InputError, match="3 others"):
+        commit("b", refuse)
+    assert (catalog.tokens("default"), catalog.tokens("default", "a"), catalog.tokens("x")) == (3, 0, 0)
+
+
+def test_a_catalogue_from_before_claims_gets_them(path: Path) -> None:
+    catalog = Catalog.open(path)
+    put(catalog, "a", ["text"])
+    with catalog.write() as connection:
+        connection.execute("DROP TABLE claimed")
+        connection.execute("DROP TABLE claims")
+    catalog.close()
+    catalog = Catalog.open(path)
+    catalog.release(catalog.claim([Key("k")], "model"))
+    assert catalog.count() == (1, 1)
+    catalog.close()
+
+
+def test_a_catalogue_from_before_conversations_gets_their_table(path: Path) -> None:
+    catalog = Catalog.open(path)
+    with catalog.write() as connection:
+        connection.execute("DROP TABLE turns")
+    catalog.close()
+    catalog = Catalog.open(path)
+    turn = StoredTurn("Who?", "Ada", (1, 2), (3,), ((7, "a#0"),), "full", "model")
+    row = catalog.add_turn("default", "talk", [], turn)
+    found = catalog.turns("default", "talk")
+    assert found == [replace(turn, row=row, created=found[0].created)]
+    catalog.close()
+
+
+def test_a_catalogue_from_before_paces_gets_them_and_the_indexes(path: Path) -> None:
+    catalog = Catalog.open(path)
+    put(catalog, "a", ["text"])
+    with catalog.write() as connection:
+        connection.execute("DROP TABLE paces")
+        connection.execute("DROP INDEX job_documents_by_id")
+    catalog.close()
+    catalog = Catalog.open(path)
+    with catalog.read() as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    assert {"paces", "job_documents_by_id"} <= names
+    catalog.close()
+
+
+def test_collections_are_told_by_the_beginning_of_their_names(catalog: Catalog) -> None:
+    for collection in ("ours:a", "ours:b", "theirs:a", "ours"):
+        put(catalog, "x", ["one", "two"], collection=collection)
+    put(catalog, "y", ["three"], collection="ours:a")
+    assert catalog.collections("ours:") == [CollectionInfo("ours:a", 2, 3, 9), CollectionInfo("ours:b", 1, 2, 6)]
+    assert [info.name for info in catalog.collections()] == ["ours", "ours:a", "ours:b", "theirs:a"]
+
+
+def test_a_cleared_collection_leaves_others_what_they_share(catalog: Catalog) -> None:
+    put(catalog, "x", ["shared", "own"], collection="a", keys=["shared", "own"])
+    put(catalog, "x", ["shared"], collection="b", keys=["shared"])
+    catalog.add_turn("a", "talk", [], StoredTurn("Who?", "Ada", (1,), (2,), (), "full", "model"))
+    generation = catalog.generation("a")
+    assert catalog.clear("a") == ["own"]
+    assert (catalog.turns("a", "talk"), catalog.match("a", "shared", 5), catalog.vectors("a")[0].size) == ([], [], 0)
+    assert catalog.generation("a") > generation
+    assert [info.collection for info in catalog.documents()] == ["b"]
+
+
+def test_a_turn_is_stored_behind_those_that_it_was_answered_after(catalog: Catalog) -> None:
+    turn = StoredTurn("Who?", "Ada", (1,), (3,), (), "full", "model")
+    first = catalog.add_turn("default", "talk", [], turn)
+    assert first is not None
+    second = catalog.add_turn("default", "talk", [first], turn)
+    assert catalog.add_turn("other", "talk", [first], turn) is None, "another collection has no such turn"
+    assert [found.row for found in catalog.turns("default", "talk")] == [first, second]
+    catalog.remove_conversation("default", "talk")
+    assert catalog.add_turn("default", "talk", [first, second], turn) is None, "what was removed does not come back"
+    assert catalog.turns("default", "talk") == []
+    with pytest.raises(NotFound, match="talk"):
+        catalog.remove_conversation("default", "talk")
+    assert catalog.add_turn("default", "talk", [], turn) not in (first, second)
+
+
+def test_a_copy_is_a_catalogue_of_its_own(catalog: Catalog, tmp_path: Path) -> None:
+    put(catalog, "a", ["text"])
+    catalog.copy(tmp_path / "copy.sqlite")
+    put(catalog, "b", ["later"])
+    copy = Catalog.open(tmp_path / "copy.sqlite")
+    assert ([d.id for d in copy.documents()], copy.keys()) == (["a"], {"default text"})
+    copy.close()
+    assert sorted(path.name for path in tmp_path.glob("copy*")) == ["copy.sqlite"]
+
+
+def test_collections_do_not_see_each_other(catalog: Catalog) -> None:
+    put(catalog, "a", ["secret harbour"], "theirs")
+    put(catalog, "a", ["open harbour"], "ours")
+    theirs = rows_of(catalog, "theirs")
+    assert catalog.chunks("ours", theirs) == {}
+    assert [row for row, _ in catalog.match("ours", "secret harbour", 10)] == rows_of(catalog, "ours")
+    assert catalog.remove("ours", "a") == ["ours open harbour"]
+    assert rows_of(catalog, "theirs") == theirs
+
+
+# Generations and changes
+
+
+def test_every_change_raises_the_generation_of_its_collection_only(catalog: Catalog) -> None:
+    put(catalog, "x", ["other"], "other")
+    still = catalog.generation("other")
+    seen = [catalog.generation("default")]
+    assert seen == [0]
+    for text in ("one", "two"):
+        put(catalog, "a", [text])
+        seen.append(catalog.generation("default"))
+    catalog.remove("default", "a")
+    seen.append(catalog.generation("default"))
+    assert seen == sorted(set(seen))
+    assert catalog.generation("other") == still
+
+
+def test_a_restored_backup_never_reaches_a_generation_again(path: Path, tmp_path: Path) -> None:
+    catalog = Catalog.open(path)
+    put(catalog, "a", ["one"])
+    catalog.close()
+    backup = shutil.copy(path, tmp_path / "backup")
+    used = []
+    for text in ("two", "three"):
+        catalog = Catalog.open(path)
+        put(catalog, "a", [text])
+        used.append(catalog.generation("default"))
+        catalog.close()
+        shutil.copy(backup, path)
+    assert used[0] != used[1]
+
+
+class Following(RuleBasedStateMachine):
+    """A view that only ever applies changes() holds what vectors() says."""
+
+    folder: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.catalog = Catalog.open(self.folder / os.urandom(8).hex() / "catalog.sqlite")
+        self.view: dict[int, bytes] = {}
+        self.generation = 0
+
+    @rule(name=st.sampled_from("abc"), count=st.integers(1, 3))
+    def put(self, name: str, count: int) -> None:
+        put(self.catalog, name, [f"text {i} {count}" for i in range(count)])
+
+    @rule(name=st.sampled_from("abc"))
+    def remove(self, name: str) -> None:
+        if self.catalog.find("default", name):
+            self.catalog.remove("default", name)
+
+    @rule()
+    def embed_again(self) -> None:
+        rows = [passage.row for passage in self.catalog.passages()]
+        self.catalog.replace_vectors(rows, np.random.default_rng().random((len(rows), 4), np.float32), WORDS)
+
+    @rule()
+    def follow(self) -> None:
+        changes = self.catalog.changes("default", np.array(sorted(self.view), np.int64), self.generation)
+        for row in changes.removed:
+            del self.view[int(row)]
+        self.view |= {int(row): vector.tobytes() for row, vector in zip(changes.added, changes.vectors, strict=True)}
+        self.generation = changes.generation
+        rows, vectors = self.catalog.vectors("default")
+        assert self.view == {int(row): vector.tobytes() for row, vector in zip(rows, vectors, strict=True)}
+
+    @invariant()
+    def an_unchanged_generation_means_unchanged_vectors(self) -> None:
+        if self.catalog.generation("default") == self.generation:
+            assert sorted(self.view) == rows_of(self.catalog)
+
+    def teardown(self) -> None:
+        self.catalog.close()
+
+
+def test_following_changes_is_the_same_as_reading_all(tmp_path: Path) -> None:
+    class Here(Following):
+        folder = tmp_path
+
+    run_state_machine_as_test(Here, settings=settings(max_examples=25, stateful_step_count=15, deadline=None))
+
+
+# Words
+
+
+def test_words_are_found_in_text_and_title_in_any_form(catalog: Catalog) -> None:
+    put(catalog, "a", ["The ferries crossed the Øresund", "Zürich café"])
+    rows = rows_of(catalog)
+    assert [row for row, _ in catalog.match("default", "Which ferry was crossing?", 5)] == [rows[0]]
+    assert [row for row, _ in catalog.match("default", "ZURICH", 5)] == [rows[1]]
+    assert {row for row, _ in catalog.match("default", "title", 5)} == set(rows)
+    assert catalog.match("default", "submarine", 5) == []
+
+
+def test_rarer_words_rank_higher(catalog: Catalog) -> None:
+    put(catalog, "a", ["boat boat boat", "boat anchor", "boat sail", "boat mast"])
+    best, *rest = catalog.match("default", "boat anchor", 10)
+    assert best[0] == rows_of(catalog)[1]
+    assert all(best[1] > score for _, score in rest)
+
+
+def test_a_question_of_nothing_but_stop_words_is_still_looked_up(catalog: Catalog) -> None:
+    put(catalog, "a", ["to be or not to be", "boat"])
+    assert [row for row, _ in catalog.match("default", "to be", 5)] == rows_of(catalog)[:1]
+
+
+def test_deleted_words_are_not_found(catalog: Catalog) -> None:
+    put(catalog, "a", ["anchor"])
+    put(catalog, "a", ["sail"])
+    assert catalog.match("default", "anchor", 5) == []
+    catalog.remove("default", "a")
+    assert catalog.match("default", "sail", 5) == []
+
+
+HOSTILE = [
+    "'; DROP TABLE chunks; --",
+    "NOT",
+    "NEAR(",
+    "nothing:",
+    "^x",
+    "x*",
+    "{x y}: z",
+    "x" * 100_000,
+    "word " * 20_000,
+]
+WORDLESS = ["", " ", '"', '""', "(", "-", "+", "*", "_", "🚢", "\0", "\ud800"]
+
+
+@pytest.mark.parametrize("text", HOSTILE + WORDLESS, ids=lambda text: repr(text[:12]))
+def test_any_text_is_a_safe_question(catalog: Catalog, text: str) -> None:
+    put(catalog, "a", ["a boat"])
+    rows = rows_of(catalog)
+    assert catalog.match("default", text, 5) == []
+    assert [row for row, _ in catalog.match("default", f'{text} "boat" AND {text}', 5)] == rows
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@given(text=st.text())
+def test_no_text_breaks_the_search(catalog: Catalog, text: str) -> None:
+    catalog.match("default", text, 5)
+
+
+DAMAGES = {
+    "parts dropped": "DROP TABLE chunk_words_config",
+    "table dropped": "DROP TABLE chunk_words",
+    "segments emptied": "DELETE FROM chunk_words_data",
+    "segment garbled": "UPDATE chunk_words_data SET block = x'00ff00ff' WHERE id > 10",
+    "sizes lost": "DELETE FROM chunk_words_docsize",
+    "trigger dropped": "DROP TRIGGER chunk_words_delete",
+    "index emptied": "INSERT INTO chunk_words (chunk_words) VALUES ('delete-all')",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_word_index_is_rebuilt_at_open(path: Path, damage: str) -> None:
+    catalog = Catalog.open(path)
+    put(catalog, "a", ["anchor", "sail"])
+    catalog.close()
+    connection = sqlite3.connect(path)
+    connection.execute(damage)
+    connection.commit()
+    connection.close()
+
+    catalog = Catalog.open(path)
+    assert [row for row, _ in catalog.match("default", "anchor", 5)] == rows_of(catalog)[:1]
+    put(catalog, "a", ["mast"])
+    assert catalog.match("default", "anchor", 5) == []
+    assert len(catalog.match("default", "mast", 5)) == 1
+    catalog.close()
+
+
+def test_a_word_index_damaged_while_open_says_how_to_mend_it(path: Path, catalog: Catalog) -> None:
+    put(catalog, "a", ["anchor", "sail"])
+    with catalog.write() as connection:
+        connection.execute("UPDATE chunk_words_data SET block = x'00ff00ff' WHERE id > 10")
+    with catalog.read(), pytest.raises(CatalogCorrupt, match="ragkv reindex"):  # another connection, nothing in memory
+        catalog.match("default", "anchor", 5)
+    catalog.rebuild_words()
+    assert len(catalog.match("default", "anchor", 5)) == 1
+
+
+# Embedder
+
+
+def test_vectors_of_another_embedder_are_refused_with_advice(catalog: Catalog) -> None:
+    assert catalog.embedder() is None
+    put(catalog, "a", ["one"])
+    for other in (EmbedderIdentity("others", 4), EmbedderIdentity("words", 8)):
+        for attempt in (lambda: catalog.check_embedder(other), lambda: put(catalog, "b", ["two"], embedder=other)):  # noqa: B023
+            with pytest.raises(EmbedderChanged, match="ragkv reindex"):
+                attempt()
+    assert [d.id for d in catalog.documents()] == ["a"]
+    assert catalog.embedder() == WORDS
+
+
+def test_an_empty_catalogue_takes_any_embedder(catalog: Catalog) -> None:
+    put(catalog, "a", ["one"])
+    catalog.remove("default", "a")
+    put(catalog, "a", ["one"], embedder=EmbedderIdentity("others", 8))
+    assert catalog.embedder() == EmbedderIdentity("others", 8)
+
+
+def test_new_vectors_replace_all_old_ones_together(catalog: Catalog) -> None:
+    put(catalog, "a", ["one", "two"])
+    put(catalog, "b", ["three"], "other")
+    before = catalog.generation("default")
+    passages = catalog.passages(limit=2)
+    passages += catalog.passages(after=passages[-1].row)
+    assert [passage.text for passage in passages] == ["one", "two", "three"]
+    others = EmbedderIdentity("others", 8)
+    matrix = np.random.default_rng(1).random((3, 8), np.float32)
+    catalog.replace_vectors([passage.row for passage in passages], matrix, others)
+    assert catalog.embedder() == others
+    np.testing.assert_array_equal(catalog.vectors("default")[1], matrix[:2])
+    np.testing.assert_array_equal(catalog.vectors("other")[1], matrix[2:])
+    assert catalog.generation("default") > before
+
+
+def test_new_vectors_for_chunks_that_changed_meanwhile_are_refused(catalog: Catalog) -> None:
+    put(catalog, "a", ["one"])
+    rows = [passage.row for passage in catalog.passages()]
+    put(catalog, "b", ["two"])
+    with pytest.raises(InputError, match="once more"):
+        catalog.replace_vectors(rows, np.zeros((1, 4), np.float32), WORDS)
+    assert np.all(catalog.vectors("default")[1] != 0) or len(rows_of(catalog)) == 2
+
+
+def test_a_lost_vector_is_reported_not_guessed(path: Path, catalog: Catalog) -> None:
+    put(catalog, "a", ["one", "two"])
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM vectors WHERE chunk = 1")
+    connection.close()
+    with pytest.raises(CatalogCorrupt, match="ragkv reindex"):
+        catalog.vectors("default")
+
+
+# Damage
+
+
+def filled(path: Path) -> bytes:
+    catalog = Catalog.open(path)
+    for number in range(30):
+        put(catalog, f"d{number}", [f"text {number} " * 40, "more " * 300])
+    catalog.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("size", [0, 1, 50, 99, 100, 4095, 4096, 8191, 40960, 50_000, -4096, -1])
+def test_a_truncated_file_is_refused(path: Path, size: int) -> None:
+    whole = filled(path)
+    path.write_bytes(whole[:size])
+    with pytest.raises(CatalogCorrupt, match="restore a backup"):
+        Catalog.open(path)
+    assert path.read_bytes() == whole[:size], "the damaged file must be left as it is"
+
+
+@pytest.mark.parametrize("where", [0.0, 0.2, 0.4, 0.6, 0.8])
+def test_a_page_of_garbage_is_refused(path: Path, where: float) -> None:
+    whole = bytearray(filled(path))
+    page = int(where * len(whole)) // 4096 * 4096
+    whole[page : page + 4096] = os.urandom(4096)
+    path.write_bytes(whole)
+    with pytest.raises(CatalogCorrupt):
+        Catalog.open(path)
+
+
+def test_a_catalogue_that_vanished_but_for_its_log_is_refused(path: Path) -> None:
+    filled(path)
+    path.unlink()
+    path.with_name(path.name + "-wal").write_bytes(b"x" * 100)
+    with pytest.raises(CatalogCorrupt):
+        Catalog.open(path)
+    assert not path.exists()
+
+
+def test_missing_tables_are_damage(path: Path) -> None:
+    filled(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE vectors")
+    connection.close()
+    with pytest.raises(CatalogCorrupt, match="tables are missing"):
+        Catalog.open(path)
+
+
+def test_damage_done_while_open_is_named(path: Path) -> None:
+    filled(path)
+    catalog = Catalog.open(path)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(size - 4096))
+    with catalog.read(), pytest.raises(CatalogCorrupt):  # the second reader has nothing in memory
+        catalog.documents()
+    catalog.close()
+
+
+def test_a_file_that_is_not_ours_is_refused(path: Path) -> None:
+    path.parent.mkdir()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE theirs (a)")
+    connection.close()
+    with pytest.raises(ConfigError, match="another program"):
+        Catalog.open(path)
+
+
+def test_a_file_of_a_newer_version_is_refused(path: Path) -> None:
+    Catalog.open(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(ConfigError, match="newer ragkv"):
+        Catalog.open(path)
+
+
+def test_a_folder_that_cannot_be_made_is_a_setting_that_cannot_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot"):
+        Catalog.open(tmp_path / "file" / "catalog.sqlite")
+
+
+def test_a_failed_put_changes_nothing(catalog: Catalog) -> None:
+    put(catalog, "a", ["one"])
+    before = (catalog.documents(), catalog.generation("default"), catalog.keys())
+    chunks = [Chunk("a#0", "a", 0, "t", "new", (1,)), Chunk("a#0", "a", 0, "t", "same ordinal", (1,))]
+    with pytest.raises(sqlite3.IntegrityError):
+        catalog.put_document(
+            Document("a", "t", "new"), "h", chunks, np.zeros((2, 4), np.float32), [Key("k")] * 2, WORDS
+        )
+    assert (catalog.documents(), catalog.generation("default"), catalog.keys()) == before
+
+
+# Disk full
+
+FULL = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from ragkv.catalog import Catalog, CollectionInfo, EmbedderIdentity
+from ragkv.errors import StoreFull, StoreUnavailable
+from ragkv.types import Chunk, Document, Key
+
+path, ballast = Path(sys.argv[1]), Path(sys.argv[2])
+catalog = Catalog.open(path)
+
+def put(name, size):
+    chunk = Chunk(f"{name}#0", name, 0, "t", "word " * size, (1,))
+    vectors, embedder = np.ones((1, 4), "f4"), EmbedderIdentity("e", 4)
+    catalog.put_document(Document(name, "t", "x"), "h", [chunk], vectors, [Key(name)], embedder)
+
+put("first", 10)
+ballast.write_bytes(b"x" * 500_000)
+try:
+    put("large", 400_000)
+    sys.exit("it fitted")
+except (StoreFull, StoreUnavailable) as error:
+    print(type(error).__name__)
+assert [d.id for d in catalog.documents()] == ["first"] and len(catalog.match("default", "word", 5)) == 1
+ballast.unlink()
+put("second", 10)
+assert [d.id for d in catalog.documents()] == ["first", "second"]
+catalog.close()
+Catalog.open(path).close()
+print("recovered")
+"""
+
+
+def test_a_full_disk_changes_nothing_and_passes(tmp_path: Path, root: Path) -> None:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    script = f'mount -t tmpfs -o size=2m tmpfs {mount} && exec "$0" -c "$1" {mount}/catalog.sqlite {mount}/ballast'
+    probe = ["unshare", "-Urm", "sh", "-c", f"mount -t tmpfs -o size=1m tmpfs {mount}"]
+    if not shutil.which("unshare") or subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let a user mount a small disk")
+    command = ["unshare", "-Urm", "sh", "-c", script, sys.executable, FULL]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "StoreFull" in done.stdout
+    assert "recovered" in done.stdout
+
+
+def test_a_file_size_limit_changes_nothing(tmp_path: Path, root: Path) -> None:
+    limited = FULL.replace(
+        "ballast.write_bytes",
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, -1)); ballast.write_bytes",
+    ).replace("ballast.unlink()", "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1)); ballast.unlink()")
+    command = [sys.executable, "-c", limited, str(tmp_path / "catalog.sqlite"), str(tmp_path / "ballast")]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "recovered" in done.stdout
+
+
+# Several at once
+
+
+def test_readers_see_whole_versions_while_a_writer_works(catalog: Catalog) -> None:
+    put(catalog, "a", ["v0 part"] * 3)
+    faults: list[str] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.is_set():
+            texts = {chunk.text for chunk in catalog.chunks_of("default", "a")}
+            rows, vectors = catalog.vectors("default")
+            if len(texts) != 1 or len(rows) != len(vectors):
+                faults.append(str(texts))
+
+    def write(name: str) -> None:
+        for number in range(20):
+            put(catalog, name, [f"v{number} part"] * (number % 5 + 1))
+
+    watchers = [threading.Thread(target=watch) for _ in range(3)]
+    writers = [threading.Thread(target=write, args=(name,)) for name in "aab"]
+    for thread in watchers + writers:
+        thread.start()
+    for thread in writers:
+        thread.join()
+    stop.set()
+    for thread in watchers:
+        thread.join()
+    assert not faults
+    assert {d.id for d in catalog.documents()} == {"a", "b"}
+
+
+def test_another_process_sees_and_changes_the_same_catalogue(path: Path, root: Path) -> None:
+    catalog = Catalog.open(path)
+    put(catalog, "a", ["one"])
+    before = catalog.generation("default")
+    script = (
+        "import sys; from pathlib import Path; from ragkv.catalog import Catalog; c = Catalog.open(Path(sys.argv[1]))"
+    )
+    script += "; print(c.remove('default', 'a')); c.close()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], cwd=root, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "['default one']", done.stderr
+    assert catalog.documents() == []
+    assert catalog.generation("default") > before
+    catalog.close()
+
+
+def test_a_catalogue_locked_by_another_writer_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    catalog = Catalog.open(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailable, match="busy"):
+        put(catalog, "a", ["one"])
+    assert catalog.documents() == [], "readers do not wait"
+    other.execute("ROLLBACK")
+    other.close()
+    put(catalog, "a", ["one"])
+    catalog.close()
+
+
+def test_a_closed_catalogue_says_so(path: Path) -> None:
+    catalog = Catalog.open(path)
+    catalog.close()
+    with pytest.raises(RagkvError, match="closed"):
+        catalog.documents()
+
+
+def test_creating_leaves_no_litter(path: Path) -> None:
+    Catalog.open(path).close()
+    assert [file.name for file in path.parent.iterdir()] == ["catalog.sqlite"]
+
+
+def test_the_file_is_safe_against_power_loss(catalog: Catalog) -> None:
+    with catalog.read() as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert connection.execute("PRAGMA foreign_keys").fetchone() == (1,)

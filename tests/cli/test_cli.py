@@ -1,0 +1,532 @@
+"""The program `ragkv`: what it prints, where, and with which exit code. The engine and the bundled model are real."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ingest.jobs import Jobs
+from ragkv.catalog import Catalog
+from ragkv.cli import run
+from ragkv.model.decoder import DecoderModel
+from ragkv.types import Document
+from tests.engine.test_self_test import Relative, broken
+from tests.redis_server import redis_server
+
+QUESTION = "Who built the harbour of Tarn?"
+LINES = [
+    {
+        "id": "harbour",
+        "title": "Tarn",
+        "text": "The harbour of Tarn was built in 1889 by Ada Brook.",
+        "metadata": {"year": 1889, "tags": ["sea", "stone"]},
+    },
+    {
+        "id": "bridge",
+        "title": "Mell",
+        "text": "The bridge of Mell was painted green by Otto Lindqvist in 1931.",
+        "metadata": {"year": "1931", "tags": ["land"]},
+    },
+]
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """Runs commands in this process, as the entry point does."""
+
+    capture: pytest.CaptureFixture[str]
+
+    def __call__(self, *arguments: object) -> Done:
+        code = run([str(argument) for argument in arguments])
+        printed = self.capture.readouterr()
+        return Done(code, printed.out, printed.err)
+
+
+@pytest.fixture
+def ragkv(capsys: pytest.CaptureFixture[str]) -> Program:
+    return Program(capsys)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with two documents. Tests that use it leave it as it is."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "two.jsonl").write_text("\n".join(map(json.dumps, LINES)), encoding="utf-8")
+    assert run(["ingest", str(folder / "two.jsonl"), "--data", str(folder / "data"), "--device", "cpu"]) == 0
+    return folder / "data"
+
+
+@contextmanager
+def program(arguments: Sequence[object], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The program in a process of its own, which does not outlive the test."""
+    command = [sys.executable, "-m", "ragkv.cli", *map(str, arguments)]
+    root = str(Path(__file__).resolve().parent.parent)
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def is_one_line(text: str) -> bool:
+    return text.startswith("ragkv: ") and text.count("\n") == 1 and text.endswith("\n")
+
+
+# Usage and settings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ask", "who?", "--prefill", "minference"], "critiprefill"),
+        (["ask", "who?", "--decode", "quest"], "psa"),
+        (["ask", "who?", "--decode", "psa:budget=3"], "threshold"),
+        (["ask"], "QUESTION"),
+        (["ask", "who?", "--file", "q.jsonl"], "--file"),
+        (["ask", "who?", "--top-k", "0"], "--top-k"),
+        (["ask", "who?", "--max-tokens", "many"], "--max-tokens"),
+        (["ask", "who?", "--nonsense"], "--nonsense"),
+        (["ingest"], "PATH"),
+        (["rm"], "ID"),
+        (["dance"], "dance"),
+        (["bench", "dance"], "dance"),
+        (["serve", "--port", "70000"], "--port"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_2(ragkv: Program, arguments: list[str], words: str) -> None:
+    done = ragkv(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert is_one_line(done.err)
+    assert words in done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RAGKV_TOP_K", "none"),
+        ("RAGKV_PORT", "99999"),
+        ("RAGKV_PREFIX", "sideways"),
+        ("RAGKV_STORE_BODY", "int4"),
+        ("RAGKV_STORE_SECRET", "geheim"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_exit_2(
+    ragkv: Program, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    done = ragkv("ls")
+    assert done.code == 2
+    assert is_one_line(done.err)
+    assert name.removeprefix("RAGKV_").lower() in done.err
+    assert "geheim" not in done.err
+
+
+def test_without_a_command_the_help_is_shown(ragkv: Program) -> None:
+    done = ragkv()
+    assert done.code == 2
+    assert "ingest" in done.out
+
+
+def test_the_version_is_told(ragkv: Program) -> None:
+    from ragkv import __version__
+
+    assert ragkv("--version") == Done(0, f"ragkv {__version__}\n", "")
+
+
+def test_an_unknown_model_is_one_line_with_its_path_and_exit_2(ragkv: Program, data: Path) -> None:
+    done = ragkv("ask", QUESTION, "--data", data, "--model", "/no/such/model")
+    assert done.code == 2
+    assert is_one_line(done.err)
+    assert "/no/such/model" in done.err
+
+
+def test_a_damaged_catalogue_is_refused_with_exit_2_and_left_alone(ragkv: Program, tmp_path: Path) -> None:
+    damaged = tmp_path / "catalog.sqlite"
+    damaged.write_bytes(b"x" * 4096)
+    done = ragkv("ls", "--data", tmp_path)
+    assert done.code == 2
+    assert is_one_line(done.err)
+    assert damaged.read_bytes() == b"x" * 4096
+
+
+# Documents
+
+
+def test_documents_are_ingested_listed_and_removed(ragkv: Program, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("# The lamp\n\nThe lamp was lit at dusk.", encoding="utf-8")
+    (tmp_path / "docs" / "b.txt").write_bytes(b"not\0text")
+    first = ragkv("ingest", "docs", "gone.txt", "--data", "d", "--collection", "lamps")
+    again = ragkv("ingest", "docs/a.md", "--data", "d", "--collection", "lamps")
+    listed = ragkv("ls", "--data", "d")
+    elsewhere = ragkv("ls", "--data", "d", "--collection", "default")
+    removed = ragkv("rm", "docs/a.md", "--data", "d", "--collection", "lamps")
+    assert first.code == 1
+    assert first.out.startswith("added")
+    assert [line.split(":")[0] for line in first.err.splitlines() if "ragkv: " in line] == ["ragkv"] * 2
+    assert all(name in first.err for name in ("docs/b.txt", "gone.txt"))
+    assert (again.code, again.out.split()[0]) == (0, "unchanged")
+    assert listed.out.split("\t")[:3] == ["docs/a.md", "The lamp", "1"]
+    assert listed.out.endswith("lamps\n")
+    assert (elsewhere.code, elsewhere.out) == (0, "")
+    assert removed.code == 0
+    assert ragkv("ls", "--data", "d").out == ""
+    assert list((tmp_path / "d" / "kv").rglob("*.kv")) == []
+
+
+def test_a_file_that_takes_longer_than_the_setting_allows_is_told_and_the_others_go_in(
+    ragkv: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "page.html").write_text("<title>The yard</title><p>Calloway Yard was founded by Edda Calloway.")
+    (tmp_path / "in" / "slow.html").write_bytes(b"<div>" * 200_000)
+    monkeypatch.setenv("RAGKV_PARSE_SECONDS", "3")
+    done = ragkv("ingest", tmp_path / "in", "--data", tmp_path / "data", "--device", "cpu")
+    assert done.code == 1
+    assert "in/slow.html: reading it took longer than 3 s" in done.err
+    listed = ragkv("ls", "--data", tmp_path / "data")
+    assert "in/page.html\tThe yard" in listed.out
+
+
+def test_nothing_to_ingest_is_a_failure_that_needs_no_model(ragkv: Program, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = ragkv("ingest", tmp_path / "empty", "--data", tmp_path / "d", "--model", "/no/such/model")
+    assert done.code == 1
+    assert is_one_line(done.err)
+    assert "empty" in done.err
+
+
+def test_removing_what_is_not_there_is_exit_1(ragkv: Program, data: Path) -> None:
+    done = ragkv("rm", "nobody", "--data", data)
+    assert done.code == 1
+    assert is_one_line(done.err)
+    assert "nobody" in done.err
+
+
+def test_a_document_that_failed_or_waits_is_removed_from_the_queue(ragkv: Program, tmp_path: Path) -> None:
+    catalog = Catalog.open(tmp_path / "catalog.sqlite")
+    jobs = Jobs(catalog, 1000)
+    job_id = jobs.submit([Document("blank", "", " "), Document("waiting", "", "Words.")])
+    for name in ("blank", "waiting"):
+        assert ragkv("rm", name, "--data", tmp_path).out == f"removed {name}\n"
+        assert ragkv("rm", name, "--data", tmp_path).code == 1, "it is gone"
+    assert [document.status for document in jobs.get(job_id).documents] == ["cancelled", "cancelled"]
+    assert jobs.get(job_id).finished
+    catalog.close()
+
+
+def test_listing_a_folder_that_does_not_exist_makes_nothing(ragkv: Program, tmp_path: Path) -> None:
+    done = ragkv("ls", "--data", tmp_path / "none")
+    assert (done.code, done.out) == (0, "")
+    assert not (tmp_path / "none").exists()
+
+
+# Questions
+
+
+def test_json_answers_are_one_object_with_the_whole_report(ragkv: Program, data: Path) -> None:
+    done = ragkv("ask", QUESTION, "--data", data, "--json", "--top-k", "1", "--method", "full", "--max-tokens", "4")
+    answer = json.loads(done.out)
+    assert (done.code, done.err, done.out.count("\n")) == (0, "", 1)
+    assert list(answer) == ["question", "answer", "citations", "report"]
+    assert [citation["document_id"] for citation in answer["citations"]] == ["harbour"]
+    assert (answer["report"]["method"], len(answer["report"]["chunks"])) == ("full", 1)
+    assert answer["report"]["tokens"]["generated"] <= 4
+
+
+def test_a_file_of_questions_ends_with_its_scores(ragkv: Program, data: Path, tmp_path: Path) -> None:
+    asked = [{"q": QUESTION, "a": ["Ada Brook", "Brook"]}, {"q": " ", "a": ["x"]}, {"q": "What was painted?", "id": 7}]
+    file = tmp_path / "q.jsonl"
+    file.write_text("\n\n".join(map(json.dumps, asked)), encoding="utf-8")
+    done = ragkv("ask", "--file", file, "--data", data, "--json")
+    first, second, summary = map(json.loads, done.out.splitlines())
+    em = float(first["answer"].strip(".") in ("Ada Brook", "Brook"))
+    assert done.code == 1
+    assert is_one_line(done.err)
+    assert f"{file}:3" in done.err
+    assert (first["question"], second["question"]) == (QUESTION, "What was painted?")
+    assert summary["summary"]["questions"] == 2
+    assert summary["summary"]["em"] == em / 2
+    assert 0 <= summary["summary"]["em"] <= summary["summary"]["f1"] <= 0.5
+
+
+def test_a_conversation_goes_on_from_one_command_to_the_next(ragkv: Program, data: Path) -> None:
+    asked = ("--data", data, "--conversation", "talk", "--method", "full", "--top-k", "1", "--max-tokens", "2")
+    first = json.loads(ragkv("ask", QUESTION, *asked, "--json").out)["report"]
+    second = json.loads(ragkv("ask", "What was painted?", *asked, "--json").out)["report"]
+    assert [len(report["chunks"]) for report in (first, second)] == [1, 2]
+    assert second["tokens"]["prefilled"] > first["tokens"]["prefilled"], "another process reads it again"
+    done = ragkv("ask", QUESTION, "--data", data, "--conversation", "")
+    assert (done.code, is_one_line(done.err), "printable" in done.err) == (1, True, True)
+    catalog = Catalog.open(data / "catalog.sqlite")
+    catalog.remove_conversation("default", "talk")
+    catalog.close()
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        (["tags=sea"], {"harbour"}),
+        (["tags=sea", "tags=land"], {"harbour", "bridge"}),
+        (["tags=sea", "year=1889"], {"harbour"}),
+        (["year=1931"], {"bridge"}),
+        (["tags=sea", "year=1931"], None),
+    ],
+)
+def test_a_filter_leaves_the_documents_whose_metadata_says_so(
+    ragkv: Program, data: Path, filters: list[str], found: set[str] | None
+) -> None:
+    given = [part for each in filters for part in ("--filter", each)]
+    done = ragkv("ask", "What was built or painted?", *given, "--data", data, "--json", "--max-tokens", "1")
+    if found is None:
+        assert (done.code, is_one_line(done.err), "filter" in done.err) == (1, True, True)
+    else:
+        assert {citation["document_id"] for citation in json.loads(done.out)["citations"]} == found
+
+
+def test_a_filter_that_is_none_is_exit_2(ragkv: Program, tmp_path: Path) -> None:
+    for given in ("tags", "=sea"):
+        done = ragkv("ask", QUESTION, "--filter", given, "--data", tmp_path, "--model", "/no/such/model")
+        assert (done.code, is_one_line(done.err), "KEY=VALUE" in done.err) == (2, True, True)
+
+
+def test_without_gold_answers_there_is_no_summary(ragkv: Program, data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text(json.dumps({"q": QUESTION}), encoding="utf-8")
+    done = ragkv("ask", "--file", file, "--data", data, "--json", "--max-tokens", "1")
+    assert (done.code, [*json.loads(done.out)][:2]) == (0, ["question", "answer"])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{", ":1:"),
+        (b'\n{"a": []}', ":2:"),
+        (b'{"q": 5}', ":1:"),
+        (b'{"q": "x", "a": [1]}', ":1:"),
+        (b"\xff", "UTF-8"),
+    ],
+)
+def test_a_bad_question_file_names_the_line(ragkv: Program, tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "q.jsonl").write_bytes(content)
+    done = ragkv("ask", "--file", tmp_path / "q.jsonl", "--data", tmp_path / "d", "--model", "/no/such/model")
+    assert done.code == 1
+    assert is_one_line(done.err)
+    assert words in done.err
+
+
+def test_answers_for_people_show_citations_and_what_was_reused(ragkv: Program, data: Path) -> None:
+    done = ragkv("ask", QUESTION, "--data", data)
+    assert (done.code, done.err) == (0, "")
+    assert "[1] Tarn" in done.out
+    assert "2 of 2 chunks from cache" in done.out
+    assert "first token" in done.out
+    assert "\x1b" not in done.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[" "], ["\0"], ["who?", "--collection", "nothing"], ["\udcff"], ["who is it " * 3500]],
+    ids=["blank", "NUL", "empty collection", "not UTF-8", "too long"],
+)
+def test_a_question_that_cannot_be_answered_is_exit_1(ragkv: Program, data: Path, arguments: list[str]) -> None:
+    done = ragkv("ask", *arguments, "--data", data)
+    assert (done.code, done.out) == (1, "")
+    assert is_one_line(done.err)
+
+
+def test_an_unknown_method_lists_the_known_ones(ragkv: Program, data: Path) -> None:
+    done = ragkv("ask", QUESTION, "--data", data, "--method", "magic")
+    assert done.code == 2
+    assert is_one_line(done.err)
+    assert all(name in done.err for name in ("full", "samkv-fusion", "scout"))
+
+
+def test_a_document_cannot_drive_the_terminal(ragkv: Program, tmp_path: Path) -> None:
+    line = {"id": "evil", "title": "\x1b[31mred", "text": "The harbour of Tarn was built by Ada Brook."}
+    (tmp_path / "evil.jsonl").write_text(json.dumps(line), encoding="utf-8")
+    outputs = [
+        ragkv("ingest", tmp_path / "evil.jsonl", "--data", tmp_path / "d"),
+        ragkv("ls", "--data", tmp_path / "d"),
+        ragkv("ask", QUESTION, "--data", tmp_path / "d", "--max-tokens", "1"),
+    ]
+    assert "red" in outputs[1].out
+    assert not any(letter in done.out + done.err for done in outputs for letter in "\x1b\x07")
+
+
+# Doctor
+
+
+def test_the_doctor_finds_nothing_wrong_where_nothing_is(ragkv: Program, data: Path) -> None:
+    done = ragkv("doctor", "--data", data)
+    assert (done.code, done.err) == (0, "")
+    assert all(
+        words in done.out
+        for words in ("LlamaForCausalLM", "2 documents, 2 chunks", "all 2 chunks have", "fresh", "reuse      qualified")
+    )
+
+
+def test_the_doctor_says_why_a_model_must_not_reuse(
+    ragkv: Program, data: Path, model: DecoderModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DecoderModel, "load", lambda *_: broken(Relative, model))
+    done = ragkv("doctor", "--data", data)
+    assert done.code == 1
+    assert "wrong reuse" in done.out
+    assert "model not qualified: stored KV from a prefill differs by" in done.out
+
+
+def test_the_doctor_lists_chunks_without_kv(ragkv: Program, tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text(json.dumps(LINES[0]), encoding="utf-8")
+    with redis_server() as server:
+        ragkv("ingest", tmp_path / "one.jsonl", "--data", tmp_path / "d", "--store", server.url)
+    down = ragkv("doctor", "--data", tmp_path / "d", "--store", server.url)
+    empty = ragkv("doctor", "--data", tmp_path / "d")
+    assert down.code == 1
+    assert "wrong store" in down.out
+    assert "1 documents, 1 chunks" in down.out
+    assert empty.code == 0
+    assert "default/harbour#0" in empty.out
+
+
+def test_the_doctor_says_what_an_unknown_model_is_missing(ragkv: Program, data: Path) -> None:
+    done = ragkv("doctor", "--data", data, "--model", "/no/such/model")
+    assert (done.code, done.err) == (1, "")
+    assert "/no/such/model" in done.out
+    assert "2 documents, 2 chunks" in done.out
+
+
+def test_the_doctor_shows_no_password(ragkv: Program, tmp_path: Path) -> None:
+    done = ragkv("doctor", "--data", tmp_path / "d", "--store", "redis://user:geheim@127.0.0.1:1/0")
+    assert done.code == 1
+    assert "geheim" not in done.out + done.err
+
+
+def test_the_doctor_shows_no_secret_and_finds_nothing_of_another_ones(
+    ragkv: Program, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAGKV_STORE_SECRET", "geheim und lang genug")
+    done = ragkv("doctor", "--data", data)
+    assert "geheim" not in done.out + done.err
+    assert "store_secret = **********" in done.out
+    assert "2 of 2 chunks have no KV" in done.out
+    assert "ragkv reindex" in done.out
+
+
+# Processes
+
+IMPORTED = """
+import sys
+from ragkv.cli import run
+code = run(sys.argv[1:])
+heavy = {"torch", "transformers", "faiss", "fastapi", "sentence_transformers", "redis"} & set(sys.modules)
+print(code, sorted(heavy), file=sys.stderr)
+"""
+
+
+def test_help_loads_no_heavy_library(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", IMPORTED, "--help"]
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == "0 []\n"
+
+
+def test_listing_loads_no_model(data: Path) -> None:
+    command = [sys.executable, "-c", IMPORTED, "ls", "--data", str(data)]
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == "0 []\n"
+    assert done.stdout.startswith("bridge\tMell\t")
+
+
+def test_an_interrupt_is_quiet_and_exit_130(data: Path, tmp_path: Path, interruptible: None) -> None:
+    text = "\n\n".join(f"Line {n} of a long tale." for n in range(20_000))
+    (tmp_path / "long.txt").write_text(text, encoding="utf-8")
+    with program(["ingest", "long.txt", "--data", tmp_path / "d"], tmp_path) as process:
+        while not (tmp_path / "d" / "catalog.sqlite").exists():
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_a_reader_that_closes_the_pipe_is_no_traceback(data: Path, tmp_path: Path) -> None:
+    with program(["ls", "--data", data], tmp_path) as process:
+        process.stdout.close()
+        process.wait(60)
+        err = process.stderr.read()
+    assert "Traceback" not in err
+
+
+def test_on_a_terminal_there_is_a_table(data: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ragkv.cli", "ls", "--data", str(data)],
+        cwd=Path(__file__).resolve().parent.parent,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while part := os.read(ours, 4096):
+            shown += part
+    except OSError:  # the other side is closed
+        pass
+    os.close(ours)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "collection" in shown.decode()
+    assert "─" in shown.decode()
+
+
+def test_the_service_serves_and_sigterm_ends_it_with_exit_0(data: Path, tmp_path: Path) -> None:
+    with program(["serve", "--data", data, "--port", 0], tmp_path) as process:
+        while "serving at" not in (line := process.stderr.readline()):
+            assert line, "the service ended before it served"
+        with urllib.request.urlopen(f"{line.split()[-1]}/healthz", timeout=10) as answer:
+            health = json.load(answer)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert (health["status"], health["documents"]) == ("ok", 2)
+    assert (process.returncode, out, err) == (0, "", "stopped\n"), "a look at its health is no line"
+
+
+def test_an_address_that_is_taken_is_told_before_a_model_is_loaded(ragkv: Program, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        done = ragkv("serve", "--port", other.getsockname()[1], "--data", tmp_path / "d")
+    assert done.code == 2
+    assert is_one_line(done.err)
+
+
+def test_listening_beyond_this_machine_is_warned_about(ragkv: Program, tmp_path: Path) -> None:
+    done = ragkv("serve", "--host", "0.0.0.0", "--port", "0", "--data", tmp_path, "--model", "/no/such/model")
+    assert done.code == 2
+    assert "WARNING" in done.err
+    assert "no API keys" in done.err

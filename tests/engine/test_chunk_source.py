@@ -1,0 +1,141 @@
+"""Shelf and StoredChunk on the bundled model: body forms, secrets and collections keep to themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragkv.config import load_settings
+from ragkv.engine.chunk_source import ChunkStore, StoredChunk
+from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.prefill import Prefiller
+from ragkv.errors import EntryCorrupt, EntryMissing, NotQuantisable
+from ragkv.model.decoder import DecoderModel
+from ragkv.retrieval import Embedder
+from ragkv.store.disk_store import DiskStore
+from ragkv.store.format.codec import pack
+from ragkv.store.format.layout import BODIES
+from ragkv.store.format.seal import CHECKSUMS, Keyed
+from ragkv.types import ChunkKV
+from tests.libraries import ANSWER, QUESTION, open_engine, open_library, shelf_of
+
+SECRET = "0123456789abcdef"
+TOKENS = tuple(range(300, 450))
+"""Nine blocks of 16 and one of 6."""
+
+
+@pytest.fixture(scope="module")
+def kv(model: DecoderModel) -> ChunkKV:
+    return Prefiller(model, model.prompt.prefix).encode(TOKENS)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> DiskStore:
+    return DiskStore(tmp_path / "kv")
+
+
+def never() -> ChunkKV:
+    raise AssertionError("encoded again")
+
+
+@pytest.mark.parametrize("seal", [CHECKSUMS, Keyed(SECRET)], ids=["plain", "sealed"])
+@pytest.mark.parametrize("body", BODIES)
+def test_what_put_returns_is_what_comes_back_bit_for_bit(
+    model: DecoderModel, disk: DiskStore, kv: ChunkKV, body: str, seal: Keyed
+) -> None:
+    shelf = shelf_of(disk, model, "f", "c", body, seal)
+    kept, fault = shelf.put(kv)
+    assert fault is None
+    stored, fresh = StoredChunk(shelf, TOKENS, False, never), InMemoryChunk(kept, shelf.block)
+    wanted = [(0, 3, 9), (), *[(1, 2)] * (model.shape.layers - 2)]
+    for one, other in zip(stored.load(wanted), fresh.load(wanted), strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+    assert torch.equal(stored.piece.digest.mean_keys, kept.digest.mean_keys)
+    row, full, last = {"exact": (512, 32, 12), "int8": (128, 35, 15), "fp8": (128, 35, 15)}[body]
+    assert stored.loaded_bytes == row * (2 * full + last + 2 * full * (model.shape.layers - 2))
+    assert torch.equal(kept.k, kv.k) == (body == "exact")
+    assert float((kept.k - kv.k).abs().max() / kv.k.abs().max()) < 0.07
+
+
+def test_bodies_secrets_and_collections_never_share_an_entry(
+    model: DecoderModel, disk: DiskStore, kv: ChunkKV, tmp_path: Path, embedder: Embedder
+) -> None:
+    """Same model, same document: every pair of settings is a miss to each other, the same ones once more a hit."""
+    kinds = [(body, secret) for body in BODIES for secret in ("", SECRET, SECRET + "!")]
+    shelves: dict[str, ChunkStore] = {}
+    for body, secret in kinds:
+        with open_engine(tmp_path, model, embedder, store_body=body, store_secret=secret) as engine:
+            for collection in ("mine", "theirs"):
+                shelves[f"{body} {secret} {collection}"] = shelf_of(
+                    disk, model, engine.fingerprint, collection, body, engine.seal
+                )
+    assert len({shelf.key(TOKENS) for shelf in shelves.values()}) == len(shelves) == 18
+    for one, other in combinations(list(shelves)[::5], 2):
+        shelves[one].put(kv)
+        with pytest.raises(EntryMissing):
+            shelves[other].head(shelves[other].key(TOKENS), len(TOKENS))
+        disk.delete(shelves[one].key(TOKENS))
+    mine = next(iter(shelves.values()))
+    mine.put(kv)
+    mine.put(kv)
+    assert list(disk.keys()) == [mine.key(TOKENS)]
+
+
+def test_a_body_of_another_form_under_the_right_name_is_a_miss(
+    model: DecoderModel, disk: DiskStore, kv: ChunkKV
+) -> None:
+    for body, other in (("exact", "int8"), ("int8", "fp8"), ("fp8", "exact")):
+        shelf = shelf_of(disk, model, "f", "c", body)
+        disk.put(shelf.key(TOKENS), *pack(kv, shelf.block, "f", other))
+        with pytest.raises(EntryCorrupt, match="form"):
+            shelf.head(shelf.key(TOKENS), len(TOKENS))
+
+
+def test_a_chunk_that_cannot_be_quantised_is_answered_from_and_not_stored(
+    model: DecoderModel, disk: DiskStore, kv: ChunkKV
+) -> None:
+    spoilt = replace(kv, v=kv.v.clone())
+    spoilt.v[3, 7, 1, 5] = torch.inf
+    shelf = shelf_of(disk, model, "f", "c", "int8")
+    kept, fault = shelf.put(spoilt)
+    assert isinstance(fault, NotQuantisable)
+    assert kept is spoilt
+    assert list(disk.keys()) == []
+    source = StoredChunk(shelf, TOKENS, False, lambda: shelf.put(spoilt)[0])
+    assert not source.hit
+    assert torch.isinf(source.load([(0,)] * model.shape.layers)[3][1]).sum() == 1
+
+
+def test_a_quantised_and_sealed_library_answers(tmp_path: Path, model: DecoderModel, embedder: Embedder) -> None:
+    with open_library(tmp_path, model, embedder, ("01", "02"), store_body="int8", store_secret=SECRET) as engine:
+        first = engine.answer(QUESTION, method="scout", top_k=4)
+        assert first.answer == ANSWER
+        report = first.report
+        assert report.ratios.cache_hit == 1.0
+        assert report.bytes.context_kv == report.tokens.context * 12 * 1024  # float32, whatever the body is
+        exact = round(report.tokens.kept * 12) * 1024
+        assert 0 < report.bytes.loaded < 0.29 * exact, "some of it is not read"
+        everything = engine.answer(QUESTION, method="scout:repair=none", top_k=4).report
+        assert 0.25 < everything.bytes.loaded / exact < 0.29
+        assert report.ratios.load == (report.bytes.loaded + report.bytes.heads) / report.bytes.context_kv
+        for path in sorted((tmp_path / "kv").glob("*/*.kv")):
+            path.unlink()
+        again = engine.answer(QUESTION, method="scout", top_k=4)
+        assert again.report.ratios.cache_hit == 0.0
+        assert (again.answer, again.report.chunks) == (first.answer, report.chunks), "a miss answers as a hit does"
+
+
+def test_the_secret_is_shown_by_no_setting_and_no_engine(
+    tmp_path: Path, model: DecoderModel, embedder: Embedder
+) -> None:
+    settings = load_settings(data=tmp_path, store_secret=SECRET)
+    assert settings.store_secret.get_secret_value() == SECRET
+    with open_engine(tmp_path, model, embedder, store_secret=SECRET) as engine:
+        told = [repr(settings), str(settings), str(settings.model_dump()), settings.model_dump_json()]
+        told += [repr(engine.seal), engine.fingerprint, str(engine.health())]
+        assert not any(SECRET in text or SECRET.encode().hex() in text for text in told)

@@ -1,0 +1,87 @@
+"""Long inputs of the engine, read sparsely: per request, at ingest, and what report and fingerprint say of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ragkv.engine.prefill import Prefiller
+from ragkv.errors import ConfigError, InputError
+from ragkv.timing import StepTimer
+from tests.libraries import QUESTION, open_engine, open_library
+from tests.quick import quick_engine
+
+SMALL = "segment=64,budget=128,threshold=256"
+EVERYTHING = "critiprefill:segment=64,budget=8192,threshold=0"
+
+
+@pytest.mark.parametrize("prefill", [EVERYTHING, "loopserve:alpha=0.99999,threshold=0", "loopserve:alpha=1"])
+def test_a_policy_that_reads_everything_answers_as_dense_prefill_does(library, model, prefill):
+    dense = library.answer(QUESTION, method="full", top_k=3)
+    assert library.answer(QUESTION, method="full", top_k=3, prefill=prefill).answer == dense.answer
+
+
+def test_the_report_names_the_policy_that_was_at_work(library):
+    def read(prefill, method="full"):
+        return library.answer(QUESTION, method=method, top_k=3, max_tokens=1, prefill=prefill).report.prefill
+
+    assert read(None) == "dense"
+    assert read(f"critiprefill:{SMALL}") == "critiprefill"
+    assert read("loopserve:alpha=0.9,threshold=256") == "loopserve"
+    assert read("critiprefill:threshold=8000") == "dense"
+    assert read(f"critiprefill:{SMALL}", method="scout") == "dense", "its question is short"
+
+
+def test_a_long_question_is_read_sparsely_over_a_stitched_cache(model):
+    reader = Prefiller(model, model.prompt.prefix)
+    from ragkv.engine.memory_source import InMemoryChunk
+    from ragkv.engine.methods import make_method
+    from ragkv.engine.policies import make_prefill_policy
+
+    chunks = [model.prompt.chunk("Ferry", "The ferry leaves at noon. " * 20) for _ in range(2)]
+    sources = [InMemoryChunk(reader.encode(chunk), model.profile.block, i == 0) for i, chunk in enumerate(chunks)]
+    asked = model.prompt.question("When does it leave? " + "I have read the timetable more than once. " * 40)
+    way = make_method("scout", model)
+    plain = reader.prefill_sparse(sources, asked, way, 1, StepTimer())
+    exact = reader.prefill_sparse(sources, asked, way, 1, StepTimer(), make_prefill_policy(EVERYTHING, model.profile))
+    torch.testing.assert_close(exact.logits, plain.logits, rtol=1e-4, atol=1e-4)
+    little = reader.prefill_sparse(
+        sources,
+        asked,
+        way,
+        1,
+        StepTimer(),
+        make_prefill_policy("critiprefill:segment=32,budget=32,threshold=0", model.profile),
+    )
+    assert little.sparse is not None
+    assert little.sparse.chosen
+    assert little.sparse.read < little.sparse.whole
+
+
+def test_chunks_read_sparsely_at_ingest_have_their_own_fingerprint(tmp_path, model, embedder):
+    way = "critiprefill:segment=32,budget=32,threshold=64"
+    with open_library(tmp_path, model, embedder, ("01",)) as dense:
+        prints = {dense.fingerprint}
+        chunk = next(dense.catalog.chunks_of("default", d.id) for d in dense.catalog.documents("default"))[0]
+        exact = dense.prefiller.encode(chunk.tokens)
+    with open_engine(tmp_path, model, embedder, ingest_prefill=way) as sparse:
+        prints.add(sparse.fingerprint)
+        report = sparse.answer(QUESTION, top_k=1, max_tokens=1).report
+        assert report.cache.misses == report.cache.chunks == 1, "what was read densely is not taken for it"
+        read = sparse.prefiller.encode(chunk.tokens)
+    with open_engine(tmp_path, model, embedder, ingest_prefill=way.replace("32,", "16,", 1)) as other:
+        prints.add(other.fingerprint)
+    assert len(prints) == 3
+    assert torch.equal(read.k[:2], exact.k[:2]), "the first layer is read densely"
+    assert not torch.equal(read.k[2:], exact.k[2:])
+
+
+@pytest.mark.parametrize("name", ["prefill", "ingest_prefill"])
+def test_a_setting_that_means_nothing_is_told_at_start(tmp_path, name):
+    with pytest.raises(ConfigError, match=f"RAGKV_{name.upper()}: prefill policy 'quick' does not exist"):
+        quick_engine(tmp_path, **{name: "quick"})
+
+
+def test_an_unknown_policy_is_told(library):
+    with pytest.raises(InputError, match="prefill policy 'quick' does not exist"):
+        library.answer(QUESTION, prefill="quick")

@@ -1,0 +1,90 @@
+"""Asking for a method by name, and setting its fields."""
+
+import pytest
+
+from ragkv.engine.methods import METHODS, check_method, make_method, usable
+from ragkv.errors import InputError, NotCalibrated
+from ragkv.model.profile import Profile
+from ragkv.recompute.cacheblend import CacheBlend
+from ragkv.recompute.epic import Epic
+from ragkv.recompute.samkv import SamKV
+from ragkv.recompute.scout import Scout
+from tests import tiny
+
+CALIBRATED = Profile(block=4, initial=1, local=2, stable_layers=(2, 3), retrieval_heads=((1, 3),))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.model(profile=CALIBRATED)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_bare_name_takes_the_models_profile(model, name):
+    method = make_method(name, model)
+    assert isinstance(method, METHODS[name].kind)
+    if isinstance(method, SamKV | Scout):
+        assert (method.initial, method.local) == (1, 2)
+
+
+def test_fields_of_every_sort_can_be_set(model):
+    assert make_method("epic:link=7", model) == Epic(4, link=7)
+    assert make_method("cacheblend:ratio=0.3,gradual=0.5/0.4,deviation=v", model) == CacheBlend(
+        4, ratio=0.3, gradual=(0.5, 0.4), deviation="v"
+    )
+    ablation = make_method("samkv-fusion:middle=none,bias=false,repair=none,shared=true", model)
+    assert ablation == SamKV(layers=(2, 3), middle="none", bias=False, repair="none", shared=True)
+    assert make_method("scout:initial=3", model).initial == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("magic", "'magic' does not exist; choose one of full, reuse"),
+        ("", "'' does not exist"),
+        ("full:cap=1", "full has no fields"),
+        ("epic:k=3", "no field 'k'; it has link"),
+        ("epic:", None),
+        ("epic:link", "link is a whole number, not ''"),
+        ("epic:link=1.5", "link is a whole number, not '1.5'"),
+        ("epic:link=1,link=2", "link is given twice"),
+        ("epic:layers=3", "no field 'layers'"),
+        ("scout:cap=much", "cap is a number, not 'much'"),
+        ("scout:repair=all", "repair is one of rules, kept, none, not 'all'"),
+        ("samkv-fusion:bias=1", "bias is true or false, not '1'"),
+        ("cacheblend:gradual=a/b", "gradual is numbers with / between them, not 'a/b'"),
+    ],
+)
+def test_a_specification_that_means_nothing_is_told(spec, told):
+    if told is None:
+        assert check_method(spec) == spec
+        return
+    with pytest.raises(InputError, match=told):
+        check_method(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("epic:link=-1", "link must be at least 0, not -1"),
+        ("cacheblend:ratio=nan", "ratio must be between 0 and 1, not nan"),
+        ("cacheblend:layer=4", "layer must be between 0 and 3, not 4"),
+        ("cacheblend:layer=2,gradual=0.5/0.4", "layer must be between 0 and 1, not 2"),
+        ("scout:cap=1.5", "cap must be between 0 and 1"),
+        ("scout:tail=0", "tail must be at least 1"),
+        ("samkv-overwrite:local=0", "local must be at least 1"),
+        ("multi-infllm:local=0", "local must be at least 1"),
+    ],
+)
+def test_a_value_out_of_range_is_told(model, spec, told):
+    with pytest.raises(InputError, match=told):
+        make_method(spec, model)
+
+
+def test_what_needs_retrieval_heads_says_so_and_is_not_offered():
+    bare = tiny.model()
+    for name in ("scout", "random"):
+        assert name not in usable(bare)
+        with pytest.raises(NotCalibrated, match="ragkv calibrate"):
+            make_method(name, bare)
+    assert set(usable(bare)) | {"scout", "random"} == {"full", *METHODS}

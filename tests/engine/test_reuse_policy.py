@@ -1,0 +1,126 @@
+"""Which way is sooner, as it is predicted: pure arithmetic, and one measurement."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ragkv.bench.fitted import fitted
+from ragkv.bench.shapes import random_model, random_tokens
+from ragkv.engine.chunk_source import ChunkStore
+from ragkv.engine.cost_model import LinearCost, QuadraticCost
+from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.methods import make_method
+from ragkv.engine.prefill import Prefiller
+from ragkv.engine.reuse_policy import (
+    MEASURED,
+    ReusePolicy,
+    ReuseWork,
+    expected_work,
+    fit_reuse,
+    measure_reuse,
+    weighted_rows,
+)
+from ragkv.recompute.reuse import Reuse
+from ragkv.recompute.scout import Scout
+from ragkv.store import open_store
+from ragkv.store.format.layout import Layout
+from ragkv.store.tiers import TierBudgets, Tiers
+
+SCOUT = Scout(layers=4, heads=((1, 0),), group=4, scale=1.0, cap=0.1)
+GATE = ReusePolicy(full=QuadraticCost(10, 0.02, 0), sparse=LinearCost(40, 0.02))
+
+
+def test_a_short_context_is_prefilled_and_a_long_one_is_opened() -> None:
+    assert not GATE.prefers(1000, ReuseWork(rows=200, keys=300)), "30 ms against 44"
+    assert GATE.prefers(4000, ReuseWork(rows=1000, keys=1200)), "90 ms against 60"
+    assert not GATE.prefers(1500, ReuseWork(rows=0, keys=0)), "what is as quick is prefilled: it is exact"
+
+
+def test_bytes_that_come_from_afar_count() -> None:
+    gate = ReusePolicy(GATE.full, GATE.sparse, load=LinearCost(5, 1e-6))
+    near, far = ReuseWork(1000, 1200), ReuseWork(1000, 1200, bytes=40 * 10**6)
+    assert gate.sparse_ms(near) == pytest.approx(60)
+    assert gate.sparse_ms(far) == pytest.approx(60 + 5 + 40)
+    assert gate.prefers(4000, near)
+    assert not gate.prefers(4000, far)
+
+
+def test_what_rows_attend_to_weighs_as_it_does_in_a_full_prefill() -> None:
+    curve = QuadraticCost(0, 0.01, 0.01 * 1e-4)
+    gate = ReusePolicy(full=curve, sparse=LinearCost(0, 0.01))
+    # n rows that see n / 2 keys each are a full prefill of n tokens.
+    assert gate.sparse_ms(ReuseWork(4000, 2000)) == pytest.approx(curve.at(4000))
+    assert weighted_rows(ReuseWork(10, 0), 1e-4) == 10
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows", "kept"),
+    [
+        ((1024,) * 16, 15 * 192 + 25 * 64 + 32, 16 * 192 + 25 * 64),
+        ((64,) * 2, 64 + 32, 128),
+        ((1024,), 32, 320),
+    ],
+)
+def test_work_is_known_before_a_chunk_is_opened(sizes: tuple[int, ...], rows: int, kept: int) -> None:
+    work = expected_work(SCOUT, sizes, 64, 32)
+    # One exact chunk is not repaired, but what is picked may lie in others.
+    assert work.rows == rows
+    again = rows - 32
+    assert work.keys == pytest.approx((again * kept / 2 + 32 * kept) / rows)
+
+
+def test_repair_decides_how_many_rows_go_through() -> None:
+    sizes = (1024,) * 4
+    none, rules, kept = (
+        expected_work(Scout(4, ((1, 0),), 4, 1.0, repair=repair), sizes, 64, 32).rows
+        for repair in ("none", "rules", "kept")
+    )
+    assert none == 32 < rules == 32 + 3 * 192 < kept
+
+
+def test_only_scout_is_given_up_for_a_full_prefill() -> None:
+    assert not GATE.reuses(SCOUT, [512], 64, 32)
+    assert GATE.reuses(SCOUT, [1024] * 8, 64, 32)
+    assert GATE.reuses(Reuse(4), [512], 64, 32)
+    assert GATE.reuses(None, [512], 64, 32)
+
+
+def test_what_was_stored_to_measure_is_removed(tmp_path: Path) -> None:
+    model = fitted(random_model("tiny", "cpu"), 16)
+    reader = Prefiller(model, random_tokens(model, 8))
+    block = Layout(model.shape, 16, 16, model.dtype)
+    with closing(open_store("disk", tmp_path, 1.0)) as store:
+        tiers = Tiers(store, block, TierBudgets(2**26), model.device)
+        shelf = ChunkStore(tiers, model, "a fingerprint", MEASURED)
+        gate = measure_reuse(reader, shelf, make_method("scout", model))
+        assert gate is not None
+        assert 0 < gate.full.at(544) < gate.full.at(8192)
+        assert list(store.keys()) == []
+        assert tiers.stats()["host"].used == 0
+        assert measure_reuse(reader, shelf, Reuse(4)) is None
+
+
+def test_a_store_that_takes_nothing_leaves_the_gate_open() -> None:
+    model = fitted(random_model("tiny", "cpu"), 16)
+    with closing(open_store("redis://127.0.0.1:1/0", Path(), 0.2)) as store:
+        tiers = Tiers(store, Layout(model.shape, 16, 16, model.dtype), TierBudgets(), model.device)
+        shelf = ChunkStore(tiers, model, "a fingerprint", MEASURED)
+        reader = Prefiller(model, random_tokens(model, 8))
+        assert measure_reuse(reader, shelf, make_method("scout", model)) is None
+
+
+def test_the_gate_of_a_model_is_measured() -> None:
+    model = fitted(random_model("tiny", "cpu"))
+    reader = Prefiller(model, random_tokens(model, 8))
+    scout = make_method("scout", model)
+    assert isinstance(scout, Scout)
+    encoded = [reader.encode(random_tokens(model, 128, seed)) for seed in range(3)]
+    few, many = ([InMemoryChunk(kv, 64, i == 0) for i, kv in enumerate(encoded[:count])] for count in (1, 3))
+    gate = fit_reuse(reader, scout, lambda: few, lambda: many)
+    assert 0 < gate.full.at(256) < gate.full.at(4096)
+    assert gate.full.square == pytest.approx(gate.full.each * model.pair_weight)
+    assert gate.sparse.at(100) > 0
+    assert gate.load.at(10**9) == 0, "chunks were where they always are"

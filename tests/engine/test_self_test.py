@@ -1,0 +1,185 @@
+"""A model may reuse stored KV once it has shown that this is sound: sound ones pass, broken ones answer by full."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ingest.pipeline import ingest
+from ragkv.config import load_settings
+from ragkv.engine.engine import Engine
+from ragkv.engine.prefill import Prefiller
+from ragkv.engine.self_test import failed_self_test, self_test
+from ragkv.errors import InputError
+from ragkv.model.decoder import DecoderModel, Rotary
+from ragkv.types import Document
+from tests import tiny
+from tests.libraries import open_engine
+
+PREFIX = tiny.tokens(3, 99)
+NAME = "f" * 64
+YARD = Document("yard", "Yard", "The Calloway Yard was founded by Edda Calloway. It builds ferries.")
+
+
+class Backwards(DecoderModel):
+    """Turns the other way than the model does."""
+
+    def rotary(self, positions):
+        own = super().rotary(positions)
+        return Rotary(own.cos, -own.sin)
+
+
+class Relative(DecoderModel):
+    """Turns by the distance from the pass's first token: right in every prefill, wrong for what is stored."""
+
+    def rotary(self, positions):
+        return super().rotary(positions - positions.min())
+
+
+class Stretching(torch.nn.Module):
+    """A rotary module whose frequencies depend on the length of the prompt, in the model itself."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, position_ids):
+        return self.inner(x, position_ids.double() / (1 + position_ids.max() / 1000))
+
+
+def broken(kind: type[DecoderModel], sound: DecoderModel) -> DecoderModel:
+    """`sound` with the behaviour of `kind`; it shares the weights."""
+    other = copy.copy(sound)
+    other.__class__ = kind
+    return other
+
+
+def reader(model: DecoderModel, mode: str = "shared") -> Prefiller:
+    return Prefiller(model, PREFIX, mode)
+
+
+@pytest.mark.parametrize("mode", ["shared", "isolated"])
+@pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
+def test_every_supported_family_qualifies(kind, mode):
+    found = self_test(reader(tiny.model(kind), mode))
+    assert found.reason == ""
+    assert max(found.layer_loop, found.stored_rows, found.recompute) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounding_disqualifies_nobody(dtype):
+    for kind in tiny.ARCHITECTURES:
+        found = self_test(reader(DecoderModel(tiny.weights(kind, layers=12).to(dtype))))
+        assert found.reason == ""
+        assert max(found.layer_loop, found.stored_rows, found.recompute) < found.tolerance / 3
+
+
+def test_the_bundled_model_qualifies(model):
+    assert self_test(Prefiller(model, model.prompt.prefix)).reason == ""
+
+
+def test_a_layer_loop_that_is_not_the_models_forward_fails():
+    assert "layer loop" in self_test(reader(broken(Backwards, tiny.model()))).reason
+    weights = tiny.weights()
+    weights.model.layers[2].self_attn.scaling *= 2  # a layer unlike the first one
+    found = self_test(reader(DecoderModel(weights)))
+    assert found.layer_loop > 0.01
+    assert "layer loop" in found.reason
+
+
+def test_rows_that_do_not_belong_where_they_are_put_fail():
+    found = self_test(reader(broken(Relative, tiny.model())))
+    assert found.layer_loop < 1e-12, "a prefill is right, so only reuse can tell"
+    assert "stored KV" in found.reason
+    weights = tiny.weights()
+    weights.model.rotary_emb = Stretching(weights.model.rotary_emb)
+    found = self_test(reader(DecoderModel(weights)))
+    assert found.layer_loop < 1e-12, "the model does the same itself"
+    assert "stored KV" in found.reason
+    assert "recomputed" in found.reason
+
+
+def test_numbers_that_are_none_fail():
+    weights = tiny.weights()
+    weights.model.layers[1].mlp.down_proj.weight.data[0, 0] = torch.nan
+    found = self_test(reader(DecoderModel(weights)))
+    assert "nan" in found.reason
+
+
+def test_a_test_that_cannot_be_run_fails():
+    weights = tiny.weights()
+    weights.model.layers[1].self_attn.o_proj = torch.nn.Linear(8, 8).double()
+    sound = DecoderModel(weights)
+    assert "RuntimeError" in self_test(Prefiller(sound, ())).reason
+
+
+def test_a_pass_is_remembered_and_costs_nothing_then(tmp_path):
+    sound = tiny.model()
+    assert failed_self_test(reader(sound), NAME, tmp_path / "q") == ""
+    # Were the test run again, it would fail.
+    assert failed_self_test(reader(broken(Backwards, sound)), NAME, tmp_path / "q") == ""
+    assert failed_self_test(reader(broken(Backwards, sound)), "e" * 64, tmp_path / "q") != ""
+
+
+def test_a_failure_is_not_remembered(tmp_path):
+    assert failed_self_test(reader(broken(Backwards, tiny.model())), NAME, tmp_path) != ""
+    assert list(tmp_path.iterdir()) == []
+    assert failed_self_test(reader(tiny.model()), NAME, tmp_path) == ""
+
+
+@pytest.mark.parametrize("record", ["", "[]", "null", "{}", '{"torch": "1.0"}', "\udcff"])
+def test_a_record_of_anything_else_is_no_pass(tmp_path, record):
+    (tmp_path / f"{NAME}.json").write_text(record, errors="surrogateescape")
+    assert failed_self_test(reader(broken(Backwards, tiny.model())), NAME, tmp_path) != ""
+
+
+def test_another_library_has_to_show_it_again(tmp_path):
+    assert failed_self_test(reader(tiny.model()), NAME, tmp_path) == ""
+    path = tmp_path / f"{NAME}.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "transformers": "5.0.0"}))
+    assert failed_self_test(reader(broken(Backwards, tiny.model())), NAME, tmp_path) != ""
+
+
+def test_a_folder_that_cannot_be_written_costs_the_memory_only(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    assert failed_self_test(reader(tiny.model()), NAME, tmp_path / "file" / "q") == ""
+
+
+def test_an_unqualified_model_answers_by_full_and_says_why(tmp_path, model, embedder):
+    with open_engine(tmp_path, broken(Relative, model), embedder) as engine:
+        engine.reuse_refused = failed_self_test(engine.prefiller, engine.fingerprint, tmp_path / "q")
+        ingest(engine, YARD)
+        expected = engine.answer("Who founded the Calloway Yard?", method="full")
+        for method in (None, "scout", "samkv-fusion", "reuse"):
+            answer = engine.answer("Who founded the Calloway Yard?", method=method)
+            assert answer.answer == expected.answer
+            assert answer.report.method == "full"
+            assert answer.report.tokens == expected.report.tokens
+            assert [f.chunk_id for f in answer.report.cache.fallbacks] == ["yard#0"]
+            assert answer.report.cache.fallbacks[0].reason.startswith("model not qualified: stored KV")
+        assert expected.report.cache.fallbacks == (), "full was asked for, and nothing was refused"
+        with pytest.raises(InputError, match="magic"):
+            engine.answer("Who?", method="magic")
+        health = engine.health()
+        assert health["status"] == "degraded"
+        assert "not qualified" in health["reuse"]
+        assert list(engine.store.keys()) == [], "what such a model reads is not to be trusted"
+
+
+def test_an_engine_tests_its_model_when_it_opens(tmp_path, model, monkeypatch):
+    settings = load_settings(data=tmp_path, device="cpu")
+    with monkeypatch.context() as patched:
+        patched.setattr(DecoderModel, "load", lambda *_: broken(Relative, model))
+        with Engine.open(settings) as engine:
+            assert "not qualified" in engine.reuse_refused
+    with monkeypatch.context() as patched:
+        patched.setattr(DecoderModel, "load", lambda *_: model)
+        with Engine.open(settings) as engine:
+            assert engine.reuse_refused == ""
+            assert engine.health()["reuse"] == "on"
+            assert Path(tmp_path, "qualified", f"{engine.fingerprint}.json").is_file()

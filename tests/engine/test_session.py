@@ -1,0 +1,195 @@
+"""Turns of a conversation against one dense prefill of everything that was said so far."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ragkv.engine.generation import Sampling, decode
+from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.prefill import Prefiller
+from ragkv.recompute.cacheblend import CacheBlend
+from ragkv.recompute.epic import Epic
+from ragkv.recompute.reuse import Reuse
+from ragkv.recompute.samkv import SamKV
+from ragkv.recompute.scout import Scout
+from ragkv.sparse.critiprefill import CritiPrefill
+from ragkv.sparse.loopserve import LoopServe
+from ragkv.timing import StepTimer
+from tests import tiny
+
+EXACT = {"rtol": 0, "atol": 1e-10}
+PREFIX = tiny.tokens(3, 99)
+CHUNKS = [tiny.tokens(n, n) for n in (30, 26, 41, 18)]
+QUESTIONS = [tiny.tokens(n, 50 + n) for n in (5, 9, 7)]
+SEPARATOR = tiny.tokens(2, 70)
+TURNS = [((0, 1), 4), ((2,), 1), ((), 6)]
+"""Per turn the chunks that join and the length of the answer."""
+EVERYTHING = SamKV(layers=(2, 3), middle="all", repair="kept", update="overwrite")
+HEADS = ((2, 1), (3, 6))
+
+
+def reader(kind="llama", mode="shared", **profile):
+    model = tiny.model(kind)
+    model.profile = replace(model.profile, **profile)
+    return Prefiller(model, PREFIX, mode)
+
+
+def scout(r, **fields):
+    return Scout(**{"layers": 4, "heads": HEADS, "group": 4, "scale": r.model.scale, "floor": 1, "cap": 0.2, **fields})
+
+
+def dense(r, tokens):
+    """Logits after S and `tokens`, in one go."""
+    return r.full([tokens], (), 0, StepTimer()).logits
+
+
+def hold(r, turns=TURNS, method=None, policy=None, decoded=True):
+    """Yield (context, everything read so far) of every turn. Answers are decoded, or (replay) given."""
+    talk, said, sources = r.talk(), [], []
+    for (joining, length), question in zip(turns, QUESTIONS, strict=True):
+        chunks = [CHUNKS[i] for i in joining]
+        if method is None:
+            context = r.full(chunks, question, length, StepTimer(), policy, talk)
+        else:
+            for chunk in chunks:
+                sources.append(InMemoryChunk(r.encode(chunk), 4, exact=not sources and r.mode == "shared"))
+            context = r.sparse(sources, question, method, length, StepTimer(), talk=talk)
+        said += [t for chunk in chunks for t in chunk] + list(question)
+        yield context, list(said)
+        answer = list(decode(r.model, context.cache, context.logits, context.position, Sampling(length)))
+        if not decoded:
+            context.cache.truncate([n - length + 1 for n in context.cache.lengths])
+        talk.answered(answer, SEPARATOR)
+        said += [*answer, *SEPARATOR]
+
+
+@pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
+def test_every_turn_is_one_dense_prefill_of_all_that_was_said(kind):
+    r = reader(kind)
+    for context, said in hold(r):
+        torch.testing.assert_close(context.logits, dense(r, said), **EXACT)
+        assert context.position == len(PREFIX) + len(said)
+
+
+@pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
+@pytest.mark.parametrize("mode", ["shared", "isolated"])
+def test_everything_kept_and_recomputed_is_one_dense_prefill_too(kind, mode):
+    r = reader(kind, mode)
+    for context, said in hold(r, method=EVERYTHING):
+        torch.testing.assert_close(context.logits, dense(r, said), **EXACT)
+
+
+def test_reuse_with_chunks_that_join_is_not_one_dense_prefill():
+    r = reader()
+    apart = [float((c.logits - dense(r, said)).abs().max()) for c, said in hold(r, method=Reuse(4))]
+    assert min(apart) > 1e-2
+
+
+def test_scout_without_limits_and_epic_with_whole_chunks_are_one_dense_prefill():
+    r = reader(retrieval_heads=HEADS)
+    for method in (scout(r, mass=1.0, cap=1.0), Epic(4, link=41), CacheBlend(4, ratio=1.0)):
+        for context, said in hold(r, method=method):
+            torch.testing.assert_close(context.logits, dense(r, said), **EXACT)
+
+
+def test_an_answer_that_is_read_instead_of_written_leaves_the_same_state():
+    r = reader()
+    for method in (None, EVERYTHING):
+        written, read = list(hold(r, method=method)), list(hold(r, method=method, decoded=False))
+        for (a, _), (b, _) in zip(written, read, strict=True):
+            torch.testing.assert_close(a.logits, b.logits, **EXACT)
+
+
+@pytest.mark.parametrize("method", ["scout", "samkv"])
+def test_the_first_turn_is_a_question_without_a_conversation(method):
+    r = reader(retrieval_heads=HEADS)
+    way = scout(r) if method == "scout" else SamKV(layers=(2, 3), extremes="dynamic")
+    first, _ = next(hold(r, method=way))
+    sources = [InMemoryChunk(r.encode(CHUNKS[i]), 4, exact=i == 0) for i in (0, 1)]
+    alone = r.sparse(sources, QUESTIONS[0], way, 4, StepTimer())
+    assert first.plan == alone.plan
+    assert torch.equal(first.logits, alone.logits)
+    assert (first.before, first.known, first.read) == (0, 0, alone.read)
+
+
+def test_a_later_question_loads_and_repairs_only_what_is_not_there():
+    r = reader(retrieval_heads=HEADS)
+    loaded = []
+
+    class Counted(InMemoryChunk):
+        def load(self, wanted):
+            loaded.append((self.tokens, [set(blocks) for blocks in wanted]))
+            return super().load(wanted)
+
+    talk, way = r.talk(), SamKV(layers=(2, 3), extremes="dynamic")
+    sources = [Counted(r.encode(CHUNKS[i]), 4, exact=i == 0) for i in (0, 1)]
+    contexts = [r.sparse(sources, QUESTIONS[0], way, 8, StepTimer(), talk=talk)]
+    talk.answered((), SEPARATOR)
+    sources.append(Counted(r.encode(CHUNKS[2]), 4))
+    for question in QUESTIONS[1:]:
+        contexts.append(r.sparse(sources, question, way, 8, StepTimer(), talk=talk))
+        talk.answered((), SEPARATOR)
+    kept = [context.plan.kept for context in contexts]
+    assert any(set(kept[1][layer][1]) > set(kept[0][layer][1]) for layer in range(4)), "the second question wants more"
+    rows = sum(len(q) + 2 for q in QUESTIONS) - 2 + len(PREFIX)
+    for layer in range(4):
+        for i, chunk in enumerate(CHUNKS[:3]):
+            blocks = [block for tokens, wanted in loaded if tokens == chunk for block in wanted[layer]]
+            assert len(blocks) == len(set(blocks)), "no block is loaded twice"
+            assert set(blocks) == set(kept[2][layer][i])
+        again = [set(context.plan.recompute[layer][0]) for context in contexts]
+        assert not any(again), "the first chunk after S is exact"
+        repaired = [set(c.plan.recompute[layer][1]) for c in contexts]
+        assert not repaired[0] & repaired[1]
+        context_rows = sum(len(s.piece.rows(b)) for s, b in zip(sources, kept[2][layer], strict=True))
+        assert contexts[2].cache.lengths[layer] == context_rows + rows
+    assert [context.known for context in contexts] == [0, 2, 3]
+    assert contexts[2].read < contexts[1].read < contexts[0].read + len(CHUNKS[2])
+
+
+def test_blocks_that_a_later_question_wants_are_repaired_over_what_stands_before_them():
+    """First only the fixed blocks, then all: rows of the first chunk, exact, and of layer 0 are those of a prefill."""
+    r = reader()
+    talk = r.talk()
+    sources = [InMemoryChunk(r.encode(CHUNKS[i]), 4, exact=i == 0) for i in (0, 1)]
+    r.sparse(sources, QUESTIONS[0], replace(EVERYTHING, middle="none"), 8, StepTimer(), talk=talk)
+    talk.answered((), ())
+    context = r.sparse(sources, QUESTIONS[1], EVERYTHING, 8, StepTimer(), talk=talk)
+    whole = r.full([*(CHUNKS[i] for i in (0, 1)), QUESTIONS[0]], QUESTIONS[1], 0, StepTimer()).cache
+    end = len(PREFIX) + 56
+    for layer in range(4):
+        here, there = context.cache.positions(layer).argsort()[:end], slice(0, end)
+        assert context.cache.positions(layer)[here].tolist() == list(range(end))
+        apart = (context.cache.v(layer)[here] - whole.v(layer)[there]).abs().amax((1, 2))
+        assert apart[: len(PREFIX) + 30].max() < 1e-10
+        assert layer or apart.max() < 1e-10
+
+
+def test_an_answer_that_is_cut_leaves_no_rows_of_what_was_cut():
+    r = reader()
+    talk = r.talk()
+    context = r.full(CHUNKS[:1], QUESTIONS[0], 8, StepTimer(), None, talk)
+    answer = list(decode(r.model, context.cache, context.logits, context.position, Sampling(6)))
+    assert context.cache.lengths[0] == 3 + 30 + 5 + 5
+    talk.answered(answer[:2], SEPARATOR)
+    assert (talk.carry, talk.position) == (SEPARATOR, 3 + 30 + 5 + 4)
+    again = r.full((), QUESTIONS[1], 8, StepTimer(), None, talk)
+    said = [*CHUNKS[0], *QUESTIONS[0], *answer[:2], *SEPARATOR, *QUESTIONS[1]]
+    torch.testing.assert_close(again.logits, dense(r, said), **EXACT)
+    assert (again.before, again.read) == (30 + 5 + 2, 2 + 9)
+
+
+def test_a_policy_goes_from_turn_to_turn():
+    r = reader()
+    params = {"segment": 8, "block": 4, "skip": 1, "threshold": 8}
+    for context, said in hold(r, policy=CritiPrefill(budget=512, **params)):
+        torch.testing.assert_close(context.logits, dense(r, said), **EXACT)
+        assert context.sparse is not None
+        assert context.sparse.end == context.position
+    sparse = list(hold(r, policy=CritiPrefill(budget=4, **params)))
+    assert sparse[1][0].sparse.read < sparse[1][0].sparse.whole
+    assert len({id(context.sparse.choice) for context, _ in sparse}) == 1, "one state for all turns"
+    *_, (last, _) = hold(r, policy=LoopServe(alpha=0.9, sample=4, tile=4, threshold=8))
+    kept = [len(turns) for turns in last.sparse.choice.lines.values()]
+    assert kept == [3, 3, 2], "the lines of every turn that was read sparsely: in the last layer one was not"

@@ -1,0 +1,239 @@
+"""Conversations through the engine: what stays, what is read again, and what leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ingest.pipeline import ingest, remove
+from ragkv.engine.session_manager import MAX_NAME
+from ragkv.errors import InputError, NotFound
+from ragkv.types import Document
+from tests.interrupted import Interrupted
+from tests.quick import quick_engine
+
+NAMES = ("harbour", "bridge", "mill", "tower")
+QUESTIONS = ("Who built the harbour?", "And who built the bridge?", "When was the mill built?", "The tower?")
+METHODS = ("full", "scout", "samkv-fusion", "cacheblend")
+
+
+def fill(engine, names=NAMES):
+    for name in names:
+        text = f"The {name} of Tarn was built in 1889 by Ada {name.title()}. " * 3
+        ingest(engine, Document(name, name.title(), text))
+    return engine
+
+
+def talk(engine, questions, name="talk", method="scout", **options):
+    return [engine.answer(q, conversation=name, method=method, top_k=1, **options) for q in questions]
+
+
+def cache(engine, name="talk"):
+    """Positions and values of the first layer of a state in memory, by position."""
+    kept = engine.talks.memory.get("default", name).talk.stitch.cache
+    order = kept.positions(1).argsort()
+    return kept.positions(1)[order], kept.v(1)[order]
+
+
+def same(a, b):
+    assert torch.equal(a[0], b[0])
+    torch.testing.assert_close(a[1], b[1], rtol=0, atol=1e-10)
+
+
+def test_later_turns_find_the_earlier_ones_in_the_cache(tmp_path):
+    with fill(quick_engine(tmp_path)) as engine:
+        first, second, third = (a.report for a in talk(engine, (*QUESTIONS[:2], QUESTIONS[0]), method="full"))
+    assert [len(r.chunks) for r in (first, second, third)] == [1, 2, 2], "a chunk that is there does not join again"
+    assert (first.tokens.history, first.tokens.prefilled) == (0, first.tokens.context + first.tokens.question)
+    answered = first.tokens.generated
+    assert first.tokens.prefilled + answered - 1 == second.tokens.history
+    joined = second.tokens.context - first.tokens.context
+    assert second.tokens.prefilled == joined + 2 + second.tokens.question, (
+        "the last token of the answer, and a new line"
+    )
+    assert third.tokens.prefilled == 2 + third.tokens.question
+    assert (third.tokens.recomputed, third.tokens.context) == (0, second.tokens.context)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_first_turn_is_answered_as_a_question_without_a_conversation(tmp_path, method):
+    with fill(quick_engine(tmp_path)) as engine:
+        (first,) = talk(engine, QUESTIONS[:1], method=method)
+        alone = engine.answer(QUESTIONS[0], method=method, top_k=1)
+    assert (first.answer, first.report.tokens, first.report.chunks) == (
+        alone.answer,
+        alone.report.tokens,
+        alone.report.chunks,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("loss", ["restart", "eviction"])
+def test_a_state_that_is_lost_is_read_again_from_the_turns(tmp_path, method, loss):
+    with fill(quick_engine(tmp_path / "kept")) as engine:
+        kept = talk(engine, QUESTIONS, method=method)
+        expected = cache(engine)
+    settings = {"conversation_bytes": 0} if loss == "eviction" else {}
+    with fill(quick_engine(tmp_path / "lost", **settings)) as engine:
+        lost = talk(engine, QUESTIONS[:3], method=method)
+    with quick_engine(tmp_path / "lost") as engine:
+        lost += talk(engine, QUESTIONS[3:], method=method)
+        same(cache(engine), expected)
+    assert [a.answer for a in lost] == [a.answer for a in kept]
+    assert lost[3].report.tokens.history == 0
+    assert lost[3].report.tokens.prefilled > 2 * kept[3].report.tokens.prefilled
+    assert [c.chunk_id for c in lost[3].report.chunks] == [c.chunk_id for c in kept[3].report.chunks]
+    assert lost[3].report.bytes.loaded >= kept[3].report.bytes.loaded
+
+
+def test_the_least_recently_used_states_make_room(tmp_path):
+    with fill(quick_engine(tmp_path)) as engine:
+        for name in "aba":
+            talk(engine, QUESTIONS[:1], name)
+        engine.talks.memory.limit = sum(state.talk.bytes for state in engine.talks.memory.states())
+        talk(engine, QUESTIONS[:1], "c")
+        assert [state.name for state in engine.talks.memory.states()] == ["a", "c"]
+
+
+def test_another_method_reads_the_conversation_again_as_if_it_had_been_asked_with_it(tmp_path):
+    with fill(quick_engine(tmp_path)) as engine:
+        talk(engine, QUESTIONS[:2], method="full")
+        changed = talk(engine, QUESTIONS[2:3], method="reuse")[0].report
+        assert (changed.tokens.history, changed.method, len(changed.chunks)) == (0, "reuse", 3)
+        assert changed.cache.hits.store == 3
+        state = engine.talks.memory.get("default", "talk")
+        assert (state.method, len(state.turns)) == ("reuse", 3)
+        assert talk(engine, QUESTIONS[2:3], method="reuse")[0].report.tokens.history > 0
+
+
+@pytest.mark.parametrize("method", ["full", "scout"])
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_a_document_that_goes_between_turns_is_in_no_later_one(tmp_path, method, change):
+    with fill(quick_engine(tmp_path)) as engine:
+        talk(engine, QUESTIONS[:2], method=method)
+        if change == "removed":
+            remove(engine, "default", "harbour")
+        else:
+            ingest(engine, Document("harbour", "Harbour", "It was pulled down."))
+        assert engine.talks.memory.get("default", "talk") is None, "what it said is gone from memory at once"
+        report = talk(engine, QUESTIONS[2:3], method=method)[0].report
+        assert [chunk.document_id for chunk in report.chunks] == ["bridge", "mill"]
+        assert report.tokens.history == 0
+        for name in NAMES[1:3]:
+            remove(engine, "default", name)
+        last = talk(engine, QUESTIONS[3:], method=method)[0].report
+        assert [chunk.document_id for chunk in last.chunks][-1] in ("tower", "harbour")
+        assert len(engine.talks.turns("default", "talk")) == 4
+
+
+def test_another_process_may_remove_a_document_and_go_on_with_the_conversation(tmp_path):
+    with fill(quick_engine(tmp_path)) as engine, quick_engine(tmp_path) as other:
+        talk(engine, QUESTIONS[:2])
+        remove(other, "default", "harbour")
+        talk(other, QUESTIONS[2:3])
+        report = talk(engine, QUESTIONS[3:])[0].report
+        assert [chunk.document_id for chunk in report.chunks] == ["bridge", "mill", "tower"]
+        assert [turn.question for turn in engine.talks.turns("default", "talk")] == list(QUESTIONS)
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, RuntimeError])
+def test_a_turn_that_fails_leaves_the_conversation_as_it_was(tmp_path, fault):
+    def fail():
+        raise fault
+
+    with fill(quick_engine(tmp_path / "a")) as engine:
+        expected = talk(engine, QUESTIONS[:2])[1].answer
+        state = cache(engine)
+    with fill(quick_engine(tmp_path / "b")) as engine:
+        talk(engine, QUESTIONS[:1])
+        broken = Interrupted(engine, 2, fail)
+        with pytest.raises(fault):
+            talk(engine, QUESTIONS[1:2])
+        assert broken.happened
+        assert len(engine.talks.turns("default", "talk")) == 1
+        assert talk(engine, QUESTIONS[1:2])[0].answer == expected
+        same(cache(engine), state)
+
+
+def test_a_refused_question_costs_no_state(tmp_path):
+    with fill(quick_engine(tmp_path)) as engine:
+        talk(engine, QUESTIONS[:1])
+        with pytest.raises(InputError, match=r"after 1 turns .* start a new conversation"):
+            talk(engine, QUESTIONS[1:2], max_tokens=4_000)
+        with pytest.raises(InputError, match="empty"):
+            talk(engine, [" "])
+        assert talk(engine, QUESTIONS[1:2])[0].report.tokens.history > 0
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "\ud800", "x" * (MAX_NAME + 1)])
+def test_names_that_are_none_are_refused(tmp_path, name):
+    with fill(quick_engine(tmp_path), NAMES[:1]) as engine, pytest.raises(InputError, match="printable"):
+        talk(engine, QUESTIONS[:1], name)
+
+
+def test_a_method_that_turns_keys_anew_holds_no_conversations(tmp_path):
+    with fill(quick_engine(tmp_path), NAMES[:1]) as engine:
+        with pytest.raises(InputError, match="single questions"):
+            talk(engine, QUESTIONS[:1], method="multi-infllm:local=4")
+        with pytest.raises(NotFound):
+            engine.talks.turns("default", "talk")
+
+
+def test_conversations_belong_to_collections_and_leave_nothing_when_they_are_removed(tmp_path):
+    with fill(quick_engine(tmp_path)) as engine:
+        ingest(engine, Document("a", "A", "The harbour was never built.", collection="other"))
+        talk(engine, QUESTIONS[:2])
+        report = talk(engine, QUESTIONS[:1], collection="other")[0].report
+        assert (report.tokens.history, [c.document_id for c in report.chunks]) == (0, ["a"])
+        engine.talks.remove("default", "talk")
+        assert engine.talks.memory.get("default", "talk") is None
+        with engine.catalog.read() as connection:
+            assert connection.execute("SELECT collection FROM turns").fetchall() == [("other",)]
+        with pytest.raises(NotFound, match="talk"):
+            engine.talks.remove("default", "talk")
+        assert talk(engine, QUESTIONS[:1])[0].report.tokens.history == 0
+
+
+def test_a_conversation_removed_while_it_is_answered_stays_removed(tmp_path):
+    with fill(quick_engine(tmp_path)) as engine, quick_engine(tmp_path) as other:
+        talk(engine, QUESTIONS[:1])
+        broken = Interrupted(engine, 1, lambda: other.sessions.remove("default", "talk"))
+        assert talk(engine, QUESTIONS[1:2])[0].report.tokens.history > 0
+        assert broken.happened
+        with pytest.raises(NotFound):
+            engine.talks.turns("default", "talk")
+        assert engine.talks.memory.states() == []
+
+
+def test_a_single_question_is_no_conversation(tmp_path):
+    with fill(quick_engine(tmp_path), NAMES[:1]) as engine:
+        engine.answer(QUESTIONS[0])
+        assert engine.talks.memory.states() == []
+        with engine.catalog.read() as connection:
+            assert connection.execute("SELECT count(*) FROM turns").fetchone() == (0,)
+
+
+def test_another_model_reads_the_texts_of_the_turns(tmp_path):
+    with fill(quick_engine(tmp_path)) as engine:
+        said = talk(engine, QUESTIONS[:2])
+        asked = [turn.asked for turn in engine.talks.turns("default", "talk")]
+    with quick_engine(tmp_path, "another") as engine:
+        report = talk(engine, QUESTIONS[2:3])[0].report
+        assert len(report.chunks) == 3
+        prompt = engine.model.prompt
+        again = [prompt.question(question) for question in QUESTIONS[:2]]
+        assert asked == again, "the two models have one tokenizer"
+        answers = sum(len(prompt.retold(answer.answer)) for answer in said)
+        state = engine.sessions.cache.get("default", "talk")
+        rest = report.tokens.question + report.tokens.generated - 1
+        expected = 1 + report.tokens.context + sum(map(len, again)) + answers + rest
+        assert state.state.stitch.end == expected
+
+
+def test_a_model_that_may_not_reuse_talks_in_full(tmp_path):
+    with fill(quick_engine(tmp_path)) as engine:
+        talk(engine, QUESTIONS[:1])
+        engine.unqualified = "its rows are not to be trusted"
+        report = talk(engine, QUESTIONS[1:2])[0].report
+        assert (report.method, report.tokens.history, report.cache.hits.store) == ("full", 0, 0)
+        assert talk(engine, QUESTIONS[2:3])[0].report.tokens.history > 0

@@ -1,0 +1,193 @@
+"""Chunks fit, are even, end where the text pauses, and together hold the whole text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from ingest import chunker as chunk_module
+from ingest.chunker import LEAST_ROOM, split
+from ragkv.errors import ConfigError, InvalidDocument
+from ragkv.types import Chunk, Document
+
+SLOW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=400)
+PROSE = st.lists(
+    st.sampled_from(
+        [
+            "The boat sailed. ",
+            "It rained! ",
+            "word ",
+            "\n\n",
+            "\n",
+            "# Head\n",
+            "x" * 90,
+            "👩‍👩‍👧",
+            "你好。",
+            "- item\n",
+        ]
+    ),
+    min_size=1,
+    max_size=120,
+).map("".join)
+
+
+class DemoPrompt:
+    """The bundled model's tokenizer and wrapper."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+
+    def chunk(self, title: str, text: str) -> tuple[int, ...]:
+        piece = f"Document: {title}\n{text}\n"
+        return tuple(self.tokenizer(piece, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+
+@pytest.fixture(scope="module")
+def prompt(demo_folder: Path) -> DemoPrompt:
+    from transformers import AutoTokenizer
+
+    return DemoPrompt(AutoTokenizer.from_pretrained(demo_folder))
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def check(document: Document, chunks: list[Chunk], prompt: DemoPrompt, limit: int) -> None:
+    assert [chunk.ordinal for chunk in chunks] == list(range(len(chunks)))
+    assert [chunk.id for chunk in chunks] == [f"{document.id}#{n}" for n in range(len(chunks))]
+    for chunk in chunks:
+        assert chunk.tokens == prompt.chunk(chunk.title, chunk.text)
+        assert len(chunk.tokens) <= limit
+        assert chunk.text == chunk.text.strip() != ""
+        assert chunk.document_id == document.id
+    assert squeezed("".join(chunk.text for chunk in chunks)) == squeezed(document.text)
+
+
+@SLOW
+@given(st.one_of(TEXT, PROSE), TEXT, st.integers(40, 300), st.sampled_from(["a.txt", "a.md"]))
+def test_chunks_fit_and_lose_nothing(prompt: DemoPrompt, text: str, title: str, limit: int, name: str) -> None:
+    assume(text.strip())
+    document = Document(name, title, text)
+    check(document, split(document, prompt, limit), prompt, limit)
+
+
+@SLOW
+@given(PROSE.map(lambda text: text * 5), st.integers(20, 200))
+def test_where_sections_are_cut_does_not_matter_for_the_text(prompt: DemoPrompt, text: str, section: int) -> None:
+    assume(text.strip())
+    document = Document("a.txt", "Title", text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunk_module, "SECTION", section)
+        check(document, split(document, prompt, 60), prompt, 60)
+
+
+def sentences(count: int) -> str:
+    return " ".join(
+        f"The {n} boat of the northern fleet left the harbour in the year {1800 + n}." for n in range(count)
+    )
+
+
+def test_what_fits_stays_one_chunk(prompt: DemoPrompt) -> None:
+    (chunk,) = split(Document("a.txt", "Boats", sentences(5)), prompt, 256)
+    assert (chunk.title, chunk.text) == ("Boats", sentences(5))
+
+
+@pytest.mark.parametrize("count", [12, 14, 20, 23, 41, 100])
+def test_chunks_are_even_and_end_with_sentences(prompt: DemoPrompt, count: int) -> None:
+    chunks = split(Document("a.txt", "Boats", sentences(count)), prompt, 256)
+    sizes = [len(chunk.tokens) for chunk in chunks]
+    assert len(sizes) > 1
+    assert min(sizes) > 0.7 * max(sizes)
+    assert max(sizes) > 0.5 * 256
+    assert all(chunk.text.endswith(".") for chunk in chunks)
+
+
+def test_a_chunk_ends_at_a_paragraph_rather_than_a_sentence(prompt: DemoPrompt) -> None:
+    text = "\n\n".join(sentences(count) for count in (4, 3, 5, 4, 3, 4, 5, 4))
+    chunks = split(Document("a.txt", "Boats", text), prompt, 256)
+    assert len(chunks) > 2
+    assert "\n\n".join(chunk.text for chunk in chunks) == text
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.txt"])
+def test_a_heading_stays_with_the_text_under_it(prompt: DemoPrompt, name: str) -> None:
+    text = "\n\n".join(f"## Part {n}\n\n{sentences(7)}" for n in range(12))
+    chunks = split(Document(name, "Boats", text), prompt, 200)
+    assert len(chunks) > 10
+    assert not [chunk.text for chunk in chunks if chunk.text.splitlines()[-1].startswith("#")]
+
+
+def test_markdown_is_known_by_name_or_format(prompt: DemoPrompt) -> None:
+    text = "\n".join(f"| row {n} | {n * 37} |" for n in range(80))
+    table = "| a | b |\n|---|---|\n" + text
+    ways = [("a.md", {}), ("a", {"format": "markdown"})]
+    first, second = ([c.text for c in split(Document(name, "T", table, data), prompt, 150)] for name, data in ways)
+    assert first == second
+    assert all(line.count("|") == 3 for text in first for line in text.splitlines())
+
+
+def test_a_long_title_is_shortened_and_leaves_room(prompt: DemoPrompt) -> None:
+    document = Document("a.txt", "A very long title " * 50, sentences(30))
+    chunks = split(document, prompt, 128)
+    check(document, chunks, prompt, 128)
+    title = chunks[0].title
+    assert title.endswith("…")
+    assert title.removesuffix("…") in document.title
+    assert len(prompt.chunk(title, "")) < 0.35 * 128
+    assert {chunk.title for chunk in chunks} == {title}
+
+
+def test_a_title_is_one_line(prompt: DemoPrompt) -> None:
+    (chunk,) = split(Document("a.txt", " A\ntitle\twith  space ", "text"), prompt, 64)
+    assert chunk.title == "A title with space"
+    (chunk,) = split(Document("a.txt", "", "text"), prompt, 64)
+    assert chunk.title == "a.txt"
+
+
+def test_too_small_a_chunk_size_is_a_setting_that_cannot_work(prompt: DemoPrompt) -> None:
+    with pytest.raises(ConfigError, match=f"{LEAST_ROOM} are needed"):
+        split(Document("a.txt", "T", "text"), prompt, len(prompt.chunk("T", "")) + LEAST_ROOM - 1)
+
+
+def test_white_space_alone_is_no_document(prompt: DemoPrompt) -> None:
+    with pytest.raises(InvalidDocument, match="empty"):
+        split(Document("a.txt", "T", " \n\u2003\n"), prompt, 64)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * 60_000,
+        "a b " * 15_000,
+        "\n" * 60_000 + "end",
+        "> " * 30_000,
+        "👩‍👩‍👧" * 8_000,
+        "好" * 20_000,
+        "[" * 60_000,
+    ],
+    ids=["no spaces", "no sentences", "line ends", "quotes", "emoji", "no pauses", "brackets"],
+)
+@pytest.mark.timeout(60)
+def test_hostile_texts_take_a_bounded_time(prompt: DemoPrompt, text: str) -> None:
+    document = Document("a.md", "T", text)
+    check(document, split(document, prompt, 256), prompt, 256)
+
+
+def test_progress_counts_characters_to_the_end(prompt: DemoPrompt) -> None:
+    text, seen = sentences(1500), []
+    split(Document("a.txt", "T", text), prompt, 256, lambda done, total: seen.append((done, total)))
+    assert len(seen) > 2
+    assert seen == sorted(seen)
+    assert seen[-1] == (len(text), len(text))
+
+
+def test_token_ids_are_shared_between_chunks(prompt: DemoPrompt) -> None:
+    chunks = split(Document("a.txt", "T", sentences(60)), prompt, 128)
+    large = [token for chunk in chunks for token in chunk.tokens if token > 256]
+    assert len({id(token) for token in large}) == len(set(large))

@@ -1,0 +1,155 @@
+"""Model folders on disk, as RAGKV_MODEL names them: every supported family loads and answers, others are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from ingest.pipeline import ingest
+from ragkv.engine.generation import Sampling, decode
+from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.methods import default_method, make_method
+from ragkv.engine.prefill import Prefiller
+from ragkv.errors import ConfigError, ModelUnsupported
+from ragkv.model.decoder import DecoderModel
+from ragkv.timing import StepTimer
+from ragkv.types import Document
+from tests import tiny
+from tests.libraries import open_engine
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> dict[str, Path]:
+    """A tiny random model of every family, saved with the bundled tokenizer."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder)
+    saved = {}
+    for kind in tiny.ARCHITECTURES:
+        saved[kind] = tmp_path_factory.mktemp(kind)
+        tiny.weights(kind, vocabulary=len(tokenizer), max_positions=2048).float().save_pretrained(saved[kind])
+        tokenizer.save_pretrained(saved[kind])
+    return saved
+
+
+@pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
+def test_every_family_loads_and_answers_like_its_own_generate(folders, kind):
+    model = DecoderModel.load(str(folders[kind]), "cpu")
+    assert default_method(model) == "samkv-fusion", "nobody calibrated it"
+    assert model.profile.stable_layers == (3,)
+    reader = Prefiller(model, model.prompt.prefix)
+    chunks = [model.prompt.chunk("Tarn", "The harbour was built in 1889. " * n) for n in (20, 30)]
+    asked = model.prompt.question("Who built it?")
+    context = reader.prefill_full(chunks, asked, 12, StepTimer())
+    got = list(decode(model, context.cache, context.logits, context.position, Sampling(12)))
+    own = transformers.AutoModelForCausalLM.from_pretrained(folders[kind], dtype=torch.float32).eval()
+    ids = [*model.prompt.prefix, *chunks[0], *chunks[1], *asked]
+    generated = own.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=1, pad_token_id=2)
+    expected = generated[0, len(ids) :].tolist()
+    assert got == [token for token in expected if token not in model.stop_ids]
+    sources = [InMemoryChunk(reader.encode(chunk), model.profile.block, exact=i == 0) for i, chunk in enumerate(chunks)]
+    for name in ("reuse", "samkv-overwrite", "samkv-fusion"):
+        assert reader.prefill_sparse(sources, asked, make_method(name, model), 12, StepTimer()).logits.isfinite().all()
+
+
+def test_weights_that_differ_in_one_number_are_another_model(folders, tmp_path):
+    first = DecoderModel.load(str(folders["llama"]), "cpu")
+    weights = transformers.AutoModelForCausalLM.from_pretrained(folders["llama"])
+    weights.model.layers[0].mlp.up_proj.weight.data[0, 0] += 1e-3
+    weights.save_pretrained(tmp_path)
+    first.tokenizer.save_pretrained(tmp_path)
+    assert DecoderModel.load(str(tmp_path), "cpu").weights_hash != first.weights_hash
+    assert DecoderModel.load(str(folders["llama"]), "cpu").weights_hash == first.weights_hash
+
+
+def rewritten(path: Path, **changes: object) -> None:
+    """Change fields of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def one_weight(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+CHANGES = {
+    "weights": one_weight,
+    "rope": lambda folder: rewritten(
+        folder / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 5e5}
+    ),
+    "rope scaling": lambda folder: rewritten(
+        folder / "config.json", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    ),
+    "norm": lambda folder: rewritten(folder / "config.json", rms_norm_eps=1e-3),
+    "tokenizer": lambda folder: rewritten(folder / "tokenizer.json", truncation=None, padding=None, added_tokens=[]),
+    "tokenizer settings": lambda folder: rewritten(folder / "tokenizer_config.json", model_max_length=777),
+    "merges": lambda folder: (folder / "merges.txt").write_text("#version: 0.2\n"),
+    "sentencepiece": lambda folder: (folder / "tokenizer.model").write_bytes(b"\n\x00"),
+    "special tokens": lambda folder: (folder / "special_tokens_map.json").write_text("{}"),
+    "block": lambda folder: (folder / "profile.json").write_text('{"block": 32}'),
+    "local blocks": lambda folder: (folder / "profile.json").write_text('{"local": 3}'),
+    "retrieval heads": lambda folder: (folder / "profile.json").write_text('{"retrieval_heads": [[2, 5]]}'),
+    "prefix": lambda folder: (folder / "profile.json").write_text('{"prefix": "Read carefully. "}'),
+    "wrapper": lambda folder: (folder / "profile.json").write_text('{"chunk": "{title}: {text}\\n"}'),
+    "dtype": lambda folder: None,
+}
+
+
+@pytest.fixture(scope="module")
+def asked_before(folders, tmp_path_factory, embedder) -> Path:
+    """A data folder in which the tiny llama has read a document."""
+    data = tmp_path_factory.mktemp("before")
+    with open_engine(data, DecoderModel.load(str(folders["llama"]), "cpu"), embedder) as engine:
+        ingest(engine, Document("tarn", "Tarn", "The harbour of Tarn was built in 1889. " * 20))
+        assert engine.answer("Who?", method="reuse", max_tokens=1).report.ratios.cache_hit == 1.0
+    return data
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_whatever_changes_about_a_model_its_old_entries_are_never_read(folders, asked_before, embedder, tmp_path, what):
+    shutil.copytree(folders["llama"], tmp_path / "model")
+    shutil.copytree(asked_before, tmp_path / "data")
+    before = DecoderModel.load(str(tmp_path / "model"), "cpu")
+    CHANGES[what](tmp_path / "model")
+    after = DecoderModel.load(str(tmp_path / "model"), "cpu", "bfloat16" if what == "dtype" else "auto")
+    with open_engine(tmp_path / "data", before, embedder) as engine:
+        fingerprint, old = engine.fingerprint, set(engine.store.keys())
+    with open_engine(tmp_path / "data", after, embedder) as engine:
+        assert engine.fingerprint != fingerprint
+        cache = engine.answer("Who?", method="reuse", max_tokens=1).report.cache
+        assert (cache.hits.store, cache.misses) == (0, cache.chunks)
+        assert {fallback.reason for fallback in cache.fallbacks} == {"missing"}
+        assert len(set(engine.store.keys()) - old) == cache.chunks
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "GPT2LMHeadModel"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding"),
+    ],
+)
+def test_an_unsupported_folder_is_refused_before_its_weights_are_read(folders, tmp_path, change, word):
+    config = json.loads((folders["llama"] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ModelUnsupported, match=word) as refusal:
+        DecoderModel.load(str(tmp_path), "cpu")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_profile_in_the_data_folder_is_read_and_a_damaged_one_is_refused(folders, tmp_path):
+    model = DecoderModel.load(str(folders["qwen3"]), "cpu")
+    found = tmp_path / f"{model.weights_hash}.json"
+    found.write_text(json.dumps({"retrieval_heads": [[2, 5]], "block": 32}))
+    calibrated = DecoderModel.load(str(folders["qwen3"]), "cpu", profiles=tmp_path)
+    assert (calibrated.profile.retrieval_heads, calibrated.profile.block) == (((2, 5),), 32)
+    assert default_method(calibrated) == "scout"
+    found.write_text(json.dumps({"blocks": 32}))
+    with pytest.raises(ConfigError, match="not a model profile"):
+        DecoderModel.load(str(folders["qwen3"]), "cpu", profiles=tmp_path)
