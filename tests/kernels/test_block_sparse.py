@@ -231,7 +231,7 @@ def test_whole_blocks_that_a_gpu_copies_by_itself(q_heads, kv_heads, heads, tile
         rows(n, h, i, 64).to(HALF) for i, (n, h) in enumerate([(140, q_heads), (230, kv_heads), (230, kv_heads)])
     )
     lists = replace(lists, columns=None, column_counts=None, taken=None)
-    found = triton_block_sparse_tma.form_of(q, k, lists)
+    found = triton_block_sparse_tma.tile_shape(q, k, lists)
     assert (found.rows, found.fold) == form
     there = [each.to(DEVICE, torch.int32) for each in (q_pos, k_pos)]
     out, lse = triton_block_sparse_tma.attend_block_sparse(q, k, v, *there, lists, scale=0.3)
@@ -248,7 +248,7 @@ def test_what_is_no_rectangle_of_the_cache_is_gathered():
     q_pos = k_pos = torch.arange(2100)
     q, k = rows(2100, 16, 0, 64).to(HALF), rows(2100, 4, 1, 64).to(HALF)
     lists = ours.dense_index(q_pos, k_pos, 4)
-    assert triton_block_sparse_tma.form_of(q, k, lists) is not None
+    assert triton_block_sparse_tma.tile_shape(q, k, lists) is not None
     few = ours.dense_index(q_pos[-200:], k_pos, 4)
     for q_of, lists_of in (
         (q.float(), lists),
@@ -256,7 +256,7 @@ def test_what_is_no_rectangle_of_the_cache_is_gathered():
         (q, case(q_pos, k_pos, 1, 32, 32)),
         (q, case(q_pos, k_pos, 1, 32, 64, columns=0.5)),
     ):
-        assert triton_block_sparse_tma.form_of(q_of, k, lists_of) is None
+        assert triton_block_sparse_tma.tile_shape(q_of, k, lists_of) is None
     with pytest.raises(ValueError, match="blocks of 64 keys"):
         triton_block_sparse_tma.attend_block_sparse(q[-200:], k, k, q_pos[-200:], k_pos, few, scale=1.0)
 
