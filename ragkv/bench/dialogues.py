@@ -19,7 +19,7 @@ from ragkv.engine.generation import Sampling, cut_at_stop, decode
 from ragkv.engine.needles import ASIDES, NeedleQuestion, make_needles
 from ragkv.report import Answer
 from ragkv.timing import StepTimer
-from ragkv.types import Document
+from ragkv.types import AskOptions, Document
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
@@ -180,11 +180,13 @@ def _hold(engine: Engine, dialogue: Dialogue, method: str, params: DialogueParam
 def _ask(engine: Engine, dialogue: Dialogue, name: str, text: str, method: str, params: DialogueParams) -> Answer:
     return engine.answer(
         text,
-        collection=dialogue.collection,
-        conversation=name,
-        top_k=params.chunks,
-        method=method,
-        max_tokens=params.max_tokens,
+        AskOptions(
+            collection=dialogue.collection,
+            conversation=name,
+            top_k=params.chunks,
+            method=method,
+            max_tokens=params.max_tokens,
+        ),
     )
 
 

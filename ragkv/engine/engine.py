@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 
@@ -30,7 +30,7 @@ from ragkv.engine.methods import FULL, check_method, default_method, make_method
 from ragkv.engine.policies import make_decode_policy, make_prefill_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.report_builder import build_report
-from ragkv.engine.request import AskOptions, RequestState
+from ragkv.engine.request import RequestState
 from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_reuse
 from ragkv.engine.self_test import failed_self_test
 from ragkv.engine.session_manager import Session, SessionManager
@@ -46,7 +46,9 @@ from ragkv.store.format.layout import Layout
 from ragkv.store.format.seal import make_seal
 from ragkv.store.tiers import TierBudgets, Tiers
 from ragkv.timing import StepTimer
-from ragkv.types import Chunk, ChunkKV, Filter, Hit, Key
+from ragkv.types import AskOptions, Chunk, ChunkKV, Filter, Hit, Key
+
+DEFAULTS = AskOptions()
 
 FORGOTTEN_AT_ONCE = 100
 """Entries deleted in one transaction of the catalogue, while other writers wait."""
@@ -170,55 +172,43 @@ class Engine:
             except StoreError:
                 self.store_faults += 1
 
-    def answer(self, question: str, **wanted: Unpack[AskOptions]) -> Answer:
-        """Answer one question: see `begin`, which says what may be wanted and what is raised."""
-        begun = self.prefill(question, **wanted)
-        for _ in generate(self.model, begun.sequence, self.graph_decoder):
+    def answer(self, question: str, options: AskOptions = DEFAULTS) -> Answer:
+        """Answer one question. Raises as `prefill`."""
+        request = self.prefill(question, options)
+        for _ in generate(self.model, request.sequence, self.graph_decoder):
             pass
-        return self.finalize(begun)
+        return self.finalize(request)
 
-    def prefill(
-        self,
-        question: str,
-        *,
-        collection: str = "default",
-        conversation: str | None = None,
-        top_k: int | None = None,
-        filter: Filter | None = None,
-        method: str | None = None,
-        prefill: str | None = None,
-        decode: str | None = None,
-        max_tokens: int | None = None,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        stop: abc.Sequence[str] = (),
-        seed: int = 0,
-    ) -> RequestState:
-        """Read a question over the stored KV of the retrieved chunks. conversation: the name of one in this collection,
-        with which the question goes on; its first question makes it. Until that one is finished none may begin that
-        goes on with the same · filter: what the metadata of the documents has to say that are searched for this
-        question (catalog/attributes.py).
+    def prefill(self, question: str, options: AskOptions = DEFAULTS) -> RequestState:
+        """Prefill a question over the stored KV of the retrieved chunks, up to the logits of the first answer token.
 
-        Raises InputError (empty or too long question, unknown method or policy, no filter, a conversation that is
-        full), NotFound (empty collection, or nothing in it that the filter describes), NotCalibrated.
+        A conversation must be finalized before its next question is prefilled.
+
+        Raises:
+            InputError: The question is empty or too long, a method or policy is unknown, the filter is none, or the
+                conversation is full.
+            NotFound: The collection is empty, or the filter describes nothing in it.
+            NotCalibrated: The method needs retrieval heads that the model's profile lacks.
         """
         watch = StepTimer(self.model.device)
-        reading, speaking = prefill or self.settings.prefill, decode or self.settings.decode
+        reading, speaking = options.prefill or self.settings.prefill, options.decode or self.settings.decode
         profile = self.model.profile
         policy, decoder = make_prefill_policy(reading, profile), make_decode_policy(speaking, profile)
-        name = method or self.method
+        name = options.method or self.method
         way = None if name == FULL else make_method(name, self.model)
         refused = self.reuse_refused if way else ""
         if refused:
             name, way = FULL, None
         asked = self._question(question)
-        stops = (*stop, *profile.stop)
-        sampling = Sampling(max_tokens or self.settings.max_tokens, temperature, top_p, stops, seed)
+        stops = (*options.stop, *profile.stop)
+        sampling = Sampling(
+            options.max_tokens or self.settings.max_tokens, options.temperature, options.top_p, stops, options.seed
+        )
         with watch.step("retrieve"):
-            hits = self._search(question, collection, top_k or self.settings.top_k, way, filter)
-        if not (method or conversation or self._reuse_pays(way, hits, asked)):
+            hits = self._search(question, options.collection, options.top_k or self.settings.top_k, way, options.filter)
+        if not (options.method or options.conversation or self._reuse_pays(way, hits, asked)):
             name, way = FULL, None
-        talk = self.sessions.recall(collection, conversation, name, way, watch, policy)
+        talk = self.sessions.recall(options.collection, options.conversation, name, way, watch, policy)
         joining = talk.unknown(hits)
         self._check_room(talk, joining, asked, sampling)
         context = self.sessions.prefill(talk, joining, asked, way, sampling.max_tokens, watch, policy, decoder)

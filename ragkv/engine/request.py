@@ -6,31 +6,13 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
-from typing import TypedDict
 
 from ragkv.engine.generation import Detokenizer, Sequence
 from ragkv.engine.prefill import PrefilledContext
 from ragkv.engine.session_manager import Session
 from ragkv.report import Citation
 from ragkv.timing import StepTimer
-from ragkv.types import Filter, Hit
-
-
-class AskOptions(TypedDict, total=False):
-    """How a question may be asked; see `Engine.begin`, which has what holds for the fields that are not there."""
-
-    collection: str
-    conversation: str | None
-    top_k: int | None
-    filter: Filter | None
-    method: str | None
-    prefill: str | None
-    decode: str | None
-    max_tokens: int | None
-    temperature: float
-    top_p: float
-    stop: abc.Sequence[str]
-    seed: int
+from ragkv.types import Hit
 
 
 @dataclass(frozen=True)

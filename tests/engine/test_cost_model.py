@@ -14,6 +14,7 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder
 from ragkv.store.disk_store import DiskStore
 from ragkv.store.redis_store import RedisStore
+from ragkv.types import AskOptions
 from tests.libraries import QUESTION, open_library
 from tests.redis_server import redis_server
 
@@ -79,7 +80,7 @@ def test_what_full_recompute_would_take_is_about_what_full_takes(measured: CostM
     """On a machine that does other things too, so the best of some tries, and a factor of 3."""
     near = []
     for top_k in (3, 6, 6):
-        report = library.answer(QUESTION, method="full", top_k=top_k, max_tokens=1).report
+        report = library.answer(QUESTION, AskOptions(method="full", top_k=top_k, max_tokens=1)).report
         near.append(measured.full(report.tokens.context + report.tokens.question) / report.timings_ms.prefill)
     assert any(1 / 3 < share < 3 for share in near), near
 
@@ -96,7 +97,7 @@ def test_a_longer_prefill_takes_longer_and_its_square_counts(measured: CostModel
 def test_what_is_dear_to_load_is_encoded_and_the_report_says_so(engine: Engine) -> None:
     engine.costs = DEAR
     files = {path: path.stat().st_mtime_ns for path in (engine.settings.data / "kv").glob("??/*.kv")}
-    answer = engine.answer(QUESTION, method="scout:update=fusion")  # reads all that it keeps
+    answer = engine.answer(QUESTION, AskOptions(method="scout:update=fusion"))  # reads all that it keeps
     cache = answer.report.cache
     assert cache.misses == len(cache.fallbacks) == cache.chunks
     assert all("encoding is quicker" in fallback.reason for fallback in cache.fallbacks)

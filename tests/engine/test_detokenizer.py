@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ragkv.engine.engine import Engine
 from ragkv.engine.generation import cut_at_stop, stable_text
+from ragkv.types import AskOptions
 from tests.libraries import ANSWER, QUESTION
 
 LETTERS = st.text(alphabet="ab \n\té€🦆\u00a0\ufffd", max_size=14)
@@ -60,12 +61,12 @@ def test_a_speech_knows_what_is_sure_and_how_it_ended(library: Engine) -> None:
     assert all(ANSWER.startswith(text) for text in seen)
     assert len(set(seen)) > 1
     assert answer.report.decoding.ended == "stop"
-    assert library.answer(QUESTION, max_tokens=1).report.decoding.ended == "length"
+    assert library.answer(QUESTION, AskOptions(max_tokens=1)).report.decoding.ended == "length"
 
 
 def test_a_seed_decides_what_is_drawn(library: Engine) -> None:
     def drawn(seed: int) -> str:
-        return library.answer(QUESTION, temperature=3.0, max_tokens=6, seed=seed, top_k=1).answer
+        return library.answer(QUESTION, AskOptions(temperature=3.0, max_tokens=6, seed=seed, top_k=1)).answer
 
     assert drawn(1) == drawn(1)
     assert len({drawn(seed) for seed in range(4)}) > 1

@@ -24,7 +24,7 @@ from ragkv.samples import folder
 from ragkv.store.format.codec import pack
 from ragkv.store.format.layout import Layout
 from ragkv.timing import StepTimer
-from ragkv.types import Document
+from ragkv.types import AskOptions, Document
 from tests.libraries import ANSWER, QUESTION, open_engine, open_library
 from tests.redis_server import redis_server
 
@@ -106,7 +106,7 @@ def test_chunks_in_any_order_and_more_than_once_equal_full_when_all_is_recompute
 
 
 def test_the_report_says_what_was_done(library):
-    answer = library.answer(QUESTION, method="scout", top_k=4)
+    answer = library.answer(QUESTION, AskOptions(method="scout", top_k=4))
     report = asdict(answer.report)
     assert set(report) == {
         "method", "prefill", "decode", "model", "tokens", "ratios", "cache", "bytes", "decoding", "timings_ms",
@@ -121,7 +121,7 @@ def test_the_report_says_what_was_done(library):
     timings = report["timings_ms"]
     steps = sum(timings[name] for name in ("retrieve", "open", "plan", "load", "repair", "prefill"))
     assert steps <= timings["ttft"] <= timings["total"]
-    full = library.answer(QUESTION, method="full", top_k=4).report
+    full = library.answer(QUESTION, AskOptions(method="full", top_k=4)).report
     assert (full.ratios.sequence, full.ratios.recompute, full.ratios.load) == (1.0, 1.0, 0.0)
     assert answer.answer == ANSWER
     assert {c.document_id[:2] for c in answer.citations} >= {"01", "02"}
@@ -160,10 +160,10 @@ def test_bytes_loaded_are_the_ranges_of_the_kept_blocks_that_are_read(library, m
             assert source.loaded_bytes == sum(ranges)
         if method in ("reuse", "epic", "scout"):
             assert not any(any(layer) for layer in plan.padding)
-    report = library.answer(QUESTION, method="scout:repair=none").report
+    report = library.answer(QUESTION, AskOptions(method="scout:repair=none")).report
     everything = round(report.tokens.kept * 12) * 1024  # K and V, 2 kv heads of 64, float32
     assert report.bytes.loaded == everything
-    assert 0 < library.answer(QUESTION, method="scout").report.bytes.loaded < everything
+    assert 0 < library.answer(QUESTION, AskOptions(method="scout")).report.bytes.loaded < everything
 
 
 def test_bytes_loaded_are_the_bytes_that_left_redis(tmp_path, model, embedder):
@@ -221,7 +221,7 @@ def test_restarting_keeps_everything(tmp_path, model, embedder):
 @pytest.mark.parametrize("damage", ["missing", "head", "body", "truncated", "foreign"])
 def test_a_damaged_entry_is_encoded_again_and_reported(tmp_path, model, embedder, damage):
     with open_library(tmp_path, model, embedder, TWO) as engine:
-        expected = engine.answer(QUESTION, top_k=4)
+        expected = engine.answer(QUESTION, AskOptions(top_k=4))
         victim, other = files(engine)[:2]
         data = bytearray(victim.read_bytes())
         if damage == "missing":
@@ -237,12 +237,12 @@ def test_a_damaged_entry_is_encoded_again_and_reported(tmp_path, model, embedder
                 for at in range(len(data) // 4, len(data), 1024):
                     data[at] ^= 1
             victim.write_bytes(data)
-        answer = engine.answer(QUESTION, top_k=4)
+        answer = engine.answer(QUESTION, AskOptions(top_k=4))
         assert answer.answer == expected.answer
         assert [f.chunk_id[:2] for f in answer.report.cache.fallbacks] in (["01"], ["02"])
         assert answer.report.cache.misses == 1
         assert answer.report.ratios.cache_hit == 0.75
-        healed = engine.answer(QUESTION, top_k=4)
+        healed = engine.answer(QUESTION, AskOptions(top_k=4))
         assert healed.report.cache.misses == 0, "what was encoded again is stored again"
         assert healed.report.chunks == expected.report.chunks
 
@@ -277,7 +277,7 @@ def test_another_collection_never_reads_this_ones_entries(library, tmp_path, mod
     source = StoredChunk(theirs, tokens, False, lambda: library.reader.encode(tokens))
     assert not source.hit
     with pytest.raises(NotFound):
-        library.answer(QUESTION, collection="other")
+        library.answer(QUESTION, AskOptions(collection="other"))
 
 
 @pytest.mark.parametrize("forgery", ["layers", "heads", "dtype", "retrieval"])
@@ -299,7 +299,7 @@ def test_a_well_made_entry_of_another_shape_is_a_miss(tmp_path, model, embedder,
             forged = replace(kv, digest=replace(d, retrieval_keys=d.retrieval_keys[:1]))
         key = engine._chunk_store("default").key(chunk.tokens)
         engine.store.put(key, *pack(forged, 16, engine.fingerprint))
-        answer = engine.answer(QUESTION, top_k=4)
+        answer = engine.answer(QUESTION, AskOptions(top_k=4))
         assert answer.answer == ANSWER
         assert [f.chunk_id for f in answer.report.cache.fallbacks] == [chunk.id]
 
@@ -319,7 +319,7 @@ def test_other_facts_about_the_model_are_another_fingerprint(tmp_path, library, 
 
 def test_isolated_chunks_answer_too(tmp_path, model, embedder):
     with open_library(tmp_path, model, embedder, TWO, prefix="isolated") as engine:
-        assert engine.answer(QUESTION, method="samkv-fusion").report.ratios.cache_hit == 1.0
+        assert engine.answer(QUESTION, AskOptions(method="samkv-fusion")).report.ratios.cache_hit == 1.0
         assert engine.answer(QUESTION).answer == ANSWER
 
 
@@ -348,7 +348,7 @@ def test_identical_text_is_stored_once_and_forgotten_last(tmp_path, model, embed
 )
 def test_what_cannot_be_asked_is_refused_with_what_to_do(library, question, options, error, word):
     with pytest.raises(error, match=word) as refusal:
-        library.answer(question, **options)
+        library.answer(question, AskOptions(**options))
     assert "\n" not in str(refusal.value)
 
 
@@ -356,15 +356,15 @@ def test_scout_asks_for_calibration_where_there_is_none(library, model):
     kept, model.profile = model.profile, replace(model.profile, retrieval_heads=())
     try:
         with pytest.raises(NotCalibrated, match="ragkv calibrate"):
-            library.answer(QUESTION, method="scout")
+            library.answer(QUESTION, AskOptions(method="scout"))
     finally:
         model.profile = kept
 
 
 def test_stop_strings_and_temperature(library):
     whole = library.answer("Who founded Calloway Yard?").answer
-    assert library.answer("Who founded Calloway Yard?", stop=[" Calloway"]).answer == whole.split()[0]
-    assert library.answer("Who founded Calloway Yard?", temperature=0.7, top_p=1e-6).answer == whole
+    assert library.answer("Who founded Calloway Yard?", AskOptions(stop=[" Calloway"])).answer == whole.split()[0]
+    assert library.answer("Who founded Calloway Yard?", AskOptions(temperature=0.7, top_p=1e-6)).answer == whole
 
 
 def test_needles_of_one_seed_are_read_the_same_way_every_time(model):

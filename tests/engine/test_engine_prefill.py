@@ -8,6 +8,7 @@ import torch
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import ConfigError, InputError
 from ragkv.timing import StepTimer
+from ragkv.types import AskOptions
 from tests.libraries import QUESTION, open_engine, open_library
 from tests.quick import quick_engine
 
@@ -17,13 +18,15 @@ EVERYTHING = "critiprefill:segment=64,budget=8192,threshold=0"
 
 @pytest.mark.parametrize("prefill", [EVERYTHING, "loopserve:alpha=0.99999,threshold=0", "loopserve:alpha=1"])
 def test_a_policy_that_reads_everything_answers_as_dense_prefill_does(library, model, prefill):
-    dense = library.answer(QUESTION, method="full", top_k=3)
-    assert library.answer(QUESTION, method="full", top_k=3, prefill=prefill).answer == dense.answer
+    dense = library.answer(QUESTION, AskOptions(method="full", top_k=3))
+    assert library.answer(QUESTION, AskOptions(method="full", top_k=3, prefill=prefill)).answer == dense.answer
 
 
 def test_the_report_names_the_policy_that_was_at_work(library):
     def read(prefill, method="full"):
-        return library.answer(QUESTION, method=method, top_k=3, max_tokens=1, prefill=prefill).report.prefill
+        return library.answer(
+            QUESTION, AskOptions(method=method, top_k=3, max_tokens=1, prefill=prefill)
+        ).report.prefill
 
     assert read(None) == "dense"
     assert read(f"critiprefill:{SMALL}") == "critiprefill"
@@ -66,7 +69,7 @@ def test_chunks_read_sparsely_at_ingest_have_their_own_fingerprint(tmp_path, mod
         exact = dense.prefiller.encode(chunk.tokens)
     with open_engine(tmp_path, model, embedder, ingest_prefill=way) as sparse:
         prints.add(sparse.fingerprint)
-        report = sparse.answer(QUESTION, top_k=1, max_tokens=1).report
+        report = sparse.answer(QUESTION, AskOptions(top_k=1, max_tokens=1)).report
         assert report.cache.misses == report.cache.chunks == 1, "what was read densely is not taken for it"
         read = sparse.prefiller.encode(chunk.tokens)
     with open_engine(tmp_path, model, embedder, ingest_prefill=way.replace("32,", "16,", 1)) as other:
@@ -84,4 +87,4 @@ def test_a_setting_that_means_nothing_is_told_at_start(tmp_path, name):
 
 def test_an_unknown_policy_is_told(library):
     with pytest.raises(InputError, match="prefill policy 'quick' does not exist"):
-        library.answer(QUESTION, prefill="quick")
+        library.answer(QUESTION, AskOptions(prefill="quick"))

@@ -25,6 +25,7 @@ from ragkv.sparse.psa import Psa
 from ragkv.sparse.reselect import LoopServeDecode
 from ragkv.sparse.topk import TopBlocks
 from ragkv.timing import StepTimer
+from ragkv.types import AskOptions
 from tests import tiny
 from tests.libraries import ANSWER, QUESTION, open_engine
 
@@ -78,10 +79,10 @@ def test_everything_on_and_nothing_sparse_says_what_generate_says(library, model
 
 @pytest.mark.parametrize("method", ["full", "scout", "samkv-fusion"])
 def test_a_policy_that_reads_everything_answers_as_dense_decoding_does(library, method):
-    dense = library.answer(QUESTION, method=method, top_k=2, max_tokens=20)
+    dense = library.answer(QUESTION, AskOptions(method=method, top_k=2, max_tokens=20))
     assert dense.report.decode == "dense"
     for spec in EVERYTHING:
-        answer = library.answer(QUESTION, method=method, top_k=2, max_tokens=20, decode=spec)
+        answer = library.answer(QUESTION, AskOptions(method=method, top_k=2, max_tokens=20, decode=spec))
         assert answer.answer == dense.answer, spec
         assert answer.report.decode == "dense", "no step left a key out"
         assert answer.report.decoding == dense.report.decoding
@@ -194,7 +195,7 @@ def test_an_observed_pass_attends_as_an_unobserved_one():
 
 @pytest.mark.parametrize("spec", ["psa:least=8", "lfps", "topk:count=8", "loopserve:first=0,every=8,budget=128"])
 def test_a_report_says_how_many_of_the_keys_were_read(library, spec):
-    report = library.answer(QUESTION, method="full", top_k=4, max_tokens=40, decode=spec).report
+    report = library.answer(QUESTION, AskOptions(method="full", top_k=4, max_tokens=40, decode=spec)).report
     assert report.decode == spec.partition(":")[0]
     assert report.decoding.read < 0.9 * report.decoding.present
     assert report.decoding.present > report.tokens.context
@@ -220,36 +221,36 @@ def test_a_long_answer_reads_fewer_keys_than_there_are(library, model, spec, sha
 
 @pytest.mark.parametrize("question", [QUESTION, *questions(3)])
 def test_sample_questions_are_answered_as_with_dense_decoding(library, question):
-    dense = library.answer(question, top_k=4).answer
+    dense = library.answer(question, AskOptions(top_k=4)).answer
     for spec in ("psa:least=0,above=0", "lfps:above=0", "topk:above=0", "loopserve:first=0,budget=256,above=0"):
-        assert library.answer(question, top_k=4, decode=spec).answer == dense, spec
+        assert library.answer(question, AskOptions(top_k=4, decode=spec)).answer == dense, spec
 
 
 def test_contexts_below_the_threshold_are_read_densely(library, model):
     assert make_decode_policy("psa", model.profile).above == model.profile.decode_threshold == 512
-    small = library.answer(QUESTION, method="scout", top_k=2, decode="topk:count=1").report
+    small = library.answer(QUESTION, AskOptions(method="scout", top_k=2, decode="topk:count=1")).report
     assert small.tokens.kept < 512
     assert small.decode == "dense"
     assert small.decoding.read == small.decoding.present
-    sparse = library.answer(QUESTION, method="scout", top_k=2, decode="topk:count=1,above=0").report
+    sparse = library.answer(QUESTION, AskOptions(method="scout", top_k=2, decode="topk:count=1,above=0")).report
     assert sparse.decode == "topk"
     assert sparse.decoding.read < sparse.decoding.present == pytest.approx(small.decoding.present, abs=20)
 
 
 def test_dense_decoding_reads_all_keys_of_every_step(library):
-    report = library.answer(QUESTION, method="full", top_k=2, max_tokens=6).report
+    report = library.answer(QUESTION, AskOptions(method="full", top_k=2, max_tokens=6)).report
     prefix = len(library.reader.prefix_tokens)
     first = prefix + report.tokens.context + report.tokens.question + 1
     assert report.decoding.steps > 0
     assert report.decoding.read == report.decoding.present == first + (report.decoding.steps - 1) / 2
-    one = library.answer(QUESTION, method="full", top_k=2, max_tokens=1).report
+    one = library.answer(QUESTION, AskOptions(method="full", top_k=2, max_tokens=1)).report
     assert (one.decoding.steps, one.decoding.read, one.decoding.present) == (0, 0.0, 0.0)
 
 
 def test_every_turn_of_a_conversation_has_a_state_of_its_own(library):
     turns = (QUESTION, *questions(1))
     said = {
-        spec: [library.answer(q, conversation=spec, top_k=1, decode=spec).answer for q in turns]
+        spec: [library.answer(q, AskOptions(conversation=spec, top_k=1, decode=spec)).answer for q in turns]
         for spec in ("dense", *EVERYTHING)
     }
     for spec in EVERYTHING:
@@ -263,9 +264,9 @@ def test_every_turn_of_a_conversation_has_a_state_of_its_own(library):
 
 def test_the_setting_is_taken_unless_the_request_says_otherwise(model, embedder, library):
     with open_engine(library.settings.data, model, embedder, decode="psa:threshold=0.98,least=8") as engine:
-        answer = engine.answer(QUESTION, method="full", top_k=4)
+        answer = engine.answer(QUESTION, AskOptions(method="full", top_k=4))
         assert (answer.report.decode, answer.answer) == ("psa", ANSWER)
-        assert engine.answer(QUESTION, method="full", top_k=4, decode="dense").report.decode == "dense"
+        assert engine.answer(QUESTION, AskOptions(method="full", top_k=4, decode="dense")).report.decode == "dense"
 
 
 def test_a_setting_that_names_nothing_is_refused_at_the_start(tmp_path, model, embedder):
@@ -286,7 +287,7 @@ def test_a_setting_that_names_nothing_is_refused_at_the_start(tmp_path, model, e
 )
 def test_a_policy_that_there_is_not_is_told_what_there_is(library, model, spec, words):
     with pytest.raises(InputError, match=words):
-        library.answer(QUESTION, decode=spec)
+        library.answer(QUESTION, AskOptions(decode=spec))
     with pytest.raises(InputError, match=words):
         make_decode_policy(spec, model.profile)
 

@@ -13,6 +13,7 @@ from ragkv.model.layer_pass import append
 from ragkv.recompute.samkv import SamKV
 from ragkv.sparse.psa import Psa
 from ragkv.timing import StepTimer
+from ragkv.types import AskOptions
 from tests import tiny
 from tests.libraries import QUESTION, open_library
 
@@ -108,8 +109,8 @@ def test_a_conversation_goes_on_without_what_came_and_reads_the_answer_again():
 
 @pytest.mark.parametrize("spec", ["psa:reach=all,least=0,above=0", "psa:reach=all,least=0,above=0,threshold=1"])
 def test_the_report_counts_blocks_that_came_back(library, spec):
-    kept = library.answer(QUESTION, method="samkv-fusion", top_k=4, decode="psa:least=0,above=0").report
-    report = library.answer(QUESTION, method="samkv-fusion", top_k=4, decode=spec).report
+    kept = library.answer(QUESTION, AskOptions(method="samkv-fusion", top_k=4, decode="psa:least=0,above=0")).report
+    report = library.answer(QUESTION, AskOptions(method="samkv-fusion", top_k=4, decode=spec)).report
     assert kept.decoding.pulled == 0 < report.decoding.pulled
     assert report.bytes.loaded > kept.bytes.loaded
     assert report.tokens.kept == kept.tokens.kept

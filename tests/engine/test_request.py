@@ -9,6 +9,7 @@ import pytest
 
 from ingest.pipeline import remove
 from ragkv.engine.batch import Batch
+from ragkv.types import AskOptions
 from tests.engine.test_session_manager import METHODS, NAMES, QUESTIONS, fill, talk
 from tests.quick import quick_engine
 
@@ -32,7 +33,7 @@ def test_answers_and_conversations_are_those_of_questions_asked_alone(tmp_path):
     ]
     with fill(quick_engine(tmp_path / "a")) as engine, fill(quick_engine(tmp_path / "b")) as other:
         for turn in asked:
-            alone = [other.answer(question, **options) for question, options in turn]
+            alone = [other.answer(question, AskOptions(**options)) for question, options in turn]
             for a, b in zip(together(engine, turn), alone, strict=True):
                 assert a.answer == b.answer
                 assert (a.report.tokens, a.report.chunks) == (b.report.tokens, b.report.chunks)

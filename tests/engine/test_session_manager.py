@@ -8,7 +8,7 @@ import torch
 from ingest.pipeline import ingest, remove
 from ragkv.engine.session_manager import MAX_NAME
 from ragkv.errors import InputError, NotFound
-from ragkv.types import Document
+from ragkv.types import AskOptions, Document
 from tests.interrupted import Interrupted
 from tests.quick import quick_engine
 
@@ -25,7 +25,7 @@ def fill(engine, names=NAMES):
 
 
 def talk(engine, questions, name="talk", method="scout", **options):
-    return [engine.answer(q, conversation=name, method=method, top_k=1, **options) for q in questions]
+    return [engine.answer(q, AskOptions(conversation=name, method=method, top_k=1, **options)) for q in questions]
 
 
 def cache(engine, name="talk"):
@@ -59,7 +59,7 @@ def test_later_turns_find_the_earlier_ones_in_the_cache(tmp_path):
 def test_the_first_turn_is_answered_as_a_question_without_a_conversation(tmp_path, method):
     with fill(quick_engine(tmp_path)) as engine:
         (first,) = talk(engine, QUESTIONS[:1], method=method)
-        alone = engine.answer(QUESTIONS[0], method=method, top_k=1)
+        alone = engine.answer(QUESTIONS[0], AskOptions(method=method, top_k=1))
     assert (first.answer, first.report.tokens, first.report.chunks) == (
         alone.answer,
         alone.report.tokens,
