@@ -50,13 +50,15 @@ def test_full_equals_generate_token_for_token_on_every_sample_question(library, 
     for n, question in enumerate(asked):
         hits = library._search(question, "default", 3 if n % 10 == 0 else 1)
         ids = [
-            *library.reader.prefix_tokens,
+            *library.prefiller.prefix_tokens,
             *(t for h in hits for t in h.chunk.tokens),
             *model.prompt.question(question),
         ]
         generated = own.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :].tolist()
         expected = [t for t in generated if t not in model.stop_ids]
-        context = library.reader.full([h.chunk.tokens for h in hits], model.prompt.question(question), 16, StepTimer())
+        context = library.prefiller.full(
+            [h.chunk.tokens for h in hits], model.prompt.question(question), 16, StepTimer()
+        )
         got = list(decode(model, context.cache, context.logits, context.position, Sampling(16)))
         assert got == expected, question
 
@@ -68,8 +70,8 @@ def test_samkv_with_everything_kept_and_recomputed_equals_full(library, model):
         hits = library._search(question, "default", 4)
         sources = [library._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
         assert all(source.hit for source in sources)
-        full = library.reader.full([hit.chunk.tokens for hit in hits], asked, 16, StepTimer())
-        sparse = library.reader.sparse(sources, asked, everything, 16, StepTimer())
+        full = library.prefiller.full([hit.chunk.tokens for hit in hits], asked, 16, StepTimer())
+        sparse = library.prefiller.sparse(sources, asked, everything, 16, StepTimer())
         torch.testing.assert_close(sparse.logits, full.logits, rtol=1e-4, atol=1e-4)
         answers = [list(decode(model, c.cache, c.logits, c.position, Sampling(16))) for c in (full, sparse)]
         assert answers[0] == answers[1], question
@@ -78,17 +80,17 @@ def test_samkv_with_everything_kept_and_recomputed_equals_full(library, model):
 def test_a_short_context_is_prefilled_where_that_is_predicted_to_be_quicker_and_nobody_asked_otherwise(library):
     question, quick, slow = questions()[0], LinearCost(0, 0), LinearCost(10**6, 0)
     ask = partial(library.answer, question, max_tokens=1)
-    assert library.gate is None, "on a CPU there is none"
+    assert library.reuse_policy is None, "on a CPU there is none"
     assert ask().report.method == "scout"
     try:
-        library.gate = ReusePolicy(full=QuadraticCost(0, 0, 0), sparse=slow)
+        library.reuse_policy = ReusePolicy(full=QuadraticCost(0, 0, 0), sparse=slow)
         assert ask().report.method == "full"
         assert ask(method="scout").report.method == "scout"
         assert ask(conversation="goes on as it began").report.method == "scout"
-        library.gate = ReusePolicy(full=QuadraticCost(10**6, 0, 0), sparse=quick)
+        library.reuse_policy = ReusePolicy(full=QuadraticCost(10**6, 0, 0), sparse=quick)
         assert ask().report.method == "scout"
     finally:
-        library.gate = None
+        library.reuse_policy = None
 
 
 @pytest.mark.parametrize("picks", [(2, 0, 1), (1, 1), (3, 0, 3)])
@@ -100,8 +102,8 @@ def test_chunks_in_any_order_and_more_than_once_equal_full_when_all_is_recompute
     sources = [library._open(chunk, "default", first=i == 0) for i, chunk in enumerate(chunks)]
     assert all(source.hit for source in sources)
     everything = make_method("samkv-overwrite:middle=all,repair=kept", model)
-    full = library.reader.full([chunk.tokens for chunk in chunks], asked, 1, StepTimer())
-    sparse = library.reader.sparse(sources, asked, everything, 1, StepTimer())
+    full = library.prefiller.full([chunk.tokens for chunk in chunks], asked, 1, StepTimer())
+    sparse = library.prefiller.sparse(sources, asked, everything, 1, StepTimer())
     torch.testing.assert_close(sparse.logits, full.logits, rtol=1e-4, atol=1e-4)
 
 
@@ -144,7 +146,7 @@ def test_bytes_loaded_are_the_ranges_of_the_kept_blocks_that_are_read(library, m
         hits = library._search(question, "default", 4)
         sources = [library._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
         how = make_method(method, model)
-        plan = library.reader.sparse(sources, model.prompt.question(question), how, 8, StepTimer()).plan
+        plan = library.prefiller.sparse(sources, model.prompt.question(question), how, 8, StepTimer()).plan
         pieces = [source.piece for source in sources]
         first, attending = how.first(pieces), how.depth(12) - 1
         for i, source in enumerate(sources):
@@ -152,7 +154,7 @@ def test_bytes_loaded_are_the_ranges_of_the_kept_blocks_that_are_read(library, m
             read = [{*plan.kept[layer][i], *plan.padding[layer][i]} for layer in range(12)]
             if method == "multi-infllm":  # any block may be asked for at any layer
                 read = [set(range(layout.blocks))] * 12
-            elif plan.blend is None and plan.check is None:
+            elif plan.blend is None and plan.refinement is None:
                 for layer in range(12):
                     done = {b for b in read[layer] if {*pieces[i].span(b)} <= {*plan.recompute[layer][i]}}
                     read[layer] -= done - set(first[i] if layer < attending else ())
@@ -198,12 +200,12 @@ def test_a_stored_chunk_gives_the_same_logits_bit_for_bit(library, model):
     stored = [library._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
     fresh = []
     for i, hit in enumerate(hits):
-        kv = library.reader.encode(hit.chunk.tokens)
+        kv = library.prefiller.encode(hit.chunk.tokens)
         fresh.append(InMemoryChunk(replace(kv, digest=stored[i].piece.digest), 16, exact=i == 0))
     asked = model.prompt.question(QUESTION)
     method = SamKV(layers=model.profile.stable_layers, extremes="dynamic")
-    a = library.reader.sparse(stored, asked, method, 8, StepTimer())
-    b = library.reader.sparse(fresh, asked, method, 8, StepTimer())
+    a = library.prefiller.sparse(stored, asked, method, 8, StepTimer())
+    b = library.prefiller.sparse(fresh, asked, method, 8, StepTimer())
     assert a.plan.kept == b.plan.kept
     assert torch.equal(a.logits, b.logits)
 
@@ -273,8 +275,8 @@ def test_another_collection_never_reads_this_ones_entries(library, tmp_path, mod
     tokens = library.catalog.chunks_of("default", "01-skerrow-light.md")[0].tokens
     mine, theirs = (ChunkStore(library.tiers, model, library.fingerprint, name) for name in ("default", "other"))
     assert mine.key(tokens) != theirs.key(tokens)
-    assert StoredChunk(mine, tokens, False, lambda: library.reader.encode(tokens)).hit
-    source = StoredChunk(theirs, tokens, False, lambda: library.reader.encode(tokens))
+    assert StoredChunk(mine, tokens, False, lambda: library.prefiller.encode(tokens)).hit
+    source = StoredChunk(theirs, tokens, False, lambda: library.prefiller.encode(tokens))
     assert not source.hit
     with pytest.raises(NotFound):
         library.answer(QUESTION, AskOptions(collection="other"))

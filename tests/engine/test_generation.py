@@ -66,12 +66,12 @@ def test_everything_on_and_nothing_sparse_says_what_generate_says(library, model
     for question in questions(1):
         hits = library._search(question, "default", 1)
         asked, chunks = model.prompt.question(question), [hit.chunk.tokens for hit in hits]
-        ids = [*library.reader.prefix_tokens, *(t for chunk in chunks for t in chunk), *asked]
+        ids = [*library.prefiller.prefix_tokens, *(t for chunk in chunks for t in chunk), *asked]
         generated = own.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :].tolist()
         expected = [token for token in generated if token not in model.stop_ids]
         for spec in EVERYTHING:
             decoder = make_decode_policy(spec, model.profile)
-            context = library.reader.full(chunks, asked, 16, StepTimer(), policy, decoder=decoder)
+            context = library.prefiller.full(chunks, asked, 16, StepTimer(), policy, decoder=decoder)
             place = context.cache, context.logits, context.position
             assert list(decode(model, *place, Sampling(16), context.decoding)) == expected, (spec, question)
             assert context.decoding.read == context.decoding.present > 0
@@ -95,10 +95,10 @@ def tiny_reader():
 def logits_of(reader, method, decoder, policy=None, count=8):
     """Of the first token and of `count` more, decoded greedily over what the method keeps."""
     if method is None:
-        context = reader.full(CHUNKS, ASKED, count, StepTimer(), policy, decoder=decoder)
+        context = reader.prefill_full(CHUNKS, ASKED, count, StepTimer(), policy, decoder=decoder)
     else:
         sources = [InMemoryChunk(reader.encode(chunk), 4, exact=i == 0) for i, chunk in enumerate(CHUNKS)]
-        context = reader.sparse(sources, ASKED, method, count, StepTimer(), policy, decoder=decoder)
+        context = reader.prefill_sparse(sources, ASKED, method, count, StepTimer(), policy, decoder=decoder)
     seen = [context.logits]
     for step in range(count):
         token = int(seen[-1].argmax())
@@ -200,7 +200,7 @@ def test_a_report_says_how_many_of_the_keys_were_read(library, spec):
     assert report.decoding.read < 0.9 * report.decoding.present
     assert report.decoding.present > report.tokens.context
     assert report.tokens.generated - 1 <= report.decoding.steps <= report.tokens.generated
-    assert report.decoding.pulled == 0
+    assert report.decoding.fetched == 0
 
 
 LONG = [("psa:least=8", 0.9), ("lfps", 0.5), ("topk:count=8", 0.5), ("loopserve:budget=128", 0.8)]
@@ -211,7 +211,7 @@ def test_a_long_answer_reads_fewer_keys_than_there_are(library, model, spec, sha
     """40 tokens, whatever the model would end with."""
     hits = library._search(QUESTION, "default", 3)
     chunks, asked = [hit.chunk.tokens for hit in hits], model.prompt.question(QUESTION)
-    context = library.reader.full(chunks, asked, 40, StepTimer(), decoder=make_decode_policy(spec, model.profile))
+    context = library.prefiller.full(chunks, asked, 40, StepTimer(), decoder=make_decode_policy(spec, model.profile))
     logits = context.logits
     for step in range(40):
         row = append(context.cache, [int(logits.argmax())], context.position + step, attention=context.decoding)
@@ -239,7 +239,7 @@ def test_contexts_below_the_threshold_are_read_densely(library, model):
 
 def test_dense_decoding_reads_all_keys_of_every_step(library):
     report = library.answer(QUESTION, AskOptions(method="full", top_k=2, max_tokens=6)).report
-    prefix = len(library.reader.prefix_tokens)
+    prefix = len(library.prefiller.prefix_tokens)
     first = prefix + report.tokens.context + report.tokens.question + 1
     assert report.decoding.steps > 0
     assert report.decoding.read == report.decoding.present == first + (report.decoding.steps - 1) / 2
@@ -254,9 +254,9 @@ def test_every_turn_of_a_conversation_has_a_state_of_its_own(library):
         for spec in ("dense", *EVERYTHING)
     }
     for spec in EVERYTHING:
-        library.talks.remove("default", spec)
+        library.sessions.remove("default", spec)
         assert said[spec] == said["dense"]
-    library.talks.remove("default", "dense")
+    library.sessions.remove("default", "dense")
 
 
 # Names

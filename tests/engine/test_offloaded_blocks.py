@@ -51,7 +51,7 @@ def test_at_the_identity_setting_everything_comes_in_the_first_step_and_is_read(
     _, reaching, _, _ = asked(Psa(1.0, block=4, reach="all"))
     for at in range(6):
         torch.testing.assert_close(step(model, reaching, at), step(model, dense, at), rtol=0, atol=1e-10)
-        assert reaching.decoding.pulled == 4 * ABSENT
+        assert reaching.decoding.fetched == 4 * ABSENT
     assert reaching.decoding.read == reaching.decoding.present
     assert reaching.cache.lengths == dense.cache.lengths
 
@@ -80,7 +80,7 @@ def test_some_come_and_stay_and_the_cache_is_read_as_if_they_had_been_there():
     counts = []
     for at in range(8):
         step(model, context, at)
-        counts.append(context.decoding.pulled)
+        counts.append(context.decoding.fetched)
         for layer in range(4):
             positions = context.cache.positions(layer).tolist()
             assert len(set(positions)) == len(positions), "no block comes twice"
@@ -93,7 +93,7 @@ def test_some_come_and_stay_and_the_cache_is_read_as_if_they_had_been_there():
 def test_without_reach_nothing_comes():
     _, context, _, model = asked(Psa(1.0, block=4))
     step(model, context, 0)
-    assert (context.decoding.pulled, context.decoding.elsewhere) == (0, None)
+    assert (context.decoding.fetched, context.decoding.elsewhere) == (0, None)
 
 
 def test_a_conversation_goes_on_without_what_came_and_reads_the_answer_again():
@@ -101,21 +101,21 @@ def test_a_conversation_goes_on_without_what_came_and_reads_the_answer_again():
     before, end = list(context.cache.lengths), talk.position
     for at in range(3):
         step(model, context, at)
-    assert context.decoding.pulled
-    talk.answered((5, 5, 5), (9,))
+    assert context.decoding.fetched
+    talk.append_answer((5, 5, 5), (9,))
     assert talk.stitch.cache.lengths == before
-    assert (talk.carry, talk.position) == ((5, 5, 5, 9), end + 4)
+    assert (talk.pending_tokens, talk.position) == ((5, 5, 5, 9), end + 4)
 
 
 @pytest.mark.parametrize("spec", ["psa:reach=all,least=0,above=0", "psa:reach=all,least=0,above=0,threshold=1"])
 def test_the_report_counts_blocks_that_came_back(library, spec):
     kept = library.answer(QUESTION, AskOptions(method="samkv-fusion", top_k=4, decode="psa:least=0,above=0")).report
     report = library.answer(QUESTION, AskOptions(method="samkv-fusion", top_k=4, decode=spec)).report
-    assert kept.decoding.pulled == 0 < report.decoding.pulled
+    assert kept.decoding.fetched == 0 < report.decoding.fetched
     assert report.bytes.loaded > kept.bytes.loaded
     assert report.tokens.kept == kept.tokens.kept
     blocks = sum(chunk.blocks for chunk in report.chunks) * library.model.shape.layers
-    assert report.decoding.pulled < blocks
+    assert report.decoding.fetched < blocks
 
 
 def test_a_store_that_fails_meanwhile_costs_an_encoding(tmp_path, model, embedder):

@@ -63,7 +63,7 @@ class Case:
             StoredChunk(shelf, c, i == 0, e, lambda kv: shelf.put(kv)[0])
             for i, (c, e) in enumerate(zip(CHUNKS, encode, strict=True))
         ]
-        return reader.sparse(sources, QUESTION, method, 8, StepTimer()), sources
+        return reader.prefill_sparse(sources, QUESTION, method, 8, StepTimer()), sources
 
     def compare(self, method, turns=2):
         """Ask the same both ways, from the store and then from memory."""
@@ -118,7 +118,7 @@ def test_blocks_are_near_only_if_all_of_them_are(tmp_path, model, near, told):
     wanted = [((0, 1), (0,), ())] * 4
     stitch.reserve([source.piece for source in sources], wanted)
     with ThreadPoolExecutor(1) as threads, ExitStack() as held:
-        lent = acquire({i: sources[i].lend([each[i] for each in wanted], threads) for i in range(2)}, held)
+        lent = acquire({i: sources[i].pin([each[i] for each in wanted], threads) for i in range(2)}, held)
         lent = {i: replace(each, form=replace(each.form, near=near[i])) for i, each in lent.items()}
         carrier = KVTransfer(model, lambda *told: forms.append(told[-1]))
         carrier.transfer(stitch, [source.piece for source in sources], lent, held.pop_all().close)
@@ -186,13 +186,13 @@ class Behind:
 TOUCHES = {
     "k": lambda cache: cache.k(1),
     "v": lambda cache: cache.v(1),
-    "stores": lambda cache: cache.stores(1, 0),
+    "stores": lambda cache: cache.buffers(1, 0),
     "put": lambda cache: cache.put(1, torch.zeros(1, 2, 8), torch.zeros(1, 2, 8), torch.tensor([5])),
     "write": lambda cache: cache.write(1, torch.tensor([0]), torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)),
     "fill": lambda cache: cache.fill(1, torch.tensor([0]), torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)),
     "truncate": lambda cache: cache.truncate([0] * 4),
     "make_room": lambda cache: cache.make_room(100),
-    "settle": lambda cache: cache.settle(1),
+    "settle": lambda cache: cache.wait_ready(1),
 }
 
 
