@@ -77,7 +77,7 @@ def check(folder: Path) -> str:
 
 def check_store(engine: Engine, chunks: list) -> None:  # type: ignore[type-arg]
     """Every chunk has its KV, whole; a question finds it."""
-    shelf = engine._chunk_store("default")
+    shelf = engine.chunks.store("default")
     for chunk in chunks:
         key = shelf.key(chunk.tokens)
         head, _ = shelf.head(key, len(chunk.tokens))

@@ -137,7 +137,7 @@ def _prefilling(reader: Prefiller) -> QuadraticCost:
 
     def prefill(tokens: int) -> float:
         watch = StepTimer(reader.model.device)
-        reader.prefill_full([[0] * tokens], (), 0, watch)
+        reader.prefill_full([[0] * tokens], (), watch)
         return watch.total()
 
     low, high = (min(prefill(tokens) for _ in range(2)) for tokens in (LONG, LONGEST))

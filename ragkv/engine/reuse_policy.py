@@ -145,8 +145,8 @@ def fit_reuse(prefiller: Prefiller, scout: Scout, few: OpenSources, many: OpenSo
         """(tokens, milliseconds) of a full prefill and (rows, milliseconds) of a question from stored KV."""
         tokens = [source.tokens for source in opened()]
         sizes = [len(each) for each in tokens]
-        prefill = best(lambda watch: prefiller.prefill_full(tokens, question, 0, watch))
-        spent = best(lambda watch: prefiller.prefill_sparse(opened(), question, scout, 0, watch))
+        prefill = best(lambda watch: prefiller.prefill_full(tokens, question, watch))
+        spent = best(lambda watch: prefiller.prefill_sparse(opened(), question, scout, watch))
         rows = weighted_rows(expected_work(scout, sizes, block, QUESTION), weight)
         return (len(prefiller.prefix_tokens) + sum(sizes) + QUESTION, prefill), (rows, spent)
 

@@ -95,7 +95,7 @@ def test_a_longer_prefill_takes_longer_and_its_square_counts(measured: CostModel
 
 
 def test_what_is_dear_to_load_is_encoded_and_the_report_says_so(engine: Engine) -> None:
-    engine.costs = DEAR
+    engine.chunks.costs = DEAR
     files = {path: path.stat().st_mtime_ns for path in (engine.settings.data / "kv").glob("??/*.kv")}
     answer = engine.answer(QUESTION, AskOptions(method="scout:update=fusion"))  # reads all that it keeps
     cache = answer.report.cache
@@ -106,7 +106,7 @@ def test_what_is_dear_to_load_is_encoded_and_the_report_says_so(engine: Engine) 
 
 def test_what_is_in_memory_is_not_dear(engine: Engine) -> None:
     first = engine.answer(QUESTION)
-    engine.costs = DEAR
+    engine.chunks.costs = DEAR
     second = engine.answer(QUESTION)
     assert second.answer == first.answer
     assert second.report.cache.hits.host == second.report.cache.chunks
@@ -117,7 +117,7 @@ def test_an_encoded_chunk_is_rounded_as_a_stored_one_is(
 ) -> None:
     with open_library(tmp_path, model, embedder, ("01", "02"), store_body="int8") as engine:
         loaded = engine.answer(QUESTION)
-        engine.costs = DEAR
+        engine.chunks.costs = DEAR
         encoded = engine.answer(QUESTION)
         assert encoded.report.cache.misses == encoded.report.cache.chunks
         assert (encoded.answer, encoded.report.chunks) == (loaded.answer, loaded.report.chunks)

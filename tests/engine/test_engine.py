@@ -3,7 +3,6 @@
 import itertools
 import json
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,17 @@ import torch
 from ingest.pipeline import ingest
 from ragkv.engine.chunk_source import ChunkStore, StoredChunk
 from ragkv.engine.cost_model import LinearCost, QuadraticCost
+from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling, decode
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.methods import METHODS, make_method
 from ragkv.engine.needles import make_needles
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.reuse_policy import ReusePolicy
 from ragkv.errors import InputError, NotCalibrated, NotFound
 from ragkv.recompute.samkv import SamKV
+from ragkv.report import Answer
 from ragkv.samples import folder
 from ragkv.store.format.codec import pack
 from ragkv.store.format.layout import Layout
@@ -48,7 +50,7 @@ def test_full_equals_generate_token_for_token_on_every_sample_question(library, 
     ).eval()
     asked = questions()
     for n, question in enumerate(asked):
-        hits = library._search(question, "default", 3 if n % 10 == 0 else 1)
+        hits = prompt_order(library.retriever.search(question, "default", 3 if n % 10 == 0 else 1))
         ids = [
             *library.prefiller.prefix_tokens,
             *(t for h in hits for t in h.chunk.tokens),
@@ -56,8 +58,8 @@ def test_full_equals_generate_token_for_token_on_every_sample_question(library, 
         ]
         generated = own.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :].tolist()
         expected = [t for t in generated if t not in model.stop_ids]
-        context = library.prefiller.full(
-            [h.chunk.tokens for h in hits], model.prompt.question(question), 16, StepTimer()
+        context = library.prefiller.prefill_full(
+            [h.chunk.tokens for h in hits], model.prompt.question(question), StepTimer(), PrefillOptions(16)
         )
         got = list(decode(model, context.cache, context.logits, context.position, Sampling(16)))
         assert got == expected, question
@@ -67,11 +69,13 @@ def test_samkv_with_everything_kept_and_recomputed_equals_full(library, model):
     everything = SamKV(layers=model.profile.stable_layers, middle="all", repair="kept", update="overwrite")
     for question in questions()[:10]:
         asked = model.prompt.question(question)
-        hits = library._search(question, "default", 4)
-        sources = [library._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
+        hits = prompt_order(library.retriever.search(question, "default", 4))
+        sources = [library.chunks.open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
         assert all(source.hit for source in sources)
-        full = library.prefiller.full([hit.chunk.tokens for hit in hits], asked, 16, StepTimer())
-        sparse = library.prefiller.sparse(sources, asked, everything, 16, StepTimer())
+        full = library.prefiller.prefill_full(
+            [hit.chunk.tokens for hit in hits], asked, StepTimer(), PrefillOptions(16)
+        )
+        sparse = library.prefiller.prefill_sparse(sources, asked, everything, StepTimer(), PrefillOptions(16))
         torch.testing.assert_close(sparse.logits, full.logits, rtol=1e-4, atol=1e-4)
         answers = [list(decode(model, c.cache, c.logits, c.position, Sampling(16))) for c in (full, sparse)]
         assert answers[0] == answers[1], question
@@ -79,7 +83,10 @@ def test_samkv_with_everything_kept_and_recomputed_equals_full(library, model):
 
 def test_a_short_context_is_prefilled_where_that_is_predicted_to_be_quicker_and_nobody_asked_otherwise(library):
     question, quick, slow = questions()[0], LinearCost(0, 0), LinearCost(10**6, 0)
-    ask = partial(library.answer, question, max_tokens=1)
+
+    def ask(**options: str) -> Answer:
+        return library.answer(question, AskOptions(max_tokens=1, **options))
+
     assert library.reuse_policy is None, "on a CPU there is none"
     assert ask().report.method == "scout"
     try:
@@ -97,13 +104,13 @@ def test_a_short_context_is_prefilled_where_that_is_predicted_to_be_quicker_and_
 def test_chunks_in_any_order_and_more_than_once_equal_full_when_all_is_recomputed(library, model, picks):
     """Everything is found in the store: the same entry serves every place in which its chunk stands."""
     asked = model.prompt.question(QUESTION)
-    hits = library._search(QUESTION, "default", 6)
+    hits = prompt_order(library.retriever.search(QUESTION, "default", 6))
     chunks = [hits[pick].chunk for pick in picks]
-    sources = [library._open(chunk, "default", first=i == 0) for i, chunk in enumerate(chunks)]
+    sources = [library.chunks.open(chunk, "default", first=i == 0) for i, chunk in enumerate(chunks)]
     assert all(source.hit for source in sources)
     everything = make_method("samkv-overwrite:middle=all,repair=kept", model)
-    full = library.prefiller.full([chunk.tokens for chunk in chunks], asked, 1, StepTimer())
-    sparse = library.prefiller.sparse(sources, asked, everything, 1, StepTimer())
+    full = library.prefiller.prefill_full([chunk.tokens for chunk in chunks], asked, StepTimer(), PrefillOptions(1))
+    sparse = library.prefiller.prefill_sparse(sources, asked, everything, StepTimer(), PrefillOptions(1))
     torch.testing.assert_close(sparse.logits, full.logits, rtol=1e-4, atol=1e-4)
 
 
@@ -131,7 +138,7 @@ def test_the_report_says_what_was_done(library):
 
 def test_chunks_of_one_document_stay_adjacent_and_in_order(library):
     for question in questions()[:12]:
-        hits = library._search(question, "default", 6)
+        hits = prompt_order(library.retriever.search(question, "default", 6))
         seen = [hit.chunk.document_id for hit in hits]
         assert len(dict.fromkeys(seen)) == 1 + sum(a != b for a, b in itertools.pairwise(seen))
         for a, b in itertools.pairwise(hits):
@@ -143,10 +150,12 @@ def test_bytes_loaded_are_the_ranges_of_the_kept_blocks_that_are_read(library, m
     """S14. SamKV's padding (rows that stand in during repair) is read too, and counted; other methods have none.
     What is computed again and written over is not read, but by the composite pass."""
     for question in questions()[:6]:
-        hits = library._search(question, "default", 4)
-        sources = [library._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
+        hits = prompt_order(library.retriever.search(question, "default", 4))
+        sources = [library.chunks.open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
         how = make_method(method, model)
-        plan = library.prefiller.sparse(sources, model.prompt.question(question), how, 8, StepTimer()).plan
+        plan = library.prefiller.prefill_sparse(
+            sources, model.prompt.question(question), how, StepTimer(), PrefillOptions(8)
+        ).plan
         pieces = [source.piece for source in sources]
         first, attending = how.first(pieces), how.depth(12) - 1
         for i, source in enumerate(sources):
@@ -196,16 +205,16 @@ def test_bytes_loaded_are_the_bytes_that_left_redis(tmp_path, model, embedder):
 
 
 def test_a_stored_chunk_gives_the_same_logits_bit_for_bit(library, model):
-    hits = library._search(QUESTION, "default", 3)
-    stored = [library._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
+    hits = prompt_order(library.retriever.search(QUESTION, "default", 3))
+    stored = [library.chunks.open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
     fresh = []
     for i, hit in enumerate(hits):
         kv = library.prefiller.encode(hit.chunk.tokens)
         fresh.append(InMemoryChunk(replace(kv, digest=stored[i].piece.digest), 16, exact=i == 0))
     asked = model.prompt.question(QUESTION)
     method = SamKV(layers=model.profile.stable_layers, extremes="dynamic")
-    a = library.prefiller.sparse(stored, asked, method, 8, StepTimer())
-    b = library.prefiller.sparse(fresh, asked, method, 8, StepTimer())
+    a = library.prefiller.prefill_sparse(stored, asked, method, StepTimer(), PrefillOptions(8))
+    b = library.prefiller.prefill_sparse(fresh, asked, method, StepTimer(), PrefillOptions(8))
     assert a.plan.kept == b.plan.kept
     assert torch.equal(a.logits, b.logits)
 
@@ -299,7 +308,7 @@ def test_a_well_made_entry_of_another_shape_is_a_miss(tmp_path, model, embedder,
             forged = replace(kv, k=kv.k.half(), v=kv.v.half())
         else:
             forged = replace(kv, digest=replace(d, retrieval_keys=d.retrieval_keys[:1]))
-        key = engine._chunk_store("default").key(chunk.tokens)
+        key = engine.chunks.store("default").key(chunk.tokens)
         engine.store.put(key, *pack(forged, 16, engine.fingerprint))
         answer = engine.answer(QUESTION, AskOptions(top_k=4))
         assert answer.answer == ANSWER

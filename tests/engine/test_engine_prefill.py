@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.errors import ConfigError, InputError
 from ragkv.timing import StepTimer
 from ragkv.types import AskOptions
@@ -45,16 +46,23 @@ def test_a_long_question_is_read_sparsely_over_a_stitched_cache(model):
     sources = [InMemoryChunk(reader.encode(chunk), model.profile.block, i == 0) for i, chunk in enumerate(chunks)]
     asked = model.prompt.question("When does it leave? " + "I have read the timetable more than once. " * 40)
     way = make_method("scout", model)
-    plain = reader.prefill_sparse(sources, asked, way, 1, StepTimer())
-    exact = reader.prefill_sparse(sources, asked, way, 1, StepTimer(), make_prefill_policy(EVERYTHING, model.profile))
+    plain = reader.prefill_sparse(sources, asked, way, StepTimer(), PrefillOptions(1))
+    exact = reader.prefill_sparse(
+        sources,
+        asked,
+        way,
+        StepTimer(),
+        PrefillOptions(1, prefill_policy=make_prefill_policy(EVERYTHING, model.profile)),
+    )
     torch.testing.assert_close(exact.logits, plain.logits, rtol=1e-4, atol=1e-4)
     little = reader.prefill_sparse(
         sources,
         asked,
         way,
-        1,
         StepTimer(),
-        make_prefill_policy("critiprefill:segment=32,budget=32,threshold=0", model.profile),
+        PrefillOptions(
+            1, prefill_policy=make_prefill_policy("critiprefill:segment=32,budget=32,threshold=0", model.profile)
+        ),
     )
     assert little.sparse is not None
     assert little.sparse.chosen

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling, decode
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.policies import DECODE_NAMES, check_decode_policy, make_decode_policy, make_prefill_policy
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.errors import ConfigError, InputError
 from ragkv.model.layer_pass import append
 from ragkv.model.profile import Profile
@@ -64,14 +66,16 @@ def test_everything_on_and_nothing_sparse_says_what_generate_says(library, model
     ).eval()
     policy = make_prefill_policy("critiprefill:threshold=0,budget=8192", model.profile)
     for question in questions(1):
-        hits = library._search(question, "default", 1)
+        hits = prompt_order(library.retriever.search(question, "default", 1))
         asked, chunks = model.prompt.question(question), [hit.chunk.tokens for hit in hits]
         ids = [*library.prefiller.prefix_tokens, *(t for chunk in chunks for t in chunk), *asked]
         generated = own.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :].tolist()
         expected = [token for token in generated if token not in model.stop_ids]
         for spec in EVERYTHING:
             decoder = make_decode_policy(spec, model.profile)
-            context = library.prefiller.full(chunks, asked, 16, StepTimer(), policy, decoder=decoder)
+            context = library.prefiller.prefill_full(
+                chunks, asked, StepTimer(), PrefillOptions(16, prefill_policy=policy, decode_policy=decoder)
+            )
             place = context.cache, context.logits, context.position
             assert list(decode(model, *place, Sampling(16), context.decoding)) == expected, (spec, question)
             assert context.decoding.read == context.decoding.present > 0
@@ -95,10 +99,14 @@ def tiny_reader():
 def logits_of(reader, method, decoder, policy=None, count=8):
     """Of the first token and of `count` more, decoded greedily over what the method keeps."""
     if method is None:
-        context = reader.prefill_full(CHUNKS, ASKED, count, StepTimer(), policy, decoder=decoder)
+        context = reader.prefill_full(
+            CHUNKS, ASKED, StepTimer(), PrefillOptions(count, prefill_policy=policy, decode_policy=decoder)
+        )
     else:
         sources = [InMemoryChunk(reader.encode(chunk), 4, exact=i == 0) for i, chunk in enumerate(CHUNKS)]
-        context = reader.prefill_sparse(sources, ASKED, method, count, StepTimer(), policy, decoder=decoder)
+        context = reader.prefill_sparse(
+            sources, ASKED, method, StepTimer(), PrefillOptions(count, prefill_policy=policy, decode_policy=decoder)
+        )
     seen = [context.logits]
     for step in range(count):
         token = int(seen[-1].argmax())
@@ -127,7 +135,7 @@ def test_over_what_a_method_keeps_the_identity_is_full_attention(decoder, name):
     sparse, context = logits_of(reader, methods()[name], decoder)
     torch.testing.assert_close(sparse, dense, rtol=0, atol=1e-10)
     assert context.decoding.read == context.decoding.present
-    assert len(context.decoding.readings) == 8 * 4, "every row of the answer was a step, in every layer"
+    assert len(context.decoding.steps_read) == 8 * 4, "every row of the answer was a step, in every layer"
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: type(decoder).__name__)
@@ -200,7 +208,7 @@ def test_a_report_says_how_many_of_the_keys_were_read(library, spec):
     assert report.decoding.read < 0.9 * report.decoding.present
     assert report.decoding.present > report.tokens.context
     assert report.tokens.generated - 1 <= report.decoding.steps <= report.tokens.generated
-    assert report.decoding.fetched == 0
+    assert report.decoding.pulled == 0
 
 
 LONG = [("psa:least=8", 0.9), ("lfps", 0.5), ("topk:count=8", 0.5), ("loopserve:budget=128", 0.8)]
@@ -209,9 +217,11 @@ LONG = [("psa:least=8", 0.9), ("lfps", 0.5), ("topk:count=8", 0.5), ("loopserve:
 @pytest.mark.parametrize(("spec", "share"), LONG)
 def test_a_long_answer_reads_fewer_keys_than_there_are(library, model, spec, share):
     """40 tokens, whatever the model would end with."""
-    hits = library._search(QUESTION, "default", 3)
+    hits = prompt_order(library.retriever.search(QUESTION, "default", 3))
     chunks, asked = [hit.chunk.tokens for hit in hits], model.prompt.question(QUESTION)
-    context = library.prefiller.full(chunks, asked, 40, StepTimer(), decoder=make_decode_policy(spec, model.profile))
+    context = library.prefiller.prefill_full(
+        chunks, asked, StepTimer(), PrefillOptions(40, decode_policy=make_decode_policy(spec, model.profile))
+    )
     logits = context.logits
     for step in range(40):
         row = append(context.cache, [int(logits.argmax())], context.position + step, attention=context.decoding)

@@ -62,7 +62,7 @@ def agrees(answer: Answer, read: KVMap) -> None:
         for letters, shares in zip(chunk.states, chunk.shares, strict=True):
             assert all((letter == "r") == (share > 0) for letter, share in zip(letters, shares, strict=True))
             assert all(0 <= share <= 1 for share in shares)
-    assert sum(layer.count("p") for chunk in read.chunks for layer in chunk.states) == report.decoding.fetched
+    assert sum(layer.count("p") for chunk in read.chunks for layer in chunk.states) == report.decoding.pulled
 
 
 def again(chunk: Any, read: KVMap) -> float:
@@ -113,9 +113,9 @@ def test_what_decoding_brought_back_is_shown(engine: Engine, threshold: float) -
     decode = f"psa:reach=all,least=0,above=0,block=4,threshold={threshold}"
     answer, read, _ = asked(engine, method="samkv-fusion:middle=none", decode=decode, top_k=6)
     agrees(answer, read)
-    assert (answer.report.decoding.fetched > 0) == any("p" in layer for chunk in read.chunks for layer in chunk.states)
+    assert (answer.report.decoding.pulled > 0) == any("p" in layer for chunk in read.chunks for layer in chunk.states)
     if threshold == 1:
-        assert answer.report.decoding.fetched > 0
+        assert answer.report.decoding.pulled > 0
         assert not any("d" in layer for chunk in read.chunks for layer in chunk.states), "everything came"
 
 
@@ -142,7 +142,7 @@ def many(block: int, chunks: int = 64, blocks: int = 32, layers: int = 32) -> KV
         for layer in kept
     )
     plan = Plan(kept, rows, ((),) * layers)
-    begun: Any = SimpleNamespace(context=SimpleNamespace(plan=plan, decoding=None), talk=SimpleNamespace(hits=hits))
+    begun: Any = SimpleNamespace(context=SimpleNamespace(plan=plan, decoding=None), session=SimpleNamespace(hits=hits))
     return kv_map(begun, block, layers)
 
 

@@ -18,9 +18,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def together(engine, questions):
     """Answers of questions, each with its options, that are decoded in one batch."""
-    batch, begun = Batch(engine.model), [engine.prefill(question, **options) for question, options in questions]
+    batch, begun = (
+        Batch(engine.model),
+        [engine.prefill(question, AskOptions(**options)) for question, options in questions],
+    )
     for each in begun:
-        batch.join(each.run)
+        batch.join(each.sequence)
     while batch.busy:
         batch.step()
     return [engine.finalize(each) for each in begun]
@@ -56,7 +59,10 @@ def test_the_time_of_decoding_counts_from_when_the_question_was_read(tmp_path):
 def test_a_question_that_is_never_finished_leaves_its_conversation_as_it_was(tmp_path):
     with fill(quick_engine(tmp_path)) as engine:
         talk(engine, QUESTIONS[:1])
-        batch, begun = Batch(engine.model), engine.prefill(QUESTIONS[1], conversation="talk", method="scout", top_k=1)
+        batch, begun = (
+            Batch(engine.model),
+            engine.prefill(QUESTIONS[1], AskOptions(conversation="talk", method="scout", top_k=1)),
+        )
         cache, id = weakref.ref(begun.sequence.cache), batch.join(begun.sequence)
         batch.step()
         assert batch.cancel(id) or not batch.busy
@@ -71,7 +77,7 @@ def test_a_question_that_is_never_finished_leaves_its_conversation_as_it_was(tmp
 
 def test_what_is_deleted_while_an_answer_is_decoded_is_kept_in_no_memory(tmp_path):
     with fill(quick_engine(tmp_path)) as engine:
-        begun = engine.prefill(QUESTIONS[0], conversation="talk", top_k=1)
+        begun = engine.prefill(QUESTIONS[0], AskOptions(conversation="talk", top_k=1))
         for name in NAMES:
             remove(engine, "default", name)
         batch = Batch(engine.model)
@@ -79,5 +85,5 @@ def test_what_is_deleted_while_an_answer_is_decoded_is_kept_in_no_memory(tmp_pat
         while batch.busy:
             batch.step()
         assert engine.finalize(begun).citations
-        assert engine.sessions.memory.get("default", "talk") is None
+        assert engine.sessions.cache.get("default", "talk") is None
         assert len(engine.sessions.turns("default", "talk")) == 1

@@ -30,7 +30,7 @@ def talk(engine, questions, name="talk", method="scout", **options):
 
 def cache(engine, name="talk"):
     """Positions and values of the first layer of a state in memory, by position."""
-    kept = engine.sessions.memory.get("default", name).state.stitch.cache
+    kept = engine.sessions.cache.get("default", name).state.stitch.cache
     order = kept.positions(1).argsort()
     return kept.positions(1)[order], kept.v(1)[order]
 
@@ -90,9 +90,9 @@ def test_the_least_recently_used_states_make_room(tmp_path):
     with fill(quick_engine(tmp_path)) as engine:
         for name in "aba":
             talk(engine, QUESTIONS[:1], name)
-        engine.sessions.memory.limit = sum(state.state.bytes for state in engine.sessions.memory.states())
+        engine.sessions.cache.limit = sum(state.state.bytes for state in engine.sessions.cache.sessions())
         talk(engine, QUESTIONS[:1], "c")
-        assert [state.name for state in engine.sessions.memory.states()] == ["a", "c"]
+        assert [state.name for state in engine.sessions.cache.sessions()] == ["a", "c"]
 
 
 def test_another_method_reads_the_conversation_again_as_if_it_had_been_asked_with_it(tmp_path):
@@ -101,7 +101,7 @@ def test_another_method_reads_the_conversation_again_as_if_it_had_been_asked_wit
         changed = talk(engine, QUESTIONS[2:3], method="reuse")[0].report
         assert (changed.tokens.history, changed.method, len(changed.chunks)) == (0, "reuse", 3)
         assert changed.cache.hits.store == 3
-        state = engine.sessions.memory.get("default", "talk")
+        state = engine.sessions.cache.get("default", "talk")
         assert (state.method, len(state.turns)) == ("reuse", 3)
         assert talk(engine, QUESTIONS[2:3], method="reuse")[0].report.tokens.history > 0
 
@@ -115,7 +115,7 @@ def test_a_document_that_goes_between_turns_is_in_no_later_one(tmp_path, method,
             remove(engine, "default", "harbour")
         else:
             ingest(engine, Document("harbour", "Harbour", "It was pulled down."))
-        assert engine.sessions.memory.get("default", "talk") is None, "what it said is gone from memory at once"
+        assert engine.sessions.cache.get("default", "talk") is None, "what it said is gone from memory at once"
         report = talk(engine, QUESTIONS[2:3], method=method)[0].report
         assert [chunk.document_id for chunk in report.chunks] == ["bridge", "mill"]
         assert report.tokens.history == 0
@@ -186,7 +186,7 @@ def test_conversations_belong_to_collections_and_leave_nothing_when_they_are_rem
         report = talk(engine, QUESTIONS[:1], collection="other")[0].report
         assert (report.tokens.history, [c.document_id for c in report.chunks]) == (0, ["a"])
         engine.sessions.remove("default", "talk")
-        assert engine.sessions.memory.get("default", "talk") is None
+        assert engine.sessions.cache.get("default", "talk") is None
         with engine.catalog.read() as connection:
             assert connection.execute("SELECT collection FROM turns").fetchall() == [("other",)]
         with pytest.raises(NotFound, match="talk"):
@@ -202,13 +202,13 @@ def test_a_conversation_removed_while_it_is_answered_stays_removed(tmp_path):
         assert broken.happened
         with pytest.raises(NotFound):
             engine.sessions.turns("default", "talk")
-        assert engine.sessions.memory.states() == []
+        assert engine.sessions.cache.sessions() == []
 
 
 def test_a_single_question_is_no_conversation(tmp_path):
     with fill(quick_engine(tmp_path), NAMES[:1]) as engine:
         engine.answer(QUESTIONS[0])
-        assert engine.sessions.memory.states() == []
+        assert engine.sessions.cache.sessions() == []
         with engine.catalog.read() as connection:
             assert connection.execute("SELECT count(*) FROM turns").fetchone() == (0,)
 

@@ -12,6 +12,7 @@ import torch
 from ragkv.engine.chunk_source import ChunkStore, StoredChunk
 from ragkv.engine.kv_transfer import KVTransfer, acquire
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.stitch import Stitch
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
@@ -63,7 +64,7 @@ class Case:
             StoredChunk(shelf, c, i == 0, e, lambda kv: shelf.put(kv)[0])
             for i, (c, e) in enumerate(zip(CHUNKS, encode, strict=True))
         ]
-        return reader.prefill_sparse(sources, QUESTION, method, 8, StepTimer()), sources
+        return reader.prefill_sparse(sources, QUESTION, method, StepTimer(), PrefillOptions(8)), sources
 
     def compare(self, method, turns=2):
         """Ask the same both ways, from the store and then from memory."""
@@ -170,7 +171,7 @@ def test_a_source_that_fails_leaves_nothing_pinned(tmp_path, model):
     sources = [StoredChunk(shelf, CHUNKS[0], True, lambda: None), Broken(shelf, CHUNKS[1], False, lambda: None)]
     sources.append(StoredChunk(shelf, CHUNKS[2], False, lambda: None))
     with pytest.raises(RuntimeError, match="out of order"):
-        case.carrying.prefill_sparse(sources, QUESTION, Reuse(4), 8, StepTimer())
+        case.carrying.prefill_sparse(sources, QUESTION, Reuse(4), StepTimer(), PrefillOptions(8))
     assert case.pinned() == 0
 
 

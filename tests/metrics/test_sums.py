@@ -22,7 +22,7 @@ def test_the_sums_are_those_of_the_reports(found: list[Report]) -> None:
     assert sums.recompute == sum(report.tokens.recomputed for report in found) / sums.tokens["context"]
     assert sums.saved == sum(each.bytes.context_kv - each.bytes.heads - each.bytes.loaded for each in found)
     assert sum(sums.lookups.values()) == sum(report.cache.chunks for report in found)
-    assert sums.pulled == sum(report.decoding.fetched for report in found)
+    assert sums.pulled == sum(report.decoding.pulled for report in found)
     assert sums.seconds["ttft"].count == len(found)
     assert sums.seconds["ttft"].total == pytest.approx(sum(report.timings_ms.ttft for report in found) / 1000)
     assert {way[0] for way in sums.answers} <= {"full", "scout"}, "a method's fields make no new label"
