@@ -9,7 +9,8 @@ recomputed in the end, the blocks that Multi-InfLLM added, the blocks that were 
     dropped      not read
 
 How it agrees with the report (report.py): the share of a block's layers that are kept or recomputed is the chunk's
-`kept`, and the pulled blocks over all layers are `decoding.pulled`. `recomputed_tokens` counts tokens that enter a layer;
+`kept`, and the pulled blocks over all layers are `decoding.pulled`. `recomputed_tokens` counts tokens that enter a
+layer;
 the map counts tokens whose rows the layer writes. The two differ where a token only passes through a layer (SamKV's
 rule 2): there the report counts more.
 

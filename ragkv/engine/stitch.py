@@ -120,7 +120,7 @@ class Stitch:
         return k, v
 
     def turned(self, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: KeyPositions | None = None) -> Tensor:
-        """Rotate pre-RoPE keys [m, Hkv, d] of (chunk, token indices) pairs to their positions, or to `key_positions`."""
+        """Rotate pre-RoPE keys [m, Hkv, d] of (chunk, token indices) pairs to their positions or `key_positions`."""
         if angle is None:
             at = self._of(chunks)
         else:
