@@ -6,6 +6,7 @@ Each check is a function that returns what it finds wrong, so that a test can al
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,8 @@ from pydantic import SecretStr
 
 from ragkv.cli import app
 from ragkv.config import Settings
-from ragkv.engine.methods import METHOD_NAMES
-from ragkv.engine.policies import DECODE_NAMES, PREFILL_NAMES
+from ragkv.engine.methods import METHOD_NAMES, METHODS
+from ragkv.engine.policies import DECODE_NAMES, DECODES, PREFILL_NAMES, PREFILLS
 
 README_LINES = 120
 OTHERS_OPTIONS = {"--profile", "--seconds"}
@@ -112,6 +113,53 @@ def test_every_command_method_and_policy_is_documented(root: Path) -> None:
     assert not [name for name in command_options() if f"ragkv {name}" not in commands]
     methods = (root / "docs" / "methods.md").read_text()
     assert not [name for name in (*METHOD_NAMES, *PREFILL_NAMES, *DECODE_NAMES) if f"`{name}`" not in methods]
+
+
+# Methods and policies
+
+
+def parameters() -> dict[str, dict[str, Any]]:
+    """Map every method and policy to its parameters and their defaults."""
+    found: dict[str, dict[str, Any]] = {}
+    for registry in (METHODS, PREFILLS, DECODES):
+        for name, spec in registry.items():
+            found.setdefault(name, {}).update({field.name: field.default for field in dataclasses.fields(spec.kind)})
+    return found
+
+
+def wrong_specifications(text: str) -> list[str]:
+    """Return the specifications NAME:FIELD=VALUE,… of a page whose name or fields do not exist."""
+    known, wrong = parameters(), []
+    for name, fields in re.findall(r"(?<![\w:/.-])([a-z]+(?:-[a-z]+)*):([a-z_]+=[^\s`|;)]+)", text):
+        given = [part.split("=")[0] for part in fields.split(",") if "=" in part]
+        wrong += [f"{name}:{field}" for field in given if field not in known.get(name, {})]
+    return wrong
+
+
+def wrong_parameters(page: str) -> list[str]:
+    """Return the parameters in the table of docs/methods.md that do not exist or have another default."""
+    known, wrong = parameters(), []
+    for name, fields, defaults in re.findall(r"^\| `([a-z-]+):([a-z_]+`(?:, `[a-z_]+`)*) \| ([^|]+) \|", page, re.M):
+        names = re.findall(r"[a-z_]+", fields)
+        written = [default.strip("` ") for default in defaults.split(",")]
+        for field, default in zip(names, written, strict=True) if len(names) == len(written) else ():
+            actual = known.get(name, {}).get(field, "missing")
+            same = float(default) == actual if re.fullmatch(r"[\d.]+", default) else default in (actual, "none")
+            wrong += [] if same else [f"{name}:{field}"]
+        wrong += [f"{name}:{field}" for field in names if field not in known.get(name, {})]
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_specifications_of_a_page_are_valid(root: Path, page: str) -> None:
+    assert not wrong_specifications((root / page).read_text())
+
+
+def test_the_parameters_of_methods_have_the_defaults_that_are_written(root: Path) -> None:
+    page = (root / "docs" / "methods.md").read_text()
+    assert not wrong_parameters(page)
+    assert wrong_parameters(page.replace("| `scout:tail` | 64 |", "| `scout:tail` | 65 |")) == ["scout:tail"]
+    assert wrong_specifications("`epic:link=64`, `epic:links=64`, `psa:block=3,parts=1`") == ["epic:links", "psa:parts"]
 
 
 # Settings
