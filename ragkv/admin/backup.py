@@ -1,20 +1,21 @@
-"""Backup: one file with everything that cannot be made anew, and on request with the KV that can.
+"""Backup: one file with everything that cannot be rebuilt, and on request with the stored KV.
 
-A plain tar (archive.py), so that any tar shows it; nothing in it is compressed, KV hardly can be:
+A backup is a plain tar archive (archive.py), so any tar program can list it. It is not compressed, because KV hardly
+compresses:
 
-    ragkv-backup           magic and format: tells a backup from other files
-    catalog.sqlite         SQLite's own online copy: one state, while others write
-    profiles/<name>.json   what `ragkv calibrate` found
-    kv/<key>               layers u32 · head length u64 · one u64 per layer: its length · head · layers; little-endian
+    ragkv-backup           magic and format; distinguishes a backup from other files
+    catalog.sqlite         SQLite's online backup: one consistent state, taken while others write
+    profiles/<name>.json   results of `ragkv calibrate`
+    kv/<key>               layers u32, head length u64, length of each layer u64, head record, layers; little-endian
     manifest.json          counts, versions, checksum
 
-The index is a view of the catalogue and is built at the first question. Of the KV store there are the entries that
-the catalogue refers to, copied through KVStore without knowing what they mean, so a backup may move between backends.
-An entry that changes or goes while it is copied is left out: it is a cache.
+The vector index is not part of a backup; it is rebuilt at the first question. The KV entries are those that the
+catalogue refers to. They are copied through the KVStore interface as opaque bytes, so a backup can move between
+backends. An entry that changes or disappears while it is copied is left out, since the store is only a cache.
 
-A restore reads the whole file before it changes anything. It builds a folder beside the data folder and renames it at
-the end, so there is the old folder, or the new one. Names in the tar are looked up, never followed: what is not one of
-the above is no backup. KV is put like any other, so it goes to the store that is set now and its lifetime begins anew.
+A restore verifies the whole file before it changes anything. It builds a new folder beside the data folder and renames
+it at the end, so a crash leaves either the old folder or the new one. A member with an unexpected name is refused, and
+no name is used as a path. KV is stored through the store that is configured now, and its time to live starts anew.
 """
 
 from __future__ import annotations
@@ -50,7 +51,16 @@ MAX_LAYERS = 4096
 
 @dataclass(frozen=True)
 class BackupContents:
-    """What a backup holds. bytes: of the file, manifest not counted · created: Unix seconds."""
+    """Contents of a backup.
+
+    Attributes:
+        documents: Number of documents.
+        chunks: Number of chunks.
+        profiles: Number of calibration profiles.
+        entries: Number of KV entries.
+        bytes: Size of the file without the manifest.
+        created: When the backup was made, in Unix seconds.
+    """
 
     documents: int
     chunks: int
@@ -62,28 +72,45 @@ class BackupContents:
 
 @dataclass(frozen=True)
 class RestoredBackup:
-    """found: in the backup · stored: KV entries that the store took · aside: where the old data folder is now."""
+    """Result of a restore.
+
+    Attributes:
+        found: Contents of the backup.
+        stored: Number of KV entries that the store accepted.
+        aside: Where the previous data folder is now; None if there was none.
+    """
 
     found: BackupContents
     stored: int
     aside: Path | None
 
 
-# Write
+# Writing
 
 
 def write_backup(file: Path, settings: Settings, with_kv: bool) -> BackupContents:
-    """Write a backup of the data folder to `file`, at once and whole; readable by its owner only.
+    """Write a backup of the data folder to `file`, atomically. Only the owner can read the file.
 
-    Raises ConfigError (no catalogue), CatalogCorrupt, InputError (`file` is there and no backup), StoreUnavailable
-    (`with_kv`, and the store is down), OSError; `file` is then as it was.
+    If this raises, `file` is unchanged.
+
+    Args:
+        file: Where to write. An older backup there is replaced.
+        settings: Settings of the service; they name the data folder and the store.
+        with_kv: Also back up the stored KV.
+
+    Raises:
+        ConfigError: The data folder has no catalogue.
+        CatalogCorrupt: The catalogue is damaged.
+        InputError: `file` exists and is not a backup.
+        StoreUnavailable: The store is down (only with `with_kv`).
+        OSError: The file cannot be written.
     """
     file, source = file.resolve(), settings.data / CATALOG
     if not source.is_file():
         raise ConfigError(f"there is no catalogue in {settings.data}; name the data folder with --data")
     if file.exists() and not starts_with(file, MARK, MAGIC):
-        raise InputError(f"{file} is there and is no backup; name another file")
-    with _folder_beside(file) as work:
+        raise InputError(f"{file} exists and is no backup; name another file")
+    with _temporary_sibling(file) as work:
         copy = work / CATALOG
         catalog = Catalog.open(source)
         try:
@@ -102,7 +129,7 @@ def write_backup(file: Path, settings: Settings, with_kv: bool) -> BackupContent
 
 def _write_all(tar: ArchiveWriter, settings: Settings, copy: Path, with_kv: bool) -> BackupContents:
     tar.add(MARK, MAGIC + f"{FORMAT}\n".encode())
-    # Opened: it is checked, and its keys are those of the very state that goes into the backup.
+    # Opening the copy checks it, and its keys belong to exactly the state that is backed up.
     catalog = Catalog.open(copy)
     try:
         (documents, chunks), keys = catalog.count(), catalog.keys()
@@ -111,8 +138,8 @@ def _write_all(tar: ArchiveWriter, settings: Settings, copy: Path, with_kv: bool
     with copy.open("rb") as data, tar.member(CATALOG, copy.stat().st_size):
         while piece := data.read(SLICE):
             tar.write(piece)
-    found = sorted((settings.data / "profiles").glob("*.json"))
-    profiles = [path for path in found if PROFILE.fullmatch(f"profiles/{path.name}")]
+    candidates = sorted((settings.data / "profiles").glob("*.json"))
+    profiles = [path for path in candidates if PROFILE.fullmatch(f"profiles/{path.name}")]
     for path in profiles:
         tar.add(f"profiles/{path.name}", path.read_bytes())
     entries = 0
@@ -124,12 +151,12 @@ def _write_all(tar: ArchiveWriter, settings: Settings, copy: Path, with_kv: bool
         finally:
             store.close()
     contents = BackupContents(documents, chunks, len(profiles), entries, tar.written, time.time())
-    tar.end({"format": FORMAT, "ragkv": __version__, **asdict(contents)})
+    tar.finish({"format": FORMAT, "ragkv": __version__, **asdict(contents)})
     return contents
 
 
 def _write_entry(tar: ArchiveWriter, store: KVStore, key: Key) -> bool:
-    """Copy an entry; False, and nothing written, when it is not there, damaged, or changes meanwhile."""
+    """Copy an entry. Return False and write nothing if it is missing, damaged, or changed while it was copied."""
     start = tar.mark()
     try:
         head, layers = store.head(key), store.layers(key)
@@ -140,31 +167,42 @@ def _write_entry(tar: ArchiveWriter, store: KVStore, key: Key) -> bool:
                     part = bytearray(min(SLICE, size - offset))
                     store.read(key, [Range(layer, offset, len(part))], memoryview(part))
                     tar.write(part)
-        # The head holds a checksum of every block: an entry with this head is the one that was read.
+        # The head record holds a checksum of every block. If it is unchanged, so is the entry.
         if store.head(key) == head:
             return True
     except (EntryMissing, EntryCorrupt):
         pass
-    tar.back(start)
+    tar.rewind(start)
     return False
 
 
-# Read
+# Restoring
 
 
 def restore_backup(file: Path, settings: Settings, force: bool) -> RestoredBackup:
-    """Make the data folder of `settings` from a backup.
+    """Replace the data folder of `settings` by a backup.
 
-    Raises InvalidBackup, InputError (the data folder is not empty, without `force`), CatalogCorrupt, ConfigError,
-    OSError; the data folder is then as it was.
+    If this raises, the data folder is unchanged.
+
+    Args:
+        file: The backup.
+        settings: Settings of the service; they name the data folder and the store.
+        force: Replace a data folder that is not empty. The old folder is renamed and kept.
+
+    Raises:
+        InvalidBackup: The file is not a backup, or it is damaged.
+        InputError: The data folder is not empty and `force` is not set.
+        CatalogCorrupt: The catalogue in the backup is damaged.
+        ConfigError: The catalogue in the backup belongs to a newer ragkv.
+        OSError: The data folder cannot be written.
     """
     data = settings.data.resolve()
     with file.open("rb") as raw:
-        archive = ArchiveReader(raw, file, _known)
+        archive = ArchiveReader(raw, file, _is_member_name)
         found = _verify(archive, file)
         if data.exists() and any(data.iterdir()) and not force:
             raise InputError(f"{data} is not empty; --force puts the backup in its place and keeps that folder aside")
-        with _folder_beside(data) as work:
+        with _temporary_sibling(data) as work:
             fresh = work / "data"
             fresh.mkdir()
             _extract(archive, fresh)
@@ -173,12 +211,12 @@ def restore_backup(file: Path, settings: Settings, force: bool) -> RestoredBacku
     return RestoredBackup(found, stored, aside)
 
 
-def _known(name: str) -> bool:
+def _is_member_name(name: str) -> bool:
     return name in (MARK, CATALOG) or bool(PROFILE.fullmatch(name) or ENTRY.fullmatch(name))
 
 
 def _verify(archive: ArchiveReader, file: Path) -> BackupContents:
-    """Raises InvalidBackup unless it is a backup that we can read, and whole."""
+    """Verify the archive and return its manifest. Raises InvalidBackup if it is damaged or has another format."""
     if not starts_with(file, MARK, MAGIC):
         raise InvalidBackup(f"{file} is no backup of ragkv")
     manifest = archive.verify()
@@ -191,7 +229,7 @@ def _verify(archive: ArchiveReader, file: Path) -> BackupContents:
 
 
 def _extract(archive: ArchiveReader, folder: Path) -> None:
-    """Catalogue and profiles. Raises CatalogCorrupt, ConfigError (of a newer ragkv)."""
+    """Extract catalogue and profiles. Raises CatalogCorrupt, and ConfigError for a catalogue of a newer ragkv."""
     for name, start, size in archive.members():
         profile = PROFILE.fullmatch(name)
         if name != CATALOG and not profile:
@@ -209,7 +247,7 @@ def _extract(archive: ArchiveReader, folder: Path) -> None:
 
 
 def _restore_entries(archive: ArchiveReader, file: Path, settings: Settings, folder: Path) -> int:
-    """Put the KV entries; returns how many the store took. What it does not take is encoded when it is needed."""
+    """Store the KV entries; return how many the store accepted. The others are encoded when they are needed."""
     stored = 0
     store = open_store(settings.store, folder, settings.store_timeout, settings.store_ttl, settings.store_bytes)
     try:
@@ -217,7 +255,7 @@ def _restore_entries(archive: ArchiveReader, file: Path, settings: Settings, fol
             entry = ENTRY.fullmatch(name)
             if entry is None:
                 continue
-            head, body = _entry(memoryview(archive.part(start, size)), file)
+            head, body = _parse_entry(memoryview(archive.part(start, size)), file)
             with suppress(StoreError):
                 store.put(Key(entry[1]), head, body)
                 stored += 1
@@ -226,20 +264,20 @@ def _restore_entries(archive: ArchiveReader, file: Path, settings: Settings, fol
     return stored
 
 
-def _entry(data: memoryview, file: Path) -> tuple[bytes, list[memoryview]]:
-    """(head, layers of the body) of an entry as it stands in a backup."""
+def _parse_entry(data: memoryview, file: Path) -> tuple[bytes, list[memoryview]]:
+    """Return (head record, layers of the body) of an entry in the format of a backup."""
     layers, head_size = FRAME.unpack_from(data) if len(data) >= FRAME.size else (MAX_LAYERS + 1, 0)
     start = FRAME.size + 8 * layers
     if layers > MAX_LAYERS or start + head_size > len(data):
-        raise InvalidBackup(f"{file} holds an entry that is none")
+        raise InvalidBackup(f"{file} holds an invalid entry")
     sizes = struct.unpack_from(f"<{layers}Q", data, FRAME.size)
     if start + head_size + sum(sizes) != len(data):
-        raise InvalidBackup(f"{file} holds an entry that is none")
+        raise InvalidBackup(f"{file} holds an invalid entry")
     head = bytes(data[start : start + head_size])
-    body, at = [], start + head_size
+    body, offset = [], start + head_size
     for size in sizes:
-        body.append(data[at : at + size])
-        at += size
+        body.append(data[offset : offset + size])
+        offset += size
     return head, body
 
 
@@ -247,9 +285,10 @@ def _entry(data: memoryview, file: Path) -> tuple[bytes, list[memoryview]]:
 
 
 def _put_in_place(fresh: Path, data: Path) -> Path | None:
-    """`fresh` becomes `data`; returns where what was there is now, None when it was empty."""
+    """Rename `fresh` to `data`; return where the old data folder is now, or None if it was empty or missing."""
     if data.is_mount():
-        # It cannot be renamed. It is empty, or this fails; the catalogue comes last, so before it there is nothing.
+        # A mount point cannot be renamed, so it must be empty. The catalogue is moved last: until then the folder has
+        # none and does not count as a data folder.
         if any(path != fresh.parent for path in data.iterdir()):
             raise InputError(f"{data} is the root of a disk and not empty; empty it, or restore into a folder on it")
         for path in sorted(fresh.iterdir(), key=lambda path: path.name == CATALOG):
@@ -271,8 +310,8 @@ def _put_in_place(fresh: Path, data: Path) -> Path | None:
 
 
 @contextmanager
-def _folder_beside(path: Path) -> Iterator[Path]:
-    """A folder on the same disk as `path`, gone afterwards."""
+def _temporary_sibling(path: Path) -> Iterator[Path]:
+    """Create a folder on the same disk as `path`, and remove it afterwards."""
     parent = path if path.is_mount() else path.parent
     parent.mkdir(parents=True, exist_ok=True)
     folder = parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
