@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from ingest.pipeline import content_hash, ingest, remove
-from ragkv.admin import backup
 from ragkv.admin.archive import MANIFEST, ArchiveWriter
-from ragkv.admin.backup import BackupContents
+from ragkv.admin.backup import BackupContents, write_backup
+from ragkv.admin.restore import restore_backup
 from ragkv.cli import run
 from ragkv.errors import ConfigError, InputError, InvalidBackup, StoreUnavailable
 from ragkv.report import Answer
@@ -53,7 +53,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def full_backup(source: Path) -> Path:
     """A backup of `source` with its KV."""
     file = source.parent / "whole.tar"
-    backup.write_backup(file, quick_settings(source), with_kv=True)
+    write_backup(file, quick_settings(source), with_kv=True)
     return file
 
 
@@ -77,7 +77,7 @@ def temporary_files(folder: Path) -> list[str]:
 
 def test_a_backup_with_kv_is_restored_with_all_cache_hits(source: Path, full_backup: Path, tmp_path: Path) -> None:
     before = answer(source)
-    done = backup.restore_backup(full_backup, quick_settings(tmp_path / "data"), force=False)
+    done = restore_backup(full_backup, quick_settings(tmp_path / "data"), force=False)
     assert (done.found.documents, done.found.profiles, done.aside) == (3, 1, None)
     assert done.stored == done.found.entries == done.found.chunks
     after = answer(tmp_path / "data")
@@ -95,11 +95,11 @@ def test_a_backup_with_kv_is_restored_with_all_cache_hits(source: Path, full_bac
 def test_without_kv_everything_is_encoded_again(source: Path, full_backup: Path, tmp_path: Path) -> None:
     before = answer(source)
     small = tmp_path / "small.tar"
-    found = backup.write_backup(small, quick_settings(source), with_kv=False)
+    found = write_backup(small, quick_settings(source), with_kv=False)
     assert found.entries == 0
     assert small.stat().st_size < full_backup.stat().st_size
     assert small.stat().st_mode & 0o777 == 0o600, "it holds the documents"
-    assert backup.restore_backup(small, quick_settings(tmp_path / "data"), force=False).stored == 0
+    assert restore_backup(small, quick_settings(tmp_path / "data"), force=False).stored == 0
     first, second = answer(tmp_path / "data"), answer(tmp_path / "data")
     assert first.answer == second.answer == before.answer
     assert first.report.cache.misses == first.report.cache.chunks
@@ -109,12 +109,12 @@ def test_without_kv_everything_is_encoded_again(source: Path, full_backup: Path,
 def test_a_backup_moves_between_backends(source: Path, full_backup: Path, tmp_path: Path, server: RedisServer) -> None:
     before = answer(source)
     first, second = tmp_path / "first", tmp_path / "second"
-    assert backup.restore_backup(full_backup, quick_settings(first, store=server.url), force=False).stored > 0
+    assert restore_backup(full_backup, quick_settings(first, store=server.url), force=False).stored > 0
     assert not (first / "kv").exists()
     assert answer(first, store=server.url).report.ratios.cache_hit == 1.0
     again = tmp_path / "again.tar"
-    backup.write_backup(again, quick_settings(first, store=server.url), with_kv=True)
-    backup.restore_backup(again, quick_settings(second), force=False)
+    write_backup(again, quick_settings(first, store=server.url), with_kv=True)
+    restore_backup(again, quick_settings(second), force=False)
     after = answer(second)
     assert (after.answer, after.report.ratios.cache_hit) == (before.answer, 1.0)
 
@@ -138,7 +138,7 @@ def test_a_backup_holds_one_state_while_documents_change(tmp_path: Path) -> None
             try:
                 for number in range(6):
                     made.append(tmp_path / f"{number}.tar")
-                    backup.write_backup(made[-1], quick_settings(tmp_path / "data"), with_kv=True)
+                    write_backup(made[-1], quick_settings(tmp_path / "data"), with_kv=True)
             except Exception as error:
                 errors.append(error)
 
@@ -154,7 +154,7 @@ def test_a_backup_holds_one_state_while_documents_change(tmp_path: Path) -> None
     assert not errors
     for number, file in enumerate(made):
         folder = tmp_path / f"restored-{number}"
-        done = backup.restore_backup(file, quick_settings(folder), force=False)
+        done = restore_backup(file, quick_settings(folder), force=False)
         with quick_engine(folder) as engine:
             documents = engine.catalog.documents()
             assert [d.content_hash in {content_hash(v) for v in versions} for d in documents] in ([], [True])
@@ -173,8 +173,8 @@ def test_a_damaged_or_missing_entry_is_left_out(source: Path, tmp_path: Path) ->
     first.unlink()
     os.truncate(second, 5000)
     file = tmp_path / "file.tar"
-    assert backup.write_backup(file, quick_settings(tmp_path / "data"), with_kv=True).entries == len(others)
-    assert backup.restore_backup(file, quick_settings(tmp_path / "new"), force=False).stored == len(others)
+    assert write_backup(file, quick_settings(tmp_path / "data"), with_kv=True).entries == len(others)
+    assert restore_backup(file, quick_settings(tmp_path / "new"), force=False).stored == len(others)
 
 
 # What is refused
@@ -183,18 +183,18 @@ def test_a_damaged_or_missing_entry_is_left_out(source: Path, tmp_path: Path) ->
 def test_only_an_older_backup_is_overwritten(source: Path, full_backup: Path, tmp_path: Path) -> None:
     old = tmp_path / "old.tar"
     old.write_bytes(full_backup.read_bytes()[:4096])
-    backup.write_backup(old, quick_settings(source), with_kv=False)
-    assert backup.restore_backup(old, quick_settings(tmp_path / "data"), force=False).found.documents == 3
+    write_backup(old, quick_settings(source), with_kv=False)
+    assert restore_backup(old, quick_settings(tmp_path / "data"), force=False).found.documents == 3
     notes = tmp_path / "notes.md"
     notes.write_text("mine")
     with pytest.raises(InputError, match="is no backup"):
-        backup.write_backup(notes, quick_settings(source), with_kv=False)
+        write_backup(notes, quick_settings(source), with_kv=False)
     assert notes.read_text() == "mine"
 
 
 def test_a_folder_without_a_catalogue_cannot_be_backed_up(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no catalogue"):
-        backup.write_backup(tmp_path / "file.tar", quick_settings(tmp_path / "typo"), with_kv=False)
+        write_backup(tmp_path / "file.tar", quick_settings(tmp_path / "typo"), with_kv=False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -202,14 +202,14 @@ def test_an_unavailable_store_fails_the_backup_and_leaves_no_file(source: Path, 
     with redis_server() as gone:
         url = gone.url
     with pytest.raises(StoreUnavailable):
-        backup.write_backup(tmp_path / "file.tar", quick_settings(source, store=url), with_kv=True)
+        write_backup(tmp_path / "file.tar", quick_settings(source, store=url), with_kv=True)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_restore_without_a_store_only_lacks_the_kv(full_backup: Path, tmp_path: Path) -> None:
     with redis_server() as gone:
         url = gone.url
-    done = backup.restore_backup(full_backup, quick_settings(tmp_path / "data", store=url), force=False)
+    done = restore_backup(full_backup, quick_settings(tmp_path / "data", store=url), force=False)
     assert (done.stored, done.found.documents) == (0, 3)
     with quick_engine(tmp_path / "data") as engine:
         assert engine.catalog.count()[0] == 3
@@ -222,9 +222,9 @@ def test_a_folder_in_use_is_replaced_only_by_force_and_kept_aside(
         ingest(engine, make_document("mine", words=20))
     before = state(tmp_path / "data")
     with pytest.raises(InputError, match="--force"):
-        backup.restore_backup(full_backup, quick_settings(tmp_path / "data"), force=False)
+        restore_backup(full_backup, quick_settings(tmp_path / "data"), force=False)
     assert state(tmp_path / "data") == before
-    aside = backup.restore_backup(full_backup, quick_settings(tmp_path / "data"), force=True).aside
+    aside = restore_backup(full_backup, quick_settings(tmp_path / "data"), force=True).aside
     assert aside is not None
     assert state(aside) == before
     assert answer(tmp_path / "data").report.ratios.cache_hit == 1.0
@@ -240,7 +240,7 @@ def test_a_flipped_bit_is_found_before_anything_changes(full_backup: Path, tmp_p
         data[at] ^= 0x10
         (tmp_path / "bad.tar").write_bytes(data)
         with pytest.raises(InvalidBackup):
-            backup.restore_backup(tmp_path / "bad.tar", quick_settings(tmp_path / "data"), force=True)
+            restore_backup(tmp_path / "bad.tar", quick_settings(tmp_path / "data"), force=True)
         data[at] ^= 0x10
     assert [path.name for path in tmp_path.iterdir()] == ["bad.tar"]
 
@@ -250,7 +250,7 @@ def test_a_truncated_backup_is_refused(full_backup: Path, tmp_path: Path) -> Non
     for size in (0, 1, 511, 512, 1023, 1024, 5000, len(data) // 3, len(data) // 2, len(data) - 1025, len(data) - 2048):
         (tmp_path / "cut.tar").write_bytes(data[:size])
         with pytest.raises(InvalidBackup):
-            backup.restore_backup(tmp_path / "cut.tar", quick_settings(tmp_path / "data"), force=False)
+            restore_backup(tmp_path / "cut.tar", quick_settings(tmp_path / "data"), force=False)
     assert [path.name for path in tmp_path.iterdir()] == ["cut.tar"]
 
 
@@ -277,7 +277,7 @@ def test_an_unexpected_member_name_is_refused(tmp_path: Path, name: str) -> None
     path = tmp_path / "inner" / "bad.tar"
     path.write_bytes(file.getvalue())
     with pytest.raises(InvalidBackup, match="which no backup holds"):
-        backup.restore_backup(path, quick_settings(tmp_path / "inner" / "data"), force=False)
+        restore_backup(path, quick_settings(tmp_path / "inner" / "data"), force=False)
     assert [found.name for found in tmp_path.rglob("*")] == ["inner", "bad.tar"]
 
 
@@ -291,7 +291,7 @@ def test_links_are_refused(full_backup: Path, tmp_path: Path) -> None:
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
     with pytest.raises(InvalidBackup, match="which no backup holds"):
-        backup.restore_backup(tmp_path / "link.tar", quick_settings(tmp_path / "data"), force=False)
+        restore_backup(tmp_path / "link.tar", quick_settings(tmp_path / "data"), force=False)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_an_archive_with_a_wrong_manifest_is_refused(tmp_path: Path, change: dic
     writer.finish({name: value for name, value in manifest.items() if value is not None})
     (tmp_path / "bad.tar").write_bytes(file.getvalue())
     with pytest.raises(InvalidBackup, match=message):
-        backup.restore_backup(tmp_path / "bad.tar", quick_settings(tmp_path / "data"), force=False)
+        restore_backup(tmp_path / "bad.tar", quick_settings(tmp_path / "data"), force=False)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.tar"]
 
 
@@ -324,7 +324,7 @@ def test_a_catalogue_of_a_newer_ragkv_is_refused_and_nothing_changes(source: Pat
     writer.finish({"format": 1, **BackupContents(1, 1, 0, 0, 0, 0.0).__dict__})
     (tmp_path / "newer.tar").write_bytes(file.getvalue())
     with pytest.raises(ConfigError, match="newer ragkv"):
-        backup.restore_backup(tmp_path / "newer.tar", quick_settings(tmp_path / "new"), force=False)
+        restore_backup(tmp_path / "newer.tar", quick_settings(tmp_path / "new"), force=False)
     assert not (tmp_path / "new").exists()
     assert temporary_files(tmp_path) == []
 
@@ -335,12 +335,13 @@ def test_a_catalogue_of_a_newer_ragkv_is_refused_and_nothing_changes(source: Pat
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from ragkv.admin import backup
+from ragkv.admin.backup import write_backup
+from ragkv.admin.restore import restore_backup
 from ragkv.config import load_settings
 
 os.rename = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
 os.replace = os.rename
-run = backup.restore_backup if sys.argv[1] == "restore" else backup.write_backup
+run = restore_backup if sys.argv[1] == "restore" else write_backup
 run(Path(sys.argv[2]), load_settings(data=Path(sys.argv[3])), False)
 """
 
@@ -357,7 +358,7 @@ def test_a_crash_before_the_end_leaves_the_old_state(
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert file.read_bytes() == full_backup.read_bytes()
     assert not folder.exists()
-    backup.restore_backup(file, quick_settings(folder), force=False)
+    restore_backup(file, quick_settings(folder), force=False)
     assert answer(folder).report.ratios.cache_hit == 1.0
 
 
@@ -375,7 +376,7 @@ def test_a_failed_rename_puts_the_old_folder_back(
 
     monkeypatch.setattr(os, "rename", fails_once)
     with pytest.raises(OSError, match="no"):
-        backup.restore_backup(full_backup, quick_settings(tmp_path / "data"), force=True)
+        restore_backup(full_backup, quick_settings(tmp_path / "data"), force=True)
     assert state(tmp_path / "data") == before
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
@@ -383,7 +384,7 @@ def test_a_failed_rename_puts_the_old_folder_back(
 MOUNT = """
 import sys
 from pathlib import Path
-from ragkv.admin import backup
+from ragkv.admin.restore import restore_backup
 from ragkv.catalog import Catalog
 from ragkv.config import load_settings
 from ragkv.errors import InputError
@@ -391,11 +392,11 @@ from ragkv.store.disk_store import DiskStore
 
 disk = Path(sys.argv[1])
 assert disk.is_mount()
-done = backup.restore_backup(Path(sys.argv[2]), load_settings(data=disk), force=False)
+done = restore_backup(Path(sys.argv[2]), load_settings(data=disk), force=False)
 assert sorted(path.name for path in disk.iterdir()) == ["catalog.sqlite", "kv", "profiles"], list(disk.iterdir())
 assert set(DiskStore(disk / "kv").keys()) == Catalog.open(disk / "catalog.sqlite").keys()
 try:
-    backup.restore_backup(Path(sys.argv[2]), load_settings(data=disk), force=True)
+    restore_backup(Path(sys.argv[2]), load_settings(data=disk), force=True)
     sys.exit("it replaced the root of a disk")
 except InputError as error:
     print(error)
