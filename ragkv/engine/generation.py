@@ -208,7 +208,7 @@ class Detokenizer:
     def complete(self, sequence: Sequence) -> Completion:
         """The answer of the run that told this. Call once, when it has ended."""
         now = self._timer.total()
-        self._timer.book("decode", self._started, now)
+        self._timer.record("decode", self._started, now)
         return Completion(sequence.tokens, self.text, self._ttft or now, sequence.steps, sequence.stopped)
 
 
