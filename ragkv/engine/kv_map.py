@@ -35,7 +35,7 @@ _BYTE = 256
 
 
 @dataclass(frozen=True)
-class ChunkMap:
+class ChunkKVMap:
     """One chunk of the map. row: in the catalogue, never used twice · block: tokens of a block · cells: of all blocks
     of the first layer, then of the second, and so on."""
 
@@ -77,7 +77,7 @@ class KVMap:
 
     block: int
     layers: int
-    chunks: tuple[ChunkMap, ...]
+    chunks: tuple[ChunkKVMap, ...]
 
 
 def kv_map(begun: RequestState, block: int, layers: int) -> KVMap:
@@ -85,7 +85,7 @@ def kv_map(begun: RequestState, block: int, layers: int) -> KVMap:
     context, hits = begun.context, begun.session.hits
     rows = _prefilled(context, hits, block, layers) if context.plan is None else _planned(context, hits, block)
     chunks = tuple(
-        ChunkMap(
+        ChunkKVMap(
             hit.row, hit.chunk.id, hit.chunk.document_id, hit.chunk.title, len(hit.chunk.tokens), block, _packed(cells)
         )
         for hit, cells in zip(hits, rows, strict=True)
