@@ -1,8 +1,11 @@
 """Data types that the whole project shares. docs/architecture.md explains the terms.
 
 Axis letters in shapes, used in every docstring of the project:
-    L layers · Hq query heads · Hkv key/value heads · d head size · n tokens of a chunk · B blocks of a chunk
-    D chunks in one request · P retrieval (layer, kv head) pairs · T rows of one model pass
+    L    layers                    n    tokens of a chunk
+    Hq   query heads               B    blocks of a chunk
+    Hkv  key/value heads           D    chunks in one request
+    d    head size                 T    rows of one model pass
+    P    retrieval (layer, kv head) pairs
 """
 
 from __future__ import annotations

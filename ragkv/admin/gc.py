@@ -83,7 +83,7 @@ def collect_garbage(
     Raises:
         StoreError: The store failed. Entries that were removed before stay removed.
     """
-    swept = store.sweep(dry_run)
+    sweep = store.sweep(dry_run)
     if not dry_run:
         catalog.drop_expired_claims(grace)
     present = list(store.keys())
@@ -102,8 +102,10 @@ def collect_garbage(
                 sizes[kind] += size
                 if not dry_run and (foreign or kind != "foreign"):
                     store.delete(key)
-    orphan, other, damaged = (StoreStats(entries[kind], sizes[kind]) for kind in KINDS)
-    return CollectedGarbage(orphan, other, damaged, swept.expired, swept.temporary, len(present) - entries.total())
+    orphan, foreign_found, damaged = (StoreStats(entries[kind], sizes[kind]) for kind in KINDS)
+    return CollectedGarbage(
+        orphan, foreign_found, damaged, sweep.expired, sweep.temporary, len(present) - entries.total()
+    )
 
 
 def _current_keys(catalog: Catalog, seal: Seal) -> set[Key]:

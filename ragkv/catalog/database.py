@@ -215,7 +215,7 @@ def _refuse_partial_page(path: Path, connection: sqlite3.Connection) -> None:
 
 def _refuse_leftovers(path: Path) -> None:
     if path.with_name(path.name + "-wal").exists():
-        raise _corrupt(path, "the file is gone but its -wal file is there")
+        raise _corrupt(path, "the file is missing but its -wal file exists")
 
 
 def _corrupt(path: Path, reason: str) -> CatalogCorrupt:

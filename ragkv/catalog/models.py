@@ -1,4 +1,4 @@
-"""Data classes that go into the catalogue and come out of it, besides `Document` and `Chunk` of `ragkv.types`."""
+"""Data classes of the catalogue, besides `Document` and `Chunk` of `ragkv.types`."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 It is derived from the catalogue, so its file may be deleted at any time. The file has this format; checksum, generation
 and collection are verified before FAISS parses any of it:
 
-    header     magic · version · dimension · generation · entries · dead rows · size of the index
+    header     magic, version, dimension, generation, entries, number of dead rows, size of the index
     checksum   xxh3-128 of header, collection name, dead rows and index
     dead rows  int64, ascending: entries of the index that are no longer in the collection
     index      faiss.serialize_index

@@ -199,16 +199,16 @@ def test_a_folder_without_a_catalogue_cannot_be_backed_up(tmp_path: Path) -> Non
 
 
 def test_an_unavailable_store_fails_the_backup_and_leaves_no_file(source: Path, tmp_path: Path) -> None:
-    with redis_server() as gone:
-        url = gone.url
+    with redis_server() as stopped:
+        url = stopped.url
     with pytest.raises(StoreUnavailable):
         write_backup(tmp_path / "file.tar", quick_settings(source, store=url), with_kv=True)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_restore_without_a_store_only_lacks_the_kv(full_backup: Path, tmp_path: Path) -> None:
-    with redis_server() as gone:
-        url = gone.url
+    with redis_server() as stopped:
+        url = stopped.url
     done = restore_backup(full_backup, quick_settings(tmp_path / "data", store=url), force=False)
     assert (done.stored, done.found.documents) == (0, 3)
     with quick_engine(tmp_path / "data") as engine:

@@ -198,8 +198,8 @@ def test_expired_entries_and_temporary_files_are_removed(tmp_path: Path) -> None
 
 
 def test_an_unavailable_store_is_reported(tmp_path: Path) -> None:
-    with redis_server() as gone:
-        url = gone.url
+    with redis_server() as stopped:
+        url = stopped.url
     with quick_engine(tmp_path, store=url) as engine:
         ingest(engine, make_document("a", words=60))
         with pytest.raises(StoreUnavailable):

@@ -128,11 +128,11 @@ def test_a_search_among_rows_is_exact_in_a_flat_index_and_in_a_graph(
     vectors = rng.standard_normal((count, 8), dtype=np.float32)
     index = VectorIndex(8, flat_limit=40)
     index.apply(Changes(1, np.empty(0, np.int64), np.arange(count), vectors))
-    gone = np.sort(rng.permutation(count)[:removed]).astype(np.int64)
-    index.apply(Changes(2, gone, np.empty(0, np.int64), np.empty((0, 8), np.float32)))
+    removed_rows = np.sort(rng.permutation(count)[:removed]).astype(np.int64)
+    index.apply(Changes(2, removed_rows, np.empty(0, np.int64), np.empty((0, 8), np.float32)))
     rows = np.sort(rng.permutation(100)[:allowed]).astype(np.int64)  # some of them are not in the index
     question: NDArray[np.float32] = rng.standard_normal(8, dtype=np.float32)
-    among = [int(row) for row in rows if row < count and row not in gone]
+    among = [int(row) for row in rows if row < count and row not in removed_rows]
     ranked = sorted(among, key=lambda row: -float(vectors[row] @ question))
     assert index.search_among(rows, question, 5) == ranked[:5]
     assert index.search_among(rows, question, 1000) == ranked

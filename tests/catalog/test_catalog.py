@@ -149,8 +149,8 @@ def test_only_unreferenced_keys_are_orphans(catalog: Catalog) -> None:
     assert set(put(catalog, "a", ["new", "twice"])) == {"default only a"}
     assert set(catalog.remove("default", "a")) == {"default new", "default twice"}
     assert catalog.keys() == {"default shared"}
-    with catalog.removing([Key("default shared"), Key("gone"), Key("gone")]) as free:
-        assert free == {"gone"}
+    with catalog.removing([Key("default shared"), Key("gone"), Key("gone")]) as removable:
+        assert removable == {"gone"}
     assert catalog.remove("default", "b") == ["default shared"]
     assert catalog.count() == (0, 0)
 
@@ -190,8 +190,8 @@ def test_the_commit_of_a_document_releases_its_claim_or_neither_happens(catalog:
     claim = catalog.claim([Key("k")], "model")
     with pytest.raises(InputError, match="0 others"):
         commit("a", refuse)
-    with catalog.removing([Key("k")]) as free:
-        assert not free
+    with catalog.removing([Key("k")]) as removable:
+        assert not removable
     assert catalog.documents() == []
     commit("a", None)
     with catalog.read() as connection:

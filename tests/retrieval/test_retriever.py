@@ -160,11 +160,11 @@ def test_an_index_updated_by_changes_equals_a_plain_mapping(steps: list[tuple[in
     rng = np.random.default_rng(seed)
     index, model, row = VectorIndex(8, flat_limit=20), dict[int, NDArray[np.float32]](), 0
     for generation, (removed, added) in enumerate(steps, start=1):
-        gone = rng.permutation(sorted(model))[:removed].astype(np.int64)
+        removed_rows = rng.permutation(sorted(model))[:removed].astype(np.int64)
         fresh = np.arange(row, row + added)
         vectors = rng.standard_normal((added, 8), dtype=np.float32)
-        index.apply(Changes(generation, np.sort(gone), fresh, vectors))
-        for name in gone:
+        index.apply(Changes(generation, np.sort(removed_rows), fresh, vectors))
+        for name in removed_rows:
             del model[int(name)]
         model |= dict(zip(fresh.tolist(), vectors, strict=True))
         row += added
