@@ -670,7 +670,7 @@ print("recovered")
 """
 
 
-def test_a_full_disk_changes_nothing_and_the_catalogue_recovers(tmp_path: Path, root: Path) -> None:
+def test_a_full_disk_changes_nothing_and_passes(tmp_path: Path, root: Path) -> None:
     mount = tmp_path / "small"
     mount.mkdir()
     script = f'mount -t tmpfs -o size=2m tmpfs {mount} && exec "$0" -c "$1" {mount}/catalog.sqlite {mount}/ballast'
@@ -770,7 +770,7 @@ def test_creating_leaves_no_temporary_files(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["catalog.sqlite"]
 
 
-def test_the_file_survives_power_loss(catalog: Catalog) -> None:
+def test_the_file_is_safe_against_power_loss(catalog: Catalog) -> None:
     with catalog.read() as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)

@@ -257,14 +257,14 @@ def test_a_saved_graph_is_loaded_without_its_removed_rows(tmp_path: Path) -> Non
     assert again.rows.tolist() == list(range(5, 60))
 
 
-def test_an_index_with_any_flipped_byte_is_not_loaded(catalog: Catalog, saved: Path) -> None:
+def test_every_flipped_byte_makes_it_unusable(catalog: Catalog, saved: Path) -> None:
     whole = saved.read_bytes()
     for position in (*range(80), *range(80, len(whole), 37), len(whole) - 1):
         saved.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
         assert load(catalog, saved) is None, position
 
 
-def test_a_truncated_index_is_not_loaded(catalog: Catalog, saved: Path) -> None:
+def test_every_truncation_makes_it_unusable(catalog: Catalog, saved: Path) -> None:
     whole = saved.read_bytes()
     for size in (*range(80), *range(80, len(whole), 41), len(whole) - 1):
         saved.write_bytes(whole[:size])
