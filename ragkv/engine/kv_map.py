@@ -36,7 +36,7 @@ _BYTE = 256
 
 
 @dataclass(frozen=True)
-class ChunkMap:
+class ChunkKVMap:
     """One chunk of the map.
 
     Attributes:
@@ -92,7 +92,7 @@ class KVMap:
 
     block: int
     layers: int
-    chunks: tuple[ChunkMap, ...]
+    chunks: tuple[ChunkKVMap, ...]
 
 
 def kv_map(request: RequestState, block: int, layers: int) -> KVMap:
@@ -100,7 +100,7 @@ def kv_map(request: RequestState, block: int, layers: int) -> KVMap:
     context, hits = request.context, request.session.hits
     rows = _prefilled(context, hits, block, layers) if context.plan is None else _planned(context, hits, block)
     chunks = tuple(
-        ChunkMap(
+        ChunkKVMap(
             hit.row, hit.chunk.id, hit.chunk.document_id, hit.chunk.title, len(hit.chunk.tokens), block, _packed(cells)
         )
         for hit, cells in zip(hits, rows, strict=True)
