@@ -205,7 +205,7 @@ class _Asker:
         row = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
         if context.plan is None:
             load, ttft_load = (None, None) if self._store is None else (0.0, ttft)
-            read = 1.0 if context.sparse is None else context.sparse.read / context.sparse.whole
+            read = 1.0 if context.sparse is None else context.sparse.computed_pairs / context.sparse.dense_pairs
             figures = QualityFigures(
                 *scores, 1.0, 1.0, 1.0, 1.0, ended, float(row * self._size), ttft, ttft_load, load, read
             )

@@ -59,7 +59,7 @@ def build_report(
     decoding = _decoded(context, completion)
     return Report(
         method=session.method,
-        prefill=prefill if context.sparse and context.sparse.chosen else "dense",
+        prefill=prefill if context.sparse and context.sparse.selected else "dense",
         decode=decode if decoding.read < decoding.present else "dense",
         model=model.name,
         tokens=TokenCounts(
@@ -82,9 +82,9 @@ def build_report(
 
 def _decoded(context: PrefilledContext, spoken: Completion) -> DecodeReport:
     state, steps, ended = context.decoding, spoken.steps, "stop" if spoken.stopped else "length"
-    if state is not None and state.steps_read:
-        lists = sum(each.read.shape[0] for each in state.steps_read)
-        return DecodeReport(steps, state.read / lists, state.present / lists, state.fetched, ended)
+    if state is not None and state.key_counts:
+        lists = sum(each.read.shape[0] for each in state.key_counts)
+        return DecodeReport(steps, state.keys_read / lists, state.keys_present / lists, state.fetched, ended)
     lengths = context.cache.lengths
     present = sum(lengths) / len(lengths) - (steps - 1) / 2 if steps else 0.0
     return DecodeReport(steps, present, present, 0, ended)

@@ -85,8 +85,8 @@ def test_some_come_and_stay_and_the_cache_is_read_as_if_they_had_been_there():
             assert len(set(positions)) == len(positions), "no block comes twice"
     assert counts == sorted(counts)
     assert 0 < counts[-1] < 4 * ABSENT
-    assert len(context.decoding.readings) == 8 * 4, "every row of the answer was a step"
-    assert all(int(each.read.max()) <= each.present for each in context.decoding.readings)
+    assert len(context.decoding.key_counts) == 8 * 4, "every row of the answer was a step"
+    assert all(int(each.read.max()) <= each.present for each in context.decoding.key_counts)
 
 
 def test_without_reach_nothing_comes():

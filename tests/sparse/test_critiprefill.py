@@ -11,7 +11,7 @@ from ragkv.kernels.attention import attend
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
 from ragkv.sparse.base import SparsePrefill
-from ragkv.sparse.critiprefill import CritiPrefill, best, criticality, fuse, shares
+from ragkv.sparse.critiprefill import CritiPrefill, block_shares, criticality, fuse_layers, top_blocks
 from tests.tiny import model, tokens
 
 SMALL = CritiPrefill(segment=8, block=2, budget=6, skip=0, threshold=0)
@@ -47,7 +47,7 @@ def test_a_small_budget_is_not_dense_and_reads_less():
     q, k, v = rows(64, 8, 1), rows(64, 2, 2), rows(64, 2, 3)
     out, sparse = read(SMALL, q, k, v)
     assert (out - dense(q, k, v)).abs().max() > 1e-2
-    assert sparse.read < sparse.whole
+    assert sparse.computed_pairs < sparse.dense_pairs
 
 
 def test_the_first_and_the_last_segment_are_dense_whatever_the_budget():
@@ -68,7 +68,7 @@ def test_early_segments_and_layers_stay_dense():
     late = CritiPrefill(8, 2, 4, skip=0, threshold=24)
     torch.testing.assert_close(read(late, q, k, v)[0][:24], dense(q, k, v)[:24], rtol=0, atol=1e-12)
     skipping = CritiPrefill(8, 2, 4, skip=1, threshold=0)
-    assert read(skipping, q, k, v, layers=1)[1].read == read(skipping, q, k, v, layers=1)[1].whole
+    assert read(skipping, q, k, v, layers=1)[1].computed_pairs == read(skipping, q, k, v, layers=1)[1].dense_pairs
     assert (read(skipping, q, k, v, layers=2)[0] - dense(q, k, v)).abs().max() > 1e-2
 
 
@@ -111,7 +111,7 @@ def test_the_papers_order_of_softmax_and_mask_lets_the_future_change_the_past():
     other[32:] *= 9
     assert (literal(q, k)[:, :4] - literal(q, other)[:, :4]).abs().max() > 1e-3
     allowed = torch.tensor([[b < 4 * s for b in range(32)] for s in range(8)])
-    ours = [shares(criticality(q, each, 8, 2), allowed)[:, :4] for each in (k, other)]
+    ours = [block_shares(criticality(q, each, 8, 2), allowed)[:, :4] for each in (k, other)]
     torch.testing.assert_close(*ours, rtol=0, atol=0)
 
 
@@ -121,17 +121,17 @@ def test_golden_scores():
     raw = criticality(q, k, 4, 2)
     assert raw[0].tolist() == [[1, 2, 1, 1], [1, 1.5, 1.5, 1]]
     allowed = torch.tensor([[False] * 4, [True, True, False, False]])
-    score = shares(raw, allowed)
+    score = block_shares(raw, allowed)
     assert score[0, 0].tolist() == [0, 0, 0, 0]
     torch.testing.assert_close(score[0, 1, :2], torch.tensor([0.3775, 0.6225]).double(), rtol=0, atol=6e-5)
     before = torch.tensor([[[0, 0, 0, 0], [0.5, 0.5, 0, 0]]]).double()
     torch.testing.assert_close(
-        fuse(score, before, 0.75)[0, 1, :2], torch.tensor([0.4081, 0.5919]).double(), rtol=0, atol=6e-5
+        fuse_layers(score, before, 0.75)[0, 1, :2], torch.tensor([0.4081, 0.5919]).double(), rtol=0, atol=6e-5
     )
     torch.testing.assert_close(
-        fuse(score, before, 0.25)[0, 1, :2], torch.tensor([0.4694, 0.5306]).double(), rtol=0, atol=6e-5
+        fuse_layers(score, before, 0.25)[0, 1, :2], torch.tensor([0.4694, 0.5306]).double(), rtol=0, atol=6e-5
     )
-    assert best(score, allowed, 1)[0].tolist() == [[False] * 4, [False, True, False, False]]
+    assert top_blocks(score, allowed, 1)[0].tolist() == [[False] * 4, [False, True, False, False]]
 
 
 def test_scores_average_the_query_heads_of_a_group():

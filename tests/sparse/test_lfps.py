@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.sparse.lfps import Lfps, ratio, tables, thresholds
-from ragkv.sparse.past import RUN, SMALLEST, KeyTables, Table, true
+from ragkv.sparse.lfps import Lfps, prompt_tables, sink_ratio, thresholds
+from ragkv.sparse.lfps_tables import RUN, SMALLEST, KeyScores, ScoreTable, true_indices
 from tests.sparse.steps import GROUPINGS, greedy, normal, request, says_what_dense_says
 from tests.tiny import model, tokens
 
@@ -25,30 +25,30 @@ def run(params, asked, steps=None):
     return state, [asked.step(state, at) for at in range(asked.steps if steps is None else steps)]
 
 
-def sums(past):
-    return torch.cat([past.vertical.scores.sum(1), past.slash.scores.sum(1)])
+def sums(scores):
+    return torch.cat([scores.vertical.scores.sum(1), scores.slash.scores.sum(1)])
 
 
-def by_offset(past):
-    return past.slash.scores.flip(-1)
+def by_offset(scores):
+    return scores.slash.scores.flip(-1)
 
 
-def marked(past, now, reach=(), beta=0.2):
+def marked(scores, now, reach=(), beta=0.2):
     """Candidates bool [H, now + 1], but for the recent ones."""
-    moments = past.vertical.moments(past.others), past.slash.moments(past.others)
-    past.mark(*thresholds(*moments, beta), now)
-    past.mark_near(reach, moments[0].mean, moments[1].mean, now)
-    found = torch.zeros(past.vertical.raw.shape[0], now + 1, dtype=torch.bool)
-    places, _, starts = past.take()
+    moments = scores.vertical.moments(scores.scored), scores.slash.moments(scores.scored)
+    scores.mark_above(*thresholds(*moments, beta), now)
+    scores.mark_neighbours(reach, moments[0].mean, moments[1].mean, now)
+    found = torch.zeros(scores.vertical.raw.shape[0], now + 1, dtype=torch.bool)
+    places, _, starts = scores.pop_marked()
     for row, (start, stop) in enumerate(pairwise(starts.tolist())):
         found[row, places[start:stop]] = True
     return found
 
 
-def past_of(vertical, slash, local=1):
+def scores_of(vertical, slash, local=1):
     """No sinks, rows at positions 0.. ."""
     count = vertical.shape[1]
-    return KeyTables(vertical, slash, torch.arange(count), torch.empty(0, dtype=torch.int64), local, None)
+    return KeyScores(vertical, slash, torch.arange(count), torch.empty(0, dtype=torch.int64), local, None)
 
 
 # The worked example: 6 keys, 2 prompt rows, decay .5.
@@ -59,7 +59,9 @@ def example():
     k = torch.eye(6, dtype=torch.float64)[:, None]
     positions, outside = torch.arange(6), torch.ones(6, dtype=torch.bool)
     params = Lfps(decay=0.5, rows=2, sinks=0)
-    return tables(a.clamp(min=1e-200).log()[:, None], k, torch.tensor([4, 5]), positions, outside, params, scale=1.0)
+    return prompt_tables(
+        a.clamp(min=1e-200).log()[:, None], k, torch.tensor([4, 5]), positions, outside, params, scale=1.0
+    )
 
 
 def test_tables_of_the_worked_example():
@@ -70,34 +72,34 @@ def test_tables_of_the_worked_example():
 
 
 def test_threshold_and_update_of_the_worked_example():
-    past = past_of(*example())
-    moments = past.vertical.moments(past.others)
+    scores = scores_of(*example())
+    moments = scores.vertical.moments(scores.scored)
     bar = moments.mean + 0.2 * moments.deviation
     assert bar.item() == pytest.approx(0.1942, abs=5e-5)
-    assert (past.vertical.scores[0] > bar).nonzero()[:, 0].tolist() == [0, 3]
-    past.remember(6, 6)
-    past.fade(torch.tensor([0.5], dtype=torch.float64))
-    past.learn(torch.tensor([[0, 4]]), 0.5 * torch.tensor([[0.6, 0.4]], dtype=torch.float64), 6)
+    assert (scores.vertical.scores[0] > bar).nonzero()[:, 0].tolist() == [0, 3]
+    scores.append_token(6, 6)
+    scores.decay(torch.tensor([0.5], dtype=torch.float64))
+    scores.add_scores(torch.tensor([[0, 4]]), 0.5 * torch.tensor([[0.6, 0.4]], dtype=torch.float64), 6)
     expected = [0.525, 0.025, 0.05, 0.1, 0.275, 0.025, 0.0], [0.05, 0.125, 0.25, 0.05, 0.1, 0.125, 0.3]
-    torch.testing.assert_close(past.vertical.scores[0, :7], torch.tensor(expected[0], dtype=torch.float64))
-    torch.testing.assert_close(by_offset(past)[0, :7], torch.tensor(expected[1], dtype=torch.float64))
-    torch.testing.assert_close(sums(past), torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(scores.vertical.scores[0, :7], torch.tensor(expected[0], dtype=torch.float64))
+    torch.testing.assert_close(by_offset(scores)[0, :7], torch.tensor(expected[1], dtype=torch.float64))
+    torch.testing.assert_close(sums(scores), torch.ones(2, dtype=torch.float64))
 
 
 def test_the_share_of_the_sinks_of_the_worked_example():
     sink, whole, local = (torch.tensor(x, dtype=torch.float64) for x in (5.0, math.log(100) + 0.5, math.log(5) + 1))
     assert [round(x.exp().item(), 3) for x in (sink, whole, local)] == [148.413, 164.872, 13.591]
-    assert ratio(sink, whole, local).item() == pytest.approx(0.47373, abs=5e-6)
+    assert sink_ratio(sink, whole, local).item() == pytest.approx(0.47373, abs=5e-6)
 
 
 @given(*[st.floats(-2e3, 2e3)] * 3)
 def test_a_share_is_a_share_whatever_the_scores(sink, whole, local):
-    share = ratio(*(torch.tensor(x) for x in (sink, whole, local)))
+    share = sink_ratio(*(torch.tensor(x) for x in (sink, whole, local)))
     assert 0 <= share.item() <= 1
 
 
 def test_no_sinks_have_no_share():
-    assert ratio(torch.tensor(-math.inf), torch.tensor(1.0), torch.tensor(2.0)).item() == 0
+    assert sink_ratio(torch.tensor(-math.inf), torch.tensor(1.0), torch.tensor(2.0)).item() == 0
 
 
 # Tables.
@@ -109,10 +111,10 @@ def test_a_table_is_what_plain_arithmetic_says(seed):
     """Fading, adding, widening on both sides, scaling back: scores, moments and what is above a bar."""
     generator = torch.Generator().manual_seed(seed)
     plain = torch.rand(3, 4 * RUN, generator=generator, dtype=torch.float64) ** 4
-    table = Table(plain.clone())
+    table = ScoreTable(plain.clone())
     for step in range(60):
         decay = torch.tensor([0.7, 1.0, 0.95], dtype=torch.float64)
-        table.fade(decay)
+        table.decay(decay)
         plain = plain * decay[:, None]
         if step % 20 == 7:
             front = bool(step % 40 == 7)
@@ -130,14 +132,14 @@ def test_a_table_is_what_plain_arithmetic_says(seed):
     torch.testing.assert_close(found.deviation * table.scale, deviation)
     kurtosis = ((plain - mean[:, None]) ** 4).mean(1) / deviation**4
     torch.testing.assert_close(found.kurtosis, kurtosis)
-    runs, high = table.above(mean / table.scale)
+    runs, high = table.runs_above(mean / table.scale)
     above = torch.zeros_like(plain, dtype=torch.bool)
     above.view(-1, RUN)[runs] = high
     assert torch.equal(above, plain > mean[:, None])
 
 
 def test_a_flat_table_has_a_finite_threshold():
-    flat = past_of(torch.full((1, 32), 0.1, dtype=torch.float64), torch.zeros(1, 32, dtype=torch.float64))
+    flat = scores_of(torch.full((1, 32), 0.1, dtype=torch.float64), torch.zeros(1, 32, dtype=torch.float64))
     moments = flat.vertical.moments(32), flat.slash.moments(32)
     assert all(math.isfinite(tau.item()) for tau in thresholds(*moments, 0.2))
 
@@ -145,8 +147,8 @@ def test_a_flat_table_has_a_finite_threshold():
 def test_a_table_with_sharper_peaks_gets_the_lower_bar():
     peaked, broad = torch.zeros(1, 64, dtype=torch.float64), torch.zeros(1, 64, dtype=torch.float64)
     peaked[0, 3], broad[0, :8] = 1.0, 0.125
-    past = past_of(peaked, broad)
-    vertical, slash = past.vertical.moments(64), past.slash.moments(64)
+    scores = scores_of(peaked, broad)
+    vertical, slash = scores.vertical.moments(64), scores.slash.moments(64)
     alone = [m.mean + 0.2 * m.deviation for m in (vertical, slash)]
     tau_v, tau_s = thresholds(vertical, slash, 0.2)
     assert tau_v < alone[0]
@@ -158,31 +160,31 @@ def test_a_table_with_sharper_peaks_gets_the_lower_bar():
 def test_candidates_are_those_of_the_formula(seed, later):
     """Every place and offset looked at one by one, some tokens after the tables were filled; L6 and L7 on the way."""
     vertical, slash = (normal(2, 90, seed=seed + i).abs() ** 3 for i in range(2))
-    past = past_of(vertical, slash)
+    scores = scores_of(vertical, slash)
     for now in range(90, 90 + later):
-        past.remember(now, now)
+        scores.append_token(now, now)
     n, before, reach = 90 + later, None, (-1, 1, 2)
-    v, s = past.vertical.scores[:, :n], by_offset(past)[:, :n].flip(-1)
+    v, s = scores.vertical.scores[:, :n], by_offset(scores)[:, :n].flip(-1)
     means = v.sum(1, keepdim=True) / n, s.sum(1, keepdim=True) / n
     for beta in (0.0, 0.2, 0.4, 2.0):
-        tau = thresholds(past.vertical.moments(n), past.slash.moments(n), beta)
+        tau = thresholds(scores.vertical.moments(n), scores.slash.moments(n), beta)
         first = (v > tau[0][:, None]) | (s > tau[1][:, None])
         liked, expected = (v > means[0]) | (s > means[1]), first.clone()
         for row, place in first.nonzero().tolist():
             for near in (place + offset for offset in reach):
                 if 0 <= near < n:
                     expected[row, near] |= liked[row, near]
-        found = marked(past, n - 1, reach, beta)
+        found = marked(scores, n - 1, reach, beta)
         assert torch.equal(found, expected)
-        assert not (marked(past, n - 1, (), beta) & ~found).any()
-        assert before is None or not (marked(past, n - 1, (), beta) & ~before).any()
-        before = marked(past, n - 1, (), beta)
+        assert not (marked(scores, n - 1, (), beta) & ~found).any()
+        assert before is None or not (marked(scores, n - 1, (), beta) & ~before).any()
+        before = marked(scores, n - 1, (), beta)
 
 
 def test_true_flags_are_found_at_any_length():
     for count in (0, 8, 13, 64):
         flags = torch.arange(count) % 3 == 0
-        assert torch.equal(true(flags), flags.nonzero()[:, 0])
+        assert torch.equal(true_indices(flags), flags.nonzero()[:, 0])
 
 
 # Steps of a request.
@@ -196,7 +198,7 @@ def test_the_identity_setting_equals_dense_attention(heads, q_heads, kv_heads, g
     state, outs = run(replace(ALL, heads=heads), asked)
     for at, out in enumerate(outs):
         torch.testing.assert_close(out, asked.dense(at), rtol=0, atol=1e-10)
-    assert state.read == state.present > 0
+    assert state.keys_read == state.keys_present > 0
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -230,7 +232,7 @@ def test_rows_whose_best_keys_are_candidates_equal_exact_top_k():
     state, outs = run(params, asked)
     for at, out in enumerate(outs):
         torch.testing.assert_close(out, best(asked, at, 6), rtol=0, atol=1e-10)
-    assert state.read < 0.5 * state.present
+    assert state.keys_read < 0.5 * state.keys_present
 
 
 PEAKS = (30, 31, 57, 90, 104, 120)
@@ -267,7 +269,7 @@ def test_keys_at_fixed_places_are_candidates_of_the_next_step():
     for at in range(10):
         asked.step(state, at)
         now = asked.rows + at
-        assert bool(marked(state.past[0], now)[:, PEAKS].all())
+        assert bool(marked(state.scores[0], now)[:, PEAKS].all())
 
 
 def test_keys_at_a_fixed_distance_are_candidates_where_they_are_now():
@@ -276,11 +278,11 @@ def test_keys_at_a_fixed_distance_are_candidates_where_they_are_now():
     asked.ask(state)
     for at in range(10):
         asked.step(state, at)
-        past = state.past[0]
-        past.remember(asked.rows + at + 1, asked.rows + at + 1)  # as the next token would
-        assert bool(marked(past, asked.rows + at + 1)[:, asked.rows + at + 1 - 37].all())
-        past.recent, past.others = past.recent[:-1], past.others - 1
-        past.slot[asked.rows + at + 1] = -1
+        scores = state.scores[0]
+        scores.append_token(asked.rows + at + 1, asked.rows + at + 1)  # as the next token would
+        assert bool(marked(scores, asked.rows + at + 1)[:, asked.rows + at + 1 - 37].all())
+        scores.recent, scores.scored = scores.recent[:-1], scores.scored - 1
+        scores.slot[asked.rows + at + 1] = -1
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -292,9 +294,9 @@ def test_tables_keep_their_sum(heads, params):
     rows = 8 if heads == "query" else 2
     expected = torch.full((2 * rows,), 0.5 / (1 - params.decay), dtype=torch.float64)
     for at in range(asked.steps):
-        torch.testing.assert_close(sums(state.past[0]), expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(sums(state.scores[0]), expected, rtol=0, atol=1e-10)
         asked.step(state, at)
-    torch.testing.assert_close(sums(state.past[0]), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(sums(state.scores[0]), expected, rtol=0, atol=1e-10)
 
 
 def sunk(steps=6, quiet=0):
@@ -313,16 +315,16 @@ def test_a_bypassed_step_leaves_the_tables_as_they_are(heads):
     asked.ask(state)
     asked.step(state, 0)
     assert not bool(state.bypassed[0].all())
-    past = state.past[0]
-    before = past.vertical.raw.clone(), past.slash.raw.clone(), past.vertical.scale, past.slash.scale
+    scores = state.scores[0]
+    before = scores.vertical.raw.clone(), scores.slash.raw.clone(), scores.vertical.scale, scores.slash.scale
     for at in range(1, 6):
         out = asked.step(state, at)
         assert bool(state.bypassed[0].all())
-        after = past.vertical.raw, past.slash.raw, past.vertical.scale, past.slash.scale
+        after = scores.vertical.raw, scores.slash.raw, scores.vertical.scale, scores.slash.scale
         assert all(torch.equal(one, same) for one, same in zip(before, after, strict=True))
         dense = asked.dense(at)
         assert (out - dense).norm() < 0.2 * dense.norm()
-    assert state.steps_read[-1].read.tolist() == [4] * (8 if heads == "query" else 2)
+    assert state.key_counts[-1].read.tolist() == [4] * (8 if heads == "query" else 2)
 
 
 def test_positions_stay_right_after_bypassed_steps():
@@ -332,11 +334,11 @@ def test_positions_stay_right_after_bypassed_steps():
     state, reference = Lfps(least=12).start(), Lfps(least=12, bypass=1.0).start()
     asked.ask(state)
     lone.ask(reference)
-    past = state.past[0]
+    scores = state.scores[0]
     for at in range(5):
-        past.remember(asked.rows + at, asked.rows + at)
+        scores.append_token(asked.rows + at, asked.rows + at)
     now = asked.rows + 4
-    assert bool(marked(past, now)[:, now - 37].all())
+    assert bool(marked(scores, now)[:, now - 37].all())
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -364,7 +366,7 @@ def test_heads_are_bypassed_one_by_one():
             busy = ~state.bypassed[0]
             torch.testing.assert_close(out[busy], asked.dense(at)[busy], rtol=0, atol=1e-10)
             torch.testing.assert_close(
-                sums(state.past[0]), torch.full_like(sums(state.past[0]), 10.0), atol=1e-10, rtol=0
+                sums(state.scores[0]), torch.full_like(sums(state.scores[0]), 10.0), atol=1e-10, rtol=0
             )
         assert state.bypassed[0].tolist() == [False] * 3 + [True] * 5
 
@@ -391,12 +393,12 @@ def test_room_grows_and_places_stay_aligned():
     rooms = set()
     for at in range(asked.steps):
         asked.step(state, at)
-        past = state.past[0]
-        rooms.add(past.room)
-        assert past.vertical.raw.shape == past.slash.raw.shape == (8, past.room)
+        scores = state.scores[0]
+        rooms.add(scores.room)
+        assert scores.vertical.raw.shape == scores.slash.raw.shape == (8, scores.room)
     assert len(rooms) > 2
-    assert bool(marked(past, int(asked.positions[-1]))[:, PEAKS].all())
-    torch.testing.assert_close(sums(past), torch.full((16,), 10.0, dtype=torch.float64), rtol=0, atol=1e-9)
+    assert bool(marked(scores, int(asked.positions[-1]))[:, PEAKS].all())
+    torch.testing.assert_close(sums(scores), torch.full((16,), 10.0, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
 def test_gaps_change_nothing_where_only_places_count():
@@ -422,9 +424,9 @@ def test_every_step_sees_its_own_token(heads):
 def test_keys_are_counted_per_list_and_step():
     asked = request()
     state, _ = run(SOME, asked)
-    assert all(0 < int(r.read.max()) <= r.present and r.read.shape == (8,) for r in state.readings)
-    assert state.read < state.present
-    assert [r.present for r in state.readings] == list(range(asked.rows + 1, asked.rows + 41))
+    assert all(0 < int(r.read.max()) <= r.present and r.read.shape == (8,) for r in state.key_counts)
+    assert state.keys_read < state.keys_present
+    assert [r.present for r in state.key_counts] == list(range(asked.rows + 1, asked.rows + 41))
 
 
 def test_what_comes_later_changes_nothing_before():
@@ -451,7 +453,7 @@ def test_prompt_rows_score_no_key_behind_them():
             asked.positions[:n],
             scale=0.35,
         )
-        return state.past[0].vertical.scores
+        return state.scores[0].vertical.scores
 
     before = filled()
     asked.k[n - t + 3 : n] = 50.0
@@ -504,7 +506,7 @@ def test_a_request_alone_says_what_it_says_in_company():
     alone = greedy(tiny, [state], contexts[:1], questions[:1])
     assert together[0][0] == alone[0][0]
     torch.testing.assert_close(together[0][1], alone[0][1], rtol=0, atol=1e-10)
-    assert state.read < state.present
+    assert state.keys_read < state.keys_present
 
 
 @pytest.mark.parametrize(

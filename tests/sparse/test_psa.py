@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.kernels.attention import merge
-from ragkv.sparse.blocks import BlockTable, bounding, coverage, cuboid, mass
-from ragkv.sparse.psa import Psa, covered, over, progress, progress_at_once
+from ragkv.sparse.attention import attend_heads
+from ragkv.sparse.blocks import BlockDigests, block_logsumexp, bounding_box, coverage, cuboid
+from ragkv.sparse.psa import (
+    Psa,
+    RankedBlocks,
+    accumulated_share,
+    attend_progressively,
+    attend_progressively_at_once,
+)
 from tests.sparse.steps import GROUPINGS, greedy, normal, request, restricted, says_what_dense_says
 from tests.tiny import model, tokens
 
@@ -28,7 +35,8 @@ def of_masses(masses, dtype=torch.float64):
 def read(masses, threshold, micro, order=None, least=0, part=0.0):
     order = torch.arange(len(masses))[None] if order is None else order
     q, k, v = of_masses(masses)
-    return progress(q, k, v, order, Psa(threshold=threshold, block=2, micro=micro, least=least, part=part), scale=1.0)
+    params = Psa(threshold=threshold, block=2, micro=micro, least=least, part=part)
+    return attend_progressively(q, k, v, RankedBlocks(order), params, scale=1.0)
 
 
 def run(params, asked, steps=None):
@@ -60,10 +68,18 @@ def test_without_the_loop_the_same_blocks_are_read(
     q = torch.randn(kv, g, d, generator=generator, dtype=torch.float64)
     k, v = (torch.randn(blocks * size + lacking, kv, d, generator=generator, dtype=torch.float64) for _ in range(2))
     order = torch.stack([torch.randperm(blocks, generator=generator) for _ in range(kv)])[:, 1:]
-    before = over(q, *(x[:3].transpose(0, 1) for x in (k, v)), scale=0.7) if near and len(k) > 2 else None
-    one, other = (way(q, k, v, order, params, before, beyond, scale=0.7) for way in (progress, progress_at_once))
-    assert torch.equal(one.read, other.read)
-    for a, b in ((one.out, other.out), (one.lse, other.lse), (one.claimed, other.claimed), (one.least, other.least)):
+    before = attend_heads(q, *(x[:3].transpose(0, 1) for x in (k, v)), scale=0.7) if near and len(k) > 2 else None
+    one, other = (
+        attend_ranked(q, k, v, RankedBlocks(order, before, beyond), params, scale=0.7)
+        for attend_ranked in (attend_progressively, attend_progressively_at_once)
+    )
+    assert torch.equal(one.blocks_read, other.blocks_read)
+    for a, b in (
+        (one.out, other.out),
+        (one.lse, other.lse),
+        (one.p_acc, other.p_acc),
+        (one.log_as_min, other.log_as_min),
+    ):
         torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
 
 
@@ -89,7 +105,7 @@ def test_partial_results_merge_by_their_mass():
 def test_the_share_after_each_four_blocks_of_the_figure(count, shares):
     for batch, expected in enumerate(shares, 1):
         known = torch.tensor(FIGURE[: 4 * batch], dtype=torch.float64)
-        assert covered(known.sum().log(), known.min().log(), count - 4 * batch).item() == pytest.approx(
+        assert accumulated_share(known.sum().log(), known.min().log(), count - 4 * batch).item() == pytest.approx(
             expected, abs=5e-5
         )
 
@@ -98,7 +114,7 @@ def test_the_share_after_each_block_of_the_figure():
     expected = "0625 1340 2205 3161 4963 6194 7343 8272 8720 9156 9426 9594 9778 9894 9961".split()
     for blocks, share in enumerate(expected, 1):
         known = torch.tensor(FIGURE[:blocks], dtype=torch.float64)
-        assert covered(known.sum().log(), known.min().log(), 16 - blocks).item() == pytest.approx(
+        assert accumulated_share(known.sum().log(), known.min().log(), 16 - blocks).item() == pytest.approx(
             float("." + share), abs=5e-5
         )
 
@@ -107,23 +123,23 @@ def test_the_share_after_each_block_of_the_figure():
     ("threshold", "micro", "blocks"), [(0.95, 1, 12), (0.95, 4, 12), (0.98, 1, 14), (0.98, 4, 16), (1.0, 4, 16)]
 )
 def test_where_the_reading_of_the_figure_stops(threshold, micro, blocks):
-    assert read(FIGURE, threshold, micro).read.tolist() == [blocks]
+    assert read(FIGURE, threshold, micro).blocks_read.tolist() == [blocks]
 
 
 def test_of_equal_blocks_a_share_is_read_that_is_above_the_threshold():
     for threshold in (0.33, 0.51, 0.96):
-        assert read([5.0] * 40, threshold, 1).read.item() == math.floor(threshold * 40) + 1
-    assert covered(torch.tensor(5.0).log(), torch.tensor(1.0).log(), 15).item() == pytest.approx(5 / 20)
+        assert read([5.0] * 40, threshold, 1).blocks_read.item() == math.floor(threshold * 40) + 1
+    assert accumulated_share(torch.tensor(5.0).log(), torch.tensor(1.0).log(), 15).item() == pytest.approx(5 / 20)
 
 
 def test_some_blocks_are_read_whatever_is_claimed():
     masses = [1e-6, 5.0, 5.0, 5.0, 5.0, 5.0]
-    assert read(masses, 0.1, 1).read.item() == 1, "one weak block, and all the others count as no heavier"
-    assert read(masses, 0.1, 1, least=3).read.item() == 3
-    assert read(masses, 0.1, 2, least=3).read.item() == 4, "whole micro-batches"
-    assert read(masses, 0.1, 1, least=99).read.item() == 6, "no more than there are"
-    assert read(masses, 0.1, 1, part=0.5).read.item() == 3
-    assert read(masses, 0.1, 1, least=2, part=0.7).read.item() == 5, "whichever is more"
+    assert read(masses, 0.1, 1).blocks_read.item() == 1, "one weak block, and all the others count as no heavier"
+    assert read(masses, 0.1, 1, least=3).blocks_read.item() == 3
+    assert read(masses, 0.1, 2, least=3).blocks_read.item() == 4, "whole micro-batches"
+    assert read(masses, 0.1, 1, least=99).blocks_read.item() == 6, "no more than there are"
+    assert read(masses, 0.1, 1, part=0.5).blocks_read.item() == 3
+    assert read(masses, 0.1, 1, least=2, part=0.7).blocks_read.item() == 5, "whichever is more"
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40), st.floats(0.05, 0.999), st.integers(1, 9))
@@ -131,23 +147,23 @@ def test_some_blocks_are_read_whatever_is_claimed():
 def test_with_the_true_order_the_share_is_never_claimed_too_high(masses, threshold, micro):
     masses = sorted(masses, reverse=True)
     done = read(masses, threshold, micro)
-    assert done.claimed.item() <= sum(masses[: done.read]) / sum(masses) + 1e-12
+    assert done.p_acc.item() <= sum(masses[: done.blocks_read]) / sum(masses) + 1e-12
 
 
 def test_with_a_wrong_order_the_share_is_claimed_too_high():
     masses = [1e-3] + [1.0] * 30
     done = read(masses, 0.9, 1)
-    assert done.read.item() > 1  # one small block first: the others are thought to be as small
+    assert done.blocks_read.item() > 1  # one small block first: the others are thought to be as small
     falling = torch.arange(31).roll(-1)[None]
-    assert read([1e6, *[1e-3] * 30], 0.9, 1, falling).claimed.item() > 0.9
-    assert read([1e6, *[1e-3] * 30], 0.9, 1, falling).read.item() < 31
+    assert read([1e6, *[1e-3] * 30], 0.9, 1, falling).p_acc.item() > 0.9
+    assert read([1e6, *[1e-3] * 30], 0.9, 1, falling).blocks_read.item() < 31
 
 
 @given(st.integers(0, 10**6), st.integers(1, 7))
 @settings(max_examples=25, deadline=None)
 def test_more_blocks_a_look_only_round_the_count_up(seed, micro):
     masses = torch.exp(2 * normal(37, seed=seed)).tolist()
-    single, several = (read(masses, 0.9, m).read.item() for m in (1, micro))
+    single, several = (read(masses, 0.9, m).blocks_read.item() for m in (1, micro))
     assert several == min(37, -(-single // micro) * micro)
 
 
@@ -167,15 +183,15 @@ def test_the_box_of_three_keys():
     torch.testing.assert_close(center[0, 0] + radius[0, 0], torch.tensor([10 / 3, 10 / 3], dtype=torch.float64))
     torch.testing.assert_close(center[0, 0] - radius[0, 0], torch.tensor([2 / 3, 2 / 3], dtype=torch.float64))
     q = torch.tensor([[[1.0, -1.0]]], dtype=torch.float64)
-    for box, expected in ((cuboid, 8 / 3), (bounding, 4.0)):
-        blocks = BlockTable(3, 0, box)
+    for box, expected in ((cuboid, 8 / 3), (bounding_box, 4.0)):
+        blocks = BlockDigests(3, 0, box)
         blocks.update(keys[0], torch.arange(3))
         assert blocks.scores(q).item() == pytest.approx(expected)
 
 
 def test_a_block_of_equal_keys_scores_like_its_key():
     key, q = normal(1, 2, 8, seed=1), normal(2, 4, 8, seed=2)
-    blocks = BlockTable(5, 0, cuboid)
+    blocks = BlockDigests(5, 0, cuboid)
     blocks.update(key.expand(5, -1, -1), torch.arange(5))
     expected = torch.einsum("hgd,hd->hg", q, key[0]).mean(1)
     torch.testing.assert_close(blocks.scores(q)[:, 0], expected)
@@ -185,8 +201,8 @@ def test_a_block_of_equal_keys_scores_like_its_key():
 @settings(max_examples=20, deadline=None)
 def test_a_score_is_the_mean_over_the_group_of_the_best_corner(seed, heads):
     q, k = normal(heads[1], heads[0] // heads[1], 8, seed=seed), normal(24, heads[1], 8, seed=seed + 1)
-    for box in (cuboid, bounding):
-        blocks = BlockTable(6, 1, box)
+    for box in (cuboid, bounding_box):
+        blocks = BlockDigests(6, 1, box)
         blocks.update(k[:13], torch.arange(13))
         blocks.update(k, torch.arange(24))
         center, radius = box(k.unflatten(0, (4, 6)))
@@ -205,7 +221,7 @@ def test_threshold_1_reads_every_block_and_equals_dense_attention(q_heads, kv_he
     state, outs = run(replace(PSA, threshold=1.0), asked)
     for at, out in enumerate(outs):
         torch.testing.assert_close(out, asked.dense(at), rtol=0, atol=1e-10)
-    assert state.read == state.present > 0
+    assert state.keys_read == state.keys_present > 0
 
 
 def test_peaked_attention_in_float32_still_reads_every_block_at_threshold_1():
@@ -213,7 +229,7 @@ def test_peaked_attention_in_float32_still_reads_every_block_at_threshold_1():
     asked.q, asked.k, asked.v = asked.q.float(), asked.k.float(), asked.v.float()
     state, outs = run(replace(PSA, threshold=1.0, micro=1), asked)
     assert bool(state.marked[0].all())
-    assert read([1e30, *[1e-30] * 31], 1.0, 1).read.item() == 32
+    assert read([1e30, *[1e-30] * 31], 1.0, 1).blocks_read.item() == 32
     torch.testing.assert_close(outs[1], asked.dense(1), rtol=2e-5, atol=1e-4)
 
 
@@ -228,7 +244,7 @@ def test_the_output_is_exact_over_the_blocks_that_are_read(q_heads, kv_heads):
         torch.testing.assert_close(out, restricted(at, asked, state.marked[0], 8), rtol=0, atol=1e-10)
         sparse |= not bool(state.marked[0].all())
     assert sparse
-    assert state.read < state.present
+    assert state.keys_read < state.keys_present
 
 
 def test_the_sinks_block_and_the_newest_are_always_read():
@@ -251,9 +267,9 @@ def test_keys_read_are_counted_per_kv_head_and_step():
         marked, rows = state.marked[0], asked.rows + at + 1
         sizes = torch.full((marked.shape[1],), 8)
         sizes[-1] = rows - 8 * (len(sizes) - 1)
-        assert state.steps_read[-1].read.tolist() == (marked * sizes).sum(1).tolist()
-        assert state.steps_read[-1].present == rows
-    assert state.present == sum(2 * (asked.rows + at + 1) for at in range(asked.steps))
+        assert state.key_counts[-1].read.tolist() == (marked * sizes).sum(1).tolist()
+        assert state.key_counts[-1].present == rows
+    assert state.keys_present == sum(2 * (asked.rows + at + 1) for at in range(asked.steps))
 
 
 def test_a_block_that_is_not_full_does_not_end_the_reading():
@@ -268,16 +284,16 @@ def test_a_kv_head_stops_when_its_least_covered_query_head_is_covered():
     asked = request(sharp=4.0, steps=1)
     least, mean = (run(replace(PSA, threshold=0.8, micro=1, group=g), asked)[0] for g in ("min", "mean"))
     stopped = ~least.marked[0].all(1)
-    assert bool((least.claimed[0].view(2, 4).amin(1)[stopped] > 0.8).all())
+    assert bool((least.p_acc[0].view(2, 4).amin(1)[stopped] > 0.8).all())
     assert (mean.marked[0] <= least.marked[0]).all()
-    assert mean.read < least.read
+    assert mean.keys_read < least.keys_read
 
 
 def test_first_layers_can_stay_dense():
     asked = request()
     state, outs = run(replace(PSA, threshold=0.1, dense=1), asked)
     torch.testing.assert_close(outs[-1], asked.dense(asked.steps - 1), rtol=0, atol=1e-10)
-    assert state.read == state.present
+    assert state.keys_read == state.keys_present
     assert not state.marked
 
 
@@ -309,7 +325,7 @@ def test_a_row_in_front_of_others_is_read_densely_and_sees_nothing_behind_it():
     dense = asked.dense(1)
     asked.k[-2], asked.v[-2] = 100.0, 100.0
     torch.testing.assert_close(asked.step(state, 1), dense, rtol=0, atol=1e-10)
-    assert len(state.steps_read) == 1
+    assert len(state.key_counts) == 1
 
 
 def test_a_cache_that_shrank_is_refused():
@@ -327,7 +343,7 @@ def test_true_coverage_is_the_mass_of_what_was_read():
     scores = torch.einsum("hgd,nhd->hgn", q[0].unflatten(0, (2, 4)), k).flatten(0, 1) * 0.35
     rows = state.marked[0].repeat_interleave(8, dim=1)[:, : len(k)].repeat_interleave(4, dim=0)
     torch.testing.assert_close(share, (scores.softmax(-1) * rows).sum(1))
-    torch.testing.assert_close(mass(q[0], k, 8, scale=0.35).logsumexp(-1), scores.logsumexp(-1))
+    torch.testing.assert_close(block_logsumexp(q[0], k, 8, scale=0.35).logsumexp(-1), scores.logsumexp(-1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -358,7 +374,7 @@ def test_a_request_alone_says_what_it_says_in_company():
     alone = greedy(tiny, [state], contexts[:1], questions[:1])
     assert together[0][0] == alone[0][0]
     torch.testing.assert_close(together[0][1], alone[0][1], rtol=0, atol=1e-10)
-    assert state.read < state.present
+    assert state.keys_read < state.keys_present
 
 
 def test_what_is_shorter_than_a_block_is_read_densely():

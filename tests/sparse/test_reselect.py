@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ragkv.sparse.reselect import LoopServeDecode, scores
+from ragkv.sparse.reselect import LoopServeDecode, attention_sums
 from tests.sparse.steps import GROUPINGS, request, says_what_dense_says
 
 
@@ -71,7 +71,7 @@ def test_selections_are_made_after_the_dense_steps_and_then_at_equal_distances()
         asked.ask(state)
         for at in range(asked.steps):
             asked.step(state, at)
-        assert state.chosen[0] == expected
+        assert state.selection_steps[0] == expected
 
 
 def test_nothing_is_selected_at_the_first_token_although_the_remainder_is_zero():
@@ -80,7 +80,7 @@ def test_nothing_is_selected_at_the_first_token_although_the_remainder_is_zero()
     asked.ask(state)
     for at in range(16):
         torch.testing.assert_close(asked.step(state, at), asked.dense(at), rtol=0, atol=1e-10)
-    assert state.read == state.present
+    assert state.keys_read == state.keys_present
     assert (asked.step(state, 16) - asked.dense(16)).abs().max() > 1e-3
 
 
@@ -91,7 +91,7 @@ def test_the_question_chooses_too_where_few_tokens_were_decoded():
     asked.step(state, 0)
     asked.step(state, 1)
     expected = best_by_hand(1, asked, 6, 10, [list(range(62))] * 2)
-    assert state.kept[0].slots.tolist() == expected
+    assert state.selected[0].slots.tolist() == expected
 
 
 @pytest.mark.parametrize("evict", ["view", "evict"])
@@ -102,7 +102,7 @@ def test_a_budget_for_all_keys_is_dense(q_heads, kv_heads, evict):
     asked.ask(state)
     for at in range(asked.steps):
         torch.testing.assert_close(asked.step(state, at), asked.dense(at), rtol=0, atol=1e-10)
-    assert state.read == state.present
+    assert state.keys_read == state.keys_present
 
 
 def test_what_was_dropped_may_come_back_into_a_view_and_never_after_eviction():
@@ -115,7 +115,7 @@ def test_what_was_dropped_may_come_back_into_a_view_and_never_after_eviction():
         for at in range(asked.steps):
             asked.step(state, at)
             if at >= 4 and (at - 4) % 4 == 0:
-                for head, kept in enumerate(state.kept[0].slots.tolist()):
+                for head, kept in enumerate(state.selected[0].slots.tolist()):
                     back[evict] += len(dropped[head] & set(kept))
                     dropped[head] |= set(range(asked.rows + at + 1)) - set(kept)
     assert back["view"] > 0
@@ -129,14 +129,14 @@ def test_readings_count_the_keys_a_selection_looks_at():
         asked.ask(state)
         for at in range(asked.steps):
             asked.step(state, at)
-        read = [int(each.read[0]) for each in state.steps_read]
+        read = [int(each.read[0]) for each in state.key_counts]
         assert read == [61, 62, 63, 64, 65, 15, 16, 17, second]
 
 
 def test_a_row_does_not_attend_to_keys_behind_it():
     q = torch.ones(2, 1, 1, dtype=torch.float64)
     keys = torch.zeros(1, 3, 1, dtype=torch.float64)
-    found = scores(q, keys, torch.tensor([4, 5]), torch.tensor([[5, 0, 4]]), scale=1.0)
+    found = attention_sums(q, keys, torch.tensor([4, 5]), torch.tensor([[5, 0, 4]]), scale=1.0)
     torch.testing.assert_close(found, torch.tensor([[1 / 3, 1 / 2 + 1 / 3, 1 / 2 + 1 / 3]], dtype=torch.float64))
 
 

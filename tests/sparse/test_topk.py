@@ -35,7 +35,7 @@ def test_enough_blocks_are_all_blocks(digest):
     asked = request()
     state, outs = state_after(TopBlocks(count=99, digest=digest, block=8), asked)
     torch.testing.assert_close(outs[-1], asked.dense(asked.steps - 1), rtol=0, atol=1e-10)
-    assert state.read == state.present
+    assert state.keys_read == state.keys_present
 
 
 def test_no_blocks_leave_the_sinks_and_the_newest():
@@ -81,9 +81,9 @@ def test_top_keys_are_exact_over_the_best_keys_of_every_query_head(q_heads, kv_h
     asked = request(q_heads=q_heads, kv_heads=kv_heads, steps=3)
     everything, outs = state_after(TopKeys(share=1.0), asked)
     torch.testing.assert_close(outs[-1], asked.dense(2), rtol=0, atol=1e-10)
-    assert everything.read == everything.present
+    assert everything.keys_read == everything.keys_present
     few, less = state_after(TopKeys(share=0.0, least=2), asked)
-    assert [each.read.tolist() for each in few.readings] == [[2] * q_heads] * 3
+    assert [each.read.tolist() for each in few.key_counts] == [[2] * q_heads] * 3
     assert (less[-1] - asked.dense(2)).abs().max() > 1e-6
 
 

@@ -78,7 +78,7 @@ def test_a_step_under_psa_is_that_of_the_policy():
     for of, state in enumerate(states):
         for layer, met in enumerate(steps.reads):
             near = steps.kv.held[layer][of] + 1
-            assert (met.read[of] * 8 + near).tolist() == state.readings[layer].read.tolist()
+            assert (met.read[of] * 8 + near).tolist() == state.key_counts[layer].read.tolist()
     assert any(int((met.read < steps.kv.pool.ranked[layer][:, None]).sum()) for layer, met in enumerate(steps.reads))
 
 
