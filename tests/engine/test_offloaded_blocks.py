@@ -50,8 +50,8 @@ def test_at_the_identity_setting_everything_comes_in_the_first_step_and_is_read(
     _, reaching, _, _ = asked(Psa(1.0, block=4, reach="all"))
     for at in range(6):
         torch.testing.assert_close(step(model, reaching, at), step(model, dense, at), rtol=0, atol=1e-10)
-        assert reaching.decoding.pulled == 4 * ABSENT
-    assert reaching.decoding.read == reaching.decoding.present
+        assert reaching.decoding.fetched == 4 * ABSENT
+    assert reaching.decoding.keys_read == reaching.decoding.keys_present
     assert reaching.cache.lengths == dense.cache.lengths
 
 
@@ -79,7 +79,7 @@ def test_some_come_and_stay_and_the_cache_is_read_as_if_they_had_been_there():
     counts = []
     for at in range(8):
         step(model, context, at)
-        counts.append(context.decoding.pulled)
+        counts.append(context.decoding.fetched)
         for layer in range(4):
             positions = context.cache.positions(layer).tolist()
             assert len(set(positions)) == len(positions), "no block comes twice"
@@ -92,7 +92,7 @@ def test_some_come_and_stay_and_the_cache_is_read_as_if_they_had_been_there():
 def test_without_reach_nothing_comes():
     _, context, _, model = asked(Psa(1.0, block=4))
     step(model, context, 0)
-    assert (context.decoding.pulled, context.decoding.elsewhere) == (0, None)
+    assert (context.decoding.fetched, context.decoding.offloaded) == (0, None)
 
 
 def test_a_conversation_goes_on_without_what_came_and_reads_the_answer_again():
@@ -100,7 +100,7 @@ def test_a_conversation_goes_on_without_what_came_and_reads_the_answer_again():
     before, end = list(context.cache.lengths), talk.position
     for at in range(3):
         step(model, context, at)
-    assert context.decoding.pulled
+    assert context.decoding.fetched
     talk.answered((5, 5, 5), (9,))
     assert talk.stitch.cache.lengths == before
     assert (talk.carry, talk.position) == ((5, 5, 5, 9), end + 4)

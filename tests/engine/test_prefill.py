@@ -31,11 +31,11 @@ def sources(r, chunks=CHUNKS):
 
 
 def full(r, chunks=CHUNKS):
-    return r.full(chunks, QUESTION, 8, StepTimer()).logits
+    return r.prefill_full(chunks, QUESTION, 8, StepTimer()).logits
 
 
 def sparse(r, method, chunks=CHUNKS):
-    return r.sparse(sources(r, chunks), QUESTION, method, 8, StepTimer())
+    return r.prefill_sparse(sources(r, chunks), QUESTION, method, 8, StepTimer())
 
 
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
@@ -170,7 +170,7 @@ def test_what_is_written_over_before_it_is_read_need_not_be_loaded(name, monkeyp
 
     def asked():
         found = [Counting(r.encode(c), 4, exact=i == 0) for i, c in enumerate(CHUNKS)]
-        return r.sparse(found, QUESTION, method, 8, StepTimer()), [source.given for source in found]
+        return r.prefill_sparse(found, QUESTION, method, 8, StepTimer()), [source.given for source in found]
 
     reserve = ContextCache.reserve
 
