@@ -24,7 +24,7 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.model.profile import CALIBRATED_BLOCK, Profile
 from ragkv.recompute.analysis import stability
 from ragkv.recompute.samkv import SamKV
-from ragkv.recompute.scout import TAIL, join, pool
+from ragkv.recompute.scout import TAIL, join_heads, pool_blocks
 from ragkv.types import ChunkKV
 
 Progress = Callable[[str, int, int], None]
@@ -109,7 +109,7 @@ def trial(
     """Attention of the question, by every head, over every block of every chunk."""
     model, profile = reader.model, reader.model.profile
     sources = [InMemoryChunk(chunk, profile.block, exact=i == 0) for i, chunk in enumerate(chunks)]
-    fixed = SamKV(initial=profile.initial, local=profile.local).first([source.piece for source in sources])
+    fixed = SamKV(initial=profile.initial, local=profile.local).composite_blocks([source.piece for source in sources])
     queries = reader.queries(sources, fixed, model.prompt.question(question.question), model.shape.layers)
     group = model.shape.q_heads // model.shape.kv_heads
     attention = torch.cat(
@@ -118,7 +118,7 @@ def trial(
             for layer, rows in enumerate(queries)
         ]
     )
-    masses = pool(attention, [source.piece for source in sources], reach).cpu()
+    masses = pool_blocks(attention, [source.piece for source in sources], reach).cpu()
     home = next(d for d in needles.documents if d.id == question.document_id)
     held = gold_blocks(model, home.title, home.text, question.start, question.end)
     flags = [torch.zeros(2, source.piece.blocks, dtype=torch.bool) for source in sources]
@@ -167,7 +167,7 @@ def recall(trials: Sequence[CalibrationTrial], heads: Sequence[int], budget: flo
     """Share of the questions all of whose answer blocks are fixed or among the best `budget` of all blocks."""
     found = 0
     for t in trials:
-        mass = join(t.masses[list(heads)], power).masked_fill(t.fixed, -1.0)
+        mass = join_heads(t.masses[list(heads)], power).masked_fill(t.fixed, -1.0)
         best = mass.topk(max(1, int(budget * mass.shape[0]))).indices
         kept = t.fixed.clone()
         kept[best] = True
@@ -186,5 +186,5 @@ def stable_layers(scores: Sequence[int]) -> tuple[int, ...]:
 
 
 def _merit(trials: Sequence[CalibrationTrial], heads: Sequence[int], params: CalibrationParams) -> float:
-    on_answer = sum(float(join(t.masses[list(heads)], params.power)[t.gold].sum()) for t in trials) / len(trials)
+    on_answer = sum(float(join_heads(t.masses[list(heads)], params.power)[t.gold].sum()) for t in trials) / len(trials)
     return sum(recall(trials, heads, budget, params.power) for budget in params.budgets) + 0.2 * on_answer

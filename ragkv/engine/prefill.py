@@ -27,8 +27,18 @@ from ragkv.model.decoder import DecoderModel, rotate
 from ragkv.model.execution.graph_decode import GraphDecoder
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, Pass, append
-from ragkv.recompute.base import Blocks, Expansion, KeyPositions, Method, Piece, Plan, Rows, overwritten, recomputed
-from ragkv.recompute.digest import DigestParams, digest, retrieval_pairs
+from ragkv.recompute.base import (
+    Blocks,
+    Expansion,
+    KeyPositions,
+    Method,
+    Piece,
+    Plan,
+    Rows,
+    overwritten_blocks,
+    recomputed_tokens,
+)
+from ragkv.recompute.digest import DigestParams, build_digest, retrieval_pairs
 from ragkv.sparse.base import (
     DecodePolicy,
     DecodeState,
@@ -110,7 +120,7 @@ class Prefiller:
             tokens=tuple(tokens),
             k=_home(k),
             v=_home(v),
-            digest=digest(queries, k, rotated, self.digest_params, scale=self.model.scale),
+            digest=build_digest(queries, k, rotated, self.digest_params, scale=self.model.scale),
         )
 
     def new_state(self) -> SessionState:
@@ -167,10 +177,10 @@ class Prefiller:
         state = state or self.new_state()
         stitch, before, known, carried = state.stitch, state.cached, state.chunks, state.pending_count
         pieces = [source.piece for source in sources]
-        first = method.first(pieces)
+        first = method.composite_blocks(pieces)
         layers = self.model.shape.layers
         fixed: tuple[tuple[Blocks, ...], ...] = ((first or ((),) * len(pieces)),) * layers
-        depth = method.depth(layers)
+        depth = method.composite_layers(layers)
         stitch.cache.make_room(carried + self._capacity(pieces[known:], first[known:]) + len(question) + answer_tokens)
         self._read_pending(state, timer)
         state.join(pieces[known:])
@@ -190,7 +200,7 @@ class Prefiller:
             more = state.missing(plan.kept)
             stitch.reserve(pieces, more)
             plan = state.remaining(plan, pieces)
-            self._load(stitch, sources, minus(plus(later, more), overwritten(pieces, plan)), plan.key_positions)
+            self._load(stitch, sources, minus(plus(later, more), overwritten_blocks(pieces, plan)), plan.key_positions)
         tokens, sparse = [source.tokens for source in sources], None
         if prefill_policy is not None and prefill_policy.applies(len(question)):
             sparse = state.attention(prefill_policy, stitch.end + len(question))
@@ -211,7 +221,7 @@ class Prefiller:
         state.append_question(len(question))
         if decoding is not None and decoding.wants_offloaded:
             decoding.offloaded = OffloadedBlocks(stitch, sources, plan)
-        read = sum(recomputed(plan.recompute)) + carried + len(question)
+        read = sum(recomputed_tokens(plan.recompute)) + carried + len(question)
         return PrefilledContext(stitch.cache, logits, stitch.end, plan, sparse, decoding, before, known, read)
 
     def _prefill_expanding(

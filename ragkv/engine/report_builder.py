@@ -9,7 +9,7 @@ from ragkv.engine.generation import Completion
 from ragkv.engine.prefill import PrefilledContext
 from ragkv.engine.session_manager import Session
 from ragkv.model.decoder import DecoderModel
-from ragkv.recompute.base import Plan, recomputed
+from ragkv.recompute.base import Plan, recomputed_tokens
 from ragkv.report import (
     ByteCounts,
     CacheReport,
@@ -42,7 +42,7 @@ def build_report(
     refused: why no chunk's stored KV was used although the method asked for would have."""
     hits, sources, plan = session.hits, session.sources, context.plan  # no plan: all was prefilled, nothing looked up
     new = [0 if i < context.cached_chunks else len(hit.chunk.tokens) for i, hit in enumerate(hits)]
-    again = recomputed(plan.recompute) if plan else [float(tokens) for tokens in new]
+    again = recomputed_tokens(plan.recompute) if plan else [float(tokens) for tokens in new]
     chunks = tuple(_chunk(model, i, hit, plan, again[i]) for i, hit in enumerate(hits))
     size = sum(chunk.tokens for chunk in chunks)
     kept = _kept_tokens(model, hits, plan)

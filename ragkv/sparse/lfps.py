@@ -229,7 +229,10 @@ def prompt_tables(
 
 
 def prompt_statistics(q: Tensor, k: Tensor, v: Tensor, outside: Tensor, *, scale: float) -> PromptStatistics:
-    """Compute kbar, vbar and r from the rows outside [n] bool of k, v [n, Hkv, d] and the prompt's last query [Hq, d]."""
+    """Compute kbar, vbar and r from the rows outside [n] bool of k, v [n, Hkv, d].
+
+    q [Hq, d] is the last query of the prompt.
+    """
     queries = q.unflatten(0, (k.shape[1], -1)).to(score_dtype(q.dtype))
     slots, sinks = true_indices(outside), true_indices(~outside)
     kbar, vbar = ((x.sum(0, dtype=queries.dtype) - x[sinks].sum(0, dtype=queries.dtype)) / len(slots) for x in (k, v))

@@ -164,7 +164,7 @@ def test_reusing_everything_attends_as_a_prefill_of_the_question(model: DecoderM
     last = 2 * (2 * 64 * 64) * 10 + 2 * (layer + head) + pairs * 110
     assert found.flops == 3 * (2 * layer * 10 + pairs * seen) + last
     scout = make_method("scout", fit)
-    asking, reading = counted.sparse(reuse.plan([piece], []), [piece], 4, 10, scout.first([piece]), 2)
+    asking, reading = counted.sparse(reuse.plan([piece], []), [piece], 4, 10, scout.composite_blocks([piece]), 2)
     assert reading == found
     assert 0 < asking.flops < found.flops
 

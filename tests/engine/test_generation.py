@@ -215,7 +215,7 @@ def test_a_long_answer_reads_fewer_keys_than_there_are(library, model, spec, sha
     for step in range(40):
         row = append(context.cache, [int(logits.argmax())], context.position + step, attention=context.decoding)
         logits = model.forward([row])[0][-1]
-    assert context.decoding.read < share * context.decoding.present
+    assert context.decoding.keys_read < share * context.decoding.keys_present
 
 
 @pytest.mark.parametrize("question", [QUESTION, *questions(3)])

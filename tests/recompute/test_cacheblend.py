@@ -7,7 +7,7 @@ import torch
 
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, append
-from ragkv.recompute.base import recomputed
+from ragkv.recompute.base import recomputed_tokens
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.reuse import Reuse
 from tests import tiny
@@ -92,7 +92,7 @@ def test_one_chunk_that_is_exact_is_not_touched():
 
 
 def test_recomputed_tokens_are_counted_layer_by_layer():
-    assert recomputed((((0, 1, 2, 3), ()), ((1,), ()), ((1,), ()), ((1,), (5,)))) == [(4 + 1 + 1 + 1) / 4, 1.0]
+    assert recomputed_tokens((((0, 1, 2, 3), ()), ((1,), ()), ((1,), ()), ((1,), (5,)))) == [(4 + 1 + 1 + 1) / 4, 1.0]
     plan = sparse(reader(), replace(CacheBlend(4), ratio=0.1)).plan
     free = SIZE - len(CHUNKS[0])
-    assert sum(recomputed(plan.recompute)) == (2 * free + 2 * -(-SIZE // 10)) / 4
+    assert sum(recomputed_tokens(plan.recompute)) == (2 * free + 2 * -(-SIZE // 10)) / 4

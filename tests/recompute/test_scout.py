@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.recompute.digest import retrieval_pairs
-from ragkv.recompute.scout import Scout, join, pool
+from ragkv.recompute.scout import Scout, join_heads, pool_blocks
 from tests.recompute.test_samkv import piece
 
 SCOUT = Scout(layers=3, heads=((1, 0), (2, 3)), group=2, scale=0.5, tail=1, floor=1, cap=0.25)
@@ -73,22 +73,22 @@ def test_the_budget_lies_between_floor_and_cap():
 def test_a_token_at_the_end_of_a_block_brings_the_next_block():
     scores, pieces = torch.zeros(1, 12), sized(12)
     scores[0, 7] = 1.0
-    assert pool(scores, pieces, 0)[0].tolist() == [0, 1, 0]
-    assert pool(scores, pieces, 2)[0].tolist() == [0, 3, 2]
+    assert pool_blocks(scores, pieces, 0)[0].tolist() == [0, 1, 0]
+    assert pool_blocks(scores, pieces, 2)[0].tolist() == [0, 3, 2]
 
 
 def test_a_token_at_the_end_of_a_chunk_says_nothing_about_the_next_chunk():
     scores, pieces = torch.zeros(1, 15), sized(6, 9)
     scores[0, 5] = 1.0
-    assert pool(scores, pieces, 2)[0].tolist() == [1, 2, 0, 0, 0]
+    assert pool_blocks(scores, pieces, 2)[0].tolist() == [1, 2, 0, 0, 0]
     scores[0, 14] = 2.0
-    assert pool(scores, pieces, 2)[0].tolist() == [1, 2, 0, 4, 2]
+    assert pool_blocks(scores, pieces, 2)[0].tolist() == [1, 2, 0, 4, 2]
 
 
 def test_agreement_of_heads_beats_one_head_alone():
     masses = torch.tensor([[0.55, 0.45, 0.0], [0.0, 0.45, 0.55]])
-    assert int(join(masses, 0.5).argmax()) == 1
-    assert float(join(masses, 0.5).sum()) == pytest.approx(1.0)
+    assert int(join_heads(masses, 0.5).argmax()) == 1
+    assert float(join_heads(masses, 0.5).sum()) == pytest.approx(1.0)
 
 
 @given(st.lists(st.integers(1, 14), min_size=1, max_size=5), st.integers(0, 10_000))
@@ -101,10 +101,10 @@ def test_kept_blocks_hold_the_fixed_ones_and_stay_inside_the_chunk(sizes, seed):
         keys = torch.randn(2, part.tokens, 4, generator=generator, dtype=torch.float64)
         pieces.append(replace(part, digest=replace(part.digest, retrieval_keys=keys)))
     kept = SCOUT.plan(pieces, queries()).kept[0]
-    for part, blocks, fixed in zip(pieces, kept, SCOUT.first(pieces), strict=True):
+    for part, blocks, fixed in zip(pieces, kept, SCOUT.composite_blocks(pieces), strict=True):
         assert list(blocks) == sorted(set(blocks))
         assert set(fixed) <= set(blocks) <= set(range(part.blocks))
-    picked = sum(map(len, kept)) - sum(map(len, SCOUT.first(pieces)))
+    picked = sum(map(len, kept)) - sum(map(len, SCOUT.composite_blocks(pieces)))
     assert picked <= max(1, int(0.25 * sum(sizes)))
 
 
