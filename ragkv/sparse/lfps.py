@@ -147,12 +147,13 @@ class LfpsState(DecodeState):
         """
         heads, group = q.shape[:2]
         positions, slots, starts = scores.pop_marked()
-        lists, counts, most = len(starts) - 1, starts.diff(), int(starts.diff().max())
+        list_count, counts, most = len(starts) - 1, starts.diff(), int(starts.diff().max())
         if not most:
             return torch.zeros_like(q), q.new_full((heads, group), -math.inf), counts
         keys, values = k.reshape(-1, k.shape[2]), v.reshape(-1, v.shape[2])
-        flat = slots * heads + (torch.arange(lists, device=q.device) * heads // lists).repeat_interleave(counts)
-        queries, busy = (q * scale).reshape(lists, -1, q.shape[2]), ~idle.view(lists, -1, 1)
+        list_heads = torch.arange(list_count, device=q.device) * heads // list_count
+        flat = slots * heads + list_heads.repeat_interleave(counts)
+        queries, busy = (q * scale).reshape(list_count, -1, q.shape[2]), ~idle.view(list_count, -1, 1)
         exact = q.new_full((*queries.shape[:2], most), -math.inf)
         for row, (start, stop) in enumerate(pairwise(starts.tolist())):
             exact[row, :, : stop - start] = queries[row] @ self._gather(keys, flat[start:stop], q.dtype).T
@@ -170,7 +171,7 @@ class LfpsState(DecodeState):
             scores.add_scores(at, 0.5 * weights[:, 0], now)  # Eq. 10, w
         else:
             summed = weights.new_zeros(exact.shape).scatter_(-1, best, weights).sum(1) / busy.sum(1).clamp(min=1)
-            number = torch.arange(most, device=q.device).expand(lists, -1)
+            number = torch.arange(most, device=q.device).expand(list_count, -1)
             at = index_flat(positions, (starts[:-1, None] + number).clamp_(max=len(positions) - 1))
             scores.add_scores(at.masked_fill_(number >= counts[:, None], -1), 0.5 * summed, now)
         rows, shares = index_flat(flat, chosen).flatten(0, 1), weights.flatten(0, 1).to(v.dtype)

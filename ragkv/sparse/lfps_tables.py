@@ -204,7 +204,7 @@ class KeyScores:
         self.slot = torch.full((room,), -1, dtype=torch.int64, device=positions.device)
         self.slot[positions] = torch.arange(len(positions), device=positions.device)
         if int((self.slot >= 0).sum()) != len(positions):
-            raise ValueError("two rows of the cache stand at one position; such a cache cannot be read by LFPS")
+            raise ValueError("two rows of the cache have one position; LFPS cannot read such a cache")
         self.slot[positions[sinks]] = -1
         self.sinks, self.recent = sinks, positions.sort().values[-local:]
         self.scored, self.statistics = len(positions) - len(sinks), statistics

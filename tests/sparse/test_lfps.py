@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ragkv.sparse.lfps import Lfps, prompt_tables, sink_ratio, thresholds
 from ragkv.sparse.lfps_tables import RUN, SMALLEST, KeyScores, ScoreTable, true_indices
-from tests.sparse.steps import GROUPINGS, greedy, normal, request, says_what_dense_says
+from tests.sparse.toy_request import GROUPINGS, assert_matches_dense, greedy, make_request, normal
 from tests.tiny import model, tokens
 
 ALL = Lfps(beta=-math.inf, share=1.0, bypass=1.0, heads="query")
@@ -19,10 +19,10 @@ SOME = Lfps(least=12, share=0.05, bypass=1.0, heads="query")
 HEADS = ["query", "kv"]
 
 
-def run(params, asked, steps=None):
+def run(params, request, steps=None):
     state = params.start()
-    asked.ask(state)
-    return state, [asked.step(state, at) for at in range(asked.steps if steps is None else steps)]
+    request.prefill(state)
+    return state, [request.step(state, at) for at in range(request.steps if steps is None else steps)]
 
 
 def sums(scores):
@@ -194,29 +194,29 @@ def test_true_flags_are_found_at_any_length():
 @pytest.mark.parametrize(("q_heads", "kv_heads"), GROUPINGS)
 @pytest.mark.parametrize("gapped", [True, False])
 def test_the_identity_setting_equals_dense_attention(heads, q_heads, kv_heads, gapped):
-    asked = request(q_heads=q_heads, kv_heads=kv_heads, gapped=gapped, steps=90)
-    state, outs = run(replace(ALL, heads=heads), asked)
+    request = make_request(q_heads=q_heads, kv_heads=kv_heads, gapped=gapped, steps=90)
+    state, outs = run(replace(ALL, heads=heads), request)
     for at, out in enumerate(outs):
-        torch.testing.assert_close(out, asked.dense(at), rtol=0, atol=1e-10)
+        torch.testing.assert_close(out, request.dense(at), rtol=0, atol=1e-10)
     assert state.keys_read == state.keys_present > 0
 
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize(("q_heads", "kv_heads"), GROUPINGS)
 def test_with_every_candidate_the_keys_read_are_the_exact_top_k(heads, q_heads, kv_heads):
-    asked = request(q_heads=q_heads, kv_heads=kv_heads, steps=5)
+    request = make_request(q_heads=q_heads, kv_heads=kv_heads, steps=5)
     params = replace(ALL, heads=heads, share=0.0, least=20)
-    _, outs = run(params, asked)
+    _, outs = run(params, request)
     for at, out in enumerate(outs):
-        torch.testing.assert_close(out, best(asked, at, 20), rtol=0, atol=1e-10)
+        torch.testing.assert_close(out, best(request, at, 20), rtol=0, atol=1e-10)
 
 
-def best(asked, at, keep, sinks=4, local=5):
+def best(request, at, keep, sinks=4, local=5):
     """Attention over the sinks, the last tokens and the `keep` best of the others."""
-    _, q, k, v, _, positions = asked.seen(at)
+    _, q, k, v, _, positions = request.call_args(at)
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = torch.einsum("hd,nhd->hn", q[0], k) * asked.scale
+    scores = torch.einsum("hd,nhd->hn", q[0], k) * request.scale
     order = positions.argsort()
     always = torch.cat([order[:sinks], order[-local:]])
     top = scores.index_fill(1, always, -math.inf).topk(keep).indices
@@ -227,11 +227,11 @@ def best(asked, at, keep, sinks=4, local=5):
 
 def test_rows_whose_best_keys_are_candidates_equal_exact_top_k():
     """Peaks at fixed places: the tables name them, and nothing else is needed."""
-    asked = vertical_request()
+    request = vertical_request()
     params = replace(SOME, least=6, share=0.0)
-    state, outs = run(params, asked)
+    state, outs = run(params, request)
     for at, out in enumerate(outs):
-        torch.testing.assert_close(out, best(asked, at, 6), rtol=0, atol=1e-10)
+        torch.testing.assert_close(out, best(request, at, 6), rtol=0, atol=1e-10)
     assert state.keys_read < 0.5 * state.keys_present
 
 
@@ -240,131 +240,134 @@ PEAKS = (30, 31, 57, 90, 104, 120)
 
 def vertical_request(steps=30):
     """All queries look at the keys at PEAKS."""
-    asked = request(rows=150, asked=20, steps=steps, gapped=False)
-    asked.k *= 0.05
-    asked.k[..., 0] = 0.0
-    asked.q[..., 0] = 12.0
+    request = make_request(rows=150, question=20, steps=steps, gapped=False)
+    request.k *= 0.05
+    request.k[..., 0] = 0.0
+    request.q[..., 0] = 12.0
     for rank, place in enumerate(PEAKS):
-        asked.k[place, :, 0] = 2.0 + 0.1 * rank
-    return asked
+        request.k[place, :, 0] = 2.0 + 0.1 * rank
+    return request
 
 
 def slash_request(distance=37, steps=30):
     """Each query looks at the key `distance` in front of it: keys turn with their position, queries are turned back."""
-    asked = request(rows=150, asked=20, steps=steps, gapped=False, d=8)
+    request = make_request(rows=150, question=20, steps=steps, gapped=False, d=8)
     angle = torch.tensor([2.3, 1.1, 0.7, 0.3], dtype=torch.float64)
 
     def turned(at):
         return torch.cat([(at[:, None] * angle).cos(), (at[:, None] * angle).sin()], dim=-1)[:, None]
 
-    asked.k = turned(asked.positions.double()).repeat(1, 2, 1)
-    asked.q = 12 * turned(asked.positions[130:].double() - distance).repeat(1, 8, 1)
-    return asked
+    request.k = turned(request.positions.double()).repeat(1, 2, 1)
+    request.q = 12 * turned(request.positions[130:].double() - distance).repeat(1, 8, 1)
+    return request
 
 
 def test_keys_at_fixed_places_are_candidates_of_the_next_step():
-    asked = vertical_request()
+    request = vertical_request()
     state = SOME.start()
-    asked.ask(state)
+    request.prefill(state)
     for at in range(10):
-        asked.step(state, at)
-        now = asked.rows + at
+        request.step(state, at)
+        now = request.rows + at
         assert bool(marked(state.scores[0], now)[:, PEAKS].all())
 
 
 def test_keys_at_a_fixed_distance_are_candidates_where_they_are_now():
-    asked = slash_request()
+    request = slash_request()
     state = SOME.start()
-    asked.ask(state)
+    request.prefill(state)
     for at in range(10):
-        asked.step(state, at)
+        request.step(state, at)
         scores = state.scores[0]
-        scores.append_token(asked.rows + at + 1, asked.rows + at + 1)  # as the next token would
-        assert bool(marked(scores, asked.rows + at + 1)[:, asked.rows + at + 1 - 37].all())
+        scores.append_token(request.rows + at + 1, request.rows + at + 1)  # as the next token would
+        assert bool(marked(scores, request.rows + at + 1)[:, request.rows + at + 1 - 37].all())
         scores.recent, scores.scored = scores.recent[:-1], scores.scored - 1
-        scores.slot[asked.rows + at + 1] = -1
+        scores.slot[request.rows + at + 1] = -1
 
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("params", [ALL, SOME, replace(SOME, decay=0.6)])
 def test_tables_keep_their_sum(heads, params):
-    asked = request(steps=80)
+    request = make_request(steps=80)
     state = replace(params, heads=heads).start()
-    asked.ask(state)
+    request.prefill(state)
     rows = 8 if heads == "query" else 2
     expected = torch.full((2 * rows,), 0.5 / (1 - params.decay), dtype=torch.float64)
-    for at in range(asked.steps):
+    for at in range(request.steps):
         torch.testing.assert_close(sums(state.scores[0]), expected, rtol=0, atol=1e-10)
-        asked.step(state, at)
+        request.step(state, at)
     torch.testing.assert_close(sums(state.scores[0]), expected, rtol=0, atol=1e-10)
 
 
 def sunk(steps=6, quiet=0):
     """All heads look at the sinks, but for the first step after `quiet` ones."""
-    asked = request(steps=steps, gapped=False)
-    asked.k[:4] = 0.0
-    asked.k[:4, :, 0], asked.q[..., 0] = 12.0, 6.0
-    asked.q[asked.asked + quiet] = normal(8, 8, seed=9)
-    return asked
+    request = make_request(steps=steps, gapped=False)
+    request.k[:4] = 0.0
+    request.k[:4, :, 0], request.q[..., 0] = 12.0, 6.0
+    request.q[request.question + quiet] = normal(8, 8, seed=9)
+    return request
 
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_a_bypassed_step_leaves_the_tables_as_they_are(heads):
-    asked = sunk()
+    request = sunk()
     state = Lfps(heads=heads, least=12).start()
-    asked.ask(state)
-    asked.step(state, 0)
+    request.prefill(state)
+    request.step(state, 0)
     assert not bool(state.bypassed[0].all())
     scores = state.scores[0]
     before = scores.vertical.raw.clone(), scores.slash.raw.clone(), scores.vertical.scale, scores.slash.scale
     for at in range(1, 6):
-        out = asked.step(state, at)
+        out = request.step(state, at)
         assert bool(state.bypassed[0].all())
         after = scores.vertical.raw, scores.slash.raw, scores.vertical.scale, scores.slash.scale
         assert all(torch.equal(one, same) for one, same in zip(before, after, strict=True))
-        dense = asked.dense(at)
+        dense = request.dense(at)
         assert (out - dense).norm() < 0.2 * dense.norm()
     assert state.key_counts[-1].read.tolist() == [4] * (8 if heads == "query" else 2)
 
 
 def test_positions_stay_right_after_bypassed_steps():
     """Five tokens go by without the tables; a fixed distance is still found where it is then."""
-    asked = slash_request(steps=12)
+    request = slash_request(steps=12)
     lone = slash_request(steps=12)
     state, reference = Lfps(least=12).start(), Lfps(least=12, bypass=1.0).start()
-    asked.ask(state)
-    lone.ask(reference)
+    request.prefill(state)
+    lone.prefill(reference)
     scores = state.scores[0]
     for at in range(5):
-        scores.append_token(asked.rows + at, asked.rows + at)
-    now = asked.rows + 4
+        scores.append_token(request.rows + at, request.rows + at)
+    now = request.rows + 4
     assert bool(marked(scores, now)[:, now - 37].all())
 
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_a_bypassed_head_answers_with_the_sinks_and_the_mean(heads):
-    asked = sunk()
+    request = sunk()
     state = Lfps(heads=heads, least=12).start()
-    asked.ask(state)
-    asked.step(state, 0)
-    out = asked.step(state, 1)
-    rho, n = state.rho[0][:, None], asked.rows
-    scores = torch.einsum("hgd,nhd->hgn", asked.q[asked.asked + 1].unflatten(0, (2, 4)), asked.k[:4]) * asked.scale
-    sink = torch.einsum("hgn,nhd->hgd", scores.softmax(-1), asked.v[:4]).flatten(0, 1)
-    mean = asked.v[4:n].mean(0).repeat_interleave(4, dim=0)
+    request.prefill(state)
+    request.step(state, 0)
+    out = request.step(state, 1)
+    rho, n = state.rho[0][:, None], request.rows
+    scores = (
+        torch.einsum("hgd,nhd->hgn", request.q[request.question + 1].unflatten(0, (2, 4)), request.k[:4])
+        * request.scale
+    )
+    sink = torch.einsum("hgn,nhd->hgd", scores.softmax(-1), request.v[:4]).flatten(0, 1)
+    mean = request.v[4:n].mean(0).repeat_interleave(4, dim=0)
     torch.testing.assert_close(out, rho * sink + (1 - rho) * mean, rtol=0, atol=1e-12)
 
 
 def test_heads_are_bypassed_one_by_one():
-    asked = sunk()
-    asked.q[asked.asked + 1 :, :3] = normal(5, 3, 8, seed=4)
+    request = sunk()
+    request.q[request.question + 1 :, :3] = normal(5, 3, 8, seed=4)
     for heads in HEADS:
         state = replace(ALL, bypass=0.85, heads=heads).start()
-        asked.ask(state)
+        request.prefill(state)
         for at in range(6):
-            out = asked.step(state, at)
+            out = request.step(state, at)
             busy = ~state.bypassed[0]
-            torch.testing.assert_close(out[busy], asked.dense(at)[busy], rtol=0, atol=1e-10)
+            torch.testing.assert_close(out[busy], request.dense(at)[busy], rtol=0, atol=1e-10)
             torch.testing.assert_close(
                 sums(state.scores[0]), torch.full_like(sums(state.scores[0]), 10.0), atol=1e-10, rtol=0
             )
@@ -372,118 +375,118 @@ def test_heads_are_bypassed_one_by_one():
 
 
 def test_at_bypass_1_no_head_is_bypassed():
-    asked = sunk()
-    asked.k[4:] = 0.0
-    asked.q *= 1e3
+    request = sunk()
+    request.k[4:] = 0.0
+    request.q *= 1e3
     state = ALL.start()
-    asked.ask(state)
+    request.prefill(state)
     for at in range(6):
-        out = asked.step(state, at)
+        out = request.step(state, at)
         assert not bool(state.bypassed[0].any())
-        torch.testing.assert_close(out, asked.dense(at), rtol=0, atol=1e-8)
+        torch.testing.assert_close(out, request.dense(at), rtol=0, atol=1e-8)
     assert state.rho[0].min() == 1.0
 
 
 def test_room_grows_and_places_stay_aligned():
     """Tables filled once and a thousand tokens later: still the keys of the identity setting, and the peaks."""
-    asked = vertical_request(steps=400)
-    asked.positions[asked.rows :] += torch.arange(400) * 3  # positions need not be next to each other
+    request = vertical_request(steps=400)
+    request.positions[request.rows :] += torch.arange(400) * 3  # positions need not be next to each other
     state = SOME.start()
-    asked.ask(state)
+    request.prefill(state)
     rooms = set()
-    for at in range(asked.steps):
-        asked.step(state, at)
+    for at in range(request.steps):
+        request.step(state, at)
         scores = state.scores[0]
         rooms.add(scores.room)
         assert scores.vertical.raw.shape == scores.slash.raw.shape == (8, scores.room)
     assert len(rooms) > 2
-    assert bool(marked(scores, int(asked.positions[-1]))[:, PEAKS].all())
+    assert bool(marked(scores, int(request.positions[-1]))[:, PEAKS].all())
     torch.testing.assert_close(sums(scores), torch.full((16,), 10.0, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
 def test_gaps_change_nothing_where_only_places_count():
     """The same request with its context moved apart: positions shift, choices by place do not."""
-    asked = vertical_request()
-    apart = replace(asked, positions=asked.positions + 1000 * (asked.positions >= 40))
-    for one, same in zip(run(SOME, asked)[1], run(SOME, apart)[1], strict=True):
+    request = vertical_request()
+    apart = replace(request, positions=request.positions + 1000 * (request.positions >= 40))
+    for one, same in zip(run(SOME, request)[1], run(SOME, apart)[1], strict=True):
         torch.testing.assert_close(one, same, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_every_step_sees_its_own_token(heads):
-    asked = request(steps=10)
+    request = make_request(steps=10)
     state = Lfps(bypass=1.0, least=0, share=0.0, heads=heads).start()
-    asked.ask(state)
+    request.prefill(state)
     for at in range(10):
-        own, q = asked.rows + at, asked.q[asked.asked + at].unflatten(0, (2, 4))
+        own, q = request.rows + at, request.q[request.question + at].unflatten(0, (2, 4))
         q[:] = q[:, :1].clone()
-        asked.k[own], asked.v[own] = 40 * q[:, 0], 1e6
-        assert (asked.step(state, at) > 0.9e6).all()
+        request.k[own], request.v[own] = 40 * q[:, 0], 1e6
+        assert (request.step(state, at) > 0.9e6).all()
 
 
 def test_keys_are_counted_per_list_and_step():
-    asked = request()
-    state, _ = run(SOME, asked)
+    request = make_request()
+    state, _ = run(SOME, request)
     assert all(0 < int(r.read.max()) <= r.present and r.read.shape == (8,) for r in state.key_counts)
     assert state.keys_read < state.keys_present
-    assert [r.present for r in state.key_counts] == list(range(asked.rows + 1, asked.rows + 41))
+    assert [r.present for r in state.key_counts] == list(range(request.rows + 1, request.rows + 41))
 
 
 def test_what_comes_later_changes_nothing_before():
-    asked = request()
-    _, outs = run(SOME, asked)
-    asked.k[asked.rows + 10 :] = 7.0
-    asked.v[asked.rows + 10 :] = -9.0
-    for one, same in zip(outs[:10], run(SOME, asked, steps=10)[1], strict=True):
+    request = make_request()
+    _, outs = run(SOME, request)
+    request.k[request.rows + 10 :] = 7.0
+    request.v[request.rows + 10 :] = -9.0
+    for one, same in zip(outs[:10], run(SOME, request, steps=10)[1], strict=True):
         torch.testing.assert_close(one, same, rtol=0, atol=0)
 
 
 def test_prompt_rows_score_no_key_behind_them():
-    asked = request(gapped=False)
-    t, n = asked.asked, asked.rows
+    request = make_request(gapped=False)
+    t, n = request.question, request.rows
 
     def filled():
         state = SOME.start()
         state(
             0,
-            asked.q[:3],
-            asked.k[:n],
-            asked.v[:n],
-            asked.positions[n - t : n - t + 3],
-            asked.positions[:n],
+            request.q[:3],
+            request.k[:n],
+            request.v[:n],
+            request.positions[n - t : n - t + 3],
+            request.positions[:n],
             scale=0.35,
         )
         return state.scores[0].vertical.scores
 
     before = filled()
-    asked.k[n - t + 3 : n] = 50.0
+    request.k[n - t + 3 : n] = 50.0
     assert torch.equal(before, filled())
     assert not before[:, n - t + 3 :].any()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 5, 9])
 def test_contexts_of_a_few_tokens_are_read_whole(rows):
-    asked = request(rows=rows, asked=1, steps=12, gapped=False)
-    _, outs = run(replace(ALL, beta=-math.inf), asked)
+    request = make_request(rows=rows, question=1, steps=12, gapped=False)
+    _, outs = run(replace(ALL, beta=-math.inf), request)
     for at, out in enumerate(outs):
-        torch.testing.assert_close(out, asked.dense(at), rtol=0, atol=1e-10)
-    assert all(bool(out.isfinite().all()) for out in run(Lfps(), asked)[1])
+        torch.testing.assert_close(out, request.dense(at), rtol=0, atol=1e-10)
+    assert all(bool(out.isfinite().all()) for out in run(Lfps(), request)[1])
 
 
 def test_two_rows_at_one_position_are_refused():
-    asked = request()
-    asked.positions[3] = asked.positions[4]
+    request = make_request()
+    request.positions[3] = request.positions[4]
     with pytest.raises(ValueError, match="one position"):
-        asked.ask(SOME.start())
+        request.prefill(SOME.start())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", HEADS)
 def test_lower_precision_stays_close(dtype, heads):
-    asked = request(steps=4)
-    expected = [asked.dense(at) for at in range(4)]
-    asked.q, asked.k, asked.v = (x.to(dtype) for x in (asked.q, asked.k, asked.v))
-    _, outs = run(replace(ALL, heads=heads), asked)
+    request = make_request(steps=4)
+    expected = [request.dense(at) for at in range(4)]
+    request.q, request.k, request.v = (x.to(dtype) for x in (request.q, request.k, request.v))
+    _, outs = run(replace(ALL, heads=heads), request)
     tolerance = 2e-5 if dtype == torch.float32 else 5e-2
     for out, wanted in zip(outs, expected, strict=True):
         assert out.dtype == dtype
@@ -495,7 +498,7 @@ def test_lower_precision_stays_close(dtype, heads):
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_the_identity_setting_says_what_dense_attention_says(heads):
-    says_what_dense_says(replace(ALL, heads=heads))
+    assert_matches_dense(replace(ALL, heads=heads))
 
 
 def test_a_request_alone_says_what_it_says_in_company():

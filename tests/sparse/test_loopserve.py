@@ -11,7 +11,7 @@ from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
 from ragkv.sparse.base import SparsePrefill
 from ragkv.sparse.loopserve import LoopServe, attention_by_position, index_lines, sample_rows
-from tests.sparse.test_critiprefill import dense, read, rows
+from tests.sparse.test_critiprefill import dense, prefill, random_rows
 from tests.tiny import model, tokens
 
 
@@ -26,24 +26,24 @@ def small(**given):
 
 
 def test_covering_everything_is_dense():
-    q, k, v = rows(50, 8, 1), rows(50, 2, 2), rows(50, 2, 3)
-    out, sparse = read(small(alpha=1.0), q, k, v)
+    q, k, v = random_rows(50, 8, 1), random_rows(50, 2, 2), random_rows(50, 2, 3)
+    out, sparse = prefill(small(alpha=1.0), q, k, v)
     assert torch.equal(out, dense(q, k, v))
     assert sparse.computed_pairs == sparse.dense_pairs
     assert not small(alpha=1.0).applies(10**6)
 
 
 def test_attention_to_neighbours_is_found_and_little_is_read():
-    k = torch.nn.functional.normalize(rows(96, 4, 1, d=64), dim=-1)
-    q, v = 30 * k + 25 * k.roll(1, 0), rows(96, 4, 3, d=64)
-    out, sparse = read(small(dense=0.8), q, k, v)
+    k = torch.nn.functional.normalize(random_rows(96, 4, 1, d=64), dim=-1)
+    q, v = 30 * k + 25 * k.roll(1, 0), random_rows(96, 4, 3, d=64)
+    out, sparse = prefill(small(dense=0.8), q, k, v)
     assert sparse.computed_pairs < 0.4 * sparse.dense_pairs
     assert (out - dense(q, k, v)).norm() < 0.2 * dense(q, k, v).norm()
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, 60), (21, 39)])
 def test_what_is_computed_is_attention_over_the_tiles_of_the_lines(start, count):
-    q, k, v = rows(count, 4, 1), rows(60, 2, 2), rows(60, 2, 3)
+    q, k, v = random_rows(count, 4, 1), random_rows(60, 2, 2), random_rows(60, 2, 3)
     q_pos, k_pos = torch.arange(start, 60), torch.arange(60)
     params = small(alpha=0.6)
     at = sample_rows(count, 8)
@@ -61,13 +61,13 @@ def test_what_is_computed_is_attention_over_the_tiles_of_the_lines(start, count)
             assert keys.unique().numel() == keys.numel()
             got[keys] = True
             assert bool((got | ~wanted[row]).all())
-    out, _ = read(params, q, k, v, start)
+    out, _ = prefill(params, q, k, v, start)
     assert bool(out.isfinite().all())
 
 
 def test_lines_are_found_over_a_cache_with_gaps_in_any_order():
     order = torch.cat([torch.arange(40, 60), torch.arange(10), torch.arange(25, 40)])
-    q, k, v = rows(20, 4, 1), rows(45, 2, 2), rows(45, 2, 3)
+    q, k, v = random_rows(20, 4, 1), random_rows(45, 2, 2), random_rows(45, 2, 3)
     q_pos = torch.arange(40, 60)
     everything = SparsePrefill(small(alpha=0.999999, sample=19).start(), 60)
     out = everything(0, q, k, v, q_pos, order, scale=0.3)
@@ -75,7 +75,7 @@ def test_lines_are_found_over_a_cache_with_gaps_in_any_order():
 
 
 def test_no_row_is_left_empty():
-    q, k, v = rows(64, 4, 1), rows(64, 2, 2), rows(64, 2, 3)
+    q, k, v = random_rows(64, 4, 1), random_rows(64, 2, 2), random_rows(64, 2, 3)
     every = torch.ones(64, dtype=torch.bool)
     lines = cover(torch.zeros(4, 8, 64), sample_rows(64, 8), every, 0.5, prices(0, 63, 4, 1.0))
     assert not lines.vertical.any()
@@ -83,31 +83,31 @@ def test_no_row_is_left_empty():
     index = index_lines(lines, torch.arange(64), torch.arange(64), 4, 1.0)
     assert index is not None
     assert bool((index.counts >= 1).all())
-    out, _ = read(small(alpha=0.01), q, k, v)
+    out, _ = prefill(small(alpha=0.01), q, k, v)
     assert bool(out.isfinite().all())
 
 
 def test_too_many_cells_are_read_densely():
-    q, k, v = rows(64, 4, 1) * 0, rows(64, 2, 2), rows(64, 2, 3)
-    out, sparse = read(small(alpha=0.95, dense=0.6), q, k, v)
+    q, k, v = random_rows(64, 4, 1) * 0, random_rows(64, 2, 2), random_rows(64, 2, 3)
+    out, sparse = prefill(small(alpha=0.95, dense=0.6), q, k, v)
     assert sparse.computed_pairs == sparse.dense_pairs
     assert torch.equal(out, dense(q, k, v))
 
 
 def test_an_earlier_turns_lines_are_not_touched_by_a_later_turn():
-    k, v = rows(60, 2, 2), rows(60, 2, 3)
+    k, v = random_rows(60, 2, 2), random_rows(60, 2, 3)
     state = small().start()
     sparse = SparsePrefill(state, 30)
-    sparse(0, rows(30, 4, 1), k[:30], v[:30], torch.arange(30), torch.arange(30), scale=0.3)
+    sparse(0, random_rows(30, 4, 1), k[:30], v[:30], torch.arange(30), torch.arange(30), scale=0.3)
     kept = [tuple(part.clone() for part in turn) for turn in state.lines[0]]
     sparse.end = 60
-    sparse(0, rows(30, 4, 4), k, v, torch.arange(30, 60), torch.arange(60), scale=0.3)
+    sparse(0, random_rows(30, 4, 4), k, v, torch.arange(30, 60), torch.arange(60), scale=0.3)
     assert len(state.lines[0]) == 2
     assert all(torch.equal(a, b) for a, b in zip(kept[0], state.lines[0][0], strict=True))
 
 
 def test_what_comes_after_a_turn_cannot_change_it():
-    q, k, v = rows(60, 4, 1), rows(60, 2, 2), rows(60, 2, 3)
+    q, k, v = random_rows(60, 4, 1), random_rows(60, 2, 2), random_rows(60, 2, 3)
     out = []
     for factor in (1, 9):
         later = torch.cat([k[:30], factor * k[30:]]), torch.cat([v[:30], factor * v[30:]])
@@ -126,8 +126,8 @@ def test_a_model_that_covers_nearly_everything_gives_nearly_its_dense_logits():
 
 
 def test_a_turn_no_longer_than_the_sample_is_read_densely():
-    q, k, v = rows(8, 4, 1), rows(60, 2, 2), rows(60, 2, 3)
-    out, _ = read(small(), q, k, v, start=52)
+    q, k, v = random_rows(8, 4, 1), random_rows(60, 2, 2), random_rows(60, 2, 3)
+    out, _ = prefill(small(), q, k, v, start=52)
     assert torch.equal(out, dense(q, k, v, 52))
 
 

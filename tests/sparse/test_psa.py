@@ -19,30 +19,30 @@ from ragkv.sparse.psa import (
     attend_progressively,
     attend_progressively_at_once,
 )
-from tests.sparse.steps import GROUPINGS, greedy, normal, request, restricted, says_what_dense_says
+from tests.sparse.toy_request import GROUPINGS, assert_matches_dense, greedy, make_request, normal, restricted
 from tests.tiny import model, tokens
 
 PSA = Psa(block=8)
 FIGURE = [98, 84, 68, 55, 31, 22, 15, 10, 8.2, 6.1, 4.9, 4.3, 3.1, 2.2, 1.6, 1.2]
 
 
-def of_masses(masses, dtype=torch.float64):
-    """q [1, 1, 1], k, v [n, 1, 1]: blocks of 2 equal keys, with these masses under scale 1."""
+def blocks_of(masses, dtype=torch.float64):
+    """Return q [1, 1, 1] and k, v [n, 1, 1]: blocks of 2 equal keys, with these masses under scale 1."""
     k = torch.tensor(masses, dtype=dtype).div(2).log().repeat_interleave(2)[:, None, None]
     return torch.ones(1, 1, 1, dtype=dtype), k, torch.arange(len(k), dtype=dtype)[:, None, None]
 
 
-def read(masses, threshold, micro, order=None, least=0, part=0.0):
+def read_masses(masses, threshold, micro, order=None, least=0, part=0.0):
     order = torch.arange(len(masses))[None] if order is None else order
-    q, k, v = of_masses(masses)
+    q, k, v = blocks_of(masses)
     params = Psa(threshold=threshold, block=2, micro=micro, least=least, part=part)
     return attend_progressively(q, k, v, RankedBlocks(order), params, scale=1.0)
 
 
-def run(params, asked, steps=None):
+def run(params, request, steps=None):
     state = params.start()
-    asked.ask(state)
-    return state, [asked.step(state, at) for at in range(asked.steps if steps is None else steps)]
+    request.prefill(state)
+    return state, [request.step(state, at) for at in range(request.steps if steps is None else steps)]
 
 
 @settings(deadline=None, max_examples=60)
@@ -83,7 +83,7 @@ def test_without_the_loop_the_same_blocks_are_read(
         torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
 
 
-# What the numbers of algorithm 1 are.
+# The numbers of algorithm 1.
 
 
 def test_partial_results_merge_by_their_mass():
@@ -123,53 +123,53 @@ def test_the_share_after_each_block_of_the_figure():
     ("threshold", "micro", "blocks"), [(0.95, 1, 12), (0.95, 4, 12), (0.98, 1, 14), (0.98, 4, 16), (1.0, 4, 16)]
 )
 def test_where_the_reading_of_the_figure_stops(threshold, micro, blocks):
-    assert read(FIGURE, threshold, micro).blocks_read.tolist() == [blocks]
+    assert read_masses(FIGURE, threshold, micro).blocks_read.tolist() == [blocks]
 
 
 def test_of_equal_blocks_a_share_is_read_that_is_above_the_threshold():
     for threshold in (0.33, 0.51, 0.96):
-        assert read([5.0] * 40, threshold, 1).blocks_read.item() == math.floor(threshold * 40) + 1
+        assert read_masses([5.0] * 40, threshold, 1).blocks_read.item() == math.floor(threshold * 40) + 1
     assert accumulated_share(torch.tensor(5.0).log(), torch.tensor(1.0).log(), 15).item() == pytest.approx(5 / 20)
 
 
 def test_some_blocks_are_read_whatever_is_claimed():
     masses = [1e-6, 5.0, 5.0, 5.0, 5.0, 5.0]
-    assert read(masses, 0.1, 1).blocks_read.item() == 1, "one weak block, and all the others count as no heavier"
-    assert read(masses, 0.1, 1, least=3).blocks_read.item() == 3
-    assert read(masses, 0.1, 2, least=3).blocks_read.item() == 4, "whole micro-batches"
-    assert read(masses, 0.1, 1, least=99).blocks_read.item() == 6, "no more than there are"
-    assert read(masses, 0.1, 1, part=0.5).blocks_read.item() == 3
-    assert read(masses, 0.1, 1, least=2, part=0.7).blocks_read.item() == 5, "whichever is more"
+    assert read_masses(masses, 0.1, 1).blocks_read.item() == 1, "one weak block, and all the others count as no heavier"
+    assert read_masses(masses, 0.1, 1, least=3).blocks_read.item() == 3
+    assert read_masses(masses, 0.1, 2, least=3).blocks_read.item() == 4, "whole micro-batches"
+    assert read_masses(masses, 0.1, 1, least=99).blocks_read.item() == 6, "no more than there are"
+    assert read_masses(masses, 0.1, 1, part=0.5).blocks_read.item() == 3
+    assert read_masses(masses, 0.1, 1, least=2, part=0.7).blocks_read.item() == 5, "whichever is more"
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40), st.floats(0.05, 0.999), st.integers(1, 9))
 @settings(deadline=None)
 def test_with_the_true_order_the_share_is_never_claimed_too_high(masses, threshold, micro):
     masses = sorted(masses, reverse=True)
-    done = read(masses, threshold, micro)
+    done = read_masses(masses, threshold, micro)
     assert done.p_acc.item() <= sum(masses[: done.blocks_read]) / sum(masses) + 1e-12
 
 
 def test_with_a_wrong_order_the_share_is_claimed_too_high():
     masses = [1e-3] + [1.0] * 30
-    done = read(masses, 0.9, 1)
+    done = read_masses(masses, 0.9, 1)
     assert done.blocks_read.item() > 1  # one small block first: the others are thought to be as small
     falling = torch.arange(31).roll(-1)[None]
-    assert read([1e6, *[1e-3] * 30], 0.9, 1, falling).p_acc.item() > 0.9
-    assert read([1e6, *[1e-3] * 30], 0.9, 1, falling).blocks_read.item() < 31
+    assert read_masses([1e6, *[1e-3] * 30], 0.9, 1, falling).p_acc.item() > 0.9
+    assert read_masses([1e6, *[1e-3] * 30], 0.9, 1, falling).blocks_read.item() < 31
 
 
 @given(st.integers(0, 10**6), st.integers(1, 7))
 @settings(max_examples=25, deadline=None)
 def test_more_blocks_a_look_only_round_the_count_up(seed, micro):
     masses = torch.exp(2 * normal(37, seed=seed)).tolist()
-    single, several = (read(masses, 0.9, m).blocks_read.item() for m in (1, micro))
+    single, several = (read_masses(masses, 0.9, m).blocks_read.item() for m in (1, micro))
     assert several == min(37, -(-single // micro) * micro)
 
 
 def test_a_higher_threshold_never_reads_less():
-    asked = request(steps=1)
-    marks = [run(replace(PSA, threshold=t, micro=1), asked)[0].marked[0].sum(1) for t in (0.3, 0.6, 0.9, 0.97, 1.0)]
+    request = make_request(steps=1)
+    marks = [run(replace(PSA, threshold=t, micro=1), request)[0].marked[0].sum(1) for t in (0.3, 0.6, 0.9, 0.97, 1.0)]
     assert all((more >= less).all() for less, more in pairwise(marks))
     assert (marks[0] < marks[-1]).any()
 
@@ -217,72 +217,72 @@ def test_a_score_is_the_mean_over_the_group_of_the_best_corner(seed, heads):
 @pytest.mark.parametrize(("q_heads", "kv_heads"), GROUPINGS)
 @pytest.mark.parametrize("gapped", [True, False])
 def test_threshold_1_reads_every_block_and_equals_dense_attention(q_heads, kv_heads, gapped):
-    asked = request(q_heads=q_heads, kv_heads=kv_heads, gapped=gapped)
-    state, outs = run(replace(PSA, threshold=1.0), asked)
+    request = make_request(q_heads=q_heads, kv_heads=kv_heads, gapped=gapped)
+    state, outs = run(replace(PSA, threshold=1.0), request)
     for at, out in enumerate(outs):
-        torch.testing.assert_close(out, asked.dense(at), rtol=0, atol=1e-10)
+        torch.testing.assert_close(out, request.dense(at), rtol=0, atol=1e-10)
     assert state.keys_read == state.keys_present > 0
 
 
 def test_peaked_attention_in_float32_still_reads_every_block_at_threshold_1():
-    asked = request(sharp=200.0, steps=2)
-    asked.q, asked.k, asked.v = asked.q.float(), asked.k.float(), asked.v.float()
-    state, outs = run(replace(PSA, threshold=1.0, micro=1), asked)
+    request = make_request(sharp=200.0, steps=2)
+    request.q, request.k, request.v = request.q.float(), request.k.float(), request.v.float()
+    state, outs = run(replace(PSA, threshold=1.0, micro=1), request)
     assert bool(state.marked[0].all())
-    assert read([1e30, *[1e-30] * 31], 1.0, 1).blocks_read.item() == 32
-    torch.testing.assert_close(outs[1], asked.dense(1), rtol=2e-5, atol=1e-4)
+    assert read_masses([1e30, *[1e-30] * 31], 1.0, 1).blocks_read.item() == 32
+    torch.testing.assert_close(outs[1], request.dense(1), rtol=2e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads"), GROUPINGS)
 def test_the_output_is_exact_over_the_blocks_that_are_read(q_heads, kv_heads):
-    asked = request(q_heads=q_heads, kv_heads=kv_heads, sharp=3.0)
+    request = make_request(q_heads=q_heads, kv_heads=kv_heads, sharp=3.0)
     state = replace(PSA, threshold=0.7, micro=2).start()
-    asked.ask(state)
+    request.prefill(state)
     sparse = False
-    for at in range(asked.steps):
-        out = asked.step(state, at)
-        torch.testing.assert_close(out, restricted(at, asked, state.marked[0], 8), rtol=0, atol=1e-10)
+    for at in range(request.steps):
+        out = request.step(state, at)
+        torch.testing.assert_close(out, restricted(at, request, state.marked[0], 8), rtol=0, atol=1e-10)
         sparse |= not bool(state.marked[0].all())
     assert sparse
     assert state.keys_read < state.keys_present
 
 
 def test_the_sinks_block_and_the_newest_are_always_read():
-    asked = request(sharp=6.0)
+    request = make_request(sharp=6.0)
     state = replace(PSA, threshold=0.1, micro=1).start()
-    asked.ask(state)
-    earliest = int(asked.positions.argmin()) // 8
-    for at in range(asked.steps):
-        asked.step(state, at)
+    request.prefill(state)
+    earliest = int(request.positions.argmin()) // 8
+    for at in range(request.steps):
+        request.step(state, at)
         assert bool(state.marked[0][:, [earliest, -1]].all())
-        assert state.marked[0].shape[1] == -(-(asked.rows + at + 1) // 8)
+        assert state.marked[0].shape[1] == -(-(request.rows + at + 1) // 8)
 
 
 def test_keys_read_are_counted_per_kv_head_and_step():
-    asked = request()
+    request = make_request()
     state = replace(PSA, threshold=0.6).start()
-    asked.ask(state)
-    for at in range(asked.steps):
-        asked.step(state, at)
-        marked, rows = state.marked[0], asked.rows + at + 1
+    request.prefill(state)
+    for at in range(request.steps):
+        request.step(state, at)
+        marked, rows = state.marked[0], request.rows + at + 1
         sizes = torch.full((marked.shape[1],), 8)
         sizes[-1] = rows - 8 * (len(sizes) - 1)
         assert state.key_counts[-1].read.tolist() == (marked * sizes).sum(1).tolist()
         assert state.key_counts[-1].present == rows
-    assert state.keys_present == sum(2 * (asked.rows + at + 1) for at in range(asked.steps))
+    assert state.keys_present == sum(2 * (request.rows + at + 1) for at in range(request.steps))
 
 
 def test_a_block_that_is_not_full_does_not_end_the_reading():
     """Its mass is tiny, and must not be taken for the mass of those unread: here 19 full blocks that are all equal."""
-    asked = request(rows=19 * 8 + 1, steps=1, gapped=False)
-    asked.k[:-2], asked.k[-2:] = 0.0, -40 * asked.q[-1].unflatten(0, (2, 4)).mean(1)
-    state, _ = run(replace(PSA, threshold=0.9, micro=1, sinks=0), asked)
+    request = make_request(rows=19 * 8 + 1, steps=1, gapped=False)
+    request.k[:-2], request.k[-2:] = 0.0, -40 * request.q[-1].unflatten(0, (2, 4)).mean(1)
+    state, _ = run(replace(PSA, threshold=0.9, micro=1, sinks=0), request)
     assert state.marked[0][:, :-1].sum(1).tolist() == [math.floor(0.9 * 19) + 1] * 2
 
 
 def test_a_kv_head_stops_when_its_least_covered_query_head_is_covered():
-    asked = request(sharp=4.0, steps=1)
-    least, mean = (run(replace(PSA, threshold=0.8, micro=1, group=g), asked)[0] for g in ("min", "mean"))
+    request = make_request(sharp=4.0, steps=1)
+    least, mean = (run(replace(PSA, threshold=0.8, micro=1, group=g), request)[0] for g in ("min", "mean"))
     stopped = ~least.marked[0].all(1)
     assert bool((least.p_acc[0].view(2, 4).amin(1)[stopped] > 0.8).all())
     assert (mean.marked[0] <= least.marked[0]).all()
@@ -290,9 +290,9 @@ def test_a_kv_head_stops_when_its_least_covered_query_head_is_covered():
 
 
 def test_first_layers_can_stay_dense():
-    asked = request()
-    state, outs = run(replace(PSA, threshold=0.1, dense=1), asked)
-    torch.testing.assert_close(outs[-1], asked.dense(asked.steps - 1), rtol=0, atol=1e-10)
+    request = make_request()
+    state, outs = run(replace(PSA, threshold=0.1, dense=1), request)
+    torch.testing.assert_close(outs[-1], request.dense(request.steps - 1), rtol=0, atol=1e-10)
     assert state.keys_read == state.keys_present
     assert not state.marked
 
@@ -300,45 +300,45 @@ def test_first_layers_can_stay_dense():
 @given(st.permutations(range(12)))
 @settings(max_examples=15, deadline=None)
 def test_the_order_in_which_blocks_arrive_does_not_matter(order):
-    asked = request(rows=12 * 8 + 5, asked=5, steps=3)
+    request = make_request(rows=12 * 8 + 5, question=5, steps=3)
     moved = torch.cat([torch.arange(8) + 8 * b for b in order] + [torch.arange(96, 104)])
-    other = replace(asked, k=asked.k[moved], v=asked.v[moved], positions=asked.positions[moved])
-    for one, same in zip(run(PSA, asked)[1], run(PSA, other)[1], strict=True):
+    other = replace(request, k=request.k[moved], v=request.v[moved], positions=request.positions[moved])
+    for one, same in zip(run(PSA, request)[1], run(PSA, other)[1], strict=True):
         torch.testing.assert_close(one, same, rtol=0, atol=1e-10)
 
 
 def test_what_comes_later_changes_nothing_before():
-    asked = request()
-    _, outs = run(PSA, asked)
-    asked.k[asked.rows + 10 :] = 7.0
-    asked.v[asked.rows + 10 :] = -9.0
-    for one, same in zip(outs[:10], run(PSA, asked, steps=10)[1], strict=True):
+    request = make_request()
+    _, outs = run(PSA, request)
+    request.k[request.rows + 10 :] = 7.0
+    request.v[request.rows + 10 :] = -9.0
+    for one, same in zip(outs[:10], run(PSA, request, steps=10)[1], strict=True):
         torch.testing.assert_close(one, same, rtol=0, atol=0)
 
 
 def test_a_row_in_front_of_others_is_read_densely_and_sees_nothing_behind_it():
-    asked = request(steps=2)
+    request = make_request(steps=2)
     state = PSA.start()
-    asked.ask(state)
-    asked.positions[-2] = 50_000
-    asked.step(state, 0)
-    dense = asked.dense(1)
-    asked.k[-2], asked.v[-2] = 100.0, 100.0
-    torch.testing.assert_close(asked.step(state, 1), dense, rtol=0, atol=1e-10)
+    request.prefill(state)
+    request.positions[-2] = 50_000
+    request.step(state, 0)
+    dense = request.dense(1)
+    request.k[-2], request.v[-2] = 100.0, 100.0
+    torch.testing.assert_close(request.step(state, 1), dense, rtol=0, atol=1e-10)
     assert len(state.key_counts) == 1
 
 
 def test_a_cache_that_shrank_is_refused():
-    asked = request()
-    state, _ = run(PSA, asked)
+    request = make_request()
+    state, _ = run(PSA, request)
     with pytest.raises(ValueError, match="start a new state"):
-        asked.step(state, 0)
+        request.step(state, 0)
 
 
 def test_true_coverage_is_the_mass_of_what_was_read():
-    asked = request(sharp=4.0, steps=1)
-    state, _ = run(replace(PSA, threshold=0.8), asked)
-    _, q, k, *_ = asked.seen(0)
+    request = make_request(sharp=4.0, steps=1)
+    state, _ = run(replace(PSA, threshold=0.8), request)
+    _, q, k, *_ = request.call_args(0)
     share = coverage(q[0], k, state.marked[0], 8, scale=0.35)
     scores = torch.einsum("hgd,nhd->hgn", q[0].unflatten(0, (2, 4)), k).flatten(0, 1) * 0.35
     rows = state.marked[0].repeat_interleave(8, dim=1)[:, : len(k)].repeat_interleave(4, dim=0)
@@ -348,10 +348,10 @@ def test_true_coverage_is_the_mass_of_what_was_read():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precision_stays_close(dtype):
-    asked = request(steps=4)
-    expected = [asked.dense(at) for at in range(4)]
-    asked.q, asked.k, asked.v = (x.to(dtype) for x in (asked.q, asked.k, asked.v))
-    _, outs = run(replace(PSA, threshold=1.0), asked)
+    request = make_request(steps=4)
+    expected = [request.dense(at) for at in range(4)]
+    request.q, request.k, request.v = (x.to(dtype) for x in (request.q, request.k, request.v))
+    _, outs = run(replace(PSA, threshold=1.0), request)
     tolerance = 2e-5 if dtype == torch.float32 else 5e-2
     for out, wanted in zip(outs, expected, strict=True):
         assert out.dtype == dtype
@@ -363,7 +363,7 @@ def test_lower_precision_stays_close(dtype):
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_threshold_1_says_what_dense_attention_says(kind):
-    says_what_dense_says(replace(PSA, threshold=1.0, block=4), kind)
+    assert_matches_dense(replace(PSA, threshold=1.0, block=4), kind)
 
 
 def test_a_request_alone_says_what_it_says_in_company():
@@ -378,11 +378,11 @@ def test_a_request_alone_says_what_it_says_in_company():
 
 
 def test_what_is_shorter_than_a_block_is_read_densely():
-    asked = request(rows=9, asked=4, steps=40)
+    request = make_request(rows=9, question=4, steps=40)
     state = Psa(block=32).start()
-    asked.ask(state)
+    request.prefill(state)
     for at in range(3):
-        torch.testing.assert_close(asked.step(state, at), asked.dense(at), rtol=0, atol=1e-10)
+        torch.testing.assert_close(request.step(state, at), request.dense(at), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
