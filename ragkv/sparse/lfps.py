@@ -38,7 +38,8 @@ from torch import Tensor
 from ragkv.kernels.attention import merge
 from ragkv.sparse.attention import attend_heads, score_dtype
 from ragkv.sparse.base import DecodePolicy, DecodeState
-from ragkv.sparse.lfps_tables import KeyScores, PromptStatistics, TableMoments, true_indices
+from ragkv.sparse.indexing import index_flat, true_indices
+from ragkv.sparse.lfps_tables import KeyScores, PromptStatistics, TableMoments
 
 
 @dataclass(frozen=True)
@@ -306,8 +307,3 @@ def top_candidates(scores: Tensor, counts: Tensor, keep: int, recent: Tensor) ->
     last = (counts[:, None] - 1 - torch.arange(len(recent), device=scores.device)).clamp_(min=0)
     raised = scores.scatter(-1, last[:, None].expand(-1, scores.shape[1], -1), math.inf)
     return raised.topk(keep, dim=-1, sorted=False).indices
-
-
-def index_flat(x: Tensor, at: Tensor) -> Tensor:
-    """Return x[at] for x [n]. It is four times as fast as indexing."""
-    return x.index_select(0, at.flatten()).view(at.shape)

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ragkv.sparse.indexing import rows_of, true_indices
+
 SHIFT = 4
 RUN = 1 << SHIFT
 """Indices under one peak. A table's room is a multiple of it."""
@@ -110,28 +112,6 @@ class ScoreTable:
 
     def _peaks_and_sums(self) -> tuple[Tensor, Tensor]:
         return self.raw.unflatten(1, (-1, RUN)).amax(-1), _power_sums(self.raw)
-
-
-def true_indices(flags: Tensor) -> Tensor:
-    """Return the ascending indices [m] int64 of the true values in flags [n]. It is fast if they are few."""
-    if len(flags) % 8 or flags.storage_offset() % 8:
-        return flags.nonzero()[:, 0]
-    words = flags.view(torch.int64).nonzero()[:, 0]
-    found = flags.view(-1, 8).index_select(0, words).flatten().nonzero()[:, 0]
-    return (words.index_select(0, found >> 3) << 3) + (found & 7)
-
-
-def rows_of(flat: Tensor, rows: int, length: int) -> tuple[Tensor, Tensor]:
-    """Split ascending flat indices [m] into a matrix [rows, length].
-
-    Rows are found by bisection: dividing every index takes longer than reading the value it points at.
-
-    Returns:
-        The row of each index [m], and where the indices of each row start [rows + 1].
-    """
-    numbers = torch.arange(rows + 1, device=flat.device)
-    starts = torch.searchsorted(flat, numbers * length)
-    return numbers[:rows].repeat_interleave(starts.diff()), starts
 
 
 def _power_sums(values: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def test_the_first_and_the_last_segment_are_dense_whatever_the_budget():
     torch.testing.assert_close(out[56:], dense(q, k, v)[56:], rtol=0, atol=1e-12)
 
 
-def test_a_budget_larger_than_what_lies_before_a_segment_takes_what_there_is():
+def test_a_budget_larger_than_the_earlier_tokens_takes_all_of_them():
     q, k, v = random_rows(24, 8, 1), random_rows(24, 2, 2), random_rows(24, 2, 3)
     out, _ = prefill(CritiPrefill(8, 2, 12, skip=0, threshold=0), q, k, v)
     torch.testing.assert_close(out[8:16], dense(q, k, v)[8:16], rtol=0, atol=1e-12)
@@ -73,7 +73,7 @@ def test_early_segments_and_layers_stay_dense():
 
 
 @pytest.mark.parametrize("pieces", [(24, 40), (8, 16, 40), (32, 16, 16)])
-def test_an_input_read_in_pieces_is_read_as_in_one_go(pieces):
+def test_an_input_read_in_parts_equals_one_pass(pieces):
     q, k, v = random_rows(64, 8, 1), random_rows(64, 2, 2), random_rows(64, 2, 3)
     whole, _ = prefill(SMALL, q, k, v, layers=2)
     start, out = 0, []
@@ -92,10 +92,10 @@ def test_rows_that_begin_inside_a_segment_are_exact_with_a_budget_for_everything
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(8, 55), st.integers(0, 99))
-def test_nothing_of_the_future_changes_an_earlier_row(cut, seed):
+def test_later_tokens_do_not_change_an_earlier_row(cut, seed):
     q, k, v = random_rows(64, 4, seed), random_rows(64, 2, seed + 1), random_rows(64, 2, seed + 2)
     k2, v2, q2 = k.clone(), v.clone(), q.clone()
-    stop = cut // 8 * 8  # a segment is chosen for as a whole: rows of one segment share their choice
+    stop = cut // 8 * 8  # all rows of a segment share their selection
     k2[stop:], v2[stop:], q2[stop:] = 9 * k[stop:], -v[stop:], 5 * q[stop:]
     before, after = prefill(SMALL, q, k, v, layers=2)[0], prefill(SMALL, q2, k2, v2, layers=2)[0]
     torch.testing.assert_close(after[:stop], before[:stop], rtol=0, atol=0)
@@ -149,13 +149,13 @@ def test_a_model_under_a_budget_for_everything_gives_its_dense_logits():
     torch.testing.assert_close(*logits, rtol=0, atol=1e-10)
 
 
-def test_short_inputs_are_left_alone():
+def test_short_inputs_stay_dense():
     assert not CritiPrefill().applies(4096)
     assert CritiPrefill().applies(4097)
     assert not CritiPrefill(threshold=0).applies(1024)
 
 
 @pytest.mark.parametrize("wrong", [{"segment": 0}, {"block": 0}, {"budget": 8}, {"fusion": 1.5}, {"skip": -1}])
-def test_parameters_that_mean_nothing_are_refused(wrong):
+def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValueError, match=r"must be"):
         CritiPrefill(**wrong)

@@ -1,4 +1,4 @@
-"""LFPS: the identity setting is dense attention, tables keep their sum, and what mattered is found again."""
+"""LFPS: the identity setting is dense attention, tables keep their sum, and keys with high scores are found again."""
 
 import math
 from dataclasses import replace
@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragkv.sparse.indexing import true_indices
 from ragkv.sparse.lfps import Lfps, prompt_tables, sink_ratio, thresholds
-from ragkv.sparse.lfps_tables import RUN, SMALLEST, KeyScores, ScoreTable, true_indices
+from ragkv.sparse.lfps_tables import RUN, SMALLEST, KeyScores, ScoreTable
 from tests.sparse.toy_request import GROUPINGS, assert_matches_dense, greedy, make_request, normal
 from tests.tiny import model, tokens
 
@@ -34,7 +35,7 @@ def by_offset(scores):
 
 
 def marked(scores, now, reach=(), beta=0.2):
-    """Candidates bool [H, now + 1], but for the recent ones."""
+    """Return the candidates bool [H, now + 1] without the recent ones."""
     moments = scores.vertical.moments(scores.scored), scores.slash.moments(scores.scored)
     scores.mark_above(*thresholds(*moments, beta), now)
     scores.mark_neighbours(reach, moments[0].mean, moments[1].mean, now)
@@ -46,7 +47,7 @@ def marked(scores, now, reach=(), beta=0.2):
 
 
 def scores_of(vertical, slash, local=1):
-    """No sinks, rows at positions 0.. ."""
+    """Return tables without sinks, with rows at positions 0..count - 1."""
     count = vertical.shape[1]
     return KeyScores(vertical, slash, torch.arange(count), torch.empty(0, dtype=torch.int64), local, None)
 
@@ -93,12 +94,12 @@ def test_the_share_of_the_sinks_of_the_worked_example():
 
 
 @given(*[st.floats(-2e3, 2e3)] * 3)
-def test_a_share_is_a_share_whatever_the_scores(sink, whole, local):
+def test_the_sink_share_is_between_0_and_1_whatever_the_scores(sink, whole, local):
     share = sink_ratio(*(torch.tensor(x) for x in (sink, whole, local)))
     assert 0 <= share.item() <= 1
 
 
-def test_no_sinks_have_no_share():
+def test_without_sinks_the_share_is_0():
     assert sink_ratio(torch.tensor(-math.inf), torch.tensor(1.0), torch.tensor(2.0)).item() == 0
 
 
@@ -108,7 +109,7 @@ def test_no_sinks_have_no_share():
 @given(st.integers(0, 10**6))
 @settings(max_examples=25, deadline=None)
 def test_a_table_is_what_plain_arithmetic_says(seed):
-    """Fading, adding, widening on both sides, scaling back: scores, moments and what is above a bar."""
+    """Decay, add, widen on both sides and rescale; compare scores, moments and values above a bar."""
     generator = torch.Generator().manual_seed(seed)
     plain = torch.rand(3, 4 * RUN, generator=generator, dtype=torch.float64) ** 4
     table = ScoreTable(plain.clone())
@@ -158,7 +159,7 @@ def test_a_table_with_sharper_peaks_gets_the_lower_bar():
 @given(st.integers(0, 10**6), st.integers(1, 40))
 @settings(max_examples=25, deadline=None)
 def test_candidates_are_those_of_the_formula(seed, later):
-    """Every place and offset looked at one by one, some tokens after the tables were filled; L6 and L7 on the way."""
+    """Check every position and offset one by one, some tokens after the tables were filled. Covers L6 and L7."""
     vertical, slash = (normal(2, 90, seed=seed + i).abs() ** 3 for i in range(2))
     scores = scores_of(vertical, slash)
     for now in range(90, 90 + later):
@@ -212,7 +213,7 @@ def test_with_every_candidate_the_keys_read_are_the_exact_top_k(heads, q_heads, 
 
 
 def best(request, at, keep, sinks=4, local=5):
-    """Attention over the sinks, the last tokens and the `keep` best of the others."""
+    """Compute the attention over the sinks, the last tokens and the `keep` best of the others."""
     _, q, k, v, _, positions = request.call_args(at)
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -226,7 +227,7 @@ def best(request, at, keep, sinks=4, local=5):
 
 
 def test_rows_whose_best_keys_are_candidates_equal_exact_top_k():
-    """Peaks at fixed places: the tables name them, and nothing else is needed."""
+    """The peaks are at fixed positions: the tables name them, and no other key is needed."""
     request = vertical_request()
     params = replace(SOME, least=6, share=0.0)
     state, outs = run(params, request)
@@ -239,7 +240,7 @@ PEAKS = (30, 31, 57, 90, 104, 120)
 
 
 def vertical_request(steps=30):
-    """All queries look at the keys at PEAKS."""
+    """Return a request whose queries all attend to the keys at PEAKS."""
     request = make_request(rows=150, question=20, steps=steps, gapped=False)
     request.k *= 0.05
     request.k[..., 0] = 0.0
@@ -250,7 +251,7 @@ def vertical_request(steps=30):
 
 
 def slash_request(distance=37, steps=30):
-    """Each query looks at the key `distance` in front of it: keys turn with their position, queries are turned back."""
+    """Return a request whose queries attend to the key `distance` before them: keys rotate with their position."""
     request = make_request(rows=150, question=20, steps=steps, gapped=False, d=8)
     angle = torch.tensor([2.3, 1.1, 0.7, 0.3], dtype=torch.float64)
 
@@ -262,7 +263,7 @@ def slash_request(distance=37, steps=30):
     return request
 
 
-def test_keys_at_fixed_places_are_candidates_of_the_next_step():
+def test_keys_at_fixed_positions_are_candidates_of_the_next_step():
     request = vertical_request()
     state = SOME.start()
     request.prefill(state)
@@ -300,7 +301,7 @@ def test_tables_keep_their_sum(heads, params):
 
 
 def sunk(steps=6, quiet=0):
-    """All heads look at the sinks, but for the first step after `quiet` ones."""
+    """Return a request whose heads all attend to the sinks, except in the first step after `quiet` ones."""
     request = make_request(steps=steps, gapped=False)
     request.k[:4] = 0.0
     request.k[:4, :, 0], request.q[..., 0] = 12.0, 6.0
@@ -328,7 +329,7 @@ def test_a_bypassed_step_leaves_the_tables_as_they_are(heads):
 
 
 def test_positions_stay_right_after_bypassed_steps():
-    """Five tokens go by without the tables; a fixed distance is still found where it is then."""
+    """After five tokens without an update of the tables, a fixed distance is still found at its current position."""
     request = slash_request(steps=12)
     lone = slash_request(steps=12)
     state, reference = Lfps(least=12).start(), Lfps(least=12, bypass=1.0).start()
@@ -342,7 +343,7 @@ def test_positions_stay_right_after_bypassed_steps():
 
 
 @pytest.mark.parametrize("heads", HEADS)
-def test_a_bypassed_head_answers_with_the_sinks_and_the_mean(heads):
+def test_a_bypassed_head_returns_the_sinks_and_the_mean(heads):
     request = sunk()
     state = Lfps(heads=heads, least=12).start()
     request.prefill(state)
@@ -387,8 +388,8 @@ def test_at_bypass_1_no_head_is_bypassed():
     assert state.rho[0].min() == 1.0
 
 
-def test_room_grows_and_places_stay_aligned():
-    """Tables filled once and a thousand tokens later: still the keys of the identity setting, and the peaks."""
+def test_room_grows_and_positions_stay_aligned():
+    """Long after the tables were filled, sums and peaks are still right."""
     request = vertical_request(steps=400)
     request.positions[request.rows :] += torch.arange(400) * 3  # positions need not be next to each other
     state = SOME.start()
@@ -404,8 +405,8 @@ def test_room_grows_and_places_stay_aligned():
     torch.testing.assert_close(sums(scores), torch.full((16,), 10.0, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
-def test_gaps_change_nothing_where_only_places_count():
-    """The same request with its context moved apart: positions shift, choices by place do not."""
+def test_gaps_change_nothing_where_only_positions_count():
+    """Move the context of a request apart: positions shift, but the keys found by position do not change."""
     request = vertical_request()
     apart = replace(request, positions=request.positions + 1000 * (request.positions >= 40))
     for one, same in zip(run(SOME, request)[1], run(SOME, apart)[1], strict=True):
@@ -432,7 +433,7 @@ def test_keys_are_counted_per_list_and_step():
     assert [r.present for r in state.key_counts] == list(range(request.rows + 1, request.rows + 41))
 
 
-def test_what_comes_later_changes_nothing_before():
+def test_later_rows_do_not_change_earlier_outputs():
     request = make_request()
     _, outs = run(SOME, request)
     request.k[request.rows + 10 :] = 7.0
@@ -497,11 +498,11 @@ def test_lower_precision_stays_close(dtype, heads):
 
 
 @pytest.mark.parametrize("heads", HEADS)
-def test_the_identity_setting_says_what_dense_attention_says(heads):
+def test_the_identity_setting_gives_the_tokens_of_dense_attention(heads):
     assert_matches_dense(replace(ALL, heads=heads))
 
 
-def test_a_request_alone_says_what_it_says_in_company():
+def test_a_request_alone_gives_the_same_tokens_as_in_a_batch():
     params, tiny = Lfps(least=6), model()
     contexts, questions = [tokens(61, 1), tokens(24, 2)], [tokens(9, 3), tokens(5, 4)]
     together = greedy(tiny, [params.start(), params.start()], contexts, questions)
@@ -519,6 +520,6 @@ def test_a_request_alone_says_what_it_says_in_company():
         *({"share": -0.1}, {"beta": -1.0}, {"beta": math.inf}, {"beta": math.nan}, {"reach": (9,)}, {"heads": "all"}),
     ],
 )
-def test_values_that_make_no_sense_are_refused(wrong):
+def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Lfps(**wrong)

@@ -94,7 +94,7 @@ def test_too_many_cells_are_read_densely():
     assert torch.equal(out, dense(q, k, v))
 
 
-def test_an_earlier_turns_lines_are_not_touched_by_a_later_turn():
+def test_a_later_turn_keeps_the_lines_of_an_earlier_turn():
     k, v = random_rows(60, 2, 2), random_rows(60, 2, 3)
     state = small().start()
     sparse = SparsePrefill(state, 30)
@@ -106,7 +106,7 @@ def test_an_earlier_turns_lines_are_not_touched_by_a_later_turn():
     assert all(torch.equal(a, b) for a, b in zip(kept[0], state.lines[0][0], strict=True))
 
 
-def test_what_comes_after_a_turn_cannot_change_it():
+def test_later_turns_do_not_change_an_earlier_one():
     q, k, v = random_rows(60, 4, 1), random_rows(60, 2, 2), random_rows(60, 2, 3)
     out = []
     for factor in (1, 9):
@@ -132,6 +132,6 @@ def test_a_turn_no_longer_than_the_sample_is_read_densely():
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": 0}, {"alpha": 1.1}, {"sample": 0}, {"tile": 0}, {"dense": 0}])
-def test_parameters_that_mean_nothing_are_refused(wrong):
+def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValueError, match="must be"):
         LoopServe(**wrong)

@@ -1,4 +1,4 @@
-"""PSA: everything is read at threshold 1, exact over what is read, and the stop is the one of algorithm 1."""
+"""PSA: threshold 1 reads everything, the output is exact over the blocks read, and the stop is that of algorithm 1."""
 
 import math
 from dataclasses import replace
@@ -51,7 +51,7 @@ def run(params, request, steps=None):
     blocks=st.integers(0, 23),
     lacking=st.integers(0, 3),
     micro=st.integers(1, 5),
-    threshold=st.sampled_from([0.137, 0.613, 0.951, 1.0]),  # none is what a block of so many has
+    threshold=st.sampled_from([0.137, 0.613, 0.951, 1.0]),  # none equals the share of some number of blocks
     least=st.integers(0, 9),
     part=st.sampled_from([0.0, 0.25, 1.0]),
     group=st.sampled_from(["min", "mean"]),
@@ -59,7 +59,7 @@ def run(params, request, steps=None):
     beyond=st.sampled_from([0.0, 2.5]),
     seed=st.integers(0, 99),
 )
-def test_without_the_loop_the_same_blocks_are_read(
+def test_at_once_the_same_blocks_are_read_as_in_the_loop(
     heads, blocks, lacking, micro, threshold, least, part, group, near, beyond, seed
 ):
     generator = torch.Generator().manual_seed(seed)
@@ -126,15 +126,15 @@ def test_where_the_reading_of_the_figure_stops(threshold, micro, blocks):
     assert read_masses(FIGURE, threshold, micro).blocks_read.tolist() == [blocks]
 
 
-def test_of_equal_blocks_a_share_is_read_that_is_above_the_threshold():
+def test_of_equal_blocks_just_more_than_the_threshold_is_read():
     for threshold in (0.33, 0.51, 0.96):
         assert read_masses([5.0] * 40, threshold, 1).blocks_read.item() == math.floor(threshold * 40) + 1
     assert accumulated_share(torch.tensor(5.0).log(), torch.tensor(1.0).log(), 15).item() == pytest.approx(5 / 20)
 
 
-def test_some_blocks_are_read_whatever_is_claimed():
+def test_the_smallest_number_of_blocks_is_read_whatever_the_share():
     masses = [1e-6, 5.0, 5.0, 5.0, 5.0, 5.0]
-    assert read_masses(masses, 0.1, 1).blocks_read.item() == 1, "one weak block, and all the others count as no heavier"
+    assert read_masses(masses, 0.1, 1).blocks_read.item() == 1, "after one weak block, all others count as equally weak"
     assert read_masses(masses, 0.1, 1, least=3).blocks_read.item() == 3
     assert read_masses(masses, 0.1, 2, least=3).blocks_read.item() == 4, "whole micro-batches"
     assert read_masses(masses, 0.1, 1, least=99).blocks_read.item() == 6, "no more than there are"
@@ -144,16 +144,16 @@ def test_some_blocks_are_read_whatever_is_claimed():
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40), st.floats(0.05, 0.999), st.integers(1, 9))
 @settings(deadline=None)
-def test_with_the_true_order_the_share_is_never_claimed_too_high(masses, threshold, micro):
+def test_with_the_true_order_the_share_is_never_overestimated(masses, threshold, micro):
     masses = sorted(masses, reverse=True)
     done = read_masses(masses, threshold, micro)
     assert done.p_acc.item() <= sum(masses[: done.blocks_read]) / sum(masses) + 1e-12
 
 
-def test_with_a_wrong_order_the_share_is_claimed_too_high():
+def test_with_a_wrong_order_the_share_is_overestimated():
     masses = [1e-3] + [1.0] * 30
     done = read_masses(masses, 0.9, 1)
-    assert done.blocks_read.item() > 1  # one small block first: the others are thought to be as small
+    assert done.blocks_read.item() > 1  # after one small block, the others count as equally small
     falling = torch.arange(31).roll(-1)[None]
     assert read_masses([1e6, *[1e-3] * 30], 0.9, 1, falling).p_acc.item() > 0.9
     assert read_masses([1e6, *[1e-3] * 30], 0.9, 1, falling).blocks_read.item() < 31
@@ -161,7 +161,7 @@ def test_with_a_wrong_order_the_share_is_claimed_too_high():
 
 @given(st.integers(0, 10**6), st.integers(1, 7))
 @settings(max_examples=25, deadline=None)
-def test_more_blocks_a_look_only_round_the_count_up(seed, micro):
+def test_larger_micro_batches_only_round_the_count_up(seed, micro):
     masses = torch.exp(2 * normal(37, seed=seed)).tolist()
     single, several = (read_masses(masses, 0.9, m).blocks_read.item() for m in (1, micro))
     assert several == min(37, -(-single // micro) * micro)
@@ -273,7 +273,7 @@ def test_keys_read_are_counted_per_kv_head_and_step():
 
 
 def test_a_block_that_is_not_full_does_not_end_the_reading():
-    """Its mass is tiny, and must not be taken for the mass of those unread: here 19 full blocks that are all equal."""
+    """Its mass is tiny and must not be taken for the mass of the unread blocks. Here, 19 full blocks are equal."""
     request = make_request(rows=19 * 8 + 1, steps=1, gapped=False)
     request.k[:-2], request.k[-2:] = 0.0, -40 * request.q[-1].unflatten(0, (2, 4)).mean(1)
     state, _ = run(replace(PSA, threshold=0.9, micro=1, sinks=0), request)
@@ -307,7 +307,7 @@ def test_the_order_in_which_blocks_arrive_does_not_matter(order):
         torch.testing.assert_close(one, same, rtol=0, atol=1e-10)
 
 
-def test_what_comes_later_changes_nothing_before():
+def test_later_rows_do_not_change_earlier_outputs():
     request = make_request()
     _, outs = run(PSA, request)
     request.k[request.rows + 10 :] = 7.0
@@ -316,7 +316,7 @@ def test_what_comes_later_changes_nothing_before():
         torch.testing.assert_close(one, same, rtol=0, atol=0)
 
 
-def test_a_row_in_front_of_others_is_read_densely_and_sees_nothing_behind_it():
+def test_a_row_at_an_earlier_position_is_read_densely_and_sees_no_later_key():
     request = make_request(steps=2)
     state = PSA.start()
     request.prefill(state)
@@ -362,11 +362,11 @@ def test_lower_precision_stays_close(dtype):
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_threshold_1_says_what_dense_attention_says(kind):
+def test_threshold_1_gives_the_tokens_of_dense_attention(kind):
     assert_matches_dense(replace(PSA, threshold=1.0, block=4), kind)
 
 
-def test_a_request_alone_says_what_it_says_in_company():
+def test_a_request_alone_gives_the_same_tokens_as_in_a_batch():
     params, tiny = replace(PSA, threshold=0.6, block=4, micro=1), model()
     contexts, questions = [tokens(61, 1), tokens(24, 2)], [tokens(9, 3), tokens(5, 4)]
     together = greedy(tiny, [params.start(), params.start()], contexts, questions)
@@ -377,7 +377,7 @@ def test_a_request_alone_says_what_it_says_in_company():
     assert state.keys_read < state.keys_present
 
 
-def test_what_is_shorter_than_a_block_is_read_densely():
+def test_a_context_shorter_than_a_block_is_read_densely():
     request = make_request(rows=9, question=4, steps=40)
     state = Psa(block=32).start()
     request.prefill(state)
@@ -397,6 +397,6 @@ def test_what_is_shorter_than_a_block_is_read_densely():
         {"dense": -1},
     ],
 )
-def test_values_that_make_no_sense_are_refused(wrong):
+def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Psa(**wrong)

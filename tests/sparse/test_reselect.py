@@ -1,4 +1,4 @@
-"""LoopServe's decoding: when it selects, what it keeps, and that it reads nothing else. Oracles W4 and W5."""
+"""LoopServe's decoding: when it selects, what it selects, and that it reads nothing else. Oracles W4 and W5."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.sparse.toy_request import GROUPINGS, assert_matches_dense, make_reque
 
 
 def over_rows(at, request, rows):
-    """Attention of step `at` over rows, a list per kv head."""
+    """Compute the attention of step `at` over rows, a list per kv head."""
     _, q, k, v, _, _ = request.call_args(at)
     heads = k.shape[1]
     out = []
@@ -19,7 +19,7 @@ def over_rows(at, request, rows):
 
 
 def best_by_hand(at, request, every, budget, among):
-    """Rows kept by a selection at step `at` out of `among`, per kv head: naive, one observed row at a time."""
+    """Select rows at step `at` out of `among`, per kv head, naively: one observed row at a time."""
     rows, heads = request.rows + at + 1, request.k.shape[1]
     group = request.q.shape[1] // heads
     kept = []
@@ -84,7 +84,7 @@ def test_nothing_is_selected_at_the_first_token_although_the_remainder_is_zero()
     assert (request.step(state, 16) - request.dense(16)).abs().max() > 1e-3
 
 
-def test_the_question_chooses_too_where_few_tokens_were_decoded():
+def test_the_question_selects_too_if_few_tokens_were_decoded():
     request = make_request(rows=60, question=7, steps=2)
     state = LoopServeDecode(first=1, every=6, budget=10).start()
     request.prefill(state)
@@ -105,7 +105,7 @@ def test_a_budget_for_all_keys_is_dense(q_heads, kv_heads, evict):
     assert state.keys_read == state.keys_present
 
 
-def test_what_was_dropped_may_come_back_into_a_view_and_never_after_eviction():
+def test_dropped_keys_can_return_with_view_and_never_with_evict():
     request = make_request(rows=200, steps=60)
     back = {}
     for evict in ("view", "evict"):
@@ -122,7 +122,7 @@ def test_what_was_dropped_may_come_back_into_a_view_and_never_after_eviction():
     assert back["evict"] == 0
 
 
-def test_readings_count_the_keys_a_selection_looks_at():
+def test_key_counts_include_the_candidates_of_a_selection():
     request = make_request(rows=60, steps=9)
     for evict, second in (("view", 69), ("evict", 10 + 4 + 4)):
         state = LoopServeDecode(first=4, every=4, budget=10, evict=evict).start()
@@ -133,7 +133,7 @@ def test_readings_count_the_keys_a_selection_looks_at():
         assert read == [61, 62, 63, 64, 65, 15, 16, 17, second]
 
 
-def test_a_row_does_not_attend_to_keys_behind_it():
+def test_a_row_does_not_attend_to_later_keys():
     q = torch.ones(2, 1, 1, dtype=torch.float64)
     keys = torch.zeros(1, 3, 1, dtype=torch.float64)
     found = attention_sums(q, keys, torch.tensor([4, 5]), torch.tensor([[5, 0, 4]]), scale=1.0)
@@ -141,11 +141,11 @@ def test_a_row_does_not_attend_to_keys_behind_it():
 
 
 @pytest.mark.parametrize("evict", ["view", "evict"])
-def test_a_budget_for_all_keys_says_what_dense_attention_says(evict):
+def test_a_budget_for_all_keys_gives_the_tokens_of_dense_attention(evict):
     assert_matches_dense(LoopServeDecode(first=2, every=3, budget=99, evict=evict))
 
 
 @pytest.mark.parametrize("wrong", [{"first": -1}, {"every": 0}, {"budget": -1}, {"evict": "drop"}])
-def test_values_that_make_no_sense_are_refused(wrong):
+def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LoopServeDecode(**wrong)

@@ -1,4 +1,4 @@
-"""A fixed number of blocks: exact over what is read, and ranked as promised."""
+"""A fixed number of blocks: the output is exact over the blocks read, and the ranking is the stated one."""
 
 import pytest
 import torch
@@ -58,11 +58,11 @@ def test_no_digest_covers_more_than_the_exact_ranking(digest):
 
 
 @pytest.mark.parametrize("digest", DIGESTS)
-def test_enough_blocks_say_what_dense_attention_says(digest):
+def test_enough_blocks_give_the_tokens_of_dense_attention(digest):
     assert_matches_dense(TopBlocks(count=99, digest=digest, block=4))
 
 
-def test_what_is_shorter_than_a_block_is_read_densely():
+def test_a_context_shorter_than_a_block_is_read_densely():
     request = make_request(rows=9, question=4, steps=40)
     state = TopBlocks(count=2, block=32).start()
     request.prefill(state)
@@ -71,7 +71,7 @@ def test_what_is_shorter_than_a_block_is_read_densely():
 
 
 @pytest.mark.parametrize("wrong", [{"count": -1}, {"block": 0}, {"sinks": -1}, {"digest": "mean"}])
-def test_values_that_make_no_sense_are_refused(wrong):
+def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         TopBlocks(**wrong)
 
@@ -88,6 +88,6 @@ def test_top_keys_are_exact_over_the_best_keys_of_every_query_head(q_heads, kv_h
 
 
 @pytest.mark.parametrize("wrong", [{"share": 2}, {"least": 0}])
-def test_top_keys_that_make_no_sense_are_refused(wrong):
+def test_invalid_values_of_top_keys_are_refused(wrong):
     with pytest.raises(ValueError, match="must be"):
         TopKeys(**wrong)
