@@ -282,8 +282,8 @@ def prefetch(store: ChunkStore, chunks: Sequence[Sequence[int]], method: Method)
         with suppress(EntryMissing, EntryCorrupt):
             key = store.key(tokens)
             head, _ = store.head(key, len(tokens))
-            first = method.first([Piece(len(tokens), store.block, head.digest)])
+            first = method.composite_blocks([Piece(len(tokens), store.block, head.digest)])
             if first:
                 layers = head.layout.shape.layers
-                read = max(0, method.depth(layers) - 1)
+                read = max(0, method.composite_layers(layers) - 1)
                 store.warm(key, head, [first[0]] * read + [()] * (layers - read))

@@ -9,7 +9,7 @@ from ragkv.engine.generation import Completion
 from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.engine.request import RequestState
 from ragkv.model.decoder import DecoderModel
-from ragkv.recompute.base import Plan, recomputed
+from ragkv.recompute.base import Plan, recomputed_tokens
 from ragkv.report import (
     ByteCounts,
     CacheReport,
@@ -38,7 +38,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     session, context, timer = request.session, request.context, request.timer
     hits, sources, plan = session.hits, session.sources, context.plan  # no plan: all was prefilled, nothing looked up
     new = [0 if i < context.cached_chunks else len(hit.chunk.tokens) for i, hit in enumerate(hits)]
-    again = recomputed(plan.recompute) if plan else [float(tokens) for tokens in new]
+    again = recomputed_tokens(plan.recompute) if plan else [float(tokens) for tokens in new]
     chunks = tuple(_chunk(model, i, hit, plan, again[i]) for i, hit in enumerate(hits))
     size = sum(chunk.tokens for chunk in chunks)
     kept = _kept_tokens(model, hits, plan)
@@ -50,7 +50,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     decoding = _decoding(context, completion)
     return Report(
         method=session.method,
-        prefill=prefill if context.sparse and context.sparse.chosen else "dense",
+        prefill=prefill if context.sparse and context.sparse.selected else "dense",
         decode=decode if decoding.read < decoding.present else "dense",
         model=model.name,
         tokens=TokenCounts(
