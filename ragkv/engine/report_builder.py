@@ -81,9 +81,9 @@ def _fallbacks(request: RequestState) -> tuple[Fallback, ...]:
 
 def _decoding(context: PrefilledContext, completion: Completion) -> DecodeReport:
     state, steps, ended = context.decoding, completion.steps, "stop" if completion.stopped else "length"
-    if state is not None and state.steps_read:
-        lists = sum(each.read.shape[0] for each in state.steps_read)
-        return DecodeReport(steps, state.read / lists, state.present / lists, state.fetched, ended)
+    if state is not None and state.key_counts:
+        lists = sum(each.read.shape[0] for each in state.key_counts)
+        return DecodeReport(steps, state.keys_read / lists, state.keys_present / lists, state.fetched, ended)
     lengths = context.cache.lengths
     present = sum(lengths) / len(lengths) - (steps - 1) / 2 if steps else 0.0
     return DecodeReport(steps, present, present, 0, ended)

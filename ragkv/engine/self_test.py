@@ -119,13 +119,16 @@ def _run_checks(prefiller: Prefiller) -> SelfTestResult:
     whole = [*prefix, *first, *second, *question]
     cache = ContextCache(model.shape, len(whole), model.dtype, model.devices)
     ours = model.forward([append(cache, whole, 0, outputs=len(whole))])[0]
-    watch = StepTimer(model.device)
-    shared = reader.mode == "shared"
-    sources = [InMemoryChunk(reader.encode(first), block, exact=shared), InMemoryChunk(reader.encode(second), block)]
-    dense = reader.prefill_full([first, second], question, watch)
-    stored = reader.prefill_sparse(sources, question, Reuse(model.shape.layers), watch)
+    timer = StepTimer(model.device)
+    shared = prefiller.mode == "shared"
+    sources = [
+        InMemoryChunk(prefiller.encode(first), block, exact=shared),
+        InMemoryChunk(prefiller.encode(second), block),
+    ]
+    dense = prefiller.prefill_full([first, second], question, timer)
+    stored = prefiller.prefill_sparse(sources, question, Reuse(model.shape.layers), timer)
     everything = SamKV(layers=model.profile.stable_layers, middle="all", repair="kept", update="overwrite")
-    recomputed = reader.prefill_sparse(sources, question, everything, watch)
+    recomputed = prefiller.prefill_sparse(sources, question, everything, timer)
     alone = len(prefix) + len(first) if shared else 0
     return SelfTestResult(
         layer_loop=_relative_error(_centred(ours), _centred(model.own_logits(whole))),

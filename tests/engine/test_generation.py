@@ -134,8 +134,8 @@ def test_over_what_a_method_keeps_the_identity_is_full_attention(decoder, name):
     dense, _ = logits_of(reader, methods()[name], None)
     sparse, context = logits_of(reader, methods()[name], decoder)
     torch.testing.assert_close(sparse, dense, rtol=0, atol=1e-10)
-    assert context.decoding.read == context.decoding.present
-    assert len(context.decoding.steps_read) == 8 * 4, "every row of the answer was a step, in every layer"
+    assert context.decoding.keys_read == context.decoding.keys_present
+    assert len(context.decoding.key_counts) == 8 * 4, "every row of the answer was a step, in every layer"
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: type(decoder).__name__)

@@ -426,11 +426,11 @@ def test_every_step_sees_its_own_token(heads):
 
 
 def test_keys_are_counted_per_list_and_step():
-    asked = request()
-    state, _ = run(SOME, asked)
-    assert all(0 < int(r.read.max()) <= r.present and r.read.shape == (8,) for r in state.steps_read)
-    assert state.read < state.present
-    assert [r.present for r in state.steps_read] == list(range(asked.rows + 1, asked.rows + 41))
+    request = make_request()
+    state, _ = run(SOME, request)
+    assert all(0 < int(r.read.max()) <= r.present and r.read.shape == (8,) for r in state.key_counts)
+    assert state.keys_read < state.keys_present
+    assert [r.present for r in state.key_counts] == list(range(request.rows + 1, request.rows + 41))
 
 
 def test_later_rows_do_not_change_earlier_outputs():

@@ -78,13 +78,13 @@ def test_invalid_values_are_refused(wrong):
 
 @pytest.mark.parametrize(("q_heads", "kv_heads"), GROUPINGS)
 def test_top_keys_are_exact_over_the_best_keys_of_every_query_head(q_heads, kv_heads):
-    asked = request(q_heads=q_heads, kv_heads=kv_heads, steps=3)
-    everything, outs = state_after(TopKeys(share=1.0), asked)
-    torch.testing.assert_close(outs[-1], asked.dense(2), rtol=0, atol=1e-10)
-    assert everything.read == everything.present
-    few, less = state_after(TopKeys(share=0.0, least=2), asked)
-    assert [each.read.tolist() for each in few.steps_read] == [[2] * q_heads] * 3
-    assert (less[-1] - asked.dense(2)).abs().max() > 1e-6
+    request = make_request(q_heads=q_heads, kv_heads=kv_heads, steps=3)
+    everything, outs = state_after(TopKeys(share=1.0), request)
+    torch.testing.assert_close(outs[-1], request.dense(2), rtol=0, atol=1e-10)
+    assert everything.keys_read == everything.keys_present
+    few, less = state_after(TopKeys(share=0.0, least=2), request)
+    assert [each.read.tolist() for each in few.key_counts] == [[2] * q_heads] * 3
+    assert (less[-1] - request.dense(2)).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("wrong", [{"share": 2}, {"least": 0}])
