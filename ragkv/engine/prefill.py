@@ -35,7 +35,15 @@ DENSE = PrefillOptions()
 
 
 class Prefiller:
-    """Encodes chunks and prefills questions with one model. Holds no request state."""
+    """Encodes chunks and prefills questions with one model. Holds no request state.
+
+    Attributes:
+        model: The model.
+        prefix_tokens: Token ids of S.
+        mode: What chunks are encoded after.
+        ingest_policy: How long chunks attend while they are encoded.
+        runner: Runs passes and loads blocks.
+    """
 
     def __init__(
         self,
@@ -57,12 +65,12 @@ class Prefiller:
             kv_transfer: See `PassRunner`.
         """
         self.model, self.prefix_tokens, self.mode, self.ingest_policy = model, tuple(prefix), mode, ingest_policy
-        self._runner = PassRunner(model, prefix, graph_decoder, kv_transfer)
+        self.runner = PassRunner(model, prefix, graph_decoder, kv_transfer)
 
     @property
     def prefix(self) -> ContextCache:
         """KV of S."""
-        return self._runner.prefix
+        return self.runner.prefix
 
     @property
     def digest_params(self) -> DigestParams:
@@ -120,7 +128,7 @@ class Prefiller:
         with timer.step("prefill"):
             sparse = state.attention(options.prefill_policy, stitch.end + len(tokens))
             decoding = decode_state(options.decode_policy, mean_keys(stitch.cache) + len(tokens))
-            logits = self._runner.prefill_tokens(stitch, tokens, sparse, decoding)
+            logits = self.runner.prefill_tokens(stitch, tokens, sparse, decoding)
         state.append_question(len(tokens))
         state.chunks += len(chunks)
         prefilled = float(pending + len(new))
@@ -137,7 +145,7 @@ class Prefiller:
     ) -> PrefilledContext:
         """Prefill a question over the stored KV of chunks, as `method` plans it. See `StitchedPrefill`."""
         state = state or self.new_state()
-        return StitchedPrefill(self._runner, sources, question, method, options, timer, state).run()
+        return StitchedPrefill(self.runner, sources, question, method, options, timer, state).run()
 
     def queries(
         self, sources: Sequence[ChunkSource], fixed: Sequence[Blocks], question: Sequence[int], depth: int
@@ -154,10 +162,10 @@ class Prefiller:
             Per layer the question's pre-RoPE queries [question tokens, Hq, d].
         """
         pieces = [source.piece for source in sources]
-        room = self._runner.capacity(pieces, fixed) + len(question)
+        room = self.runner.capacity(pieces, fixed) + len(question)
         stitch = Stitch(self.model, pieces, len(self.prefix_tokens), room)
         stitch.cache.extend(self.prefix)
         read, _ = split_layers((tuple(fixed),) * self.model.shape.layers, depth - 1)
         stitch.reserve(pieces, read)
-        self._runner.load_blocks(stitch, sources, read)
-        return self._runner.query_pass(stitch, question, depth)
+        self.runner.load_blocks(stitch, sources, read)
+        return self.runner.query_pass(stitch, question, depth)

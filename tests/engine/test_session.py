@@ -194,7 +194,7 @@ def test_a_policy_goes_from_turn_to_turn():
         assert context.sparse.end == context.position
     sparse = list(hold(r, policy=CritiPrefill(budget=4, **params)))
     assert sparse[1][0].sparse.computed_pairs < sparse[1][0].sparse.dense_pairs
-    assert len({id(context.sparse.choice) for context, _ in sparse}) == 1, "one state for all turns"
+    assert len({id(context.sparse.state) for context, _ in sparse}) == 1, "one state for all turns"
     *_, (last, _) = hold(r, policy=LoopServe(alpha=0.9, sample=4, tile=4, threshold=8))
-    kept = [len(turns) for turns in last.sparse.choice.lines.values()]
+    kept = [len(turns) for turns in last.sparse.state.lines.values()]
     assert kept == [3, 3, 2], "the lines of every turn that was read sparsely: in the last layer one was not"

@@ -43,7 +43,7 @@ def test_every_layer_keeps_the_blocks_its_own_queries_score_highest():
     stitch = Stitch(r.model, [s.piece for s in found], len(PREFIX), 128)
     stitch.cache.extend(r.prefix)
     stitch.reserve([s.piece for s in found], kept)
-    r._load(stitch, found, kept)
+    r.runner.load_blocks(stitch, found, kept)
     capture = Capture()
     r.model.forward([append(stitch.cache, QUESTION, stitch.end, capture=capture)])
     for layer in range(4):
