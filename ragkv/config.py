@@ -1,4 +1,4 @@
-"""Settings: the only reader of the environment. One frozen tree; each room receives its own part as values.
+"""Settings: the only reader of the environment. They are frozen, and grouped in parts.
 
 Order of precedence: arguments of a command, environment `RAGKV_*`, `ragkv.toml` in the working folder, defaults below.
 """
@@ -6,62 +6,50 @@ Order of precedence: arguments of a command, environment `RAGKV_*`, `ragkv.toml`
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from ragkv.errors import ConfigError
 
 
 def bundled_model() -> Path:
-    """Folder of the model that ships with ragkv: inside the wheel, else beside the package in a checkout."""
+    """Return the folder of the model that ships with ragkv: inside the wheel, or beside the package in a checkout."""
     here = Path(__file__).resolve().parent
     packaged = here / "models" / "demo"
     return packaged if packaged.is_dir() else here.parent / "models" / "demo"
 
 
-class Settings(BaseSettings):
-    """Everything a user can set. Field `x_y` is environment variable `RAGKV_X_Y` and key `x_y` of ragkv.toml."""
+class _Part(BaseModel):
+    """A part of the settings."""
 
-    model_config = SettingsConfigDict(env_prefix="RAGKV_", toml_file="ragkv.toml", frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data: Path = Field(Path("data"), description="Folder of the catalogue, the index and the disk store.")
-    store: str = Field(
-        "disk", description="KV store: `disk`, `redis://host:port/db`, or `redis+cluster://host:port,…`."
-    )
+
+Part = TypeVar("Part", bound=_Part)
+
+
+class ModelSettings(_Part):
+    """The model, and where it runs."""
+
     model: str = Field("", description="Model folder or hub id; empty: the bundled model.")
-    embedder: str = Field("", description="Sentence-transformers folder or hub id; empty: the packaged MiniLM.")
     device: str = Field(
         "auto",
         description="`cpu`, `cuda`, `cuda:1`, `spread` (layers over all GPUs), or `auto` (CUDA where there is one).",
     )
     dtype: str = Field("auto", description="`float32`, `bfloat16`, `float64`; auto: float32 on CPU, bfloat16 on CUDA.")
-    method: str = Field(
-        "", description="Default method; empty: scout where the model is calibrated, else samkv-fusion."
+    threads: int = Field(0, ge=0, description="CPU threads for the model; 0: torch's default.")
+    graphs: bool = Field(
+        True, description="On a GPU, decode densely and read few rows by recorded CUDA graphs, a launch for each."
     )
-    prefill: str = Field(
-        "dense", description="How long inputs are read for a question: dense, critiprefill or loopserve, with fields."
-    )
-    ingest_prefill: str = Field(
-        "dense", description="The same for chunks at ingest; KV made so has its own fingerprint."
-    )
-    decode: str = Field(
-        "dense", description="What each token of an answer reads: dense, psa, lfps, loopserve or topk, with fields."
-    )
-    top_k: int = Field(6, ge=1, le=64, description="Chunks retrieved for a question.")
-    max_tokens: int = Field(64, ge=1, le=4096, description="Longest answer, in tokens.")
-    max_question_tokens: int = Field(2048, ge=1, description="Longest question, in tokens.")
-    max_document_bytes: int = Field(16 * 2**20, ge=1, description="Largest document, in bytes.")
-    parse_seconds: float = Field(
-        30.0, gt=0, le=3600, description="Seconds that reading one html, pdf, docx or csv file may take."
-    )
-    parse_bytes: int = Field(2**30, ge=2**27, description="Memory that it may take, in bytes of address space.")
-    chunk_tokens: int = Field(
-        0, ge=0, description="Longest chunk, in tokens, wrapper included; 0: the model profile's."
-    )
-    prefix: str = Field(
-        "shared", pattern="^(shared|isolated)$", description="What a chunk is encoded after (SamKV A13)."
+
+
+class StoreSettings(_Part):
+    """Where KV is kept, and in which form."""
+
+    store: str = Field(
+        "disk", description="KV store: `disk`, `redis://host:port/db`, or `redis+cluster://host:port,…`."
     )
     store_body: str = Field(
         "exact",
@@ -75,43 +63,9 @@ class Settings(BaseSettings):
         0.0, ge=0, le=1e9, description="Seconds a stored chunk lives after it was written; 0: for ever."
     )
     store_bytes: int = Field(0, ge=0, description="Bytes the disk store may hold; the least used go; 0: any number.")
-    collection_bytes: int = Field(0, ge=0, description="Bytes of KV a collection may hold; 0: any number.")
     store_timeout: float = Field(0.25, gt=0, description="Seconds a store may take to connect.")
     host_bytes: int = Field(512 * 2**20, ge=0, description="Host memory for KV kept between questions, in bytes.")
     gpu_bytes: int = Field(2**30, ge=0, description="GPU memory for the same, where the model is on one.")
-    conversation_bytes: int = Field(
-        256 * 2**20, ge=0, description="Memory for conversations kept between their turns, in bytes; 0 keeps none."
-    )
-    batch: int = Field(8, ge=1, le=256, description="Answers that `ragkv serve` decodes together.")
-    batch_bytes: int = Field(2 * 2**30, ge=0, description="Bytes of KV that those may hold; a larger one runs alone.")
-    graphs: bool = Field(
-        True, description="On a GPU, decode densely and read few rows by recorded CUDA graphs, a launch for each."
-    )
-    queue: int = Field(32, ge=1, le=100_000, description="Requests that may wait for the model; more are refused.")
-    deadline: float = Field(60.0, gt=0, le=86_400, description="Seconds an answer may take, waiting included.")
-    history: int = Field(200, ge=0, le=10_000, description="Latest answers `ragkv serve` keeps in memory to show.")
-    api_keys: SecretStr = Field(
-        SecretStr(""),
-        description="Who may use `ragkv serve`: `tenant=hash` pairs, comma separated, or a file with one a line; "
-        "empty: anybody. `ragkv key TENANT` makes them.",
-    )
-    dashboard: bool = Field(True, description="Whether `ragkv serve` shows its dashboard, at /dashboard.")
-    url: str = Field(
-        "",
-        description="Service that `ask`, `ingest`, `ls`, `rm`, `doctor` and `top` talk to; empty: the first five work "
-        "themselves.",
-    )
-    key: SecretStr = Field(SecretStr(""), description="API key for that service.")
-    host: str = Field("127.0.0.1", description="Address `ragkv serve` listens on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port `ragkv serve` listens on; 0: any free one.")
-    log: Literal["text", "json"] = Field(
-        "text", description="Lines of `ragkv serve`: `text`, or `json`, an object each."
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="From which level on.")
-    traces: bool = Field(
-        False, description="Send OpenTelemetry traces, to where the OTEL_* variables say; needs `ragkv[otel]`."
-    )
-    threads: int = Field(0, ge=0, description="CPU threads for the model; 0: torch's default.")
 
     @field_validator("store_secret")
     @classmethod
@@ -119,6 +73,96 @@ class Settings(BaseSettings):
         if 0 < len(secret.get_secret_value()) < 16:
             raise ValueError("at least 16 characters, for example those of `openssl rand -hex 32`")
         return secret
+
+
+class AnswerSettings(_Part):
+    """How a question is answered where it does not say itself."""
+
+    method: str = Field(
+        "", description="Default method; empty: scout where the model is calibrated, else samkv-fusion."
+    )
+    prefill: str = Field(
+        "dense", description="How long inputs are read for a question: dense, critiprefill or loopserve, with fields."
+    )
+    decode: str = Field(
+        "dense", description="What each token of an answer reads: dense, psa, lfps, loopserve or topk, with fields."
+    )
+    top_k: int = Field(6, ge=1, le=64, description="Chunks retrieved for a question.")
+    max_tokens: int = Field(64, ge=1, le=4096, description="Longest answer, in tokens.")
+    max_question_tokens: int = Field(2048, ge=1, description="Longest question, in tokens.")
+    conversation_bytes: int = Field(
+        256 * 2**20, ge=0, description="Memory for conversations kept between their turns, in bytes; 0 keeps none."
+    )
+
+
+class IngestSettings(_Part):
+    """How documents are read, and their limits."""
+
+    embedder: str = Field("", description="Sentence-transformers folder or hub id; empty: the packaged MiniLM.")
+    ingest_prefill: str = Field(
+        "dense", description="The same for chunks at ingest; KV made so has its own fingerprint."
+    )
+    chunk_tokens: int = Field(
+        0, ge=0, description="Longest chunk, in tokens, wrapper included; 0: the model profile's."
+    )
+    prefix: str = Field(
+        "shared", pattern="^(shared|isolated)$", description="What a chunk is encoded after (SamKV A13)."
+    )
+    max_document_bytes: int = Field(16 * 2**20, ge=1, description="Largest document, in bytes.")
+    parse_seconds: float = Field(
+        30.0, gt=0, le=3600, description="Seconds that reading one html, pdf, docx or csv file may take."
+    )
+    parse_bytes: int = Field(2**30, ge=2**27, description="Memory that it may take, in bytes of address space.")
+    collection_bytes: int = Field(0, ge=0, description="Bytes of KV a collection may hold; 0: any number.")
+
+
+class ServingSettings(_Part):
+    """What `ragkv serve` does with requests, and who may send them."""
+
+    host: str = Field("127.0.0.1", description="Address `ragkv serve` listens on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port `ragkv serve` listens on; 0: any free one.")
+    api_keys: SecretStr = Field(
+        SecretStr(""),
+        description="Who may use `ragkv serve`: `tenant=hash` pairs, comma separated, or a file with one a line; "
+        "empty: anybody. `ragkv key TENANT` makes them.",
+    )
+    dashboard: bool = Field(True, description="Whether `ragkv serve` shows its dashboard, at /dashboard.")
+    batch: int = Field(8, ge=1, le=256, description="Answers that `ragkv serve` decodes together.")
+    batch_bytes: int = Field(2 * 2**30, ge=0, description="Bytes of KV that those may hold; a larger one runs alone.")
+    queue: int = Field(32, ge=1, le=100_000, description="Requests that may wait for the model; more are refused.")
+    deadline: float = Field(60.0, gt=0, le=86_400, description="Seconds an answer may take, waiting included.")
+    history: int = Field(200, ge=0, le=10_000, description="Latest answers `ragkv serve` keeps in memory to show.")
+    log: Literal["text", "json"] = Field(
+        "text", description="Lines of `ragkv serve`: `text`, or `json`, an object each."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="From which level on.")
+    traces: bool = Field(
+        False, description="Send OpenTelemetry traces, to where the OTEL_* variables say; needs `ragkv[otel]`."
+    )
+
+
+class ClientSettings(_Part):
+    """The service that commands talk to."""
+
+    url: str = Field(
+        "",
+        description="Service that `ask`, `ingest`, `ls`, `rm`, `doctor` and `top` talk to; empty: the first five work "
+        "themselves.",
+    )
+    key: SecretStr = Field(SecretStr(""), description="API key for that service.")
+
+
+class Settings(
+    ModelSettings, StoreSettings, AnswerSettings, IngestSettings, ServingSettings, ClientSettings, BaseSettings
+):
+    """Everything a user can set. Field `x_y` is environment variable `RAGKV_X_Y` and key `x_y` of ragkv.toml.
+
+    The fields belong to parts. A room that needs one part receives that part: `settings.part(StoreSettings)`.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="RAGKV_", toml_file="ragkv.toml", frozen=True, extra="forbid")
+
+    data: Path = Field(Path("data"), description="Folder of the catalogue, the index and the disk store.")
 
     @classmethod
     def settings_customise_sources(
@@ -131,6 +175,10 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
+    def part(self, kind: type[Part]) -> Part:
+        """Return the values of one part."""
+        return kind.model_construct(**{name: getattr(self, name) for name in kind.model_fields})
+
     @property
     def model_source(self) -> str:
         """The folder or hub id to load."""
@@ -138,9 +186,13 @@ class Settings(BaseSettings):
 
 
 def load_settings(**given: Any) -> Settings:
-    """Read settings; `given` (None means not given) wins over the environment and the file.
+    """Read the settings.
 
-    Raises ConfigError naming every setting that is wrong.
+    Args:
+        given: Values that win over the environment and the file; None means not given.
+
+    Raises:
+        ConfigError: Names every setting that is wrong.
     """
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
