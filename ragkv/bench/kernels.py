@@ -28,7 +28,8 @@ from ragkv.bench.shapes import ModelShape
 from ragkv.errors import InputError
 from ragkv.kernels import decode_step as step_reference
 from ragkv.kernels import rows as row_reference
-from ragkv.kernels.attention import attend_lse, attend_planned, plan_mask
+from ragkv.kernels.attention import attend_planned, plan_mask
+from ragkv.kernels.attention_reference import attend_lse
 from ragkv.kernels.decode_step import CachePointers, splits_of
 from ragkv.kernels.transfer import TransferFormat, TransferTable
 from ragkv.store.format.layout import Layout
@@ -252,7 +253,8 @@ class _Bench:
                     for layer in pool
                 ]
                 kind = TransferFormat(body, BLOCK, form.kv_heads, form.head_dim, torch.bfloat16, near=place == "gpu")
-                runs = [partial(kernels.carry, TransferTable(table), 0, count, at, at, kind) for table in tables]
+                send = kernels.transfer_blocks
+                runs = [partial(send, TransferTable(table), 0, count, at, at, kind) for table in tables]
                 written = 2.0 * count * BLOCK * row
                 read = float(count * size)
                 work = KernelWork(written, link=read) if place == "host" else KernelWork(written + read)

@@ -1,4 +1,4 @@
-"""The context cache: rows come in by layer, and some of them are on their way."""
+"""The context cache: rows are added by layer, and some of them are pending."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def filled(lengths, capacity=4):
     return cache
 
 
-def test_a_cache_goes_on_with_the_rows_of_another():
+def test_extend_appends_the_rows_of_another_cache():
     one, other = filled((1, 0, 3)), filled((9, 2, 0))
     one.extend(other)
     assert one.lengths == [10, 2, 3]
-    for layer, begun in enumerate((1, 0, 3)):
+    for layer, before in enumerate((1, 0, 3)):
         for side in (ContextCache.k, ContextCache.v):
-            assert torch.equal(side(one, layer)[begun:], side(other, layer))
-        assert torch.equal(one.positions(layer)[begun:], other.positions(layer))
+            assert torch.equal(side(one, layer)[before:], side(other, layer))
+        assert torch.equal(one.positions(layer)[before:], other.positions(layer))
     assert torch.equal(one.k(0)[:1], rows(1, 0))
     assert other.lengths == [9, 2, 0]
 
 
-def test_nothing_goes_on_with_nothing():
+def test_an_empty_cache_can_be_extended_by_an_empty_cache():
     cache = filled((0, 0, 0))
     cache.extend(filled((0, 0, 0), capacity=0))
     assert cache.lengths == [0, 0, 0]
 
 
-class Coming:
-    """Knows how often it was waited for."""
+class CountedCopy:
+    """A pending copy that counts its waits."""
 
     waited = 0
 
@@ -48,15 +48,15 @@ class Coming:
         self.waited += 1
 
 
-def test_layers_that_come_together_are_waited_for_once():
-    cache, both, late = filled((1, 1, 1)), Coming(), Coming()
-    cache.expect(0, both)
-    cache.expect(1, both)
-    cache.expect(2, late)
+def test_a_copy_of_two_layers_is_waited_for_once():
+    cache, both, late = filled((1, 1, 1)), CountedCopy(), CountedCopy()
+    cache.record_event(0, both)
+    cache.record_event(1, both)
+    cache.record_event(2, late)
     cache.k(0), cache.v(1)
     assert (both.waited, late.waited) == (1, 0)
     cache.k(2)
     assert (both.waited, late.waited) == (1, 1)
-    cache.expect(1, both)
+    cache.record_event(1, both)
     cache.k(1)
     assert both.waited == 2
