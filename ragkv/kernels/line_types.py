@@ -41,14 +41,14 @@ class LineSelection:
         slash: [H, P] bool, by offset.
         covered: [H]. Sampled attention on the lines.
         cells: [H] int64. Sampled cells on the lines.
-        spent: [H] float32. Price of the lines.
+        cost: [H] float32. Price of the lines.
     """
 
     vertical: Tensor
     slash: Tensor
     covered: Tensor
     cells: Tensor
-    spent: Tensor
+    cost: Tensor
 
 
 @dataclass(frozen=True)

@@ -16,22 +16,22 @@ def cover(cells: Tensor, at: Tensor, present: Tensor, alpha: float, price: Price
     selected = torch.zeros(heads, 2 * width, dtype=torch.bool)
     paid = torch.zeros(heads, price.diagonal.shape[0], dtype=torch.bool)
     covered, cell_counts = torch.zeros_like(start.target), torch.zeros(heads, dtype=torch.int64)
-    spent = torch.zeros(heads)
+    cost = torch.zeros(heads)
     while True:
         (best_v, line_v), (best_s, line_s) = worth[:, :width].max(1), worth[:, width:].max(1)
-        active = (covered < start.target) & (spent <= price.most) & (torch.maximum(best_v, best_s) > 0)
+        active = (covered < start.target) & (cost <= price.most) & (torch.maximum(best_v, best_s) > 0)
         head = active.nonzero()[:, 0]
         if not head.numel():
-            return LineSelection(selected[:, :width], selected[:, width:], covered, cell_counts, spent)
+            return LineSelection(selected[:, :width], selected[:, width:], covered, cell_counts, cost)
         by_slash = (best_s >= best_v)[head]
         line = torch.where(by_slash, line_s[head], line_v[head])
         own = torch.where(by_slash, width, 0) + line
         selected[head, own] = True
         for diagonal in (line // price.tile, -(-line // price.tile)):
             new = by_slash & ~paid[head, diagonal]
-            spent[head] += torch.where(new, price.diagonal[diagonal], 0.0)
+            cost[head] += torch.where(new, price.diagonal[diagonal], 0.0)
             paid[head[new], diagonal[new]] = True
-        spent[head] += torch.where(by_slash, 0.0, price.column[line])
+        cost[head] += torch.where(by_slash, 0.0, price.column[line])
 
         other = at - line[:, None]  # [heads, R]: the number of the line that crosses in each row
         h, i = (other >= 0).nonzero(as_tuple=True)

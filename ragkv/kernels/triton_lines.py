@@ -32,17 +32,17 @@ def cover(cells: Tensor, at: Tensor, present: Tensor, alpha: float, price: Price
     best = worth.view(heads, 2 * groups, GROUP).amax(-1)
     selected = torch.zeros_like(length, dtype=torch.int8)
     paid = torch.zeros(heads, price.diagonal.shape[0], dtype=torch.int8, device=cells.device)
-    covered, spent = torch.zeros_like(start.target), torch.zeros_like(start.target)
+    covered, cost = torch.zeros_like(start.target), torch.zeros_like(start.target)
     cell_counts = torch.zeros(heads, dtype=torch.int32, device=cells.device)
     _cover[(heads,)](
         start.left, weight, length, worth, best, selected, paid, at.int(), start.target,
-        price.diagonal, price.column, covered, cell_counts, spent, price.most, rows, width, groups,
+        price.diagonal, price.column, covered, cell_counts, cost, price.most, rows, width, groups,
         price.diagonal.shape[0],
         TILE=price.tile, ROWS=triton.next_power_of_2(rows), GROUPS=triton.next_power_of_2(groups), GROUP=GROUP,
         num_warps=8,
     )  # fmt: skip
     chosen = selected[:, :, :width].bool()
-    return LineSelection(chosen[:, 0], chosen[:, 1], covered, cell_counts.long(), spent)
+    return LineSelection(chosen[:, 0], chosen[:, 1], covered, cell_counts.long(), cost)
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def _best(worth_ptr, best_ptr, groups, GROUPS: tl.constexpr, GROUP: tl.constexpr
 @triton.jit(do_not_specialize=["most", "rows", "width", "groups", "diagonals"])
 def _cover(
     left_ptr, weight_ptr, length_ptr, worth_ptr, best_ptr, selected_ptr, paid_ptr, at_ptr, target_ptr,
-    diagonal_ptr, column_ptr, covered_ptr, cell_counts_ptr, spent_ptr, most, rows, width, groups, diagonals,
+    diagonal_ptr, column_ptr, covered_ptr, cell_counts_ptr, cost_ptr, most, rows, width, groups, diagonals,
     TILE: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Select the lines of one head."""
@@ -77,7 +77,7 @@ def _cover(
     row = tl.arange(0, ROWS)
     at = tl.load(at_ptr + row, mask=row < rows, other=-1)
     covered = 0.0
-    spent = 0.0
+    cost = 0.0
     cell_counts = 0
     active = target > 0
     while active:
@@ -93,7 +93,7 @@ def _cover(
             new_far = (tl.load(paid_ptr + far) == 0) & (far != near)
             price = tl.where(new_near, tl.load(diagonal_ptr + near), 0.0)
             price += tl.where(new_far, tl.load(diagonal_ptr + far), 0.0)
-            spent += tl.where(by_slash, price, tl.load(column_ptr + line))
+            cost += tl.where(by_slash, price, tl.load(column_ptr + line))
             other = at - line
             crossed = other >= 0
             cell = left_ptr + row.to(tl.int64) * width + tl.where(by_slash, other, line)
@@ -123,7 +123,7 @@ def _cover(
             tl.debug_barrier()
             covered += tl.sum(gain, 0)
             cell_counts += tl.sum(new_cells, 0)
-            active = (covered < target) & (spent <= most)
+            active = (covered < target) & (cost <= most)
     tl.store(covered_ptr + head, covered)
     tl.store(cell_counts_ptr + head, cell_counts)
-    tl.store(spent_ptr + head, spent)
+    tl.store(cost_ptr + head, cost)

@@ -111,7 +111,7 @@ class DecoderModel:
         return cls(found.weights, found.tokenizer, found.profile, found.name, found.weights_hash)
 
     @property
-    def place(self) -> str:
+    def device_names(self) -> str:
         """Names of the devices, for display."""
         return " and ".join(dict.fromkeys(map(str, self.devices)))
 

@@ -121,7 +121,7 @@ def test_a_head_that_spends_too_much_stops_early(name):
     cells, at, present = pattern(64, 1, 1, sharp=0.0)
     price = prices(0, 63, 4, 0.5)
     found = cover(cells, at, present, 0.99, price, name)
-    assert 0.5 < float(found.spent) < 0.5 + 2 * float(price.diagonal[0])
+    assert 0.5 < float(found.cost) < 0.5 + 2 * float(price.diagonal[0])
     assert float(found.covered) < 0.99 * 12
 
 
@@ -143,7 +143,7 @@ def test_a_tile_diagonal_is_paid_for_once():
     at, present, price = torch.tensor([15]), torch.ones(16, dtype=torch.bool), prices(12, 15, 4, 1.0)
     found = cover(cells, at, present, 1.0, price)
     assert found.slash.nonzero()[:, 1].tolist() == [8, 9, 10]
-    assert float(found.spent) == pytest.approx(float(price.diagonal[[2, 3]].sum()))
+    assert float(found.cost) == pytest.approx(float(price.diagonal[[2, 3]].sum()))
 
 
 def test_the_triton_kernel_selects_the_same_lines():
@@ -157,4 +157,4 @@ def test_the_triton_kernel_selects_the_same_lines():
         assert torch.equal(one.slash, other.slash)
         assert torch.equal(one.cells, other.cells)
         torch.testing.assert_close(one.covered.float(), other.covered, rtol=0, atol=1e-5)
-        torch.testing.assert_close(one.spent, other.spent, rtol=0, atol=1e-5)
+        torch.testing.assert_close(one.cost, other.cost, rtol=0, atol=1e-5)

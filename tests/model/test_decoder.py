@@ -63,8 +63,8 @@ def test_a_continuation_over_a_cache_equals_one_prefill(kind):
     )
 
 
-@pytest.mark.parametrize("asked", [1, 5])
-def test_layers_may_hold_their_rows_in_different_orders(asked):
+@pytest.mark.parametrize("count", [1, 5])
+def test_layers_may_hold_their_rows_in_different_orders(count):
     """O9: a ragged cache in which every position is kept, in another order per layer, gives full attention."""
     model, ids = tiny.model(), tiny.tokens(30)
     whole, shuffled = cache(model), cache(model)
@@ -72,10 +72,10 @@ def test_layers_may_hold_their_rows_in_different_orders(asked):
     for layer in range(model.shape.layers):
         order = torch.randperm(30, generator=torch.Generator().manual_seed(layer))
         shuffled.put(layer, whole.k(layer)[order], whole.v(layer)[order], whole.positions(layer)[order])
-    question = tiny.tokens(asked, 1)
+    question = tiny.tokens(count, 1)
     torch.testing.assert_close(
-        model.forward([append(shuffled, question, 30, outputs=asked)])[0],
-        model.forward([append(whole, question, 30, outputs=asked)])[0],
+        model.forward([append(shuffled, question, 30, outputs=count)])[0],
+        model.forward([append(whole, question, 30, outputs=count)])[0],
         **EXACT,
     )
 

@@ -68,9 +68,9 @@ def check(models, make, tolerance):
         if expected is None or one is None:
             expected, one = logits, passes
             continue
-        for found, wanted, p, like in zip(logits, expected, passes, one, strict=True):
+        for found, reference_rows, p, like in zip(logits, expected, passes, one, strict=True):
             assert found.device == model.device
-            torch.testing.assert_close(here(found), wanted, rtol=0, atol=tolerance)
+            torch.testing.assert_close(here(found), reference_rows, rtol=0, atol=tolerance)
             for layer, device in enumerate(model.devices):
                 for x, y in ((p.cache.k(layer), like.cache.k(layer)), (p.cache.v(layer), like.cache.v(layer))):
                     assert x.device == device
@@ -84,13 +84,13 @@ def check(models, make, tolerance):
 def apart(model):
     """Return requests that start and end in different layers on different devices."""
     layers = model.shape.layers
-    asked = append(cache_of(model, 8), tiny.tokens(3, 1), 8, outputs=0, capture=Capture(), depth=layers - 1)
-    read = append(cache_of(model, 5), tiny.tokens(2, 2), 5, capture=Capture(keys_too=True))
+    question_pass = append(cache_of(model, 8), tiny.tokens(3, 1), 8, outputs=0, capture=Capture(), depth=layers - 1)
+    context_pass = append(cache_of(model, 5), tiny.tokens(2, 2), 5, capture=Capture(keys_too=True))
     late, at = cache_of(model, 6), torch.tensor([6])
     torch.manual_seed(0)
     hidden = torch.randn(1, model.config.hidden_size, dtype=model.dtype).to(model.devices[1])
     last = Pass(at, at, late, [Step(None, late.reserve(layers - 1, at))], start=layers - 1, hidden=hidden)
-    return [asked, read, last]
+    return [question_pass, context_pass, last]
 
 
 def thinning(model):
@@ -150,7 +150,7 @@ def test_every_decode_policy_generates_as_on_one_device(spec):
             method = make_method("scout", model)
             context = prefiller.prefill_sparse(sources, tiny.tokens(6, 6), method, 8, timer, decode_policy=decoder)
             tokens = decode(model, context.cache, context.logits, context.position, Sampling(8), context.decoding)
-            outputs.append((list(tokens), context.decoding.read))
+            outputs.append((list(tokens), context.decoding.context_pass))
     assert outputs[1] == outputs[0]
 
 
@@ -184,7 +184,7 @@ def test_graph_decoding_and_kv_transfer_are_for_one_gpu():
     with places():
         _, model = both()
         assert model.spread
-        assert model.place == "mps:0 and mps:1"
+        assert model.device_names == "mps:0 and mps:1"
         assert make_graph_decoder(model) is None
         assert make_kv_transfer(model) is None
 

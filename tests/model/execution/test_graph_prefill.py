@@ -42,14 +42,14 @@ def question(cache, count):
     return append(cache, tiny.tokens(count, count), 3 * cache.lengths[0] + 5)
 
 
-def repair(cache, count, asked):
+def repair(cache, count, question_length):
     """Return a pass that recomputes some rows in place, with a question behind them."""
-    again, behind = torch.arange(1, 1 + count), question(cache, asked)
-    at = torch.cat([cache.positions(0)[again], behind.positions])
+    again, question_pass = torch.arange(1, 1 + count), question(cache, question_length)
+    at = torch.cat([cache.positions(0)[again], question_pass.positions])
     order = at.argsort()
-    steps = [Step(None, torch.cat([again, step.slots])[order]) for step in behind.steps]
-    steps[-1] = replace(steps[-1], leave=torch.tensor([count + asked - 1]))
-    tokens = torch.cat([torch.tensor(tiny.tokens(count, 1)), behind.tokens])[order]
+    steps = [Step(None, torch.cat([again, step.slots])[order]) for step in question_pass.steps]
+    steps[-1] = replace(steps[-1], leave=torch.tensor([count + question_length - 1]))
+    tokens = torch.cat([torch.tensor(tiny.tokens(count, 1)), question_pass.tokens])[order]
     return Pass(tokens, at[order], cache, steps)
 
 
@@ -75,8 +75,8 @@ def test_a_question_behind_its_context(kind, kv_heads):
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
 def test_rows_that_are_repaired_with_the_question(kind):
     model = tiny.model(kind)
-    for length, count, asked in ((9, 1, 1), (40, 30, 4), (200, 130, 9)):
-        check(model, lambda a=length, b=count, c=asked: repair(prefilled(model, a), b, c))
+    for length, count, question_length in ((9, 1, 1), (40, 30, 4), (200, 130, 9)):
+        check(model, lambda a=length, b=count, c=question_length: repair(prefilled(model, a), b, c))
 
 
 def test_a_prefill_of_everything():
@@ -178,9 +178,9 @@ def test_a_few_graphs_serve_all_passes():
     model = DecoderModel(tiny.weights("qwen3", max_positions=4096).float().cuda())
     decoder = make_graph_decoder(model)
     for _ in range(2):
-        for length, count, asked in ((9, 1, 1), (40, 30, 4), (42, 28, 9), (600, 500, 30), (1300, 900, 32)):
-            check(model, lambda a=length, b=count, c=asked: repair(prefilled(model, a), b, c), 1e-4, decoder)
-            check(model, lambda a=length, b=asked: question(prefilled(model, a), b), 1e-4, decoder)
+        for length, count, question_length in ((9, 1, 1), (40, 30, 4), (42, 28, 9), (600, 500, 30), (1300, 900, 32)):
+            check(model, lambda a=length, b=count, c=question_length: repair(prefilled(model, a), b, c), 1e-4, decoder)
+            check(model, lambda a=length, b=question_length: question(prefilled(model, a), b), 1e-4, decoder)
     assert 3 <= decoder.recorded <= 8
 
 

@@ -78,7 +78,7 @@ def test_a_step_under_psa_is_that_of_the_policy():
     for of, state in enumerate(states):
         for layer, result in enumerate(decoder.reads):
             near = decoder.kv.near_lengths[layer][of] + 1
-            assert (result.read[of] * 8 + near).tolist() == state.readings[layer].read.tolist()
+            assert (result.read[of] * 8 + near).tolist() == state.steps_read[layer].read.tolist()
     assert any(
         int((result.read < decoder.kv.pool.ranked[layer][:, None]).sum()) for layer, result in enumerate(decoder.reads)
     )
@@ -193,7 +193,7 @@ def test_every_decoder_that_reads_everything_is_dense_decoding():
     check_dense_decoders(tiny.model(layers=3), (70, 9, 200), 1e-10)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="copies run beside a GPU only")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="copies overlap only on a GPU")
 def test_every_decoder_that_reads_everything_is_dense_decoding_on_a_gpu():
     model = DecoderModel(tiny.weights("llama", layers=3, max_positions=2048).float().cuda())
     check_dense_decoders(model, (700, 90, 1200), 1e-3)
