@@ -49,8 +49,8 @@ def attend_block_sparse(
         ValueError: the block is not a power of two of at most 128.
     """
     if triton_block_sparse_tma.supports(q, k, v, index):
-        positions = (each.to(q.device, torch.int32) for each in (q_pos, k_pos))
-        return triton_block_sparse_tma.attend_block_sparse(q, k, v, *positions, index, scale=scale)
+        q_at, k_at = (each.to(q.device, torch.int32) for each in (q_pos, k_pos))
+        return triton_block_sparse_tma.attend_block_sparse(q, k, v, q_at, k_at, index, scale=scale)
     strides = (k.stride(0), k.stride(1), v.stride(0), v.stride(1))
     return _launch(q, (k, v), 0, 0, k.shape[0], strides, k.shape[1], q_pos, k_pos, index, scale)
 
