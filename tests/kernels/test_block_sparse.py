@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragkv.kernels import block_sparse
 from ragkv.kernels import block_sparse_reference as reference
 from ragkv.kernels.attention import attend_planned, copy_to_device, plan_mask
 from ragkv.kernels.block_index import build_index, clear_blocks, dense_index
@@ -289,6 +290,21 @@ def test_another_number_of_rows_or_keys_compiles_no_kernel():
     for count, held in ((1136, 2049), (1101, 1777), (101, 207), (96, 193), (31, 4000), (29, 4097)):
         attend_last(count, held)
     assert compiled_kernels() == before
+
+
+class OnGpu:
+    """Queries that claim to be on a GPU."""
+
+    is_cuda, dtype = True, torch.float32
+
+
+def test_queries_on_a_gpu_run_the_triton_kernel(monkeypatch):
+    calls = []
+    for name in ("attend_block_sparse", "attend_block_sparse_at"):
+        monkeypatch.setattr(triton_block_sparse, name, lambda *args, name=name, **_: calls.append((name, len(args))))
+    block_sparse.attend_block_sparse(OnGpu(), None, None, None, None, None, scale=1.0)
+    block_sparse.attend_block_sparse_at(OnGpu(), None, 0, None, None, None, None, scale=1.0)
+    assert calls == [("attend_block_sparse", 6), ("attend_block_sparse_at", 7)]
 
 
 def on_device(index):
