@@ -1,5 +1,4 @@
-"""Block-sparse attention: the reference and the Triton kernel equal dense attention under the index mask. O5, O6,
-O7."""
+"""Block-sparse attention: reference and Triton kernel equal dense attention under the index mask. O5, O6, O7."""
 
 from __future__ import annotations
 
@@ -102,7 +101,7 @@ def test_positions_decide_what_is_visible(name, q_pos, k_pos, columns):
     share=st.floats(0, 1),
     seed=st.integers(0, 9),
 )
-def test_any_tiles_blocks_and_index(name, count, before, tile, block, offset, share, seed):
+def test_any_tiles_blocks_and_offsets(name, count, before, tile, block, offset, share, seed):
     q_pos, k_pos = torch.arange(before, before + count), torch.arange(before + count)
     q, k, v = rows(count, 4, seed), rows(before + count, 2, seed + 1), rows(before + count, 2, seed + 2)
     check(name, q, k, v, q_pos, k_pos, case(q_pos, k_pos, 2, tile, block, offset, seed, share, 0.1))
@@ -131,7 +130,7 @@ def test_half_precision_is_near_single_precision(name):
     assert (out.float() - exact).norm() < 2e-2 * exact.norm()
 
 
-def test_columns_stop_where_the_tile_can_see_no_further():
+def test_columns_end_at_the_last_visible_key_of_a_tile():
     q_pos = k_pos = torch.arange(32)
     every = torch.ones(1, 32, dtype=torch.bool)
     nothing = torch.zeros(1, 2, 4, dtype=torch.bool)
@@ -151,8 +150,8 @@ def test_the_kernel_refuses_blocks_it_cannot_read():
 
 @pytest.mark.parametrize("count", [1, 20, 40, 90])
 @pytest.mark.parametrize("name", KERNELS)
-def test_all_that_positions_show_is_dense_attention(name, count):
-    """Rows of a repaired context: scattered, keys in no order; few of them are read in other tiles than many."""
+def test_a_dense_index_gives_dense_attention(name, count):
+    """Rows of a repaired context are scattered and keys are shuffled. Few rows use another tile size than many."""
     generator = torch.Generator().manual_seed(3)
     k_pos = torch.randperm(400, generator=generator)[:300]
     q_pos = k_pos[torch.randperm(300, generator=generator)[:count]].sort().values
@@ -167,8 +166,8 @@ def test_all_that_positions_show_is_dense_attention(name, count):
 
 
 @pytest.mark.parametrize("columns", [0.0, 0.1])
-def test_few_queries_over_many_keys_share_their_lists_among_programs(columns):
-    """As many programs as the list is worth, and none: the same."""
+def test_programs_share_the_list_of_few_queries_over_many_keys(columns):
+    """Sharing does not change the result."""
     q_pos, k_pos = torch.arange(1500, 1503), torch.arange(1503)
     assert triton_block_sparse._splits(2, 1503 // 64) == 8
     index = case(q_pos, k_pos, 2, 16, 16, share=0.9, columns=columns)

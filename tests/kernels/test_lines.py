@@ -97,7 +97,7 @@ def test_the_papers_overlap_terms_take_every_line_of_the_golden_example():
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(13, 80), st.floats(0.1, 0.99), st.integers(0, 99))
-def test_lines_cover_what_was_asked_and_nothing_is_counted_twice(count, alpha, seed):
+def test_lines_cover_the_requested_share_and_count_nothing_twice(count, alpha, seed):
     cells, at, present = pattern(count, 2, seed)
     lines = cover(cells, at, present, alpha)
     held, number = mass(cells, at, lines)

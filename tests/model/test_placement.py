@@ -39,8 +39,7 @@ several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GP
 
 
 def both(kind="qwen3", first=2):
-    """Return a model on one device and the same with its layers from `first` on a second one, for use within
-    `places`."""
+    """Return a model on one device, and the same with its layers from `first` on a second one. Use within `places`."""
     weights = tiny.weights(kind)
     return DecoderModel(copy.deepcopy(weights), profile=PROFILE), DecoderModel(spread(weights, first), profile=PROFILE)
 
@@ -59,8 +58,7 @@ def cache_of(model, length):
 
 
 def check(models, make, tolerance):
-    """Compare logits, rows and captures for passes that `make` returns; rows and captures are on their layer's
-    device."""
+    """Compare logits, rows and captures for passes that `make` returns. Rows and captures stay on their devices."""
     expected, one = None, None
     for model in models:
         passes = make(model)

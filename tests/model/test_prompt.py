@@ -104,11 +104,11 @@ def test_a_cut_inside_a_token_keeps_the_text_before_it(model):
 @pytest.mark.parametrize("block", [1, 2, 3, 16, 1000])
 def test_block_texts_join_to_the_chunk_without_split_characters(model, text, block):
     tokens = model.prompt.chunk("Tarn", text)
-    turns = model.prompt.blocks(tokens, block)
+    texts = model.prompt.blocks(tokens, block)
     whole = model.prompt.chunk_text("Tarn", text)
-    assert len(turns) == -(-len(tokens) // block)
-    assert "".join(turns) == whole
-    assert sum(each.count("\ufffd") for each in turns) == whole.count("\ufffd")
+    assert len(texts) == -(-len(tokens) // block)
+    assert "".join(texts) == whole
+    assert sum(each.count("\ufffd") for each in texts) == whole.count("\ufffd")
 
 
 def test_block_texts_are_stable_while_another_thread_uses_the_tokenizer(model):

@@ -127,9 +127,8 @@ class PooledKV:
                 pool.block_of[layer, request, :, :count] = first.to(self.device, torch.int32)
                 pool.slot_of[layer, request][:, first.to(self.device)] = numbers
                 for slot, block, many in _runs(first.tolist()):
-                    for head, host in enumerate(
-                        pool.blocks[layer][request]
-                    ):  # source and destination of each copy are contiguous
+                    # One copy a head: source and destination of each are contiguous.
+                    for head, host in enumerate(pool.blocks[layer][request]):
                         pool.slots[layer, request, head, slot : slot + many].copy_(host[block : block + many])
         self._is_reset = True
 

@@ -134,10 +134,8 @@ def test_requests_with_and_without_a_policy_generate_the_same_tokens_as_alone():
     decoder = Counted(model)
     policies = [None, Psa(block=8), None, None, Psa(block=8)]
     alone = [list(generate(model, new_sequence(model, seed, policy))) for seed, policy in enumerate(policies)]
-    batch, sequences = (
-        Batch(model, graph_decoder=decoder),
-        [new_sequence(model, seed, policy) for seed, policy in enumerate(policies)],
-    )
+    batch = Batch(model, graph_decoder=decoder)
+    sequences = [new_sequence(model, seed, policy) for seed, policy in enumerate(policies)]
     for sequence in sequences:
         batch.join(sequence)
     while batch.busy:
