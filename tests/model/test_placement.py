@@ -148,7 +148,7 @@ def test_every_decode_policy_generates_as_on_one_device(spec):
             method = make_method("scout", model)
             context = prefiller.prefill_sparse(sources, tiny.tokens(6, 6), method, 8, timer, decode_policy=decoder)
             tokens = decode(model, context.cache, context.logits, context.position, Sampling(8), context.decoding)
-            outputs.append((list(tokens), context.decoding.context_pass))
+            outputs.append((list(tokens), context.decoding.read))
     assert outputs[1] == outputs[0]
 
 
