@@ -79,6 +79,8 @@ def query_layers(stack: LayerStack, inputs: StackInputs, attend: Attend) -> list
     state, queries = run.embed(), list[Tensor]()
     for layer in range(len(stack.layers) - 1):
         state = run.layer(layer, state, queries=queries)
+    if not stack.layers:
+        return queries
     last = stack.layers[-1]
     return [*queries, raw_queries(last.qkv_proj(state.normed), stack.model.shape, last.head_norms)]
 
