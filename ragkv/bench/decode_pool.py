@@ -128,7 +128,7 @@ def _row(
             counts.append(torch.stack([torch.stack([met.read, met.missed]) for met in steps.reads]).sum((0, 2, 3)))
     read, missed = (float(each) for each in torch.stack(counts).double().mean(0))
     heads = kv.shape.kv_heads
-    ranked, near = heads * int(kv.pool.ranked.sum()), heads * sum(map(sum, kv.held))
+    ranked, near = heads * int(kv.pool.ranked.sum()), heads * sum(map(sum, kv.near_lengths))
     share = (near + read * kv.size) / (near + ranked * kv.size)
     host = float(steps.copied) if isinstance(steps, StagedDecoder) else missed * kv.bytes
     hits = 1 - host / kv.bytes / read if read else 1.0

@@ -28,7 +28,8 @@ from ragkv.bench.shapes import ModelShape
 from ragkv.errors import InputError
 from ragkv.kernels import decode_step as step_reference
 from ragkv.kernels import rows as row_reference
-from ragkv.kernels.attention import attend_lse, attend_planned, plan_mask
+from ragkv.kernels.attention import attend_planned, plan_mask
+from ragkv.kernels.attention_reference import attend_lse
 from ragkv.kernels.decode_step import CachePointers, splits_of
 from ragkv.kernels.transfer import TransferFormat, TransferTable
 from ragkv.store.format.layout import Layout
@@ -169,7 +170,7 @@ class _Bench:
         places = CachePointers(torch.tensor([*where, held], device=self.device), k, v)
         qkv, at = self.draw(count, (form.q_heads + 2 * form.kv_heads) * form.head_dim), self.turns(count)
         moved = 4 * qkv.numel() + 4 * at.numel()
-        runs = [partial(kernels.turn, qkv, at, at, places, i, shape, None) for i in range(TURNS)]
+        runs = [partial(kernels.rope_append, qkv, at, at, places, i, shape, None) for i in range(TURNS)]
         wanted = step_reference.rope_append(qkv.float(), at.float(), at.float(), _wide(places), 0, shape, None)
         yield Case("turn", setting, KernelWork(moved), runs, _far(runs[0](), wanted))
         q, splits = self.draw(count, form.q_heads, form.head_dim), splits_of(count, form.kv_heads, params.keys + 1)
@@ -202,7 +203,7 @@ class _Bench:
         qkv = [self.draw(count, all_heads * form.head_dim) for _ in range(TURNS)]
         at, slots = self.turns(count), torch.randperm(count, device=self.device).int()
         k, v = (self.draw(count, form.kv_heads, form.head_dim) for _ in (0, 1))
-        runs = [partial(kernels.place, x, at, at, slots, k, v, self.shape, None) for x in qkv]
+        runs = [partial(kernels.rope_scatter, x, at, at, slots, k, v, self.shape, None) for x in qkv]
         wide = at.float()
         wanted = row_reference.rope_scatter(qkv[0].float(), wide, wide, slots, k.float(), v.float(), self.shape, None)
         yield Case("place", setting, KernelWork(4.0 * qkv[0].numel() + 4.0 * at.numel()), runs, _far(runs[0](), wanted))
@@ -252,7 +253,8 @@ class _Bench:
                     for layer in pool
                 ]
                 kind = TransferFormat(body, BLOCK, form.kv_heads, form.head_dim, torch.bfloat16, near=place == "gpu")
-                runs = [partial(kernels.carry, TransferTable(table), 0, count, at, at, kind) for table in tables]
+                send = kernels.transfer_blocks
+                runs = [partial(send, TransferTable(table), 0, count, at, at, kind) for table in tables]
                 written = 2.0 * count * BLOCK * row
                 read = float(count * size)
                 work = KernelWork(written, link=read) if place == "host" else KernelWork(written + read)

@@ -25,7 +25,7 @@ from ragkv.bench.roofline import device_name
 from ragkv.bench.shapes import random_tokens
 from ragkv.errors import InputError
 from ragkv.kernels.attention import attend
-from ragkv.kernels.block_sparse import BlockSparseIndex
+from ragkv.kernels.block_index import BlockSparseIndex
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Attention, Capture, append

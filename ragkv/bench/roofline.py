@@ -97,7 +97,7 @@ def settled(device: torch.device) -> None:
 def device_name(model: DecoderModel) -> str:
     """What a model is on, in words."""
     if model.device.type != "cuda":
-        return model.place
+        return model.device_names
     count, name = len(set(model.devices)), torch.cuda.get_device_name(model.device)
     return name if count == 1 else f"{count} {name}"
 

@@ -48,7 +48,7 @@ from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel, rotate
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, append
-from ragkv.model.placement import SPREAD, gpus, in_runs
+from ragkv.model.placement import SPREAD, assign_layers, gpus
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -184,7 +184,7 @@ def _empty(config: Any, devices: Sequence[torch.device], dtype: torch.dtype) -> 
             return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     with torch.device("meta"):
         weights = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    body, places = weights.model, in_runs(config.num_hidden_layers, devices)
+    body, places = weights.model, assign_layers(config.num_hidden_layers, devices)
     for module, at in (
         *((body.embed_tokens, devices[0]), (body.norm, devices[-1]), (weights.lm_head, devices[-1])),
         *zip(body.layers, places, strict=True),

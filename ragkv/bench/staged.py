@@ -20,7 +20,7 @@ from ragkv.model.execution.pooled_decode import PooledDecoder, PooledKV
 
 
 class StagedDecoder(PooledDecoder):
-    """The pool keeps the first blocks of every partition, as `PooledKV.settle` leaves it, and is not changed. Nor may
+    """The pool keeps the first blocks of every partition, as `PooledKV.reset` leaves it, and is not changed. Nor may
     others change it meanwhile: what loses its slot is not among what is copied.
 
     copied: bytes that a step brings over the bus. Nothing is recorded: a step is a matter of copies, not of launches.
@@ -28,7 +28,7 @@ class StagedDecoder(PooledDecoder):
 
     def __init__(self, model: DecoderModel, kv: PooledKV, progress: ProgressiveKernel | None = None):
         super().__init__(model, kv, None, progress)
-        kv.settle()
+        kv.reset()
         self._records, self._done = False, 0
         pool, width = kv.pool, len(kv.positions)
         ranked, slots = pool.ranked.tolist(), pool.slots.shape[3]
@@ -38,7 +38,7 @@ class StagedDecoder(PooledDecoder):
              for of, count in enumerate(line)]
             for layer, line in enumerate(ranked)
         ]  # fmt: skip
-        most = pool.place.shape[3]
+        most = pool.slot_of.shape[3]
         self._stages = torch.empty(2, width, *pool.slots.shape[2:3], most, *pool.slots.shape[4:], dtype=kv.dtype,
                                    device=model.device)  # fmt: skip
         self._pools = [self._over(stage) for stage in self._stages]
@@ -63,11 +63,11 @@ class StagedDecoder(PooledDecoder):
         ]
         return sum(blocks) * self.kv.shape.kv_heads * self.kv.bytes
 
-    def _advance(self, tokens: Sequence[int]) -> None:
+    def _prepare(self, tokens: Sequence[int]) -> None:
         """See `PooledSteps.advance`. Raises ValueError, too, where the pool was changed."""
-        if not self.kv.settled:
+        if not self.kv.is_reset:
             raise ValueError("other steps have changed the pool; blocks without a slot would be missing")
-        super()._advance(tokens)
+        super()._prepare(tokens)
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         """See `PooledSteps.attend`."""

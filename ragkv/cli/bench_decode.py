@@ -140,7 +140,8 @@ def _speed(
     params = SpeedParams(tuple(lengths), tuple(batches), steps)
     with progress() as told:
         rows = measure(model, params, named, told, prose if text else random_tokens)
-    title = f"{model.name} on {model.place}, {torch.get_num_threads()} threads: decoding, cache-ready, {steps} tokens"
+    names = model.device_names
+    title = f"{model.name} on {names}, {torch.get_num_threads()} threads: decoding, cache-ready, {steps} tokens"
     return (title, grid(rows), ()), [dataclasses.asdict(row) for row in rows]
 
 

@@ -116,7 +116,7 @@ def _model(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
         findings.ok(
             "model",
             f"{model.name}: {architecture}, {shape.layers} layers, {shape.q_heads} query and {shape.kv_heads} "
-            f"KV heads of {shape.head_dim}, {str(model.dtype).removeprefix('torch.')} on {model.place}, "
+            f"KV heads of {shape.head_dim}, {str(model.dtype).removeprefix('torch.')} on {model.device_names}, "
             f"reads {model.max_positions} tokens",
         )
         heads = len(profile.retrieval_heads)

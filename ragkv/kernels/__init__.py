@@ -1,1 +1,1 @@
-"""Attention by positions. Tensors only."""
+"""Attention and cache kernels, as torch references and Triton kernels. They see tensors only."""

@@ -1,8 +1,8 @@
-"""Attention over scattered queries and keys: one signature, causality from positions.
+"""Attention over scattered queries and keys, with causality from positions.
 
-Every caller states where its queries and keys stand. A key is visible to a query iff key position <= query position;
-shapes and alignments say nothing (a repaired token in the middle of the context sees what is before it, not
-what a bottom-right triangle would show it).
+Every caller gives the positions of its queries and keys. A query sees a key if and only if the key's position is not
+after its own. Shapes and alignment do not matter: a repaired token in the middle of the context sees what precedes it,
+and not what a bottom-right triangular mask would show.
 
     q [T, Hq, d]   k, v [n, Hkv, d]   q_pos [T], k_pos [n] int64 on the CPU   out [T, Hq, d]
     query head h reads key/value head h // (Hq // Hkv)
@@ -12,65 +12,77 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ragkv.kernels.block_sparse import BlockSparseIndex
+from ragkv.kernels.attention_reference import visible
+from ragkv.kernels.block_index import BlockSparseIndex, dense_index
+from ragkv.kernels.block_sparse import attend_block_sparse
 
 
 @dataclass(frozen=True)
 class MaskPlan:
-    """Who sees what: worked out once for all layers whose rows and keys stand at the same positions.
+    """Visibility of keys, computed once for all layers whose rows and keys have the same positions.
 
-    q_pos [T], k_pos [n] · kind: `square`, the same rows in order; `part`, positions decide; `whole`, every query sees
-    every key, told on a CPU only · q_at, k_at: positions as int32 on the GPU, lists: the keys that a tile of queries
-    may see there (attention over lists); None elsewhere.
+    Attributes:
+        q_pos: [T] int64, on the CPU.
+        k_pos: [n] int64, on the CPU.
+        kind: `square` where queries and keys are the same rows in order; `whole` where every query sees every key
+            (detected on a CPU only); `part` where positions decide.
+        device_q_pos: `q_pos` as int32 on the GPU, where block-sparse attention runs.
+        device_k_pos: `k_pos` as int32 on the GPU, likewise.
+        index: the visible keys of each tile of queries, likewise.
     """
 
     q_pos: Tensor
     k_pos: Tensor
     kind: Literal["square", "whole", "part"]
-    q_at: Tensor | None = None
-    k_at: Tensor | None = None
+    device_q_pos: Tensor | None = None
+    device_k_pos: Tensor | None = None
     index: BlockSparseIndex | None = None
 
     def to(self, device: torch.device) -> MaskPlan:
-        """The same for rows on another device."""
-        if self.index is None or self.q_at is None or self.k_at is None:
+        """Return the same plan for rows on another device."""
+        if self.index is None or self.device_q_pos is None or self.device_k_pos is None:
             return self
-        lists, at = self.index, [each.to(device) for each in (self.q_at, self.k_at)]
-        blocks, counts, clear = (each.to(device) for each in (lists.blocks, lists.counts, lists.clear))
-        return replace(self, q_at=at[0], k_at=at[1], index=replace(lists, blocks=blocks, counts=counts, clear=clear))
+        index, positions = self.index, [each.to(device) for each in (self.device_q_pos, self.device_k_pos)]
+        blocks, counts, clear = (each.to(device) for each in (index.blocks, index.counts, index.clear))
+        moved = replace(index, blocks=blocks, counts=counts, clear=clear)
+        return replace(self, device_q_pos=positions[0], device_k_pos=positions[1], index=moved)
 
 
-def plan_mask(q_pos: Tensor, k_pos: Tensor, device: torch.device, alike: int) -> MaskPlan:
-    """What rows on `device` see. Positions int64 on the CPU; alike: query heads that read the same keys."""
+def plan_mask(q_pos: Tensor, k_pos: Tensor, device: torch.device, group: int) -> MaskPlan:
+    """Plan the mask of rows that are on `device`.
+
+    Args:
+        q_pos: [T] int64, on the CPU.
+        k_pos: [n] int64, on the CPU.
+        device: where attention runs.
+        group: query heads that read the same key/value head.
+    """
     if q_pos.shape == k_pos.shape and torch.equal(q_pos, k_pos) and _increasing(q_pos):
         return MaskPlan(q_pos, k_pos, "square")
     if device.type != "cuda" or q_pos.shape[0] == 0:
         whole = q_pos.shape[0] == 0 or bool((q_pos.min() >= k_pos.max()).item())
         return MaskPlan(q_pos, k_pos, "whole" if whole else "part")
-    # Also where all see everything: one way for whatever stands behind a context, and torch's kernels for that were no
-    # quicker (docs/lab-notes.md).
-    from ragkv.kernels.block_sparse import dense_index
-
-    lists = dense_index(q_pos, k_pos, alike)
-    q_at, k_at, blocks, counts, clear = copy_to_device(
-        [each.int() for each in (q_pos, k_pos, lists.blocks, lists.counts, lists.clear)], device
+    # A GPU takes this path also where every query sees every key: torch's kernels were no faster for that
+    # (docs/lab-notes.md).
+    index = dense_index(q_pos, k_pos, group)
+    device_q_pos, device_k_pos, blocks, counts, clear = copy_to_device(
+        [each.int() for each in (q_pos, k_pos, index.blocks, index.counts, index.clear)], device
     )
-    there = replace(lists, blocks=blocks, counts=counts, clear=clear)
-    return MaskPlan(q_pos, k_pos, "part", q_at, k_at, there)
+    moved = replace(index, blocks=blocks, counts=counts, clear=clear)
+    return MaskPlan(q_pos, k_pos, "part", device_q_pos, device_k_pos, moved)
 
 
 def copy_to_device(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors of one dtype on the CPU -> the same on the device, in one copy that nothing waits for.
+    """Copy CPU tensors of one dtype to a device in one transfer that the host does not wait for.
 
-    Each begins at a multiple of 16 bytes: a kernel is compiled once for tensors that do and once for others, and where
-    the next part begins would differ from one request to another.
+    Each copy begins at a multiple of 16 bytes. Triton compiles a kernel once for aligned and once for unaligned
+    tensors, and without padding the alignment would change from one request to the next.
     """
     step = 16 // parts[0].dtype.itemsize
     sizes = [-(-part.numel() // step) * step for part in parts]
@@ -78,7 +90,7 @@ def copy_to_device(parts: Sequence[Tensor], device: torch.device) -> list[Tensor
         [F.pad(part.flatten(), (0, size - part.numel())) for part, size in zip(parts, sizes, strict=True)]
     )
     if device.type == "cuda":
-        # Memory that is pinned is not used anew before the copy out of it is done.
+        # PyTorch does not reuse pinned memory before the copy out of it is done.
         whole = whole.pin_memory()
     whole = whole.to(device, non_blocking=True)
     split = whole.split(sizes)
@@ -86,31 +98,29 @@ def copy_to_device(parts: Sequence[Tensor], device: torch.device) -> list[Tensor
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> Tensor:
-    """Exact attention, dispatched to the fused kernel that fits what the positions show.
+    """Compute exact attention [T, Hq, d] with the fastest kernel that the positions allow.
 
-    Returns [T, Hq, d]. Every query must see at least one key (its own row is always in the cache).
+    Every query must see at least one key (its own row is always in the cache).
     """
     return attend_planned(q, k, v, plan_mask(q_pos, k_pos, q.device, q.shape[1] // k.shape[1]), scale=scale)
 
 
-def attend_planned(q: Tensor, k: Tensor, v: Tensor, seen: MaskPlan, *, scale: float) -> Tensor:
-    """As `attend`, of what the queries see."""
+def attend_planned(q: Tensor, k: Tensor, v: Tensor, plan: MaskPlan, *, scale: float) -> Tensor:
+    """Compute `attend` with a mask that was planned before."""
     if q.shape[0] == 0:
         return q
-    if seen.kind == "square":
-        # Queries and keys are the same rows in order: the one case where a square causal kernel is right.
+    if plan.kind == "square":
+        # Queries and keys are the same rows in order: the only case in which a square causal kernel is right.
         out = F.scaled_dot_product_attention(
             _heads(q), _heads(k), _heads(v), is_causal=True, scale=scale, enable_gqa=True
         )
         return out[0].transpose(0, 1)
-    if seen.index is not None and seen.q_at is not None and seen.k_at is not None:
-        from ragkv.kernels.block_sparse import attend_block_sparse
-
-        return attend_block_sparse(q, k, v, seen.q_at, seen.k_at, seen.index, scale=scale)[0]
+    if plan.index is not None and plan.device_q_pos is not None and plan.device_k_pos is not None:
+        return attend_block_sparse(q, k, v, plan.device_q_pos, plan.device_k_pos, plan.index, scale=scale)[0]
     group = q.shape[1] // k.shape[1]
     mask = None
-    if seen.kind == "part":
-        mask = visible(seen.q_pos, seen.k_pos).to(q.device).repeat(group, 1)
+    if plan.kind == "part":
+        mask = visible(plan.q_pos, plan.k_pos).to(q.device).repeat(group, 1)
     # The g query heads of a key/value head become g*T rows over it, so keys are read once and never repeated.
     rows, d = q.shape[0], q.shape[2]
     folded = q.view(rows, -1, group, d).permute(1, 2, 0, 3).reshape(1, -1, group * rows, d)
@@ -118,25 +128,13 @@ def attend_planned(q: Tensor, k: Tensor, v: Tensor, seen: MaskPlan, *, scale: fl
     return out.view(-1, group, rows, d).permute(2, 0, 1, 3).reshape(rows, -1, d)
 
 
-def attend_lse(q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
-    """Reference attention that also returns the log-sum-exp [T, Hq] (natural log), for merging partial results.
-
-    A query that sees no key gives output 0 and -inf: the identity of `merge`.
-    """
-    group = q.shape[1] // k.shape[1]
-    scores = torch.einsum("tgrd,ngd->tgrn", q.view(q.shape[0], -1, group, q.shape[2]), k) * scale
-    hidden = ~visible(q_pos, k_pos).to(q.device)
-    scores = scores.masked_fill(hidden[:, None, None, :], float("-inf"))
-    lse = torch.logsumexp(scores, dim=-1)
-    weights = torch.exp(scores - torch.where(lse.isinf(), 0.0, lse)[..., None])
-    out = torch.einsum("tgrn,ngd->tgrd", weights, v)
-    return out.reshape(q.shape), lse.reshape(q.shape[:2])
-
-
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Combine (out [T, Hq, d], lse [T, Hq]) over disjoint key sets into the result over their union.
+    """Merge attention over disjoint sets of keys into attention over their union.
 
-    l = logaddexp(l_A, l_B), o = o_A exp(l_A - l) + o_B exp(l_B - l); any order gives the same.
+    l = logaddexp(l_A, l_B), o = o_A exp(l_A - l) + o_B exp(l_B - l). The order of the parts does not matter.
+
+    Args:
+        parts: (output [T, Hq, d], log-sum-exp [T, Hq]) of each set.
     """
     lses = torch.stack([lse for _, lse in parts])
     lse = torch.logsumexp(lses, dim=0)
@@ -145,15 +143,10 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(out), lse
 
 
-def visible(q_pos: Tensor, k_pos: Tensor) -> Tensor:
-    """bool [T, n]: which keys each query may see."""
-    return k_pos[None, :] <= q_pos[:, None]
-
-
 def _increasing(positions: Tensor) -> bool:
     return bool((positions[1:] > positions[:-1]).all().item())
 
 
 def _heads(x: Tensor) -> Tensor:
-    """[rows, heads, d] -> [1, heads, rows, d], a view."""
+    """View [rows, heads, d] as [1, heads, rows, d]."""
     return x.transpose(0, 1)[None]

@@ -1,14 +1,14 @@
-"""What a decode step does beside its matrix products: W requests with one new token each.
+"""Operations of a decode step between its matrix products, for W requests with one new token each.
 
-    x, y [W, hidden]   qkv [W, (Hq + 2 Hkv) d], the joined product of one layer   cos, sin [W, d]
+    x, y [W, hidden]   qkv [W, (Hq + 2 Hkv) d], the merged projection of one layer   cos, sin [W, d]
 
-Each request has a cache of its own for every layer, K and V [capacity, Hkv, d], keys rotated, rows in any order. A step
-finds them by their addresses in a table on the device, and reads there, too, how many rows they hold: so what was
-recorded once as a graph serves whatever caches requests have. The new row stands behind all others at the latest
-position, so nothing but the length decides what a query sees.
+Each request has its own cache in every layer: K and V [capacity, Hkv, d], keys rotated, rows in any order. A table on
+the device holds the addresses of the caches and their numbers of rows. A step reads the table, so a CUDA graph that was
+recorded once works for any caches. The new row is appended at the latest position, so the number of rows alone decides
+what a query sees.
 
-These are the references, in torch. Their Triton twins (`triton_decode_step.py`) have the same names and signatures; who makes
-a step takes one set or the other (`Kernels`). Both round where the model's own modules round.
+These are the references, in torch. The Triton kernels (`triton_decode_step.py`) have the same names and signatures; the
+caller chooses one set (`StepKernels`). Both round where the model's own modules round.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from torch import Tensor
 from ragkv.types import Shape
 
 PROGRAMS = 256
-"""Parts that attention is divided into at least, as far as there are keys: two for each multiprocessor of a GPU."""
-LEAST = 128
-"""Keys of a part, at least: fewer are not worth merging."""
-MOST = 64
-"""Parts of one request's keys."""
+"""Programs that attention is divided into where there are enough keys: two for each multiprocessor of a GPU."""
+MIN_KEYS = 128
+"""Smallest number of keys in a split. Merging smaller splits costs more than it saves."""
+MAX_SPLITS = 64
+"""Largest number of splits of one request's keys."""
 
 
 @dataclass(frozen=True)
 class CachePointers:
-    """Where the requests of a step keep K and V.
+    """Addresses of the K and V caches of the requests in a step.
 
-    table [3, L, W] int64, on the device: address of K's first row, address of V's, rows held without the new one; it is
-    all that kernels read · k, v [L][W]: the same memory as tensors [capacity, Hkv, d], for the references, which cannot
-    read addresses
+    Attributes:
+        table: [3, L, W] int64, on the device: the address of K's first row, the address of V's first row, and the
+            number of rows without the new one. Triton kernels read nothing else.
+        k: [L][W] tensors [capacity, Hkv, d] over the same memory, for the references, which cannot read addresses.
+        v: likewise.
     """
 
     table: Tensor
@@ -47,21 +49,26 @@ class CachePointers:
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """Norms that queries and keys go through before RoPE. weight [2, d]: of queries, of keys."""
+    """RMS norms of query and key heads, applied before RoPE.
+
+    Attributes:
+        weight: [2, d]. The weight for queries, then for keys.
+        eps: added to the mean square.
+    """
 
     weight: Tensor
     eps: float
 
 
 class StepKernels(Protocol):
-    """The references of this module, or their twins; arguments and results are described there."""
+    """The functions of this module, or the Triton kernels with the same signatures."""
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """A sum and its norm."""
+        """Add and normalise."""
         ...
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        """What an MLP has between its products."""
+        """Apply the activation between the products of an MLP."""
         ...
 
     def rope_append(
@@ -74,33 +81,38 @@ class StepKernels(Protocol):
         shape: Shape,
         norms: HeadNorms | None,
     ) -> Tensor:
-        """RoPE, and the new rows to their caches."""
+        """Apply RoPE and append the new rows to their caches."""
         ...
 
     def attend(
         self, q: Tensor, pointers: CachePointers, layer: int, shape: Shape, *, scale: float, splits: int
     ) -> Tensor:
-        """Attention over each request's cache."""
+        """Compute attention over each request's cache."""
         ...
 
 
 def splits_of(width: int, kv_heads: int, rows: int) -> int:
-    """Into how many parts, a power of two, the keys of each of `width` requests are divided, the longest having `rows`.
+    """Choose the number of splits, a power of two, of each request's keys.
 
-    Any number gives the same attention: it is chosen when a step is recorded, and other lengths may come.
+    Any number gives the same attention. It is fixed when a step is recorded, and later caches may be longer.
+
+    Args:
+        width: number of requests.
+        kv_heads: key/value heads.
+        rows: rows of the longest cache.
     """
-    wanted = min(PROGRAMS // (width * kv_heads), rows // LEAST, MOST)
-    return 1 << max(0, wanted.bit_length() - 1)
+    splits = min(PROGRAMS // (width * kv_heads), rows // MIN_KEYS, MAX_SPLITS)
+    return 1 << max(0, splits.bit_length() - 1)
 
 
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(x + y, its RMS norm times weight [hidden])."""
-    both = x + y
-    return both, apply_norm(both, weight, eps)
+    """Return x + y and its RMS norm times weight [hidden]."""
+    total = x + y
+    return total, apply_norm(total, weight, eps)
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up [W, intermediate] of the joined product [W, 2 * intermediate], gate first."""
+    """Return silu(gate) * up [W, intermediate] of the merged projection [W, 2 * intermediate], gate first."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -108,43 +120,50 @@ def gated(gate_up: Tensor) -> Tensor:
 def rope_append(
     qkv: Tensor, cos: Tensor, sin: Tensor, pointers: CachePointers, layer: int, shape: Shape, norms: HeadNorms | None
 ) -> Tensor:
-    """Rotated queries [W, Hq, d]; the rotated key and the value of each request go behind the rows it holds.
+    """Apply head norms and RoPE, and append each request's rotated key and value to its cache.
 
-    norms: what queries and keys go through before, None: nothing.
+    Returns:
+        The rotated queries [W, Hq, d].
     """
     q_heads, kv_heads = shape.q_heads, shape.kv_heads
     q, k, v = qkv.view(-1, q_heads + 2 * kv_heads, shape.head_dim).split((q_heads, kv_heads, kv_heads), dim=1)
     if norms is not None:
         q, k = apply_norm(q, norms.weight[0], norms.eps), apply_norm(k, norms.weight[1], norms.eps)
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    for each, held in enumerate(pointers.table[2, layer].tolist()):
-        pointers.k[layer][each][held], pointers.v[layer][each][held] = k[each], v[each]
+    for request, length in enumerate(pointers.table[2, layer].tolist()):
+        pointers.k[layer][request][length], pointers.v[layer][request][length] = k[request], v[request]
     return q
 
 
 def attend(q: Tensor, pointers: CachePointers, layer: int, shape: Shape, *, scale: float, splits: int) -> Tensor:
-    """Attention [W, Hq, d] of q [W, Hq, d] to all rows that each request holds, the new one included.
+    """Compute attention [W, Hq, d] of q [W, Hq, d] to all rows of each request, the new one included.
 
-    splits: parts that the twin divides keys into; the reference takes them as one.
+    Args:
+        q: the rotated queries.
+        pointers: the caches.
+        layer: the layer.
+        shape: the model's shape.
+        scale: factor of the scores.
+        splits: parts into which the Triton kernel divides the keys. The reference ignores it.
     """
-    held = pointers.table[2, layer].tolist()
+    lengths = pointers.table[2, layer].tolist()
     wide, out = torch.promote_types(q.dtype, torch.float32), torch.empty_like(q)
-    for each, rows in enumerate(held):
-        k, v = (store[layer][each][: rows + 1].to(wide) for store in (pointers.k, pointers.v))
-        asking = q[each].to(wide).view(shape.kv_heads, -1, shape.head_dim)
-        shares = (torch.einsum("ghd,ngd->ghn", asking, k) * scale).softmax(-1)
-        out[each] = torch.einsum("ghn,ngd->ghd", shares, v).reshape(q.shape[1:])
+    for request, length in enumerate(lengths):
+        k, v = (store[layer][request][: length + 1].to(wide) for store in (pointers.k, pointers.v))
+        queries = q[request].to(wide).view(shape.kv_heads, -1, shape.head_dim)
+        weights = (torch.einsum("ghd,ngd->ghn", queries, k) * scale).softmax(-1)
+        out[request] = torch.einsum("ghn,ngd->ghd", weights, v).reshape(q.shape[1:])
     return out
 
 
 def apply_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm of x [..., size], as the models' own, in float32 whatever x is."""
+    """Return the RMS norm of x [..., size] as the models compute it: in float32, whatever the dtype of x."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * wide.to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE of x [W, heads, d]."""
+    """Apply RoPE to x [W, heads, d]."""
     low, high = x.chunk(2, dim=-1)
     return (x * cos[:, None]) + (torch.cat((-high, low), dim=-1) * sin[:, None])

@@ -1,13 +1,14 @@
-"""Stored blocks to their places in a context cache: numbers out of bytes, keys turned, rows written, all at once.
+"""Transfer of stored blocks into a context cache: decode the bytes, rotate the keys and write the rows in one kernel.
 
-A block is some tokens of one layer of a chunk, K before RoPE, as bytes: exact, or in a byte a number with scales (see
-`store/layout.py` and `store/quantise.py`, which say what lies where and what it means). Its rows go to neighbouring
-rows of the layer's K and V and stand at neighbouring positions.
+A block holds some tokens of one layer of a chunk as bytes, with K before RoPE. Its body is exact, or quantised to one
+byte a number with scales (`store/format/layout.py` and `store/format/quantise.py` define the format). The rows of a
+block go to consecutive rows of the layer's K and V and have consecutive positions.
 
-Both ends are addresses in a table on the device: blocks lie in a pool on the GPU or in page-locked host memory, which a
-GPU reads in place, and the caches of all layers are found the same way. So one launch serves blocks of many chunks and
-layers. This is the reference, in torch, which cannot read addresses and takes tensors instead; `triton_transfer.py` has
-its Triton twin, with the same name and arguments.
+A table on the device holds the addresses of sources and destinations. Blocks are in a pool on the GPU or in page-locked
+host memory, which a GPU reads in place. One launch therefore serves blocks of many chunks and layers.
+
+This is the reference, in torch. It cannot read addresses and takes tensors instead. The Triton kernel
+(`triton_transfer.py`) has the same name and signature.
 """
 
 from __future__ import annotations
@@ -20,14 +21,22 @@ import torch
 from torch import Tensor
 
 FIELDS = 5
-"""Of an entry: the address of its first byte, its tokens, the addresses of its first rows of K and V, and the position
-of its first token."""
+"""Fields of an entry: address of its first byte, number of tokens, address of its first row of K, of its first row of
+V, and position of its first token."""
 
 
 @dataclass(frozen=True)
 class TransferFormat:
-    """What blocks are. body: `exact`, `int8` or `fp8` · block: tokens of a full one · dtype: of the cache, and of exact
-    bodies · near: they lie in the device's own memory, not behind the bus."""
+    """Format of the blocks of a transfer.
+
+    Attributes:
+        body: `exact`, `int8` or `fp8`.
+        block: tokens of a full block.
+        kv_heads: key/value heads.
+        head_dim: dimensions of a head.
+        dtype: dtype of the cache and of exact bodies.
+        near: whether the blocks are in the device's own memory rather than in host memory.
+    """
 
     body: str
     block: int
@@ -38,21 +47,25 @@ class TransferFormat:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token's K, or V, in a block, without scales."""
+        """Bytes of one token's K (or V) in a block, without scales."""
         return self.kv_heads * self.head_dim * (self.dtype.itemsize if self.body == "exact" else 1)
 
     @property
     def limit(self) -> float:
-        """The largest number that comes out: a scale that was rounded up must not make an infinity."""
+        """Largest decoded number. A scale that was rounded up must not produce an infinity."""
         return min(torch.finfo(self.dtype).max, torch.finfo(torch.float32).max)
 
 
 @dataclass(frozen=True)
 class PinnedBlocks:
-    """Blocks where they lie, and stay until `release` is called, by whoever has read them.
+    """Blocks that stay at their addresses until `release` is called. The reader calls it when it is done.
 
-    addresses [m] int64 (CPU): of their first bytes, layer by layer, in the order in which they were asked for · layers,
-    blocks [m] likewise: which they are.
+    Attributes:
+        addresses: [m] int64 (CPU). Address of each block's first byte, layer by layer, in the order of the request.
+        layers: [m]. Layer of each block.
+        blocks: [m]. Number of each block.
+        form: format of all blocks.
+        release: unpins the blocks.
     """
 
     addresses: Tensor
@@ -64,8 +77,14 @@ class PinnedBlocks:
 
 @dataclass(frozen=True)
 class TransferTable:
-    """What to carry, E blocks. table [FIELDS, E] int64, on the device: all that a kernel reads · raw [E] (uint8, whole
-    blocks), k, v [E] (the rows they go to, [n, Hkv, d]): the same memory as tensors, for the reference."""
+    """Sources and destinations of E blocks.
+
+    Attributes:
+        table: [FIELDS, E] int64, on the device. Triton kernels read nothing else.
+        raw: [E] whole blocks as uint8 tensors, for the reference.
+        k: [E] destination rows [n, Hkv, d], for the reference.
+        v: likewise.
+    """
 
     table: Tensor
     raw: Sequence[Tensor] = ()
@@ -74,40 +93,49 @@ class TransferTable:
 
 
 class TransferKernel(Protocol):
-    """The reference, or its twin."""
+    """`transfer_blocks` of this module, or the Triton kernel with the same signature."""
 
     def __call__(
         self, entries: TransferTable, first: int, count: int, cos: Tensor, sin: Tensor, form: TransferFormat
     ) -> None:
-        """As `carry`."""
+        """Transfer some entries."""
         ...
 
 
 def transfer_blocks(
     entries: TransferTable, first: int, count: int, cos: Tensor, sin: Tensor, form: TransferFormat
 ) -> None:
-    """Carry the `count` entries from `first` on. cos, sin [P, d]: of all positions, in the cache's dtype."""
+    """Transfer `count` entries from number `first` on.
+
+    Args:
+        entries: sources and destinations.
+        first: number of the first entry.
+        count: number of entries.
+        cos: [P, d], of all positions, in the dtype of the cache.
+        sin: likewise.
+        form: format of the blocks.
+    """
     for entry in range(first, first + count):
         tokens, position = int(entries.table[1, entry]), int(entries.table[4, entry])
-        k, v = _numbers(entries.raw[entry], tokens, form)
+        k, v = _decode(entries.raw[entry], tokens, form)
         at = slice(position, position + tokens)
         low, high = k.chunk(2, dim=-1)
-        turned = torch.cat((-high, low), dim=-1)
-        entries.k[entry].copy_((k * cos[at, None]) + (turned * sin[at, None]))
+        rotated = torch.cat((-high, low), dim=-1)
+        entries.k[entry].copy_((k * cos[at, None]) + (rotated * sin[at, None]))
         entries.v[entry].copy_(v)
 
 
-def _numbers(raw: Tensor, tokens: int, form: TransferFormat) -> tuple[Tensor, Tensor]:
-    """k, v [n, Hkv, d] of a block."""
-    lines, size = raw.view(-1, form.row_bytes), (tokens, form.kv_heads, form.head_dim)
+def _decode(raw: Tensor, tokens: int, form: TransferFormat) -> tuple[Tensor, Tensor]:
+    """Decode k, v [n, Hkv, d] of a block."""
+    rows, size = raw.view(-1, form.row_bytes), (tokens, form.kv_heads, form.head_dim)
     if form.body == "exact":
-        k, v = (lines[start : start + tokens].view(form.dtype).view(size) for start in (0, tokens))
+        k, v = (rows[start : start + tokens].view(form.dtype).view(size) for start in (0, tokens))
         return k, v
-    k_scales = lines[2 * tokens : 2 * tokens + 2].view(-1).view(torch.float16).view(size[1:]).float()
-    behind = lines[2 * tokens + 2 :].view(-1)[: 2 * tokens * form.kv_heads]
+    k_scales = rows[2 * tokens : 2 * tokens + 2].view(-1).view(torch.float16).view(size[1:]).float()
+    behind = rows[2 * tokens + 2 :].view(-1)[: 2 * tokens * form.kv_heads]
     v_scales = behind.view(torch.float16).view(size[:2]).float().unsqueeze(-1)
     kind = torch.int8 if form.body == "int8" else torch.float8_e4m3fn
-    codes = [lines[start : start + tokens].view(kind).view(size).float() for start in (0, tokens)]
+    codes = [rows[start : start + tokens].view(kind).view(size).float() for start in (0, tokens)]
     k, v = (
         (part * scales).clamp(-form.limit, form.limit).to(form.dtype)
         for part, scales in zip(codes, (k_scales, v_scales), strict=True)

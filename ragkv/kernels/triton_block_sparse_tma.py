@@ -1,10 +1,10 @@
-"""Attention over lists for many rows, on GPUs that copy blocks by themselves (compute capability 9: TMA).
+"""Block-sparse attention for many rows on GPUs with a copy engine for blocks (TMA, compute capability 9).
 
-As the kernel of `triton_block_sparse.py`, for lists of whole blocks of `KEYS` keys: a block is one rectangle of the cache, so
-one thread asks for it and no address is worked out; nothing else is loaded in the loop while all of a tile see a block.
-Two programs share a multiprocessor (hence the registers that each may have): one multiplies while the other is at its
-softmax. Programs of the same tile follow one another, so that query heads find what they read in the L2, and late
-tiles, whose lists are the longest, come first.
+The kernel does what that of `triton_block_sparse.py` does, for indices of whole blocks of `KEYS` keys. A block is one
+rectangle of the cache, so one thread requests it and no addresses are computed. The loop loads nothing else while all
+rows of a tile see a block. Two programs share a multiprocessor, which limits the registers of each: one multiplies
+while the other computes its softmax. Programs of a tile are adjacent, so that query heads share reads in the L2 cache.
+Late tiles have the longest lists and start first.
 """
 
 from __future__ import annotations
@@ -18,19 +18,26 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ragkv.kernels.block_sparse import KEYS, BlockSparseIndex
+from ragkv.kernels.block_index import KEYS, BlockSparseIndex
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NEVER = tl.constexpr(2147483647)
 ROWS = 128
-"""Rows of all of a program's query heads together; 64 where a tile has fewer."""
+"""Rows of a program over all its query heads; 64 where a tile has fewer."""
 PROGRAMS = 256
-"""Where there are no more, a list is better shared among several, and the host had better make no descriptors."""
+"""Up to this number of programs the other kernel is better: it shares lists and needs no descriptors from the host."""
 
 
 @dataclass(frozen=True)
 class TileShape:
-    """What a program does: `rows` queries of each of `fold` query heads. regs: what a thread may have."""
+    """Work of one program.
+
+    Attributes:
+        rows: queries of each query head.
+        fold: query heads that read the same keys.
+        warps: warps of the program.
+        regs: registers of a thread, at most.
+    """
 
     rows: int
     fold: int
@@ -39,24 +46,24 @@ class TileShape:
 
 
 def tile_shape(q: Tensor, k: Tensor, index: BlockSparseIndex) -> TileShape | None:
-    """None: lists, or sizes, that this kernel does not read."""
+    """Return the work of a program, or None for an index or sizes that this kernel does not support."""
     heads, tiles = index.counts.shape
-    alike = math.gcd(q.shape[1] // heads, q.shape[1] // k.shape[1])
+    group_size = math.gcd(q.shape[1] // heads, q.shape[1] // k.shape[1])
     if index.block != KEYS or index.columns is not None or q.dtype.itemsize != 2 or q.shape[2] not in (64, 128):
         return None
-    fold = min(4, alike & -alike)
+    fold = min(4, group_size & -group_size)
     rows = min(ROWS // fold, 1 << (index.tile.bit_length() - 1))
-    # Fewer rows than 64 would not be multiplied by a group of warps.
+    # A warp group cannot multiply fewer than 64 rows.
     form = TileShape(rows, fold, 8, 128) if rows * fold == ROWS else TileShape(rows, fold, 4, 168)
     programs = tiles * triton.cdiv(index.tile, rows) * q.shape[1] // fold
     return form if rows * fold >= 64 and programs > PROGRAMS else None
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor, index: BlockSparseIndex) -> bool:
-    """Whether `attend_lists` is right here, and quicker than the kernel that gathers."""
+    """Return whether `attend_block_sparse` of this module works here and is faster than the kernel that gathers."""
     plain = (k.shape[1] * k.shape[2], k.shape[2], 1)
     rows = all(x.stride() == plain and x.data_ptr() % 16 == 0 and x.dtype == q.dtype for x in (k, v))
-    # What was measured was Hopper; later GPUs multiply in other ways.
+    # Measured on Hopper only. Later GPUs have other matrix instructions.
     return (
         q.is_cuda
         and torch.cuda.get_device_capability(q.device)[0] == 9
@@ -68,7 +75,11 @@ def supports(q: Tensor, k: Tensor, v: Tensor, index: BlockSparseIndex) -> bool:
 def attend_block_sparse(
     q: Tensor, k: Tensor, v: Tensor, q_at: Tensor, k_at: Tensor, index: BlockSparseIndex, *, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """As `lists.attend_lists`, of what `takes` takes; positions int32. Raises ValueError for what has no form."""
+    """Compute `block_sparse.attend_block_sparse` for inputs that this kernel supports. Positions are int32.
+
+    Raises:
+        ValueError: the kernel does not support these inputs.
+    """
     form = tile_shape(q, k, index)
     if form is None:
         raise ValueError(f"many rows over blocks of {KEYS} keys are read here, without columns and in half precision")
@@ -97,14 +108,14 @@ def _attend(
     TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, FOLD: tl.constexpr, D: tl.constexpr,
     WAIT: tl.constexpr,
 ):  # fmt: skip
-    """Queries of one part of one tile, of FOLD query heads that read the same keys."""
+    """Attend with one part of one tile, for FOLD query heads that read the same keys."""
     PARTS: tl.constexpr = (TILE + ROWS - 1) // ROWS
     bundle = tl.program_id(0)
-    place = tl.num_programs(1) - 1 - tl.program_id(1)
-    tile, part = place // PARTS, place % PARTS
+    reverse = tl.num_programs(1) - 1 - tl.program_id(1)
+    tile, part = reverse // PARTS, reverse % PARTS
     heads = tl.num_programs(0) * FOLD
-    of = bundle * FOLD // share * tiles + tile
-    asked = bundle * FOLD // group * D
+    list_at = bundle * FOLD // share * tiles + tile
+    kv_column = bundle * FOLD // group * D
     each = tl.arange(0, ROWS * FOLD)
     head = bundle * FOLD + each // ROWS
     inside = part * ROWS + each % ROWS
@@ -120,16 +131,16 @@ def _attend(
     total = tl.zeros((ROWS * FOLD,), tl.float32)
 
     lane = tl.arange(0, BLOCK)
-    clear = tl.load(clear_ptr + of)
-    first = blocks_ptr + of.to(tl.int64) * most
-    for lot in tl.range(0, tl.load(counts_ptr + of), num_stages=2):
-        start = tl.load(first + lot) * BLOCK
-        k = k_rows.load([start, asked])
+    clear = tl.load(clear_ptr + list_at)
+    first = blocks_ptr + list_at.to(tl.int64) * most
+    for number in tl.range(0, tl.load(counts_ptr + list_at), num_stages=2):
+        start = tl.load(first + number) * BLOCK
+        k = k_rows.load([start, kv_column])
         scores = tl.dot(q, tl.trans(k))
-        if lot >= clear:
+        if number >= clear:
             k_at = tl.load(k_at_ptr + start + lane, mask=lane < keys - start, other=NEVER)
             scores = tl.where(k_at[None, :] <= q_at[:, None], scores, float("-inf"))
-        # The scale joins the subtraction in one instruction.
+        # Scaling here lets the compiler fuse the product with the subtraction.
         higher = tl.maximum(top, tl.max(scores, 1) * scale)
         base = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp2(scores * scale - base[:, None])
@@ -137,26 +148,26 @@ def _attend(
         total = total * fade + tl.sum(weights, 1)
         top = higher
         acc = acc * fade[:, None]
-        v = v_rows.load([start, asked])
+        v = v_rows.load([start, kv_column])
         acc = tl.dot(weights.to(v.dtype), v, acc)
         if WAIT:
-            acc = _done(acc)
+            acc = _wait(acc)
 
-    some = total > 0
-    safe = tl.where(some, total, 1.0)
+    seen_any = total > 0
+    safe = tl.where(seen_any, total, 1.0)
     to = row.to(tl.int64) * heads + head
     out = (acc * (1.0 / safe)[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + to[:, None] * D + d[None, :], out, mask=live[:, None])
-    tl.store(lse_ptr + to, tl.where(some, (top + tl.log2(safe)) / LOG2_E, float("-inf")), mask=live)
+    tl.store(lse_ptr + to, tl.where(seen_any, (top + tl.log2(safe)) / LOG2_E, float("-inf")), mask=live)
 
 
 @triton.jit
-def _done(x):
-    """x, once the product that makes it is done: a move that the assembler drops again.
+def _wait(x):
+    """Return x after waiting for the product that computes it. The assembler removes the move itself.
 
-    Triton lets a product run on into the next turn of the loop. Within 128 registers there is no room for that: the
-    weights, which it still reads, would have to stay beside the next scores, so the assembler makes all products of
-    the loop run one after the other (and says so). Waiting here costs nothing, since the other program of the
-    multiprocessor works on, and was worth 2% to 4%.
+    Triton lets a product run on into the next iteration of the loop. 128 registers are too few for that: the product
+    still reads the weights, which would have to be kept beside the next scores, so the assembler serialises all
+    products of the loop (and reports it). Waiting here costs nothing, since the other program of the multiprocessor
+    continues. It made the kernel 2% to 4% faster.
     """
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.float32, True, 1)

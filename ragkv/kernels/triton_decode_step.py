@@ -1,9 +1,10 @@
-"""The Triton twins of `steps.py`: what a decode step does beside its matrix products.
+"""The Triton kernels of `decode_step.py`: operations of a decode step between its matrix products.
 
-Attention over the keys of a request is divided among programs (flash decoding): each takes one kv head with all query
-heads that read it, and one part of the keys, and leaves its output and log-sum-exp; a second kernel merges the parts.
-How many there are is fixed at the launch, how many keys is read from the table. Nothing asks the device for anything,
-so all of it can be recorded. Numbers are float32 inside and rounded where the models' own modules round.
+Attention over the keys of a request is divided among programs (flash decoding). Each program takes one kv head with all
+query heads that read it and one part of the keys, and stores its output and log-sum-exp. A second kernel merges the
+parts. The number of parts is fixed at the launch; the number of keys is read from the table. The host never waits for
+the device, so all of it can be recorded in a CUDA graph. Numbers are float32 internally and rounded where the models'
+own modules round.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ LOG2_E = 1.4426950408889634
 KEYS = 64
 """Keys that a program of `attend` reads at a time."""
 PIECE = 1024
-"""Numbers that a program of `gated` makes."""
+"""Numbers that a program of `gated` computes."""
 
 
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """As `steps.add_norm`; x and y contiguous."""
+    """Compute `decode_step.add_norm`. x and y must be contiguous."""
     both, normed = torch.empty_like(x), torch.empty_like(x)
     count, size = x.shape
     wide = triton.next_power_of_2(size)
@@ -33,7 +34,7 @@ def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, 
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """As `steps.gated`; gate_up contiguous."""
+    """Compute `decode_step.gated`. gate_up must be contiguous."""
     count, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(count, size, dtype=gate_up.dtype, device=gate_up.device)
     _gated[(count, triton.cdiv(size, PIECE))](gate_up, out, SIZE=size, PIECE=PIECE, num_warps=4)
@@ -43,11 +44,14 @@ def gated(gate_up: Tensor) -> Tensor:
 def rope_append(
     qkv: Tensor, cos: Tensor, sin: Tensor, pointers: CachePointers, layer: int, shape: Shape, norms: HeadNorms | None
 ) -> Tensor:
-    """As `steps.turn`; qkv, cos and sin contiguous and of the caches' dtype, the head size even."""
+    """Compute `decode_step.rope_append`.
+
+    qkv, cos and sin must be contiguous and have the dtype of the caches. The head size must be even.
+    """
     count, d = qkv.shape[0], shape.head_dim
     q = torch.empty(count, shape.q_heads, d, dtype=qkv.dtype, device=qkv.device)
-    weight, eps = (cos, 0.0) if norms is None else (norms.weight, norms.eps)  # without norms it is not read
-    _turn[(count, shape.q_heads + 2 * shape.kv_heads)](
+    weight, eps = (cos, 0.0) if norms is None else (norms.weight, norms.eps)  # a placeholder, not read
+    _rope_append[(count, shape.q_heads + 2 * shape.kv_heads)](
         qkv, cos, sin, weight, pointers.table, q, layer, *pointers.table.shape[1:], eps,
         NORMED=norms is not None, Q_HEADS=shape.q_heads, KV_HEADS=shape.kv_heads, D=d,
         WIDE=triton.next_power_of_2(d // 2), num_warps=1,
@@ -56,8 +60,11 @@ def rope_append(
 
 
 def attend(q: Tensor, pointers: CachePointers, layer: int, shape: Shape, *, scale: float, splits: int) -> Tensor:
-    """As `steps.attend`; q contiguous and of the caches' dtype, whose memory begins at multiples of 16 bytes. splits: a
-    power of two."""
+    """Compute `decode_step.attend`.
+
+    q must be contiguous and have the dtype of the caches, whose memory must begin at multiples of 16 bytes. `splits`
+    must be a power of two.
+    """
     count, q_heads, d = q.shape
     wide = max(16, triton.next_power_of_2(d))
     parts = torch.empty(count, splits, q_heads, d, dtype=torch.float32, device=q.device)
@@ -77,7 +84,7 @@ def attend(q: Tensor, pointers: CachePointers, layer: int, shape: Shape, *, scal
 
 @triton.jit
 def _add_norm(x_ptr, y_ptr, weight_ptr, both_ptr, normed_ptr, eps, SIZE: tl.constexpr, WIDE: tl.constexpr):
-    """One row."""
+    """Add and normalise one row."""
     lane = tl.arange(0, WIDE)
     live = lane < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + lane
@@ -93,7 +100,7 @@ def _add_norm(x_ptr, y_ptr, weight_ptr, both_ptr, normed_ptr, eps, SIZE: tl.cons
 
 @triton.jit
 def _gated(gate_up_ptr, out_ptr, SIZE: tl.constexpr, PIECE: tl.constexpr):
-    """One piece of one row."""
+    """Compute one piece of one row."""
     lane = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     live = lane < SIZE
     row = tl.program_id(0).to(tl.int64)
@@ -105,11 +112,14 @@ def _gated(gate_up_ptr, out_ptr, SIZE: tl.constexpr, PIECE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["layer", "layers", "width"])
-def _turn(
+def _rope_append(
     qkv_ptr, cos_ptr, sin_ptr, weight_ptr, table_ptr, q_ptr, layer, layers, width, eps,
     NORMED: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One head of one request: queries first, then keys, then values. low, high: the halves that RoPE turns."""
+    """Rotate one head of one request and store it: queries first, then keys, then values.
+
+    low, high: the halves of a head that RoPE rotates.
+    """
     HALF: tl.constexpr = D // 2
     of, head = tl.program_id(0), tl.program_id(1)
     lane = tl.arange(0, WIDE)
@@ -127,20 +137,20 @@ def _turn(
             low, high = low.to(kind).to(tl.float32), high.to(kind).to(tl.float32)
         cos = tl.load(cos_ptr + of * D + lane, mask=live, other=0.0).to(tl.float32)
         sin = tl.load(sin_ptr + of * D + lane, mask=live, other=0.0).to(tl.float32)
-        turned_low = (low * cos).to(kind).to(tl.float32) - (high * sin).to(kind).to(tl.float32)
-        turned_high = (high * cos).to(kind).to(tl.float32) + (low * sin).to(kind).to(tl.float32)
-        low, high = turned_low, turned_high
+        rotated_low = (low * cos).to(kind).to(tl.float32) - (high * sin).to(kind).to(tl.float32)
+        rotated_high = (high * cos).to(kind).to(tl.float32) + (low * sin).to(kind).to(tl.float32)
+        low, high = rotated_low, rotated_high
     if head < Q_HEADS:
         to = q_ptr + (of * Q_HEADS + head).to(tl.int64) * D
         tl.store(to + lane, low.to(kind), mask=live)
         tl.store(to + HALF + lane, high.to(kind), mask=live)
     else:
-        # A key goes to the first address of the table, a value to the second.
+        # Keys go to the first address of the table, values to the second.
         second = (head >= Q_HEADS + KV_HEADS).to(tl.int32)
-        place = table_ptr + layer * width + of
-        held = tl.load(place + 2 * layers * width)
-        base = tl.multiple_of(tl.load(place + second * layers * width).to(tl.pointer_type(kind)), 16)
-        to = base + (held * KV_HEADS + head - Q_HEADS - second * KV_HEADS) * D
+        entry = table_ptr + layer * width + of
+        length = tl.load(entry + 2 * layers * width)
+        base = tl.multiple_of(tl.load(entry + second * layers * width).to(tl.pointer_type(kind)), 16)
+        to = base + (length * KV_HEADS + head - Q_HEADS - second * KV_HEADS) * D
         tl.store(to + lane, low.to(kind), mask=live)
         tl.store(to + HALF + lane, high.to(kind), mask=live)
 
@@ -151,24 +161,27 @@ def _attend(
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
     KEYS: tl.constexpr, ROWS: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """All query heads of one kv head of one request, over one part of its keys. A part without keys leaves -inf."""
+    """Attend with all query heads of one kv head of one request to one part of its keys.
+
+    The log-sum-exp of a part without keys is -inf.
+    """
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     of, head, part, parts = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     kind: tl.constexpr = q_ptr.dtype.element_ty
-    place = table_ptr + layer * width + of
-    count = (tl.load(place + 2 * layers * width) + 1).to(tl.int32)
-    # Addresses out of a table say nothing of how they are aligned; without these words every number is read alone.
-    k_base = tl.multiple_of(tl.load(place).to(tl.pointer_type(kind)), 16) + head * D
-    v_base = tl.multiple_of(tl.load(place + layers * width).to(tl.pointer_type(kind)), 16) + head * D
-    blocks = tl.cdiv(count, KEYS)  # divided so that no part has two more than another
+    entry = table_ptr + layer * width + of
+    count = (tl.load(entry + 2 * layers * width) + 1).to(tl.int32)
+    # The compiler cannot know how addresses from a table are aligned. Without the hint it reads every number alone.
+    k_base = tl.multiple_of(tl.load(entry).to(tl.pointer_type(kind)), 16) + head * D
+    v_base = tl.multiple_of(tl.load(entry + layers * width).to(tl.pointer_type(kind)), 16) + head * D
+    blocks = tl.cdiv(count, KEYS)  # balanced: parts differ by at most one block
     start = part * blocks // parts * KEYS
     stop = tl.minimum((part + 1) * blocks // parts * KEYS, count)
     whole = start + (stop - start) // KEYS * KEYS
 
     row, d, lane = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, KEYS)
     q_at = (of * Q_HEADS + head * GROUP + row)[:, None] * D + d[None, :]
-    asked = (row < GROUP)[:, None] & (d < D)[None, :]
-    q = tl.load(q_ptr + q_at, mask=asked, other=0.0)
+    live = (row < GROUP)[:, None] & (d < D)[None, :]
+    q = tl.load(q_ptr + q_at, mask=live, other=0.0)
     acc = tl.zeros((ROWS, WIDE), tl.float32)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -181,11 +194,11 @@ def _attend(
             acc, top, total, q, k_base, v_base, whole + lane, stop, scale, d, KV_HEADS * D, D, PRECISE, False
         )
 
-    some = total > 0
-    safe = tl.where(some, total, 1.0)
+    seen_any = total > 0
+    safe = tl.where(seen_any, total, 1.0)
     to = (of * parts + part).to(tl.int64) * Q_HEADS + head * GROUP + row
-    tl.store(parts_ptr + to[:, None] * D + d[None, :], acc / safe[:, None], mask=asked)
-    tl.store(lses_ptr + to, tl.where(some, top + tl.log2(safe), float("-inf")), mask=row < GROUP)
+    tl.store(parts_ptr + to[:, None] * D + d[None, :], acc / safe[:, None], mask=live)
+    tl.store(lses_ptr + to, tl.where(seen_any, top + tl.log2(safe), float("-inf")), mask=row < GROUP)
 
 
 @triton.jit
@@ -193,7 +206,7 @@ def _fold(
     acc, top, total, q, k_base, v_base, key, stop, scale, d,
     STRIDE: tl.constexpr, D: tl.constexpr, PRECISE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Take keys [KEYS] below `stop` into the running softmax, of base 2; WHOLE: all are below it."""
+    """Add keys [KEYS] below `stop` to the running softmax of base 2. WHOLE: all keys are below `stop`."""
     how: tl.constexpr = "ieee" if PRECISE else "tf32"
     at = key.to(tl.int64)[:, None] * STRIDE + d[None, :]
     there = key < stop
@@ -218,7 +231,7 @@ def _fold(
 def _merge(
     parts_ptr, lses_ptr, out_ptr, Q_HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr
 ):
-    """One query head of one request: its parts, weighted by what each had of the softmax."""
+    """Merge the parts of one query head of one request, weighted by their shares of the softmax."""
     of, head = tl.program_id(0), tl.program_id(1)
     split, d = tl.arange(0, SPLITS), tl.arange(0, WIDE)
     at = (of * SPLITS + split).to(tl.int64) * Q_HEADS + head

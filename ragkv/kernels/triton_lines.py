@@ -1,9 +1,9 @@
-"""The Triton twin of `lines.reference`: which lines cover an attention matrix.
+"""The Triton kernel of `lines.py`: select lines that cover an attention matrix.
 
-One program does one attention head, since every line taken changes what the crossing lines are worth. Lines stand in
-groups of `GROUP`, and the best worth of every group is kept: the next line is found among the groups, then in its
-group; what it changes is one crossing line in each sampled row, and the groups of these. A cell that a line has taken,
-or that causality hides, is -1.
+One program handles one attention head, since every selected line changes the worth of the crossing lines. Lines are in
+groups of `GROUP`, and the best worth of every group is kept. The next line is found among the groups, then in its
+group. It changes one crossing line in each sampled row, and the groups of those lines. A cell that is on a selected
+line, or that causality hides, is -1.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ragkv.kernels.lines import LineSelection, Prices, residuals
+from ragkv.kernels.line_types import LineSelection, Prices, residuals
 
 GROUP = 256
 """Lines of a group."""
 
 
 def cover(cells: Tensor, at: Tensor, present: Tensor, alpha: float, price: Prices) -> LineSelection:
-    """As `lines.cover`, in float32."""
+    """Compute `lines.cover` in float32."""
     heads, rows, width = cells.shape
     start = residuals(cells.float(), at, present, alpha)
     groups = triton.cdiv(width, GROUP)
@@ -30,23 +30,24 @@ def cover(cells: Tensor, at: Tensor, present: Tensor, alpha: float, price: Price
         for each in (start.weight, start.length, start.worth)
     )
     best = worth.view(heads, 2 * groups, GROUP).amax(-1)
-    taken = torch.zeros_like(length, dtype=torch.int8)
-    drawn = torch.zeros(heads, price.diagonal.shape[0], dtype=torch.int8, device=cells.device)
-    covered, spent = torch.zeros_like(start.target), torch.zeros_like(start.target)
-    held = torch.zeros(heads, dtype=torch.int32, device=cells.device)
+    selected = torch.zeros_like(length, dtype=torch.int8)
+    paid = torch.zeros(heads, price.diagonal.shape[0], dtype=torch.int8, device=cells.device)
+    covered, cost = torch.zeros_like(start.target), torch.zeros_like(start.target)
+    cell_counts = torch.zeros(heads, dtype=torch.int32, device=cells.device)
     _cover[(heads,)](
-        start.left, weight, length, worth, best, taken, drawn, at.int(), start.target,
-        price.diagonal, price.column, covered, held, spent, price.most, rows, width, groups, price.diagonal.shape[0],
+        start.left, weight, length, worth, best, selected, paid, at.int(), start.target,
+        price.diagonal, price.column, covered, cell_counts, cost, price.most, rows, width, groups,
+        price.diagonal.shape[0],
         TILE=price.tile, ROWS=triton.next_power_of_2(rows), GROUPS=triton.next_power_of_2(groups), GROUP=GROUP,
         num_warps=8,
     )  # fmt: skip
-    chosen = taken[:, :, :width].bool()
-    return LineSelection(chosen[:, 0], chosen[:, 1], covered, held.long(), spent)
+    chosen = selected[:, :, :width].bool()
+    return LineSelection(chosen[:, 0], chosen[:, 1], covered, cell_counts.long(), cost)
 
 
 @triton.jit
 def _best(worth_ptr, best_ptr, groups, GROUPS: tl.constexpr, GROUP: tl.constexpr):
-    """(largest worth, lowest number that has it) of one family of lines."""
+    """Return the largest worth of one family of lines and the lowest number that has it."""
     lane = tl.arange(0, GROUPS)
     best = tl.load(best_ptr + lane, mask=lane < groups, other=-1.0)
     top = tl.max(best, 0)
@@ -58,49 +59,50 @@ def _best(worth_ptr, best_ptr, groups, GROUPS: tl.constexpr, GROUP: tl.constexpr
 
 @triton.jit(do_not_specialize=["most", "rows", "width", "groups", "diagonals"])
 def _cover(
-    left_ptr, weight_ptr, length_ptr, worth_ptr, best_ptr, taken_ptr, drawn_ptr, at_ptr, target_ptr,
-    diagonal_ptr, column_ptr, covered_ptr, held_ptr, spent_ptr, most, rows, width, groups, diagonals,
+    left_ptr, weight_ptr, length_ptr, worth_ptr, best_ptr, selected_ptr, paid_ptr, at_ptr, target_ptr,
+    diagonal_ptr, column_ptr, covered_ptr, cell_counts_ptr, cost_ptr, most, rows, width, groups, diagonals,
     TILE: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
+    """Select the lines of one head."""
     head = tl.program_id(0).to(tl.int64)
     left_ptr += head * rows * width
     family = groups * GROUP
     weight_ptr += head * 2 * family
     length_ptr += head * 2 * family
     worth_ptr += head * 2 * family
-    taken_ptr += head * 2 * family
+    selected_ptr += head * 2 * family
     best_ptr += head * 2 * groups
-    drawn_ptr += head * diagonals
+    paid_ptr += head * diagonals
     target = tl.load(target_ptr + head)
     row = tl.arange(0, ROWS)
     at = tl.load(at_ptr + row, mask=row < rows, other=-1)
     covered = 0.0
-    spent = 0.0
-    held = 0
-    going = target > 0
-    while going:
-        best_v, take_v = _best(worth_ptr, best_ptr, groups, GROUPS, GROUP)
-        best_s, take_s = _best(worth_ptr + family, best_ptr + groups, groups, GROUPS, GROUP)
-        going = tl.maximum(best_v, best_s) > 0
-        if going:
+    cost = 0.0
+    cell_counts = 0
+    active = target > 0
+    while active:
+        best_v, line_v = _best(worth_ptr, best_ptr, groups, GROUPS, GROUP)
+        best_s, line_s = _best(worth_ptr + family, best_ptr + groups, groups, GROUPS, GROUP)
+        active = tl.maximum(best_v, best_s) > 0
+        if active:
             by_slash = best_s >= best_v
-            line = tl.where(by_slash, take_s, take_v)
+            line = tl.where(by_slash, line_s, line_v)
             own = tl.where(by_slash, family, 0) + line
             near, far = line // TILE, (line + TILE - 1) // TILE
-            new_near = tl.load(drawn_ptr + near) == 0
-            new_far = (tl.load(drawn_ptr + far) == 0) & (far != near)
+            new_near = tl.load(paid_ptr + near) == 0
+            new_far = (tl.load(paid_ptr + far) == 0) & (far != near)
             price = tl.where(new_near, tl.load(diagonal_ptr + near), 0.0)
             price += tl.where(new_far, tl.load(diagonal_ptr + far), 0.0)
-            spent += tl.where(by_slash, price, tl.load(column_ptr + line))
+            cost += tl.where(by_slash, price, tl.load(column_ptr + line))
             other = at - line
             crossed = other >= 0
             cell = left_ptr + row.to(tl.int64) * width + tl.where(by_slash, other, line)
             value = tl.load(cell, mask=crossed, other=-1.0)
             gain = tl.maximum(value, 0.0)
-            fresh = (value >= 0).to(tl.int32)
+            new_cells = (value >= 0).to(tl.int32)
             crossing = tl.where(by_slash, 0, family) + other
             weight = tl.load(weight_ptr + crossing, mask=crossed, other=0.0) - gain
-            length = tl.load(length_ptr + crossing, mask=crossed, other=0) - fresh
+            length = tl.load(length_ptr + crossing, mask=crossed, other=0) - new_cells
             tl.debug_barrier()
             tl.store(cell, -1.0, mask=crossed)
             tl.store(weight_ptr + crossing, weight, mask=crossed)
@@ -108,11 +110,11 @@ def _cover(
             tl.store(worth_ptr + crossing, tl.where(length > 0, weight / tl.maximum(length, 1), 0.0), mask=crossed)
             tl.store(worth_ptr + own, 0.0)
             tl.store(length_ptr + own, 0)
-            tl.store(taken_ptr + own, 1)
-            tl.store(drawn_ptr + near, 1, mask=by_slash)
-            tl.store(drawn_ptr + far, 1, mask=by_slash)
+            tl.store(selected_ptr + own, 1)
+            tl.store(paid_ptr + near, 1, mask=by_slash)
+            tl.store(paid_ptr + far, 1, mask=by_slash)
             tl.debug_barrier()
-            # The groups that anything changed in; the one of the line itself takes the place of rows it does not cross.
+            # Groups with a change. Rows that the line does not cross update the group of the line itself.
             group = tl.where(crossed, crossing, own) // GROUP
             worth = tl.load(worth_ptr + (group * GROUP)[:, None] + tl.arange(0, GROUP)[None, :])
             tl.store(best_ptr + group, tl.max(worth, 1))
@@ -120,8 +122,8 @@ def _cover(
             tl.store(best_ptr + mine, tl.max(tl.load(worth_ptr + mine * GROUP + tl.arange(0, GROUP)), 0))
             tl.debug_barrier()
             covered += tl.sum(gain, 0)
-            held += tl.sum(fresh, 0)
-            going = (covered < target) & (spent <= most)
+            cell_counts += tl.sum(new_cells, 0)
+            active = (covered < target) & (cost <= most)
     tl.store(covered_ptr + head, covered)
-    tl.store(held_ptr + head, held)
-    tl.store(spent_ptr + head, spent)
+    tl.store(cell_counts_ptr + head, cell_counts)
+    tl.store(cost_ptr + head, cost)

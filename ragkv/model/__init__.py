@@ -1,0 +1,1 @@
+"""The decoder model: checkpoints, the layer loop, KV caches and prompt pieces."""

@@ -1,8 +1,10 @@
-"""The context cache: the stitched, sparse KV one request attends to. Ragged per layer, positions explicit.
+"""The context cache: the stitched, sparse KV that one request attends to.
 
-layer l:  k, v [capacity, Hkv, d]  rotated at their stitched position
-          positions [capacity] int64 (CPU)
-          rows [0, lengths[l]) are live, in the order they were put: order means nothing, positions do
+Each layer has its own number of rows, and every row has an explicit position.
+
+    layer l:  k, v [capacity, Hkv, d]  rotated at their stitched position
+              positions [capacity] int64 (CPU)
+              rows [0, lengths[l]) are live, in the order in which they were added; only positions matter
 """
 
 from __future__ import annotations
@@ -17,18 +19,24 @@ from ragkv.types import Shape
 
 
 class PendingCopy(Protocol):
-    """Something that is being written on another stream, like a CUDA event behind it."""
+    """Rows that another stream is writing, such as a CUDA event recorded behind the copy."""
 
     def wait(self) -> None:
-        """Have the current stream wait for it; the host does not."""
+        """Make the current stream wait for the copy. The host does not wait."""
         ...
 
 
 class ContextCache:
-    """State of one request. Not shared, not thread-safe.
+    """KV of one request. Not thread-safe.
 
-    Rows of a layer may be on their way (`expect`). Whatever gives or takes rows here settles the layer first, so that
-    only who has asked for `stores` before has to see to it.
+    Rows of a layer may still be pending (`record_event`). Every method that reads or writes rows calls `wait_ready`
+    first. Callers that keep the tensors of `buffers` must call it themselves.
+
+    Attributes:
+        shape: the model's shape.
+        dtype: dtype of K and V.
+        devices: device of each layer.
+        lengths: number of live rows of each layer.
     """
 
     def __init__(
@@ -38,8 +46,14 @@ class ContextCache:
         dtype: torch.dtype,
         device: torch.device | str | Sequence[torch.device] = "cpu",
     ):
-        """capacity: rows to make room for, per layer or for all; the cache grows when it is passed · device: of all
-        layers, or of each."""
+        """Allocate an empty cache.
+
+        Args:
+            shape: the model's shape.
+            capacity: rows to allocate, for all layers or for each. The cache grows beyond it.
+            dtype: dtype of K and V.
+            device: device of all layers, or of each.
+        """
         sizes = [capacity] * shape.layers if isinstance(capacity, int) else list(capacity)
         self.shape, self.dtype = shape, dtype
         if isinstance(device, (torch.device, str)):
@@ -55,55 +69,57 @@ class ContextCache:
         self._pending: list[PendingCopy | None] = [None] * shape.layers
 
     def record_event(self, layer: int, copy: PendingCopy) -> None:
-        """Rows of the layer are being written; `coming` is behind all that was expected before."""
+        """Register a pending copy into the layer. It must complete after all copies that were registered before."""
         self._pending[layer] = copy
 
     def wait_ready(self, layer: int) -> None:
-        """Have the current stream wait for rows of the layer that are on their way, and so for those of other layers
-        that come with them. Costs nothing where none are."""
-        coming = self._pending[layer]
-        if coming is not None:
-            coming.wait()
-            self._pending = [None if each is coming else each for each in self._pending]
+        """Make the current stream wait for the layer's pending copy, if any. Other layers of that copy are ready,
+        too."""
+        copy = self._pending[layer]
+        if copy is not None:
+            copy.wait()
+            self._pending = [None if each is copy else each for each in self._pending]
 
     @property
     def pending(self) -> bool:
-        """Whether rows of a layer are on their way."""
+        """Whether any layer has a pending copy."""
         return any(each is not None for each in self._pending)
 
     @property
     def device(self) -> torch.device:
-        """The first layer's."""
+        """Device of the first layer."""
         return self.devices[0]
 
     @property
     def bytes(self) -> int:
-        """Memory of K and V, room for rows to come included."""
+        """Allocated bytes of K and V, unused capacity included."""
         return sum(each.nbytes for each in self.tensors)
 
     def make_room(self, rows: int) -> None:
-        """Room for so many more rows in every layer, made at once."""
+        """Grow every layer, where needed, to hold `rows` more rows."""
         for layer, length in enumerate(self.lengths):
             if length + rows > self._k[layer].shape[0]:
                 self._resize(layer, length + rows)
 
     def k(self, layer: int) -> Tensor:
-        """Live rotated keys [length, Hkv, d], a view."""
+        """Return live rotated keys [length, Hkv, d], a view."""
         self.wait_ready(layer)
         return self._k[layer][: self.lengths[layer]]
 
     def v(self, layer: int) -> Tensor:
-        """Live values [length, Hkv, d], a view."""
+        """Return live values [length, Hkv, d], a view."""
         self.wait_ready(layer)
         return self._v[layer][: self.lengths[layer]]
 
     def positions(self, layer: int) -> Tensor:
-        """Live positions [length] int64, a view."""
+        """Return live positions [length] int64, a view."""
         return self._positions[layer][: self.lengths[layer]]
 
     def buffers(self, layer: int, rows: int) -> tuple[Tensor, Tensor]:
-        """K and V of a layer with all their room [capacity, Hkv, d]: live rows in front, room for `rows` more behind
-        them. They are where the rows lie until the cache grows."""
+        """Return K and V of a layer with their capacity [capacity, Hkv, d], grown to hold `rows` more rows.
+
+        Live rows come first. The tensors are valid until the cache grows.
+        """
         self.wait_ready(layer)
         if self.lengths[layer] + rows > self._k[layer].shape[0]:
             self._grow(layer, self.lengths[layer] + rows)
@@ -111,21 +127,21 @@ class ContextCache:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """K and V of all layers, to be held on to; nothing is waited for."""
+        """K and V of all layers, to keep them alive. This does not wait for pending copies."""
         return (*self._k, *self._v)
 
     def reserve(self, layer: int, positions: Tensor) -> Tensor:
-        """Append rows at `positions` [m], content undefined until written; returns their slots [m]."""
+        """Append rows at `positions` [m] whose content is undefined until written, and return their slots [m]."""
         start = self.lengths[layer]
         stop = start + positions.shape[0]
         if stop > self._k[layer].shape[0]:
             self._grow(layer, stop)
-        self._positions[layer].numpy()[start:stop] = positions.numpy()  # a tenth of the time that torch takes
+        self._positions[layer].numpy()[start:stop] = positions.numpy()  # ten times faster than a torch copy
         self.lengths[layer] = stop
         return torch.arange(start, stop)
 
     def put(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-        """Append rows k (rotated), v [m, Hkv, d] at `positions` [m]; returns their slots [m]."""
+        """Append rows k (rotated), v [m, Hkv, d] at `positions` [m] and return their slots [m]."""
         self.wait_ready(layer)
         slots = self.reserve(layer, positions)
         start, stop = self.lengths[layer] - positions.shape[0], self.lengths[layer]
@@ -134,13 +150,13 @@ class ContextCache:
         return slots
 
     def extend(self, other: ContextCache) -> None:
-        """Append all rows of a cache of the same shape on the same devices, in a few launches for all layers."""
+        """Append all rows of a cache of the same shape on the same devices, with a few launches for all layers."""
         moves: dict[torch.device, list[tuple[Tensor, Tensor]]] = {device: [] for device in self.devices}
         for layer, device in enumerate(self.devices):
             self.wait_ready(layer)
             slots = self.reserve(layer, other.positions(layer))
-            here = slice(self.lengths[layer] - slots.shape[0], self.lengths[layer])
-            moves[device] += [(self._k[layer][here], other.k(layer)), (self._v[layer][here], other.v(layer))]
+            new = slice(self.lengths[layer] - slots.shape[0], self.lengths[layer])
+            moves[device] += [(self._k[layer][new], other.k(layer)), (self._v[layer][new], other.v(layer))]
         for pairs in moves.values():
             to, rows = zip(*pairs, strict=True)
             torch._foreach_copy_(list(to), list(rows))
@@ -153,7 +169,8 @@ class ContextCache:
         self._v[layer][slots] = v
 
     def fill(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """As `write`; slots [m] on the CPU. Where they follow one another, as a rule, nothing is looked up by index."""
+        """Overwrite live rows as `write` does, with slots [m] on the CPU. Consecutive slots, the common case, are
+        faster."""
         self.wait_ready(layer)
         start, count = int(slots[0]), slots.shape[0]
         if torch.equal(slots, torch.arange(start, start + count)):
@@ -163,19 +180,19 @@ class ContextCache:
             self.write(layer, slots, k, v)
 
     def truncate(self, lengths: Sequence[int]) -> None:
-        """Drop the rows put after `lengths` was read off."""
+        """Drop all rows of each layer behind the first `lengths[layer]`."""
         for layer in range(self.shape.layers):
             self.wait_ready(layer)
         self.lengths = [min(new, old) for new, old in zip(lengths, self.lengths, strict=True)]
 
     def _grow(self, layer: int, rows: int) -> None:
-        """At least twofold, so that rows which come one by one are seldom moved."""
+        """Grow at least twofold, so that appending single rows rarely copies."""
         self._resize(layer, max(rows, 2 * self._k[layer].shape[0]))
 
     def _resize(self, layer: int, rows: int) -> None:
         self.wait_ready(layer)
         length = self.lengths[layer]
-        with torch.inference_mode(False):  # whoever grows it, rows are put into it by others as well
+        with torch.inference_mode(False):  # callers outside inference mode write to these tensors, too
             for store in (self._k, self._v, self._positions):
                 old = store[layer]
                 store[layer] = old.new_empty(rows, *old.shape[1:])

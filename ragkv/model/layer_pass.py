@@ -1,12 +1,12 @@
-"""One pass of one request through the model, described as data: which rows enter, what they write, which go on.
+"""One pass of one request through the model, described as data.
 
     rows enter layer 0           tokens [T] at positions [T]
     each layer                   project the rows present -> q, k, v
-      write                      some rows put their k, v into the cache (new rows, or over stored ones: repair)
-      leave                      only rows that a later layer needs attend and go on: rows thin out from layer to layer
+      write                      some rows write their k, v to the cache: new rows, or stored rows that are repaired
+      leave                      only rows that a later layer needs attend and go on, so later layers have fewer rows
     after the last layer         logits of the rows that are left
 
-SamKV's rules 1 and 2 (section 3.3) are a choice of `write` and `leave`; plain prefill and decoding are another.
+SamKV's rules 1 and 2 (section 3.3) are one choice of `write` and `leave`; plain prefill and decoding are another.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ragkv.types import Blend
 
 
 class Attention(Protocol):
-    """How the rows of a pass attend, where it is not densely: `kernels.attention.attend`, told the layer."""
+    """Sparse attention of a pass: `kernels.attention.attend` with the layer as first argument."""
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
     ) -> Tensor:
-        """q [T, Hq, d] over the cache's k, v [n, Hkv, d], all with RoPE; returns [T, Hq, d]."""
+        """Compute attention [T, Hq, d] of q [T, Hq, d] over the cache's k, v [n, Hkv, d], all with RoPE applied."""
         ...
 
 
@@ -36,10 +36,11 @@ class Attention(Protocol):
 class Step:
     """What one layer does with the rows that reach it.
 
-    write  [W] indices among the rows present whose K, V are written; None: all of them, in order
-    slots  [W] cache slots they are written to
-    blend  how many of them, counted from the front, meet a stored row and go through the pass's `blend`
-    leave  [O] indices among the rows present that attend and go on; None: all of them
+    Attributes:
+        write: [W]. Indices, among the rows present, of those whose K, V are written; None for all, in order.
+        slots: [W]. Cache slots they are written to.
+        blend: number of written rows, from the front, that are blended with the stored row by the pass's `blend`.
+        leave: [O]. Indices, among the rows present, of those that attend and go on; None for all.
     """
 
     write: Tensor | None
@@ -50,8 +51,15 @@ class Step:
 
 @dataclass
 class Capture:
-    """Filled by a pass, one entry per layer: pre-RoPE q [T_l, Hq, d], and pre-RoPE k, v [T_l, Hkv, d] if asked.
-    entered: hidden states [T_l, hidden size] that entered the last layer that was run; another pass can go on there."""
+    """Tensors that a pass records, one entry per layer.
+
+    Attributes:
+        keys_too: whether to record k and v as well.
+        entered: [T_l, hidden]. Hidden states that entered the last layer that was run. Another pass can continue there.
+        q: pre-RoPE queries [T_l, Hq, d] of each layer.
+        k: pre-RoPE keys [T_l, Hkv, d] of each layer, where recorded.
+        v: values [T_l, Hkv, d] of each layer, where recorded.
+    """
 
     keys_too: bool = False
     entered: Tensor | None = None
@@ -60,7 +68,7 @@ class Capture:
     v: list[Tensor] = field(default_factory=list)
 
     def add(self, hidden: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """A layer's."""
+        """Record the tensors of a layer."""
         self.entered = hidden
         self.q.append(q)
         if self.keys_too:
@@ -70,10 +78,21 @@ class Capture:
 
 @dataclass(frozen=True)
 class Pass:
-    """tokens, positions [T] int64 (CPU) · steps: one per layer that is run · depth: the layer to stop before; a pass
-    that stops early gives no logits and does not attend in its last layer (its rows' queries are then captured and
-    nothing else needs them) · start, hidden: rows enter this layer as these hidden states [T, hidden size], not as
-    tokens · attention: sparse; None: dense."""
+    """One pass of one request.
+
+    Attributes:
+        tokens: [T] int64 (CPU).
+        positions: [T] int64 (CPU).
+        cache: the cache to write to and attend to.
+        steps: one for each layer that is run.
+        blend: blends new and stored keys and values where a step asks for it.
+        capture: records q, and k and v if asked.
+        depth: the layer to stop before; None runs all. A pass that stops early gives no logits and does not attend in
+            its last layer, because only the captured queries are needed.
+        start: the layer that rows enter.
+        hidden: [T, hidden]. Hidden states of the rows that enter layer `start`; None embeds the tokens.
+        attention: sparse attention; None for dense attention.
+    """
 
     tokens: Tensor
     positions: Tensor
@@ -88,8 +107,8 @@ class Pass:
 
 
 def write_rows(p: Pass, layer: int, step: Step, k: Tensor, v: Tensor) -> None:
-    """Put a layer's rows k (rotated), v [T, Hkv, d] into the pass's cache, blended with what they replace where told
-    so."""
+    """Write a layer's rows k (rotated), v [T, Hkv, d] to the pass's cache, blended with stored rows where the step
+    asks."""
     if step.write is not None:
         rows = step.write.to(k.device)
         k, v = k[rows], v[rows]
@@ -110,10 +129,17 @@ def append(
     depth: int | None = None,
     attention: Attention | None = None,
 ) -> Pass:
-    """A plain pass: the tokens stand at positions start.. and are appended to the cache in every layer.
+    """Make a plain pass that appends tokens to the cache in every layer.
 
-    outputs: how many of the last rows give logits, all where there are fewer; 0 stops after writing the last layer's
-    K, V.
+    Args:
+        cache: the cache.
+        tokens: the tokens.
+        start: position of the first token.
+        outputs: number of the last rows that give logits, at most all. With 0 the pass ends when K, V of the last layer
+            are written.
+        capture: as in `Pass`.
+        depth: as in `Pass`.
+        attention: as in `Pass`.
     """
     positions = torch.arange(start, start + len(tokens))
     last = torch.arange(max(0, len(tokens) - outputs), len(tokens))

@@ -1,7 +1,7 @@
-"""What ragkv knows about a model beyond its weights: block sizes, stable layers, retrieval heads, prompt pieces.
+"""Model profiles: what ragkv knows about a model beyond its weights.
 
-A profile is `profile.json` beside the weights, or one written by `ragkv calibrate` into the data folder; fields it does
-not give take the defaults below.
+A profile is `profile.json` beside the weights, or a file that `ragkv calibrate` writes to the data folder. Fields that
+it does not set have the defaults below.
 """
 
 from __future__ import annotations
@@ -20,13 +20,28 @@ _PUBLISHED = {(36, 2048): range(31, 36), (32, 4096, "mistral"): range(27, 32), (
 
 @dataclass(frozen=True)
 class Profile:
-    """block: tokens of a block · initial, local: blocks always kept at a chunk's start and end · stable_layers: N* of
-    SamKV, 0-based · retrieval_heads: (layer, query head) pairs scout scores with; empty until calibrated ·
-    chunk_tokens: longest chunk, wrapper included · prefix, chunk, question: prompt pieces ("" takes the tokenizer's
-    chat template) · stop: strings that end an answer · segment, prefill_block, budget: CritiPrefill's sizes ·
-    threshold: shorter inputs are always read densely · decode_threshold: keys a layer may hold and be decoded over
-    densely whatever the policy · decode_block: keys of a block that is ranked · decode_least, decode_part:
-    blocks that PSA reads in any case, a number and a part of all · decode_count: blocks that `topk` reads.
+    """Settings of one model.
+
+    Attributes:
+        block: tokens of a block.
+        initial: blocks that are always kept at the start of a chunk.
+        local: blocks that are always kept at the end of a chunk.
+        stable_layers: N* of SamKV, 0-based.
+        retrieval_heads: (layer, query head) pairs that scout scores with; empty until calibrated.
+        chunk_tokens: tokens of the longest chunk, wrapper included.
+        prefix: prompt piece before the chunks; "" takes the tokenizer's chat template.
+        chunk: prompt piece around a chunk, likewise.
+        question: prompt piece around the question, likewise.
+        stop: strings that end an answer.
+        segment: segment size of CritiPrefill.
+        prefill_block: block size of CritiPrefill.
+        budget: token budget of CritiPrefill.
+        threshold: shorter inputs are always prefilled densely.
+        decode_threshold: a layer with at most this many keys is decoded densely under any policy.
+        decode_block: keys of a ranked block.
+        decode_least: number of blocks that PSA always reads.
+        decode_part: share of all blocks that PSA always reads.
+        decode_count: number of blocks that `topk` reads.
     """
 
     block: int = 64
@@ -50,7 +65,7 @@ class Profile:
     decode_count: int = 128
 
     def save(self, path: Path) -> None:
-        """Write as JSON, replacing the file whole."""
+        """Write the profile as JSON, replacing the file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
@@ -58,7 +73,11 @@ class Profile:
 
 
 def load_profile(path: Path, defaults: Profile) -> Profile:
-    """Read a profile over `defaults`. Raises ConfigError for unknown fields or wrong types."""
+    """Load a profile; fields that it does not set come from `defaults`.
+
+    Raises:
+        ConfigError: the file has unknown fields or wrong types.
+    """
     try:
         given: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         given = {name: _tuples(value) for name, value in given.items()}
@@ -68,12 +87,15 @@ def load_profile(path: Path, defaults: Profile) -> Profile:
 
 
 CALIBRATED_BLOCK = 16
-"""Tokens of a block of a model that is calibrated. SamKV's 64 leave little to choose from in a chunk of a thousand
-tokens or less, three blocks of which are always kept: at 1,024 tokens 19%, and 5% with these."""
+"""Tokens of a block of a calibrated model. With SamKV's 64, the three blocks that are always kept are 19% of a chunk of
+1,024 tokens, which leaves little to select. With 16 they are 5%."""
 
 
 def default_profile(layers: int, hidden: int, kind: str) -> Profile:
-    """Profile of an uncalibrated model: published stable layers, else the last max(1, round(L/8)) (paper silent)."""
+    """Return the profile of an uncalibrated model.
+
+    Stable layers are the published ones, else the last max(1, round(L/8)) (paper silent).
+    """
     known = _PUBLISHED.get((layers, hidden)) or _PUBLISHED.get((layers, hidden, kind))
     return Profile(stable_layers=tuple(known or range(layers - max(1, round(layers / 8)), layers)))
 

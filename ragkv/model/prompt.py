@@ -1,8 +1,9 @@
-"""Prompt pieces: S, one wrapper per chunk, the question part. Each is tokenised alone, so a chunk's tokens never depend
-on its neighbours and its KV can be stored.
+"""Prompt pieces: the prefix S, one wrapper per chunk, and the question part.
 
-    prompt = S · chunk · chunk · … · question part
-             answer · what stands between turns · chunks that join · question part · …
+Each piece is tokenised alone. The tokens of a chunk therefore never depend on its neighbours, and its KV can be stored.
+
+    prompt = S, chunk, chunk, …, question part,
+             answer, separator of turns, further chunks, question part, …
 """
 
 from __future__ import annotations
@@ -28,14 +29,24 @@ _NEXT_HERE = "\u2983next\u2984"
 
 
 class Prompt:
-    """Turns texts into token ids. Immutable.
+    """Tokenise the pieces of a prompt. Immutable.
 
-    Special tokens are recognised in our own pieces only: a document that contains `</s>` or `<|im_end|>` is text.
+    Special tokens are recognised in our own pieces only. In a document, `</s>` or `<|im_end|>` is plain text.
+
+    Attributes:
+        prefix: token ids of S.
     """
 
     def __init__(self, tokenizer: Any, profile: Profile):
-        """tokenizer: a Hugging Face tokenizer. Pieces come from the profile, else from the tokenizer's chat template,
-        else from plain `Document:` / `Question:` pieces after the BOS token."""
+        """Choose the pieces.
+
+        They come from the profile, else from the tokenizer's chat template, else they are plain `Document:` and
+        `Question:` pieces after the BOS token.
+
+        Args:
+            tokenizer: a Hugging Face tokenizer.
+            profile: the profile of the model.
+        """
         self._tokenizer = tokenizer
         prefix, before, after = _frame(tokenizer)
         self._prefix = profile.prefix or prefix
@@ -47,64 +58,73 @@ class Prompt:
         self._framed = not profile.question
 
     def chunk(self, title: str, text: str) -> tuple[int, ...]:
-        """Token ids of one chunk: wrapper, title and text."""
+        """Return the token ids of one chunk: wrapper, title and text."""
         return self.plain(self.chunk_text(title, text))
 
     def chunk_text(self, title: str, text: str) -> str:
-        """The chunk's prompt piece as text."""
+        """Return the prompt piece of a chunk as text."""
         return _fill(self._chunk, title=title, text=text)
 
     def blocks(self, tokens: Sequence[int], block: int) -> list[str]:
-        """What each block of so many tokens says; together what all of them say. A character whose tokens lie in two
-        blocks belongs to the later one.
+        """Return the text of each block of `block` tokens; joined, they are the text of all tokens.
 
-        Any thread may call this while another one uses the tokenizer: decoding reads its vocabulary and no setting.
+        A character whose tokens are in two blocks belongs to the later one. Any thread may call this while another uses
+        the tokenizer: decoding reads its vocabulary and no setting.
         """
         whole, ends = self._tokenizer.decode(tokens), [0]
         for end in range(block, len(tokens), block):
-            said = self._tokenizer.decode(tokens[:end])
-            while not whole.startswith(said):  # half a character decodes as what the whole does not say there
-                said = said[:-1]
-            ends.append(max(ends[-1], len(said)))
+            text = self._tokenizer.decode(tokens[:end])
+            while not whole.startswith(text):  # part of a character decodes to something else
+                text = text[:-1]
+            ends.append(max(ends[-1], len(text)))
         return [whole[start:end] for start, end in zip(ends, [*ends[1:], len(whole)], strict=True)]
 
     def question(self, question: str) -> tuple[int, ...]:
-        """Token ids of the question part, up to where the answer starts."""
+        """Return the token ids of the question part, up to the start of the answer."""
         return self._before + self.plain(self.question_text(question)) + self._after
 
     def question_text(self, question: str) -> str:
-        """The question's prompt piece as text, without what a chat template puts around it."""
+        """Return the prompt piece of a question as text, without the pieces of a chat template around it."""
         return _fill(self._question, question=question)
 
     @cached_property
     def between(self) -> tuple[int, ...]:
-        """Token ids from behind an answer to where the next turn's chunks start. Raises InputError where the chat
-        template has no second turn."""
+        """Token ids between an answer and the chunks of the next turn.
+
+        Raises:
+            InputError: the chat template does not support a second turn.
+        """
         return self._special(_between(self._tokenizer)) if self._framed else self.plain("\n")
 
     def answered(self, tokens: Sequence[int], text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """How an answer stands in what the next turn reads: (the tokens that stay, what stands behind them).
+        """Return the tokens of an answer in the prompt of the next turn.
 
-        tokens: as they were decoded · text: theirs, up to where a stop string cut it. A token that the cut goes through
-        does not stay; what it says before the cut is tokenised anew.
+        A token that a stop string cuts in two is dropped, and its text before the cut is tokenised again.
+
+        Args:
+            tokens: the tokens of the answer.
+            text: their text, up to the stop string that ended it.
+
+        Returns:
+            The tokens that are kept, and the tokens that follow them up to the chunks of the next turn.
         """
-        said, kept = self._tokenizer.decode(tokens), len(tokens)
-        while kept and not text.startswith(said):
+        kept_text, kept = self._tokenizer.decode(tokens), len(tokens)
+        while kept and not text.startswith(kept_text):
             kept -= 1
-            said = self._tokenizer.decode(tokens[:kept])
-        return tuple(tokens[:kept]), self.plain(text[len(said) :]) + self.between
+            kept_text = self._tokenizer.decode(tokens[:kept])
+        return tuple(tokens[:kept]), self.plain(text[len(kept_text) :]) + self.between
 
     def retold(self, answer: str) -> tuple[int, ...]:
-        """An answer whose tokens are not known, in the same place."""
+        """Return the tokens of an answer, up to the chunks of the next turn, where only its text is known."""
         space = "" if self._open[-1:].isspace() else " "
         return self.answered((), space + answer)[1]
 
     def pieces(self) -> tuple[str, str]:
-        """The pieces that stored KV depends on: S and the chunk wrapper."""
+        """Return the pieces that stored KV depends on: S and the chunk wrapper."""
         return self._prefix, self._chunk
 
     def plain(self, text: str) -> tuple[int, ...]:
-        """Token ids of text in which nothing is special."""
+        """Return the token ids of plain text, without special tokens."""
         return tuple(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
     def _special(self, text: str) -> tuple[int, ...]:
@@ -112,16 +132,16 @@ class Prompt:
 
 
 def _fill(piece: str, **values: str) -> str:
-    """Put values into a piece in one go: a title that says `{text}` stays a title."""
+    """Insert all values into a piece at once, so that `{text}` in a title is not replaced."""
     return re.sub(r"\{(\w+)\}", lambda field: values.get(field[1], field[0]), piece)
 
 
 def _frame(tokenizer: Any) -> tuple[str, str, str]:
-    """(S, text before the question, text after it) from the chat template; (BOS, "", "") without one."""
+    """Return (S, text before the question, text after it) from the chat template; (BOS, "", "") without one."""
     if not getattr(tokenizer, "chat_template", None):
         return tokenizer.bos_token or "", "", ""
     content = f"{SYSTEM}\n\n{_CHUNKS_HERE}{_QUESTION_HERE}"
-    # The instruction stands in the user turn: templates without a system role exist, templates without a user do not.
+    # The instruction is in the user turn, because some templates have no system role.
     rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
     )
@@ -131,13 +151,13 @@ def _frame(tokenizer: Any) -> tuple[str, str, str]:
 
 
 def _between(tokenizer: Any) -> str:
-    """Text from behind an answer to where the next turn's chunks start, from the chat template; a new line without."""
+    """Return the text between an answer and the next turn's chunks from the chat template; a new line without one."""
     if not getattr(tokenizer, "chat_template", None):
         return "\n"
-    said = (("user", _QUESTION_HERE), ("assistant", _ANSWER_HERE), ("user", _NEXT_HERE))
-    messages = [{"role": role, "content": content} for role, content in said]
+    turns = (("user", _QUESTION_HERE), ("assistant", _ANSWER_HERE), ("user", _NEXT_HERE))
+    messages = [{"role": role, "content": content} for role, content in turns]
     try:
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return str(rendered.split(_ANSWER_HERE)[1].split(_NEXT_HERE)[0])
-    except Exception as error:  # templates raise what they like
+    except Exception as error:  # templates raise any type
         raise InputError(f"the model's chat template does not hold conversations: {error}; ask without one") from None

@@ -164,7 +164,7 @@ def index_lines(lines: LineSelection, q_pos: Tensor, k_pos: Tensor, tile: int, d
     inside = k_pos <= last
     columns = lines.vertical[:, torch.where(inside, k_pos, 0).to(device)] & inside.to(device)
     share = mark.sum((1, 2)) / seen.sum() + columns.sum(1) / k_pos.shape[0]
-    heavy = (share > dense) | (lines.spent > dense)
+    heavy = (share > dense) | (lines.cost > dense)
     if float(torch.where(heavy, 1.0, share).mean()) > dense:
         return None
     mark |= heavy[:, None, None] & seen

@@ -7,7 +7,7 @@ import torch
 
 from ragkv.bench.shapes import SHAPES, find_shape, key_share, random_model, random_tokens
 from ragkv.errors import InputError
-from ragkv.model.decoder import check_supported
+from ragkv.model.checkpoint import check_supported
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
 

@@ -1,6 +1,6 @@
-"""Compiles kernels for a GPU that need not be there, and prints as JSON their PTX, and what the assembler says.
+"""Compile kernels for a GPU that need not be present, and print their PTX and the assembler log as JSON.
 
-A process of its own: where Triton interprets kernels it cannot compile them.
+This runs in its own process, because Triton cannot compile kernels in a process that interprets them.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from ragkv.kernels import triton_decode_step as kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
 HEADS = {"Q_HEADS": 32, "KV_HEADS": 8, "D": 128}
-"""Those of Llama-3.1-8B."""
+"""Heads of Llama-3.1-8B."""
 TILES = {"TILE": 32, "BLOCK": 64, "ROWS": 32, "FOLD": 4, "D": 128, "WAIT": True}
 CASES = {
     "add_norm": (kernels._add_norm, {"SIZE": 4096, "WIDE": 4096}, {"num_warps": 8}),
     "gated": (kernels._gated, {"SIZE": 14336, "PIECE": 1024}, {}),
-    "turn": (kernels._turn, {**HEADS, "NORMED": False, "WIDE": 64}, {"num_warps": 1}),
-    "turn_normed": (kernels._turn, {**HEADS, "NORMED": True, "WIDE": 64}, {"num_warps": 1}),
+    "rope_append": (kernels._rope_append, {**HEADS, "NORMED": False, "WIDE": 64}, {"num_warps": 1}),
+    "rope_append_normed": (kernels._rope_append, {**HEADS, "NORMED": True, "WIDE": 64}, {"num_warps": 1}),
     "attend": (
         kernels._attend,
         {**HEADS, "WIDE": 128, "KEYS": kernels.KEYS, "ROWS": 16, "PRECISE": False},
         {"num_warps": 4, "num_stages": 3},
     ),
-    "place": (triton_rows._place, {**HEADS, "NORMED": False, "WIDE": 64, "HEADS": 8}, {"num_warps": 2}),
+    "rope_scatter": (triton_rows._rope_scatter, {**HEADS, "NORMED": False, "WIDE": 64, "HEADS": 8}, {"num_warps": 2}),
     "tiles": (triton_block_sparse_tma._attend, TILES, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}),
     "merge": (kernels._merge, {"Q_HEADS": 32, "D": 128, "WIDE": 128, "SPLITS": 32}, {"num_warps": 4}),
     "progress": (
-        triton_pool._progress,
+        triton_pool._attend_progressively,
         {
             **HEADS,
             "WIDE": 128,
@@ -59,8 +59,8 @@ CASES = {
         {"num_warps": 8, "num_stages": 2},
     ),
     **{
-        f"carry_{body}": (
-            triton_transfer._carry,
+        f"transfer_{body}": (
+            triton_transfer._transfer,
             {
                 "BODY": number,
                 "ALIGN": 16,
@@ -82,22 +82,35 @@ MODEL = {"share", "group"}
 NUMBERS = {"layer", "layers", "width", "most", "least", "first", "items", "entries", "count", "keys", "tiles", "offset"}
 NUMBERS |= STRIDES | MODEL
 WIDE = dict.fromkeys(("table_ptr", "order_ptr", "host_ptr", "clock_ptr"), "*i64")
-COUNTED = ("slots", "ranked", "place", "owner", "used", "read", "missed", "q_at", "k_at", "blocks", "counts", "clear")
+COUNTED = (
+    "slots",
+    "ranked",
+    "slot_of",
+    "block_of",
+    "last_used",
+    "read",
+    "missed",
+    "q_at",
+    "k_at",
+    "blocks",
+    "counts",
+    "clear",
+)
 COUNTS = dict.fromkeys((f"{name}_ptr" for name in COUNTED), "*i32")
 PARTIAL = dict.fromkeys(("parts_ptr", "lses_ptr", "lse_ptr"), "*fp32")
 COPIED = dict.fromkeys(("k_rows", "v_rows"), f"tensordesc<bf16[{triton_block_sparse_tma.KEYS},128]>")
 
 
-def kind(name: str, constants: dict[str, object]) -> str:
-    """What an argument is."""
+def type_of(name: str, constants: dict[str, object]) -> str:
+    """Return the Triton type of an argument."""
     if name in constants:
         return "constexpr"
     return "i32" if name in NUMBERS else {**FLOATS, **WIDE, **COUNTS, **PARTIAL, **COPIED}.get(name, "*bf16")
 
 
-def made(kernel: object, constants: dict[str, object], options: dict[str, int]) -> dict[str, str]:
-    """As at a launch with tensors that begin at multiples of 16 bytes, and such strides."""
-    signature = {name: kind(name, constants) for name in kernel.arg_names}
+def compile_kernel(kernel: object, constants: dict[str, object], options: dict[str, int]) -> dict[str, str]:
+    """Compile as for a launch with tensors and strides aligned to 16 bytes."""
+    signature = {name: type_of(name, constants) for name in kernel.arg_names}
     aligned = [i for i, (name, each) in enumerate(signature.items()) if each[0] == "*" or name in STRIDES]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature, constants, attributes)
@@ -106,8 +119,8 @@ def made(kernel: object, constants: dict[str, object], options: dict[str, int]) 
     return {"ptx": str(text), "log": log.getvalue()}
 
 
-def specialised(kernel: object) -> list[str]:
-    """Numbers that a kernel is compiled anew for when they are 1 or multiples of 16, but for what the model decides."""
+def specialised_arguments(kernel: object) -> list[str]:
+    """List integer arguments for which Triton would compile another kernel, except those that the model fixes."""
     fixed = {*FLOATS, *COPIED, *STRIDES, *MODEL}
     numbers = [each for each in kernel.params if not each.is_constexpr and not each.name.endswith("_ptr")]
     return [each.name for each in numbers if each.name not in fixed and not each.do_not_specialize]
@@ -120,5 +133,5 @@ if __name__ == "__main__":
         triton_block_sparse._merge,
         triton_lines._cover,
     }
-    names = {f"{kernel.__module__}.{kernel.__name__}": specialised(kernel) for kernel in launched}
-    print(json.dumps({"made": {name: made(*case) for name, case in CASES.items()}, "specialised": names}))
+    names = {f"{kernel.__module__}.{kernel.__name__}": specialised_arguments(kernel) for kernel in launched}
+    print(json.dumps({"compiled": {name: compile_kernel(*case) for name, case in CASES.items()}, "specialised": names}))

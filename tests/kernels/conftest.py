@@ -1,4 +1,4 @@
-"""Where there is no GPU, Triton's interpreter runs the kernels on the CPU."""
+"""Without a GPU, Triton's interpreter runs the kernels on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Triton makes of kernels for compute capability 9.0, without such a GPU."""
+"""Code that Triton compiles for compute capability 9.0. No such GPU is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """By kernel: its text, what the assembler says, numbers that it is compiled for."""
+    """PTX and assembler log of each kernel, and the integer arguments it is specialised for."""
     given = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     given |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.kernels.compiled"]
@@ -28,17 +28,17 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ptx(compiled):
-    """The text of each kernel."""
-    return {name: each["ptx"] for name, each in compiled["made"].items()}
+    """The PTX of each kernel."""
+    return {name: each["ptx"] for name, each in compiled["compiled"].items()}
 
 
 def wide(text):
-    """Reads of 16 bytes at once, straight or to shared memory."""
+    """Find reads of 16 bytes, to registers or to shared memory."""
     return re.findall(r"ld\.global[\w:.]*\.v4\.[bu]32|cp\.async\.cg\.shared\.global \[[^,]*, \[[^,]*, 0x10", text)
 
 
 def narrow(text):
-    """Reads of less than 4 bytes."""
+    """Find reads of less than 4 bytes."""
     return re.findall(r"ld\.global[\w:.]*\.[bu](?:8|16)\b", text)
 
 
@@ -47,19 +47,19 @@ def test_every_kernel_compiles(ptx):
 
 
 def test_attention_reads_keys_and_values_16_bytes_at_a_time(ptx):
-    # Keys and values of a block, 64 rows of 256 bytes by 128 threads: 8 reads each, in the loop at least.
+    # Keys and values of a block are 64 rows of 256 bytes, read by 128 threads: at least 8 reads each in the loop.
     assert len(wide(ptx["attend"])) >= 16
     assert not narrow(ptx["attend"])
 
 
-@pytest.mark.parametrize("name", ["add_norm", "gated", "place", "carry_exact"])
+@pytest.mark.parametrize("name", ["add_norm", "gated", "rope_scatter", "transfer_exact"])
 def test_rows_are_read_16_bytes_at_a_time(ptx, name):
     assert wide(ptx[name])
-    assert not narrow(ptx[name]) or name == "place"  # a row's cosines are as many as its threads
+    assert not narrow(ptx[name]) or name == "rope_scatter"  # a row has as many cosines as threads
 
 
 def test_blocks_are_read_and_admitted_16_bytes_at_a_time(ptx):
-    # K and V of four blocks, 128 rows of 256 bytes by 256 threads: 8 reads each, and 8 writes of each block.
+    # K and V of four blocks are 128 rows of 256 bytes, read by 256 threads: 8 reads each, and 8 writes of each block.
     text = ptx["progress"]
     assert len(wide(text)) >= 16
     assert len(re.findall(r"st\.global[\w:.]*\.v4\.[bu]32", text)) >= 64
@@ -67,38 +67,38 @@ def test_blocks_are_read_and_admitted_16_bytes_at_a_time(ptx):
     assert "ld.local" not in text
 
 
-def test_the_map_of_a_pool_is_read_anew_after_it_was_changed(ptx):
-    """Not through the cache for what never changes."""
+def test_the_map_of_a_pool_is_read_again_after_an_update(ptx):
+    """It must not be read through the cache for constant data."""
     assert "ld.global.nc" not in ptx["progress"]
 
 
-@pytest.mark.parametrize("name", ["carry_int8", "carry_fp8"])
+@pytest.mark.parametrize("name", ["transfer_int8", "transfer_fp8"])
 def test_codes_and_scales_of_keys_are_read_16_bytes_at_a_time(ptx, name):
     assert len(wide(ptx[name])) >= 4
-    assert len(narrow(ptx[name])) <= 1, "a scale of V, one for each token and head"
+    assert len(narrow(ptx[name])) <= 1, "only the scales of V, one for each token and head"
 
 
-def test_numbers_that_differ_between_requests_are_no_reason_to_compile(compiled):
-    """In the middle of a question that would take a second."""
+def test_numbers_that_differ_between_requests_do_not_trigger_a_compilation(compiled):
+    """A compilation takes about a second, in the middle of a request."""
     assert len(compiled["specialised"]) >= 12
     assert not {name: numbers for name, numbers in compiled["specialised"].items() if numbers}
 
 
 def test_many_rows_read_blocks_by_the_copy_engine(compiled):
-    """Both products of a turn are those of a group of warps, and keys and values come as rectangles."""
-    text = compiled["made"]["tiles"]["ptx"]
-    assert len(re.findall(r"cp\.async\.bulk\.tensor", text)) >= 4  # ahead of the loop and in it
+    """Both products of an iteration use warp groups, and keys and values are copied as rectangles."""
+    text = compiled["compiled"]["tiles"]["ptx"]
+    assert len(re.findall(r"cp\.async\.bulk\.tensor", text)) >= 4  # before the loop and in it
     assert "wgmma.mma_async" in text
-    # A program reads its own queries, but no key and no value, through registers.
+    # A program reads its queries through registers, but no keys or values.
     assert "cp.async.cg" not in text
 
 
-def test_products_of_many_rows_are_not_put_one_after_the_other(compiled):
-    """The assembler does so, and says so, where registers are too few for what a turn leaves unfinished."""
-    log = compiled["made"]["tiles"]["log"]
+def test_products_of_many_rows_are_not_serialised(compiled):
+    """The assembler serialises them, and reports it, where registers are too few for unfinished products."""
+    log = compiled["compiled"]["tiles"]["log"]
     assert "Used 128 registers" in log, "two programs of 256 threads share 65,536 registers"
     assert "serialized" not in log
     spilt = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     assert spilt is not None
-    # None with triton 3.6, with which it was measured; later ones need some more.
+    # triton 3.6, with which the kernel was measured, spills nothing. Later versions spill a little.
     assert max(map(int, spilt.groups())) <= 96

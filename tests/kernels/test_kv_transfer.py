@@ -1,4 +1,4 @@
-"""Lent blocks: what is carried is what would have been loaded, and nothing stays pinned."""
+"""Transfer of pinned blocks: the result equals loaded rows, and nothing stays pinned."""
 
 from __future__ import annotations
 
@@ -42,49 +42,50 @@ def model():
 
 
 class Case:
-    """A store with the chunks in it, and two readers over it: one that has blocks carried, one that loads rows."""
+    """A store that holds the chunks, and two prefillers over it: one transfers blocks, one loads rows."""
 
     def __init__(self, folder, model, body="exact", host=ROOM, gpu=0):
         self.model, self.body, self.folder = model, body, folder
-        self.carrying = Prefiller(model, PREFIX, kv_transfer=KVTransfer(model, triton_transfer.transfer_blocks))
+        self.transferring = Prefiller(model, PREFIX, kv_transfer=KVTransfer(model, triton_transfer.transfer_blocks))
         self.loading = Prefiller(model, PREFIX)
         self.loading._kv_transfer = None
         self.store = DiskStore(folder)
         layout = Layout(model.shape, 4, 4, model.dtype, body)
         self.tiers = [Tiers(self.store, layout, TierBudgets(host, gpu), model.device) for _ in range(2)]
-        self.shelves = [ChunkStore(tiers, model, "f", "c", body) for tiers in self.tiers]
+        self.chunk_stores = [ChunkStore(tiers, model, "f", "c", body) for tiers in self.tiers]
         for chunk in CHUNKS:
-            assert self.shelves[0].put(self.loading.encode(chunk))[1] is None
+            assert self.chunk_stores[0].put(self.loading.encode(chunk))[1] is None
 
-    def asked(self, reader, which, method):
-        """(context, sources) of one question."""
-        shelf = self.shelves[which]
+    def prefill(self, prefiller, which, method):
+        """Prefill one question; return (context, sources)."""
+        chunk_store = self.chunk_stores[which]
         encode = [lambda chunk=chunk: self.loading.encode(chunk) for chunk in CHUNKS]
         sources = [
-            StoredChunk(shelf, c, i == 0, e, lambda kv: shelf.put(kv)[0])
+            StoredChunk(chunk_store, c, i == 0, e, lambda kv: chunk_store.put(kv)[0])
             for i, (c, e) in enumerate(zip(CHUNKS, encode, strict=True))
         ]
         return reader.prefill_sparse(sources, QUESTION, method, StepTimer(), PrefillOptions(8)), sources
 
-    def compare(self, method, turns=2):
-        """Ask the same both ways, from the store and then from memory."""
-        for _ in range(turns):
-            (one, ours), (other, theirs) = (
-                self.asked(reader, which, method) for which, reader in enumerate((self.carrying, self.loading))
+    def compare(self, method, rounds=2):
+        """Prefill the same question with both, first from the store and then from memory."""
+        for _ in range(rounds):
+            (one, sources), (other, theirs) = (
+                self.prefill(prefiller, which, method)
+                for which, prefiller in enumerate((self.transferring, self.loading))
             )
             torch.testing.assert_close(one.logits, other.logits, rtol=1e-4, atol=1e-4)
             assert one.plan == other.plan
             for layer in range(4):
                 torch.testing.assert_close(one.cache.k(layer), other.cache.k(layer), rtol=1e-4, atol=1e-4)
                 assert torch.equal(one.cache.positions(layer), other.cache.positions(layer))
-            told = [[(s.tier, s.loaded_bytes, s.hit, s.fallback) for s in sources] for sources in (ours, theirs)]
-            assert told[0] == told[1]
+            seen = [[(s.tier, s.loaded_bytes, s.hit, s.fallback) for s in sources] for sources in (sources, theirs)]
+            assert seen[0] == seen[1]
         assert self.pinned() == 0
-        return ours
+        return sources
 
     def pinned(self):
-        """Blocks that are still lent when the GPU is done."""
-        self.carrying._kv_transfer._ending.shutdown()
+        """Count blocks that are still pinned when the GPU is done."""
+        self.transferring._kv_transfer._ending.shutdown()
         return sum(stats.pinned for stats in self.tiers[0].stats().values())
 
 
@@ -93,28 +94,28 @@ def scout(model, **fields):
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_carried_blocks_answer_as_loaded_ones(tmp_path, model, body):
-    ours = Case(tmp_path, model, body).compare(Reuse(4))
-    assert {source.tier for source in ours} == {"host"}
+def test_transferred_blocks_give_the_same_logits_as_loaded_ones(tmp_path, model, body):
+    sources = Case(tmp_path, model, body).compare(Reuse(4))
+    assert {source.tier for source in sources} == {"host"}
 
 
 @pytest.mark.parametrize("name", ["scout", "fusion", "samkv", "blend", "encoded"])
-def test_so_they_do_under_every_kind_of_plan(tmp_path, model, name):
-    ways = {
+def test_transferred_blocks_give_the_same_logits_under_every_kind_of_plan(tmp_path, model, name):
+    methods = {
         "scout": scout(model),
         "fusion": scout(model, update="fusion"),
         "samkv": SamKV(layers=(2, 3), extremes="dynamic"),
         "blend": CacheBlend(4),
-        "encoded": ReuseEncoded(4),  # turned elsewhere: such blocks are not lent
+        "encoded": ReuseEncoded(4),  # such keys have other rotations, so their blocks are not pinned
     }
-    Case(tmp_path, model).compare(ways[name])
+    Case(tmp_path, model).compare(methods[name])
 
 
-@pytest.mark.parametrize(("near", "told"), [((True, True), True), ((True, False), False), ((False, False), False)])
-def test_blocks_are_near_only_if_all_of_them_are(tmp_path, model, near, told):
-    """What reads the GPU's own memory with many programs would keep the bus's readers from everything else."""
+@pytest.mark.parametrize(("near", "seen"), [((True, True), True), ((True, False), False), ((False, False), False)])
+def test_blocks_are_near_only_if_all_of_them_are(tmp_path, model, near, seen):
+    """Many programs suit the GPU's own memory. Over the bus they would only occupy the GPU."""
     case, forms = Case(tmp_path, model), []
-    _, sources = case.asked(case.loading, 0, Reuse(4))
+    _, sources = case.prefill(case.loading, 0, Reuse(4))
     stitch = Stitch(model, [source.piece for source in sources], 0, 128)
     wanted = [((0, 1), (0,), ())] * 4
     stitch.reserve([source.piece for source in sources], wanted)
@@ -127,31 +128,31 @@ def test_blocks_are_near_only_if_all_of_them_are(tmp_path, model, near, told):
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
-def test_blocks_in_the_pool_of_a_gpu_are_carried_from_there(tmp_path, model):
-    ours = Case(tmp_path, model, gpu=ROOM).compare(Reuse(4))
-    assert {source.tier for source in ours} == {"gpu"}
+def test_blocks_in_the_pool_of_a_gpu_are_transferred_from_there(tmp_path, model):
+    sources = Case(tmp_path, model, gpu=ROOM).compare(Reuse(4))
+    assert {source.tier for source in sources} == {"gpu"}
 
 
 @pytest.mark.parametrize("host", [0, 40_000])
-def test_what_memory_has_no_room_for_is_loaded(tmp_path, model, host):
-    """No pool at all, and one that holds some chunks and not others."""
+def test_blocks_without_room_in_memory_are_loaded(tmp_path, model, host):
+    """There is no pool, or one that holds only some of the chunks."""
     case = Case(tmp_path, model, host=host)
     slots = case.tiers[0].stats()["host"].slots
     assert slots < 4 * sum(-(-len(chunk) // 4) for chunk in CHUNKS)
-    (one, _), (other, _) = case.asked(case.carrying, 0, Reuse(4)), case.asked(case.loading, 1, Reuse(4))
+    (one, _), (other, _) = case.prefill(case.transferring, 0, Reuse(4)), case.prefill(case.loading, 1, Reuse(4))
     torch.testing.assert_close(one.logits, other.logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_chunk_that_is_damaged_is_encoded_again_and_the_others_are_carried(tmp_path, model):
+def test_a_damaged_chunk_is_encoded_again_and_the_others_are_transferred(tmp_path, model):
     case = Case(tmp_path, model)
-    healthy, _ = case.asked(case.loading, 1, Reuse(4))
-    shelf = case.shelves[0]
-    shelf.head(shelf.key(CHUNKS[1]), len(CHUNKS[1]))  # is in memory from now on
-    (file,) = tmp_path.glob(f"*/{shelf.key(CHUNKS[1])}.kv")
+    healthy, _ = case.prefill(case.loading, 1, Reuse(4))
+    chunk_store = case.chunk_stores[0]
+    chunk_store.head(chunk_store.key(CHUNKS[1]), len(CHUNKS[1]))  # loads it into memory
+    (file,) = tmp_path.glob(f"*/{chunk_store.key(CHUNKS[1])}.kv")
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    context, sources = case.asked(case.carrying, 0, Reuse(4))
+    context, sources = case.prefill(case.transferring, 0, Reuse(4))
     assert [bool(source.fallback) for source in sources] == [False, True, False]
     assert case.pinned() == 0
     torch.testing.assert_close(context.logits, healthy.logits, rtol=1e-4, atol=1e-4)
@@ -161,22 +162,25 @@ def test_a_source_that_fails_leaves_nothing_pinned(tmp_path, model):
     case = Case(tmp_path, model)
 
     class Broken(StoredChunk):
-        def pin(self, wanted, threads):
+        def pin(self, requested, threads):
             def wait():
                 raise RuntimeError("out of order")
 
             return wait
 
-    shelf = case.shelves[0]
-    sources = [StoredChunk(shelf, CHUNKS[0], True, lambda: None), Broken(shelf, CHUNKS[1], False, lambda: None)]
-    sources.append(StoredChunk(shelf, CHUNKS[2], False, lambda: None))
+    chunk_store = case.chunk_stores[0]
+    sources = [
+        StoredChunk(chunk_store, CHUNKS[0], True, lambda: None),
+        Broken(chunk_store, CHUNKS[1], False, lambda: None),
+    ]
+    sources.append(StoredChunk(chunk_store, CHUNKS[2], False, lambda: None))
     with pytest.raises(RuntimeError, match="out of order"):
         case.carrying.prefill_sparse(sources, QUESTION, Reuse(4), StepTimer(), PrefillOptions(8))
     assert case.pinned() == 0
 
 
-class Behind:
-    """Counts who waits for it."""
+class CountedCopy:
+    """A pending copy that counts its waits."""
 
     waited = 0
 
@@ -184,7 +188,7 @@ class Behind:
         self.waited += 1
 
 
-TOUCHES = {
+ACCESSES = {
     "k": lambda cache: cache.k(1),
     "v": lambda cache: cache.v(1),
     "stores": lambda cache: cache.buffers(1, 0),
@@ -197,15 +201,15 @@ TOUCHES = {
 }
 
 
-@pytest.mark.parametrize("name", TOUCHES)
-def test_whatever_touches_a_layer_waits_once_for_what_is_on_its_way_there(name):
+@pytest.mark.parametrize("name", ACCESSES)
+def test_every_access_to_a_layer_waits_once_for_its_pending_copy(name):
     cache = ContextCache(tiny.model().shape, 4, torch.float32)
     cache.reserve(1, torch.arange(2))
-    one, other = Behind(), Behind()
+    one, other = CountedCopy(), CountedCopy()
     cache.record_event(1, one)
     cache.record_event(2, other)
-    TOUCHES[name](cache)
-    TOUCHES[name](cache)
+    ACCESSES[name](cache)
+    ACCESSES[name](cache)
     assert one.waited == 1
     assert other.waited == (name in ("truncate", "make_room"))
     assert cache.tensors

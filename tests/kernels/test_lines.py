@@ -1,4 +1,4 @@
-"""Which lines cover an attention matrix: W2, W6 with its golden example, and the Triton twin."""
+"""Selection of lines that cover an attention matrix: W2, W6 with its golden example, and the Triton kernel."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ragkv.sparse.loopserve import sample_rows
 
 triton_lines = pytest.importorskip("ragkv.kernels.triton_lines")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TWINS = {"reference": ours.reference, "triton": triton_lines.cover}
+KERNELS = {"reference": reference.cover, "triton": triton_lines.cover}
 
 
 def free(width):
-    """Nothing costs anything."""
+    """Return prices of zero."""
     return Prices(4, torch.zeros(width // 4 + 2), torch.zeros(width), 1.0)
 
 
 def cover(cells, at, present, alpha, price=None, name="reference"):
-    """Lines, on the CPU."""
+    """Select lines with a kernel; return them on the CPU."""
     price = price or free(cells.shape[2])
     device = DEVICE if name == "triton" else "cpu"
     price = Prices(price.tile, price.diagonal.to(device), price.column.to(device), price.most)
-    found = TWINS[name](cells.to(device), at.to(device), present.to(device), alpha, price)
-    return ours.LineSelection(*(each.cpu() for each in vars(found).values()))
+    found = KERNELS[name](cells.to(device), at.to(device), present.to(device), alpha, price)
+    return LineSelection(*(each.cpu() for each in vars(found).values()))
 
 
 GOLDEN = [[1], [0.6, 0.4], [0.5, 0.1, 0.4], [0.5, 0.1, 0.1, 0.3]]
@@ -40,12 +40,12 @@ def golden():
     return cells, torch.arange(4), torch.ones(4, dtype=torch.bool)
 
 
-def chosen(mask):
+def selected(mask):
     return mask.nonzero()[:, 1].tolist()
 
 
 def pattern(count, heads, seed, sharp=3.0):
-    """Causal attention rows of a sample, and their positions."""
+    """Return sampled rows of causal attention, their positions and the mask of present keys."""
     generator = torch.Generator().manual_seed(seed)
     at = sample_rows(count, 12)
     scores = sharp * torch.randn(heads, 12, count, generator=generator, dtype=torch.float64)
@@ -54,20 +54,20 @@ def pattern(count, heads, seed, sharp=3.0):
 
 
 def mass(cells, at, lines):
-    """Sampled attention on the lines, counted cell by cell."""
+    """Sum the sampled attention and the cells on the lines, cell by cell."""
     column = at[:, None] - torch.arange(cells.shape[2])
     on = lines.vertical[:, None, :] | (lines.slash[:, column.clamp(min=0)] & (column >= 0))
     return (cells * on).sum((1, 2)), (on & (column >= 0)).sum((1, 2))
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_golden_lines(name):
     cells, at, present = golden()
     first = cover(cells, at, present, 0.8, name=name)
-    assert (chosen(first.vertical), chosen(first.slash), int(first.cells)) == ([0], [0], 7)
+    assert (selected(first.vertical), selected(first.slash), int(first.cells)) == ([0], [0], 7)
     assert float(first.covered) == pytest.approx(3.7)
     more = cover(cells, at, present, 0.95, name=name)
-    assert (chosen(more.vertical), chosen(more.slash), int(more.cells)) == ([0], [0, 1], 9)
+    assert (selected(more.vertical), selected(more.slash), int(more.cells)) == ([0], [0, 1], 9)
     assert float(more.covered) == pytest.approx(3.9)
 
 
@@ -97,7 +97,7 @@ def test_the_papers_overlap_terms_take_every_line_of_the_golden_example():
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(13, 80), st.floats(0.1, 0.99), st.integers(0, 99))
-def test_lines_cover_what_was_asked_and_nothing_is_counted_twice(count, alpha, seed):
+def test_lines_cover_the_requested_share_and_count_nothing_twice(count, alpha, seed):
     cells, at, present = pattern(count, 2, seed)
     lines = cover(cells, at, present, alpha)
     held, number = mass(cells, at, lines)
@@ -116,12 +116,12 @@ def test_positions_without_a_key_count_neither_as_cells_nor_as_attention():
     assert (on & (column >= 0) & present).sum((1, 2)).tolist() == lines.cells.tolist()
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_a_head_that_would_read_too_much_stops_early(name):
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_head_that_spends_too_much_stops_early(name):
     cells, at, present = pattern(64, 1, 1, sharp=0.0)
     price = prices(0, 63, 4, 0.5)
     found = cover(cells, at, present, 0.99, price, name)
-    assert 0.5 < float(found.spent) < 0.5 + 2 * float(price.diagonal[0])
+    assert 0.5 < float(found.cost) < 0.5 + 2 * float(price.diagonal[0])
     assert float(found.covered) < 0.99 * 12
 
 
@@ -143,18 +143,18 @@ def test_a_tile_diagonal_is_paid_for_once():
     at, present, price = torch.tensor([15]), torch.ones(16, dtype=torch.bool), prices(12, 15, 4, 1.0)
     found = cover(cells, at, present, 1.0, price)
     assert found.slash.nonzero()[:, 1].tolist() == [8, 9, 10]
-    assert float(found.spent) == pytest.approx(float(price.diagonal[[2, 3]].sum()))
+    assert float(found.cost) == pytest.approx(float(price.diagonal[[2, 3]].sum()))
 
 
-def test_the_twin_takes_the_same_lines():
+def test_the_triton_kernel_selects_the_same_lines():
     for seed in range(3):
         cells, at, present = pattern(70, 3, seed)
         present[20:30] = False
         cells = torch.where(present, cells, 0.0)
         price = prices(0, 69, 4, 0.7)
-        one, other = (cover(cells, at, present, 0.9, price, name) for name in TWINS)
+        one, other = (cover(cells, at, present, 0.9, price, name) for name in KERNELS)
         assert torch.equal(one.vertical, other.vertical)
         assert torch.equal(one.slash, other.slash)
         assert torch.equal(one.cells, other.cells)
         torch.testing.assert_close(one.covered.float(), other.covered, rtol=0, atol=1e-5)
-        torch.testing.assert_close(one.spent, other.spent, rtol=0, atol=1e-5)
+        torch.testing.assert_close(one.cost, other.cost, rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Blocks to their places: the reference against the way through rows (unpack, rotate), the Triton twin against both."""
+"""Transfer of blocks: the reference against unpack and rotate, the Triton kernel against both."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from tests.store.chunks import finite_kv, packed
 triton_transfer = pytest.importorskip("ragkv.kernels.triton_transfer")
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-TWINS = {"reference": reference.transfer_blocks, "triton": triton_transfer.transfer_blocks}
+KERNELS = {"reference": reference.transfer_blocks, "triton": triton_transfer.transfer_blocks}
 CASES = [(22, 4, 2, 8), (16, 16, 3, 20), (21, 16, 1, 64), (5, 16, 8, 128)]
-"""Tokens of a chunk, of a block, kv heads, head size: last blocks are whole, or one token, or all there is."""
+"""Tokens of a chunk, tokens of a block, kv heads, head size. The last block is full, one token, or the only one."""
 BEFORE, ROOM = 3, 40
 
 
 def angles(dtype, count, d):
-    turns = torch.rand(count, d // 2, generator=torch.Generator().manual_seed(9)) * 6
-    return [torch.cat([each, each], -1).to(DEVICE, dtype) for each in (turns.cos(), turns.sin())]
+    radians = torch.rand(count, d // 2, generator=torch.Generator().manual_seed(9)) * 6
+    return [torch.cat([each, each], -1).to(DEVICE, dtype) for each in (radians.cos(), radians.sin())]
 
 
 class Case:
-    """A chunk's blocks in memory, apart from one another, and a cache for each layer."""
+    """The blocks of a chunk in separate slots of memory, and a cache for each layer."""
 
     def __init__(self, body, tokens, block, kv_heads, d, dtype=torch.float32):
         shape = Shape(3, kv_heads, kv_heads, d)
         self.layout = Layout(shape, tokens, block, dtype, body)
         _, _, data = packed(finite_kv(tokens, block, shape, dtype), block, form=body)
-        self.wanted = [range(self.layout.blocks), [0], [self.layout.blocks - 1]]
-        self.found = block_ranges(self.layout, self.wanted)
-        # Page-locked on a machine with a GPU: the twin reads it where it is.
+        self.requested = [range(self.layout.blocks), [0], [self.layout.blocks - 1]]
+        self.found = block_ranges(self.layout, self.requested)
+        # Page-locked on a machine with a GPU, so that the Triton kernel reads it in place.
         self.pool = torch.zeros(len(self.found) + 1, self.layout.full_bytes, dtype=torch.uint8, pin_memory=CUDA)
         for slot, (layer, _, start, size) in enumerate(self.found, start=1):
             self.pool[slot, :size] = torch.frombuffer(data[layer], dtype=torch.uint8)[start : start + size]
@@ -45,7 +45,7 @@ class Case:
         self.cos, self.sin = angles(dtype, tokens + 30, d)
 
     def entries(self):
-        """The chunk stands at position 11, its rows behind some others."""
+        """Return entries that put the chunk at position 11, behind some other rows."""
         table, raw, k, v = [], [], [], []
         used = [BEFORE] * 3
         for slot, (layer, block, _, size) in enumerate(self.found, start=1):
@@ -59,30 +59,30 @@ class Case:
         return TransferTable(torch.tensor(table, dtype=torch.int64).T.contiguous().to(DEVICE), raw, k, v)
 
     def expected(self):
-        """Per layer (k, v), by the way through rows."""
+        """Yield (k, v) of each layer by unpack and rotate."""
         starts = torch.arange(1, len(self.found) + 1).numpy() * self.layout.full_bytes
         rows = unpack(self.pool.flatten(), starts, self.found, self.layout)
-        for blocks, (k, v) in zip(self.wanted, rows, strict=True):
+        for blocks, (k, v) in zip(self.requested, rows, strict=True):
             at = [11 + t for b in blocks for t in range(b * self.layout.block, self.layout.tokens)][: len(k)]
             if len(blocks) > 1:
                 at = list(range(11, 11 + len(k)))
             yield rotate(k.to(DEVICE), Rotary(self.cos, self.sin)[torch.tensor(at, device=DEVICE)]), v.to(DEVICE)
 
 
-def carried(name, case, entries):
-    raw = [each.to(DEVICE) for each in entries.raw]  # the reference does not read across devices
-    TWINS[name](
+def transfer(name, case, entries):
+    raw = [each.to(DEVICE) for each in entries.raw]  # the reference cannot read across devices
+    KERNELS[name](
         TransferTable(entries.table, raw, entries.k, entries.v), 0, len(entries.raw), case.cos, case.sin, case.form
     )
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("sizes", CASES)
-def test_blocks_are_where_and_what_they_are_when_they_go_through_rows(name, body, sizes):
+def test_transferred_blocks_equal_unpacked_and_rotated_rows(name, body, sizes):
     case = Case(body, *sizes)
     entries = case.entries()
-    carried(name, case, entries)
+    transfer(name, case, entries)
     for layer, (k, v) in enumerate(case.expected()):
         rows = slice(BEFORE, BEFORE + len(k))
         if name == "reference":
@@ -95,27 +95,27 @@ def test_blocks_are_where_and_what_they_are_when_they_go_through_rows(name, body
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_twins_round_where_the_reference_does(body):
+def test_the_triton_kernel_rounds_where_the_reference_does(body):
     half = torch.bfloat16 if CUDA else torch.float16
     one, other = (Case(body, 37, 16, 2, 64, half) for _ in range(2))
-    carried("reference", one, one.entries())
-    carried("triton", other, other.entries())
+    transfer("reference", one, one.entries())
+    transfer("triton", other, other.entries())
     assert torch.equal(one.v, other.v)
-    if CUDA:  # the compiler may keep a product exact until it is added up
+    if CUDA:  # the compiler may fuse a product and a sum without rounding between
         assert (one.k.float() - other.k.float()).norm() < 4e-3 * one.k.float().norm()
     else:
         torch.testing.assert_close(one.k, other.k, rtol=2e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_only_the_entries_that_are_asked_for_are_carried(name):
+@pytest.mark.parametrize("name", KERNELS)
+def test_only_the_given_entries_are_transferred(name):
     case = Case("exact", 22, 4, 2, 8)
     entries = case.entries()
     raw = [each.to(DEVICE) for each in entries.raw]
     call = (case.cos, case.sin, case.form)
-    TWINS[name](TransferTable(entries.table, raw, entries.k, entries.v), 6, 1, *call)
+    KERNELS[name](TransferTable(entries.table, raw, entries.k, entries.v), 6, 1, *call)
     assert (case.k[0] == 7).all()
     assert (case.k[2] == 7).all()
     assert (case.k[1, BEFORE : BEFORE + 4] != 7).any()
-    TWINS[name](TransferTable(entries.table), 0, 0, *call)
+    KERNELS[name](TransferTable(entries.table), 0, 0, *call)
     assert (case.k[0] == 7).all()

@@ -1,4 +1,4 @@
-"""Model folders on disk, as RAGKV_MODEL names them: every supported family loads and answers, others are refused."""
+"""Model folders as in RAGKV_MODEL: every supported family loads and answers, others are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.libraries import open_engine
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> dict[str, Path]:
-    """A tiny random model of every family, saved with the bundled tokenizer."""
+    """Save a tiny random model of every family with the bundled tokenizer."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder)
     saved = {}
     for kind in tiny.ARCHITECTURES:
@@ -39,19 +39,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> dict
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
 def test_every_family_loads_and_answers_like_its_own_generate(folders, kind):
     model = DecoderModel.load(str(folders[kind]), "cpu")
-    assert default_method(model) == "samkv-fusion", "nobody calibrated it"
+    assert default_method(model) == "samkv-fusion", "it is not calibrated"
     assert model.profile.stable_layers == (3,)
-    reader = Prefiller(model, model.prompt.prefix)
+    prefiller = Prefiller(model, model.prompt.prefix)
     chunks = [model.prompt.chunk("Tarn", "The harbour was built in 1889. " * n) for n in (20, 30)]
     asked = model.prompt.question("Who built it?")
     context = reader.prefill_full(chunks, asked, StepTimer(), PrefillOptions(12))
     got = list(decode(model, context.cache, context.logits, context.position, Sampling(12)))
     own = transformers.AutoModelForCausalLM.from_pretrained(folders[kind], dtype=torch.float32).eval()
-    ids = [*model.prompt.prefix, *chunks[0], *chunks[1], *asked]
+    ids = [*model.prompt.prefix, *chunks[0], *chunks[1], *question]
     generated = own.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=1, pad_token_id=2)
     expected = generated[0, len(ids) :].tolist()
     assert got == [token for token in expected if token not in model.stop_ids]
-    sources = [InMemoryChunk(reader.encode(chunk), model.profile.block, exact=i == 0) for i, chunk in enumerate(chunks)]
+    sources = [
+        InMemoryChunk(prefiller.encode(chunk), model.profile.block, exact=i == 0) for i, chunk in enumerate(chunks)
+    ]
     for name in ("reuse", "samkv-overwrite", "samkv-fusion"):
         assert (
             reader.prefill_sparse(sources, asked, make_method(name, model), StepTimer(), PrefillOptions(12))
@@ -60,7 +62,7 @@ def test_every_family_loads_and_answers_like_its_own_generate(folders, kind):
         )
 
 
-def test_weights_that_differ_in_one_number_are_another_model(folders, tmp_path):
+def test_weights_that_differ_in_one_number_have_another_hash(folders, tmp_path):
     first = DecoderModel.load(str(folders["llama"]), "cpu")
     weights = transformers.AutoModelForCausalLM.from_pretrained(folders["llama"])
     weights.model.layers[0].mlp.up_proj.weight.data[0, 0] += 1e-3
@@ -70,12 +72,12 @@ def test_weights_that_differ_in_one_number_are_another_model(folders, tmp_path):
     assert DecoderModel.load(str(folders["llama"]), "cpu").weights_hash == first.weights_hash
 
 
-def rewritten(path: Path, **changes: object) -> None:
+def rewrite(path: Path, **changes: object) -> None:
     """Change fields of a JSON file."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def one_weight(folder: Path) -> None:
+def change_one_weight(folder: Path) -> None:
     path = folder / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -83,16 +85,14 @@ def one_weight(folder: Path) -> None:
 
 
 CHANGES = {
-    "weights": one_weight,
-    "rope": lambda folder: rewritten(
-        folder / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 5e5}
-    ),
-    "rope scaling": lambda folder: rewritten(
+    "weights": change_one_weight,
+    "rope": lambda folder: rewrite(folder / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 5e5}),
+    "rope scaling": lambda folder: rewrite(
         folder / "config.json", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
     ),
-    "norm": lambda folder: rewritten(folder / "config.json", rms_norm_eps=1e-3),
-    "tokenizer": lambda folder: rewritten(folder / "tokenizer.json", truncation=None, padding=None, added_tokens=[]),
-    "tokenizer settings": lambda folder: rewritten(folder / "tokenizer_config.json", model_max_length=777),
+    "norm": lambda folder: rewrite(folder / "config.json", rms_norm_eps=1e-3),
+    "tokenizer": lambda folder: rewrite(folder / "tokenizer.json", truncation=None, padding=None, added_tokens=[]),
+    "tokenizer settings": lambda folder: rewrite(folder / "tokenizer_config.json", model_max_length=777),
     "merges": lambda folder: (folder / "merges.txt").write_text("#version: 0.2\n"),
     "sentencepiece": lambda folder: (folder / "tokenizer.model").write_bytes(b"\n\x00"),
     "special tokens": lambda folder: (folder / "special_tokens_map.json").write_text("{}"),
@@ -106,8 +106,8 @@ CHANGES = {
 
 
 @pytest.fixture(scope="module")
-def asked_before(folders, tmp_path_factory, embedder) -> Path:
-    """A data folder in which the tiny llama has read a document."""
+def encoded_before(folders, tmp_path_factory, embedder) -> Path:
+    """Return a data folder with a document that the tiny llama has encoded."""
     data = tmp_path_factory.mktemp("before")
     with open_engine(data, DecoderModel.load(str(folders["llama"]), "cpu"), embedder) as engine:
         ingest(engine, Document("tarn", "Tarn", "The harbour of Tarn was built in 1889. " * 20))
@@ -116,9 +116,9 @@ def asked_before(folders, tmp_path_factory, embedder) -> Path:
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_whatever_changes_about_a_model_its_old_entries_are_never_read(folders, asked_before, embedder, tmp_path, what):
+def test_old_entries_are_never_used_after_any_change_of_the_model(folders, encoded_before, embedder, tmp_path, what):
     shutil.copytree(folders["llama"], tmp_path / "model")
-    shutil.copytree(asked_before, tmp_path / "data")
+    shutil.copytree(encoded_before, tmp_path / "data")
     before = DecoderModel.load(str(tmp_path / "model"), "cpu")
     CHANGES[what](tmp_path / "model")
     after = DecoderModel.load(str(tmp_path / "model"), "cpu", "bfloat16" if what == "dtype" else "auto")

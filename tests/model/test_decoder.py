@@ -1,11 +1,12 @@
-"""The layer loop is the model's own forward, and more. Oracles O1, O8, O9, O10, O11; refusals."""
+"""The layer loop equals the model's own forward. Oracles O1, O8, O9, O10, O11; refusals."""
 
 import pytest
 import torch
 import transformers
 
 from ragkv.errors import ModelNotFound, ModelUnsupported
-from ragkv.model.decoder import DecoderModel, check_supported
+from ragkv.model.checkpoint import check_supported
+from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, Pass, Step, append
 from tests import tiny
@@ -62,8 +63,8 @@ def test_a_continuation_over_a_cache_equals_one_prefill(kind):
     )
 
 
-@pytest.mark.parametrize("asked", [1, 5])
-def test_layers_may_hold_their_rows_in_different_orders(asked):
+@pytest.mark.parametrize("count", [1, 5])
+def test_layers_may_hold_their_rows_in_different_orders(count):
     """O9: a ragged cache in which every position is kept, in another order per layer, gives full attention."""
     model, ids = tiny.model(), tiny.tokens(30)
     whole, shuffled = cache(model), cache(model)
@@ -71,16 +72,16 @@ def test_layers_may_hold_their_rows_in_different_orders(asked):
     for layer in range(model.shape.layers):
         order = torch.randperm(30, generator=torch.Generator().manual_seed(layer))
         shuffled.put(layer, whole.k(layer)[order], whole.v(layer)[order], whole.positions(layer)[order])
-    question = tiny.tokens(asked, 1)
+    question = tiny.tokens(count, 1)
     torch.testing.assert_close(
-        model.forward([append(shuffled, question, 30, outputs=asked)])[0],
-        model.forward([append(whole, question, 30, outputs=asked)])[0],
+        model.forward([append(shuffled, question, 30, outputs=count)])[0],
+        model.forward([append(whole, question, 30, outputs=count)])[0],
         **EXACT,
     )
 
 
 def test_layers_may_hold_different_tokens():
-    """A row dropped in one layer only is read by the other layers and not by that one."""
+    """A row that is dropped in one layer only is still used by the other layers."""
     model, ids, question = tiny.model(), tiny.tokens(20), tiny.tokens(3, 1)
 
     def answer(dropped):
@@ -95,7 +96,7 @@ def test_layers_may_hold_different_tokens():
     assert (answer({(2, 7)}) - answer({(1, 7)})).abs().max() > 1e-6
 
 
-def test_the_future_is_never_seen():
+def test_later_tokens_are_never_visible():
     """O10: changing tokens after p changes no output, query or key at or before p."""
     model, ids = tiny.model(), tiny.tokens(24)
     other = (*ids[:15], *tiny.tokens(9, 7))
@@ -126,7 +127,7 @@ def test_scattered_rows_recomputed_over_garbage_equal_a_full_prefill():
 
 
 def test_a_request_alone_equals_the_same_request_in_a_batch():
-    """O11, with different lengths, a continuation and an early stop in the company."""
+    """O11, in a batch with different lengths, a continuation and an early stop."""
     model = tiny.model()
     lengths = (5, 17, 31)
     alone = [prefill(model, tiny.tokens(n, n)) for n in lengths]
@@ -161,7 +162,7 @@ def test_a_pass_that_stops_early_captures_the_same_queries_and_gives_no_logits()
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial"),
     ],
 )
-def test_what_stored_kv_cannot_represent_is_refused_in_one_line(change, word):
+def test_unsupported_models_are_refused_in_one_line(change, word):
     config = transformers.LlamaConfig(num_hidden_layers=2)
     config.architectures = ["LlamaForCausalLM"]
     for name, value in change.items():
@@ -171,7 +172,7 @@ def test_what_stored_kv_cannot_represent_is_refused_in_one_line(change, word):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_model_folder_that_is_not_there_is_named(tmp_path):
+def test_a_missing_model_folder_is_named(tmp_path):
     with pytest.raises(ModelNotFound, match="no-such-folder"):
         DecoderModel.load(str(tmp_path / "no-such-folder"))
 

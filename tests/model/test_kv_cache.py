@@ -1,4 +1,4 @@
-"""The context cache: rows come in by layer, and some of them are on their way."""
+"""The context cache: rows are added by layer, and some of them are pending."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def filled(lengths, capacity=4):
     return cache
 
 
-def test_a_cache_goes_on_with_the_rows_of_another():
+def test_extend_appends_the_rows_of_another_cache():
     one, other = filled((1, 0, 3)), filled((9, 2, 0))
     one.extend(other)
     assert one.lengths == [10, 2, 3]
-    for layer, begun in enumerate((1, 0, 3)):
+    for layer, before in enumerate((1, 0, 3)):
         for side in (ContextCache.k, ContextCache.v):
-            assert torch.equal(side(one, layer)[begun:], side(other, layer))
-        assert torch.equal(one.positions(layer)[begun:], other.positions(layer))
+            assert torch.equal(side(one, layer)[before:], side(other, layer))
+        assert torch.equal(one.positions(layer)[before:], other.positions(layer))
     assert torch.equal(one.k(0)[:1], rows(1, 0))
     assert other.lengths == [9, 2, 0]
 
 
-def test_nothing_goes_on_with_nothing():
+def test_an_empty_cache_can_be_extended_by_an_empty_cache():
     cache = filled((0, 0, 0))
     cache.extend(filled((0, 0, 0), capacity=0))
     assert cache.lengths == [0, 0, 0]
 
 
-class Coming:
-    """Knows how often it was waited for."""
+class CountedCopy:
+    """A pending copy that counts its waits."""
 
     waited = 0
 

@@ -1,6 +1,6 @@
-"""A model's layers on several devices: what comes of it is what comes of one, and nothing meets what is elsewhere.
+"""A model on several devices gives the results of one device, and tensors of different devices never meet.
 
-Without two GPUs the devices are made up (places.py).
+Without two GPUs the devices are simulated (tests/places.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ragkv.model.execution.fused import Fused
 from ragkv.model.execution.graph_decode import make_graph_decoder
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, Pass, Step, append
-from ragkv.model.placement import SPREAD, check_spreadable, in_runs, unhooked
+from ragkv.model.placement import SPREAD, assign_layers, check_spreadable, remove_hooks
 from ragkv.model.profile import Profile
 from ragkv.sparse.critiprefill import CritiPrefill
 from ragkv.timing import StepTimer
@@ -40,13 +40,13 @@ several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GP
 
 
 def both(kind="qwen3", first=2):
-    """The same model on one device, and with its layers from `first` on another. To be used where places are."""
+    """Return a model on one device, and the same with its layers from `first` on a second one. Use within `places`."""
     weights = tiny.weights(kind)
     return DecoderModel(copy.deepcopy(weights), profile=PROFILE), DecoderModel(spread(weights, first), profile=PROFILE)
 
 
 def fused(model):
-    """The same model, run by the loop with few launches."""
+    """Return the same model with the fused loop."""
     other = copy.copy(model)
     other.fused = Fused(model.body, model._logits, model.shape, model.scale, model._cos_sin, reference)
     return other
@@ -59,7 +59,7 @@ def cache_of(model, length):
 
 
 def check(models, make, tolerance):
-    """make(model) -> passes: the same logits, rows and captures, the latter two where the layers are."""
+    """Compare logits, rows and captures for passes that `make` returns. Rows and captures stay on their devices."""
     expected, one = None, None
     for model in models:
         passes = make(model)
@@ -67,9 +67,9 @@ def check(models, make, tolerance):
         if expected is None or one is None:
             expected, one = logits, passes
             continue
-        for found, wanted, p, like in zip(logits, expected, passes, one, strict=True):
+        for found, reference_rows, p, like in zip(logits, expected, passes, one, strict=True):
             assert found.device == model.device
-            torch.testing.assert_close(here(found), wanted, rtol=0, atol=tolerance)
+            torch.testing.assert_close(here(found), reference_rows, rtol=0, atol=tolerance)
             for layer, device in enumerate(model.devices):
                 for x, y in ((p.cache.k(layer), like.cache.k(layer)), (p.cache.v(layer), like.cache.v(layer))):
                     assert x.device == device
@@ -81,19 +81,19 @@ def check(models, make, tolerance):
 
 
 def apart(model):
-    """Requests that begin and end in different layers, on different devices."""
+    """Return requests that start and end in different layers on different devices."""
     layers = model.shape.layers
-    asked = append(cache_of(model, 8), tiny.tokens(3, 1), 8, outputs=0, capture=Capture(), depth=layers - 1)
-    read = append(cache_of(model, 5), tiny.tokens(2, 2), 5, capture=Capture(keys_too=True))
+    question_pass = append(cache_of(model, 8), tiny.tokens(3, 1), 8, outputs=0, capture=Capture(), depth=layers - 1)
+    context_pass = append(cache_of(model, 5), tiny.tokens(2, 2), 5, capture=Capture(keys_too=True))
     late, at = cache_of(model, 6), torch.tensor([6])
     torch.manual_seed(0)
     hidden = torch.randn(1, model.config.hidden_size, dtype=model.dtype).to(model.devices[1])
     last = Pass(at, at, late, [Step(None, late.reserve(layers - 1, at))], start=layers - 1, hidden=hidden)
-    return [asked, read, last]
+    return [question_pass, context_pass, last]
 
 
 def thinning(model):
-    """Rows that thin out, stand between others, and are blended with what they replace."""
+    """Return a pass whose rows leave, are between other rows, and are blended with stored rows."""
     cache, at = cache_of(model, 10), torch.tensor([2, 3, 5, 9])
     steps = [Step(None, at, blend=4) for _ in range(model.shape.layers)]
     steps[1] = Step(torch.tensor([0, 2]), torch.tensor([2, 5]), blend=1, leave=torch.tensor([1, 2]))
@@ -103,7 +103,7 @@ def thinning(model):
 
 
 @pytest.mark.parametrize("first", range(5))
-def test_wherever_the_second_device_begins_the_plain_loop_gives_the_same_bits(first):
+def test_the_plain_loop_gives_the_same_bits_wherever_the_second_device_starts(first):
     with places():
         models = both(first=first)
         for make in (apart, thinning):
@@ -111,7 +111,7 @@ def test_wherever_the_second_device_begins_the_plain_loop_gives_the_same_bits(fi
 
 
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
-def test_so_does_the_loop_with_few_launches_up_to_the_order_of_additions(kind):
+def test_the_fused_loop_agrees_up_to_the_order_of_additions(kind):
     with places():
         one, two = both(kind)
         for make in (apart, thinning):
@@ -125,7 +125,7 @@ def test_every_method_answers_as_on_one_device(name, loop):
     with places():
         one, two = both()
         for model in (one, loop(two)):
-            reader, question, watch = Prefiller(model, tiny.tokens(3, 7)), tiny.tokens(6, 6), StepTimer(model.device)
+            prefiller, question, timer = Prefiller(model, tiny.tokens(3, 7)), tiny.tokens(6, 6), StepTimer(model.device)
             chunks = [tiny.tokens(n, n) for n in (33, 40, 37)]
             if name == FULL:
                 context = reader.prefill_full(chunks, question, watch, PrefillOptions(4))
@@ -139,12 +139,12 @@ def test_every_method_answers_as_on_one_device(name, loop):
 
 
 @pytest.mark.parametrize("spec", ["psa:block=4", "psa:block=4,reach=all", "topk:count=2,block=4", "lfps", "loopserve"])
-def test_every_decode_policy_goes_on_as_on_one_device(spec):
-    said = []
+def test_every_decode_policy_generates_as_on_one_device(spec):
+    outputs = []
     with places():
         for model in both():
-            reader, watch = Prefiller(model, tiny.tokens(3, 7)), StepTimer(model.device)
-            sources = [InMemoryChunk(reader.encode(tiny.tokens(n, n)), 4) for n in (33, 40)]
+            prefiller, timer = Prefiller(model, tiny.tokens(3, 7)), StepTimer(model.device)
+            sources = [InMemoryChunk(prefiller.encode(tiny.tokens(n, n)), 4) for n in (33, 40)]
             decoder = make_decode_policy(f"{spec}{',' if ':' in spec else ':'}above=0", PROFILE)
             method = make_method("scout", model)
             context = reader.prefill_sparse(
@@ -155,8 +155,8 @@ def test_every_decode_policy_goes_on_as_on_one_device(spec):
     assert said[1] == said[0]
 
 
-def test_a_prefill_policy_takes_what_it_knows_of_the_layer_before_along():
-    """LoopServe knows nothing of other layers."""
+def test_a_prefill_policy_moves_its_state_of_the_previous_layer():
+    """LoopServe keeps no state of other layers."""
     found, at = [], torch.arange(64)
     torch.manual_seed(0)
     rows = [(torch.randn(64, 4, 8), torch.randn(64, 2, 8)) for _ in range(3)]
@@ -164,16 +164,16 @@ def test_a_prefill_policy_takes_what_it_knows_of_the_layer_before_along():
         with places():
             state = CritiPrefill(segment=8, block=4, budget=8, skip=0, threshold=8).start()
             for layer, ((q, k), device) in enumerate(zip(rows, devices, strict=True)):
-                lists = state.select(layer, q.to(device), k.to(device), at, at, end=64, scale=1.0)
-                assert lists is not None
-                assert lists.blocks.device == device
-                found.append((here(lists.blocks), here(lists.counts)))
+                index = state.select(layer, q.to(device), k.to(device), at, at, end=64, scale=1.0)
+                assert index is not None
+                assert index.blocks.device == device
+                found.append((here(index.blocks), here(index.counts)))
     for one, two in zip(found[:3], found[3:], strict=True):
         assert torch.equal(one[0], two[0])
         assert torch.equal(one[1], two[1])
 
 
-def test_it_qualifies_by_its_own_forward():
+def test_the_self_test_passes_with_the_models_own_forward():
     with places():
         _, model = both()
         found = self_test(Prefiller(model, tiny.tokens(3, 7)))
@@ -181,17 +181,17 @@ def test_it_qualifies_by_its_own_forward():
     assert not any(block._forward_pre_hooks for block in model.body.layers)
 
 
-def test_recorded_steps_and_the_carrier_are_for_one_gpu():
+def test_graph_decoding_and_kv_transfer_are_for_one_gpu():
     with places():
         _, model = both()
         assert model.spread
-        assert model.place == "mps:0 and mps:1"
+        assert model.device_names == "mps:0 and mps:1"
         assert make_graph_decoder(model) is None
         assert make_kv_transfer(model) is None
 
 
-def test_what_meets_what_is_elsewhere_is_seen_here():
-    """The tests above would see a boundary that is not minded."""
+def test_tensors_of_different_devices_cannot_be_combined():
+    """The tests above would notice a missing move between devices."""
     with places():
         one, two = torch.ones(2, 2, device=PLACES[0]), torch.ones(2, 2, device=PLACES[1])
         for wrong in (lambda: one @ two, lambda: one + torch.ones(2), lambda: torch.cat([one, two])):
@@ -201,13 +201,13 @@ def test_what_meets_what_is_elsewhere_is_seen_here():
         assert one.cpu().device == HOST
 
 
-def test_layers_go_in_equal_runs():
-    assert in_runs(5, "ab") == ("a", "a", "a", "b", "b")
-    assert in_runs(80, "abcd") == tuple("a" * 20 + "b" * 20 + "c" * 20 + "d" * 20)
-    assert in_runs(2, "abc") == ("a", "b")
+def test_layers_are_assigned_in_equal_runs():
+    assert assign_layers(5, "ab") == ("a", "a", "a", "b", "b")
+    assert assign_layers(80, "abcd") == tuple("a" * 20 + "b" * 20 + "c" * 20 + "d" * 20)
+    assert assign_layers(2, "abc") == ("a", "b")
 
 
-def test_random_weights_are_made_where_they_belong():
+def test_random_weights_are_made_on_their_devices():
     model = random_model("tiny", [HOST, HOST])
     whole = random_model("tiny")
     for (name, one), two in zip(model.body.named_parameters(), whole.body.parameters(), strict=True):
@@ -219,7 +219,7 @@ def test_random_weights_are_made_where_they_belong():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_or_accelerate_it_says_what_is_missing(demo_folder, monkeypatch):
+def test_without_a_gpu_or_accelerate_the_error_names_what_is_missing(demo_folder, monkeypatch):
     with pytest.raises(ConfigError, match=r"no GPU|accelerate"):
         DecoderModel.load(str(demo_folder), SPREAD)
     with pytest.raises(ConfigError, match="no GPU"):
@@ -229,24 +229,26 @@ def test_without_a_gpu_or_accelerate_it_says_what_is_missing(demo_folder, monkey
         check_spreadable()
 
 
-def test_a_model_that_the_gpus_have_no_room_for_is_refused():
+def test_a_model_that_does_not_fit_on_the_gpus_is_refused():
     pytest.importorskip("accelerate")
     with pytest.raises(ModelUnsupported, match="would be on cpu and disk"):
-        unhooked(SimpleNamespace(hf_device_map={"model.embed_tokens": 0, "model.layers.0": "cpu", "lm_head": "disk"}))
+        remove_hooks(
+            SimpleNamespace(hf_device_map={"model.embed_tokens": 0, "model.layers.0": "cpu", "lm_head": "disk"})
+        )
 
 
-def test_hooks_that_move_what_a_module_is_called_with_are_taken_off():
+def test_hooks_of_accelerate_are_removed():
     hooks = pytest.importorskip("accelerate.hooks")
     weights = tiny.weights()
     weights.hf_device_map = {"": 0}
     hooks.add_hook_to_module(weights.model.layers[1], hooks.AlignDevicesHook(HOST, io_same_device=True))
-    unhooked(weights)
+    remove_hooks(weights)
     assert not [name for name, module in weights.named_modules() if hasattr(module, "_hf_hook")]
     assert weights.model.layers[1].forward.__func__ is type(weights.model.layers[1]).forward
 
 
 @several
-def test_a_model_that_is_loaded_over_several_gpus_answers_as_on_one(demo_folder):
+def test_a_model_on_several_gpus_gives_the_logits_of_one(demo_folder):
     pytest.importorskip("accelerate")
     loaded = [DecoderModel.load(str(demo_folder), device, "float32") for device in ("cuda:0", SPREAD)]
     assert not loaded[0].spread

@@ -1,4 +1,4 @@
-"""Prompt pieces: nothing a document or a user says changes the frame around it."""
+"""Prompt pieces: text of a document or a user never changes the frame around it."""
 
 import threading
 
@@ -60,14 +60,14 @@ def test_two_turns_in_pieces_are_what_the_template_writes_for_the_whole_conversa
     pieces = [*first, *kept, *then, *prompt.chunk("U", "y."), *prompt.question("And?")]
     before = tokenizer.decode(list(prompt.prefix)).partition("You answer")[2]
     user = f"You answer{before}Document: T\nx.\nQuestion: Why?\nAnswer:"
-    said = [("user", user), ("assistant", "A lamp."), ("user", "Document: U\ny.\nQuestion: And?\nAnswer:")]
-    messages = [{"role": role, "content": content} for role, content in said]
+    turns = [("user", user), ("assistant", "A lamp."), ("user", "Document: U\ny.\nQuestion: And?\nAnswer:")]
+    messages = [{"role": role, "content": content} for role, content in turns]
     whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    expected = whole.replace("[/INST] A lamp.", "[/INST]A lamp.")  # the model writes that space, if any, itself
+    expected = whole.replace("[/INST] A lamp.", "[/INST]A lamp.")  # the model generates that space itself, if any
     assert tokenizer.decode(pieces) == expected
 
 
-def test_a_template_without_a_second_turn_says_so_when_one_is_wanted(demo_folder):
+def test_a_template_without_a_second_turn_is_refused_when_one_is_needed(demo_folder):
     tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder)
     tokenizer.chat_template = (
         "{% if messages|length > 1 %}{{ raise_exception('one turn only') }}{% endif %}[{{ messages[0].content }}]"
@@ -78,7 +78,7 @@ def test_a_template_without_a_second_turn_says_so_when_one_is_wanted(demo_folder
         prompt.answered((), "x")
 
 
-def test_an_answer_stands_as_the_model_wrote_it_up_to_where_it_was_cut(model):
+def test_an_answer_keeps_the_models_tokens_up_to_the_cut(model):
     prompt, decode = model.prompt, model.tokenizer.decode
     tokens = prompt.plain(" Ada Brook\nQuestion: more")
     end = len(prompt.plain(" Ada Brook"))
@@ -88,7 +88,7 @@ def test_an_answer_stands_as_the_model_wrote_it_up_to_where_it_was_cut(model):
     assert prompt.retold("Ada Brook") == (*tokens[:end], *prompt.plain("\n"))
 
 
-def test_a_cut_inside_a_token_keeps_what_stands_before_it_as_text(model):
+def test_a_cut_inside_a_token_keeps_the_text_before_it(model):
     prompt, decode = model.prompt, model.tokenizer.decode
     tokens = prompt.plain(" lighthouses é")
     whole = decode(tokens)
@@ -102,16 +102,16 @@ def test_a_cut_inside_a_token_keeps_what_stands_before_it_as_text(model):
     "text", ["Ada Brook.", "naïve 日本語 😀 ünïcode " * 5, "\ufffd half \ufffd", "</s> {text} \n\n", "👩‍👩‍👧‍👦" * 9]
 )
 @pytest.mark.parametrize("block", [1, 2, 3, 16, 1000])
-def test_blocks_say_together_what_the_chunk_says_and_no_half_characters(model, text, block):
+def test_block_texts_join_to_the_chunk_without_split_characters(model, text, block):
     tokens = model.prompt.chunk("Tarn", text)
-    said = model.prompt.blocks(tokens, block)
+    texts = model.prompt.blocks(tokens, block)
     whole = model.prompt.chunk_text("Tarn", text)
-    assert len(said) == -(-len(tokens) // block)
-    assert "".join(said) == whole
-    assert sum(each.count("\ufffd") for each in said) == whole.count("\ufffd")
+    assert len(texts) == -(-len(tokens) // block)
+    assert "".join(texts) == whole
+    assert sum(each.count("\ufffd") for each in texts) == whole.count("\ufffd")
 
 
-def test_blocks_are_told_while_another_thread_uses_the_tokenizer(model):
+def test_block_texts_are_stable_while_another_thread_uses_the_tokenizer(model):
     tokens, faults, done = model.prompt.chunk("Tarn", "日本語 and more " * 50), [], threading.Event()
 
     def toggle():

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ragkv.kernels.attention import attend
-from ragkv.kernels.lines import cover, prices
+from ragkv.kernels.line_types import prices
+from ragkv.kernels.lines import cover
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
 from ragkv.sparse.base import SparsePrefill

@@ -1,15 +1,16 @@
 """The layer loop with few launches: what `DecoderModel.forward` runs on a GPU.
 
-The plain loop calls a model's modules one by one, some forty launches a layer, and looks at positions in every one. On
-a GPU the launches then take longer than the work. Here a layer is nine launches, and nothing waits for the device:
+The plain loop calls a model's modules one by one, with about forty launches a layer, and inspects positions in every
+layer. On a GPU the launches then take longer than the work. Here a layer has nine launches, and the host never waits
+for the device:
 
-    products           q, k and v of a layer are one, gate and up another (joined.py)
-    place              norms of heads, RoPE, rows to their slots: one kernel (kernels/rows.py)
-    attend             one kernel for any positions (kernels/attention.py, `Sight`)
-    add_norm, gated    what is left between products (kernels/steps.py)
+    projections          q, k and v of a layer are one product, gate and up another (merged_weights.py)
+    rope_scatter         head norms, RoPE and cache writes in one kernel (kernels/rows.py)
+    attention            one kernel for any positions (kernels/attention.py, `MaskPlan`)
+    add_norm, gated      the operations between products (kernels/decode_step.py)
 
-All indices of a pass are sent in one copy before its first layer. It computes what the plain loop computes, up to the
-order of additions, and reads the same `Pass`; where rows are blended with stored ones, blending itself is the pass's.
+All indices of a pass are copied to the device at once, before its first layer. The result is that of the plain loop, up
+to the order of additions, for the same `Pass`. Where rows are blended with stored ones, the pass supplies the blending.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from torch import Tensor
 from ragkv.kernels.attention import MaskPlan, attend_planned, copy_to_device, plan_mask
 from ragkv.kernels.decode_step import HeadNorms, apply_norm
 from ragkv.kernels.rows import RowKernels, raw_queries, split_qkv
-from ragkv.model.execution.merged_weights import Layer, merge_weights
+from ragkv.model.execution.layer_body import run_layer
+from ragkv.model.execution.merged_weights import merge_weights
 from ragkv.model.layer_pass import Pass, write_rows
-from ragkv.model.placement import current, devices_of
+from ragkv.model.placement import layer_devices, on_device
 from ragkv.types import Shape
 
 RotaryOf = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -34,126 +36,142 @@ RotaryOf = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Fused:
-    """The layers of one model. No request state."""
+    """The layers of one model. It holds no request state."""
 
     def __init__(
         self, body: Any, head: Any, shape: Shape, scale: float, rotary: RotaryOf, kernels: RowKernels | ModuleType
     ):
-        """body: of a model that `joined.fits`; its weights are joined · head: rows behind the last norm, on the last
-        layer's device, to logits · scale: of attention."""
+        """Merge the weights of a model.
+
+        Args:
+            body: the decoder body of a model for which `merged_weights.supports_merging` holds.
+            head: maps rows behind the last norm, on the last layer's device, to logits.
+            shape: the model's shape.
+            scale: factor of attention scores.
+            rotary: computes cos and sin.
+            kernels: the operations between products.
+        """
         self.body, self.head, self.shape, self.scale, self.rotary = body, head, shape, scale, rotary
-        self.kernels, self.layers, self.devices = kernels, merge_weights(body), devices_of(body)
+        self.kernels, self.layers, self.devices = kernels, merge_weights(body), layer_devices(body)
 
     def forward(self, passes: Sequence[Pass]) -> list[Tensor]:
-        """As `DecoderModel.forward`."""
-        runs = [_Run(self, p) for p in passes]
-        for i in range(max(run.depth for run in runs)):
-            running = [run for run in runs if run.p.start <= i < run.depth]
+        """Run passes together, as `DecoderModel.forward` does."""
+        runs = [_PassRun(self, p) for p in passes]
+        for layer in range(max(run.depth for run in runs)):
+            running = [run for run in runs if run.p.start <= layer < run.depth]
             if running:
                 for run in running:
-                    run.enter(self.devices[i])
-                with current(self.devices[i]):
-                    self._layer(i, self.layers[i], running)
+                    run.move_to(self.devices[layer])
+                with on_device(self.devices[layer]):
+                    self._run_layer(layer, running)
         ends = [run.normed.to(self.devices[-1]) for run in runs]
         return list(self.head(_cat(ends)).split([end.shape[0] for end in ends]))
 
-    def _layer(self, i: int, layer: Layer, running: Sequence[_Run]) -> None:
-        qkv = layer.qkv(_cat([run.normed for run in running]))
-        parts = qkv.split([run.normed.shape[0] for run in running])
-        attended = _cat([run.attend(i, layer.heads, part) for run, part in zip(running, parts, strict=True)])
-        if not attended.shape[0]:  # the last layer of passes that end early
-            return
-        x, k = _cat([run.x for run in running]), self.kernels
-        x, normed = k.add_norm(x, layer.out(attended.flatten(1)), layer.middle.weight, layer.middle.eps)
-        x, normed = k.add_norm(x, layer.down(k.gated(layer.gate_up(normed))), layer.last.weight, layer.last.eps)
-        sizes = [run.x.shape[0] for run in running]
-        for run, one, two in zip(running, x.split(sizes), normed.split(sizes), strict=True):
-            run.x, run.normed = one, two
+    def _run_layer(self, layer: int, running: Sequence[_PassRun]) -> None:
+        weights = self.layers[layer]
+
+        def attend(qkv: Tensor) -> tuple[Tensor, Tensor]:
+            parts = qkv.split([run.normed.shape[0] for run in running])
+            attended = [run.attend(layer, weights.head_norms, part) for run, part in zip(running, parts, strict=True)]
+            return _cat([run.hidden for run in running]), _cat(attended)
+
+        state = run_layer(weights, self.kernels, _cat([run.normed for run in running]), attend)
+        sizes = [run.hidden.shape[0] for run in running]
+        for run, hidden, normed in zip(running, state.hidden.split(sizes), state.normed.split(sizes), strict=True):
+            run.hidden, run.normed = hidden, normed
 
 
-class _Run:
+class _PassRun:
     """One pass on its way through the layers.
 
-    x [T, hidden]: the rows as they stand · normed: the same behind the norm that comes next.
+    Attributes:
+        p: the pass.
+        depth: the layer to stop before.
+        hidden: [T, hidden]. The residual stream of the rows present.
+        normed: [T, hidden]. The same rows behind the next norm.
     """
 
     def __init__(self, fused: Fused, p: Pass):
         self.p, self.depth = p, fused.shape.layers if p.depth is None else p.depth
-        self._fused, self._at = fused, p.positions
-        self._kept: MaskPlan | None = None
+        self._fused, self._positions = fused, p.positions
+        self._plan: MaskPlan | None = None
         self._device, devices = fused.devices[p.start], fused.devices[p.start : self.depth]
-        slots, leave = _places(p, self.depth)
+        slots, leave = _layer_indices(p, self.depth)
         distinct = list({id(each): each for each in (*slots, *leave) if each is not None}.values())
-        sent = [each.int() for each in (p.tokens, p.positions, *distinct)]
-        there = {device: copy_to_device(sent, device) for device in dict.fromkeys((self._device, *devices))}
-        tokens, positions = there[self._device][:2]
+        host = [each.int() for each in (p.tokens, p.positions, *distinct)]
+        copies = {device: copy_to_device(host, device) for device in dict.fromkeys((self._device, *devices))}
+        tokens, positions = copies[self._device][:2]
         number = {id(each): i for i, each in enumerate(distinct, start=2)}
-        self._slots = [there[at][number[id(each)]] for at, each in zip(devices, slots, strict=True)]
+        self._slots = [copies[device][number[id(each)]] for device, each in zip(devices, slots, strict=True)]
         self._leave = [
-            None if each is None else (each, there[at][number[id(each)]])
-            for at, each in zip(devices, leave, strict=True)
+            None if each is None else (each, copies[device][number[id(each)]])
+            for device, each in zip(devices, leave, strict=True)
         ]
         embed = fused.body.embed_tokens
-        x = embed(tokens.to(embed.weight.device)) if p.hidden is None else p.hidden
-        self.x = x.to(self._device)
-        self.normed = fused.body.layers[p.start].input_layernorm(self.x)
+        hidden = embed(tokens.to(embed.weight.device)) if p.hidden is None else p.hidden
+        self.hidden = hidden.to(self._device)
+        self.normed = fused.body.layers[p.start].input_layernorm(self.hidden)
         self._cos, self._sin = (each.to(self._device) for each in fused.rotary(positions))
 
-    def enter(self, device: torch.device) -> None:
-        """The next layer is on this device."""
+    def move_to(self, device: torch.device) -> None:
+        """Move the rows to the device of the next layer."""
         if device == self._device:
             return
-        self._device, kept = device, self._kept
-        self.x, self.normed, self._cos, self._sin = (
-            each.to(device) for each in (self.x, self.normed, self._cos, self._sin)
+        self._device, plan = device, self._plan
+        self.hidden, self.normed, self._cos, self._sin = (
+            each.to(device) for each in (self.hidden, self.normed, self._cos, self._sin)
         )
-        self._kept = None if kept is None else kept.to(device)
+        self._plan = None if plan is None else plan.to(device)
 
-    def attend(self, i: int, heads: HeadNorms | None, qkv: Tensor) -> Tensor:
-        """K and V of the rows to the cache; those that go on attend: out [O, Hq, d]."""
-        p, fused, step = self.p, self._fused, self.p.steps[i - self.p.start]
+    def attend(self, layer: int, norms: HeadNorms | None, qkv: Tensor) -> Tensor:
+        """Write K and V of the rows to the cache, and compute attention [O, Hq, d] of those that go on."""
+        p, fused, step = self.p, self._fused, self.p.steps[layer - self.p.start]
         if p.capture is not None:
-            self._record(heads, qkv)
-        k, v = p.cache.k(i), p.cache.v(i)
+            self._capture(norms, qkv)
+        k, v = p.cache.k(layer), p.cache.v(layer)
         if step.blend and p.blend is not None:
             rows = torch.arange(qkv.shape[0], dtype=torch.int32, device=qkv.device)
             k, v = (x.new_empty(qkv.shape[0], *x.shape[1:]) for x in (k, v))
-            q = fused.kernels.rope_scatter(qkv, self._cos, self._sin, rows, k, v, fused.shape, heads)
-            write_rows(p, i, step, k, v)
+            q = fused.kernels.rope_scatter(qkv, self._cos, self._sin, rows, k, v, fused.shape, norms)
+            write_rows(p, layer, step, k, v)
         else:
-            slots = self._slots[i - p.start]
-            q = fused.kernels.rope_scatter(qkv, self._cos, self._sin, slots, k, v, fused.shape, heads)
-        leave = self._leave[i - p.start]
+            slots = self._slots[layer - p.start]
+            q = fused.kernels.rope_scatter(qkv, self._cos, self._sin, slots, k, v, fused.shape, norms)
+        leave = self._leave[layer - p.start]
         if leave is not None:
-            q, self.x, self._cos, self._sin = (x.index_select(0, leave[1]) for x in (q, self.x, self._cos, self._sin))
-            self._at = self._at[leave[0]]
-            self.normed = self.normed[: q.shape[0]]  # not read any more, but as many as there are rows
-        return self._attended(i, q)
+            q, self.hidden, self._cos, self._sin = (
+                x.index_select(0, leave[1]) for x in (q, self.hidden, self._cos, self._sin)
+            )
+            self._positions = self._positions[leave[0]]
+            self.normed = self.normed[: q.shape[0]]  # no longer read; only the number of rows matters
+        return self._attend_cache(layer, q)
 
-    def _attended(self, i: int, q: Tensor) -> Tensor:
+    def _attend_cache(self, layer: int, q: Tensor) -> Tensor:
         cache, scale = self.p.cache, self._fused.scale
-        k, v, at = cache.k(i), cache.v(i), cache.positions(i)
+        k, v, k_pos = cache.k(layer), cache.v(layer), cache.positions(layer)
         if self.p.attention is not None and q.shape[0]:
-            return self.p.attention(i, q, k, v, self._at, at, scale=scale)
+            return self.p.attention(layer, q, k, v, self._positions, k_pos, scale=scale)
         if not q.shape[0]:
             return q
-        known = self._kept
-        if known is None or known.q_pos is not self._at or not torch.equal(known.k_pos, at):
-            self._kept = known = plan_mask(self._at, at, q.device, q.shape[1] // k.shape[1])
-        return attend_planned(q, k, v, known, scale=scale)
+        plan = self._plan
+        if plan is None or plan.q_pos is not self._positions or not torch.equal(plan.k_pos, k_pos):
+            self._plan = plan = plan_mask(self._positions, k_pos, q.device, q.shape[1] // k.shape[1])
+        return attend_planned(q, k, v, plan, scale=scale)
 
-    def _record(self, heads: HeadNorms | None, qkv: Tensor) -> None:
-        """Pre-RoPE rows and what entered, for whoever asked for them."""
+    def _capture(self, norms: HeadNorms | None, qkv: Tensor) -> None:
+        """Add the pre-RoPE rows and the hidden states that entered to the pass's capture."""
         assert self.p.capture is not None
-        q, (_, k, v) = raw_queries(qkv, self._fused.shape, heads), split_qkv(qkv, self._fused.shape)
-        if heads is not None:
-            k = apply_norm(k, heads.weight[1], heads.eps)
-        self.p.capture.add(self.x, q, k, v)
+        q, (_, k, v) = raw_queries(qkv, self._fused.shape, norms), split_qkv(qkv, self._fused.shape)
+        if norms is not None:
+            k = apply_norm(k, norms.weight[1], norms.eps)
+        self.p.capture.add(self.hidden, q, k, v)
 
 
-def _places(p: Pass, depth: int) -> tuple[list[Tensor], list[Tensor | None]]:
-    """By layer: the slot of each row that is present, below 0 where its K and V are not written; which rows go on.
-    Layers that have the same have the same tensor."""
+def _layer_indices(p: Pass, depth: int) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Return, for each layer, the slot of each row present and the rows that go on.
+
+    The slot of a row whose K and V are not written is negative. Layers with equal slots share one tensor.
+    """
     slots: list[Tensor] = []
     leaves: list[Tensor | None] = []
     present = p.positions.shape[0]
@@ -163,7 +181,7 @@ def _places(p: Pass, depth: int) -> tuple[list[Tensor], list[Tensor | None]]:
             to = torch.full((present,), -1).index_copy_(0, step.write, step.slots)
         slots.append(slots[-1] if slots and (slots[-1] is to or torch.equal(slots[-1], to)) else to)
         if layer == depth - 1 and p.depth is not None:
-            leave = torch.empty(0, dtype=torch.int64)  # stops here: nothing above needs its output
+            leave = torch.empty(0, dtype=torch.int64)  # the pass stops here: nothing above needs its output
         leaves.append(leave)
         present = present if leave is None else leave.shape[0]
     return slots, leaves

@@ -1,19 +1,19 @@
-"""Dense decoding of a few requests, a token each, without a launch for every operation: one recorded graph a step.
+"""Dense decoding of a few requests, one token each, as one recorded CUDA graph a step.
 
-A decode step of a large model is some hundred small kernels, and starting them one by one from Python takes longer than
-the GPU needs to read the weights. So a step is recorded once as a CUDA graph, and then replayed with one call:
+A decode step of a large model is some hundred small kernels. Launching them one by one from Python takes longer than
+the GPU needs to read the weights. A step is therefore recorded once as a CUDA graph and then replayed with one call:
 
-    joined products     q, k and v of a layer are one product, gate and up another
-    own kernels         what is left between products (kernels/steps.py), caches found by address
-    static inputs       tokens, positions and the table of caches: one copy to the device a step
+    merged weights      q, k and v of a layer are one product, gate and up another
+    own kernels         the operations between products (kernels/decode_step.py); caches are found by address
+    static inputs       tokens, positions and cache pointers are copied to the device in one transfer a step
 
-A graph serves any caches of any lengths. There is one for each width, a power of two (missing requests are made up),
-and for each number of parts that attention is divided into (recorder.py).
+A graph serves any caches of any lengths. There is one graph for each width, a power of two (missing requests are
+padded), and for each number of splits of attention (cuda_graphs.py).
 
-`Steps.read` gives the logits of `DecoderModel.forward` with `append`, up to the order of additions, and leaves the
-caches as that does. `Steps.ask` is the composite pass of a short question, likewise a graph: to the kernels its tokens
-are requests whose caches are one and the same, each a row longer than the one before. Without a GPU both run the same
-step with the references and record nothing.
+`GraphDecoder.decode` gives the logits of `DecoderModel.forward` with `append`, up to the order of additions, and
+updates the caches in the same way. `GraphDecoder.queries` is the composite pass of a short question, also as a graph:
+its tokens are requests that share one cache, each one row longer than the one before. Without a GPU both run the same
+step with the reference kernels and record nothing.
 """
 
 from __future__ import annotations
@@ -27,63 +27,72 @@ from ragkv.kernels import decode_step as reference
 from ragkv.kernels.decode_step import CachePointers, StepKernels, splits_of
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.cuda_graphs import CUDAGraphPool
-from ragkv.model.execution.graph_layers import decode_layers, kernels_of, query_layers
+from ragkv.model.execution.graph_layers import LayerStack, StackInputs, decode_layers, query_layers, step_kernels
 from ragkv.model.execution.graph_prefill import GraphPrefill
 from ragkv.model.execution.merged_weights import merge_weights, supports_merging
 from ragkv.model.kv_cache import ContextCache
 
 WIDEST = 32
-"""Requests of one graph; more are read in parts."""
-ASKED, AMONG = 64, 16384
-"""A question of more tokens is not worth asking by a graph, and neither are more rows: each token reads all of them."""
+"""Largest number of requests in a graph. More requests are decoded in parts."""
+MAX_QUERY_TOKENS, MAX_QUERY_ROWS = 64, 16384
+"""Longest question that `queries` takes, and a measure of its longest cache: each token reads all rows."""
 
 
 def make_graph_decoder(model: DecoderModel) -> GraphDecoder | None:
-    """Steps of a model that they can be recorded for, None otherwise: its forward serves every model.
+    """Return a graph decoder where the model supports it, else None. `DecoderModel.forward` serves every model.
 
-    It must lie on one GPU, not in float64, with plain linear modules and SiLU between them, and Triton must be there.
+    The model must be on one GPU, not in float64, with plain linear modules and SiLU, and Triton must be installed.
     """
     return GraphDecoder(model) if supports_merging(model.body) and not model.spread else None
 
 
 class GraphDecoder:
-    """See the module. Not thread-safe.
+    """Recorded decode steps of one model. It merges the model's weights. Not thread-safe.
 
-    The weights of the model are joined (joined.py). passes: whole passes of few rows, likewise recorded (replay.py).
+    Attributes:
+        prefill: whole passes of few rows, recorded likewise.
     """
 
     def __init__(self, model: DecoderModel, kernels: StepKernels | None = None):
-        """kernels: None: the twins on a GPU, the references elsewhere."""
+        """Merge the weights.
+
+        Args:
+            model: the model.
+            kernels: None for the Triton kernels on a GPU and the references elsewhere.
+        """
         self._model, self._shape = model, model.shape
-        self._kernels = kernels or kernels_of(model)
-        self._layers = merge_weights(model.body)
-        records = model.device.type == "cuda" and self._kernels is not reference
+        self._stack = LayerStack(model, merge_weights(model.body), kernels or step_kernels(model))
+        records = model.device.type == "cuda" and self._stack.kernels is not reference
         self._graphs = CUDAGraphPool(model.device) if records else None
-        # Requests that are made up to fill a width hold nothing and write here.
+        # Requests that pad a graph to its width hold no rows and write here.
         row = (1, model.shape.kv_heads, model.shape.head_dim)
-        self._nowhere = [torch.zeros(row, dtype=model.dtype, device=model.device) for _ in ("k", "v")]
-        self.prefill = GraphPrefill(model, self._layers, self._kernels, self._graphs, self._nowhere)
+        self._scratch = [torch.zeros(row, dtype=model.dtype, device=model.device) for _ in ("k", "v")]
+        self.prefill = GraphPrefill(self._stack, self._graphs, self._scratch)
 
     @property
     def recorded(self) -> int:
-        """Graphs that are kept."""
+        """Number of recorded graphs."""
         return 0 if self._graphs is None else len(self._graphs)
 
     @torch.inference_mode()
     def decode(self, caches: Sequence[ContextCache], tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """One token of each request, appended to its cache at its position, which must be behind all others in it;
-        returns logits [W, vocabulary]. Every request has a cache of its own.
+        """Append one token to each request and return logits [W, vocabulary].
 
-        Where it fails the caches are as they were, but for room.
+        Where this fails the caches are unchanged, except for capacity.
+
+        Args:
+            caches: one cache for each request; no cache may occur twice.
+            tokens: the token of each request.
+            positions: its position, which must be after all positions in the cache.
         """
         parts = [slice(start, start + WIDEST) for start in range(0, len(caches), WIDEST)]
         if len(parts) != 1:
             none = torch.empty(0, self._model.config.vocab_size, dtype=self._model.dtype, device=self._model.device)
             return torch.cat([none, *(self.decode(caches[part], tokens[part], positions[part]) for part in parts)])
-        stores = [[cache.buffers(layer, 1) for cache in caches] for layer in range(self._shape.layers)]
-        held = [[cache.lengths[layer] for cache in caches] for layer in range(self._shape.layers)]
-        logits = self._run(tokens, positions, stores, held)[0].clone()  # the next replay does not change it
-        # A replay goes on by itself: keeping the books costs no time of the step.
+        buffers = [[cache.buffers(layer, 1) for cache in caches] for layer in range(self._shape.layers)]
+        lengths = [[cache.lengths[layer] for cache in caches] for layer in range(self._shape.layers)]
+        logits = self._run(tokens, positions, buffers, lengths)[0].clone()  # the next replay overwrites the original
+        # The replay runs asynchronously, so this bookkeeping costs no time of the step.
         for cache, position in zip(caches, positions, strict=True):
             at = torch.tensor([position])
             for layer in range(self._shape.layers):
@@ -91,39 +100,55 @@ class GraphDecoder:
         return logits[: len(caches)]
 
     def supports_queries(self, cache: ContextCache, tokens: Sequence[int]) -> bool:
-        """Whether `ask` is worth it for a question behind what the cache holds."""
-        return 0 < len(tokens) <= ASKED and len(tokens) * max(cache.lengths) <= AMONG * ASKED // 2
+        """Return whether `queries` is worthwhile for a question behind the rows of the cache."""
+        count = len(tokens)
+        return 0 < count <= MAX_QUERY_TOKENS and count * max(cache.lengths) <= MAX_QUERY_ROWS * MAX_QUERY_TOKENS // 2
 
     @torch.inference_mode()
     def queries(self, cache: ContextCache, tokens: Sequence[int], position: int, depth: int) -> list[Tensor]:
-        """A question's tokens at positions from `position` on, behind all rows of the cache, which stays as it is but
-        for room; returns the pre-RoPE queries [T, Hq, d] of the layers below `depth`, as a pass captures them.
+        """Compute the pre-RoPE queries of a question, as a pass captures them.
 
-        On a GPU they are good until the next call.
+        The cache keeps its rows; only its capacity may grow.
+
+        Args:
+            cache: the context.
+            tokens: the question.
+            position: position of the first token, behind all rows of the cache.
+            depth: number of layers to run.
+
+        Returns:
+            Queries [T, Hq, d] of each layer below `depth`. On a GPU they are valid until the next call.
         """
         count, layers = len(tokens), range(self._shape.layers)
-        stores = [[cache.buffers(layer, count)] * count for layer in layers]
-        held = [list(range(cache.lengths[layer], cache.lengths[layer] + count)) for layer in layers]
-        made = self._run(tokens, range(position, position + count), stores, held, depth)
-        return [q[:count] for q in made]
+        buffers = [[cache.buffers(layer, count)] * count for layer in layers]
+        lengths = [list(range(cache.lengths[layer], cache.lengths[layer] + count)) for layer in layers]
+        queries = self._run(tokens, range(position, position + count), buffers, lengths, depth)
+        return [q[:count] for q in queries]
 
     def _run(
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
-        stores: Sequence[Sequence[tuple[Tensor, Tensor]]],
-        held: Sequence[Sequence[int]],
+        buffers: Sequence[Sequence[tuple[Tensor, Tensor]]],
+        lengths: Sequence[Sequence[int]],
         depth: int | None = None,
     ) -> list[Tensor]:
-        """Fill up to a power of two, and step. stores, held [L][W]: the cache of each row, and the rows in it that it
-        attends to beside its own."""
-        lacking = (1 << (len(tokens) - 1).bit_length()) - len(tokens)
-        nothing, nowhere = [0] * lacking, [(self._nowhere[0], self._nowhere[1])] * lacking
-        k, v = ([[pair[side] for pair in (*layer, *nowhere)] for layer in stores] for side in (0, 1))
+        """Pad to a power of two and run a step.
+
+        Args:
+            tokens: the token of each row.
+            positions: its position.
+            buffers: [L][W]. K and V of the cache of each row.
+            lengths: [L][W]. Rows that each row attends to besides its own.
+            depth: as in `_step`.
+        """
+        padding = (1 << (len(tokens) - 1).bit_length()) - len(tokens)
+        zeros, scratch = [0] * padding, [(self._scratch[0], self._scratch[1])] * padding
+        k, v = ([[pair[side] for pair in (*layer, *scratch)] for layer in buffers] for side in (0, 1))
         addresses = [[each.data_ptr() for each in layer] for layer in (*k, *v)]
-        lines = [[*tokens, *nothing], [*positions, *nothing], *addresses, *([*rows, *nothing] for rows in held)]
-        host = torch.tensor(lines, dtype=torch.int64)  # [2 + 3L, W]: tokens, positions, table
-        splits = splits_of(host.shape[1], self._shape.kv_heads, 1 + max(max(rows) for rows in held))
+        numbers = [[*tokens, *zeros], [*positions, *zeros], *addresses, *([*rows, *zeros] for rows in lengths)]
+        host = torch.tensor(numbers, dtype=torch.int64)  # [2 + 3L, W]: tokens, positions, table
+        splits = splits_of(host.shape[1], self._shape.kv_heads, 1 + max(max(rows) for rows in lengths))
         if self._graphs is None:
             return self._step(host, CachePointers(_table(host), k, v), splits, depth)
         key = ("step", host.shape[1], splits, depth)
@@ -131,18 +156,18 @@ class GraphDecoder:
             key, host, lambda inputs: self._step(inputs, CachePointers(_table(inputs)), splits, depth)
         )
 
-    def _step(self, inputs: Tensor, places: CachePointers, splits: int, depth: int | None) -> list[Tensor]:
-        """Logits [W, vocabulary], alone; with a depth the pre-RoPE queries [W, Hq, d] of the layers below it."""
-        model, kernels = self._model, self._kernels
+    def _step(self, inputs: Tensor, pointers: CachePointers, splits: int, depth: int | None) -> list[Tensor]:
+        """Return [logits [W, vocabulary]]; with a depth, the pre-RoPE queries [W, Hq, d] of the layers below it."""
+        model, stack, rows = self._model, self._stack, StackInputs(inputs[0], inputs[1], pointers)
 
         def attend(layer: int, q: Tensor) -> Tensor:
-            return kernels.attend(q, places, layer, self._shape, scale=model.scale, splits=splits)
+            return stack.kernels.attend(q, pointers, layer, self._shape, scale=model.scale, splits=splits)
 
         if depth is None:
-            return [decode_layers(model, self._layers, kernels, inputs[0], inputs[1], places, attend)]
-        return query_layers(model, self._layers[:depth], kernels, inputs[0], inputs[1], places, attend)
+            return [decode_layers(stack, rows, attend)]
+        return query_layers(LayerStack(model, stack.layers[:depth], stack.kernels), rows, attend)
 
 
 def _table(inputs: Tensor) -> Tensor:
-    """[3, L, W], a view."""
+    """View the cache table [3, L, W] of the inputs."""
     return inputs[2:].view(3, -1, inputs.shape[1])

@@ -1,12 +1,13 @@
-"""A model's layers over caches that are found by address: what a recorded step computes (steps.py, replay.py).
+"""The layers of a model over caches that are found by address, as recorded in CUDA graphs.
 
-Rows and their places are tensors on the device, and kernels read all else there, so that a graph of it serves other
-rows as well. It computes what the plain loop of `DecoderModel.forward` computes, up to the order of additions.
+Rows, positions and cache pointers are tensors on the device, and kernels read everything else there, so a graph serves
+any rows. The result is that of `DecoderModel.forward`, up to the order of additions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,81 +16,110 @@ from ragkv.kernels import decode_step as reference
 from ragkv.kernels.decode_step import CachePointers, StepKernels
 from ragkv.kernels.rows import raw_queries
 from ragkv.model.decoder import DecoderModel, Rotary
-from ragkv.model.execution.merged_weights import Layer
+from ragkv.model.execution.layer_body import LayerState, run_layer
+from ragkv.model.execution.merged_weights import MergedLayer
 
 Attend = Callable[[int, Tensor], Tensor]
-"""(layer, its queries [W, Hq, d]) -> their attention [W, Hq, d]"""
+"""(layer, its rotated queries [W, Hq, d]) -> their attention [W, Hq, d]"""
 
 
-def decode_layers(
-    model: DecoderModel,
-    layers: Sequence[Layer],
-    kernels: StepKernels,
-    tokens: Tensor,
-    positions: Tensor,
-    pointers: CachePointers,
-    attend: Attend,
-    outputs: int | None = None,
-) -> Tensor:
-    """Logits [W, vocabulary] of tokens at positions [W], their rows written to places. Nothing in it waits for the
-    device, if `attend` does not. outputs: how many of the last rows attend in the last layer, and give logits; None:
-    all."""
-    x, at, normed = _begin(model, tokens, positions)
-    for i, layer in enumerate(layers):
-        going = outputs if i == len(layers) - 1 else None
-        x, normed = _read(model, i, layer, kernels, x, layer.qkv(normed), at, pointers, attend, going)
-    logits: Tensor = model.lm_head(normed)
+@dataclass(frozen=True)
+class LayerStack:
+    """A model with merged layers and the kernels that run them.
+
+    Attributes:
+        model: supplies embedding, rotary module, head and shape.
+        layers: the merged layers to run.
+        kernels: the operations between products.
+    """
+
+    model: DecoderModel
+    layers: Sequence[MergedLayer]
+    kernels: StepKernels
+
+
+@dataclass(frozen=True)
+class StackInputs:
+    """Rows that enter a stack.
+
+    Attributes:
+        tokens: [W] int64, on the device.
+        positions: [W] int64, on the device.
+        pointers: the cache of each row. K and V are appended to it.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    pointers: CachePointers
+
+
+def decode_layers(stack: LayerStack, inputs: StackInputs, attend: Attend, outputs: int | None = None) -> Tensor:
+    """Run all layers and the head. The host does not wait for the device unless `attend` does.
+
+    Args:
+        stack: the layers.
+        inputs: the rows.
+        attend: computes attention.
+        outputs: number of the last rows that attend in the last layer and give logits; None for all.
+
+    Returns:
+        Logits [W or outputs, vocabulary].
+    """
+    run = _StackRun(stack, inputs, stack.model.rotary(inputs.positions), attend)
+    state, last = run.embed(), len(stack.layers) - 1
+    for layer in range(len(stack.layers)):
+        state = run.layer(layer, state, outputs if layer == last else None)
+    logits: Tensor = stack.model.lm_head(state.normed)
     return logits
 
 
-def query_layers(
-    model: DecoderModel,
-    layers: Sequence[Layer],
-    kernels: StepKernels,
-    tokens: Tensor,
-    positions: Tensor,
-    pointers: CachePointers,
-    attend: Attend,
-) -> list[Tensor]:
-    """As `step`, but for the pre-RoPE queries [W, Hq, d] of each of the layers; the last one does nothing else."""
-    x, at, normed = _begin(model, tokens, positions)
-    found = list[Tensor]()
-    for i, layer in enumerate(layers):
-        qkv = layer.qkv(normed)
-        found.append(raw_queries(qkv, model.shape, layer.heads))
-        if i < len(layers) - 1:
-            x, normed = _read(model, i, layer, kernels, x, qkv, at, pointers, attend)
-    return found
+def query_layers(stack: LayerStack, inputs: StackInputs, attend: Attend) -> list[Tensor]:
+    """Run the layers for their pre-RoPE queries [W, Hq, d] alone. The last layer computes nothing else."""
+    run = _StackRun(stack, inputs, stack.model.rotary(inputs.positions), attend)
+    state, queries = run.embed(), list[Tensor]()
+    for layer in range(len(stack.layers) - 1):
+        state = run.layer(layer, state, queries=queries)
+    if not stack.layers:
+        return queries
+    last = stack.layers[-1]
+    return [*queries, raw_queries(last.qkv_proj(state.normed), stack.model.shape, last.head_norms)]
 
 
-def _begin(model: DecoderModel, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Rotary, Tensor]:
-    x = model.body.embed_tokens(tokens)
-    return x, model.rotary(positions), model.body.layers[0].input_layernorm(x)
+@dataclass(frozen=True)
+class _StackRun:
+    """One run of a stack over given rows."""
+
+    stack: LayerStack
+    inputs: StackInputs
+    rotary: Rotary
+    attend: Attend
+
+    def embed(self) -> LayerState:
+        """Embed the tokens."""
+        body = self.stack.model.body
+        hidden = body.embed_tokens(self.inputs.tokens)
+        return LayerState(hidden, body.layers[0].input_layernorm(hidden))
+
+    def layer(
+        self, layer: int, state: LayerState, outputs: int | None = None, queries: list[Tensor] | None = None
+    ) -> LayerState:
+        """Run one layer; only the last `outputs` rows attend and go on. Pre-RoPE queries are appended to `queries`."""
+        weights, kernels, shape = self.stack.layers[layer], self.stack.kernels, self.stack.model.shape
+
+        def attend(qkv: Tensor) -> tuple[Tensor, Tensor]:
+            if queries is not None:
+                queries.append(raw_queries(qkv, shape, weights.head_norms))
+            cos, sin, pointers = self.rotary.cos, self.rotary.sin, self.inputs.pointers
+            q, hidden = kernels.rope_append(qkv, cos, sin, pointers, layer, shape, weights.head_norms), state.hidden
+            if outputs is not None:
+                hidden, q = hidden[-outputs:], q[-outputs:]
+            return hidden, self.attend(layer, q)
+
+        return run_layer(weights, kernels, state.normed, attend)
 
 
-def _read(
-    model: DecoderModel,
-    i: int,
-    layer: Layer,
-    kernels: StepKernels,
-    x: Tensor,
-    qkv: Tensor,
-    at: Rotary,
-    pointers: CachePointers,
-    attend: Attend,
-    going: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The rest of a layer: rows as they leave it, and behind the norm that comes next. going: how many of the last ones
-    do, None: all."""
-    q = kernels.rope_append(qkv, at.cos, at.sin, pointers, i, model.shape, layer.heads)
-    if going is not None:
-        x, q = x[-going:], q[-going:]
-    x, normed = kernels.add_norm(x, layer.out(attend(i, q).flatten(1)), layer.middle.weight, layer.middle.eps)
-    return kernels.add_norm(x, layer.down(kernels.gated(layer.gate_up(normed))), layer.last.weight, layer.last.eps)
-
-
-def kernels_of(model: DecoderModel) -> StepKernels:
-    """The twins on a GPU, the references elsewhere."""
+def step_kernels(model: DecoderModel) -> StepKernels:
+    """Return the Triton kernels on a GPU, the references elsewhere and in float64."""
     if model.device.type != "cuda" or model.dtype == torch.float64:
         return reference
     from ragkv.kernels import triton_decode_step

@@ -1,7 +1,7 @@
-"""A model's layers as a few large products: q, k and v of a layer are one, gate and up another.
+"""Merged weights of a model's layers: q, k and v of a layer are one product, gate and up another.
 
-The weights that are joined are moved, not copied: the model's modules become views of the joined ones, so this costs no
-memory but that of one joined weight while it is made, and the model computes what it computed before.
+Weights are moved, not copied: the parameters of the model's modules become views of the merged ones. Merging therefore
+needs extra memory for one merged weight only, while it is made, and the model computes the same as before.
 """
 
 from __future__ import annotations
@@ -21,51 +21,62 @@ Module = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Norm:
-    """An RMS norm. weight [size]."""
+class NormWeights:
+    """Weight [size] and eps of an RMS norm."""
 
     weight: Tensor
     eps: float
 
 
 @dataclass(frozen=True)
-class Product:
-    """Rows of several linear modules as one product."""
+class MergedLinear:
+    """Several linear modules as one product."""
 
     weight: Tensor
     bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Apply the product to x [T, hidden]."""
         return F.linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True)
-class Layer:
-    """What a layer computes, in order; its first norm belongs to what comes before. heads: norms of queries and keys,
-    None: there are none · last: the norm behind the layer, the next one's first or the model's own; a copy where that
-    is on another device."""
+class MergedLayer:
+    """Weights of a layer in the order of use. Its first norm belongs to the layer before.
 
-    qkv: Product
-    heads: HeadNorms | None
-    out: Module
-    middle: Norm
-    gate_up: Product
-    down: Module
-    last: Norm
+    Attributes:
+        qkv_proj: projections of queries, keys and values.
+        head_norms: norms of query and key heads, where the model has them.
+        o_proj: output projection.
+        post_attention_norm: norm before the MLP.
+        gate_up_proj: gate and up projections.
+        down_proj: down projection.
+        next_norm: first norm of the next layer, or the model's last norm. A copy where that is on another device.
+    """
+
+    qkv_proj: MergedLinear
+    head_norms: HeadNorms | None
+    o_proj: Module
+    post_attention_norm: NormWeights
+    gate_up_proj: MergedLinear
+    down_proj: Module
+    next_norm: NormWeights
 
 
 def supports_merging(body: Any) -> bool:
-    """Whether a model's layers can be joined and run by kernels of our own: on GPUs, of one dtype that Triton
-    computes in, plain linear modules with SiLU between them."""
+    """Return whether a model's layers can be merged and run by our kernels.
+
+    They must be on GPUs, have one dtype that Triton computes in, and have plain linear modules with SiLU.
+    """
     kinds = {(each.device.type, each.dtype) for each in body.parameters()}
-    place, dtype = next(iter(kinds))
-    if len(kinds) > 1 or place != "cuda" or dtype == torch.float64 or not find_spec("triton"):
+    device_type, dtype = next(iter(kinds))
+    if len(kinds) > 1 or device_type != "cuda" or dtype == torch.float64 or not find_spec("triton"):
         return False
     return is_plain(body)
 
 
 def is_plain(body: Any) -> bool:
-    """Whether all products are those of unquantised linear modules, with SiLU between them."""
+    """Return whether all projections are unquantised linear modules and the activation is SiLU."""
     linear = [
         getattr(part, name)
         for block in body.layers
@@ -78,41 +89,41 @@ def is_plain(body: Any) -> bool:
     return all(type(each) is nn.Linear for each in linear) and body.config.hidden_act == "silu"
 
 
-def merge_weights(body: Any) -> list[Layer]:
-    """The layers of a model that `is_plain`."""
+def merge_weights(body: Any) -> list[MergedLayer]:
+    """Merge the layers of a model for which `is_plain` holds."""
     blocks = list(body.layers)
-    behind = [*(block.input_layernorm for block in blocks[1:]), body.norm]
-    return [_layer(block, norm) for block, norm in zip(blocks, behind, strict=True)]
+    next_norms = [*(block.input_layernorm for block in blocks[1:]), body.norm]
+    return [_merge_layer(block, norm) for block, norm in zip(blocks, next_norms, strict=True)]
 
 
-def _layer(block: Any, behind: Any) -> Layer:
-    attention, mlp, heads = block.self_attn, block.mlp, None
+def _merge_layer(block: Any, next_norm: Any) -> MergedLayer:
+    attention, mlp, head_norms = block.self_attn, block.mlp, None
     if hasattr(attention, "q_norm"):
         q, k = attention.q_norm, attention.k_norm
-        heads = HeadNorms(_joined([q.weight, k.weight]).view(2, -1), q.variance_epsilon)
-    return Layer(
-        _product([attention.q_proj, attention.k_proj, attention.v_proj]),
-        heads,
+        head_norms = HeadNorms(_merge([q.weight, k.weight]).view(2, -1), q.variance_epsilon)
+    return MergedLayer(
+        _merge_linear([attention.q_proj, attention.k_proj, attention.v_proj]),
+        head_norms,
         attention.o_proj,
-        _norm(block.post_attention_layernorm, mlp.down_proj.weight.device),
-        _product([mlp.gate_proj, mlp.up_proj]),
+        _norm_weights(block.post_attention_layernorm, mlp.down_proj.weight.device),
+        _merge_linear([mlp.gate_proj, mlp.up_proj]),
         mlp.down_proj,
-        _norm(behind, mlp.down_proj.weight.device),
+        _norm_weights(next_norm, mlp.down_proj.weight.device),
     )
 
 
-def _norm(module: Any, device: torch.device) -> Norm:
-    return Norm(module.weight.detach().to(device), module.variance_epsilon)
+def _norm_weights(module: Any, device: torch.device) -> NormWeights:
+    return NormWeights(module.weight.detach().to(device), module.variance_epsilon)
 
 
-def _product(modules: Sequence[Any]) -> Product:
-    """One product of the modules' rows; all of them have a bias, or none."""
+def _merge_linear(modules: Sequence[Any]) -> MergedLinear:
+    """Merge linear modules; either all of them have a bias or none."""
     biases = [module.bias for module in modules if module.bias is not None]
-    return Product(_joined([module.weight for module in modules]), _joined(biases) if biases else None)
+    return MergedLinear(_merge([module.weight for module in modules]), _merge(biases) if biases else None)
 
 
-def _joined(parts: Sequence[nn.Parameter]) -> Tensor:
-    """The parts [rows, …] one behind the other, the same memory: what was joined before is not moved again."""
+def _merge(parts: Sequence[nn.Parameter]) -> Tensor:
+    """Concatenate parameters [rows, …] in one memory. Parameters that are already merged are not moved again."""
     first, sizes = parts[0], [part.shape[0] for part in parts]
     ends = [part.data_ptr() + part.nbytes for part in parts]
     same = {part.untyped_storage().data_ptr() for part in parts} == {first.untyped_storage().data_ptr()}

@@ -1,4 +1,4 @@
-"""The layer loop with few launches, here without a GPU: with the reference kernels it is the plain loop."""
+"""The fused layer loop equals the plain loop. Without a GPU it runs with the reference kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def fused(model):
-    """The same model, run by the other loop."""
+    """Return the same model with the fused loop."""
     other = copy.copy(model)
     other.fused = Fused(model.body, model.lm_head, model.shape, model.scale, model._cos_sin, reference)
     return other
@@ -36,7 +36,7 @@ def cache_of(model, length):
 
 
 def check(model, make, tolerance=1e-10):
-    """make(cache) -> passes over caches that are equal: the same logits, rows and captures from both loops."""
+    """Compare logits, rows and captures of both loops for passes that `make` returns."""
     found = []
     for each in (model, fused(model)):
         passes = make()
@@ -66,7 +66,7 @@ def test_a_prefill_and_what_follows_it(kind, kv_heads):
 
 
 def test_biases_and_norms_are_in_it():
-    """Those of tiny models are zeros and ones, so that leaving them out would not be seen."""
+    """Those of tiny models are zeros and ones, which would hide their omission."""
     for kind in ("qwen2", "qwen3"):
         weights = tiny.weights(kind)
         with torch.no_grad():
@@ -78,24 +78,24 @@ def test_biases_and_norms_are_in_it():
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_passes_of_several_requests_that_begin_and_end_apart(kind):
+def test_passes_that_start_and_end_in_different_layers(kind):
     model = tiny.model(kind)
 
     def make():
-        asked = append(cache_of(model, 8), tiny.tokens(3, 1), 8, outputs=0, capture=Capture(), depth=2)
-        read = append(cache_of(model, 5), tiny.tokens(2, 2), 5, capture=Capture(keys_too=True))
+        question = append(cache_of(model, 8), tiny.tokens(3, 1), 8, outputs=0, capture=Capture(), depth=2)
+        context = append(cache_of(model, 5), tiny.tokens(2, 2), 5, capture=Capture(keys_too=True))
         late = cache_of(model, 6)
         slots = late.reserve(model.shape.layers - 1, torch.tensor([6]))
         torch.manual_seed(0)
         hidden = torch.randn(1, model.config.hidden_size, dtype=model.dtype)
         at = torch.tensor([6])
         last = Pass(at, at, late, [Step(None, slots)], start=model.shape.layers - 1, hidden=hidden)
-        return [asked, read, last]
+        return [question, context, last]
 
     check(model, make)
 
 
-def test_rows_thin_out_are_written_elsewhere_and_blended():
+def test_rows_leave_are_written_to_slots_and_blended():
     model = tiny.model("llama")
     layers = model.shape.layers
 
@@ -114,12 +114,14 @@ def test_rows_thin_out_are_written_elsewhere_and_blended():
 
 
 @pytest.mark.parametrize("name", [name for name in METHOD_NAMES if name != FULL])
-def test_every_method_reads_a_question_alike(name):
+def test_every_method_gives_the_same_logits(name):
     answers = []
     plain = tiny.model("qwen3", profile=Profile(block=4, stable_layers=(2, 3), retrieval_heads=((1, 2), (2, 5))))
     for model in (plain, fused(plain)):
-        reader = Prefiller(model, tiny.tokens(3, 7))
-        sources = [InMemoryChunk(reader.encode(tiny.tokens(n, n)), 4, exact=not i) for i, n in enumerate((33, 40, 37))]
+        prefiller = Prefiller(model, tiny.tokens(3, 7))
+        sources = [
+            InMemoryChunk(prefiller.encode(tiny.tokens(n, n)), 4, exact=not i) for i, n in enumerate((33, 40, 37))
+        ]
         answers.append(
             reader.prefill_sparse(
                 sources, tiny.tokens(6, 6), make_method(name, model), StepTimer(), PrefillOptions(4)
@@ -128,12 +130,12 @@ def test_every_method_reads_a_question_alike(name):
     torch.testing.assert_close(answers[1], answers[0], rtol=0, atol=1e-9)
 
 
-def test_a_model_on_a_cpu_has_the_plain_loop():
+def test_a_model_on_a_cpu_uses_the_plain_loop():
     assert tiny.model("llama").fused is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_it_is_the_plain_loop_too():
+def test_on_a_gpu_both_loops_agree():
     model = tiny.DecoderModel(tiny.weights("qwen3").float().cuda())
     assert model.fused is not None
     plain = copy.copy(model)
