@@ -114,7 +114,7 @@ class Engine:
         embedder.load()
         engine = cls(settings, model, store, catalog, Retriever(catalog, embedder, settings.data / "index"))
         engine.reuse_refused = failed_self_test(engine.prefiller, engine.fingerprint, settings.data / "qualified")
-        machine = f"{engine.fingerprint} {model.place} {torch.get_num_threads()} {settings.store}"
+        machine = f"{engine.fingerprint} {model.device_names} {torch.get_num_threads()} {settings.store}"
         engine.chunks.costs = measure_costs(engine.prefiller, store, settings.data / "costs", machine)
         if model.device.type == "cuda" and not (settings.method or engine.reuse_refused):
             method = make_method(engine.method, model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ragkv.kernels.block_sparse import BlockSparseIndex
+from ragkv.kernels.block_index import BlockSparseIndex
 
 
 def score_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.attention import attend
-from ragkv.kernels.block_sparse import BlockSparseIndex, attend_block_sparse
+from ragkv.kernels.block_index import BlockSparseIndex
+from ragkv.kernels.block_sparse import attend_block_sparse
 from ragkv.sparse.attention import causal_pairs, indexed_pairs
 
 

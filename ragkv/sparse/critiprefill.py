@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragkv.kernels.block_sparse import BlockSparseIndex, build_index, clear_blocks, extremes
+from ragkv.kernels.block_index import BlockSparseIndex, build_index, clear_blocks, extremes
 from ragkv.sparse.attention import score_dtype
 
 

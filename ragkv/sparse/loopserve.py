@@ -29,8 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ragkv.kernels.block_sparse import BlockSparseIndex, build_index, clear_blocks, extremes
-from ragkv.kernels.lines import LineSelection, cover, prices
+from ragkv.kernels.block_index import BlockSparseIndex, build_index, clear_blocks, extremes
+from ragkv.kernels.line_types import LineSelection, prices
+from ragkv.kernels.lines import cover
 from ragkv.sparse.attention import score_dtype
 
 

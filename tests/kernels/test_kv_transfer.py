@@ -12,7 +12,6 @@ import torch
 from ragkv.engine.chunk_source import ChunkStore, StoredChunk
 from ragkv.engine.kv_transfer import KVTransfer, acquire
 from ragkv.engine.prefill import Prefiller
-from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.stitch import Stitch
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
@@ -64,7 +63,7 @@ class Case:
             StoredChunk(chunk_store, c, i == 0, e, lambda kv: chunk_store.put(kv)[0])
             for i, (c, e) in enumerate(zip(CHUNKS, encode, strict=True))
         ]
-        return reader.prefill_sparse(sources, QUESTION, method, StepTimer(), PrefillOptions(8)), sources
+        return prefiller.prefill_sparse(sources, QUESTION, method, 8, StepTimer()), sources
 
     def compare(self, method, rounds=2):
         """Prefill the same question with both, first from the store and then from memory."""
@@ -117,14 +116,14 @@ def test_blocks_are_near_only_if_all_of_them_are(tmp_path, model, near, seen):
     case, forms = Case(tmp_path, model), []
     _, sources = case.prefill(case.loading, 0, Reuse(4))
     stitch = Stitch(model, [source.piece for source in sources], 0, 128)
-    wanted = [((0, 1), (0,), ())] * 4
-    stitch.reserve([source.piece for source in sources], wanted)
-    with ThreadPoolExecutor(1) as threads, ExitStack() as held:
-        lent = acquire({i: sources[i].pin([each[i] for each in wanted], threads) for i in range(2)}, held)
-        lent = {i: replace(each, form=replace(each.form, near=near[i])) for i, each in lent.items()}
-        carrier = KVTransfer(model, lambda *told: forms.append(told[-1]))
-        carrier.transfer(stitch, [source.piece for source in sources], lent, held.pop_all().close)
-    assert {form.near for form in forms} == {told}
+    requested = [((0, 1), (0,), ())] * 4
+    stitch.reserve([source.piece for source in sources], requested)
+    with ThreadPoolExecutor(1) as threads, ExitStack() as stack:
+        pinned_blocks = acquire({i: sources[i].pin([each[i] for each in requested], threads) for i in range(2)}, stack)
+        pinned_blocks = {i: replace(each, form=replace(each.form, near=near[i])) for i, each in pinned_blocks.items()}
+        transfer = KVTransfer(model, lambda *seen: forms.append(seen[-1]))
+        transfer.transfer(stitch, [source.piece for source in sources], pinned_blocks, stack.pop_all().close)
+    assert {form.near for form in forms} == {seen}
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
@@ -175,7 +174,7 @@ def test_a_source_that_fails_leaves_nothing_pinned(tmp_path, model):
     ]
     sources.append(StoredChunk(chunk_store, CHUNKS[2], False, lambda: None))
     with pytest.raises(RuntimeError, match="out of order"):
-        case.carrying.prefill_sparse(sources, QUESTION, Reuse(4), StepTimer(), PrefillOptions(8))
+        case.transferring.prefill_sparse(sources, QUESTION, Reuse(4), 8, StepTimer())
     assert case.pinned() == 0
 
 
@@ -191,13 +190,13 @@ class CountedCopy:
 ACCESSES = {
     "k": lambda cache: cache.k(1),
     "v": lambda cache: cache.v(1),
-    "stores": lambda cache: cache.buffers(1, 0),
+    "buffers": lambda cache: cache.buffers(1, 0),
     "put": lambda cache: cache.put(1, torch.zeros(1, 2, 8), torch.zeros(1, 2, 8), torch.tensor([5])),
     "write": lambda cache: cache.write(1, torch.tensor([0]), torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)),
     "fill": lambda cache: cache.fill(1, torch.tensor([0]), torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)),
     "truncate": lambda cache: cache.truncate([0] * 4),
     "make_room": lambda cache: cache.make_room(100),
-    "settle": lambda cache: cache.wait_ready(1),
+    "wait_ready": lambda cache: cache.wait_ready(1),
 }
 
 

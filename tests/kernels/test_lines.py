@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.kernels import lines as ours
-from ragkv.kernels.lines import Prices, prices
+from ragkv.kernels import lines_reference as reference
+from ragkv.kernels.line_types import LineSelection, Prices, prices
 from ragkv.sparse.loopserve import sample_rows
 
 triton_lines = pytest.importorskip("ragkv.kernels.triton_lines")

@@ -48,8 +48,8 @@ class CountedCopy:
         self.waited += 1
 
 
-def test_layers_that_come_together_are_waited_for_once():
-    cache, both, late = filled((1, 1, 1)), Coming(), Coming()
+def test_a_copy_of_two_layers_is_waited_for_once():
+    cache, both, late = filled((1, 1, 1)), CountedCopy(), CountedCopy()
     cache.record_event(0, both)
     cache.record_event(1, both)
     cache.record_event(2, late)

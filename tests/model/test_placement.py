@@ -128,10 +128,12 @@ def test_every_method_answers_as_on_one_device(name, loop):
             prefiller, question, timer = Prefiller(model, tiny.tokens(3, 7)), tiny.tokens(6, 6), StepTimer(model.device)
             chunks = [tiny.tokens(n, n) for n in (33, 40, 37)]
             if name == FULL:
-                context = reader.prefill_full(chunks, question, watch, PrefillOptions(4))
+                context = prefiller.prefill_full(chunks, question, timer, PrefillOptions(4))
             else:
-                sources = [InMemoryChunk(reader.encode(chunk), 4, exact=not i) for i, chunk in enumerate(chunks)]
-                context = reader.prefill_sparse(sources, question, make_method(name, model), watch, PrefillOptions(4))
+                sources = [InMemoryChunk(prefiller.encode(chunk), 4, exact=not i) for i, chunk in enumerate(chunks)]
+                context = prefiller.prefill_sparse(
+                    sources, question, make_method(name, model), timer, PrefillOptions(4)
+                )
             answers.append((here(context.logits), context.plan))
     torch.testing.assert_close(answers[1][0], answers[0][0], rtol=0, atol=1e-9)
     if name != FULL:
@@ -147,12 +149,12 @@ def test_every_decode_policy_generates_as_on_one_device(spec):
             sources = [InMemoryChunk(prefiller.encode(tiny.tokens(n, n)), 4) for n in (33, 40)]
             decoder = make_decode_policy(f"{spec}{',' if ':' in spec else ':'}above=0", PROFILE)
             method = make_method("scout", model)
-            context = reader.prefill_sparse(
-                sources, tiny.tokens(6, 6), method, watch, PrefillOptions(8, decode_policy=decoder)
+            context = prefiller.prefill_sparse(
+                sources, tiny.tokens(6, 6), method, timer, PrefillOptions(8, decode_policy=decoder)
             )
-            run = decode(model, context.cache, context.logits, context.position, Sampling(8), context.decoding)
-            said.append((list(run), context.decoding.keys_read))
-    assert said[1] == said[0]
+            tokens = decode(model, context.cache, context.logits, context.position, Sampling(8), context.decoding)
+            outputs.append((list(tokens), context.decoding.keys_read))
+    assert outputs[1] == outputs[0]
 
 
 def test_a_prefill_policy_moves_its_state_of_the_previous_layer():

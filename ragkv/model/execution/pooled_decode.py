@@ -157,20 +157,22 @@ class PooledKV:
         whole = self.host[request][start * row : (start + counts[layer]) * row]
         return whole.view(heads, counts[layer], 2, self.size, d)
 
-    def _put(self, layer: int, of: int, cache: ContextCache, sinks: int, host: Tensor) -> Tensor:
-        """Copy one layer of a request; returns its sink blocks."""
-        k, v, known = cache.k(layer), cache.v(layer), BlockDigests(self.size, sinks, None)
-        known.update(k, cache.positions(layer))
+    def _put(self, layer: int, request: int, cache: ContextCache, sinks: int, host: Tensor) -> Tensor:
+        """Copy one layer of a request and return its sink blocks."""
+        k, v, table = cache.k(layer), cache.v(layer), BlockDigests(self.size, sinks, None)
+        table.update(k, cache.positions(layer))
         tail = len(k) // self.size
         keys, values = (x[: tail * self.size].unflatten(0, (tail, self.size)) for x in (k, v))
         host.copy_(torch.stack([keys, values]).permute(3, 1, 0, 2, 4).contiguous())
         if tail:
-            self.digests[layer, of, :, :tail] = torch.cat(cuboid(keys.to(score_dtype(self.dtype))), -1).transpose(0, 1)
+            self.digests[layer, request, :, :tail] = torch.cat(cuboid(keys.to(score_dtype(self.dtype))), -1).transpose(
+                0, 1
+            )
         for store, x in zip(self._near, (k, v), strict=True):
-            rows = known.near_rows(x, tail)
-            store[layer, of, : len(rows)] = rows
-        self.held[layer][of] = len(known.sinks) * self.size + len(k) - tail * self.size
-        return known.sinks.cpu()
+            rows = table.near_rows(x, tail)
+            store[layer, request, : len(rows)] = rows
+        self.near_lengths[layer][request] = len(table.sinks) * self.size + len(k) - tail * self.size
+        return table.sinks.cpu()
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def test_every_method_gives_the_same_logits(name):
             InMemoryChunk(prefiller.encode(tiny.tokens(n, n)), 4, exact=not i) for i, n in enumerate((33, 40, 37))
         ]
         answers.append(
-            reader.prefill_sparse(
+            prefiller.prefill_sparse(
                 sources, tiny.tokens(6, 6), make_method(name, model), StepTimer(), PrefillOptions(4)
             ).logits
         )

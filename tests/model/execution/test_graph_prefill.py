@@ -163,11 +163,11 @@ def test_every_method_gives_the_same_logits(name):
     for graph_decoder in (None, decoder):
         prefiller = Prefiller(model, tiny.tokens(3, 7), graph_decoder=graph_decoder)
         if name == FULL:
-            answers.append(reader.prefill_full(chunks, tiny.tokens(6, 6), StepTimer(), PrefillOptions(4)).logits)
+            answers.append(prefiller.prefill_full(chunks, tiny.tokens(6, 6), StepTimer(), PrefillOptions(4)).logits)
             continue
         sources = [InMemoryChunk(prefiller.encode(chunk), 4, exact=not i) for i, chunk in enumerate(chunks)]
         answers.append(
-            reader.prefill_sparse(
+            prefiller.prefill_sparse(
                 sources, tiny.tokens(6, 6), make_method(name, model), StepTimer(), PrefillOptions(4)
             ).logits
         )

@@ -76,10 +76,12 @@ def test_a_step_under_psa_is_that_of_the_policy():
     decoder = PooledDecoder(model, PooledKV(caches, params, 0.25, room=3), params)
     check(model, decoder, caches, states, 1)
     for of, state in enumerate(states):
-        for layer, met in enumerate(steps.reads):
-            near = steps.kv.held[layer][of] + 1
-            assert (met.read[of] * 8 + near).tolist() == state.steps_read[layer].read.tolist()
-    assert any(int((met.read < steps.kv.pool.ranked[layer][:, None]).sum()) for layer, met in enumerate(steps.reads))
+        for layer, result in enumerate(decoder.reads):
+            near = decoder.kv.near_lengths[layer][of] + 1
+            assert (result.read[of] * 8 + near).tolist() == state.key_counts[layer].read.tolist()
+    assert any(
+        int((result.read < decoder.kv.pool.ranked[layer][:, None]).sum()) for layer, result in enumerate(decoder.reads)
+    )
 
 
 def test_rows_of_the_answer_are_near():
@@ -104,9 +106,9 @@ def test_the_pool_admits_blocks_that_are_read_repeatedly():
         missed.append(sum(int(result.missed.sum()) for result in decoder.reads))
     assert missed[0] > 0
     assert sum(missed[-3:]) < sum(missed[:3])
-    kv.wait_ready()
-    assert int(kv.pool.used.max()) == 0
-    assert kv.pool.owner[0, 2, 0, :3].tolist() == [1, 2, 3], "the sink block is near, and takes no slot"
+    kv.reset()
+    assert int(kv.pool.last_used.max()) == 0
+    assert kv.pool.block_of[0, 2, 0, :3].tolist() == [1, 2, 3], "the sink block is near and has no slot"
 
 
 def test_layers_that_hold_different_rows():
@@ -207,7 +209,7 @@ def test_staged_decoding_refuses_a_changed_pool():
     expected = staged.decode(tokens_of(1))
     psa.decode(tokens_of(0))
     with pytest.raises(ValueError, match="changed the pool"):
-        staged.read(tokens_of(2))
-    torch.testing.assert_close(by_address.read(tokens_of(1)), wanted, rtol=0, atol=1e-10)
-    kv.wait_ready()
-    assert bool(staged.read(tokens_of(2)).isfinite().all())
+        staged.decode(tokens_of(2))
+    torch.testing.assert_close(by_address.decode(tokens_of(1)), expected, rtol=0, atol=1e-10)
+    kv.reset()
+    assert bool(staged.decode(tokens_of(2)).isfinite().all())
