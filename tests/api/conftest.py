@@ -78,7 +78,7 @@ def serving(chosen: Settings, tracing: Tracing | None = None) -> Iterator[Servic
     port = server.servers[0].sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     with httpx.Client(base_url=url, timeout=60) as client:
-        yield Service(url, port, app.state.worker, client, app)
+        yield Service(url, port, app.state.engine_thread, client, app)
     server.should_exit = True
     thread.join(30)
     assert not thread.is_alive()

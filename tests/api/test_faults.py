@@ -204,7 +204,7 @@ def test_another_embedder_is_a_conflict_until_reindex(tmp_path: Path, model: Dec
             app.router.lifespan_context(app),
             httpx.AsyncClient(transport=transport, base_url="http://service", timeout=60) as client,
         ):
-            await talk(client, lambda task: asyncio.wrap_future(app.state.worker.submit(task)))
+            await talk(client, lambda task: asyncio.wrap_future(app.state.engine_thread.submit(task)))
 
     asyncio.run(session())
     assert Catalog.open(tmp_path / "data" / "catalog.sqlite").embedder().name == "other-embedder"

@@ -38,7 +38,7 @@ def fill(worker: EngineThread) -> None:
 def create_app(*given: Any, **named: Any) -> Any:
     """The application, with these answers."""
     app = _create_app(*given, **named)
-    fill(app.state.worker)
+    fill(app.state.engine_thread)
     return app
 
 

@@ -24,16 +24,16 @@ def tickets(*tenants: str) -> LoginTickets:
 
 def test_a_ticket_is_its_tenants_until_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     made = tickets("acme", "zeta")
-    ticket = made.make("acme")
-    assert made.whose(ticket) == "acme"
+    ticket = made.issue("acme")
+    assert made.tenant_of(ticket) == "acme"
     now = guard.time.time()
     monkeypatch.setattr(guard.time, "time", lambda: now + TICKET_SECONDS + 1)
-    assert made.whose(ticket) is None
+    assert made.tenant_of(ticket) is None
 
 
 def test_what_was_changed_is_no_ticket() -> None:
     made = tickets("acme", "zeta")
-    ticket = made.make("acme")
+    ticket = made.issue("acme")
     for changed in (
         ticket.replace("acme", "zeta"),
         ticket[:-1],
@@ -44,13 +44,13 @@ def test_what_was_changed_is_no_ticket() -> None:
         "\udc80.1.2",
         "ä.9.9",
     ):
-        assert made.whose(changed) is None, changed
+        assert made.tenant_of(changed) is None, changed
 
 
 def test_a_ticket_of_other_keys_is_none() -> None:
     one, other = tickets("acme"), tickets("acme")
-    assert other.whose(one.make("acme")) is None
-    assert LoginTickets(Keys()).whose(one.make("acme")) is None
+    assert other.tenant_of(one.issue("acme")) is None
+    assert LoginTickets(Keys()).tenant_of(one.issue("acme")) is None
 
 
 def test_a_browser_is_asked_for_a_key_and_a_program_is_refused(desk: Desk) -> None:
@@ -95,7 +95,7 @@ def test_a_websocket_wants_the_ticket_and_the_own_origin() -> None:
     _, pair = make_key("acme")
     keys = read_keys(pair)
     app = echoing(keys)
-    ticket = {"cookie": f"{COOKIE}={LoginTickets(keys).make('acme')}"}
+    ticket = {"cookie": f"{COOKIE}={LoginTickets(keys).issue('acme')}"}
     with TestClient(app, "http://here") as client:
         with client.websocket_connect(
             "/dashboard/ws", headers={**ticket, "host": "here", "origin": "http://here"}

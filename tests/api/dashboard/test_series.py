@@ -36,7 +36,7 @@ def test_spans_tell_what_came_in_them_and_are_at_most_an_hour(clock: list[float]
         clock[0] += PERIOD
         for _ in range(number % 3):
             worker.metrics.ended("refused")
-        points.look()
+        points.sample()
     spans = points.spans()
     assert len(spans) == POINTS - 1
     assert sum(each.seconds for each in spans) == 3600
@@ -52,15 +52,15 @@ def test_lately_reaches_back_as_far_as_asked_and_no_further_than_the_start(clock
     for _ in range(10):
         worker.metrics.ended("failed")
         clock[0] += PERIOD
-        points.look()
+        points.sample()
     worker.metrics.ended("failed")
-    assert points.lately(PERIOD).sums.ended["failed"] == 2, "the last period, and what came since"
-    assert points.lately(3600).sums.ended["failed"] == 11
-    assert points.lately(3600).seconds == 100
+    assert points.last(PERIOD).sums.ended["failed"] == 2, "the last period, and what came since"
+    assert points.last(3600).sums.ended["failed"] == 11
+    assert points.last(3600).seconds == 100
 
 
 def test_a_clock_that_is_set_back_divides_by_nothing(clock: list[float]) -> None:
     points = Series(Counted())  # type: ignore[arg-type]
     clock[0] -= 500
-    points.look()
+    points.sample()
     assert points.spans()[0].seconds > 0

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.middleware.auth import OPEN, AuthMiddleware
+from api.middleware.auth import PUBLIC_PATHS, AuthMiddleware
 from api.middleware.keys import Keys, make_key, read_keys
 from ragkv.errors import ConfigError, InputError
 from tests.api.conftest import HARBOUR, Service, serving, settings
@@ -82,7 +82,7 @@ def test_every_route_but_the_sign_of_life_is_behind_the_keys(guarded: Guarded) -
         for method, path in tried:
             for headers in bad:
                 response = client.request(method, path, headers=headers)
-                if path in OPEN:
+                if path in PUBLIC_PATHS:
                     assert response.status_code in (200, 405), (method, path)
                     continue
                 assert response.status_code == 401, (method, path)
@@ -177,8 +177,8 @@ def test_a_made_key_is_random_and_its_pair_holds_only_the_hash() -> None:
     for key, pair in made:
         assert len(key) > 40
         assert key not in pair
-        assert read_keys(pair).whose(key) == "acme"
-        assert read_keys(pair).whose(pair.partition("=")[2]) is None
+        assert read_keys(pair).tenant_of(key) == "acme"
+        assert read_keys(pair).tenant_of(pair.partition("=")[2]) is None
 
 
 @pytest.mark.parametrize("tenant", ["", "a:b", "a b", "-a", "a=b", "a,b", "ä", "a" * 64, "a\n"])
@@ -193,7 +193,7 @@ def test_keys_may_stand_in_a_file(tmp_path: Path) -> None:
     keys = [make_key(tenant) for tenant in ("acme", "zeta")]
     path = tmp_path / "keys"
     path.write_text("# who may come in\n" + "\n".join(f"{pair}  # since May" for _, pair in keys) + "\n\n")
-    assert [read_keys(str(path)).whose(key) for key, _ in keys] == ["acme", "zeta"]
+    assert [read_keys(str(path)).tenant_of(key) for key, _ in keys] == ["acme", "zeta"]
     assert not read_keys("")
 
 
@@ -218,10 +218,10 @@ def test_an_empty_file_or_a_key_that_is_there_twice_is_refused(tmp_path: Path) -
 def test_no_text_is_a_key_but_the_keys(text: str, count: int) -> None:
     made = [make_key(f"t{n}") for n in range(count)]
     keys = read_keys(",".join(pair for _, pair in made))
-    assert keys.whose(text) is None
-    assert [keys.whose(key) for key, _ in made] == [f"t{n}" for n in range(count)]
+    assert keys.tenant_of(text) is None
+    assert [keys.tenant_of(key) for key, _ in made] == [f"t{n}" for n in range(count)]
     assert keys.tenants == {f"t{n}" for n in range(count)}
-    assert Keys().whose(text) is None
+    assert Keys().tenant_of(text) is None
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://localhost"])

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from api.middleware.keys import make_key
-from api.observability.logs import Form, escaped, written
+from api.observability.logs import LogFormat, configured_logging, escape_text
 from api.runtime.request_context import RequestContext, working_for
 from ragkv.errors import StoreError
 from tests.api.conftest import HARBOUR
@@ -34,12 +34,12 @@ import sys
 from ragkv.cli import run
 from ragkv.engine.engine import Engine
 
-begin = Engine.prefill
+prefill = Engine.prefill
 
-def broken(self, question, **wanted):
+def broken(self, question, options):
     if "explode" in question:
         raise ZeroDivisionError(question)
-    return begin(self, question, **wanted)
+    return prefill(self, question, options)
 
 Engine.prefill = broken
 sys.exit(run(["serve", "--port", "0"]))
@@ -172,10 +172,10 @@ def test_what_was_traced_reaches_the_collector_before_the_service_ends(told: Tol
     assert names.count("retrieve") == names.count("decode") == 2
 
 
-def lines(form: Form, level: str = "info") -> tuple[logging.Logger, io.StringIO, Any]:
+def lines(form: LogFormat, level: str = "info") -> tuple[logging.Logger, io.StringIO, Any]:
     """A logger of ours, where its lines go, and what has them go there."""
     stream = io.StringIO()
-    return logging.getLogger("ragkv.test"), stream, written(form, level, stream)
+    return logging.getLogger("ragkv.test"), stream, configured_logging(form, level, stream)
 
 
 @given(st.text())
@@ -197,7 +197,7 @@ def test_text_shows_control_characters_instead_of_sending_them() -> None:
     with there:
         logger.warning("a\nb", extra={"value": 'c\r\n\x1b[31m"\u202e', "plain": "/v1/{id:path}"})
     assert stream.getvalue().endswith(r' a\nb value="c\r\n\x1b[31m\"\u202e" plain=/v1/{id:path}' + "\n")
-    assert escaped("Käse\x7f") == r"Käse\x7f"
+    assert escape_text("Käse\x7f") == r"Käse\x7f"
 
 
 def test_passwords_in_addresses_are_left_out() -> None:
@@ -227,7 +227,7 @@ def test_an_exception_is_its_kinds_and_its_places_and_speaks_only_where_it_is_ou
     assert ours["exception"].startswith("StoreError: the store is down from KeyError")
     assert systems["exception"].startswith("FileNotFoundError: ")
     assert "No such file" in systems["exception"]
-    assert ours["at"][-1].startswith("api/test_logs.py:")
+    assert ours["at"][-1].startswith("observability/test_logs.py:")
     assert (MARK in stream.getvalue()) is words
 
 

@@ -188,7 +188,7 @@ def test_documents_are_counted_as_soon_as_all_that_waited_is_read(tmp_path: Path
 
 
 def test_what_is_not_known_yet_is_left_out(tmp_path: Path) -> None:
-    text, _ = MetricsCollector(EngineThread(settings(tmp_path)), RequestCounters()).written("")
+    text, _ = MetricsCollector(EngineThread(settings(tmp_path)), RequestCounters()).render("")
     assert b"ragkv_documents" not in text
     assert b"ragkv_info" not in text
     assert b'ragkv_ready{check="engine"} 0.0' in text
@@ -197,8 +197,8 @@ def test_what_is_not_known_yet_is_left_out(tmp_path: Path) -> None:
 
 def test_two_applications_in_a_process_have_nothing_in_common(tmp_path: Path) -> None:
     first, second = (create_app(settings(tmp_path / name)) for name in "ab")
-    first.state.worker.metrics.ended("failed")
-    other, _ = second.state.metrics.written("")
+    first.state.engine_thread.metrics.ended("failed")
+    other, _ = second.state.metrics.render("")
     assert read(other.decode()).sums.ended["failed"] == 0
 
 
@@ -227,6 +227,6 @@ def test_a_scrape_takes_less_than_five_milliseconds(told: tuple[Service, list[An
     taken = []
     for _ in range(20):
         begun = time.perf_counter()
-        kept.written("")
+        kept.render("")
         taken.append(time.perf_counter() - begun)
     assert min(taken) < 0.005

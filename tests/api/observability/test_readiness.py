@@ -88,7 +88,7 @@ def test_a_service_that_ends_is_not_ready(tmp_path: Path) -> None:
             httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service", timeout=60) as client,
         ):
             seen = [(await client.get("/readyz")).status_code]
-            app.state.worker.pause()
+            app.state.engine_thread.pause()
             return [*seen, (await client.get("/readyz")).status_code, (await client.get("/healthz")).status_code]
 
     assert asyncio.run(session()) == [200, 503, 200]

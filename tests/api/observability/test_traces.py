@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from api.middleware.access_log import ServedRequest
-from api.observability.traces import Patient, Tracing
+from api.observability.traces import RateLimitedLogExporter, Tracing
 from api.runtime.request_context import RequestContext
 from ragkv.timing import StepTimer
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
@@ -163,7 +163,7 @@ def test_a_failed_request_is_an_error_with_the_steps_it_came_to(
         raise ZeroDivisionError(MARK)
 
     engine = traced.service.worker.submit(lambda engine: engine).result(30)
-    monkeypatch.setattr(engine, "finish", broken)
+    monkeypatch.setattr(engine, "finalize", broken)
     assert httpx.post(f"{traced.service.url}/v1/answers", json=QUESTION).status_code == 500
     request, steps = traced.spans()
     assert (request.status.status_code, request.attributes["error.type"]) == (StatusCode.ERROR, "internal")
@@ -190,7 +190,9 @@ def test_a_collector_that_is_away_costs_nobody_time_and_is_told_once(caplog: pyt
     away = OTLPSpanExporter(f"http://127.0.0.1:{free_port()}/v1/traces", timeout=0.2)
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # as open_tracing does
     tracing = Tracing(
-        BatchSpanProcessor(Patient(away), max_queue_size=64, schedule_delay_millis=20, max_export_batch_size=8)
+        BatchSpanProcessor(
+            RateLimitedLogExporter(away), max_queue_size=64, schedule_delay_millis=20, max_export_batch_size=8
+        )
     )
     began = time.perf_counter()
     for _ in range(500):
