@@ -44,8 +44,8 @@ async def chat_completions(
     `ragkv` in the request holds `collection`, `top_k`, `filter`, `method`, `prefill`, `decode` and `deadline_s`.
     `ragkv` in the response holds `citations` and `report`; in a stream it is in the chunk with `finish_reason`. `model`
     is the loaded model, or NAME:METHOD. If the last message refers to earlier ones ("And when was it built?"), the
-    latest question that stands alone is put before it, with its answer. System messages are ignored. `temperature` is 0 by
-    default. Unsupported parameters that would change the answer are refused: tools, several choices, log
+    latest question that stands alone is put before it, with its answer. System messages are ignored. `temperature` is 0
+    by default. Unsupported parameters that would change the answer are refused: tools, several choices, log
     probabilities, penalties, formats, images.
     """
     question, method = question_of(chat), method_of(chat, engine_thread.model)
