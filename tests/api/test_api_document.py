@@ -31,7 +31,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
-def test_every_route_is_named(fresh: Service, page: str) -> None:
+def test_every_route_is_documented(fresh: Service, page: str) -> None:
     paths = fresh.client.get("/openapi.json").json()["paths"]
     assert len(paths) > 10
     missing = [path for path in paths if f" {path}`" not in page]
@@ -64,7 +64,7 @@ def test_every_error_is_in_the_table(root: Path, page: str) -> None:
     assert table == known | {(405, "method_not_allowed")}
 
 
-def test_the_examples_work_as_they_stand(fresh: Service, page: str, tmp_path: Path) -> None:
+def test_the_examples_run_in_order(fresh: Service, page: str, tmp_path: Path) -> None:
     lines = [line.strip() for line in page.splitlines() if re.match(r"    (curl|printf) ", line)]
     assert len(lines) > 20
     job = ""
@@ -79,7 +79,7 @@ def test_the_examples_work_as_they_stand(fresh: Service, page: str, tmp_path: Pa
             assert "event: done" in done.stdout
 
 
-def test_an_answer_has_the_parts_that_are_named(fresh: Service, page: str) -> None:
+def test_every_field_of_an_answer_is_documented(fresh: Service, page: str) -> None:
     fresh.post("/v1/documents?wait=true", {"id": "tarn", "text": "The harbour of Tarn was built in 1889 by Ada Brook."})
     answer: Any = fresh.post("/v1/answers", {"question": "Who built the harbour of Tarn?"}).json()
     for name in (*answer, *answer["report"]):
@@ -97,7 +97,7 @@ def test_the_python_example_runs_and_every_method_is_named(
     assert "ragkv.add(" not in str(client.__doc__)
 
 
-def test_a_body_that_announces_nothing_and_is_too_large_has_the_same_code(fresh: Service) -> None:
+def test_a_chunked_body_over_the_limit_has_the_same_error_code(fresh: Service) -> None:
     def endless() -> Iterator[bytes]:
         for _ in range(48):
             yield b" " * 2**16

@@ -65,27 +65,27 @@ def run(folder: Path, service: Service, phases: str, examples: int, *more: str, 
     return int(sent[1])
 
 
-def test_what_is_sent_at_random_is_answered_as_described(tmp_path: Path, opened: Service) -> None:
+def test_random_requests_get_documented_responses(tmp_path: Path, opened: Service) -> None:
     assert run(tmp_path, opened, "examples,fuzzing", 6) > 60
 
 
-def test_what_is_sent_at_the_bounds_is_answered_as_described(tmp_path: Path, opened: Service) -> None:
+def test_requests_at_the_limits_get_documented_responses(tmp_path: Path, opened: Service) -> None:
     assert run(tmp_path, opened, "coverage", 1, "--exclude-path-regex", LARGE) > 200
 
 
-def test_so_it_is_where_keys_are_asked_for(tmp_path: Path, locked: tuple[Service, str]) -> None:
+def test_the_contract_holds_with_keys(tmp_path: Path, locked: tuple[Service, str]) -> None:
     service, key = locked
     assert run(tmp_path, service, "examples,fuzzing", 3, key=key) > 30
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
-def test_so_it_is_in_a_hundred_tries_of_each_and_at_every_bound(tmp_path: Path, opened: Service) -> None:
+def test_a_hundred_examples_and_the_bounds_match_the_contract(tmp_path: Path, opened: Service) -> None:
     assert run(tmp_path, opened, "examples,coverage,fuzzing", 100) > 1000
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
-def test_so_it_is_with_keys(tmp_path: Path, locked: tuple[Service, str]) -> None:
+def test_the_contract_holds_with_keys_in_the_long_run(tmp_path: Path, locked: tuple[Service, str]) -> None:
     service, key = locked
     assert run(tmp_path, service, "examples,coverage,fuzzing", 30, key=key) > 1000

@@ -155,7 +155,7 @@ def test_a_document_deleted_during_a_question_is_never_cited_afterwards(service:
     assert ask(service, "deleted").status_code == 404
 
 
-def test_a_document_deleted_while_it_is_read_is_cancelled_and_leaves_nothing(service: Service, beside: Engine) -> None:
+def test_a_document_deleted_during_ingest_is_cancelled_and_leaves_nothing(service: Service, beside: Engine) -> None:
     job_id = service.post("/v1/documents", {**tale("Lamp", "Ada Brook", 40), "collection": "gone"}).json()["job_id"]
     while service.client.get(f"/v1/jobs/{job_id}").json()["stage"] != "encode":
         pass

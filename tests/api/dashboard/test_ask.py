@@ -28,7 +28,7 @@ def drawn(desk: Desk) -> Any:
     return desk.client.get(f"/v1/answers/{newest}/map").json()
 
 
-def test_the_map_shows_every_block_as_the_api_tells_it(desk: Desk) -> None:
+def test_the_map_shows_every_block_of_the_api(desk: Desk) -> None:
     with desk.page("Ask") as page:
         ask(page, QUESTIONS[0])
         answer = page.get_by_role("region", name="Answer")
@@ -47,7 +47,7 @@ def test_the_map_shows_every_block_as_the_api_tells_it(desk: Desk) -> None:
         assert found == sum(len(chunk["holds_answer"]) for chunk in told["chunks"]) > 0
 
 
-def test_the_map_is_walked_with_the_arrow_keys_and_says_what_a_block_holds(desk: Desk) -> None:
+def test_the_map_can_be_walked_with_the_arrow_keys(desk: Desk) -> None:
     with desk.page("Ask") as page:
         ask(page, QUESTIONS[0])
         grid = page.get_by_role("grid")
@@ -67,7 +67,7 @@ def test_the_map_is_walked_with_the_arrow_keys_and_says_what_a_block_holds(desk:
         assert grid.locator("td[tabindex='0']").count() == 1, "one stop for the tab key"
 
 
-def test_the_answer_is_seen_as_it_is_made(desk: Desk) -> None:
+def test_the_answer_is_shown_while_it_is_decoded(desk: Desk) -> None:
     with desk.page("Ask") as page:
         page.evaluate(
             """() => {
@@ -92,7 +92,7 @@ def drawn_answer(desk: Desk) -> str:
     return answer
 
 
-def test_another_method_reads_otherwise(desk: Desk) -> None:
+def test_another_method_gives_another_map(desk: Desk) -> None:
     with desk.page("Ask") as page:
         ask(page, QUESTIONS[0], "full")
         expect(page.get_by_role("grid")).to_be_visible(timeout=20_000)
@@ -101,14 +101,14 @@ def test_another_method_reads_otherwise(desk: Desk) -> None:
         assert page.locator("td.r").count() == page.locator("td").count()
 
 
-def test_what_cannot_be_answered_is_told_in_words(desk: Desk) -> None:
+def test_an_error_is_shown_as_text(desk: Desk) -> None:
     with desk.page("Ask") as page:
         page.get_by_role("region", name="Ask").get_by_label("Collection").fill("nowhere")
         ask(page, QUESTIONS[0])
         expect(page.get_by_role("region", name="Answer").get_by_role("alert")).to_contain_text("has no documents")
 
 
-def test_a_stranger_of_the_same_service_sees_none_of_it(desk: Desk) -> None:
+def test_another_tenant_sees_nothing_of_it(desk: Desk) -> None:
     assert desk.client.get("/v1/answers").json()["answers"], "acme has asked"
     with desk.page() as page:
         expect(page.get_by_role("button", name=QUESTIONS[0]).first).to_be_visible()

@@ -33,7 +33,7 @@ def spent(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_the_page_is_there_within_150_milliseconds(loaded: tuple[int, httpx.Client]) -> None:
+def test_the_page_loads_within_150_milliseconds(loaded: tuple[int, httpx.Client]) -> None:
     _, client = loaded
     took = []
     for _ in range(5):

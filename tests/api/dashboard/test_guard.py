@@ -22,7 +22,7 @@ def tickets(*tenants: str) -> LoginTickets:
     return LoginTickets(read_keys(",".join(make_key(tenant)[1] for tenant in tenants)))
 
 
-def test_a_ticket_is_its_tenants_until_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ticket_is_valid_for_its_tenant_until_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     made = tickets("acme", "zeta")
     ticket = made.issue("acme")
     assert made.tenant_of(ticket) == "acme"
@@ -31,7 +31,7 @@ def test_a_ticket_is_its_tenants_until_its_time_is_up(monkeypatch: pytest.Monkey
     assert made.tenant_of(ticket) is None
 
 
-def test_what_was_changed_is_no_ticket() -> None:
+def test_a_changed_ticket_is_invalid() -> None:
     made = tickets("acme", "zeta")
     ticket = made.issue("acme")
     for changed in (
@@ -47,13 +47,13 @@ def test_what_was_changed_is_no_ticket() -> None:
         assert made.tenant_of(changed) is None, changed
 
 
-def test_a_ticket_of_other_keys_is_none() -> None:
+def test_a_ticket_of_other_keys_is_invalid() -> None:
     one, other = tickets("acme"), tickets("acme")
     assert other.tenant_of(one.issue("acme")) is None
     assert LoginTickets(Keys()).tenant_of(one.issue("acme")) is None
 
 
-def test_a_browser_is_asked_for_a_key_and_a_program_is_refused(desk: Desk) -> None:
+def test_a_browser_gets_the_login_page_and_a_program_a_401(desk: Desk) -> None:
     with httpx.Client(base_url=desk.url) as client:
         for path in ("/dashboard", "/dashboard/", "/dashboard/x"):
             asked, refused = client.get(path, headers=PAGE), client.get(path)
@@ -64,7 +64,7 @@ def test_a_browser_is_asked_for_a_key_and_a_program_is_refused(desk: Desk) -> No
         assert client.get("/v1/documents", headers=PAGE).headers["content-type"] == "application/problem+json"
 
 
-def test_the_ticket_is_for_this_services_pages_alone(desk: Desk) -> None:
+def test_the_ticket_works_like_the_key_from_own_pages_only(desk: Desk) -> None:
     with httpx.Client(base_url=desk.url) as client:
         wrong = client.post(LOGIN, data={"key": "ragkv_wrong"}, headers=PAGE)
         assert (wrong.status_code, COOKIE in wrong.cookies) == (401, False)
@@ -84,14 +84,14 @@ def test_the_ticket_is_for_this_services_pages_alone(desk: Desk) -> None:
         assert client.get("/v1/documents").status_code == 401
 
 
-def test_the_page_may_load_from_nowhere_else(desk: Desk) -> None:
+def test_the_page_policy_forbids_other_origins(desk: Desk) -> None:
     policy = desk.client.get("/dashboard/").headers["content-security-policy"]
     assert "default-src 'self'" in policy
     assert "http" not in policy
     assert "frame-ancestors 'none'" in policy
 
 
-def test_a_websocket_wants_the_ticket_and_the_own_origin() -> None:
+def test_a_websocket_needs_the_ticket_and_the_same_origin() -> None:
     _, pair = make_key("acme")
     keys = read_keys(pair)
     app = echoing(keys)

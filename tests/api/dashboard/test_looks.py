@@ -29,7 +29,7 @@ PAYLOAD = (
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_small_text_stands_out_light_and_dark(desk: Desk, scheme: str) -> None:
+def test_small_text_has_enough_contrast_in_both_color_modes(desk: Desk, scheme: str) -> None:
     with desk.page(color_scheme=scheme) as page:
         dark = page.evaluate("document.body.classList.contains('body--dark')")
         assert dark == (scheme == "dark"), "the page follows the system"
@@ -40,7 +40,7 @@ def test_small_text_stands_out_light_and_dark(desk: Desk, scheme: str) -> None:
         expect(page.locator("body")).to_have_class(re.compile("body--dark"))
 
 
-def test_nothing_is_wider_than_a_small_telephone(desk: Desk) -> None:
+def test_the_page_fits_a_small_phone(desk: Desk) -> None:
     with desk.page(viewport={"width": 360, "height": 740}) as page:
         for name in TABS:
             page.get_by_role("tab", name=name).click()
@@ -60,7 +60,7 @@ def newest(desk: Desk) -> object:
 
 
 @pytest.mark.parametrize("name", TABS)
-def test_everything_that_can_be_used_has_a_name_and_a_place(desk: Desk, name: str) -> None:
+def test_every_control_has_a_name(desk: Desk, name: str) -> None:
     with desk.page(name) as page:
         nameless = [
             found.evaluate("e => e.outerHTML.slice(0, 200)")
@@ -78,7 +78,7 @@ def named(snapshot: str) -> bool:
     return re.match(r'- \w+ "[^"]+', snapshot) is not None
 
 
-def test_scripts_and_pictures_in_documents_questions_and_names_are_text(desk: Desk) -> None:
+def test_markup_in_documents_questions_and_names_is_shown_as_text(desk: Desk) -> None:
     document = {
         "id": f"evil/{PAYLOAD[:40]}",
         "title": PAYLOAD,

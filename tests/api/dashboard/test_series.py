@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_spans_tell_what_came_in_them_and_are_at_most_an_hour(clock: list[float]) -> None:
+def test_spans_hold_differences_and_cover_one_hour_at_most(clock: list[float]) -> None:
     worker = Counted()
     points = Series(worker)  # type: ignore[arg-type]
     for number in range(POINTS + 40):
@@ -46,7 +46,7 @@ def test_spans_tell_what_came_in_them_and_are_at_most_an_hour(clock: list[float]
     assert (spans[-1].waiting, spans[-1].running) == (3, 2)
 
 
-def test_lately_reaches_back_as_far_as_asked_and_no_further_than_the_start(clock: list[float]) -> None:
+def test_the_last_span_reaches_back_as_requested_or_to_the_start(clock: list[float]) -> None:
     worker = Counted()
     points = Series(worker)  # type: ignore[arg-type]
     for _ in range(10):
@@ -59,7 +59,7 @@ def test_lately_reaches_back_as_far_as_asked_and_no_further_than_the_start(clock
     assert points.last(3600).seconds == 100
 
 
-def test_a_clock_that_is_set_back_divides_by_nothing(clock: list[float]) -> None:
+def test_a_clock_set_back_does_not_divide_by_zero(clock: list[float]) -> None:
     points = Series(Counted())  # type: ignore[arg-type]
     clock[0] -= 500
     points.sample()

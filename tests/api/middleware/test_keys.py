@@ -73,7 +73,7 @@ def walk(given: Any) -> Iterator[Any]:
             yield from walk(getattr(inner, "routes", inner))
 
 
-def test_every_route_but_the_sign_of_life_is_behind_the_keys(guarded: Guarded) -> None:
+def test_every_route_except_healthz_needs_a_key(guarded: Guarded) -> None:
     tried = [*routes(guarded), ("GET", "/metrics"), ("GET", "/dashboard"), ("GET", "/nothing"), ("OPTIONS", "/")]
     paths = {path for _, path in tried}
     assert {"/v1/answers", "/v1/documents", "/v1/models", "/readyz", "/openapi.json", "/healthz"} <= paths
@@ -94,14 +94,14 @@ def test_every_route_but_the_sign_of_life_is_behind_the_keys(guarded: Guarded) -
 
 
 @pytest.mark.parametrize("path", ["/healthz/", "//healthz", "/healthz/../v1/jobs/x", "/HEALTHZ", "/healthz%2f"])
-def test_nothing_that_only_looks_like_the_open_path_is_open(guarded: Guarded, path: str) -> None:
+def test_paths_similar_to_healthz_need_a_key(guarded: Guarded, path: str) -> None:
     with httpx.Client(base_url=guarded.service.url, follow_redirects=False) as client:
         response = client.request("GET", httpx.URL(guarded.service.url + path))
         assert response.status_code in (401, 404)
         assert "model" not in response.text
 
 
-def test_every_key_opens_under_its_own_tenant_and_no_other(guarded: Guarded) -> None:
+def test_every_key_opens_its_own_tenant_only(guarded: Guarded) -> None:
     with guarded.client("acme") as acme, guarded.client("acme2") as again, guarded.client("zeta") as zeta:
         assert acme.post("/v1/documents?wait=true", json=HARBOUR).json()["status"] == "completed"
         for client in (acme, again):
@@ -114,7 +114,7 @@ def test_every_key_opens_under_its_own_tenant_and_no_other(guarded: Guarded) -> 
         assert told.startswith("collection 'default' has no documents"), "as the tenant calls it"
 
 
-def test_both_headers_are_understood(guarded: Guarded) -> None:
+def test_both_key_headers_are_accepted(guarded: Guarded) -> None:
     key = guarded.keys["acme"]
     with httpx.Client(base_url=guarded.service.url) as client:
         for headers in (
@@ -127,7 +127,7 @@ def test_both_headers_are_understood(guarded: Guarded) -> None:
         assert client.get("/readyz", headers={"Authorization": "Bearer no", "X-API-Key": key}).status_code == 401
 
 
-def test_openais_client_is_told_in_its_own_words(guarded: Guarded) -> None:
+def test_openais_client_raises_its_own_authentication_error(guarded: Guarded) -> None:
     url = f"{guarded.service.url}/v1"
     with (
         openai.OpenAI(base_url=url, api_key="wrong", max_retries=0) as client,
@@ -139,7 +139,7 @@ def test_openais_client_is_told_in_its_own_words(guarded: Guarded) -> None:
         assert next(iter(client.models.list())).id == "demo"
 
 
-def test_failed_tries_are_counted_and_logged_without_the_key(
+def test_refused_requests_are_counted_and_logged_without_the_key(
     guarded: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = gate_of(guarded)
@@ -154,7 +154,7 @@ def test_failed_tries_are_counted_and_logged_without_the_key(
     assert secret not in "".join([*lines, *told])
 
 
-def test_the_sign_of_life_tells_strangers_nothing_else(guarded: Guarded) -> None:
+def test_healthz_without_a_key_shows_the_status_only(guarded: Guarded) -> None:
     with httpx.Client(base_url=guarded.service.url) as client:
         assert client.get("/healthz").json() == {"status": "ok"}
 
@@ -171,7 +171,7 @@ def test_the_schema_says_that_a_key_is_needed(guarded: Guarded, service: Service
     assert service.client.get("/openapi.json").json()["security"][-1] == {}
 
 
-def test_a_made_key_is_random_and_its_pair_holds_only_the_hash() -> None:
+def test_a_new_key_is_random_and_its_pair_holds_only_the_hash() -> None:
     made = [make_key("acme") for _ in range(20)]
     assert len({key for key, _ in made}) == 20
     for key, pair in made:
@@ -182,14 +182,14 @@ def test_a_made_key_is_random_and_its_pair_holds_only_the_hash() -> None:
 
 
 @pytest.mark.parametrize("tenant", ["", "a:b", "a b", "-a", "a=b", "a,b", "ä", "a" * 64, "a\n"])
-def test_a_tenant_has_a_plain_name(tenant: str) -> None:
+def test_an_invalid_tenant_name_is_refused(tenant: str) -> None:
     with pytest.raises(InputError):
         make_key(tenant)
     with pytest.raises(ConfigError):
         read_keys(f"{tenant}={'0' * 64},b={'1' * 64}")
 
 
-def test_keys_may_stand_in_a_file(tmp_path: Path) -> None:
+def test_keys_may_be_in_a_file(tmp_path: Path) -> None:
     keys = [make_key(tenant) for tenant in ("acme", "zeta")]
     path = tmp_path / "keys"
     path.write_text("# who may come in\n" + "\n".join(f"{pair}  # since May" for _, pair in keys) + "\n\n")
@@ -198,14 +198,14 @@ def test_keys_may_stand_in_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["acme=ragkv_secret", "ragkv_secret", "acme", "=", "acme=" + "g" * 64, ",", "a=b,"])
-def test_what_is_no_key_setting_is_refused_and_not_repeated(setting: str) -> None:
+def test_an_invalid_key_setting_is_refused_and_not_repeated(setting: str) -> None:
     with pytest.raises(ConfigError, match="RAGKV_API_KEYS") as refused:
         read_keys(setting)
     assert "secret" not in str(refused.value)
     assert "g" * 64 not in str(refused.value)
 
 
-def test_an_empty_file_or_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_an_empty_key_file_or_a_duplicate_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "none").write_text("# nobody yet\n")
     with pytest.raises(ConfigError, match="nobody"):
         read_keys(str(tmp_path / "none"))
@@ -215,7 +215,7 @@ def test_an_empty_file_or_a_key_that_is_there_twice_is_refused(tmp_path: Path) -
 
 
 @given(st.text(), st.integers(1, 5))
-def test_no_text_is_a_key_but_the_keys(text: str, count: int) -> None:
+def test_only_the_keys_are_keys(text: str, count: int) -> None:
     made = [make_key(f"t{n}") for n in range(count)]
     keys = read_keys(",".join(pair for _, pair in made))
     assert keys.tenant_of(text) is None
@@ -225,7 +225,7 @@ def test_no_text_is_a_key_but_the_keys(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://localhost"])
-def test_without_keys_no_page_of_another_origin_writes_or_asks(service: Service, origin: str) -> None:
+def test_without_keys_cross_origin_writes_are_refused(service: Service, origin: str) -> None:
     before = service.client.get("/v1/documents").json()
     form = {"files": ("sly.txt", b"A page of elsewhere wrote this.")}
     for send in (
@@ -240,7 +240,7 @@ def test_without_keys_no_page_of_another_origin_writes_or_asks(service: Service,
     assert service.client.post("/v1/answers", json=ASK, headers=own).status_code == 200
 
 
-def test_with_keys_the_key_decides_whatever_the_origin(guarded: Guarded) -> None:
+def test_a_key_is_accepted_from_any_origin(guarded: Guarded) -> None:
     with guarded.client("acme") as client:
         asked = client.post("/v1/answers", json=ASK, headers={"origin": "https://app.example"})
     assert asked.status_code != 403

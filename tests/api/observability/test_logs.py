@@ -119,11 +119,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return Told(text, [json.loads(line) for line in text.splitlines()], ids, spans, key)
 
 
-def test_every_line_says_when_how_grave_by_whom_and_what(told: Told) -> None:
+def test_every_line_starts_with_time_level_logger_and_event(told: Told) -> None:
     assert all(list(line)[:4] == ["time", "level", "logger", "event"] for line in told.lines)
 
 
-def test_a_request_is_one_line_with_the_id_of_its_response(told: Told) -> None:
+def test_a_request_is_one_log_line_with_the_id_of_its_response(told: Told) -> None:
     assert told.ids["asked"] == "mine.1"
     (line,) = told.of("asked")
     assert (line["event"], line["method"], line["route"], line["status"]) == ("request", "POST", "/v1/answers", 200)
@@ -134,7 +134,7 @@ def test_a_request_is_one_line_with_the_id_of_its_response(told: Told) -> None:
     assert streamed["answered_by"] == "scout"
 
 
-def test_routes_are_told_by_their_templates_and_refusals_by_their_codes(told: Told) -> None:
+def test_log_lines_hold_route_templates_and_error_codes(told: Told) -> None:
     missed, nowhere, strange = (told.of(what)[-1] for what in ("missed", "nowhere", "strange"))
     assert (missed["route"], missed["status"], missed["fault"]) == (
         "/v1/documents/{document_id}",
@@ -146,7 +146,7 @@ def test_routes_are_told_by_their_templates_and_refusals_by_their_codes(told: To
     assert "tenant" not in strange
 
 
-def test_a_fault_is_told_by_the_engines_thread_and_by_the_server_as_one_requests(told: Told) -> None:
+def test_a_fault_is_logged_by_engine_and_server_with_the_same_request_id(told: Told) -> None:
     engine, line, server = sorted(told.of("exploded"), key=lambda line: line["time"])
     assert (engine["event"], engine["level"]) == ("a question failed: ZeroDivisionError", "error")
     assert (line["status"], line["fault"]) == (500, "internal")
@@ -155,18 +155,18 @@ def test_a_fault_is_told_by_the_engines_thread_and_by_the_server_as_one_requests
     assert {each["tenant"] for each in (engine, line, server)} == {"acme"}
 
 
-def test_nothing_that_users_wrote_and_no_key_is_in_the_log(told: Told) -> None:
+def test_the_log_holds_no_user_text_and_no_key(told: Told) -> None:
     assert len(told.lines) >= 9
     assert MARK not in told.text
     assert told.key not in told.text
 
 
-def test_looking_at_its_health_is_no_line_and_no_trace(told: Told) -> None:
+def test_health_checks_are_not_logged_or_traced(told: Told) -> None:
     assert not told.of("health")
     assert "GET /healthz" not in {span.name for span in told.spans}
 
 
-def test_what_was_traced_reaches_the_collector_before_the_service_ends(told: Told) -> None:
+def test_traces_reach_the_collector_before_the_service_ends(told: Told) -> None:
     names = [span.name for span in told.spans]
     assert names.count("POST /v1/answers") == 3
     assert names.count("retrieve") == names.count("decode") == 2
@@ -179,7 +179,7 @@ def lines(form: LogFormat, level: str = "info") -> tuple[logging.Logger, io.Stri
 
 
 @given(st.text())
-def test_no_value_makes_two_lines_of_one(value: str) -> None:
+def test_no_value_can_split_a_log_line(value: str) -> None:
     for form in ("text", "json"):
         logger, stream, there = lines(form)
         with there, working_for(RequestContext("id-1", value)):
@@ -192,7 +192,7 @@ def test_no_value_makes_two_lines_of_one(value: str) -> None:
             assert told["request_id"] == "id-1"
 
 
-def test_text_shows_control_characters_instead_of_sending_them() -> None:
+def test_the_text_format_escapes_control_characters() -> None:
     logger, stream, there = lines("text")
     with there:
         logger.warning("a\nb", extra={"value": 'c\r\n\x1b[31m"\u202e', "plain": "/v1/{id:path}"})
@@ -200,7 +200,7 @@ def test_text_shows_control_characters_instead_of_sending_them() -> None:
     assert escape_text("Käse\x7f") == r"Käse\x7f"
 
 
-def test_passwords_in_addresses_are_left_out() -> None:
+def test_passwords_in_addresses_are_removed() -> None:
     logger, stream, there = lines("json")
     with there:
         logger.warning("no %s", "redis://user:ge/heim@h:1".replace("/h", "h"), extra={"to": "http://:ge@heim@h/x@y"})
@@ -209,7 +209,7 @@ def test_passwords_in_addresses_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(("level", "words"), [("info", False), ("debug", True)])
-def test_an_exception_is_its_kinds_and_its_places_and_speaks_only_where_it_is_ours(level: str, words: bool) -> None:
+def test_an_exception_is_logged_by_type_and_place_and_only_own_messages(level: str, words: bool) -> None:
     logger, stream, there = lines("json", level)
     with there:
         try:
@@ -231,7 +231,7 @@ def test_an_exception_is_its_kinds_and_its_places_and_speaks_only_where_it_is_ou
     assert (MARK in stream.getvalue()) is words
 
 
-def test_warnings_of_python_are_lines_and_afterwards_all_is_as_before() -> None:
+def test_python_warnings_are_logged_and_logging_is_restored() -> None:
     _, stream, there = lines("text")
     before = list(logging.getLogger().handlers)
     with there, warnings.catch_warnings():
@@ -245,7 +245,7 @@ def test_warnings_of_python_are_lines_and_afterwards_all_is_as_before() -> None:
     assert logging.getLogger().handlers == before
 
 
-def test_the_level_is_for_our_own_lines_and_others_are_heard_from_warnings_on() -> None:
+def test_the_level_applies_to_own_loggers_and_others_log_warnings() -> None:
     ours, stream, there = lines("text", "debug")
     with there:
         ours.debug("ours")
@@ -254,7 +254,7 @@ def test_the_level_is_for_our_own_lines_and_others_are_heard_from_warnings_on() 
     assert [line.split("  ")[-1] for line in stream.getvalue().splitlines()] == ["ours", "a warning"]
 
 
-def test_a_log_that_cannot_be_written_hurts_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_log_stream_that_fails_is_ignored(capfd: pytest.CaptureFixture[str]) -> None:
     logger, stream, there = lines("text")
     with there:
         stream.close()

@@ -69,7 +69,7 @@ def value(text: str, name: str, **labels: str) -> float:
 # Sums
 
 
-def test_a_parser_of_the_format_takes_it(told: tuple[Service, list[Any]]) -> None:
+def test_the_prometheus_parser_accepts_the_text(told: tuple[Service, list[Any]]) -> None:
     response = scraped(told[0])
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     families: list[Metric] = list(text_string_to_metric_families(response.text))
@@ -79,7 +79,7 @@ def test_a_parser_of_the_format_takes_it(told: tuple[Service, list[Any]]) -> Non
     assert len(set(lines)) == len(lines), "no series is there twice"
 
 
-def test_it_agrees_with_the_tally_and_with_the_sum_of_the_reports(told: tuple[Service, list[Any]]) -> None:
+def test_metrics_match_the_sums_of_the_reports(told: tuple[Service, list[Any]]) -> None:
     service, found = told
     text = scraped(service).text
     assert read(text).sums == service.worker.metrics.sums
@@ -100,21 +100,21 @@ def test_it_agrees_with_the_tally_and_with_the_sum_of_the_reports(told: tuple[Se
         assert value(text, "ragkv_step_seconds_bucket", step=step, le="0.1") == below
 
 
-def test_fields_of_a_method_make_no_label(told: tuple[Service, list[Any]]) -> None:
+def test_fields_of_a_method_are_not_in_labels(told: tuple[Service, list[Any]]) -> None:
     methods = [labels["method"] for labels, _ in samples(scraped(told[0]).text)["ragkv_answers_total"]]
     assert sorted(methods) == ["full", "reuse", "scout"]
 
 
 @runs(max_examples=10)
 @given(reports())
-def test_a_hundred_methods_make_one_label(report: Report) -> None:
+def test_a_hundred_variants_of_a_method_make_one_label(report: Report) -> None:
     tally = MetricsRecorder()
     for place in range(100):
         tally.answered(replace(report, method=f"scout:cap=0.{place + 100}"))
     assert [method for method, *_ in tally.sums.answers] == ["scout"]
 
 
-def test_methods_that_are_refused_make_none(told: tuple[Service, list[Any]]) -> None:
+def test_refused_methods_make_no_label(told: tuple[Service, list[Any]]) -> None:
     service, _ = told
     before = read(scraped(service).text).sums
     for place in range(100):
@@ -145,7 +145,7 @@ def test_requests_are_counted_by_the_template_of_their_route(told: tuple[Service
     assert value(text, "ragkv_http_requests_total", **scrapes) >= ("/metrics" in before) + 1
 
 
-def test_verbs_that_nobody_knows_are_one_label(told: tuple[Service, list[Any]]) -> None:
+def test_unknown_http_methods_make_one_label(told: tuple[Service, list[Any]]) -> None:
     service, _ = told
     for verb in ("BREW", "WHEN", "PROPFIND"):
         service.client.request(verb, "/v1/answers")
@@ -153,7 +153,7 @@ def test_verbs_that_nobody_knows_are_one_label(told: tuple[Service, list[Any]]) 
     assert value(scraped(service).text, "ragkv_http_requests_total", **counted) == 3
 
 
-def test_errors_of_the_service_itself_are_counted(tmp_path: Path) -> None:
+def test_internal_errors_are_counted(tmp_path: Path) -> None:
     with serving(settings(tmp_path)) as service:
         service.app.state.metrics = None  # the route falls over it
         assert service.client.get("/metrics").status_code == 500
@@ -163,7 +163,7 @@ def test_errors_of_the_service_itself_are_counted(tmp_path: Path) -> None:
 # State
 
 
-def test_it_says_what_the_service_is_and_how(told: tuple[Service, list[Any]]) -> None:
+def test_info_and_gauges_describe_the_service(told: tuple[Service, list[Any]]) -> None:
     service, _ = told
     deadline = time.monotonic() + 20
     while not value(text := scraped(service).text, "ragkv_tier_slots", tier="host", state="used"):
@@ -178,7 +178,7 @@ def test_it_says_what_the_service_is_and_how(told: tuple[Service, list[Any]]) ->
     assert value(text, "process_resident_memory_bytes") > 2**20
 
 
-def test_documents_are_counted_as_soon_as_all_that_waited_is_read(tmp_path: Path) -> None:
+def test_documents_are_counted_as_soon_as_the_queue_is_ingested(tmp_path: Path) -> None:
     with serving(settings(tmp_path)) as service:
         service.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]})
         deadline = time.monotonic() + 2
@@ -187,7 +187,7 @@ def test_documents_are_counted_as_soon_as_all_that_waited_is_read(tmp_path: Path
             time.sleep(0.02)
 
 
-def test_what_is_not_known_yet_is_left_out(tmp_path: Path) -> None:
+def test_unknown_values_are_left_out(tmp_path: Path) -> None:
     text, _ = MetricsCollector(EngineThread(settings(tmp_path)), RequestCounters()).render("")
     assert b"ragkv_documents" not in text
     assert b"ragkv_info" not in text
@@ -195,14 +195,14 @@ def test_what_is_not_known_yet_is_left_out(tmp_path: Path) -> None:
     assert read(text.decode()).model == ""
 
 
-def test_two_applications_in_a_process_have_nothing_in_common(tmp_path: Path) -> None:
+def test_two_applications_of_a_process_share_no_metrics(tmp_path: Path) -> None:
     first, second = (create_app(settings(tmp_path / name)) for name in "ab")
     first.state.engine_thread.metrics.ended("failed")
     other, _ = second.state.metrics.render("")
     assert read(other.decode()).sums.ended["failed"] == 0
 
 
-def test_openmetrics_is_given_to_whoever_names_it(told: tuple[Service, list[Any]]) -> None:
+def test_openmetrics_is_sent_if_the_client_accepts_it(told: tuple[Service, list[Any]]) -> None:
     accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
     response = scraped(told[0], accept)
     assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
@@ -211,7 +211,7 @@ def test_openmetrics_is_given_to_whoever_names_it(told: tuple[Service, list[Any]
     assert scraped(told[0], "application/openmetrics-text; version=1.x").status_code == 200
 
 
-def test_with_keys_it_wants_one(tmp_path: Path) -> None:
+def test_with_keys_a_request_needs_one(tmp_path: Path) -> None:
     with serving(settings(tmp_path, api_keys=PAIR)) as locked:
         refused = locked.client.get("/metrics")
         assert (refused.status_code, refused.json()["code"]) == (401, "no_api_key")

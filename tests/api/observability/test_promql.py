@@ -51,7 +51,7 @@ def known(service: Service) -> Known:
     return found
 
 
-def test_every_query_of_the_dashboard_asks_for_what_is_there(root: Path, known: Known) -> None:
+def test_every_query_of_the_grafana_dashboard_uses_existing_metrics(root: Path, known: Known) -> None:
     file = root / "deploy" / "grafana" / "dashboards" / "ragkv.json"
     panels = json.loads(file.read_text(encoding="utf-8"))["panels"]
     queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
@@ -63,7 +63,7 @@ def test_every_query_of_the_dashboard_asks_for_what_is_there(root: Path, known: 
     }, "every counter is shown somewhere"
 
 
-def test_legends_name_labels_that_their_queries_keep(root: Path) -> None:
+def test_legends_use_labels_that_their_queries_keep(root: Path) -> None:
     file = root / "deploy" / "grafana" / "dashboards" / "ragkv.json"
     for panel in json.loads(file.read_text(encoding="utf-8"))["panels"]:
         for target in panel.get("targets", ()):
@@ -71,7 +71,7 @@ def test_legends_name_labels_that_their_queries_keep(root: Path) -> None:
                 assert f"by ({label})" in target["expr"], panel["title"]
 
 
-def test_the_queries_of_the_documents_ask_for_what_is_there(root: Path, known: Known) -> None:
+def test_the_queries_in_the_docs_use_existing_metrics(root: Path, known: Known) -> None:
     blocks = re.findall(r"```promql\n(.*?)```", (root / "docs" / "operations.md").read_text(), re.S)
     queries = [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
     assert len(queries) >= 3
@@ -79,7 +79,7 @@ def test_the_queries_of_the_documents_ask_for_what_is_there(root: Path, known: K
         check(query, known)
 
 
-def test_a_query_for_what_is_not_there_is_found(known: Known) -> None:
+def test_a_query_for_an_unknown_metric_or_label_is_detected(known: Known) -> None:
     check('sum by (tier) (rate(ragkv_chunk_lookups_total{result="hit"}[1m]))', known)
     for wrong in (
         "rate(ragkv_lookups_total[1m])",

@@ -91,7 +91,7 @@ def test_an_answer_is_a_span_with_its_steps_inside(traced: Traced) -> None:
     assert answer.headers["x-request-id"] == request.attributes["ragkv.request_id"]
 
 
-def test_the_spans_of_a_step_last_as_long_as_the_report_says(traced: Traced) -> None:
+def test_span_durations_match_the_report(traced: Traced) -> None:
     timings = traced.service.post("/v1/answers", QUESTION).json()["report"]["timings_ms"]
     _, steps = traced.spans()
     assert len(steps["load"]) > 1
@@ -100,7 +100,7 @@ def test_the_spans_of_a_step_last_as_long_as_the_report_says(traced: Traced) -> 
         assert sum(s.end_time - s.start_time for s in spans) / 1e6 == pytest.approx(timings[name], abs=1), name
 
 
-def test_attributes_are_what_the_report_says(traced: Traced) -> None:
+def test_span_attributes_match_the_report(traced: Traced) -> None:
     report = traced.service.post("/v1/answers", QUESTION).json()["report"]
     request, steps = traced.spans()
     told = request.attributes
@@ -120,7 +120,7 @@ def test_a_stream_is_traced_to_its_end(traced: Traced) -> None:
     assert request.end_time >= steps["decode"][0].end_time
 
 
-def test_a_trace_that_began_elsewhere_goes_on_here(traced: Traced) -> None:
+def test_a_trace_context_of_the_client_is_continued(traced: Traced) -> None:
     trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     traced.service.post("/v1/answers", QUESTION, headers={"traceparent": f"00-{trace}-{parent}-01"})
     request, steps = traced.spans()
@@ -131,7 +131,7 @@ def test_a_trace_that_began_elsewhere_goes_on_here(traced: Traced) -> None:
         assert traced.spans()[0].parent is None
 
 
-def test_who_says_elsewhere_that_it_is_not_traced_is_not_traced_here(traced: Traced) -> None:
+def test_a_request_marked_as_not_sampled_is_not_traced(traced: Traced) -> None:
     headers = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"}
     traced.service.post("/v1/answers", QUESTION, headers=headers)
     traced.service.client.get("/v1/models")
@@ -156,7 +156,7 @@ def test_no_text_of_a_user_is_in_a_span(traced: Traced) -> None:
     assert "cap=" not in told
 
 
-def test_a_failed_request_is_an_error_with_the_steps_it_came_to(
+def test_a_failed_request_is_an_error_span_with_its_finished_steps(
     traced: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> Any:
@@ -170,7 +170,7 @@ def test_a_failed_request_is_an_error_with_the_steps_it_came_to(
     assert STEPS - {"decode"} == set(steps)
 
 
-def test_looking_at_its_health_is_no_trace(traced: Traced) -> None:
+def test_health_checks_are_not_traced(traced: Traced) -> None:
     for path in ("/healthz", "/readyz", "/v1/models"):
         traced.service.client.get(path)
     assert traced.spans()[0].name == "GET /v1/models"
@@ -186,7 +186,7 @@ def answered() -> ServedRequest:
     )
 
 
-def test_a_collector_that_is_away_costs_nobody_time_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_collector_delays_no_request_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     away = OTLPSpanExporter(f"http://127.0.0.1:{free_port()}/v1/traces", timeout=0.2)
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # as open_tracing does
     tracing = Tracing(
@@ -234,7 +234,7 @@ except ConfigError as error:
 """
 
 
-def test_without_traces_nothing_is_imported_and_without_the_extra_it_says_what_to_install(root: Any) -> None:
+def test_otel_is_imported_only_for_traces_and_a_missing_extra_is_named(root: Any) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=root, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     imported, told = done.stdout.splitlines()

@@ -37,7 +37,7 @@ def shown(service: Service) -> dict[str, Any]:
     return {each["name"]: each for each in found}
 
 
-def test_a_collection_tells_how_much_it_holds(service: Service) -> None:
+def test_a_collection_shows_its_size(service: Service) -> None:
     fill(service, "boats/held")
     page = service.client.get("/v1/documents", params={"collection": "boats/held"}).json()["documents"]
     assert shown(service)["boats/held"] == {
@@ -49,7 +49,7 @@ def test_a_collection_tells_how_much_it_holds(service: Service) -> None:
     assert "boats/held" not in shown(service)
 
 
-def test_a_collection_goes_with_its_jobs_its_conversations_and_its_kv(service: Service) -> None:
+def test_deleting_a_collection_removes_its_jobs_conversations_and_kv(service: Service) -> None:
     fill(service, "sunk")
     fill(service, "afloat")
     assert ask(service, "sunk", "What is the Grey Heron?", conversation_id="talk").status_code == 200
@@ -82,14 +82,16 @@ def test_a_collection_goes_with_its_jobs_its_conversations_and_its_kv(service: S
         ({"tags": ["wood"]}, {"mast"}),
     ],
 )
-def test_a_question_is_answered_from_what_its_filter_describes(service: Service, wanted: Any, found: set[str]) -> None:
+def test_a_question_is_answered_from_the_documents_that_match_its_filter(
+    service: Service, wanted: Any, found: set[str]
+) -> None:
     if "filtered" not in shown(service):
         fill(service, "filtered")
     answered = ask(service, "filtered", "What is a ferry?", filter=wanted, top_k=3)
     assert {document for document, _ in cited(answered)} == found
 
 
-def test_a_filter_holds_for_its_turn_alone(service: Service) -> None:
+def test_a_filter_applies_to_its_turn_only(service: Service) -> None:
     fill(service, "turns")
     turns = [
         ask(service, "turns", "What is a ferry?", conversation_id="talk", filter=wanted, top_k=1)
@@ -113,13 +115,13 @@ def test_a_filter_holds_for_its_turn_alone(service: Service) -> None:
         {"kind": list(range(65))},
     ],
 )
-def test_what_is_no_filter_is_refused(service: Service, wanted: Any) -> None:
+def test_an_invalid_filter_is_refused(service: Service, wanted: Any) -> None:
     body = json.dumps({"question": "What is a ferry?", "filter": wanted}).encode()
     head = {"content-type": "application/json"}
     check_problem(service.client.post("/v1/answers", content=body, headers=head), 422)
 
 
-def test_a_filter_that_describes_nothing_says_so(service: Service) -> None:
+def test_a_filter_without_a_match_is_a_404_that_names_it(service: Service) -> None:
     detail = check_problem(ask(service, "default", filter={"kind": "none"}), 404)["detail"]
     assert "filter" in detail
 
@@ -141,7 +143,7 @@ class AsTenant:
 Call = Callable[..., Awaitable[httpx.Response]]
 
 
-def test_what_is_anothers_is_not_there(tmp_path: Path) -> None:
+def test_a_tenant_sees_nothing_of_another_tenant(tmp_path: Path) -> None:
     app = create_app(settings(tmp_path))
 
     async def talk(ours: Call, theirs: Call) -> None:

@@ -61,7 +61,7 @@ def test_a_job_counts_its_documents_and_names_those_that_failed(service: Service
     assert (again["counts"]["unchanged"], again["counts"]["completed"], again["status"]) == (3, 0, "completed")
 
 
-def test_the_time_that_is_left_is_unknown_then_falls_to_nothing(service: Service) -> None:
+def test_the_estimated_time_is_unknown_at_first_and_then_falls(service: Service) -> None:
     with held(service):
         job_id = send(service, "timed", 40)
         assert get(service, job_id)["eta_seconds"] is None
@@ -75,7 +75,7 @@ def test_the_time_that_is_left_is_unknown_then_falls_to_nothing(service: Service
     assert seen[-1]["eta_seconds"] is None
 
 
-def test_the_time_that_a_long_document_needs_is_known_while_it_is_read(service: Service) -> None:
+def test_the_remaining_time_of_a_long_document_is_estimated(service: Service) -> None:
     job_id = service.post("/v1/documents", {**tale("Lamp", "Ada", 20), "collection": "timed"}).json()["job_id"]
     known = [
         (data["done"], data["eta_seconds"])
@@ -86,7 +86,7 @@ def test_the_time_that_a_long_document_needs_is_known_while_it_is_read(service: 
     assert all(done > 0 for done, _ in known)
 
 
-def test_following_a_job_tells_every_change_and_ends_with_it(service: Service) -> None:
+def test_job_events_report_every_change_and_end_with_the_job(service: Service) -> None:
     job_id = send(service, "followed", 10)
     told = list(events(service, job_id))
     assert [name for name, _ in told[:-1]] == ["progress"] * (len(told) - 1)
@@ -98,7 +98,7 @@ def test_following_a_job_tells_every_change_and_ends_with_it(service: Service) -
     assert list(events(service, job_id)) == told[-1:], "whoever comes back, or late, gets the end"
 
 
-def test_a_client_that_leaves_is_watched_for_no_longer(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnected_watcher_no_longer_polls_the_job(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holdings, "WATCHERS", 2)
     with held(service):
         job_id = send(service, "left")
@@ -127,7 +127,7 @@ def test_a_client_that_leaves_is_watched_for_no_longer(service: Service, monkeyp
     assert service.job(job_id)["status"] == "completed"
 
 
-def test_the_latest_jobs_come_first_and_may_be_picked_by_status(service: Service) -> None:
+def test_the_latest_jobs_come_first_and_can_be_filtered_by_status(service: Service) -> None:
     failed = service.post("/v1/documents?wait=true", {"id": "x", "text": " ", "collection": "recent"}).json()
     with held(service):
         waiting = [send(service, "recent", 1, title=str(n)) for n in range(3)]
@@ -141,7 +141,7 @@ def test_the_latest_jobs_come_first_and_may_be_picked_by_status(service: Service
         check_problem(service.client.get(f"/v1/jobs?{query}"), 422)
 
 
-def test_cancelling_stops_what_waits_as_often_as_it_is_said(service: Service) -> None:
+def test_cancelling_a_job_is_idempotent(service: Service) -> None:
     with held(service):
         job_id = send(service, "cancelled")
         first, second = (service.client.post(f"/v1/jobs/{job_id}/cancel") for _ in range(2))
@@ -159,7 +159,7 @@ def test_an_unknown_job_is_not_found(service: Service) -> None:
         check_problem(service.client.request(method, f"/v1/jobs/none{rest}"), 404)
 
 
-def test_many_may_look_while_documents_are_read(service: Service) -> None:
+def test_many_clients_may_poll_during_ingest(service: Service) -> None:
     job_id = send(service, "looked", 15)
     faults: list[str] = []
 

@@ -114,5 +114,5 @@ def test_a_job_of_many_documents_survives_a_kill_and_is_done_once(tmp_path: Path
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_so_does_a_job_of_a_thousand_of_two_kilobytes(tmp_path: Path) -> None:
+def test_a_job_of_a_thousand_small_documents_survives_a_kill(tmp_path: Path) -> None:
     read_killed_read_on(tmp_path, 1000, 2048)
