@@ -1,4 +1,4 @@
-"""docs/api.md: every route and every error is in it, and its examples work in the order in which they stand."""
+"""docs/api.md documents every route and error, and its examples work in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def page(root: Path) -> str:
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service of its own: the examples add and remove what others would miss."""
+    """A separate service, because the examples add and remove documents."""
     with serving(settings(tmp_path_factory.mktemp("fresh"))) as running:
         yield running
 
@@ -39,12 +39,12 @@ def test_every_route_is_documented(fresh: Service, page: str) -> None:
     for path, methods in paths.items():
         for method in methods:
             verb = method.upper()
-            said = f"`{verb} {path}`" in page or (verb in ("DELETE", "PUT") and f"`{verb}`" in page)
-            assert said, f"{verb} {path}"
+            documented = f"`{verb} {path}`" in page or (verb in ("DELETE", "PUT") and f"`{verb}`" in page)
+            assert documented, f"{verb} {path}"
 
 
 def faults(module: Path) -> set[tuple[int, str]]:
-    """Status and code of all Fault(status, detail, code) that a module writes out."""
+    """Return status and code of every literal Fault(status, detail, code) of a module."""
     found = set()
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Fault" and len(node.args) > 2:
@@ -56,12 +56,12 @@ def faults(module: Path) -> set[tuple[int, str]]:
 
 
 def test_every_error_is_in_the_table(root: Path, page: str) -> None:
-    known = {(status, code) for _, status, code in errors._STATUS}
+    expected = {(status, code) for _, status, code in errors._STATUS}
     for name in ("errors", "middleware/auth", "middleware/body_limit"):
-        known |= faults(root / "api" / f"{name}.py")
-    assert {(401, "no_api_key"), (409, "cancelled"), (503, "out_of_memory"), (500, "internal")} <= known
+        expected |= faults(root / "api" / f"{name}.py")
+    assert {(401, "no_api_key"), (409, "cancelled"), (503, "out_of_memory"), (500, "internal")} <= expected
     table = {(int(status), code) for status, code in re.findall(r"^\| (\d+) \| `(\w+)` \|", page, re.M)}
-    assert table == known | {(405, "method_not_allowed")}
+    assert table == expected | {(405, "method_not_allowed")}
 
 
 def test_the_examples_run_in_order(fresh: Service, page: str, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_the_examples_run_in_order(fresh: Service, page: str, tmp_path: Path) ->
         assert done.returncode == 0, (line, done.stdout)
         if done.stdout.startswith('{"job_id"'):
             job = json.loads(done.stdout)["job_id"]
-        if "/events" in line:  # until it is read, nothing can be asked
+        if "/events" in line:  # later examples need the document to be ingested
             assert "event: done" in done.stdout
 
 

@@ -1,4 +1,4 @@
-"""Bad input is the sender's fault and is told so: 4xx as problem details, never 5xx, and the service goes on."""
+"""Invalid input is answered with a 4xx and problem details, never a 5xx, and the service continues to work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents written to do harm: what they say stays text, and nothing that they point to is fetched."""
+"""Malicious documents: their markup stays text, and no URL in them is fetched."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def test_markup_stays_text_in_every_response(service: Service, markup: str) -> N
     assert title.startswith(cited["title"].removesuffix("…"))
 
     with streamed(service, asked["question"], collection="poisoned", top_k=1, max_tokens=40) as (response, events):
-        told: list[tuple[str, Any]] = list(events)
+        received: list[tuple[str, Any]] = list(events)
     assert response.headers["content-type"].startswith("text/event-stream")
     check_strict(response)
-    assert [name for name, _ in told].count("done") == 1
-    assert told[-1][1]["answer"] == answer.json()["answer"]
+    assert [name for name, _ in received].count("done") == 1
+    assert received[-1][1]["answer"] == answer.json()["answer"]
     assert service.client.delete("/v1/collections/poisoned").status_code == 204
 
 
 def quoted(id: str) -> str:
-    """As it stands in a path."""
+    """Percent-encode an id for a path."""
     return "".join(f"%{byte:02X}" for byte in id.encode())

@@ -1,4 +1,4 @@
-"""The schema says what the routes take and give: bodies with examples, answers that are as described, problems."""
+"""The OpenAPI schema describes request bodies with examples, responses and errors of the routes."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def test_every_body_has_an_example_that_fits(schema: dict[str, Any]) -> None:
 
 
 def test_the_limits_of_a_body_are_documented(schema: dict[str, Any]) -> None:
-    said = schema["paths"]["/v1/documents"]["post"]["description"]
-    assert "RAGKV_MAX_DOCUMENT_BYTES" in said
-    assert "4 times" in said
+    description = schema["paths"]["/v1/documents"]["post"]["description"]
+    assert "RAGKV_MAX_DOCUMENT_BYTES" in description
+    assert "4 times" in description
 
 
 def test_responses_match_the_schema(service: Service, schema: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the service does for those who use it as its contract says."""
+"""The service answers valid requests as its contract says."""
 
 from __future__ import annotations
 
@@ -177,8 +177,8 @@ def test_the_schema_describes_the_routes_and_no_page_loads_scripts(service: Serv
     }
     assert {service.client.get(page).status_code for page in ("/docs", "/redoc")} == {404}
     for path in ("/v1/answers", "/v1/chat/completions"):
-        told = schema["paths"][path]["post"]["responses"]
-        assert set(told["200"]["content"]) == {"application/json", "text/event-stream"}
-        assert told["200"]["content"]["text/event-stream"]["example"]
-        assert {"401", "404", "429", "503", "504"} <= set(told)
+        responses = schema["paths"][path]["post"]["responses"]
+        assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+        assert responses["200"]["content"]["text/event-stream"]["example"]
+        assert {"401", "404", "429", "503", "504"} <= set(responses)
     assert "422" not in schema["paths"]["/v1/chat/completions"]["post"]["responses"]

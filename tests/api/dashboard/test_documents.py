@@ -1,4 +1,4 @@
-"""Documents: files go in with their progress, and out again."""
+"""The Documents tab: files are uploaded with their progress, and deleted."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_files_are_uploaded_ingested_listed_and_deleted(desk: Desk, tmp_path: Pa
         expect(job).to_contain_text("1 failed: bad.txt")
         listed = page.get_by_role("region", name="Documents", exact=True)
         expect(listed).to_contain_text("The mill")
-        told = desk.client.get("/v1/documents?collection=mills").json()["documents"]
-        assert [each["id"] for each in told] == ["mill.md"]
+        documents = desk.client.get("/v1/documents?collection=mills").json()["documents"]
+        assert [each["id"] for each in documents] == ["mill.md"]
         listed.get_by_role("row", name="The mill").get_by_role("checkbox").click()
         listed.get_by_role("button", name="Delete").click()
         page.get_by_role("dialog").get_by_role("button", name="Delete").click()

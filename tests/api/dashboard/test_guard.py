@@ -1,4 +1,4 @@
-"""Coming in: a key for a ticket; a ticket opens what the key opens, for pages of this service alone."""
+"""Login: a key is exchanged for a ticket, which gives the same access to pages of this service only."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_websocket_needs_the_ticket_and_the_same_origin() -> None:
 
 
 def echoing(keys: Keys) -> FastAPI:
-    """An application behind the gate, with a WebSocket that says whose it is."""
+    """Build an application behind authentication with a WebSocket that sends the name of the tenant."""
     app = FastAPI()
     app.add_middleware(AuthMiddleware, keys=keys)
 

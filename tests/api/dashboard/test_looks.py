@@ -1,4 +1,4 @@
-"""The page is legible light and dark, small and large, with a keyboard and without eyes; what people wrote is text."""
+"""The page is readable in both color modes and all sizes, and accessible; text of users stays text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from tests.api.dashboard.conftest import QUESTIONS, Desk
 
 TABS = ("Overview", "Ask", "Documents")
-# The lightness of two colours by WCAG 2: 4.5 is what small text needs.
+# Contrast ratio of two colours by WCAG 2. Small text needs 4.5.
 CONTRAST = """element => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);
   const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
@@ -54,7 +54,7 @@ def test_the_page_fits_a_small_phone(desk: Desk) -> None:
 
 
 def newest(desk: Desk) -> object:
-    """The answer that was given last."""
+    """Return the newest answer."""
     id = desk.client.get("/v1/answers?limit=1").json()["answers"][0]["id"]
     return desk.client.get(f"/v1/answers/{id}").json()
 
@@ -109,6 +109,6 @@ def test_markup_in_documents_questions_and_names_is_shown_as_text(desk: Desk) ->
 
 
 def harmless(page: Page) -> None:
-    """Nothing of it ran, and none of it became a part of the page."""
+    """Assert that no markup was executed or became an element of the page."""
     assert page.evaluate("window.hit") is None
     assert page.locator("img[src='x'], img[src*='203.0.113'], a[href^='javascript'], svg[onload]").count() == 0

@@ -1,4 +1,4 @@
-"""The figures of the overview are those of the reports and of /metrics, to the digit."""
+"""The figures of the overview match the reports and /metrics exactly."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.api.dashboard.conftest import QUESTIONS, Desk
 
 
 def tile(page: Page, name: str) -> tuple[str, float]:
-    """What a tile shows, and its exact value."""
+    """Return the text of a tile and its exact value."""
     found = page.get_by_role("region", name=name, exact=True)
     return found.locator(".value").inner_text(), float(found.get_attribute("data-exact") or "nan")
 
 
 def total(desk: Desk, *path: str) -> float:
-    """Of a field of all reports."""
+    """Sum a field over all reports."""
     found = 0
     for answer in desk.answers:
         value: Any = answer["report"]
@@ -28,7 +28,7 @@ def total(desk: Desk, *path: str) -> float:
 
 
 def metrics(desk: Desk) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Every sample of /metrics, by its name and labels."""
+    """Return every sample of /metrics by name and labels."""
     families = text_string_to_metric_families(desk.client.get("/metrics").text)
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 

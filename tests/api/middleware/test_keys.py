@@ -1,4 +1,4 @@
-"""API keys: who gets in, as whom, and what is told to those who do not."""
+"""API keys: authentication, tenants, and the responses to refused requests."""
 
 from __future__ import annotations
 
@@ -26,13 +26,18 @@ ASK = {"question": "Who built the harbour of Tarn?"}
 
 @dataclass(frozen=True)
 class Guarded:
-    """A service with keys. keys: one of each tenant, the second one of acme's among them."""
+    """A service with keys.
+
+    Attributes:
+        service: The service.
+        keys: Keys by name; `acme2` is the second key of tenant acme.
+    """
 
     service: Service
     keys: dict[str, str]
 
     def client(self, tenant: str) -> httpx.Client:
-        """Whoever has this key."""
+        """A client that sends the key with this name."""
         return httpx.Client(
             base_url=self.service.url, timeout=60, headers={"Authorization": f"Bearer {self.keys[tenant]}"}
         )
@@ -40,7 +45,7 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """A service that acme (two keys) and zeta may use."""
+    """A service with the tenants acme (two keys) and zeta."""
     made = {name: make_key(name.removesuffix("2")) for name in ("acme", "acme2", "zeta")}
     pairs = ", ".join(pair for _, pair in made.values())
     with serving(settings(tmp_path_factory.mktemp("guarded"), api_keys=pairs)) as service:
@@ -48,7 +53,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 def routes(guarded: Guarded) -> list[tuple[str, str]]:
-    """(method, path) of everything the application answers, paths with something in their places."""
+    """List (method, path) of every route, with the path parameters filled in."""
     found = []
     for route in walk(guarded.service.app.routes):
         path = re.sub(r"\{[^}]+\}", "x", route.path)
@@ -56,8 +61,8 @@ def routes(guarded: Guarded) -> list[tuple[str, str]]:
     return found
 
 
-def gate_of(guarded: Guarded) -> AuthMiddleware:
-    """The middleware, out of the stack the service built."""
+def auth_of(guarded: Guarded) -> AuthMiddleware:
+    """Return the authentication middleware of the running service."""
     layer = guarded.service.app.middleware_stack
     while not isinstance(layer, AuthMiddleware):
         layer = layer.app  # type: ignore[union-attr]
@@ -110,8 +115,8 @@ def test_every_key_opens_its_own_tenant_only(guarded: Guarded) -> None:
         assert zeta.post("/v1/answers", json=ASK).status_code == 404
         assert zeta.post("/v1/answers", json={**ASK, "collection": "acme:default"}).status_code == 404
         assert zeta.post("/v1/answers", json={**ASK, "stream": True}).status_code == 404
-        told = zeta.post("/v1/answers", json=ASK).json()["detail"]
-        assert told.startswith("collection 'default' has no documents"), "as the tenant calls it"
+        detail = zeta.post("/v1/answers", json=ASK).json()["detail"]
+        assert detail.startswith("collection 'default' has no documents"), "the message uses the tenant's own name"
 
 
 def test_both_key_headers_are_accepted(guarded: Guarded) -> None:
@@ -142,16 +147,16 @@ def test_openais_client_raises_its_own_authentication_error(guarded: Guarded) ->
 def test_refused_requests_are_counted_and_logged_without_the_key(
     guarded: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate = gate_of(guarded)
-    before, secret = gate.refused, "correct-horse-battery-staple"
-    gate._logged = (before, -1e9)
+    auth_middleware = auth_of(guarded)
+    before, secret = auth_middleware.refused, "correct-horse-battery-staple"
+    auth_middleware._logged = (before, -1e9)
     with caplog.at_level(logging.WARNING, "ragkv.api"), httpx.Client(base_url=guarded.service.url) as client:
-        told = [client.get("/readyz", headers={"X-API-Key": secret}).text for _ in range(5)]
-    assert gate.refused == before + 5
+        bodies = [client.get("/readyz", headers={"X-API-Key": secret}).text for _ in range(5)]
+    assert auth_middleware.refused == before + 5
     lines = [record.getMessage() for record in caplog.records if record.name == "ragkv.api"]
     assert len(lines) == 1, "five tries in a moment are one line"
     assert "127.0.0.1" in lines[0]
-    assert secret not in "".join([*lines, *told])
+    assert secret not in "".join([*lines, *bodies])
 
 
 def test_healthz_without_a_key_shows_the_status_only(guarded: Guarded) -> None:
@@ -192,7 +197,7 @@ def test_an_invalid_tenant_name_is_refused(tenant: str) -> None:
 def test_keys_may_be_in_a_file(tmp_path: Path) -> None:
     keys = [make_key(tenant) for tenant in ("acme", "zeta")]
     path = tmp_path / "keys"
-    path.write_text("# who may come in\n" + "\n".join(f"{pair}  # since May" for _, pair in keys) + "\n\n")
+    path.write_text("# may use the service\n" + "\n".join(f"{pair}  # since May" for _, pair in keys) + "\n\n")
     assert [read_keys(str(path)).tenant_of(key) for key, _ in keys] == ["acme", "zeta"]
     assert not read_keys("")
 

@@ -1,4 +1,4 @@
-"""What every response says, whatever it is a response to."""
+"""Headers of every response, including errors and streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/metrics: what the tally knows, in a form that Prometheus takes, and nothing that a user wrote."""
+"""/metrics matches the recorded sums, is valid Prometheus text, and holds no text of users."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ KEY, PAIR = make_key("acme")
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, list[Any]]]:
-    """A service with something in its memory that answered questions, and the reports of all answers."""
-    with serving(settings(tmp_path_factory.mktemp("told"), host_bytes=2**26)) as running:
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, list[Any]]]:
+    """A service with a host tier that has answered questions, and the reports of all answers."""
+    with serving(settings(tmp_path_factory.mktemp("answered"), host_bytes=2**26)) as running:
         running.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]})
         found = []
         for method in METHODS:
@@ -53,7 +53,7 @@ def scraped(service: Service, accept: str = "") -> httpx.Response:
 
 
 def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """All of them, by name."""
+    """Return all samples by name."""
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -69,8 +69,8 @@ def value(text: str, name: str, **labels: str) -> float:
 # Sums
 
 
-def test_the_prometheus_parser_accepts_the_text(told: tuple[Service, list[Any]]) -> None:
-    response = scraped(told[0])
+def test_the_prometheus_parser_accepts_the_text(answered: tuple[Service, list[Any]]) -> None:
+    response = scraped(answered[0])
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     families: list[Metric] = list(text_string_to_metric_families(response.text))
     assert len({family.name for family in families}) == len(families)
@@ -79,11 +79,11 @@ def test_the_prometheus_parser_accepts_the_text(told: tuple[Service, list[Any]])
     assert len(set(lines)) == len(lines), "no series is there twice"
 
 
-def test_metrics_match_the_sums_of_the_reports(told: tuple[Service, list[Any]]) -> None:
-    service, found = told
+def test_metrics_match_the_sums_of_the_reports(answered: tuple[Service, list[Any]]) -> None:
+    service, found = answered
     text = scraped(service).text
     assert read(text).sums == service.worker.metrics.sums
-    for kind in ("context", "kept", "recomputed", "question", "generated", "prefilled"):
+    for kind in ("context", "collector", "recomputed", "question", "generated", "prefilled"):
         assert value(text, "ragkv_tokens_total", kind=kind) == sum(report["tokens"][kind] for report in found)
     for source, name in (("context", "context_kv"), ("heads", "heads"), ("loaded", "loaded")):
         assert value(text, "ragkv_kv_bytes_total", source=source) == sum(report["bytes"][name] for report in found)
@@ -100,22 +100,22 @@ def test_metrics_match_the_sums_of_the_reports(told: tuple[Service, list[Any]]) 
         assert value(text, "ragkv_step_seconds_bucket", step=step, le="0.1") == below
 
 
-def test_fields_of_a_method_are_not_in_labels(told: tuple[Service, list[Any]]) -> None:
-    methods = [labels["method"] for labels, _ in samples(scraped(told[0]).text)["ragkv_answers_total"]]
+def test_fields_of_a_method_are_not_in_labels(answered: tuple[Service, list[Any]]) -> None:
+    methods = [labels["method"] for labels, _ in samples(scraped(answered[0]).text)["ragkv_answers_total"]]
     assert sorted(methods) == ["full", "reuse", "scout"]
 
 
 @runs(max_examples=10)
 @given(reports())
 def test_a_hundred_variants_of_a_method_make_one_label(report: Report) -> None:
-    tally = MetricsRecorder()
+    recorder = MetricsRecorder()
     for place in range(100):
-        tally.answered(replace(report, method=f"scout:cap=0.{place + 100}"))
-    assert [method for method, *_ in tally.sums.answers] == ["scout"]
+        recorder.answered(replace(report, method=f"scout:cap=0.{place + 100}"))
+    assert [method for method, *_ in recorder.sums.answers] == ["scout"]
 
 
-def test_refused_methods_make_no_label(told: tuple[Service, list[Any]]) -> None:
-    service, _ = told
+def test_refused_methods_make_no_label(answered: tuple[Service, list[Any]]) -> None:
+    service, _ = answered
     before = read(scraped(service).text).sums
     for place in range(100):
         refused = service.post("/v1/answers", {"question": QUESTIONS[0], "method": f"made-up-{place}"})
@@ -128,8 +128,8 @@ def test_refused_methods_make_no_label(told: tuple[Service, list[Any]]) -> None:
 # Requests
 
 
-def test_requests_are_counted_by_the_template_of_their_route(told: tuple[Service, list[Any]]) -> None:
-    service, _ = told
+def test_requests_are_counted_by_the_template_of_their_route(answered: tuple[Service, list[Any]]) -> None:
+    service, _ = answered
     before = scraped(service).text
     for path in ("a", "b/c", "d%20e"):
         assert service.client.get(f"/v1/documents/{path}").status_code == 404
@@ -145,8 +145,8 @@ def test_requests_are_counted_by_the_template_of_their_route(told: tuple[Service
     assert value(text, "ragkv_http_requests_total", **scrapes) >= ("/metrics" in before) + 1
 
 
-def test_unknown_http_methods_make_one_label(told: tuple[Service, list[Any]]) -> None:
-    service, _ = told
+def test_unknown_http_methods_make_one_label(answered: tuple[Service, list[Any]]) -> None:
+    service, _ = answered
     for verb in ("BREW", "WHEN", "PROPFIND"):
         service.client.request(verb, "/v1/answers")
     counted = {"route": "/v1/answers", "method": "OTHER", "status": "405"}
@@ -163,8 +163,8 @@ def test_internal_errors_are_counted(tmp_path: Path) -> None:
 # State
 
 
-def test_info_and_gauges_describe_the_service(told: tuple[Service, list[Any]]) -> None:
-    service, _ = told
+def test_info_and_gauges_describe_the_service(answered: tuple[Service, list[Any]]) -> None:
+    service, _ = answered
     deadline = time.monotonic() + 20
     while not value(text := scraped(service).text, "ragkv_tier_slots", tier="host", state="used"):
         assert time.monotonic() < deadline
@@ -202,13 +202,13 @@ def test_two_applications_of_a_process_share_no_metrics(tmp_path: Path) -> None:
     assert read(other.decode()).sums.ended["failed"] == 0
 
 
-def test_openmetrics_is_sent_if_the_client_accepts_it(told: tuple[Service, list[Any]]) -> None:
+def test_openmetrics_is_sent_if_the_client_accepts_it(answered: tuple[Service, list[Any]]) -> None:
     accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
-    response = scraped(told[0], accept)
+    response = scraped(answered[0], accept)
     assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     names = {family.name for family in open_families(response.text)}
     assert {"ragkv_tokens", "ragkv_step_seconds", "ragkv_ready"} <= names
-    assert scraped(told[0], "application/openmetrics-text; version=1.x").status_code == 200
+    assert scraped(answered[0], "application/openmetrics-text; version=1.x").status_code == 200
 
 
 def test_with_keys_a_request_needs_one(tmp_path: Path) -> None:
@@ -216,17 +216,17 @@ def test_with_keys_a_request_needs_one(tmp_path: Path) -> None:
         refused = locked.client.get("/metrics")
         assert (refused.status_code, refused.json()["code"]) == (401, "no_api_key")
         assert "ragkv_tokens_total" not in refused.text
-        told = locked.client.get("/metrics", headers={"authorization": f"Bearer {KEY}"})
-        assert told.status_code == 200
-        assert value(told.text, "ragkv_http_requests_total", route=UNMATCHED, method="GET", status="401") == 1
-        assert KEY not in told.text
+        allowed = locked.client.get("/metrics", headers={"authorization": f"Bearer {KEY}"})
+        assert allowed.status_code == 200
+        assert value(allowed.text, "ragkv_http_requests_total", route=UNMATCHED, method="GET", status="401") == 1
+        assert KEY not in allowed.text
 
 
-def test_a_scrape_takes_less_than_five_milliseconds(told: tuple[Service, list[Any]]) -> None:
-    kept: MetricsCollector = told[0].app.state.metrics
+def test_a_scrape_takes_less_than_five_milliseconds(answered: tuple[Service, list[Any]]) -> None:
+    collector: MetricsCollector = answered[0].app.state.metrics
     taken = []
     for _ in range(20):
-        begun = time.perf_counter()
-        kept.render("")
-        taken.append(time.perf_counter() - begun)
+        started = time.perf_counter()
+        collector.render("")
+        taken.append(time.perf_counter() - started)
     assert min(taken) < 0.005

@@ -1,4 +1,4 @@
-"""The queries of the Grafana dashboard, and those that the documents advise, ask for metrics and labels that exist."""
+"""The queries of the Grafana dashboard and of the docs use existing metrics and labels."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _STRING = r'"[^"]*"'
 _METRIC = re.compile(r"\b((?:ragkv|process)_[a-z0-9_]+)\s*(\{[^}]*\})?")
 _GROUPED = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 OF_THE_TARGET = {"job", "instance"}
-"""Labels that Prometheus adds."""
+"""Labels that Prometheus adds itself."""
 
 
 Known = dict[str, dict[str, set[str]]]
-"""Metrics, their labels, and what these say."""
+"""Values by label by metric."""
 
 
 def check(expression: str, known: Known) -> None:
-    """Whether metrics and labels of PromQL exist, and the values that labels are asked for."""
+    """Assert that the metrics, labels and label values of a PromQL query exist."""
     named = _METRIC.findall(expression)
     assert named, expression
     labels: set[str] = set()
@@ -40,7 +40,7 @@ def check(expression: str, known: Known) -> None:
 
 @pytest.fixture(scope="module")
 def known(service: Service) -> Known:
-    """What a service says that has answered a question."""
+    """Metrics of a service that has answered a question."""
     assert service.post("/v1/answers", {"question": "Who built the harbour of Tarn?"}).status_code == 200
     found: Known = {}
     for family in text_string_to_metric_families(service.client.get("/metrics").text):

@@ -1,4 +1,4 @@
-"""What a load balancer asks: does it live, can it answer."""
+"""Liveness and readiness as a load balancer sees them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_full_queue_degrades_readiness_but_stays_200(service: Service) -> None
 
 def test_a_missing_store_degrades_readiness_but_stays_200(tmp_path: Path) -> None:
     with redis_server() as server:
-        pass  # gone again: nothing listens there
+        pass  # stopped again: nothing listens at its address
     with serving(settings(tmp_path, store=server.url)) as service:
         ready = service.client.get("/readyz")
         assert (ready.status_code, ready.json()["checks"]["store"]["status"]) == (200, "degraded")

@@ -1,4 +1,4 @@
-"""Traces: a span for each request, one for each step inside it, and nobody who waits for a collector."""
+"""Traces: one span per request, one per step inside it, and no delay by a slow collector."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ STEPS = {"retrieve", "open", "plan", "load", "repair", "prefill", "decode"}
 
 @dataclass(frozen=True)
 class Traced:
-    """A service, and the spans it makes."""
+    """A service and its exported spans."""
 
     service: Service
     exporter: InMemorySpanExporter
 
     def spans(self, count: int = 1) -> tuple[ReadableSpan, dict[str, list[ReadableSpan]]]:
-        """Of the latest request, which the service may be ending just now: its own span, and its steps by name.
-        Afterwards there are none."""
+        """Wait for the latest request; return its span and the spans of its steps by name. Clears the exporter."""
         until = time.monotonic() + 10
         while time.monotonic() < until:
             found = self.exporter.get_finished_spans()
@@ -70,7 +69,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
 
 @pytest.fixture
 def traced(running: Traced) -> Traced:
-    """Without the spans of other tests."""
+    """The service with no spans of other tests."""
     time.sleep(0.05)
     running.exporter.clear()
     return running
@@ -103,11 +102,11 @@ def test_span_durations_match_the_report(traced: Traced) -> None:
 def test_span_attributes_match_the_report(traced: Traced) -> None:
     report = traced.service.post("/v1/answers", QUESTION).json()["report"]
     request, steps = traced.spans()
-    told = request.attributes
-    assert (told["http.request.method"], told["http.route"]) == ("POST", "/v1/answers")
-    assert (told["http.response.status_code"], told["ragkv.method"]) == (200, "samkv-fusion")
+    attributes = request.attributes
+    assert (attributes["http.request.method"], attributes["http.route"]) == ("POST", "/v1/answers")
+    assert (attributes["http.response.status_code"], attributes["ragkv.method"]) == (200, "samkv-fusion")
     for part in ("tokens", "bytes", "ratios"):
-        assert {name: told[f"ragkv.{part}.{name}"] for name in report[part]} == report[part]
+        assert {name: attributes[f"ragkv.{part}.{name}"] for name in report[part]} == report[part]
     (decode,) = steps["decode"]
     assert decode.attributes["ragkv.tokens.generated"] == report["tokens"]["generated"]
 
@@ -151,9 +150,9 @@ def test_no_text_of_a_user_is_in_a_span(traced: Traced) -> None:
     while len(found := traced.exporter.get_finished_spans()) < 5 + len(STEPS) - 1 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert {"GET", "GET /v1/documents/{document_id}"} <= {span.name for span in found}
-    told = "".join(span.to_json() for span in found)
-    assert MARK not in told.lower()
-    assert "cap=" not in told
+    text = "".join(span.to_json() for span in found)
+    assert MARK not in text.lower()
+    assert "cap=" not in text
 
 
 def test_a_failed_request_is_an_error_span_with_its_finished_steps(
@@ -177,12 +176,12 @@ def test_health_checks_are_not_traced(traced: Traced) -> None:
 
 
 def answered() -> ServedRequest:
-    """A request with a step in it."""
-    watch, began = StepTimer(), time.perf_counter()
-    with watch.step("retrieve"):
+    """Build a served request with one step."""
+    timer, began = StepTimer(), time.perf_counter()
+    with timer.step("retrieve"):
         pass
     return ServedRequest(
-        RequestContext("id", timer=watch), "POST", "/v1/answers", 200, began, time.perf_counter(), time.time_ns(), {}
+        RequestContext("id", timer=timer), "POST", "/v1/answers", 200, began, time.perf_counter(), time.time_ns(), {}
     )
 
 
@@ -224,7 +223,7 @@ from ragkv.cli.common import fail
 from ragkv.config import load_settings
 from ragkv.errors import ConfigError
 
-create_app(load_settings(dashboard=False))  # NiceGUI makes an application of FastAPI, which looks for the SDK
+create_app(load_settings(dashboard=False))  # NiceGUI creates a FastAPI application, which searches for the SDK
 print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))])
 sys.meta_path[:] = [Missing if finder is PathFinder else finder for finder in sys.meta_path]
 try:
@@ -237,6 +236,6 @@ except ConfigError as error:
 def test_otel_is_imported_only_for_traces_and_a_missing_extra_is_named(root: Any) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=root, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    imported, told = done.stdout.splitlines()
+    imported, message = done.stdout.splitlines()
     assert imported == "[]"
-    assert "pip install 'ragkv[otel]'" in told
+    assert "pip install 'ragkv[otel]'" in message

@@ -1,4 +1,4 @@
-"""Collections over HTTP, filters at question time, and what tenants see of each other's: nothing."""
+"""Collections over HTTP, metadata filters, and the isolation of tenants."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_deleting_a_collection_removes_its_jobs_conversations_and_kv(service: Se
     assert ask(service, "sunk", "What is the Grey Heron?", conversation_id="talk").status_code == 200
     with held(service):
         job_id = service.post("/v1/documents", {**BOATS[0], "id": "late", "collection": "sunk"}).json()["job_id"]
-        assert service.client.delete("/v1/collections/sunk").status_code == 204, "it waits for nobody"
+        assert service.client.delete("/v1/collections/sunk").status_code == 204, "it does not wait for the engine"
         check_problem(service.client.delete("/v1/collections/sunk"), 404)
     assert service.job(job_id)["status"] == "cancelled"
     check_problem(service.client.get("/v1/conversations/talk?collection=sunk"), 404)
@@ -72,7 +72,7 @@ def test_deleting_a_collection_removes_its_jobs_conversations_and_kv(service: Se
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("conditions", "found"),
     [
         (None, {"heron", "gull", "mast"}),
         ({}, {"heron", "gull", "mast"}),
@@ -83,26 +83,26 @@ def test_deleting_a_collection_removes_its_jobs_conversations_and_kv(service: Se
     ],
 )
 def test_a_question_is_answered_from_the_documents_that_match_its_filter(
-    service: Service, wanted: Any, found: set[str]
+    service: Service, conditions: Any, found: set[str]
 ) -> None:
     if "filtered" not in shown(service):
         fill(service, "filtered")
-    answered = ask(service, "filtered", "What is a ferry?", filter=wanted, top_k=3)
+    answered = ask(service, "filtered", "What is a ferry?", filter=conditions, top_k=3)
     assert {document for document, _ in cited(answered)} == found
 
 
 def test_a_filter_applies_to_its_turn_only(service: Service) -> None:
     fill(service, "turns")
     turns = [
-        ask(service, "turns", "What is a ferry?", conversation_id="talk", filter=wanted, top_k=1)
-        for wanted in ({"tags": "wood"}, {"year": 1889}, None)
+        ask(service, "turns", "What is a ferry?", conversation_id="talk", filter=conditions, top_k=1)
+        for conditions in ({"tags": "wood"}, {"year": 1889}, None)
     ]
     assert [document for turn in turns[:2] for document, _ in cited(turn)] == ["mast", "gull"]
     assert len(turns[1].json()["report"]["chunks"]) == 2, "what an earlier turn read stays"
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "conditions",
     [
         "kind",
         [],
@@ -115,8 +115,8 @@ def test_a_filter_applies_to_its_turn_only(service: Service) -> None:
         {"kind": list(range(65))},
     ],
 )
-def test_an_invalid_filter_is_refused(service: Service, wanted: Any) -> None:
-    body = json.dumps({"question": "What is a ferry?", "filter": wanted}).encode()
+def test_an_invalid_filter_is_refused(service: Service, conditions: Any) -> None:
+    body = json.dumps({"question": "What is a ferry?", "filter": conditions}).encode()
     head = {"content-type": "application/json"}
     check_problem(service.client.post("/v1/answers", content=body, headers=head), 422)
 
@@ -130,7 +130,7 @@ def test_a_filter_without_a_match_is_a_404_that_names_it(service: Service) -> No
 
 
 class AsTenant:
-    """The service as it would be behind keys: a header says whose request it is."""
+    """Middleware that sets the tenant from a header, in place of the authentication."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -146,7 +146,7 @@ Call = Callable[..., Awaitable[httpx.Response]]
 def test_a_tenant_sees_nothing_of_another_tenant(tmp_path: Path) -> None:
     app = create_app(settings(tmp_path))
 
-    async def talk(ours: Call, theirs: Call) -> None:
+    async def exchange(ours: Call, theirs: Call) -> None:
         text = {"text": "The lamp is kept by Ada Brook.", "metadata": {"kind": "lamp"}}
         assert (await ours("PUT", "/v1/documents/lamp?wait=true", json=text)).json()["collection"] == "default"
         files = [("files", ("bad.txt", b"\xff"))]
@@ -188,6 +188,6 @@ def test_a_tenant_sees_nothing_of_another_tenant(tmp_path: Path) -> None:
             def as_tenant(name: str) -> Call:
                 return lambda method, path, **more: client.request(method, path, headers={"x-tenant": name}, **more)
 
-            await talk(as_tenant("ours"), as_tenant("theirs"))
+            await exchange(as_tenant("ours"), as_tenant("theirs"))
 
     asyncio.run(session())

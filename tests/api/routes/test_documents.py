@@ -1,4 +1,4 @@
-"""Documents over HTTP: put, listed, shown and deleted at any time, each by its id, whatever that is."""
+"""Documents over HTTP: put, list, show and delete, with any printable id."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def delete(service: Service, document_id: str, collection: str) -> httpx.Respons
 
 
 def clean(service: Service) -> bool:
-    """Whether soon there is no KV without a chunk and no chunk without KV."""
+    """Wait until the keys of the chunks and of the store agree; return whether they do."""
     until = time.monotonic() + 20
     while (found := stored(service))[0] != found[1] and time.monotonic() < until:
         time.sleep(0.05)
@@ -233,14 +233,14 @@ def test_a_document_can_be_deleted_during_ingest_and_leaves_nothing(service: Ser
 def test_a_document_deleted_during_retrieval_is_never_cited_afterwards(service: Service) -> None:
     for name, says in (("lamp", SAYS), ("other", {"text": "The boats stay out for three days."})):
         put(service, name, says, "asked", wait=True)
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
 
     def stop_in_the_middle(engine: Any) -> None:
         search = engine.retriever.search
 
         def searched(*arguments: Any) -> Any:
             hits = search(*arguments)
-            begun.set()
+            started.set()
             go_on.wait(30)
             return hits
 
@@ -250,7 +250,7 @@ def test_a_document_deleted_during_retrieval_is_never_cited_afterwards(service: 
     try:
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(ask, service, "asked")
-            assert begun.wait(30)
+            assert started.wait(30)
             assert delete(service, "lamp", "asked").status_code == 204
             go_on.set()
             assert ("lamp", "Lamp") in cited(answer.result(60)), "the snapshot it began with"

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible routes, with OpenAI's own client and without."""
+"""The OpenAI-compatible routes, with and without OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHO = "Who built the harbour of Tarn?"
 
 @pytest.fixture(scope="module")
 def client(service: Service) -> Iterator[openai.OpenAI]:
-    """OpenAI's client, aimed at the service."""
+    """OpenAI's client with the address of the service."""
     with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
         yield made
 
@@ -58,14 +58,14 @@ def test_a_streamed_completion_ends_with_citations_report_and_requested_usage(
     client: openai.OpenAI,
 ) -> None:
     whole = client.chat.completions.create(model="demo", messages=asked(WHO))
-    for wanted in (False, True):
+    for with_usage in (False, True):
         stream = client.chat.completions.create(
-            model="demo", messages=asked(WHO), stream=True, stream_options={"include_usage": wanted}
+            model="demo", messages=asked(WHO), stream=True, stream_options={"include_usage": with_usage}
         )
         chunks = list(stream)
         assert len({chunk.id for chunk in chunks}) == 1
         assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
-        if wanted:
+        if with_usage:
             assert chunks.pop().usage == whole.usage
         assert chunks[0].choices[0].delta.role == "assistant"
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Ada Brook"
@@ -75,7 +75,7 @@ def test_a_streamed_completion_ends_with_citations_report_and_requested_usage(
 
 
 def test_the_asynchronous_client_gets_the_same_answer(service: Service) -> None:
-    async def talk() -> tuple[str | None, str, list[str]]:
+    async def exchange() -> tuple[str | None, str, list[str]]:
         async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
             whole = await client.chat.completions.create(model="demo", messages=asked(WHO))
             text, cited = "", []
@@ -86,7 +86,7 @@ def test_the_asynchronous_client_gets_the_same_answer(service: Service) -> None:
                     cited = [each["document_id"] for each in chunk.ragkv["citations"]]  # type: ignore[attr-defined]
             return whole.choices[0].message.content, text, cited
 
-    whole, text, cited = asyncio.run(talk())
+    whole, text, cited = asyncio.run(exchange())
     assert whole == text == "Ada Brook"
     assert set(cited) == {"harbour", "bridge"}
 
@@ -122,15 +122,15 @@ def test_chat_options_reach_the_engine(service: Service, client: openai.OpenAI) 
 
 
 def test_a_seed_repeats_a_sampled_answer(service: Service, client: openai.OpenAI) -> None:
-    def said(**more: Any) -> str | None:
+    def sampled(**more: Any) -> str | None:
         made = client.chat.completions.create(model="demo", messages=asked(WHO), max_tokens=12, **more)
         return made.choices[0].message.content
 
     with endless(service.worker):
         hot = {"temperature": 2.0}
-        assert said(seed=7, **hot) == said(seed=7, **hot)
-        assert len({said(**hot) for _ in range(3)} | {said(seed=7, **hot)}) > 1
-    assert said(temperature=1e-30) == said(top_p=0, temperature=2) == said() == "Ada Brook"
+        assert sampled(seed=7, **hot) == sampled(seed=7, **hot)
+        assert len({sampled(**hot) for _ in range(3)} | {sampled(seed=7, **hot)}) > 1
+    assert sampled(temperature=1e-30) == sampled(top_p=0, temperature=2) == sampled() == "Ada Brook"
 
 
 def test_models_are_the_loaded_one_and_its_methods(client: openai.OpenAI) -> None:

@@ -1,4 +1,4 @@
-"""Uploads: files become documents, one bad one stops no other, and nothing of them stays behind."""
+"""Uploads: files become documents, an invalid file fails alone, and temporary files are removed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def upload(service: Service, files: Files, wait: bool = True, **fields: str) -> 
 
 
 def spooled() -> set[str]:
-    """Temporary files that this process, which the service runs in, has open; they never had names (SQLite's have)."""
+    """Return the open temporary files of this process that have no name. Those of SQLite have one."""
     found = set()
     for link in Path("/proc/self/fd").iterdir():
         try:
@@ -184,7 +184,7 @@ def test_files_are_parsed_outside_the_event_loop(service: Service, monkeypatch: 
 
     monkeypatch.setattr(uploads, "read", slow)
     done: list[httpx.Response] = []
-    # More than may be read at a time: those that wait hold up nobody either.
+    # More uploads than may be parsed at a time. The waiting ones delay no other request either.
 
     def send(number: int) -> None:
         done.append(upload(service, [(f"{number}.txt", b"A tower.")], collection="slow"))
