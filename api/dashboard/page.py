@@ -23,7 +23,7 @@ TICK = 1.0
 """Seconds between two updates of the page."""
 STYLE = Path(__file__).with_name("style.css")
 MODES = {None: "brightness_auto", False: "light_mode", True: "dark_mode"}
-"""Icons of the color modes: as the system, light, dark."""
+"""Icons of the colour modes: as the system, light, dark."""
 
 
 def build_page(app: FastAPI, user: Tenant | None) -> None:
@@ -78,7 +78,7 @@ def build_page(app: FastAPI, user: Tenant | None) -> None:
 
 
 def _mode_button() -> None:
-    """Add the button that switches between the color modes."""
+    """Add the button that switches between the colour modes."""
     dark = ui.dark_mode(None)
 
     def switch() -> None:

@@ -1,4 +1,4 @@
-"""The page is readable in both color modes and all sizes, and accessible; text of users stays text."""
+"""The page is readable in both colour modes and all sizes, and accessible; text of users stays text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAYLOAD = (
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_small_text_has_enough_contrast_in_both_color_modes(desk: Desk, scheme: str) -> None:
+def test_small_text_has_enough_contrast_in_both_colour_modes(desk: Desk, scheme: str) -> None:
     with desk.page(color_scheme=scheme) as page:
         dark = page.evaluate("document.body.classList.contains('body--dark')")
         assert dark == (scheme == "dark"), "the page follows the system"
