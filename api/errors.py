@@ -125,7 +125,7 @@ def fault_of_job(error: JobFault | None) -> Fault:
         error: Error of the job; None if the job was cancelled.
     """
     if error is None:
-        return Fault(409, "cancelled before it was done: the document was deleted meanwhile", "cancelled")
+        return Fault(409, "the job was cancelled because the document was deleted", "cancelled")
     matches = ((status, code) for kind, status, code in _STATUS if code_of(kind) == error.code)
     status, code = next(matches, (503, "unavailable") if error.code != "internal_error" else (500, "internal"))
     return Fault(status, Tenant(current().tenant).told(error.message), code)
@@ -168,8 +168,8 @@ def fault_of(error: Exception) -> Fault:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Fault(507, "there is no space left on the disk; what was stored before is intact", "no_space")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return Fault(503, "this request needs more memory than there is; ask for less", "out_of_memory")
-    return Fault(500, "an error of the service itself; its log has the details", "internal")
+        return Fault(503, "there is not enough memory for this request; ask for less", "out_of_memory")
+    return Fault(500, "internal error; the log of the service has the details", "internal")
 
 
 def _of_ragkv(error: RagkvError) -> Fault:

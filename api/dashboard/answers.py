@@ -52,7 +52,7 @@ class LatestAnswers:
         self._shown: list[float] = []
         with ui.element("section").classes("card").props('aria-label="Latest answers"'):
             self._table = ui.table(columns=_COLUMNS, rows=[], row_key="id", title="Latest answers")
-            self._table.props('flat wrap-cells hide-pagination no-data-label="Nothing was asked yet."')
+            self._table.props('flat wrap-cells hide-pagination no-data-label="No questions yet."')
             self._table.classes("w-full").add_slot("body-cell-question", _QUESTION)
             self._table.on("open", self._open)
         self._dialog = ui.dialog().props("full-width")

@@ -42,7 +42,7 @@ class DocumentsPage:
         self._build_upload()
         with ui.element("section").classes("card").props('aria-label="Jobs"'):
             ui.label("Jobs").classes("title").props("role=heading aria-level=2")
-            self._no_jobs = ui.label("Nothing was sent yet.").classes("note")
+            self._no_jobs = ui.label("No jobs yet.").classes("note")
             self._list = ui.column().classes("w-full")
         self._build_table()
 
@@ -154,7 +154,7 @@ class DocumentsPage:
         try:
             detail = json.loads(body)["detail"]
         except (ValueError, KeyError, TypeError):
-            detail = "the files were not taken; is the service there, and are they small enough?"
+            detail = "the upload failed; check that the service is running and that the files are not too large"
         self._fault.set_text(str(detail))
 
 

@@ -110,7 +110,7 @@ def login_page(wrong: bool = False) -> HTMLResponse:
     Args:
         wrong: Whether to say that the last key was not known.
     """
-    alert = '<p role="alert">This key is not known here.</p>' if wrong else ""
+    alert = '<p role="alert">This API key is not known.</p>' if wrong else ""
     headers = {"WWW-Authenticate": 'Bearer realm="ragkv"', "Content-Security-Policy": _FORM_POLICY, **_REFERRER}
     return HTMLResponse(_FORM.replace("<!-- alert -->", alert), 401, headers)
 

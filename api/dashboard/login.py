@@ -20,7 +20,7 @@ async def login(request: Request) -> Response:
     if tenant is None:
         if accepts_html(request.headers):
             return login_page(wrong=True)
-        raise HTTPException(401, "this key is not known here", {"WWW-Authenticate": 'Bearer realm="ragkv"'})
+        raise HTTPException(401, "this API key is not known", {"WWW-Authenticate": 'Bearer realm="ragkv"'})
     response = RedirectResponse(ROOT, 303)
     secure = request.url.scheme == "https"
     response.set_cookie(COOKIE, tickets.issue(tenant), TICKET_SECONDS, httponly=True, samesite="strict", secure=secure)

@@ -83,7 +83,9 @@ class AuthMiddleware:
             self._logged = self.refused, time.monotonic()
 
 
-_CROSS_ORIGIN = Fault(403, "a page of another origin may not do this; set API keys to let others in", "other_origin")
+_CROSS_ORIGIN = Fault(
+    403, "requests from pages of another origin are refused unless they send an API key of this service", "other_origin"
+)
 
 
 def _is_cross_origin(scope: Scope, headers: Headers) -> bool:
@@ -109,6 +111,6 @@ def _key(headers: Headers) -> str:
 
 def _unauthorized(has_key: bool) -> Fault:
     missing = "send an API key: `Authorization: Bearer …` or `X-API-Key: …`"
-    detail = "this key is not known here" if has_key else missing
+    detail = "this API key is not known" if has_key else missing
     challenge = 'Bearer realm="ragkv"' + (', error="invalid_token"' if has_key else "")
     return Fault(401, detail, "invalid_api_key" if has_key else "no_api_key", {"WWW-Authenticate": challenge})

@@ -74,4 +74,4 @@ def _limited(receive: Receive, limit: int) -> Receive:
 
 
 def _detail(limit: int, size: str) -> str:
-    return f"a request here may have {limit} bytes, this one {size}"
+    return f"the body of this request may have {limit} bytes, but it {size}"

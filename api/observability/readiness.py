@@ -25,7 +25,7 @@ def readiness_checks(health: dict[str, Any], stopping: bool) -> dict[str, dict[s
         "index": _check("" if index == "ok" else index, "failed"),
         "store": _check("" if store == "ok" else store, "degraded"),
         "reuse": _check("" if reuse == "on" else reuse, "degraded"),
-        "queue": _check("there is no place left" if full else "", "degraded"),
+        "queue": _check("the queue is full" if full else "", "degraded"),
     }
 
 

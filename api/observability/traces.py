@@ -103,7 +103,7 @@ class RateLimitedLogExporter(SpanExporter):
             self._lost += len(spans)
             if time.monotonic() - self._logged >= LOG_SECONDS:
                 logger.warning(
-                    "%d spans were not taken: is there a collector at OTEL_EXPORTER_OTLP_ENDPOINT?", self._lost
+                    "%d spans could not be sent: is there a collector at OTEL_EXPORTER_OTLP_ENDPOINT?", self._lost
                 )
                 self._lost, self._logged = 0, time.monotonic()
         return result

@@ -50,7 +50,7 @@ async def wait_for_job(job_id: str, engine_thread: EngineThread, request: Reques
         if job.finished is not None:
             return job
         if engine_thread.stopping:
-            raise Stopping(f"the service is shutting down; job {job_id} goes on when it is back")
+            raise Stopping(f"the service is shutting down; job {job_id} continues after the next start")
         if await request.is_disconnected():
             return None
         await asyncio.sleep(POLL_SECONDS)

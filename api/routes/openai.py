@@ -93,7 +93,7 @@ async def model(model_id: str, request: Request, engine_thread: EngineThreadDep)
     for each in _models(request, engine_thread):
         if each["id"] == model_id:
             return JSONResponse(each)
-    raise NotFound("there is no such model here; see /v1/models")
+    raise NotFound("there is no such model; see /v1/models")
 
 
 def _models(request: Request, engine_thread: EngineThreadDep) -> list[dict[str, Any]]:

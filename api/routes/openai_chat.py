@@ -63,7 +63,7 @@ def method_of(chat: Chat, model: str) -> str | None:
     """
     name, suffix = chat.model[: len(model)], chat.model[len(model) :]
     if name != model or (suffix and not suffix.startswith(":")):
-        raise NotFound(f"there is no such model here; ask for {model!r}, or see /v1/models")
+        raise NotFound(f"there is no such model; use {model!r}, or see /v1/models")
     from_model, from_extension = suffix.removeprefix(":"), chat.ragkv.method
     if from_model and from_extension and from_model != from_extension:
         raise InputError("model and ragkv.method name two methods; give one")

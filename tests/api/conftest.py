@@ -29,7 +29,15 @@ BRIDGE = {"id": "bridge", "text": "The bridge of Mell was painted green by Otto 
 
 @dataclass(frozen=True)
 class Service:
-    """A running service."""
+    """A running service.
+
+    Attributes:
+        url: Address of the service.
+        port: Port of the service.
+        worker: Its engine thread.
+        client: HTTP client of the service.
+        app: The application.
+    """
 
     url: str
     port: int

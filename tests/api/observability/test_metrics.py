@@ -83,7 +83,7 @@ def test_metrics_match_the_sums_of_the_reports(answered: tuple[Service, list[Any
     service, found = answered
     text = scraped(service).text
     assert read(text).sums == service.worker.metrics.sums
-    for kind in ("context", "collector", "recomputed", "question", "generated", "prefilled"):
+    for kind in ("context", "kept", "recomputed", "question", "generated", "prefilled"):
         assert value(text, "ragkv_tokens_total", kind=kind) == sum(report["tokens"][kind] for report in found)
     for source, name in (("context", "context_kv"), ("heads", "heads"), ("loaded", "loaded")):
         assert value(text, "ragkv_kv_bytes_total", source=source) == sum(report["bytes"][name] for report in found)
