@@ -1,6 +1,6 @@
-"""The HTTP service: `create_app` builds it, `serve` runs it until SIGTERM or Ctrl-C.
+"""The HTTP service: `create_app` builds the application, `serve` runs it until SIGTERM or Ctrl-C.
 
-Everything a request needs hangs on the app's state and is built in its lifespan; there are no globals.
+Everything that a request needs is stored in the state of the application. There are no globals.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from starlette.types import ASGIApp
 
 from api import errors
 from api.dashboard import login
-from api.middleware.access_log import AccessLogMiddleware, RequestObserver, log_line
+from api.middleware.access_log import AccessLogMiddleware, RequestObserver, log_request
 from api.middleware.auth import AuthMiddleware
 from api.middleware.body_limit import BodyBounds, BodyLimitMiddleware
-from api.middleware.keys import read_keys
+from api.middleware.keys import Keys, read_keys
 from api.middleware.security_headers import SecurityHeadersMiddleware
-from api.observability.logs import written
+from api.observability.logs import configured_logging
 from api.observability.metrics import MetricsCollector
 from api.observability.request_counters import RequestCounters
-from api.openapi import secured
+from api.openapi import add_security
 from api.routes import router
 from api.runtime.engine_thread import EngineThread
 from ragkv import __version__
@@ -43,32 +43,36 @@ if TYPE_CHECKING:
     from api.observability.traces import Tracing
 
 DRAIN_SECONDS = 10
-"""From the signal to the end, at most."""
-_FAREWELL_SECONDS = 2
-"""Of these, for telling those whose answers are not done."""
+"""Longest time from the signal to the end of the process."""
+_REJECT_SECONDS = 2
+"""Part of DRAIN_SECONDS that is left when the requests still waiting are rejected."""
 _FLUSH_SECONDS = 1.0
-"""After these, for traces that were not sent yet."""
+"""Time after DRAIN_SECONDS to send the remaining traces."""
 
 
 def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
-    """The ASGI application; its lifespan opens the engine and resumes queued jobs.
+    """Create the ASGI application. Its lifespan opens the engine and resumes queued jobs.
 
-    tracing: in place of what the settings say.
+    Args:
+        settings: Settings of the service.
+        tracing: Replaces the tracing that the settings ask for.
 
-    Raises ConfigError for API keys that cannot be read and for traces that cannot be made; starting raises ConfigError
-    or CatalogCorrupt when the engine cannot be opened.
+    Raises:
+        ConfigError: The API keys cannot be read, or traces are on and cannot be made. Starting the application raises
+            it when the engine cannot be opened.
+        CatalogCorrupt: Raised at start when the catalogue is damaged.
     """
     keys = read_keys(settings.api_keys.get_secret_value())
-    tracing = tracing or (_tracing() if settings.traces else None)
+    tracing = tracing or (_open_tracing() if settings.traces else None)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        worker: EngineThread = app.state.worker
+        engine_thread: EngineThread = app.state.engine_thread
         try:
-            await asyncio.wrap_future(worker.start())
+            await asyncio.wrap_future(engine_thread.start())
             yield
         finally:
-            worker.close(DRAIN_SECONDS)
+            engine_thread.close(DRAIN_SECONDS)
             if tracing is not None:
                 tracing.close(_FLUSH_SECONDS)
 
@@ -77,69 +81,78 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         version=__version__,
         summary="Answers questions from your documents and says what every answer reused.",
         lifespan=lifespan,
-        docs_url=None,  # the pages FastAPI offers load scripts from the network
+        docs_url=None,  # FastAPI's pages load scripts from the network
         redoc_url=None,
-        # FastAPI's own would tell paths and what errors say, and start by itself where the environment says so.
+        # FastAPI's telemetry would record paths and error messages, and an environment variable can turn it on.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    app.state.worker = worker = EngineThread(settings, shared=len(keys.tenants) > 1)
-    app.state.requests = requests = RequestCounters()
-    app.state.metrics = MetricsCollector(worker, requests)
-    app.state.observers = [log_line, requests.came] + ([] if tracing is None else [tracing.record])
-    app.state.settings = settings
-    app.state.keys = keys
-    app.state.started = int(time.time())
+    _fill_state(app, settings, keys, tracing)
     app.include_router(router)
     app.include_router(login.router)
     errors.install(app)
     if settings.dashboard:
-        from api.dashboard.attach import attach  # not before it is wanted: it takes half a second to import
+        from api.dashboard.attach import attach  # takes half a second to import
 
         attach(app)
     app.add_middleware(BodyLimitMiddleware, bounds=BodyBounds(settings.max_document_bytes))
-    app.add_middleware(AuthMiddleware, keys=keys)  # around the limit: what is added last comes first
+    app.add_middleware(AuthMiddleware, keys=keys)  # outside the limit: the middleware added last runs first
     return app
 
 
-def _tracing() -> Tracing:
+def _fill_state(app: FastAPI, settings: Settings, keys: Keys, tracing: Tracing | None) -> None:
+    app.state.engine_thread = engine_thread = EngineThread(settings, shared=len(keys.tenants) > 1)
+    app.state.requests = requests = RequestCounters()
+    app.state.metrics = MetricsCollector(engine_thread, requests)
+    app.state.observers = [log_request, requests.count] + ([] if tracing is None else [tracing.record])
+    app.state.settings = settings
+    app.state.keys = keys
+    app.state.started = int(time.time())
+
+
+def _open_tracing() -> Tracing:
     try:
         from api.observability.traces import open_tracing
     except ImportError as error:
         raise ConfigError(
-            f"RAGKV_TRACES needs what is not installed ({error.name}): pip install 'ragkv[otel]', or leave it unset"
+            f"RAGKV_TRACES needs {error.name}, which is not installed: pip install 'ragkv[otel]', or leave it unset"
         ) from None
     return open_tracing()
 
 
 class _Service(FastAPI):
-    """Strict headers and the observers are around everything, the handler of unexpected errors included."""
+    """Puts the security headers and the access log around everything, also around the handler of unexpected errors."""
 
     def build_middleware_stack(self) -> ASGIApp:
         observers: list[RequestObserver] = self.state.observers
         return SecurityHeadersMiddleware(AccessLogMiddleware(super().build_middleware_stack(), observers))
 
     def openapi(self) -> dict[str, Any]:
-        """The schema, with the keys that are asked for."""
+        """Return the OpenAPI schema with the security schemes."""
         if not self.openapi_schema:
-            self.openapi_schema = secured(super().openapi(), bool(self.state.keys))
+            self.openapi_schema = add_security(super().openapi(), bool(self.state.keys))
         return self.openapi_schema
 
 
 def serve(settings: Settings, console: Console) -> bool:
-    """Listen, open the engine, serve; on SIGTERM finish what is in flight and return, DRAIN_SECONDS later at most.
+    """Run the service until a signal ends it.
 
-    Returns whether the engine has ended: its thread may be in the middle of one long step, which nothing interrupts.
-    What is logged goes to standard output. Raises ConfigError when the address cannot be listened on, and what opening
-    the engine raises.
+    SIGTERM lets the requests in flight finish and returns after at most DRAIN_SECONDS. Log lines go to standard output.
+
+    Returns:
+        Whether the engine has ended. Its thread may still be inside one long step, which cannot be interrupted.
+
+    Raises:
+        ConfigError: The service cannot listen on the address, or the engine cannot be opened.
+        CatalogCorrupt: The catalogue is damaged.
     """
     listener = listen(settings.host, settings.port)
-    with listener, written(settings.log, settings.log_level, sys.stdout):
+    with listener, configured_logging(settings.log, settings.log_level, sys.stdout):
         address = f"http://{bracketed(settings.host)}:{listener.getsockname()[1]}"
         if not is_loopback(settings.host) and not settings.api_keys.get_secret_value():
             console.print(
-                f"WARNING: {address} can be reached from other machines, and there are no API keys: whoever reaches it "
-                "can read, add and ask everything. Make keys with `ragkv key TENANT` and set RAGKV_API_KEYS, or listen "
-                "on 127.0.0.1.",
+                f"WARNING: {address} can be reached from other machines, and there are no API keys: anyone who reaches "
+                "it can read, add and ask everything. Make keys with `ragkv key TENANT` and set RAGKV_API_KEYS, or "
+                "listen on 127.0.0.1.",
                 style="bold red",
             )
         console.print(f"loading the model; the API will be at {address}", style="dim")
@@ -147,26 +160,27 @@ def serve(settings: Settings, console: Console) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """Says when it serves, and tells the worker as soon as a signal asks for the end: no long ingest holds it up."""
+    """Reports when it accepts connections, and pauses the engine thread at the signal so that no ingest delays it."""
 
-    def __init__(self, config: uvicorn.Config, worker: EngineThread, started: Callable[[], None]):
+    def __init__(self, config: uvicorn.Config, engine_thread: EngineThread, on_started: Callable[[], None]):
         super().__init__(config)
-        self._worker, self._started = worker, started
+        self._engine_thread, self._on_started = engine_thread, on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections."""
+        """Start to accept connections."""
         await super().startup(sockets)
         if not self.should_exit:
-            self._started()
+            self._on_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal came."""
-        self._worker.pause(DRAIN_SECONDS)
+        """Begin the shutdown on a signal."""
+        self._engine_thread.pause(DRAIN_SECONDS)
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for what is in flight; whoever waits when the time is nearly up is told so, and goes."""
-        timer = asyncio.get_running_loop().call_later(DRAIN_SECONDS - _FAREWELL_SECONDS, self._worker.reject_waiting)
+        """Wait for the requests in flight. Requests that still wait shortly before the limit are rejected."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(DRAIN_SECONDS - _REJECT_SECONDS, self._engine_thread.reject_waiting)
         try:
             await super().shutdown(sockets)
         finally:
@@ -175,8 +189,8 @@ class _Server(uvicorn.Server):
 
 async def _run(settings: Settings, listener: socket.socket, console: Console, address: str) -> bool:
     app = create_app(settings)
-    # The lifespan is entered here, not by uvicorn, so that a fault at start is an exception and not a log of one.
-    # Its lines about requests hold their paths and queries; below `warning` it tells their headers, too.
+    # The lifespan is entered here and not by uvicorn, which would log an error at start instead of raising it.
+    # uvicorn's access log holds paths and queries, and below level `warning` uvicorn also logs request headers.
     config = uvicorn.Config(
         app,
         lifespan="off",
@@ -185,20 +199,26 @@ async def _run(settings: Settings, listener: socket.socket, console: Console, ad
         access_log=False,
         timeout_graceful_shutdown=DRAIN_SECONDS,
         server_header=False,
-        http="h11",  # it bounds what the head of a request may hold
+        http="h11",  # limits the size of the request head
     )
-    config.load()  # NiceGUI looks for the server of its app, and takes every one for loaded
-    server = _Server(config, app.state.worker, lambda: console.print(f"serving at {address}", style="bold green"))
-    # For the time before uvicorn listens to signals; and when it is done it raises them again, which must not kill us.
+    config.load()  # NiceGUI searches for the server of its app and expects every server it finds to be loaded
+    engine_thread: EngineThread = app.state.engine_thread
+    server = _Server(config, engine_thread, lambda: console.print(f"serving at {address}", style="bold green"))
+    # Covers the time before uvicorn handles signals. uvicorn also raises the signal again at its end, and this handler
+    # keeps that one from killing the process.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.handle_exit, signal.SIGTERM, None)
     async with app.router.lifespan_context(app):
         await server.serve(sockets=[listener])
     console.print("stopped", style="dim")
-    return not app.state.worker.running
+    return not engine_thread.running
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound there. Raises ConfigError when that is not possible."""
+    """Return a socket bound to the address.
+
+    Raises:
+        ConfigError: The address cannot be used.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -212,7 +232,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Return whether only this machine can reach the host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -220,5 +240,5 @@ def is_loopback(host: str) -> bool:
 
 
 def bracketed(host: str) -> str:
-    """As it stands in a URL."""
+    """Return the host as it is written in a URL: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host

@@ -1,9 +1,9 @@
-"""Errors as the client sees them: RFC 9457 problem details, one handler for everything that can go wrong.
+"""Error responses: RFC 9457 problem details, from one handler for every error.
 
     {"type": "about:blank", "title", "status", "detail", "code", "request_id", …}      application/problem+json
 
-`code` is a stable word for programs. Validation adds `errors` [{"at", "message"}]. Input is never echoed. On the routes
-that speak OpenAI's language it is OpenAI's error object:
+`code` is a stable word for programs. Validation errors add `errors` [{"at", "message"}]. The input is never echoed. The
+OpenAI-compatible routes answer with OpenAI's error object instead:
 
     {"error": {"message", "type", "param", "code"}}
 """
@@ -46,10 +46,10 @@ _METHODS = ("DELETE", "GET", "HEAD", "POST", "PUT")
 
 
 class Gone(Exception):
-    """The client has hung up: there is nobody to answer."""
+    """The client has disconnected, so no response can be sent."""
 
 
-# The first match counts, so subclasses stand before their parents.
+# The first match wins, so a subclass stands before its parent.
 _STATUS: tuple[tuple[type[RagkvError], int, str], ...] = (
     (NotFound, 404, "not_found"),
     (EmbedderChanged, 409, "embedder_changed"),
@@ -68,85 +68,97 @@ _STATUS: tuple[tuple[type[RagkvError], int, str], ...] = (
 
 @dataclass(frozen=True)
 class Fault:
-    """What is told about something that went wrong. more: other members of the problem."""
+    """An error as the client sees it.
+
+    Attributes:
+        status: HTTP status.
+        detail: One sentence for people.
+        code: A stable word for programs.
+        headers: Headers of the response.
+        extra: Further members of the problem details.
+    """
 
     status: int
     detail: str
     code: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    more: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def problem(self, request_id: str = "") -> dict[str, Any]:
-        """As RFC 9457 problem details."""
+    def to_problem(self, request_id: str = "") -> dict[str, Any]:
+        """Convert to RFC 9457 problem details."""
         title = HTTPStatus(self.status).phrase
         content = {"type": "about:blank", "title": title, "status": self.status, "detail": self.detail}
-        named = {"request_id": request_id} if request_id else {}
-        return content | {"code": self.code} | named | dict(self.more)
+        identity = {"request_id": request_id} if request_id else {}
+        return content | {"code": self.code} | identity | dict(self.extra)
 
     @property
-    def on_openai(self) -> int:
-        """Its status there: what is not as it must be is 400, whatever about it."""
+    def openai_status(self) -> int:
+        """HTTP status on the OpenAI-compatible routes, where every invalid request is a 400."""
         return 400 if self.status == 422 else self.status
 
-    def openai(self) -> dict[str, Any]:
-        """As OpenAI's error object. param: the field that is wrong, where it is one."""
-        kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        at = next((str(fault["at"]).removeprefix("body.") for fault in self.more.get("errors", ())), None)
-        return {"error": {"message": self.detail, "type": kind, "param": at, "code": self.code}}
+    def to_openai(self) -> dict[str, Any]:
+        """Convert to OpenAI's error object. Its `param` names the invalid field, if there is one."""
+        types = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+        type_ = types.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        param = next((str(each["at"]).removeprefix("body.") for each in self.extra.get("errors", ())), None)
+        return {"error": {"message": self.detail, "type": type_, "param": param, "code": self.code}}
 
 
-def refusal(fault: Fault, scope: Scope) -> JSONResponse:
-    """The response to a request, in the form that its path wants."""
+def error_response(fault: Fault, scope: Scope) -> JSONResponse:
+    """Build the error response to a request, in the format of its route."""
     current().fault = fault.code
-    if speaks_openai(scope["path"]):
-        return JSONResponse(fault.openai(), fault.on_openai, headers=fault.headers)
-    content = fault.problem(scope.get("state", {}).get("request_id", ""))
+    if is_openai_path(scope["path"]):
+        return JSONResponse(fault.to_openai(), fault.openai_status, headers=fault.headers)
+    content = fault.to_problem(scope.get("state", {}).get("request_id", ""))
     return JSONResponse(content, fault.status, headers=fault.headers, media_type=MEDIA_TYPE)
 
 
-def speaks_openai(path: str) -> bool:
-    """Whether errors at this path are OpenAI's."""
+def is_openai_path(path: str) -> bool:
+    """Return whether errors at this path have OpenAI's format."""
     return path == "/v1/models" or path.startswith(("/v1/chat/", "/v1/models/"))
 
 
-def of_job(error: JobFault | None) -> Fault:
-    """Why a job that was waited for brought nothing, as if it had been said at once. None: it was cancelled."""
+def fault_of_job(error: JobFault | None) -> Fault:
+    """Convert the error of a job to the fault that a direct request would have got.
+
+    Args:
+        error: Error of the job; None if the job was cancelled.
+    """
     if error is None:
-        return Fault(409, "cancelled before it was done: the document was deleted meanwhile", "cancelled")
-    known = ((status, code) for kind, status, code in _STATUS if code_of(kind) == error.code)
-    status, code = next(known, (503, "unavailable") if error.code != "internal_error" else (500, "internal"))
+        return Fault(409, "the job was cancelled because the document was deleted", "cancelled")
+    matches = ((status, code) for kind, status, code in _STATUS if code_of(kind) == error.code)
+    status, code = next(matches, (503, "unavailable") if error.code != "internal_error" else (500, "internal"))
     return Fault(status, Tenant(current().tenant).told(error.message), code)
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of `app` with problem details."""
+    """Register the handler for every kind of error."""
     for kind in (Gone, RagkvError, HTTPException, RequestValidationError, Exception):
-        app.add_exception_handler(kind, _answer)
+        app.add_exception_handler(kind, _handle)
 
 
-async def _answer(request: Request, error: Exception) -> Response:
+async def _handle(request: Request, error: Exception) -> Response:
     if isinstance(error, Gone):
-        return Response(status_code=499)  # for the log: nobody reads it
+        return Response(status_code=499)  # for the log only: the client has disconnected
     fault = fault_of(error)
     if fault.status == 405:
-        fault = replace(fault, headers={"Allow": ", ".join(_allowed(request))})
-    return refusal(fault, request.scope)
+        fault = replace(fault, headers={"Allow": ", ".join(_allowed_methods(request))})
+    return error_response(fault, request.scope)
 
 
-def _allowed(request: Request) -> list[str]:
-    """The methods of a path. Each may have a route of its own, and Starlette names those of the first one alone."""
-    asked = {"type": "http", "path": request.scope["path"], "root_path": "", "headers": []}
+def _allowed_methods(request: Request) -> list[str]:
+    """List the methods of a path. Several routes may share a path, and Starlette lists only those of the first."""
+    scope = {"type": "http", "path": request.scope["path"], "root_path": "", "headers": []}
     routes = request.app.router.routes
-    return [method for method in _METHODS if any(_is(route, {**asked, "method": method}) for route in routes)]
+    return [method for method in _METHODS if any(_matches(route, {**scope, "method": method}) for route in routes)]
 
 
-def _is(route: BaseRoute, scope: Scope) -> bool:
+def _matches(route: BaseRoute, scope: Scope) -> bool:
     return route.matches(scope)[0] is Match.FULL
 
 
 def fault_of(error: Exception) -> Fault:
-    """What to tell about an error. Of those that nobody expected nothing is told."""
+    """Convert an exception to what the client may see. An unexpected exception reveals nothing about itself."""
     if isinstance(error, RagkvError):
         return _of_ragkv(error)
     if isinstance(error, RequestValidationError):
@@ -156,8 +168,8 @@ def fault_of(error: Exception) -> Fault:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Fault(507, "there is no space left on the disk; what was stored before is intact", "no_space")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return Fault(503, "this request needs more memory than there is; ask for less", "out_of_memory")
-    return Fault(500, "an error of the service itself; its log has the details", "internal")
+        return Fault(503, "there is not enough memory for this request; ask for less", "out_of_memory")
+    return Fault(500, "internal error; the log of the service has the details", "internal")
 
 
 def _of_ragkv(error: RagkvError) -> Fault:
@@ -167,19 +179,21 @@ def _of_ragkv(error: RagkvError) -> Fault:
 
 
 def _of_validation(error: RequestValidationError) -> Fault:
-    faults = [
+    errors = [
         {"at": ".".join(map(str, e["loc"][:8])), "message": str(e["msg"]).removeprefix("Value error, ")}
         for e in error.errors()[:20]
     ]
-    detail = "; ".join(f"{fault['at']}: {fault['message']}" for fault in faults[:3])
-    return Fault(422, detail, "invalid_request", more={"errors": faults})
+    detail = "; ".join(f"{each['at']}: {each['message']}" for each in errors[:3])
+    return Fault(422, detail, "invalid_request", extra={"errors": errors})
 
 
 def _of_http(error: HTTPException) -> Fault:
-    # FastAPI's own 400 means a body that is no JSON text (bad UTF-8, nesting too deep) or no form: as bad JSON.
+    # FastAPI raises 400 for a body that is not JSON text (bad UTF-8, nesting too deep) or not a form. Bad JSON is a
+    # 422, so this is one, too.
     if error.status_code == 400:
-        own = error.detail == "There was an error parsing the body"
-        return Fault(422, "the body is not readable as UTF-8 JSON" if own else str(error.detail), "invalid_request")
-    # The phrase of 413 is another one in each version of Python.
+        unreadable = error.detail == "There was an error parsing the body"
+        detail = "the body is not readable as UTF-8 JSON" if unreadable else str(error.detail)
+        return Fault(422, detail, "invalid_request")
+    # The phrase of status 413 differs between versions of Python.
     code = "too_large" if error.status_code == 413 else HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     return Fault(error.status_code, str(error.detail), code, error.headers or {})

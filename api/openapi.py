@@ -1,26 +1,31 @@
-"""What FastAPI cannot know for the OpenAPI schema: which requests need a key, and whose errors are OpenAI's."""
+"""Additions to the OpenAPI schema that FastAPI cannot derive: API keys, and the errors of the OpenAI routes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from api.errors import speaks_openai
-from api.middleware.auth import OPEN
+from api.errors import is_openai_path
+from api.middleware.auth import PUBLIC_PATHS
 
-SCHEMES = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "A key of `ragkv key TENANT`."},
-    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same, in a header of its own."},
+SECURITY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A key made with `ragkv key TENANT`."},
+    "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same key in its own header."},
 }
 
 
-def secured(schema: dict[str, Any], needed: bool) -> dict[str, Any]:
-    """`schema`, completed. needed: whether this service has keys, so that none will not do."""
-    schema.setdefault("components", {})["securitySchemes"] = SCHEMES
-    schema["security"] = [{name: []} for name in SCHEMES] + ([] if needed else [{}])
-    for path in OPEN & schema["paths"].keys():
+def add_security(schema: dict[str, Any], required: bool) -> dict[str, Any]:
+    """Add the security schemes to an OpenAPI schema, in place, and return it.
+
+    Args:
+        schema: What FastAPI generated.
+        required: Whether the service has API keys, so that a request without one is refused.
+    """
+    schema.setdefault("components", {})["securitySchemes"] = SECURITY_SCHEMES
+    schema["security"] = [{name: []} for name in SECURITY_SCHEMES] + ([] if required else [{}])
+    for path in PUBLIC_PATHS & schema["paths"].keys():
         for operation in schema["paths"][path].values():
             operation["security"] = []
-    for path in filter(speaks_openai, schema["paths"]):
+    for path in filter(is_openai_path, schema["paths"]):
         for operation in schema["paths"][path].values():
-            operation["responses"].pop("422", None)  # what is not as it must be is a 400 there
+            operation["responses"].pop("422", None)  # an invalid request is a 400 on these routes
     return schema

@@ -1,10 +1,12 @@
-"""The dashboard: `/dashboard`, drawn by NiceGUI, which brings all its assets; nothing is loaded from elsewhere.
+"""The dashboard at `/dashboard`, built with NiceGUI, which brings all its assets. Nothing is loaded from elsewhere.
 
-    attach.py     joins it to the service          guard.py, login.py    what its responses may do; who may come in
-    page.py       the page                         series.py   the tally over time
-    tiles.py      figures and charts               ask.py      a question, its answer, and what was read for it
-    papers.py     documents and jobs               answered.py, kvmap.js   the latest answers; the map of what was read
+    attach.py       adds the dashboard to the application
+    guard.py        response headers and login tickets       login.py       login and logout
+    page.py         the page and its tabs                    formatting.py  numbers as text
+    series.py       samples of the metrics over time         tiles.py       figures and charts
+    ask.py          ask a question and show the answer       documents.py   documents, uploads and jobs
+    answers.py      the latest answers                       kvmap.js       the map of an answer's blocks
 
-What people wrote (questions, answers, names, texts of documents) goes into labels, table cells and properties of
-components, which show it as text. Nothing here makes HTML or Markdown out of a string.
+Text of users (questions, answers, names, documents) is shown in labels, table cells and component properties, which
+display it as text. No string is interpreted as HTML or Markdown.
 """

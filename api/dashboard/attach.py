@@ -1,4 +1,4 @@
-"""Joins the dashboard to the service."""
+"""Adds the dashboard to the application."""
 
 from __future__ import annotations
 
@@ -9,23 +9,28 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI, Request
 from nicegui import core, ui
 
-from api.dashboard.guard import ROOT, DashboardGuard
-from api.dashboard.page import draw
+from api.dashboard.guard import ROOT, DashboardHeadersMiddleware
+from api.dashboard.page import build_page
 from api.dashboard.series import PERIOD, Series
 from ragkv.errors import ConfigError
 
 
 def attach(app: FastAPI) -> None:
-    """Serve the dashboard of `app`, whose state has its worker. NiceGUI keeps what it knows in the process, so one
-    service of a process can have it. Raises ConfigError for a second one."""
+    """Serve the dashboard of `app`, whose state holds the engine thread.
+
+    NiceGUI keeps its state in globals, so only one application of a process can have a dashboard.
+
+    Raises:
+        ConfigError: Another application of this process has a dashboard.
+    """
     if core.app.config.has_run_config:
         raise ConfigError("this process has a dashboard already; set RAGKV_DASHBOARD=false for its other services")
-    series = Series(app.state.worker)
+    series = Series(app.state.engine_thread)
     app.state.series = series
 
     @ui.page("/", title="ragkv", response_timeout=10)
     def page(request: Request) -> None:
-        draw(app, getattr(request.state, "tenant", None))
+        build_page(app, getattr(request.state, "tenant", None))
 
     ui.run_with(
         app,
@@ -38,24 +43,24 @@ def attach(app: FastAPI) -> None:
         reconnect_timeout=10,
         message_history_length=100,
     )
-    app.add_middleware(DashboardGuard)
+    app.add_middleware(DashboardHeadersMiddleware)
     inner = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with inner(app):
-            looking = asyncio.create_task(_look(series))
+            sampling = asyncio.create_task(_sample(series))
             try:
                 yield
             finally:
-                looking.cancel()
+                sampling.cancel()
                 with suppress(asyncio.CancelledError):
-                    await looking
+                    await sampling
 
     app.router.lifespan_context = lifespan
 
 
-async def _look(series: Series) -> None:
+async def _sample(series: Series) -> None:
     while True:
         await asyncio.sleep(PERIOD)
-        series.look()
+        series.sample()

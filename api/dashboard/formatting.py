@@ -1,4 +1,4 @@
-"""Figures in words, the same everywhere on the page."""
+"""Formats numbers as text, the same everywhere on the page."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ NONE = "–"
 
 
 def percent(share: float | None) -> str:
-    """0.1234 → 12.3%"""
+    """Format a share: 0.1234 → 12.3%"""
     return NONE if share is None else f"{100 * share:.1f}%"
 
 
 def size(count: float) -> str:
-    """Bytes: 1536 → 1.5 KiB"""
+    """Format bytes: 1536 → 1.5 KiB"""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -19,13 +19,13 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def span(seconds: float | None) -> str:
-    """0.162 → 162 ms"""
+def duration(seconds: float | None) -> str:
+    """Format seconds: 0.162 → 162 ms"""
     if seconds is None:
         return NONE
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def count(number: float) -> str:
-    """12345.6 → 12,346"""
+    """Format a number: 12345.6 → 12,346"""
     return f"{number:,.0f}"

@@ -1,12 +1,13 @@
-"""Guard: how people come in with a browser where there are keys, and what a browser may do with the page.
+"""Browser access to the dashboard: login tickets, and the headers of its pages.
 
-With keys the page asks for one, once. What it gives the browser for it is a ticket: the tenant, until when, and a
-signature made with the hashes of all keys. So every replica knows it, and it ends when the keys change. Scripts cannot
-read it, and browsers send it only with requests that the service's own pages make.
+If the service has keys, the page asks for one, once, and gives the browser a ticket for it. A ticket holds the tenant,
+its expiry, and a signature made with the hashes of all keys. Every replica can therefore verify it, and it becomes
+invalid when the keys change. Scripts cannot read the cookie, and browsers send it only with requests of the service's
+own pages.
 
-The page is drawn by scripts that NiceGUI brings, which make functions out of templates; so its policy allows inline and
-evaluated scripts of this service. Nothing may be loaded from, or sent to, anywhere else: an address in somebody's text
-leads nowhere, whatever became of it.
+NiceGUI's scripts draw the page and compile templates to functions, so the content security policy allows inline and
+evaluated scripts of this service. Nothing may be loaded from another origin or sent to one. An address in the text of a
+user therefore leads nowhere, even if it were interpreted as HTML.
 """
 
 from __future__ import annotations
@@ -42,72 +43,76 @@ POLICY = "; ".join(
 _FORM_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-_REFERRER = {"Referrer-Policy": "same-origin"}  # with none at all a browser hides where its forms come from
-_KEPT = "private, max-age=604800, immutable"  # files whose address holds their version
+_REFERRER = {"Referrer-Policy": "same-origin"}  # without a referrer a browser hides the origin of a form
+_CACHED = "private, max-age=604800, immutable"  # the URL of a file contains its version
 
 
 @dataclass(frozen=True)
 class LoginTickets:
-    """Makes and knows tickets, of these keys alone."""
+    """Issues and verifies login tickets for these keys."""
 
     keys: Keys
 
-    def make(self, tenant: str) -> str:
-        """A ticket of a tenant, for TICKET_SECONDS from now."""
-        said = f"{tenant}.{int(time.time()) + TICKET_SECONDS}"
-        return f"{said}.{self._sign(said)}"
+    def issue(self, tenant: str) -> str:
+        """Issue a ticket of a tenant that is valid for TICKET_SECONDS."""
+        payload = f"{tenant}.{int(time.time()) + TICKET_SECONDS}"
+        return f"{payload}.{self._sign(payload)}"
 
-    def whose(self, ticket: str) -> str | None:
-        """The tenant of a ticket that holds; None for any other text."""
-        said, _, signature = ticket.rpartition(".")
-        tenant, _, until = said.rpartition(".")
-        if not hmac.compare_digest(signature.encode(), self._sign(said).encode()):
+    def tenant_of(self, ticket: str) -> str | None:
+        """Return the tenant of a valid ticket; None for any other text."""
+        payload, _, signature = ticket.rpartition(".")
+        tenant, _, expiry = payload.rpartition(".")
+        if not hmac.compare_digest(signature.encode(), self._sign(payload).encode()):
             return None
-        return tenant if time.time() < int(until) and tenant in self.keys.tenants else None
+        return tenant if time.time() < int(expiry) and tenant in self.keys.tenants else None
 
-    def _sign(self, said: str) -> str:
-        secret = hashlib.sha256(" ".join(sorted(known for known, _ in self.keys.entries)).encode()).digest()
-        return hmac.new(secret, said.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
+    def _sign(self, payload: str) -> str:
+        secret = hashlib.sha256(" ".join(sorted(digest for digest, _ in self.keys.entries)).encode()).digest()
+        return hmac.new(secret, payload.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
 
 
-class DashboardGuard:
-    """ASGI middleware: responses below ROOT carry the page's policy, and its files may be kept by the browser."""
+class DashboardHeadersMiddleware:
+    """ASGI middleware that adds the content security policy of the page, and lets browsers cache its files."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
-        if scope["type"] != "http" or not below(scope["path"]):
+        """Pass the request on and set headers if the path is the dashboard's."""
+        if scope["type"] != "http" or not is_dashboard_path(scope["path"]):
             return await self.app(scope, receive, send)
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.setdefault("Content-Security-Policy", POLICY)
                 headers.update(_REFERRER)
                 if scope["path"].startswith(f"{ROOT}/_nicegui/") and message["status"] == 200:
-                    headers["Cache-Control"] = _KEPT
+                    headers["Cache-Control"] = _CACHED
             await send(message)
 
-        await self.app(scope, receive, guarded)
+        await self.app(scope, receive, send_with_headers)
 
 
-def below(path: str) -> bool:
-    """Whether a path is the dashboard's."""
+def is_dashboard_path(path: str) -> bool:
+    """Return whether a path belongs to the dashboard."""
     return path == ROOT or path.startswith(ROOT + "/")
 
 
-def wants_page(headers: Headers) -> bool:
-    """Whether a browser shows the response to somebody."""
+def accepts_html(headers: Headers) -> bool:
+    """Return whether the client is a browser that shows the response."""
     return "text/html" in headers.get("accept", "")
 
 
-def form(wrong: bool = False) -> HTMLResponse:
-    """The page that asks for a key. wrong: the last one was not known."""
-    told = '<p role="alert">This key is not known here.</p>' if wrong else ""
+def login_page(wrong: bool = False) -> HTMLResponse:
+    """Build the page that asks for a key.
+
+    Args:
+        wrong: Whether to say that the last key was not known.
+    """
+    alert = '<p role="alert">This API key is not known.</p>' if wrong else ""
     headers = {"WWW-Authenticate": 'Bearer realm="ragkv"', "Content-Security-Policy": _FORM_POLICY, **_REFERRER}
-    return HTMLResponse(_FORM.replace("<!-- told -->", told), 401, headers)
+    return HTMLResponse(_FORM.replace("<!-- alert -->", alert), 401, headers)
 
 
 _FORM = f"""<!doctype html>
@@ -122,4 +127,4 @@ button {{ background: #0072b2; color: #fff; border: 0; cursor: pointer }}
 </style></head><body><form method="post" action="{LOGIN}">
 <h1>ragkv</h1><label for="key">API key</label>
 <input id="key" name="key" type="password" autocomplete="current-password" required autofocus>
-<!-- told --><button>Open the dashboard</button></form></body></html>"""
+<!-- alert --><button>Open the dashboard</button></form></body></html>"""

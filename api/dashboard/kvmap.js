@@ -1,7 +1,7 @@
-// The map of what one answer read: a row for each chunk, a cell for each block, drawn from the JSON of
-// GET /v1/answers/{id}/map. All text goes through Vue's interpolation, which shows it as text.
+// The map of the blocks that one answer was read from: one row per chunk, one cell per block. The data is the JSON of
+// GET /v1/answers/{id}/map. Vue's interpolation shows all text as text.
 const KINDS = { k: "kept", r: "recomputed", p: "pulled in later", d: "dropped" };
-const ORDER = ["r", "k", "p", "d"]; // of the parts of a cell, from below
+const ORDER = ["r", "k", "p", "d"]; // of the parts of a cell, from the bottom
 
 export default {
   template: `
@@ -66,13 +66,13 @@ export default {
       const shares = Object.fromEntries(ORDER.map((kind) => [kind, 0]));
       for (const states of layers) shares[states[block]] += 1 / layers.length;
       const parts = ORDER.filter((kind) => shares[kind] > 0);
-      const told = parts.map((kind) => KINDS[kind] + (parts.length > 1 ? " " + Math.round(100 * shares[kind]) + "%" : ""));
+      const described = parts.map((kind) => KINDS[kind] + (parts.length > 1 ? " " + Math.round(100 * shares[kind]) + "%" : ""));
       const found = (chunk.holds_answer || []).includes(block);
       return {
         kind: parts.length === 1 ? parts[0] : "mixed",
         style: parts.length === 1 ? {} : { backgroundImage: this.stack(shares) },
         found,
-        said: `${chunk.citation ? "[" + chunk.citation + "] " : ""}block ${block + 1} of ${chunk.states[0].length}: ${told.join(", ")}` + (found ? "; holds words of the answer" : ""),
+        said: `${chunk.citation ? "[" + chunk.citation + "] " : ""}block ${block + 1} of ${chunk.states[0].length}: ${described.join(", ")}` + (found ? "; holds words of the answer" : ""),
       };
     },
     stack(shares) {

@@ -1,4 +1,4 @@
-"""The page: figures, questions, documents."""
+"""The page with its tabs: overview, ask, documents."""
 
 from __future__ import annotations
 
@@ -8,34 +8,42 @@ from fastapi import FastAPI
 from nicegui import ui
 
 from api.dashboard.answers import LatestAnswers
-from api.dashboard.ask import Ask
+from api.dashboard.ask import AskPanel
 from api.dashboard.documents import DocumentsPage
 from api.dashboard.guard import ROOT
+from api.dashboard.series import Series
 from api.dashboard.tiles import Charts, Tiles
+from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
 from ragkv.errors import RagkvError
 
 TABS = {"Overview": "insights", "Ask": "forum", "Documents": "description"}
 BLUE = "#0072b2"
 TICK = 1.0
-"""Seconds between two looks at what changes."""
+"""Seconds between two updates of the page."""
 STYLE = Path(__file__).with_name("style.css")
 MODES = {None: "brightness_auto", False: "light_mode", True: "dark_mode"}
-"""Light and dark: as the system has it, and either; with their icons."""
+"""Icons of the colour modes: as the system, light, dark."""
 
 
-def draw(app: FastAPI, tenant: Tenant | None) -> None:
-    """Draw the page of one browser. tenant: who looks, None where the service knows no tenants."""
-    worker, series = app.state.worker, app.state.series
-    whose = tenant or Tenant()
+def build_page(app: FastAPI, user: Tenant | None) -> None:
+    """Build the page for one browser.
+
+    Args:
+        app: The application.
+        user: Tenant that is logged in; None if the service has no keys.
+    """
+    engine_thread: EngineThread = app.state.engine_thread
+    series: Series = app.state.series
+    tenant = user or Tenant()
     ui.add_css(STYLE)
     ui.colors(primary=BLUE, secondary=BLUE, accent=BLUE)
     with ui.header().classes("header"):
         ui.label("ragkv").classes("brand").props("role=heading aria-level=1")
         status = ui.label().classes("status").props("role=status")
         ui.space()
-        _mode()
-        if tenant is not None:
+        _mode_button()
+        if user is not None:
             with ui.element("form").props(f'method=post action="{ROOT}/logout"'):
                 ui.button("Leave", icon="logout").props("flat dense no-caps type=submit color=inherit")
     with ui.tabs().props("no-caps align=left inline-label") as tabs:
@@ -43,39 +51,40 @@ def draw(app: FastAPI, tenant: Tenant | None) -> None:
             ui.tab(name, icon=icon)
     with ui.tab_panels(tabs, value="Overview").props("keep-alive").classes("panels"):
         with ui.tab_panel("Overview"):
-            tiles, charts, latest = Tiles(worker, series), Charts(series), LatestAnswers(worker, whose)
+            tiles, charts = Tiles(engine_thread, series), Charts(series)
+            latest = LatestAnswers(engine_thread, tenant)
         with ui.tab_panel("Ask"):
-            Ask(app, whose)
+            AskPanel(app, tenant)
         with ui.tab_panel("Documents"):
-            shelf = DocumentsPage(worker, whose)
+            documents = DocumentsPage(engine_thread, tenant)
 
-    async def look() -> None:
+    async def refresh() -> None:
         try:
-            await look_at_tab()
-        except RagkvError as error:  # the catalogue may be busy for a moment
+            await refresh_tab()
+        except RagkvError as error:  # the catalogue can be busy for a moment
             status.set_text(str(error))
 
-    async def look_at_tab() -> None:
-        health = worker.health()
+    async def refresh_tab() -> None:
+        health = engine_thread.health()
         status.set_text(f"{health.get('model', '')} · {health['status']}")
         if tabs.value == "Overview":
-            tiles.look()
-            charts.look()
-            await latest.look()
+            tiles.refresh()
+            charts.refresh()
+            await latest.refresh()
         elif tabs.value == "Documents":
-            await shelf.look()
+            await documents.refresh()
 
-    ui.timer(TICK, look)
+    ui.timer(TICK, refresh)
 
 
-def _mode() -> None:
-    """Light, dark, or as the system has it."""
+def _mode_button() -> None:
+    """Add the button that switches between the colour modes."""
     dark = ui.dark_mode(None)
 
-    def turn() -> None:
+    def switch() -> None:
         order = list(MODES)
         dark.value = order[(order.index(dark.value) + 1) % len(order)]
         button.props(f"icon={MODES[dark.value]}")
 
-    button = ui.button(on_click=turn).props(f"flat round dense color=inherit icon={MODES[None]}")
+    button = ui.button(on_click=switch).props(f"flat round dense color=inherit icon={MODES[None]}")
     button.props('aria-label="Light or dark"')

@@ -1,4 +1,4 @@
-"""Series: the tally over time, for the charts. A bounded number of points, however much was asked."""
+"""Samples of the metrics over time, for the charts. Their number is limited."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ from api.runtime.engine_thread import EngineThread
 from ragkv.metrics.sums import MetricSums
 
 PERIOD = 10.0
-"""Seconds between two points."""
+"""Seconds between two samples."""
 POINTS = 361
-"""An hour, from its first moment to its last."""
+"""Samples that span one hour, both ends included."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """when: Unix seconds · sums: since the start · waiting, running: questions at that moment."""
+    """A sample of the metrics.
+
+    Attributes:
+        when: Unix seconds.
+        sums: Sums since the start of the service.
+        waiting: Requests in the queue at that moment.
+        running: Questions being answered at that moment.
+    """
 
     when: float
     sums: MetricSums
@@ -28,8 +35,15 @@ class Point:
 
 @dataclass(frozen=True)
 class TimeSpan:
-    """What came between two points. when: Unix seconds at its end · seconds: how long ·
-    waiting, running: at its end."""
+    """Difference of two samples.
+
+    Attributes:
+        when: Unix seconds at the end.
+        seconds: Length.
+        sums: Sums over this time.
+        waiting: Requests in the queue at the end.
+        running: Questions being answered at the end.
+    """
 
     when: float
     seconds: float
@@ -39,32 +53,35 @@ class TimeSpan:
 
 
 class Series:
-    """Of one loop, in which `look` is called every PERIOD."""
+    """The samples of the last hour. Belongs to one event loop, which calls `sample` every PERIOD seconds."""
 
-    def __init__(self, worker: EngineThread):
-        self._worker = worker
+    def __init__(self, engine_thread: EngineThread):
+        self._engine_thread = engine_thread
         self._points: deque[Point] = deque([self._now()], maxlen=POINTS)
 
-    def look(self) -> None:
-        """Add a point."""
+    def sample(self) -> None:
+        """Add a sample."""
         self._points.append(self._now())
 
     def spans(self) -> list[TimeSpan]:
-        """Between neighbours, oldest first."""
+        """Return the differences of neighbouring samples, oldest first."""
         points = list(self._points)
         return [_span(before, after) for before, after in pairwise(points)]
 
-    def lately(self, seconds: float) -> TimeSpan:
-        """From the last point that is at least so long ago until now; from the oldest one, where none is."""
+    def last(self, seconds: float) -> TimeSpan:
+        """Return the difference between now and the latest sample that is at least `seconds` old.
+
+        Without such a sample it is the difference to the oldest one.
+        """
         now = self._now()
         before = next((p for p in reversed(self._points) if now.when - p.when >= seconds), self._points[0])
         return _span(before, now)
 
     def _now(self) -> Point:
-        health = self._worker.health()
-        return Point(time.time(), self._worker.metrics.sums, health["waiting"], health["running"])
+        health = self._engine_thread.health()
+        return Point(time.time(), self._engine_thread.metrics.sums, health["waiting"], health["running"])
 
 
 def _span(before: Point, after: Point) -> TimeSpan:
-    seconds = max(after.when - before.when, 1e-3)  # somebody may set the clock back
+    seconds = max(after.when - before.when, 1e-3)  # the clock may be set back
     return TimeSpan(after.when, seconds, after.sums.since(before.sums), after.waiting, after.running)

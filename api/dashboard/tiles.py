@@ -1,4 +1,4 @@
-"""Tiles and charts: the tally in figures, since the start or lately, and over the last hour."""
+"""Tiles with figures, since the start or for a recent time span, and charts of the last hour."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from typing import Any
 
 from nicegui import ui
 
-from api.dashboard.formatting import count, percent, size, span
+from api.dashboard.formatting import count, duration, percent, size
 from api.dashboard.series import Series, TimeSpan
 from api.runtime.engine_thread import EngineThread
 from ragkv.metrics.sums import TIERS, MetricSums
 
 SPANS = {0: "since the start", 3600: "the last hour", 300: "five minutes"}
-"""Seconds a tile may speak of; 0: all."""
+"""Time spans of the tiles in seconds; 0 means since the start."""
 RATE_SECONDS = 60
-"""Of the rates, which nobody wants since the start."""
-# Okabe and Ito's colours, which people tell apart however they see colours; each line has a dash of its own, too.
+"""Time span of the rates in seconds."""
+# Colours of Okabe and Ito, which people with any colour vision can tell apart. Each line has its own dashes as well.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")
 DASHES: tuple[str | list[int], ...] = ("solid", [8, 4], [2, 3], [12, 3, 2, 3])
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What a tile says. exact: the number itself, for programs."""
+    """Content of a tile.
+
+    Attributes:
+        value: The number as text.
+        note: Details below the number.
+        exact: The number itself, for programs; None if there is none.
+    """
 
     value: str
     note: str
@@ -32,16 +38,22 @@ class Figure:
 
 
 def figures(sums: MetricSums, rate: TimeSpan, health: dict[str, Any]) -> dict[str, Figure]:
-    """Every tile, by its name. rate: what the rates are of."""
+    """Return the content of every tile by its name.
+
+    Args:
+        sums: Sums over the chosen time span.
+        rate: Time span of the rates.
+        health: Health of the engine thread.
+    """
     tokens, kv, ttft = sums.tokens, sums.kv_bytes, sums.seconds["ttft"]
     low, high = ttft.quantile(0.5), ttft.quantile(0.95)
-    found = " · ".join(f"{tier} {count(sums.lookups[tier])}" for tier in TIERS)
-    full = f" · full recompute, estimated: {span(sums.full)}" if sums.full else ""
+    hits = " · ".join(f"{tier} {count(sums.lookups[tier])}" for tier in TIERS)
+    full = f" · full recompute, estimated: {duration(sums.full)}" if sums.full else ""
     generated = rate.sums.tokens["generated"] / rate.seconds
     unanswered = " · ".join(f"{how} {number}" for how, number in sums.ended.items() if number)
     read = kv["heads"] + kv["loaded"]
     return {
-        "Cache hits": Figure(percent(sums.cache_hit), f"{found} · missed {count(sums.lookups[''])}", sums.cache_hit),
+        "Cache hits": Figure(percent(sums.cache_hit), f"{hits} · missed {count(sums.lookups[''])}", sums.cache_hit),
         "Recomputed": Figure(
             percent(sums.recompute),
             f"{count(tokens['recomputed'])} of {count(tokens['context'])} tokens",
@@ -52,7 +64,7 @@ def figures(sums: MetricSums, rate: TimeSpan, health: dict[str, Any]) -> dict[st
         ),
         "Loaded": Figure(percent(sums.load), f"{size(read)} of {size(kv['context_kv'])}", sums.load),
         "Bytes saved": Figure(size(sums.saved), f"in {count(sums.answered)} answers", float(sums.saved)),
-        "First token": Figure(f"{span(low)} / {span(high)}", f"half / 95%{full}", low),
+        "First token": Figure(f"{duration(low)} / {duration(high)}", f"half / 95%{full}", low),
         "Tokens a second": Figure(
             f"{generated:.1f}", f"{60 * rate.sums.answered / rate.seconds:.1f} answers a minute", generated
         ),
@@ -65,26 +77,26 @@ def figures(sums: MetricSums, rate: TimeSpan, health: dict[str, Any]) -> dict[st
 
 
 class Tiles:
-    """Draws itself where it is made, and again with `look`."""
+    """The tiles of the overview."""
 
-    def __init__(self, worker: EngineThread, series: Series):
-        self._worker, self._series = worker, series
+    def __init__(self, engine_thread: EngineThread, series: Series):
+        self._engine_thread, self._series = engine_thread, series
         with ui.row().classes("line"):
             ui.label("What the answers reused").classes("title").props("role=heading aria-level=2")
-            self._span = ui.toggle(SPANS, value=0, on_change=self.look).props("dense no-caps unelevated")
+            self._span = ui.toggle(SPANS, value=0, on_change=self.refresh).props("dense no-caps unelevated")
         with ui.element("div").classes("tiles"):
-            self._tiles = {name: _tile(name) for name in figures(*self._read())}
-        self.look()
+            self._tiles = {name: _tile(name) for name in figures(*self._sources())}
+        self.refresh()
 
-    def look(self) -> None:
-        """Show what is so now."""
-        for name, figure in figures(*self._read()).items():
+    def refresh(self) -> None:
+        """Show the current state."""
+        for name, figure in figures(*self._sources()).items():
             self._tiles[name](figure)
 
-    def _read(self) -> tuple[MetricSums, TimeSpan, dict[str, Any]]:
+    def _sources(self) -> tuple[MetricSums, TimeSpan, dict[str, Any]]:
         seconds = self._span.value
-        sums = self._series.lately(seconds).sums if seconds else self._worker.metrics.sums
-        return sums, self._series.lately(RATE_SECONDS), self._worker.health()
+        sums = self._series.last(seconds).sums if seconds else self._engine_thread.metrics.sums
+        return sums, self._series.last(RATE_SECONDS), self._engine_thread.health()
 
 
 def _tile(name: str) -> Callable[[Figure], None]:
@@ -102,7 +114,7 @@ def _tile(name: str) -> Callable[[Figure], None]:
 
 
 class Charts:
-    """The last hour. Draws itself where it is made, and again with `look`."""
+    """The charts of the overview: the last hour."""
 
     def __init__(self, series: Series):
         self._series = series
@@ -111,16 +123,16 @@ class Charts:
             self._ratios = _chart("Ratios", "%", ("cache hits", "recomputed", "kept", "loaded"))
             self._spans = _chart("First token", "ms", ("half", "95%", "full, estimated"))
             self._rates = _chart("Traffic", "", ("tokens a second", "waiting", "running"))
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
-        """Show what is there, if there is something new."""
+    def refresh(self) -> None:
+        """Show the samples if there is a new one."""
         spans = self._series.spans()
         if spans and spans[-1].when == self._shown:
             return
         self._shown = spans[-1].when if spans else 0.0
         _draw(self._ratios, spans, _ratios)
-        _draw(self._spans, spans, _spent)
+        _draw(self._spans, spans, _latencies)
         _draw(self._rates, spans, _rates)
 
 
@@ -129,7 +141,7 @@ def _ratios(each: TimeSpan) -> list[float | None]:
     return [_scaled(100, ratio) for ratio in (sums.cache_hit, sums.recompute, sums.sequence, sums.load)]
 
 
-def _spent(each: TimeSpan) -> list[float | None]:
+def _latencies(each: TimeSpan) -> list[float | None]:
     ttft = each.sums.seconds["ttft"]
     return [_scaled(1000, seconds) for seconds in (ttft.quantile(0.5), ttft.quantile(0.95), each.sums.full)]
 
@@ -144,8 +156,8 @@ def _scaled(factor: float, value: float | None) -> float | None:
 
 def _draw(chart: ui.echart, spans: list[TimeSpan], values: Callable[[TimeSpan], list[float | None]]) -> None:
     rows = [(1000 * each.when, values(each)) for each in spans]
-    for place, line in enumerate(chart.options["series"]):
-        line["data"] = [[when, found[place]] for when, found in rows]
+    for column, line in enumerate(chart.options["series"]):
+        line["data"] = [[when, row[column]] for when, row in rows]
     if rows:
         chart.options["xAxis"] |= {"min": rows[0][0], "max": rows[-1][0]}
     chart.update()

@@ -1,6 +1,7 @@
-"""Observe: looks on while a request is served, and when it is done says so: to the log, and to whoever else wants it.
+"""Access-log middleware: calls its observers when a request is done, with what happened to it.
 
-What is told names a request by the template of its route, never by its path or query: these may hold user text.
+Observers write the log line, count the request and record its trace. They see the template of the route and never the
+path or the query, because these may hold text of users.
 """
 
 from __future__ import annotations
@@ -17,92 +18,106 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.runtime.request_context import RequestContext, bind
 
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
-QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Routes that machines ask over and over: a line at debug level, no trace."""
-FILES = "/dashboard/_nicegui"
+QUIET_ROUTES = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Routes that are polled. They are logged at level debug and not traced."""
+ASSETS = "/dashboard/_nicegui"
 UNMATCHED = "unmatched"
-"""The route of a path that there is none for."""
+"""Route of a path that no route matches."""
 
 logger = logging.getLogger("ragkv.api")
 
 
 @dataclass(frozen=True)
 class ServedRequest:
-    """A request that is done. method: `OTHER` for what is none of METHODS · status: 0 where nothing was sent · began,
-    ended: in seconds of `time.perf_counter` · unix: when it began, in Unix nanoseconds · parents: the headers
-    `traceparent` and `tracestate`, where they came."""
+    """A request that is done.
 
-    account: RequestContext
+    Attributes:
+        context: Context of the request.
+        method: HTTP method; `OTHER` for one that is not in METHODS.
+        route: Template of the route; UNMATCHED if there is none.
+        status: HTTP status; 0 if no response was sent.
+        started: Seconds of `time.perf_counter`.
+        ended: Seconds of `time.perf_counter`.
+        started_unix_ns: Start in Unix nanoseconds.
+        trace_headers: The headers `traceparent` and `tracestate`, if the client sent them.
+    """
+
+    context: RequestContext
     method: str
     route: str
     status: int
-    began: float
+    started: float
     ended: float
-    unix: int
-    parents: Mapping[str, str]
+    started_unix_ns: int
+    trace_headers: Mapping[str, str]
 
     @property
     def quiet(self) -> bool:
-        """Whether it is one of QUIET, or a file of the dashboard."""
-        return self.route in QUIET or self.route.startswith(FILES)
+        """Whether the route is one of QUIET_ROUTES or a file of the dashboard."""
+        return self.route in QUIET_ROUTES or self.route.startswith(ASSETS)
 
-    def when(self, seconds: float) -> int:
-        """A moment of `time.perf_counter` in Unix nanoseconds: by one clock, so that what was inside stays inside."""
-        return self.unix + round((seconds - self.began) * 1e9)
+    def unix_ns(self, seconds: float) -> int:
+        """Convert a moment of `time.perf_counter` to Unix nanoseconds.
+
+        All moments are converted with the same offset, so a step inside the request stays inside it.
+        """
+        return self.started_unix_ns + round((seconds - self.started) * 1e9)
 
 
 RequestObserver = Callable[[ServedRequest], None]
 
 
 class AccessLogMiddleware:
-    """ASGI middleware, around all that may answer, inside what gives the request its id."""
+    """ASGI middleware outside everything that can answer, and inside the middleware that assigns the request id."""
 
     def __init__(self, app: ASGIApp, observers: Sequence[RequestObserver]):
-        """observers: called when a request is done, in the loop of the service."""
+        """Wrap `app`. The observers are called in the event loop of the service."""
         self.app, self.observers = app, observers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
+        """Pass the request on and call the observers at its end."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        unix, began, status = time.time_ns(), time.perf_counter(), 0
-        account = RequestContext(scope["state"]["request_id"])
-        bind(account)
+        started_unix_ns, started, status = time.time_ns(), time.perf_counter(), 0
+        context = RequestContext(scope["state"]["request_id"])
+        bind(context)
 
-        async def noted(message: Message) -> None:
+        async def send_and_note_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self.app(scope, receive, noted)
+            await self.app(scope, receive, send_and_note_status)
         finally:
             method = scope["method"] if scope["method"] in METHODS else "OTHER"
-            given = Headers(scope=scope)
-            parents = {name: given[name] for name in ("traceparent", "tracestate") if name in given}
+            headers = Headers(scope=scope)
+            trace_headers = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
             ended = time.perf_counter()
-            served = ServedRequest(account, method, route_of(scope), status, began, ended, unix, parents)
+            served = ServedRequest(
+                context, method, route_of(scope), status, started, ended, started_unix_ns, trace_headers
+            )
             for observer in self.observers:
                 observer(served)
 
 
 def route_of(scope: Scope) -> str:
-    """The template of the route that was found for the request."""
+    """Return the template of the route that matched the request."""
     path = getattr(scope.get("route"), "path_format", None)
     return scope.get("root_path", "") + path if isinstance(path, str) else UNMATCHED
 
 
-def log_line(served: ServedRequest) -> None:
-    """The observer that writes a line. Who asked, and for which tenant, is in all lines of a request (logs.py)."""
-    told: dict[str, Any] = {"method": served.method, "route": served.route, "status": served.status}
-    told["ms"] = round(1000 * (served.ended - served.began), 1)
-    if served.account.fault:
-        told["fault"] = served.account.fault
-    report = served.account.report
+def log_request(served: ServedRequest) -> None:
+    """Write the log line of a request. The formatter adds its id and tenant (observability/logs.py)."""
+    fields: dict[str, Any] = {"method": served.method, "route": served.route, "status": served.status}
+    fields["ms"] = round(1000 * (served.ended - served.started), 1)
+    if served.context.fault:
+        fields["fault"] = served.context.fault
+    report = served.context.report
     if report is not None:
-        told["answered_by"] = report.method.partition(":")[0]
-        told["ttft_ms"] = round(report.timings_ms.ttft, 1)
+        fields["answered_by"] = report.method.partition(":")[0]
+        fields["ttft_ms"] = round(report.timings_ms.ttft, 1)
         for name in ("sequence", "recompute", "load", "cache_hit"):
-            told[name] = round(getattr(report.ratios, name), 4)
-    logger.log(logging.DEBUG if served.quiet else logging.INFO, "request", extra=told)
+            fields[name] = round(getattr(report.ratios, name), 4)
+    logger.log(logging.DEBUG if served.quiet else logging.INFO, "request", extra=fields)

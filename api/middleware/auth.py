@@ -1,14 +1,14 @@
-"""Gate: when there are keys, nothing but /healthz answers without one.
+"""Authentication middleware: with API keys configured, only /healthz answers without a key.
 
-ASGI middleware around all routes, so that one that somebody forgets to protect is protected, and one that does not
-exist is not told apart from one that does. Who comes in is `state.tenant` of the request.
+The middleware is outside all routes. A new route is therefore protected by default, and an unauthenticated client
+cannot tell which routes exist. The authenticated tenant is stored as `state.tenant` of the request.
 
-A browser has no key of its own; the dashboard gives it a ticket for one (dashboard/guard.py), which opens all that the
-key opens.
+A browser cannot send a key of its own. The dashboard exchanges a key for a login ticket (dashboard/guard.py), which
+gives the same access as the key.
 
-Without keys, and with a ticket, a browser is a way in: any page could have it send a form to the service. So what
-changes something, or asks, is refused when it comes from a page of another origin, and so is a WebSocket. (With a key
-alone such a page lacks the key.)
+Without keys, and with a ticket, any web page could make a browser send a form to the service. Requests that change
+something or ask a question are therefore refused when they come from a page of another origin, and so are WebSockets.
+A request with a key needs no such check, because another page does not have the key.
 """
 
 from __future__ import annotations
@@ -20,23 +20,27 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.dashboard.guard import COOKIE, LOGIN, LoginTickets, below, form, wants_page
-from api.errors import Fault, refusal
+from api.dashboard.guard import COOKIE, LOGIN, LoginTickets, accepts_html, is_dashboard_path, login_page
+from api.errors import Fault, error_response
 from api.middleware.keys import Keys
 from api.runtime.request_context import current
 from api.runtime.tenants import Tenant
 
-OPEN = frozenset({"/healthz"})
+PUBLIC_PATHS = frozenset({"/healthz"})
 """Exact paths that need no key."""
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 LOG_SECONDS = 1.0
-"""Between two lines about refused requests, so that whoever tries keys cannot fill the log."""
+"""Least time between two log lines about refused requests, so that guessing keys cannot fill the log."""
 
 logger = logging.getLogger("ragkv.api")
 
 
 class AuthMiddleware:
-    """refused: requests without a key that is known, since the start."""
+    """ASGI middleware that authenticates requests.
+
+    Attributes:
+        refused: Requests without a valid key since the start.
+    """
 
     def __init__(self, app: ASGIApp, keys: Keys):
         self.app, self.keys, self.tickets = app, keys, LoginTickets(keys)
@@ -49,61 +53,64 @@ class AuthMiddleware:
             return await self.app(scope, receive, send)
         connection = HTTPConnection(scope)
         key = _key(connection.headers)
-        if self.keys and not self._known(connection, key) and not _open(scope):
-            self._note(scope)
-            return await self._turn_away(_unknown(bool(key)), scope, receive, send)
-        if _elsewhere(scope, connection.headers) and not (self.keys and key):
-            return await self._turn_away(_ELSEWHERE, scope, receive, send)
+        if self.keys and not self._authenticate(connection, key) and not _is_public(scope):
+            self._count_refused(scope)
+            return await self._refuse(_unauthorized(bool(key)), scope, receive, send)
+        if _is_cross_origin(scope, connection.headers) and not (self.keys and key):
+            return await self._refuse(_CROSS_ORIGIN, scope, receive, send)
         await self.app(scope, receive, send)
 
-    def _known(self, connection: HTTPConnection, key: str) -> bool:
-        """Whether there is a tenant to whom this belongs; then the request is his."""
-        tenant = self.keys.whose(key) if key else self.tickets.whose(connection.cookies.get(COOKIE, ""))
+    def _authenticate(self, connection: HTTPConnection, key: str) -> bool:
+        """Store the tenant of the key or the ticket in the request. Return whether there is one."""
+        tenant = self.keys.tenant_of(key) if key else self.tickets.tenant_of(connection.cookies.get(COOKIE, ""))
         if tenant is not None:
             connection.scope.setdefault("state", {})["tenant"] = Tenant(tenant)
             current().tenant = tenant
         return tenant is not None
 
-    async def _turn_away(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})
-        page = fault.status == 401 and below(scope["path"]) and wants_page(Headers(scope=scope))
-        await (form() if page else refusal(fault, scope))(scope, receive, send)
+        show_login = fault.status == 401 and is_dashboard_path(scope["path"]) and accepts_html(Headers(scope=scope))
+        await (login_page() if show_login else error_response(fault, scope))(scope, receive, send)
 
-    def _note(self, scope: Scope) -> None:
+    def _count_refused(self, scope: Scope) -> None:
         self.refused += 1
-        told, when = self._logged
+        count, when = self._logged
         if time.monotonic() - when >= LOG_SECONDS:
             client = (scope.get("client") or ("an unknown address",))[0]
-            logger.warning("%d requests without a valid key, the last one from %s", self.refused - told, client)
+            logger.warning("%d requests without a valid key, the last one from %s", self.refused - count, client)
             self._logged = self.refused, time.monotonic()
 
 
-_ELSEWHERE = Fault(403, "a page of another origin may not do this; set API keys to let others in", "other_origin")
+_CROSS_ORIGIN = Fault(
+    403, "requests from pages of another origin are refused unless they send an API key of this service", "other_origin"
+)
 
 
-def _elsewhere(scope: Scope, headers: Headers) -> bool:
-    """Whether a browser does more than look, for a page that did not come from here."""
-    if scope["type"] == "http" and scope["method"] in SAFE:
+def _is_cross_origin(scope: Scope, headers: Headers) -> bool:
+    """Return whether a page of another origin made the browser send more than a read request."""
+    if scope["type"] == "http" and scope["method"] in SAFE_METHODS:
         return False
     origin = headers.get("origin")
     return origin is not None and origin.partition("://")[2] != headers.get("host", "")
 
 
-def _open(scope: Scope) -> bool:
-    """Whether this needs no key: the sign of life, and showing one."""
+def _is_public(scope: Scope) -> bool:
+    """Return whether the request needs no key: the liveness check and the login."""
     if scope["type"] != "http":
         return False
-    return scope["path"] in OPEN or (scope["path"] == LOGIN and scope["method"] == "POST")
+    return scope["path"] in PUBLIC_PATHS or (scope["path"] == LOGIN and scope["method"] == "POST")
 
 
 def _key(headers: Headers) -> str:
-    """The key of a request, "" where there is none."""
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
+    """Return the API key of a request, "" if there is none."""
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    return credentials.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
 
 
-def _unknown(given: bool) -> Fault:
-    detail = "this key is not known here" if given else "send an API key: `Authorization: Bearer …` or `X-API-Key: …`"
-    challenge = 'Bearer realm="ragkv"' + (', error="invalid_token"' if given else "")
-    return Fault(401, detail, "invalid_api_key" if given else "no_api_key", {"WWW-Authenticate": challenge})
+def _unauthorized(has_key: bool) -> Fault:
+    missing = "send an API key: `Authorization: Bearer …` or `X-API-Key: …`"
+    detail = "this API key is not known" if has_key else missing
+    challenge = 'Bearer realm="ragkv"' + (', error="invalid_token"' if has_key else "")
+    return Fault(401, detail, "invalid_api_key" if has_key else "no_api_key", {"WWW-Authenticate": challenge})

@@ -1,4 +1,4 @@
-"""Refuses request bodies over a limit before they are read: 413."""
+"""Body-limit middleware: answers 413 to a request body over the limit before the body is read."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import Fault, refusal
+from api.errors import Fault, error_response
 
 DOCUMENTS = "/v1/documents"
 UPLOAD_DOCUMENTS = 4
-"""Largest documents that one upload may hold; each file is bounded by itself, too."""
+"""Limit of an upload, in largest documents. Each file is limited to one document as well."""
 _BODY_BYTES = 2 * 2**20
-_SLACK_BYTES = 2**20  # of JSON, or of a form, around documents
+_OVERHEAD_BYTES = 2**20  # JSON or form syntax around documents
 
 
 @dataclass(frozen=True)
 class BodyBounds:
-    """Bytes that requests may have. document: of the largest document (max_document_bytes)."""
+    """Limits of request bodies.
+
+    Attributes:
+        document: Bytes of the largest document (max_document_bytes).
+    """
 
     document: int
 
     def of(self, scope: Scope) -> int:
-        """The bound of this request."""
+        """Return the most bytes that the body of this request may have."""
         if scope["path"] != DOCUMENTS and not scope["path"].startswith(DOCUMENTS + "/"):
             return _BODY_BYTES
-        return self.document * (UPLOAD_DOCUMENTS if is_form(scope) else 1) + _SLACK_BYTES
+        return self.document * (UPLOAD_DOCUMENTS if is_form(scope) else 1) + _OVERHEAD_BYTES
 
 
 class BodyLimitMiddleware:
-    """ASGI middleware."""
+    """ASGI middleware that enforces the limits."""
 
     def __init__(self, app: ASGIApp, bounds: BodyBounds):
         self.app, self.bounds = app, bounds
@@ -44,30 +48,30 @@ class BodyLimitMiddleware:
         announced = Headers(scope=scope).get("content-length", "0")
         if announced.isascii() and announced.isdigit() and int(announced) > limit:
             fault = Fault(413, _detail(limit, f"announces {int(announced)}"), "too_large", {"Connection": "close"})
-            return await refusal(fault, scope)(scope, receive, send)
-        await self.app(scope, _counted(receive, limit), send)
+            return await error_response(fault, scope)(scope, receive, send)
+        await self.app(scope, _limited(receive, limit), send)
 
 
 def is_form(scope: Scope) -> bool:
-    """Whether the request's body is a multipart form, as its headers say."""
-    kind = Headers(scope=scope).get("content-type", "").partition(";")[0]
-    return kind.strip().lower() == "multipart/form-data"
+    """Return whether the headers declare a multipart form."""
+    content_type = Headers(scope=scope).get("content-type", "").partition(";")[0]
+    return content_type.strip().lower() == "multipart/form-data"
 
 
-def _counted(receive: Receive, limit: int) -> Receive:
-    """`receive` that fails as soon as more than `limit` bytes came: chunked bodies announce nothing."""
-    seen = 0
+def _limited(receive: Receive, limit: int) -> Receive:
+    """Wrap `receive` so that it fails after more than `limit` bytes. A chunked body announces no length."""
+    received = 0
 
-    async def counted() -> Message:
-        nonlocal seen
+    async def receive_limited() -> Message:
+        nonlocal received
         message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > limit:
-            raise HTTPException(413, _detail(limit, f"has at least {seen}"), {"Connection": "close"})
+        received += len(message.get("body", b""))
+        if received > limit:
+            raise HTTPException(413, _detail(limit, f"has at least {received}"), {"Connection": "close"})
         return message
 
-    return counted
+    return receive_limited
 
 
-def _detail(limit: int, seen: str) -> str:
-    return f"a request here may have {limit} bytes, this one {seen}"
+def _detail(limit: int, size: str) -> str:
+    return f"the body of this request may have {limit} bytes, but it {size}"

@@ -1,10 +1,10 @@
-"""API keys: who may use the service, and as which tenant.
+"""API keys: which tenant a key belongs to.
 
-    RAGKV_API_KEYS = tenant=hash,tenant=hash,…     or the name of a file with one pair a line, `#` begins a comment
+    RAGKV_API_KEYS = tenant=hash,tenant=hash,…     or a file with one pair per line; `#` starts a comment
 
-A hash is SHA-256 of a key, in hex. Keys are 256 random bits, so nobody finds one by trying, however fast trying is;
-what makes hashes of passwords slow would cost every request and add nothing. A tenant may have several keys, so that
-one can be replaced by another. Neither keys nor hashes are ever in a message.
+A hash is the SHA-256 of a key, in hex. A key is 256 random bits, so it cannot be guessed, however fast guesses are
+checked. A slow password hash would cost time on every request and add nothing. A tenant may have several keys, so that
+one can be replaced by another. No message ever contains a key or a hash.
 """
 
 from __future__ import annotations
@@ -24,16 +24,27 @@ _HINT = "make pairs with `ragkv key TENANT`"
 
 
 def make_key(tenant: str) -> tuple[str, str]:
-    """(a new key, the pair for the settings). Raises InputError for what cannot be a tenant's name."""
+    """Create an API key.
+
+    Returns:
+        The key, and its tenant=hash pair for RAGKV_API_KEYS.
+
+    Raises:
+        InputError: The tenant's name is invalid.
+    """
     if not _TENANT.fullmatch(tenant):
-        raise InputError("a tenant's name has 1 to 63 letters, digits and hyphens, a hyphen not first")
+        raise InputError("a tenant's name has 1 to 63 letters, digits and hyphens, and does not start with a hyphen")
     key = f"ragkv_{secrets.token_urlsafe(32)}"
     return key, f"{tenant}={_hash(key)}"
 
 
 @dataclass(frozen=True)
 class Keys:
-    """entries: (hash, tenant). None: everybody may use the service."""
+    """The configured API keys. Without any, everybody may use the service.
+
+    Attributes:
+        entries: Pairs (hash, tenant).
+    """
 
     entries: tuple[tuple[str, str], ...] = ()
 
@@ -42,25 +53,29 @@ class Keys:
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Who has keys."""
+        """Tenants that have a key."""
         return frozenset(tenant for _, tenant in self.entries)
 
-    def whose(self, key: str) -> str | None:
-        """The tenant a key is of. Takes equally long whatever the key, and whether there is such a one."""
-        given, found = _hash(key), None
-        for known, tenant in self.entries:
-            if hmac.compare_digest(known, given):
+    def tenant_of(self, key: str) -> str | None:
+        """Return the tenant of a key, or None if the key is unknown. Runs in constant time for every key."""
+        digest, found = _hash(key), None
+        for entry, tenant in self.entries:
+            if hmac.compare_digest(entry, digest):
                 found = tenant
         return found
 
 
 def read_keys(setting: str) -> Keys:
-    """The keys of a setting. Raises ConfigError, which repeats nothing of it: it may be a key by mistake."""
+    """Parse RAGKV_API_KEYS.
+
+    Raises:
+        ConfigError: The setting is invalid. The message repeats nothing of it, because it may be a key by mistake.
+    """
     pairs = setting.split(",")
     if setting.strip() and "=" not in setting:
         pairs = _lines(Path(setting.strip()))
     entries = [_entry(pair, place) for place, pair in enumerate(pairs, 1) if pair.strip()]
-    if len({known for known, _ in entries}) < len(entries):
+    if len({digest for digest, _ in entries}) < len(entries):
         raise ConfigError("RAGKV_API_KEYS: one key is there twice; every tenant needs its own")
     return Keys(tuple(entries))
 
@@ -76,11 +91,11 @@ def _lines(path: Path) -> list[str]:
 
 
 def _entry(pair: str, place: int) -> tuple[str, str]:
-    tenant, _, known = pair.partition("=")
-    tenant, known = tenant.strip(" "), known.strip(" ").lower()
-    if not _TENANT.fullmatch(tenant) or not _HASH.fullmatch(known):
+    tenant, _, digest = pair.partition("=")
+    tenant, digest = tenant.strip(" "), digest.strip(" ").lower()
+    if not _TENANT.fullmatch(tenant) or not _HASH.fullmatch(digest):
         raise ConfigError(f"RAGKV_API_KEYS: entry {place} is not tenant=hash; {_HINT}")
-    return known, tenant
+    return digest, tenant
 
 
 def _hash(key: str) -> str:

@@ -1,15 +1,18 @@
-"""Logs: every line of `ragkv serve` in one shape, whoever wrote it: ragkv, the server below it, or a warning of Python.
+"""Logging: gives every line of `ragkv serve` one format, also those of uvicorn and the warnings of Python.
 
-    text    time level logger event name=value …      for people, a line each
-    json    {"time", "level", "logger", "event", …}   for programs, an object a line
+    text    time level logger event name=value …      for people, one line per event
+    json    {"time", "level", "logger", "event", …}   for programs, one object per line
 
-Lines that belong to a request have its `request_id`, and the `tenant` where there is one, those of the engine's thread
-included (account.py).
+Every line that belongs to a request has its `request_id`, and its `tenant` if there is one. That includes the lines of
+the engine thread. Both come from RequestContext (runtime/request_context.py) and not from structlog.contextvars. The
+context has to exist anyway, because the engine thread fills in its timer and report after the request began; copies of
+two of its fields in structlog's variables would have to be kept in step in every thread. structlog also stays a detail
+of this module, which tests/test_architecture.py checks.
 
-What users wrote does not get in: questions and documents are in no line, and of an exception stand its kind and the
-places it came through, but its words only where they are ours (RagkvError) or the operating system's; others quote what
-they choked on. At level debug they are told. Passwords in addresses are left out wherever they stand, and no value can
-make a line look like two: JSON escapes, and so does text.
+Text of users does not reach the log. No line holds a question or a document. Of an exception the log holds its type and
+the places that it passed through. It holds the message only of our own errors (RagkvError) and of the operating
+system's errors, because other messages quote their input. Level debug logs every message. Passwords in addresses are
+always removed. No value can make one line look like two: JSON escapes it, and so does the text format.
 """
 
 from __future__ import annotations
@@ -32,49 +35,59 @@ from structlog.types import EventDict, Processor, WrappedLogger
 from api.runtime.request_context import current
 from ragkv.errors import RagkvError
 
-Form = Literal["text", "json"]
+LogFormat = Literal["text", "json"]
 
-OURS = ("ragkv", "ingest")
-"""Loggers that the level is for; others are heard from warnings on."""
+OWN_LOGGERS = ("ragkv", "ingest")
+"""Loggers that the configured level applies to. Others log warnings and above."""
 FRAMES = 24
-"""Of an exception, the innermost."""
+"""Innermost frames of an exception that are logged."""
 _FIRST = ("time", "level", "logger", "event", "request_id", "tenant")
-_NOT_OURS = ("color_message",)  # uvicorn's, for its own formatter
+_DROPPED = ("color_message",)  # uvicorn adds it for its own formatter
 _PASSWORD = re.compile(r"(?<=://)[^/\s]*@")
 _PLAIN = re.compile(r"[\w./:{}+-]+", re.ASCII)
 
 
-class LogFormatter(logging.StreamHandler[TextIO]):
-    """A line that cannot be written is lost, and nothing else: no request fails with it, nothing is said elsewhere."""
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Drops a line that cannot be written. No request fails because of it, and nothing is printed elsewhere."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Nobody is told."""
+        """Ignore the error."""
 
 
 @contextmanager
-def written(form: Form, level: str, stream: TextIO) -> Iterator[None]:
-    """In here all lines of this process go to `stream`, those of `level` and above."""
+def configured_logging(form: LogFormat, level: str, stream: TextIO) -> Iterator[None]:
+    """Send all log lines of this process to a stream while the context is open.
+
+    Args:
+        form: Format of the lines.
+        level: Least level of our own loggers. `debug` also logs the messages of all exceptions.
+        stream: Where the lines go.
+    """
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
-    handler = LogFormatter(stream)
-    handler.setFormatter(formatter(form, words=level == "debug"))
+    handler = LogHandler(stream)
+    handler.setFormatter(build_formatter(form, messages=level == "debug"))
     root, least = logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
-    levels = {root: max(least, logging.WARNING), **{logging.getLogger(name): least for name in OURS}}
-    before, handlers, wording = {each: each.level for each in levels}, list(root.handlers), warnings.formatwarning
-    _set(levels, [handler])
+    levels = {root: max(least, logging.WARNING), **{logging.getLogger(name): least for name in OWN_LOGGERS}}
+    old_levels, old_handlers, old_format = (
+        {log: log.level for log in levels},
+        list(root.handlers),
+        warnings.formatwarning,
+    )
+    _configure(levels, [handler])
     logging.captureWarnings(True)
-    warnings.formatwarning = _warning
+    warnings.formatwarning = _format_warning
     try:
         yield
     finally:
-        warnings.formatwarning = wording
+        warnings.formatwarning = old_format
         logging.captureWarnings(False)
-        _set(before, handlers)
+        _configure(old_levels, old_handlers)
 
 
-def _set(levels: Mapping[logging.Logger, int], handlers: Sequence[logging.Handler]) -> None:
-    for each, level in levels.items():
-        each.setLevel(level)
+def _configure(levels: Mapping[logging.Logger, int], handlers: Sequence[logging.Handler]) -> None:
+    for log, level in levels.items():
+        log.setLevel(level)
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -82,60 +95,71 @@ def _set(levels: Mapping[logging.Logger, int], handlers: Sequence[logging.Handle
         root.addHandler(new)
 
 
-def formatter(form: Form, words: bool = False) -> ProcessorFormatter:
-    """How a line is written. words: whether exceptions that are not ours may say theirs."""
-    known: list[Processor] = [ExtraAdder(), add_log_level, add_logger_name, _of_request]
-    last: Processor = _as_json if form == "json" else _as_text
-    shaped: list[Processor] = [_Faults(words), _timed, ProcessorFormatter.remove_processors_meta, _ordered, last]
-    return ProcessorFormatter(foreign_pre_chain=known, processors=shaped)
+def build_formatter(form: LogFormat, messages: bool = False) -> ProcessorFormatter:
+    """Build the formatter of log lines.
+
+    Args:
+        form: Format of the lines.
+        messages: Whether exceptions other than our own may show their message.
+    """
+    before: list[Processor] = [ExtraAdder(), add_log_level, add_logger_name, _add_request]
+    render: Processor = _as_json if form == "json" else _as_text
+    processors: list[Processor] = [
+        _ExceptionSummary(messages),
+        _add_time,
+        ProcessorFormatter.remove_processors_meta,
+        _order_fields,
+        render,
+    ]
+    return ProcessorFormatter(foreign_pre_chain=before, processors=processors)
 
 
-def _warning(
+def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     return f"{category.__name__} at {Path(filename).name}:{lineno}: {message}"
 
 
-def _of_request(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    account = current()
-    named = {"request_id": account.id, "tenant": account.tenant}
-    return {**event, **{name: value for name, value in named.items() if value}}
+def _add_request(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    context = current()
+    fields = {"request_id": context.id, "tenant": context.tenant}
+    return {**event, **{name: value for name, value in fields.items() if value}}
 
 
-def _timed(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """When it was logged, which is not when it is written."""
+def _add_time(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Add the time of the log call. The line may be written later."""
     moment = datetime.fromtimestamp(event["_record"].created, UTC)
     return {**event, "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")}
 
 
-def _ordered(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+def _order_fields(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     first = {name: event[name] for name in _FIRST if name in event}
-    rest = {name: value for name, value in event.items() if name not in (*_FIRST, *_NOT_OURS)}
+    rest = {name: value for name, value in event.items() if name not in (*_FIRST, *_DROPPED)}
     return {name: _clean(value) for name, value in {**first, **rest}.items()}
 
 
-class _Faults:
-    """In place of a traceback: `exception`, its kinds, outermost first, and `at`, where it came through."""
+class _ExceptionSummary:
+    """Replaces a traceback by `exception`, the types from the outermost on, and `at`, the places it passed through."""
 
-    def __init__(self, words: bool):
-        self._words = words
+    def __init__(self, messages: bool):
+        self._messages = messages
 
     def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        told = event.pop("exc_info", None)
+        exc_info = event.pop("exc_info", None)
         event.pop("stack_info", None)
-        error = told[1] if isinstance(told, tuple) else told
+        error = exc_info[1] if isinstance(exc_info, tuple) else exc_info
         if not isinstance(error, BaseException):
             return event
-        kinds = " from ".join(self._said(each) for each in _chain(error))
+        types = " from ".join(self._describe(each) for each in _chain(error))
         frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
         places = [f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} {frame.name}" for frame in frames]
-        return {**event, "event": str(event["event"]).strip(), "exception": kinds, "at": places}
+        return {**event, "event": str(event["event"]).strip(), "exception": types, "at": places}
 
-    def _said(self, error: BaseException) -> str:
-        kind = type(error).__name__
-        if self._words or isinstance(error, RagkvError):
-            return f"{kind}: {error}"
-        return f"{kind}: {error.strerror}" if isinstance(error, OSError) and error.strerror else kind
+    def _describe(self, error: BaseException) -> str:
+        name = type(error).__name__
+        if self._messages or isinstance(error, RagkvError):
+            return f"{name}: {error}"
+        return f"{name}: {error.strerror}" if isinstance(error, OSError) and error.strerror else name
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -144,8 +168,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while following is not None and id(following) not in seen:
         yield following
         seen.add(id(following))
-        hidden = following.__suppress_context__
-        following = following.__cause__ or (None if hidden else following.__context__)
+        suppressed = following.__suppress_context__
+        following = following.__cause__ or (None if suppressed else following.__context__)
 
 
 def _clean(value: Any) -> Any:
@@ -162,16 +186,22 @@ def _as_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
 
 def _as_text(logger: WrappedLogger, method: str, event: EventDict) -> str:
     fields = dict(event)
-    head = f"{fields.pop('time')} {fields.pop('level'):8} {fields.pop('logger')}  {escaped(str(fields.pop('event')))}"
-    return " ".join([head, *(f"{name}={_shown(value)}" for name, value in fields.items())])
+    message = escape_text(str(fields.pop("event")))
+    head = f"{fields.pop('time')} {fields.pop('level'):8} {fields.pop('logger')}  {message}"
+    return " ".join([head, *(f"{name}={_format_value(value)}" for name, value in fields.items())])
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = " < ".join(reversed(value)) if isinstance(value, list) else str(value)
-    return text if _PLAIN.fullmatch(text) else f'"{escaped(text, quote=True)}"'
+    return text if _PLAIN.fullmatch(text) else f'"{escape_text(text, quote=True)}"'
 
 
-def escaped(text: str, quote: bool = False) -> str:
-    """The text in one line, with nothing in it that a terminal obeys or that is not seen. quote: also inside quotes."""
+def escape_text(text: str, quote: bool = False) -> str:
+    """Escape line breaks, terminal control characters and everything else that is not printable.
+
+    Args:
+        text: Any text.
+        quote: Also escape backslashes and double quotes.
+    """
     text = text.replace("\\", "\\\\").replace('"', '\\"') if quote else text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,8 +1,8 @@
-"""Metrics: what /metrics says, a view of sums and figures that are kept elsewhere.
+"""Metrics of /metrics: a view of sums and gauges that are kept elsewhere.
 
-Answers are those of the tally (ragkv/metrics/prometheus.py), requests are counted at the door (requests.py), and what the
-engine says of itself is as of its last free moment: a scrape waits for nothing and looks into no table. What is not
-known yet is left out. No label holds what a user wrote.
+Sums over answers come from ragkv/metrics/sums.py, request counts from request_counters.py. The state of the engine is
+the one of its last idle moment, so a scrape waits for nothing and queries no table. Values that are not known yet are
+left out. No label holds text of users.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from api.observability.readiness import checks
+from api.observability.readiness import readiness_checks
 from api.observability.request_counters import RequestCounters
 from api.runtime.engine_thread import EngineThread
 from ragkv import __version__
@@ -25,23 +25,27 @@ OPENMETRICS = "application/openmetrics-text"
 
 
 class MetricsCollector(Collector):
-    """Of one application, in a registry of its own."""
+    """Collects the metrics of one application, in its own registry."""
 
-    def __init__(self, worker: EngineThread, requests: RequestCounters):
-        self._worker, self._requests = worker, requests
+    def __init__(self, engine_thread: EngineThread, requests: RequestCounters):
+        self._engine_thread, self._requests = engine_thread, requests
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def written(self, accept: str) -> tuple[bytes, str]:
-        """(all of them, their media type): OpenMetrics where `accept`, the header, names it, else Prometheus text."""
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the metrics and their media type.
+
+        Args:
+            accept: The `Accept` header. OpenMetrics is used if the header names it, else Prometheus text.
+        """
         encode, media_type = choose_encoder(f"{OPENMETRICS}; version=1.0.0" if OPENMETRICS in accept else "")
         return encode(self._registry), media_type
 
     def collect(self) -> Iterator[Metric]:
-        """Family by family."""
-        health = self._worker.health()
-        yield from families(self._worker.metrics.sums)
+        """Yield the metric families."""
+        health = self._engine_thread.health()
+        yield from families(self._engine_thread.metrics.sums)
         yield from _questions(health)
         yield counter(
             "ragkv_http_requests_total",
@@ -49,29 +53,31 @@ class MetricsCollector(Collector):
             ("route", "method", "status"),
             dict(self._requests.counts),
         )
-        found = checks(health, self._worker.stopping)
+        checks = readiness_checks(health, self._engine_thread.stopping)
         yield gauge(
             "ragkv_ready",
-            "1 where a check of /readyz is ok. Without engine, catalogue and index no questions are answered.",
+            "1 if a check of /readyz is ok. Without engine, catalogue and index no questions are answered.",
             ("check",),
-            {(name,): float(check["status"] == "ok") for name, check in found.items()},
+            {(name,): float(check["status"] == "ok") for name, check in checks.items()},
         )
         if "model" in health:
-            about = (__version__, health["model"], health["method"].partition(":")[0])
-            yield gauge("ragkv_info", "What runs here.", ("version", "model", "method"), {about: 1})
-            yield from _holdings(health)
+            labels = (__version__, health["model"], health["method"].partition(":")[0])
+            yield gauge(
+                "ragkv_info", "Version, model and method of this service.", ("version", "model", "method"), {labels: 1}
+            )
+            yield from _catalog(health)
             yield from _tiers(health["tiers"])
 
 
 def _questions(health: dict[str, Any]) -> Iterator[Metric]:
     yield gauge("ragkv_questions_running", "Questions being answered.", (), {(): health["running"]})
     yield gauge("ragkv_questions_waiting", "Requests that wait for the engine.", (), {(): health["waiting"]})
-    yield gauge("ragkv_queue_places", "How many may.", (), {(): health["queue"]})
+    yield gauge("ragkv_queue_places", "Requests that may wait for the engine.", (), {(): health["queue"]})
 
 
-def _holdings(health: dict[str, Any]) -> Iterator[Metric]:
+def _catalog(health: dict[str, Any]) -> Iterator[Metric]:
     yield gauge("ragkv_documents", "Documents in the catalogue.", (), {(): health["documents"]})
-    yield gauge("ragkv_documents_waiting", "Documents that wait to be read.", (), {(): health["documents_waiting"]})
+    yield gauge("ragkv_documents_waiting", "Documents that wait to be ingested.", (), {(): health["documents_waiting"]})
     jobs = {(status,): health[f"jobs_{status}"] for status in ("queued", "running")}
     yield gauge("ragkv_jobs", "Ingest jobs that are not done, by status.", ("status",), jobs)
     yield counter(
@@ -86,7 +92,7 @@ def _holdings(health: dict[str, Any]) -> Iterator[Metric]:
 def _tiers(tiers: dict[str, dict[str, int]]) -> Iterator[Metric]:
     yield gauge(
         "ragkv_tier_slots",
-        "Places for blocks of KV in memory, by tier.",
+        "Slots for KV blocks in memory, by tier.",
         ("tier", "state"),
         {
             (name, state): count
@@ -95,6 +101,6 @@ def _tiers(tiers: dict[str, dict[str, int]]) -> Iterator[Metric]:
         },
     )
     sizes = {(name,): pool["size"] for name, pool in tiers.items()}
-    yield gauge("ragkv_tier_slot_bytes", "Bytes of such a place.", ("tier",), sizes)
+    yield gauge("ragkv_tier_slot_bytes", "Bytes of one slot.", ("tier",), sizes)
     evicted = {(name,): pool["evicted"] for name, pool in tiers.items()}
-    yield counter("ragkv_tier_evicted_total", "Blocks that made room for others.", ("tier",), evicted)
+    yield counter("ragkv_tier_evicted_total", "Blocks evicted to make room for others.", ("tier",), evicted)

@@ -1,15 +1,19 @@
-"""Readiness: what has to be right for questions to be answered, and what should be."""
+"""Readiness checks: what questions need to be answered, and what only slows them down."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-def checks(health: dict[str, Any], stopping: bool) -> dict[str, dict[str, str]]:
-    """Each check's `status` and `detail`. `failed`: no questions are answered now · `degraded`: they are, more slowly,
-    or the next one is told when to come back.
+def readiness_checks(health: dict[str, Any], stopping: bool) -> dict[str, dict[str, str]]:
+    """Return the `status` and `detail` of each check.
 
-    health: of the worker · stopping: whether shutdown has begun.
+    The status is `ok`, `failed` (no question can be answered now) or `degraded` (questions are answered more slowly, or
+    the next one is refused with a time to come back).
+
+    Args:
+        health: Health of the engine thread.
+        stopping: Whether the shutdown has begun.
     """
     serving = health["status"] in ("ok", "degraded")
     engine = "the service is shutting down" if stopping else "" if serving else health.get("reason", health["status"])
@@ -21,9 +25,9 @@ def checks(health: dict[str, Any], stopping: bool) -> dict[str, dict[str, str]]:
         "index": _check("" if index == "ok" else index, "failed"),
         "store": _check("" if store == "ok" else store, "degraded"),
         "reuse": _check("" if reuse == "on" else reuse, "degraded"),
-        "queue": _check("there is no place left" if full else "", "degraded"),
+        "queue": _check("the queue is full" if full else "", "degraded"),
     }
 
 
-def _check(fault: str, otherwise: str) -> dict[str, str]:
-    return {"status": otherwise if fault else "ok", "detail": fault}
+def _check(fault: str, status: str) -> dict[str, str]:
+    return {"status": status if fault else "ok", "detail": fault}

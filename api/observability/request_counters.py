@@ -1,4 +1,4 @@
-"""Requests: how many came, by route, method and status, whoever answered them."""
+"""Counts of served requests by route, method and status."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from api.middleware.access_log import ServedRequest
 
 
 class RequestCounters:
-    """counts: by (route, method, status). There are as many labels as there are routes. Of one event loop."""
+    """Counts requests. Belongs to one event loop.
+
+    Attributes:
+        counts: Requests by (route, method, status). A route is a template, so the number of labels is bounded.
+    """
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str, str]] = Counter()
 
-    def came(self, served: ServedRequest) -> None:
-        """The observer that counts a request that is done. status: 0 where the client has gone before it had one."""
+    def count(self, served: ServedRequest) -> None:
+        """Count a request that is done. Its status is 0 if the client disconnected before the response."""
         self.counts[served.route, served.method, str(served.status)] += 1

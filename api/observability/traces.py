@@ -1,10 +1,10 @@
-"""Traces: a span for every request and, inside it, one for each step of its answer, in OpenTelemetry's words.
+"""Traces: a span for every request and, inside it, one for each step of its answer, in OpenTelemetry's format.
 
-Only imported where traces are wanted; needs the extra `otel`. A trace is built when its request is done, of what was
-measured anyway (account.py), and sent by a thread of its own: a collector that is slow or away keeps nobody waiting.
-Where to send them, and how many, OpenTelemetry's own variables say (OTEL_EXPORTER_OTLP_ENDPOINT, …).
+This module is imported only when traces are on, and needs the extra `otel`. A trace is built when its request is done,
+from what RequestContext measured anyway. A thread of its own sends it, so a slow or missing collector delays nobody.
+OpenTelemetry's own variables say where to send traces and how many (OTEL_EXPORTER_OTLP_ENDPOINT, …).
 
-Attributes are names, numbers and the request's id. No question, answer, document or path is among them.
+Attributes hold names, numbers and the id of the request. They never hold a question, an answer, a document or a path.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ragkv import __version__
 from ragkv.report import Report
 from ragkv.timing import StepTimer
 
-TOLD_SECONDS = 300.0
-"""Least time between two lines about traces that were not taken."""
+LOG_SECONDS = 300.0
+"""Least time between two log lines about lost spans."""
 
 Attributes = dict[str, str | int | float]
 
@@ -36,132 +36,129 @@ logger = logging.getLogger("ragkv.api")
 
 
 def open_tracing() -> Tracing:
-    """Tracing that sends to the collector that the environment names."""
-    # It says on every try that nobody is there, and of every span that was too much; Patient says it now and then.
+    """Create tracing that sends to the collector named in the environment."""
+    # OpenTelemetry logs every failed attempt and every dropped span. RateLimitedLogExporter logs the loss now and then.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    return Tracing(BatchSpanProcessor(Patient(OTLPSpanExporter())))
+    return Tracing(BatchSpanProcessor(RateLimitedLogExporter(OTLPSpanExporter())))
 
 
 class Tracing:
-    """Thread-safe. Owns its processor; nothing of it is global."""
+    """Records requests as traces. Thread-safe. Owns its provider and processor and sets no global."""
 
     def __init__(self, processor: SpanProcessor):
-        """processor: takes spans that have ended."""
-        named = Resource({"service.name": "ragkv", "service.version": __version__})
-        resource = Resource.create().merge(named).merge(OTELResourceDetector().detect())
+        """Create a provider whose finished spans go to `processor`."""
+        service = Resource({"service.name": "ragkv", "service.version": __version__})
+        resource = Resource.create().merge(service).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("ragkv", __version__)
-        self._parents = TraceContextTextMapPropagator()
+        self._propagator = TraceContextTextMapPropagator()
 
     def record(self, served: ServedRequest) -> None:
-        """The observer (observe.py) that makes spans of a request."""
+        """Make the spans of a request that is done."""
         if served.quiet:
             return
-        account = served.account
+        timer = served.context.timer
         span = self._tracer.start_span(
             served.method if served.route == UNMATCHED else f"{served.method} {served.route}",
-            self._parents.extract(served.parents),
+            self._propagator.extract(served.trace_headers),
             SpanKind.SERVER,
-            _of_request(served),
-            start_time=served.unix,
+            _request_attributes(served),
+            start_time=served.started_unix_ns,
         )
         if served.status >= 500:
             span.set_status(StatusCode.ERROR)
-        inside = set_span_in_context(span)
-        if account.timer is not None:
-            self._steps(served, account.timer, inside)
-        span.end(served.when(served.ended))
+        parent = set_span_in_context(span)
+        if timer is not None:
+            self._record_steps(served, timer, parent)
+        span.end(served.unix_ns(served.ended))
 
-    def _steps(self, served: ServedRequest, watch: StepTimer, inside: Context) -> None:
-        for step in tuple(watch.intervals):
-            start, end = (served.when(watch.started + at / 1000) for at in (step.start, step.end))
-            told = _of_step(step.name, served.account.report)
-            self._tracer.start_span(step.name, inside, attributes=told, start_time=start).end(end)
+    def _record_steps(self, served: ServedRequest, timer: StepTimer, parent: Context) -> None:
+        for step in tuple(timer.intervals):
+            start, end = (served.unix_ns(timer.started + at / 1000) for at in (step.start, step.end))
+            attributes = _step_attributes(step.name, served.context.report)
+            self._tracer.start_span(step.name, parent, attributes=attributes, start_time=start).end(end)
 
     def close(self, seconds: float) -> None:
-        """Send what is left, for so long at most."""
-        sending = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
-        sending.start()
-        sending.join(seconds)
+        """Send the remaining spans; wait at most `seconds`."""
+        sender = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        sender.start()
+        sender.join(seconds)
 
 
-class Patient(SpanExporter):
-    """An exporter whose collector may be away: told in a line, not for every try."""
+class RateLimitedLogExporter(SpanExporter):
+    """Wraps an exporter and logs lost spans at most once every LOG_SECONDS instead of for every attempt."""
 
     def __init__(self, exporter: SpanExporter):
         self._exporter = exporter
-        self._lost, self._told = 0, -TOLD_SECONDS
+        self._lost, self._logged = 0, -LOG_SECONDS
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send them, or lose them."""
+        """Send the spans. Spans that cannot be sent are lost."""
         try:
             result = self._exporter.export(spans)
         except Exception:
             result = SpanExportResult.FAILURE
         if result is not SpanExportResult.SUCCESS:
             self._lost += len(spans)
-            if time.monotonic() - self._told >= TOLD_SECONDS:
+            if time.monotonic() - self._logged >= LOG_SECONDS:
                 logger.warning(
-                    "%d spans were not taken: is there a collector at OTEL_EXPORTER_OTLP_ENDPOINT?", self._lost
+                    "%d spans could not be sent: is there a collector at OTEL_EXPORTER_OTLP_ENDPOINT?", self._lost
                 )
-                self._lost, self._told = 0, time.monotonic()
+                self._lost, self._logged = 0, time.monotonic()
         return result
 
     def shutdown(self) -> None:
-        """No more is sent."""
+        """Shut the wrapped exporter down."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Nothing is kept here."""
+        """Flush the wrapped exporter."""
         return self._exporter.force_flush(timeout_millis)
 
 
-def _of_request(served: ServedRequest) -> Attributes:
-    account = served.account
-    told: Attributes = {"http.request.method": served.method, "ragkv.request_id": account.id}
+def _request_attributes(served: ServedRequest) -> Attributes:
+    context = served.context
+    attributes: Attributes = {"http.request.method": served.method, "ragkv.request_id": context.id}
     if served.route != UNMATCHED:
-        told["http.route"] = served.route
+        attributes["http.route"] = served.route
     if served.status:
-        told["http.response.status_code"] = served.status
+        attributes["http.response.status_code"] = served.status
     if served.status >= 500:
-        told["error.type"] = account.fault or str(served.status)
-    if account.tenant:
-        told["ragkv.tenant"] = account.tenant
-    return told if account.report is None else {**told, **_of_answer(account.report)}
+        attributes["error.type"] = context.fault or str(served.status)
+    if context.tenant:
+        attributes["ragkv.tenant"] = context.tenant
+    return attributes if context.report is None else {**attributes, **_answer_attributes(context.report)}
 
 
-def _of_answer(report: Report) -> Attributes:
-    told: Attributes = {
+def _answer_attributes(report: Report) -> Attributes:
+    attributes: Attributes = {
         "ragkv.method": _name(report.method),
         "ragkv.prefill": _name(report.prefill),
-        "ragkv.engine.generation": _name(report.decode),
+        "ragkv.decode": _name(report.decode),
         "ragkv.ttft_ms": report.timings_ms.ttft,
         "ragkv.cache.misses": report.cache.misses,
         "ragkv.cache.fallbacks": len(report.cache.fallbacks),
     }
-    for part, whole in (("tokens", report.tokens), ("bytes", report.bytes), ("ratios", report.ratios)):
-        told |= {f"ragkv.{part}.{name}": value for name, value in vars(whole).items()}
-    return told | {f"ragkv.cache.hits.{tier}": count for tier, count in vars(report.cache.hits).items()}
+    for part, values in (("tokens", report.tokens), ("bytes", report.bytes), ("ratios", report.ratios)):
+        attributes |= {f"ragkv.{part}.{name}": value for name, value in vars(values).items()}
+    return attributes | {f"ragkv.cache.hits.{tier}": count for tier, count in vars(report.cache.hits).items()}
 
 
-def _of_step(name: str, report: Report | None) -> Attributes:
-    """What a step did; one that is there more than once (load) is told by its sum, with the request."""
+def _step_attributes(name: str, report: Report | None) -> Attributes:
+    """Describe one step. A step that runs several times (load) is described by its sum, on the span of the request."""
     if report is None:
         return {}
-    told: Attributes = {"ragkv.method": _name(report.method)}
+    attributes: Attributes = {"ragkv.method": _name(report.method)}
     if name == "retrieve":
-        told["ragkv.cache.chunks"] = report.cache.chunks
+        attributes["ragkv.cache.chunks"] = report.cache.chunks
     elif name == "open":
-        told["ragkv.bytes.heads"] = report.bytes.heads
+        attributes["ragkv.bytes.heads"] = report.bytes.heads
     elif name == "decode":
-        told |= {
-            "ragkv.tokens.generated": report.tokens.generated,
-            "ragkv.model.execution.graph_decode": report.decoding.steps,
-        }
-    return told
+        attributes |= {"ragkv.tokens.generated": report.tokens.generated, "ragkv.steps": report.decoding.steps}
+    return attributes
 
 
 def _name(spec: str) -> str:
-    """Without fields: these stand as somebody wrote them."""
+    """Return the name of a method or policy without its fields, which hold text of the client."""
     return spec.partition(":")[0]

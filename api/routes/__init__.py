@@ -1,4 +1,4 @@
-"""The routes. Each reads like its contract: check at the edge (schemas), ask the worker, answer."""
+"""The HTTP routes. Each one validates at the edge (schemas), calls the engine thread and builds the response."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from fastapi import APIRouter
 from api.routes import answers, collections, conversations, documents, health, history, jobs, metrics, openai, uploads
 
 router = APIRouter()
-for each in (uploads, documents, jobs, collections, answers, history, conversations, openai, health, metrics):
-    router.include_router(each.router)
+for module in (uploads, documents, jobs, collections, answers, history, conversations, openai, health, metrics):
+    router.include_router(module.router)

@@ -1,4 +1,4 @@
-"""Answers: a question, and what is said to it."""
+"""`POST /v1/answers`: answer a question, whole or as server-sent events."""
 
 from __future__ import annotations
 
@@ -12,34 +12,31 @@ from starlette.responses import JSONResponse, Response
 
 from api.errors import Gone
 from api.routes.dependencies import PROBLEMS, EngineThreadDep, SettingsDep, TenantDep
-from api.routes.event_stream import EventStream, described, ending, event
+from api.routes.event_stream import EventStream, describe_events, encode_event, stream_fault
 from api.runtime.answer_channel import RetrievalDone
 from api.runtime.answer_stream import AnswerStream
 from api.schemas.common import QuestionIn
-from ragkv.engine.engine import Engine
-from ragkv.engine.request import RequestState
 from ragkv.report import Answer
-from ragkv.types import AskOptions
 
 router = APIRouter()
 
 _EVENTS = """Server-sent events, each with JSON as its data:
 
-- `retrieval` {"citations", "timings_ms"}: the question was read
-- `token` {"text"}: the answer goes on; all texts together are exactly the answer
+- `retrieval` {"citations", "timings_ms"}: retrieval and prefill are done
+- `token` {"text"}: the next piece of the answer; all pieces together are exactly the answer
 - `citation`: one of the answer's citations
 - `report`: the report
 - `done`: the whole answer, as without `stream`
-- `error`: problem details; nothing comes after it
+- `error`: problem details; the stream ends after it
 
-Lines that begin with a colon only keep the connection open."""
+Lines that start with a colon only keep the connection open."""
 _EXAMPLE = (
     'event: retrieval\ndata: {"citations":[{"document_id":"tarn","chunk_id":"tarn#0","title":"Tarn","score":0.03}],'
     '"timings_ms":{"retrieve":9.1,"open":0.4,"plan":1.2,"load":0.8,"repair":0.0,"prefill":21.5}}\n\n'
     'event: token\ndata: {"text":"Ada"}\n\nevent: token\ndata: {"text":" Brook"}\n\n'
     'event: done\ndata: {"question":"Who built the harbour?","answer":"Ada Brook","citations":[…],"report":{…}}\n\n'
 )
-_STREAM = described(_EVENTS, _EXAMPLE, ("retrieval", "token", "citation", "report", "done", "error"))
+_STREAM = describe_events(_EVENTS, _EXAMPLE, ("retrieval", "token", "citation", "report", "done", "error"))
 
 
 @router.post(
@@ -48,45 +45,47 @@ _STREAM = described(_EVENTS, _EXAMPLE, ("retrieval", "token", "citation", "repor
     responses={**PROBLEMS, 200: {"description": "The answer", "content": {"text/event-stream": _STREAM}}},
 )
 async def answer(
-    question: QuestionIn, request: Request, worker: EngineThreadDep, tenant: TenantDep, settings: SettingsDep
+    question: QuestionIn, request: Request, engine_thread: EngineThreadDep, tenant: TenantDep, settings: SettingsDep
 ) -> Response:
-    """Answer a question from the documents of a collection, with citations and the report; with `stream` as
-    server-sent events.
+    """Answer a question from the documents of a collection, with citations and the report. With `stream` the answer
+    comes as server-sent events.
 
-    `conversation_id`: the question goes on with this conversation of the collection, or begins it. An answer that is
-    not there in time (`deadline_s`, or the service's own limit where that is shorter) is a 504. For a while the answer
-    is remembered under the id of its request: `GET /v1/answers/{answer_id}`.
+    `conversation_id` continues this conversation of the collection, or starts it. An answer that is not complete in
+    time (`deadline_s`, or the limit of the service if that is shorter) is a 504. The service keeps the answer for a
+    while under the id of its request: `GET /v1/answers/{answer_id}`.
     """
     collection = tenant.inside(question.collection)
-
-    def begin(engine: Engine) -> RequestState:
-        given = question.model_dump(include={"top_k", "filter", "method", "prefill", "decode", "max_tokens"})
-        return engine.prefill(
-            question.question, AskOptions(collection=collection, conversation=question.conversation_id, **given)
-        )
-
-    turn = (collection, question.conversation_id) if question.conversation_id is not None else None
+    options = question.options(collection)
+    session = (collection, question.conversation_id) if question.conversation_id is not None else None
     seconds = min(settings.deadline, question.deadline_s or settings.deadline)
-    asking = AnswerStream(worker, request.receive, begin, turn, tenant.name, seconds, question.stream)
+    stream = AnswerStream(
+        engine_thread,
+        request.receive,
+        lambda engine: engine.prefill(question.question, options),
+        session,
+        tenant.name,
+        seconds,
+        question.stream,
+    )
     if not question.stream:
-        return JSONResponse(dataclasses.asdict(await asking.whole()))
-    return EventStream(asking, _events(asking, await asking.prefilled(), request.state.request_id))
+        return JSONResponse(dataclasses.asdict(await stream.whole()))
+    return EventStream(stream, _events(stream, await stream.prefilled(), request.state.request_id))
 
 
-async def _events(asking: AnswerStream, known: RetrievalDone, request_id: str) -> AsyncIterator[bytes]:
-    yield event(dataclasses.asdict(known), "retrieval")
+async def _events(stream: AnswerStream, retrieval: RetrievalDone, request_id: str) -> AsyncIterator[bytes]:
+    yield encode_event(dataclasses.asdict(retrieval), "retrieval")
     try:
-        async for piece in asking.pieces():
-            yield event({"text": piece}, "token") if piece else KEEPALIVE_COMMENT
-        for each in _told(asking.answer()):
-            yield each
+        async for piece in stream.pieces():
+            yield encode_event({"text": piece}, "token") if piece else KEEPALIVE_COMMENT
+        for event in _final_events(stream.answer()):
+            yield event
     except Gone:
         raise
     except Exception as error:
-        yield event(ending(error).problem(request_id), "error")
+        yield encode_event(stream_fault(error).to_problem(request_id), "error")
 
 
-def _told(answer: Answer) -> list[bytes]:
+def _final_events(answer: Answer) -> list[bytes]:
     whole: dict[str, Any] = dataclasses.asdict(answer)
-    citations = [event(citation, "citation") for citation in whole["citations"]]
-    return [*citations, event(whole["report"], "report"), event(whole, "done")]
+    citations = [encode_event(citation, "citation") for citation in whole["citations"]]
+    return [*citations, encode_event(whole["report"], "report"), encode_event(whole, "done")]

@@ -1,4 +1,4 @@
-"""Conversations: what was said, and forgetting it."""
+"""`/v1/conversations`: show the turns of a conversation, or delete it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ router = APIRouter()
 
 @router.get("/v1/conversations/{conversation_id:path}", response_model=ConversationOut, responses=PROBLEMS)
 async def conversation(
-    conversation_id: Name, worker: EngineThreadDep, tenant: TenantDep, collection: Name = "default"
+    conversation_id: Name, engine_thread: EngineThreadDep, tenant: TenantDep, collection: Name = "default"
 ) -> Response:
-    """The turns of a conversation."""
-    turn = (tenant.inside(collection), conversation_id)
-    turns = await asyncio.wrap_future(worker.submit(lambda engine: engine.sessions.turns(*turn), tenant=tenant.name))
-    said = [
+    """Show the turns of a conversation."""
+    session = (tenant.inside(collection), conversation_id)
+    future = engine_thread.submit(lambda engine: engine.sessions.turns(*session), tenant=tenant.name)
+    turns = [
         {
             "question": turn.question,
             "answer": turn.answer,
@@ -28,17 +28,18 @@ async def conversation(
             "chunks": [chunk for _, chunk in turn.joined],
             "created": turn.created,
         }
-        for turn in turns
+        for turn in await asyncio.wrap_future(future)
     ]
-    return JSONResponse({"conversation_id": conversation_id, "collection": collection, "turns": said})
+    return JSONResponse({"conversation_id": conversation_id, "collection": collection, "turns": turns})
 
 
 @router.delete("/v1/conversations/{conversation_id:path}", status_code=204, responses=PROBLEMS)
 async def remove_conversation(
-    conversation_id: Name, worker: EngineThreadDep, tenant: TenantDep, collection: Name = "default"
+    conversation_id: Name, engine_thread: EngineThreadDep, tenant: TenantDep, collection: Name = "default"
 ) -> Response:
-    """Forget a conversation: its turns, and what is in memory of it, remembered answers among that."""
-    turn = (tenant.inside(collection), conversation_id)
-    await asyncio.wrap_future(worker.submit(lambda engine: engine.sessions.remove(*turn), turn, tenant.name))
-    worker.history.forget(lambda each: (each.collection, each.conversation) == turn)
+    """Delete a conversation: its turns and what is kept of it in memory, including its recorded answers."""
+    session = (tenant.inside(collection), conversation_id)
+    future = engine_thread.submit(lambda engine: engine.sessions.remove(*session), session, tenant.name)
+    await asyncio.wrap_future(future)
+    engine_thread.history.forget(lambda each: (each.collection, each.conversation) == session)
     return Response(status_code=204)

@@ -1,4 +1,4 @@
-"""What routes ask for: the worker, whose request it is, and the problems they document."""
+"""Dependencies of the routes: the engine thread, the tenant, the settings, and the problems that routes document."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from api.schemas.common import Problem
 from ragkv.config import Settings
 
 POLL_SECONDS = 0.1
-"""Between two looks at what a request waits for."""
+"""Time between two checks of a job that a request waits for."""
 
 
-def _worker(request: Request) -> EngineThread:
-    worker: EngineThread = request.app.state.worker
-    return worker
+def _engine_thread(request: Request) -> EngineThread:
+    engine_thread: EngineThread = request.app.state.engine_thread
+    return engine_thread
 
 
 def _tenant(request: Request) -> Tenant:
@@ -31,11 +31,11 @@ def _settings(request: Request) -> Settings:
     return settings
 
 
-EngineThreadDep = Annotated[EngineThread, Depends(_worker)]
+EngineThreadDep = Annotated[EngineThread, Depends(_engine_thread)]
 TenantDep = Annotated[Tenant, Depends(_tenant)]
 SettingsDep = Annotated[Settings, Depends(_settings)]
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": Problem.model_json_schema()}}}
     for status in (401, 404, 409, 413, 422, 429, 503, 504, 507)
 }
-"""`responses` of a route."""
+"""The `responses` argument of a route."""

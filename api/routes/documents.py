@@ -1,4 +1,7 @@
-"""Documents: what is there, what is sent, what goes. Ids may hold slashes, so nothing stands behind an id in a path."""
+"""`/v1/documents`: add, list, show and delete documents.
+
+An id may contain slashes, so no path continues after an id.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from starlette.responses import JSONResponse, Response
 
 from api import errors
 from api.middleware.body_limit import UPLOAD_DOCUMENTS
-from api.routes import job_responses as sent
+from api.routes import job_responses
 from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
 from api.schemas.common import DocumentIn, Documents, DocumentsIn, FilterText, Name, Queued
-from api.schemas.documents import UPLOAD_FORM, Content, DocumentPage, ShownDocument, listed
+from api.schemas.documents import UPLOAD_FORM, Content, DocumentPage, ShownDocument, to_listed_document
 from ingest.jobs import IngestJob
 from ragkv.errors import NotFound
 from ragkv.types import Document, Filter
@@ -23,10 +26,11 @@ from ragkv.types import Document, Filter
 router = APIRouter()
 Wait = Annotated[bool, Query(description="Answer when the job is done, with its outcome.")]
 
-_ADD = f"""Queue one document, or several of one collection, as a job. A document that is there is replaced.
+_ADD = f"""Queue one document, or several of one collection, as a job. A document with the same id is replaced.
 
-A JSON body may have one MiB more than the largest document (`RAGKV_MAX_DOCUMENT_BYTES`, 16 MiB unless it is set), a
-form with files {UPLOAD_DOCUMENTS} times as much, each file no more than a document. What cannot be read fails alone.
+A JSON body may be one MiB larger than the largest document (`RAGKV_MAX_DOCUMENT_BYTES`, 16 MiB by default). A form with
+files may be {UPLOAD_DOCUMENTS} times as large, and each file may be as large as one document. A document that cannot be
+read fails alone.
 """
 
 
@@ -39,103 +43,104 @@ form with files {UPLOAD_DOCUMENTS} times as much, each file no more than a docum
     openapi_extra={"requestBody": {"content": {"multipart/form-data": UPLOAD_FORM}}},
 )
 async def add_documents(
-    body: Documents, request: Request, worker: EngineThreadDep, tenant: TenantDep, wait: Wait = False
+    body: Documents, request: Request, engine_thread: EngineThreadDep, tenant: TenantDep, wait: Wait = False
 ) -> Response:
-    documents = [_document(given, tenant) for given in (body.documents if isinstance(body, DocumentsIn) else [body])]
-    job_id = await sent.queue(documents, documents[0].collection, worker)
+    bodies = body.documents if isinstance(body, DocumentsIn) else [body]
+    documents = [_to_document(each, tenant) for each in bodies]
+    job_id = await job_responses.enqueue(documents, documents[0].collection, engine_thread)
     if not wait:
-        return sent.accepted(job_id)
-    job = await sent.outcome(job_id, worker, request)
-    return JSONResponse(sent.shown(job, tenant)) if job else sent.gone()
+        return job_responses.accepted(job_id)
+    job = await job_responses.wait_for_job(job_id, engine_thread, request)
+    return JSONResponse(job_responses.to_content(job, tenant)) if job else job_responses.client_closed()
 
 
 @router.put(
     "/v1/documents/{document_id:path}",
     response_model=ShownDocument,
-    responses={202: {"model": Queued, "description": "It will be read, as a job"}, **PROBLEMS},
+    responses={202: {"model": Queued, "description": "Queued as a job"}, **PROBLEMS},
 )
 async def put_document(
     document_id: Name,
     body: Content,
     request: Request,
-    worker: EngineThreadDep,
+    engine_thread: EngineThreadDep,
     tenant: TenantDep,
     collection: Name = "default",
-    wait: Annotated[bool, Query(description="Answer when it has been read.")] = False,
+    wait: Annotated[bool, Query(description="Answer when the document is ingested.")] = False,
 ) -> Response:
-    """Have the document say this. Where it does already, nothing is done; else the new version takes the place of the
-    old one at once when it has been read, and until then the old one answers."""
-    given = Document(document_id, body.title or document_id, body.text, body.metadata, tenant.inside(collection))
-    if await run_in_threadpool(worker.catalog_service.unchanged, given) is None:
-        job_id = await sent.queue([given], given.collection, worker)
+    """Set the content of a document. Nothing is done if it has this content already. A new version replaces the old one
+    at once when it is ingested; until then answers come from the old one."""
+    document = Document(document_id, body.title or document_id, body.text, body.metadata, tenant.inside(collection))
+    if await run_in_threadpool(engine_thread.catalog_service.unchanged, document) is None:
+        job_id = await job_responses.enqueue([document], document.collection, engine_thread)
         if not wait:
-            return sent.accepted(job_id)
-        job = await sent.outcome(job_id, worker, request)
+            return job_responses.accepted(job_id)
+        job = await job_responses.wait_for_job(job_id, engine_thread, request)
         if job is None:
-            return sent.gone()
+            return job_responses.client_closed()
         if job.status != "completed":
-            return errors.refusal(errors.of_job(job.error), request.scope)
-    return await _shown(document_id, collection, worker, tenant)
+            return errors.error_response(errors.fault_of_job(job.error), request.scope)
+    return await _show(document_id, collection, engine_thread, tenant)
 
 
 @router.get("/v1/documents", response_model=DocumentPage, responses=PROBLEMS)
 async def documents(
-    worker: EngineThreadDep,
+    engine_thread: EngineThreadDep,
     tenant: TenantDep,
     collection: Name = "default",
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    after: Annotated[str, Query(max_length=512, description="The `after` of the page before.")] = "",
+    after: Annotated[str, Query(max_length=512, description="The `after` of the previous page.")] = "",
     filter: Annotated[FilterText | None, Query(description="A filter, as JSON: see `POST /v1/answers`.")] = None,
 ) -> Response:
-    """The documents of a collection, by id, a page at a time."""
-    holdings = worker.catalog_service
-    # One more than is shown tells whether there is another page.
-    wanted = cast("Filter | None", filter)
-    found = await run_in_threadpool(holdings.page, tenant.inside(collection), after, limit + 1, wanted)
-    page = [listed(info, tenant, holdings.token_bytes) for info in found[:limit]]
+    """List the documents of a collection by id, in pages."""
+    service = engine_thread.catalog_service
+    conditions = cast("Filter | None", filter)
+    # One more than the limit is fetched, to know whether there is another page.
+    found = await run_in_threadpool(service.page, tenant.inside(collection), after, limit + 1, conditions)
+    page = [to_listed_document(info, tenant, service.token_bytes) for info in found[:limit]]
     return JSONResponse({"documents": page, "after": found[limit - 1].id if len(found) > limit else None})
 
 
 @router.get("/v1/documents/{document_id:path}", response_model=ShownDocument, responses=PROBLEMS)
 async def document(
     document_id: Name,
-    worker: EngineThreadDep,
+    engine_thread: EngineThreadDep,
     tenant: TenantDep,
     collection: Name = "default",
-    text: Annotated[bool, Query(description="With its text.")] = False,
+    text: Annotated[bool, Query(description="Include the text.")] = False,
 ) -> Response:
-    """One document: what is known of it."""
-    return await _shown(document_id, collection, worker, tenant, text)
+    """Show one document."""
+    return await _show(document_id, collection, engine_thread, tenant, text)
 
 
 @router.delete("/v1/documents/{document_id:path}", status_code=204, responses=PROBLEMS)
 async def remove_document(
-    document_id: Name, worker: EngineThreadDep, tenant: TenantDep, collection: Name = "default"
+    document_id: Name, engine_thread: EngineThreadDep, tenant: TenantDep, collection: Name = "default"
 ) -> Response:
-    """Forget a document, at any time: one that waits, is being read or has failed, too. No later answer cites it."""
+    """Delete a document, also one that is queued, being ingested or failed. No later answer cites it."""
     try:
-        await run_in_threadpool(worker.catalog_service.remove, tenant.inside(collection), document_id)
+        await run_in_threadpool(engine_thread.catalog_service.remove, tenant.inside(collection), document_id)
     except NotFound:
-        raise _missing(document_id, collection) from None
-    worker.wake()
+        raise _not_found(document_id, collection) from None
+    engine_thread.wake()
     return Response(status_code=204)
 
 
-def _document(given: DocumentIn, tenant: Tenant) -> Document:
-    return Document(given.id, given.title or given.id, given.text, given.metadata, tenant.inside(given.collection))
+def _to_document(body: DocumentIn, tenant: Tenant) -> Document:
+    return Document(body.id, body.title or body.id, body.text, body.metadata, tenant.inside(body.collection))
 
 
-async def _shown(
-    document_id: str, collection: str, worker: EngineThread, tenant: Tenant, with_text: bool = False
+async def _show(
+    document_id: str, collection: str, engine_thread: EngineThread, tenant: Tenant, with_text: bool = False
 ) -> Response:
-    holdings = worker.catalog_service
+    service = engine_thread.catalog_service
     try:
-        info, text = await run_in_threadpool(holdings.whole, tenant.inside(collection), document_id)
+        info, text = await run_in_threadpool(service.whole, tenant.inside(collection), document_id)
     except NotFound:
-        raise _missing(document_id, collection) from None
-    shown = {**listed(info, tenant, holdings.token_bytes), "bytes": len(text.encode())}
-    return JSONResponse({**shown, "text": text} if with_text else shown)
+        raise _not_found(document_id, collection) from None
+    content = {**to_listed_document(info, tenant, service.token_bytes), "bytes": len(text.encode())}
+    return JSONResponse({**content, "text": text} if with_text else content)
 
 
-def _missing(document_id: str, collection: str) -> NotFound:
+def _not_found(document_id: str, collection: str) -> NotFound:
     return NotFound(f"collection {collection!r} has no document {document_id!r}")

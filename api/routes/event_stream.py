@@ -1,10 +1,10 @@
-"""Stream: an answer as server-sent events, while it is decoded.
+"""Server-sent events: sends an answer while it is decoded.
 
-Nothing is sent, the status line included, before the question was read or refused: until then a fault has its own
-status. What goes wrong later ends the stream with an event that says so.
+Nothing is sent before prefill is done, not even the status line, so that an error up to then gets its own status. A
+later error ends the stream with an event that reports it.
 
-A reader that is slow is waited for, by its own request alone: meanwhile the text comes together in one piece
-(progress.py), and the engine goes on.
+A slow reader delays only its own request. The engine goes on, and the text that comes meanwhile is joined into one
+piece (runtime/answer_channel.py).
 """
 
 from __future__ import annotations
@@ -23,50 +23,56 @@ from api.runtime.answer_stream import AnswerStream
 from api.runtime.request_context import current
 
 HEADERS = {"Cache-Control": "no-store, no-cache", "X-Accel-Buffering": "no"}
-"""Neither kept nor held back by what is in between."""
+"""Tell proxies not to store or buffer the stream."""
 
 
 logger = logging.getLogger("ragkv.api")
 
 
-def described(events: str, example: str, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Events as OpenAPI tells them, one by one. events: what they say · names: theirs, where they have any."""
+def describe_events(description: str, example: str, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Describe an event stream for OpenAPI.
+
+    Args:
+        description: What the events mean.
+        example: A part of a stream.
+        names: Names of the events, if they have any.
+    """
     event = {"event": {"enum": list(names)}} if names else {}
     item = {"type": "object", "required": ["data", *event], "properties": {"data": {"type": "string"}, **event}}
-    return {"itemSchema": {"description": events, **item}, "example": example}
+    return {"itemSchema": {"description": description, **item}, "example": example}
 
 
-def event(data: Any, name: str | None = None) -> bytes:
-    """One event; data becomes JSON."""
+def encode_event(data: Any, name: str | None = None) -> bytes:
+    """Encode one event with `data` as JSON."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return format_sse_event(data_str=text, event=name)
 
 
 class EventStream(Response):
-    """Sends events until they end or the client has gone; then the question is let go of."""
+    """Sends events until they end or the client disconnects. Then it cancels the answer."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, asking: AnswerStream, events: AsyncIterator[bytes]):
+    def __init__(self, stream: AnswerStream, events: AsyncIterator[bytes]):
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
-        self._asking, self._events = asking, events
+        self._stream, self._events = stream, events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The client is watched by `asking`, which ends the events when it has gone."""
+        """Send the events. The answer stream watches the connection and ends the events at a disconnect."""
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for each in self._events:
-                await send({"type": "http.response.body", "body": each, "more_body": True})
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except Gone:
             pass
         finally:
-            self._asking.cancel()
+            self._stream.cancel()
 
 
-def ending(error: Exception) -> Fault:
-    """What a stream that fails ends with. What nobody expected is logged: the server does that for other responses."""
+def stream_fault(error: Exception) -> Fault:
+    """Return the fault that ends a failed stream. Unexpected errors are logged, as the server does for responses."""
     fault = fault_of(error)
     current().fault = fault.code
     if fault.status == 500:

@@ -1,4 +1,4 @@
-"""What is sent becomes a job: it is queued, waited for where that is wanted, and shown."""
+"""Steps that the routes for documents share: enqueue a job, wait for it, and build the response."""
 
 from __future__ import annotations
 
@@ -20,45 +20,56 @@ from ragkv.errors import Stopping
 from ragkv.types import Document
 
 
-async def queue(items: Sequence[Document | Rejected], collection: str, worker: EngineThread) -> str:
-    """Queue documents of a collection, as the catalogue calls it; returns the job's id. Raises Stopping, InputError."""
-    if worker.stopping:
+async def enqueue(items: Sequence[Document | Rejected], collection: str, engine_thread: EngineThread) -> str:
+    """Enqueue documents of a collection as one job and return its id.
+
+    Args:
+        items: Documents, and files that could not be read.
+        collection: Name of the collection in the catalogue.
+        engine_thread: Runs the job.
+
+    Raises:
+        Stopping: The service is shutting down.
+        InputError: The job is invalid.
+    """
+    if engine_thread.stopping:
         raise Stopping("the service is shutting down")
-    job_id = await run_in_threadpool(worker.jobs.submit, items, collection)
-    worker.wake()
+    job_id = await run_in_threadpool(engine_thread.jobs.submit, items, collection)
+    engine_thread.wake()
     return job_id
 
 
-async def outcome(job_id: str, worker: EngineThread, request: Request) -> IngestJob | None:
-    """The job once it is finished; None where the client has gone.
+async def wait_for_job(job_id: str, engine_thread: EngineThread, request: Request) -> IngestJob | None:
+    """Wait until a job is finished. Return None if the client disconnects first.
 
-    Raises Stopping when the service ends first: the next start takes the job up.
+    Raises:
+        Stopping: The service stops first. The next start resumes the job.
     """
     while True:
-        found = await run_in_threadpool(worker.jobs.get, job_id, "failed")
-        if found.finished is not None:
-            return found
-        if worker.stopping:
-            raise Stopping(f"the service is shutting down; job {job_id} goes on when it is back")
+        job = await run_in_threadpool(engine_thread.jobs.get, job_id, "failed")
+        if job.finished is not None:
+            return job
+        if engine_thread.stopping:
+            raise Stopping(f"the service is shutting down; job {job_id} continues after the next start")
         if await request.is_disconnected():
             return None
         await asyncio.sleep(POLL_SECONDS)
 
 
 def accepted(job_id: str) -> Response:
-    """The job that was made, and where to look."""
+    """Build a 202 with the id and the address of the job."""
     return JSONResponse({"job_id": job_id}, 202, {"Location": f"/v1/jobs/{job_id}"})
 
 
-def gone() -> Response:
-    """For a client that hung up; nobody reads it."""
+def client_closed() -> Response:
+    """Build a 499 for the log. The client has disconnected and does not read it."""
     return Response(status_code=499)
 
 
-def shown(job: IngestJob, tenant: Tenant) -> dict[str, Any]:
-    """The job as its tenant sees it."""
-    told = dataclasses.asdict(job) | {"collection": tenant.outside(job.collection)}
-    for fault in (told["error"], told["last_error"], *(document["error"] for document in told["documents"])):
+def to_content(job: IngestJob, tenant: Tenant) -> dict[str, Any]:
+    """Convert a job to JSON with the tenant's own names of collections."""
+    content = dataclasses.asdict(job) | {"collection": tenant.outside(job.collection)}
+    for fault in (content["error"], content["last_error"], *(document["error"] for document in content["documents"])):
         if fault is not None:
             fault["message"] = tenant.told(fault["message"])
-    return told
+    return content

@@ -1,4 +1,4 @@
-"""Jobs: how far what was sent is, and stopping it."""
+"""`/v1/jobs`: the progress of ingest jobs, and cancelling one."""
 
 from __future__ import annotations
 
@@ -12,82 +12,83 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
 from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
-from api.routes.job_responses import shown
+from api.routes.job_responses import to_content
 from api.schemas.documents import RecentJobs
 from ingest.jobs import IngestJob, Listed, Status
 from ragkv.errors import NotFound
 
 EVENT_SECONDS = 0.25
-"""Between two looks at a job that is followed."""
+"""Time between two checks of a job that a client follows."""
 
 router = APIRouter()
 
 
-async def _job(job_id: str, worker: EngineThreadDep, tenant: TenantDep) -> IngestJob:
-    found = await run_in_threadpool(worker.jobs.get, job_id, "failed")
-    if not tenant.owns(found.collection):
+async def _job(job_id: str, engine_thread: EngineThreadDep, tenant: TenantDep) -> IngestJob:
+    job = await run_in_threadpool(engine_thread.jobs.get, job_id, "failed")
+    if not tenant.owns(job.collection):
         raise NotFound(f"there is no job {job_id!r}")
-    return found
+    return job
 
 
-async def _watching(worker: EngineThreadDep) -> AsyncIterator[None]:
-    worker.catalog_service.watch()
+async def _watcher(engine_thread: EngineThreadDep) -> AsyncIterator[None]:
+    """Count the client as a watcher while the request lasts."""
+    engine_thread.catalog_service.watch()
     try:
         yield
     finally:
-        worker.catalog_service.leave()
+        engine_thread.catalog_service.leave()
 
 
-TheJob = Annotated[IngestJob, Depends(_job)]
+JobDep = Annotated[IngestJob, Depends(_job)]
 
 
 @router.get("/v1/jobs", response_model=RecentJobs, responses=PROBLEMS)
 async def jobs(
-    worker: EngineThreadDep,
+    engine_thread: EngineThreadDep,
     tenant: TenantDep,
-    status: Annotated[Status | None, Query(description="Only jobs that are so.")] = None,
+    status: Annotated[Status | None, Query(description="Only jobs with this status.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> Response:
-    """The latest jobs, newest first."""
-    found = await run_in_threadpool(worker.jobs.recent, limit, tenant.inside(""), status)
-    return JSONResponse({"jobs": [shown(job, tenant) for job in found]})
+    """List the latest jobs, newest first."""
+    found = await run_in_threadpool(engine_thread.jobs.recent, limit, tenant.inside(""), status)
+    return JSONResponse({"jobs": [to_content(job, tenant) for job in found]})
 
 
 @router.get("/v1/jobs/{job_id}", response_model=IngestJob, responses=PROBLEMS)
 async def job(
-    found: TheJob,
-    worker: EngineThreadDep,
+    found: JobDep,
+    engine_thread: EngineThreadDep,
     tenant: TenantDep,
     documents: Annotated[Listed, Query(description="All documents, or the first 20 that failed.")] = "failed",
 ) -> Response:
-    """How far a job is. `stage`, `done` and `total` are of the document being read, `counts` of all."""
+    """Show the progress of a job. `stage`, `done` and `total` are of the document being ingested, `counts` of all."""
     if documents == "all":
-        found = await run_in_threadpool(worker.jobs.get, found.id, documents)
-    return JSONResponse(shown(found, tenant))
+        found = await run_in_threadpool(engine_thread.jobs.get, found.id, documents)
+    return JSONResponse(to_content(found, tenant))
 
 
 @router.post("/v1/jobs/{job_id}/cancel", response_model=IngestJob, responses=PROBLEMS)
-async def cancel(found: TheJob, worker: EngineThreadDep, tenant: TenantDep) -> Response:
-    """Stop a job: what waits is dropped, what is being read stops at its next chunk. Documents that are in stay in.
-    A job that is done stays as it is."""
-    return JSONResponse(shown(await run_in_threadpool(worker.jobs.cancel, found.id, "failed"), tenant))
+async def cancel(found: JobDep, engine_thread: EngineThreadDep, tenant: TenantDep) -> Response:
+    """Cancel a job. Queued documents are dropped, and the document being ingested stops at its next chunk. Documents
+    that are done stay. A job that is done does not change."""
+    return JSONResponse(to_content(await run_in_threadpool(engine_thread.jobs.cancel, found.id, "failed"), tenant))
 
 
 @router.get(
     "/v1/jobs/{job_id}/events",
     response_class=EventSourceResponse,
     responses=PROBLEMS,
-    dependencies=[Depends(_watching)],
+    dependencies=[Depends(_watcher)],
 )
-async def events(found: TheJob, worker: EngineThreadDep, tenant: TenantDep) -> AsyncIterator[ServerSentEvent]:
-    """Follow a job: `progress` with the job whenever it has changed, `done` with it at its end, then the stream ends.
-    A stream that ends without `done` is taken up by asking again."""
-    told: IngestJob | None = None
-    while not worker.stopping:
-        if found != told:
-            told, name = found, "progress" if found.finished is None else "done"
-            yield ServerSentEvent(data=shown(found, tenant), event=name)
+async def events(found: JobDep, engine_thread: EngineThreadDep, tenant: TenantDep) -> AsyncIterator[ServerSentEvent]:
+    """Follow a job: `progress` with the job whenever it changes, and `done` with the finished job at the end. If the
+    stream ends without `done`, request it again."""
+    sent: IngestJob | None = None
+    while not engine_thread.stopping:
+        if found != sent:
+            sent, name = found, "progress" if found.finished is None else "done"
+            yield ServerSentEvent(data=to_content(found, tenant), event=name)
         if found.finished is not None:
             return
         await asyncio.sleep(EVENT_SECONDS)
-        found = await run_in_threadpool(worker.jobs.get, found.id, "failed")
+        found = await run_in_threadpool(engine_thread.jobs.get, found.id, "failed")

@@ -1,4 +1,4 @@
-"""Metrics, for Prometheus and whoever reads its format."""
+"""`/metrics`: metrics for Prometheus and programs that read its format."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _CONTENT = {"text/plain": _TEXT, OPENMETRICS: _TEXT}
     responses={401: PROBLEMS[401], 200: {"description": "The metrics", "content": _CONTENT}},
 )
 async def metrics(request: Request) -> Response:
-    """Counters and gauges of the whole service, as Prometheus text, or OpenMetrics where `Accept` names it. Sums since
-    the start and no ratios: those are of the span that whoever shows them chooses."""
-    kept: MetricsCollector = request.app.state.metrics
-    text, media_type = kept.written(request.headers.get("accept", ""))
+    """Counters and gauges of the whole service, as Prometheus text, or as OpenMetrics if `Accept` names it. They are
+    sums since the start and no ratios, so that the reader chooses the time span of a ratio."""
+    collector: MetricsCollector = request.app.state.metrics
+    text, media_type = collector.render(request.headers.get("accept", ""))
     return Response(text, headers={"content-type": media_type})

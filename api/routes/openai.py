@@ -1,4 +1,4 @@
-"""OpenAI's chat completions and models, with retrieval built in. Errors here are OpenAI's."""
+"""`/v1/chat/completions` and `/v1/models`: the OpenAI-compatible API with retrieval built in, and OpenAI's errors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from starlette.responses import JSONResponse, Response
 
 from api.errors import Gone
 from api.routes.dependencies import EngineThreadDep, SettingsDep, TenantDep
-from api.routes.event_stream import EventStream, described, ending, event
+from api.routes.event_stream import EventStream, describe_events, encode_event, stream_fault
 from api.routes.openai_chat import ChatReply, method_of, options_of, question_of
 from api.runtime.answer_stream import AnswerStream
-from api.schemas.openai import Chat, Completion, Model, Models, OpenAIError
-from ragkv.engine.engine import Engine
-from ragkv.engine.request import RequestState
+from api.schemas.openai import Chat, ChatCompletion, Model, Models, OpenAIError
 from ragkv.errors import NotFound
 
 router = APIRouter()
@@ -30,71 +28,75 @@ _EXAMPLE = (
     'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"demo","choices":[{"index":0,'
     '"delta":{"content":"Ada"},"logprobs":null,"finish_reason":null}]}\n\ndata: [DONE]\n\n'
 )
-_CHUNKS = described("A chunk, as JSON; the last one is `[DONE]`.", _EXAMPLE)
+_CHUNKS = describe_events("A chunk, as JSON; the last one is `[DONE]`.", _EXAMPLE)
 
 
 @router.post(
     "/v1/chat/completions",
-    response_model=Completion,
+    response_model=ChatCompletion,
     responses={**ERRORS, 200: {"description": "The answer", "content": {"text/event-stream": _CHUNKS}}},
 )
 async def chat_completions(
-    chat: Chat, request: Request, worker: EngineThreadDep, tenant: TenantDep, settings: SettingsDep
+    chat: Chat, request: Request, engine_thread: EngineThreadDep, tenant: TenantDep, settings: SettingsDep
 ) -> Response:
     """Answer the last user message from the documents of a collection (`ragkv.collection`).
 
-    `ragkv` in the request says how: `collection`, `top_k`, `filter`, `method`, `prefill`, `decode`, `deadline_s`;
-    `ragkv` in the response, in a stream in the chunk with `finish_reason`, holds `citations` and `report`. `model` is
-    the loaded model, or NAME:METHOD. Where the last message points back ("And when was it built?") the latest question
-    that stands alone is put in front, with its answer; system messages are not read. `temperature` is 0 unless it is
-    given. What would change the answer and is not supported is refused: tools, several choices, log probabilities,
-    penalties, formats, images.
+    `ragkv` in the request holds `collection`, `top_k`, `filter`, `method`, `prefill`, `decode` and `deadline_s`.
+    `ragkv` in the response holds `citations` and `report`; in a stream it is in the chunk with `finish_reason`. `model`
+    is the loaded model, or NAME:METHOD. If the last message refers to earlier ones ("And when was it built?"), the
+    latest question that stands alone is put before it, with its answer. System messages are ignored. `temperature` is 0
+    by default. Unsupported parameters that would change the answer are refused: tools, several choices, log
+    probabilities, penalties, formats, images.
     """
-    question, method = question_of(chat), method_of(chat, worker.model)
-    wanted = options_of(chat, method, tenant.inside(chat.ragkv.collection))
-
-    def begin(engine: Engine) -> RequestState:
-        return engine.prefill(question, wanted)
-
+    question, method = question_of(chat), method_of(chat, engine_thread.model)
+    options = options_of(chat, method, tenant.inside(chat.ragkv.collection))
     seconds = min(settings.deadline, chat.ragkv.deadline_s or settings.deadline)
-    asking = AnswerStream(worker, request.receive, begin, None, tenant.name, seconds, bool(chat.stream))
+    stream = AnswerStream(
+        engine_thread,
+        request.receive,
+        lambda engine: engine.prefill(question, options),
+        None,
+        tenant.name,
+        seconds,
+        bool(chat.stream),
+    )
     if not chat.stream:
-        return JSONResponse(ChatReply(chat.model).completion(await asking.whole()))
-    await asking.prefilled()
+        return JSONResponse(ChatReply(chat.model).completion(await stream.whole()))
+    await stream.prefilled()
     usage = chat.stream_options is not None and chat.stream_options.include_usage
-    return EventStream(asking, _chunks(asking, ChatReply(chat.model, usage)))
+    return EventStream(stream, _chunks(stream, ChatReply(chat.model, usage)))
 
 
-async def _chunks(asking: AnswerStream, replying: ChatReply) -> AsyncIterator[bytes]:
-    yield event(replying.first())
+async def _chunks(stream: AnswerStream, reply: ChatReply) -> AsyncIterator[bytes]:
+    yield encode_event(reply.first())
     try:
-        async for piece in asking.pieces():
-            yield event(replying.piece(piece)) if piece else KEEPALIVE_COMMENT
-        for chunk in replying.last(asking.answer()):
-            yield event(chunk)
+        async for piece in stream.pieces():
+            yield encode_event(reply.piece(piece)) if piece else KEEPALIVE_COMMENT
+        for chunk in reply.last(stream.answer()):
+            yield encode_event(chunk)
         yield format_sse_event(data_str="[DONE]")
     except Gone:
         raise
     except Exception as error:
-        yield event(ending(error).openai())
+        yield encode_event(stream_fault(error).to_openai())
 
 
 @router.get("/v1/models", response_model=Models, responses={401: ERRORS[401]})
-async def models(request: Request, worker: EngineThreadDep) -> Response:
-    """What may be named as `model`: the loaded one, alone or with a method."""
-    return JSONResponse({"object": "list", "data": _models(request, worker)})
+async def models(request: Request, engine_thread: EngineThreadDep) -> Response:
+    """List the valid values of `model`: the loaded model, alone or with a method."""
+    return JSONResponse({"object": "list", "data": _models(request, engine_thread)})
 
 
 @router.get("/v1/models/{model_id:path}", response_model=Model, responses={401: ERRORS[401], 404: ERRORS[404]})
-async def model(model_id: str, request: Request, worker: EngineThreadDep) -> Response:
-    """One of them."""
-    for each in _models(request, worker):
+async def model(model_id: str, request: Request, engine_thread: EngineThreadDep) -> Response:
+    """Show one model."""
+    for each in _models(request, engine_thread):
         if each["id"] == model_id:
             return JSONResponse(each)
-    raise NotFound("there is no such model here; see /v1/models")
+    raise NotFound("there is no such model; see /v1/models")
 
 
-def _models(request: Request, worker: EngineThreadDep) -> list[dict[str, Any]]:
-    names = [worker.model, *(f"{worker.model}:{method}" for method in worker.methods)]
+def _models(request: Request, engine_thread: EngineThreadDep) -> list[dict[str, Any]]:
+    names = [engine_thread.model, *(f"{engine_thread.model}:{method}" for method in engine_thread.methods)]
     created = request.app.state.started
     return [{"id": name, "object": "model", "created": created, "owned_by": "ragkv"} for name in names]

@@ -1,13 +1,13 @@
-"""Chat: OpenAI's chat completions over the service's own questions and answers, one to one.
+"""Conversion between OpenAI's chat completions and the questions and answers of this service.
 
-The service has one question at a time, and each request brings all that was said before. What is asked is the last
-message. Where it points back ("And when was it built?"), the latest question that stands alone stands before it, with
-its answer: so it finds its documents by what it is about, and a question that stands alone is not led astray by an
-earlier one. Asked so, the bundled model answered 16 of 21 follow-ups about the sample documents, 11 when they were
-asked alone; each of the 35 sample questions stands alone.
+A question of this service stands alone, but a chat request contains the whole conversation. The question is the last
+message. If it refers to an earlier one ("And when was it built?"), the latest user message that stands alone is put
+before it, with its answer. Retrieval then finds documents about the same subject, and a question that stands alone is
+not distracted by an earlier one. The bundled model answered 16 of 21 follow-up questions about the sample documents
+this way, and 11 when they were asked alone. All 35 sample questions are recognised as standing alone.
 
-System messages are let pass and not read: the prompt is the one that stored KV was made for, and the question would be
-searched for in their words.
+System messages are accepted and ignored. The stored KV belongs to the prompt of the service, and retrieval would search
+for the words of a system message.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from ragkv.errors import InputError, NotFound
 from ragkv.report import Answer
 from ragkv.types import AskOptions
 
-MOST = 2000
-"""Characters that are put before a question at most: longer ones are not."""
-_BACK = re.compile(r"^(and|but|so)\b|\b(he|him|his|she|hers?|it|its|they|them|theirs?)\b", re.IGNORECASE)
-"""Words that point back; English, as the bundled model."""
+MAX_PREFIX_CHARS = 2000
+"""Longest text that is put before a question. A longer one is left out."""
+_REFERS_BACK = re.compile(r"^(and|but|so)\b|\b(he|him|his|she|hers?|it|its|they|them|theirs?)\b", re.IGNORECASE)
+"""Words that refer to an earlier message. English, like the bundled model."""
 
-COLDEST = 1e-3
-"""Lower temperatures are taken for 0: they would choose alike, and their arithmetic ends in infinities."""
+MIN_TEMPERATURE = 1e-3
+"""Lower temperatures count as 0. They would sample the same tokens, and their logits would overflow."""
 
 
 def question_of(chat: Chat) -> str:
-    """What the engine is asked: see the module."""
-    said = [message for message in chat.messages if message.role in ("user", "assistant") and message.text.strip()]
-    asked = said[-1].text.strip()
-    if not _BACK.search(asked):
-        return asked
-    earlier = said[:-1]
-    alone = [i for i, each in enumerate(earlier) if each.role == "user" and not _BACK.search(each.text)]
-    before = " ".join(map(_sentence, earlier[alone[-1] : alone[-1] + 2])) if alone else ""
-    return f"{before} {asked}" if before and len(before) <= MOST else asked
+    """Build the question from the messages, as the module describes."""
+    messages = [message for message in chat.messages if message.role in ("user", "assistant") and message.text.strip()]
+    question = messages[-1].text.strip()
+    if not _REFERS_BACK.search(question):
+        return question
+    earlier = messages[:-1]
+    alone = [i for i, each in enumerate(earlier) if each.role == "user" and not _REFERS_BACK.search(each.text)]
+    prefix = " ".join(map(_sentence, earlier[alone[-1] : alone[-1] + 2])) if alone else ""
+    return f"{prefix} {question}" if prefix and len(prefix) <= MAX_PREFIX_CHARS else question
 
 
 def _sentence(message: Message) -> str:
@@ -51,23 +51,35 @@ def _sentence(message: Message) -> str:
 
 
 def method_of(chat: Chat, model: str) -> str | None:
-    """The method that is asked for; None: the service's own. model: the one that is loaded.
+    """Return the method that the request names; None for the default of the service.
 
-    Raises NotFound for another model, InputError for two methods.
+    Args:
+        chat: The request.
+        model: Name of the loaded model.
+
+    Raises:
+        NotFound: The request names another model.
+        InputError: The request names two different methods.
     """
-    name, method = chat.model[: len(model)], chat.model[len(model) :]
-    if name != model or (method and not method.startswith(":")):
-        raise NotFound(f"there is no such model here; ask for {model!r}, or see /v1/models")
-    named, own = method.removeprefix(":"), chat.ragkv.method
-    if named and own and named != own:
+    name, suffix = chat.model[: len(model)], chat.model[len(model) :]
+    if name != model or (suffix and not suffix.startswith(":")):
+        raise NotFound(f"there is no such model; use {model!r}, or see /v1/models")
+    from_model, from_extension = suffix.removeprefix(":"), chat.ragkv.method
+    if from_model and from_extension and from_model != from_extension:
         raise InputError("model and ragkv.method name two methods; give one")
-    return named or own
+    return from_model or from_extension
 
 
 def options_of(chat: Chat, method: str | None, collection: str) -> AskOptions:
-    """How it is asked. collection: as it is called inside."""
+    """Convert a request to AskOptions.
+
+    Args:
+        chat: The request.
+        method: Result of `method_of`.
+        collection: Name of the collection in the catalogue.
+    """
     temperature = chat.temperature or 0.0
-    if temperature < COLDEST or chat.top_p == 0:
+    if temperature < MIN_TEMPERATURE or chat.top_p == 0:
         temperature = 0.0
     stop = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ())
     return AskOptions(
@@ -87,7 +99,14 @@ def options_of(chat: Chat, method: str | None, collection: str) -> AskOptions:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """What all parts of one reply say alike. usage: whether the stream ends with it."""
+    """Builds the parts of one response, which share an id, a time and a model.
+
+    Attributes:
+        model: Model as the request named it.
+        usage: Whether the stream ends with a chunk that holds the usage.
+        id: Id of the response.
+        created: Unix seconds.
+    """
 
     model: str
     usage: bool = False
@@ -95,43 +114,43 @@ class ChatReply:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def completion(self, answer: Answer) -> dict[str, Any]:
-        """The answer, whole."""
+        """Build the response that is not streamed."""
         message = {"role": "assistant", "content": answer.answer, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.report.decoding.ended}
-        said = {"choices": [choice], "usage": usage_of(answer), "ragkv": extension_of(answer)}
-        return self._envelope("chat.completion") | said
+        content = {"choices": [choice], "usage": usage_of(answer), "ragkv": extension_of(answer)}
+        return self._envelope("chat.completion") | content
 
     def first(self) -> dict[str, Any]:
-        """The chunk that opens a stream."""
+        """Build the first chunk of a stream."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def piece(self, text: str) -> dict[str, Any]:
-        """The answer goes on."""
+        """Build a chunk with the next piece of the answer."""
         return self._chunk({"content": text})
 
     def last(self, answer: Answer) -> list[dict[str, Any]]:
-        """The chunk that says how it ended, with citations and report; and the usage, where it is wanted."""
+        """Build the last chunks: the finish reason with citations and report, and the usage if it was requested."""
         end = self._chunk({}, answer.report.decoding.ended) | {"ragkv": extension_of(answer)}
         if not self.usage:
             return [end]
         return [end, self._envelope("chat.completion.chunk") | {"choices": [], "usage": usage_of(answer)}]
 
-    def _chunk(self, delta: dict[str, str], ended: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": ended}
-        none_yet = {"usage": None} if self.usage else {}
-        return self._envelope("chat.completion.chunk") | {"choices": [choice]} | none_yet
+    def _chunk(self, delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        no_usage_yet = {"usage": None} if self.usage else {}
+        return self._envelope("chat.completion.chunk") | {"choices": [choice]} | no_usage_yet
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 def extension_of(answer: Answer) -> dict[str, Any]:
-    """Citations and report."""
+    """Build the `ragkv` member of a response: citations and report."""
     return {"citations": [asdict(citation) for citation in answer.citations], "report": asdict(answer.report)}
 
 
 def usage_of(answer: Answer) -> dict[str, Any]:
-    """Tokens, as OpenAI counts them: see schemas_openai.Usage."""
+    """Count tokens as OpenAI does (schemas/openai.py, Usage)."""
     tokens, missed = answer.report.tokens, {fallback.chunk_id for fallback in answer.report.cache.fallbacks}
     cached = sum(each.tokens - each.recomputed_tokens for each in answer.report.chunks if each.chunk_id not in missed)
     prompt = tokens.context + tokens.question

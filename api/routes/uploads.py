@@ -1,4 +1,4 @@
-"""Uploads: `POST /v1/documents` with files. The files are spooled to disk and gone when the answer is given."""
+"""`POST /v1/documents` with files as a multipart form. The files are spooled to disk and removed with the response."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from api.middleware.body_limit import is_form
-from api.routes import job_responses as sent
+from api.routes import job_responses
 from api.routes.dependencies import EngineThreadDep, TenantDep
 from api.routes.documents import Wait
 from api.runtime.catalog_service import CatalogService
@@ -24,10 +24,10 @@ from ragkv.types import Document
 
 
 class FormRoute(APIRoute):
-    """Takes forms only: JSON that is sent to the same path is the business of another route."""
+    """Matches multipart forms only. Another route handles JSON at the same path."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """See Starlette."""
+        """Match the request if its body is a form."""
         match, child = super().matches(scope)
         return (match, child) if match is Match.FULL and is_form(scope) else (Match.NONE, {})
 
@@ -35,41 +35,41 @@ class FormRoute(APIRoute):
 router = APIRouter(route_class=FormRoute)
 
 
-@router.post("/v1/documents", include_in_schema=False)  # it stands beside the JSON body of documents.py
+@router.post("/v1/documents", include_in_schema=False)  # documents.py describes it next to its JSON body
 async def upload_documents(
     files: list[UploadFile],
     request: Request,
-    worker: EngineThreadDep,
+    engine_thread: EngineThreadDep,
     tenant: TenantDep,
     collection: Annotated[Name, Form()] = "default",
     metadata: Annotated[MetadataText | None, Form()] = None,
     wait: Wait = False,
 ) -> Response:
-    """Queue the documents of files as a job. A file that cannot be read fails alone in it."""
+    """Queue the documents of files as a job. A file that cannot be read fails alone."""
     inside = tenant.inside(collection)
-    said = cast("Mapping[str, Any]", metadata or {})
-    items = await anyio.to_thread.run_sync(
-        _read_all, files, said, inside, worker.catalog_service, limiter=worker.catalog_service.parsing
-    )
-    job_id = await sent.queue(items, inside, worker)
+    attributes = cast("Mapping[str, Any]", metadata or {})
+    service = engine_thread.catalog_service
+    items = await anyio.to_thread.run_sync(_parse_all, files, attributes, inside, service, limiter=service.parsing)
+    job_id = await job_responses.enqueue(items, inside, engine_thread)
     if not wait:
-        return sent.accepted(job_id)
-    job = await sent.outcome(job_id, worker, request)
-    return JSONResponse(sent.shown(job, tenant)) if job else sent.gone()
+        return job_responses.accepted(job_id)
+    job = await job_responses.wait_for_job(job_id, engine_thread, request)
+    return JSONResponse(job_responses.to_content(job, tenant)) if job else job_responses.client_closed()
 
 
-def _read_all(
-    files: Sequence[UploadFile], metadata: Mapping[str, Any], collection: str, holdings: CatalogService
+def _parse_all(
+    files: Sequence[UploadFile], metadata: Mapping[str, Any], collection: str, service: CatalogService
 ) -> list[Document | Rejected]:
-    """The documents of all files, in order; an id that comes twice is rejected the second time.
+    """Return the documents of all files in order. The second use of an id is rejected.
 
-    Raises InputError when there are too many.
+    Raises:
+        InputError: There are more documents than one request may hold.
     """
     items: list[Document | Rejected] = []
     seen: dict[str, str] = {}
     for file in files:
         name = file.filename or ""
-        for item in _read(file, name, collection, holdings):
+        for item in _parse(file, name, collection, service):
             if len(items) == MAX_DOCUMENTS:
                 raise InputError(f"a request may hold {MAX_DOCUMENTS} documents, these files hold more; send several")
             if isinstance(item, Rejected):
@@ -83,11 +83,11 @@ def _read_all(
     return items
 
 
-def _read(file: UploadFile, name: str, collection: str, holdings: CatalogService) -> Iterator[Document | Rejected]:
-    limit = holdings.max_document_bytes
+def _parse(file: UploadFile, name: str, collection: str, service: CatalogService) -> Iterator[Document | Rejected]:
+    limit = service.max_document_bytes
     data = file.file.read(limit + 1)
     if len(data) > limit:
         size = f"{file.size or len(data)} bytes"
         yield Rejected(name, TooLarge(f"{name} has {size}, the limit is {limit} (max_document_bytes)"))
     else:
-        yield from read(data, name, limit, collection, holdings.allowed)
+        yield from read(data, name, limit, collection, service.allowed)

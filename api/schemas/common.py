@@ -1,6 +1,6 @@
-"""What the HTTP edge accepts: unknown fields and wrong types are refused, every size has a bound.
+"""Request bodies of the HTTP API. Unknown fields and wrong types are refused, and every size is limited.
 
-Responses are the report contract (ragkv/report.py) and the job (ingest/jobs.py) themselves.
+Most responses are the dataclasses of the report (ragkv/report.py) and of the job (ingest/jobs.py).
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from pydantic import (
 
 from ingest.loader import MAX_NAME
 from ragkv.catalog.attributes import MAX_KEYS, MAX_VALUES
+from ragkv.types import AskOptions
 
-MAX_QUESTION_CHARS = 200_000  # far above any token limit, so that the engine can answer with token counts
+MAX_QUESTION_CHARS = 200_000  # far above any token limit, so that the engine's error can state token counts
 MAX_DOCUMENTS = 1000
 MAX_METADATA_KEYS = 16
 MAX_METADATA_BYTES = 16 * 1024
 
 
-def _unicode(text: str) -> str:
-    # JSON may spell half a surrogate pair; such a string has no UTF-8 form, so no store could keep it.
+def check_unicode(text: str) -> str:
+    """Return the text. Raise ValueError if it has no UTF-8 form.
+
+    JSON can escape half of a surrogate pair. No store could keep such a string.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -38,59 +42,62 @@ def _unicode(text: str) -> str:
     return text
 
 
-def clean(text: str) -> str:
-    """`text`, if it can be kept anywhere."""
+def check_storable(text: str) -> str:
+    """Return the text. Raise ValueError if some store could not keep it."""
     if "\0" in text:
         raise ValueError("must not contain NUL characters")
-    return _unicode(text)
+    return check_unicode(text)
 
 
-def _printable(name: str) -> str:
+def _check_printable(name: str) -> str:
     if not name.strip() or not name.isprintable():
         raise ValueError("must be printable and not blank")
     return name
 
 
-def _small(metadata: dict[str, Any]) -> dict[str, Any]:
-    size = len(_unicode(json.dumps(metadata, ensure_ascii=False, allow_nan=False)).encode())
+def _check_size(metadata: dict[str, Any]) -> dict[str, Any]:
+    size = len(check_unicode(json.dumps(metadata, ensure_ascii=False, allow_nan=False)).encode())
     if size > MAX_METADATA_BYTES:
         raise ValueError(f"must not be larger than {MAX_METADATA_BYTES} bytes of JSON, is {size}")
     return metadata
 
 
-Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_printable)]
-Metadata = Annotated[dict[str, JsonValue], Field(max_length=MAX_METADATA_KEYS), AfterValidator(_small)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_check_printable)]
+Metadata = Annotated[dict[str, JsonValue], Field(max_length=MAX_METADATA_KEYS), AfterValidator(_check_size)]
 Scalar = Annotated[str, Field(max_length=512)] | bool | int | float | None
 Filter = Annotated[
     dict[str, Scalar | Annotated[list[Scalar], Field(min_length=1, max_length=MAX_VALUES)]],
     Field(
         max_length=MAX_KEYS,
-        description="What the metadata of a document has to say: all keys, each by its value or one of its values. An "
-        "attribute that is a list says each of its elements.",
+        description="Conditions on the metadata of documents. A document matches if every key has the given value, or "
+        "one of the given values. An attribute that is a list has each of its elements as a value.",
         examples=[{"kind": "report", "year": [2023, 2024]}],
     ),
-    AfterValidator(_small),
+    AfterValidator(_check_size),
 ]
-Edge = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+"""Configuration of request bodies."""
+DESCRIBED = ConfigDict(use_attribute_docstrings=True)
+"""Configuration of models whose fields are described by the string below each of them."""
 
 
-def _read_as(kind: Any) -> AfterValidator:
-    """JSON in the text of a query or a form, checked as if it stood in a body."""
+def _parse_json(kind: Any) -> AfterValidator:
+    """Validate JSON in a query parameter or form field like JSON in a body."""
     adapter = TypeAdapter[Any](kind, config=ConfigDict(strict=True, allow_inf_nan=False))
 
-    def read(text: str) -> Any:
+    def parse(text: str) -> Any:
         try:
             return adapter.validate_json(text)
         except ValidationError as error:
-            faults = (f"{'.'.join(map(str, each['loc']))} {each['msg']}".strip() for each in error.errors()[:3])
-            raise ValueError("; ".join(faults)) from None
+            messages = (f"{'.'.join(map(str, each['loc']))} {each['msg']}".strip() for each in error.errors()[:3])
+            raise ValueError("; ".join(messages)) from None
 
-    return AfterValidator(read)
+    return AfterValidator(parse)
 
 
-FilterText = Annotated[str, _read_as(Filter)]
-MetadataText = Annotated[str, _read_as(Metadata)]
-"""The two as JSON texts; they come out as what they say, which their type cannot tell."""
+FilterText = Annotated[str, _parse_json(Filter)]
+MetadataText = Annotated[str, _parse_json(Metadata)]
+"""Filter and metadata as JSON text. Validation returns the parsed value, which the type does not show."""
 
 
 _DOCUMENT: dict[str, JsonValue] = {
@@ -103,13 +110,13 @@ _DOCUMENT: dict[str, JsonValue] = {
 
 
 class DocumentIn(BaseModel):
-    """One document. Its text is judged when the job runs: an empty one fails alone and holds nothing up."""
+    """One document. Its text is checked when the job runs, so that an empty document fails alone."""
 
-    model_config = Edge | ConfigDict(json_schema_extra={"examples": [_DOCUMENT]})
+    model_config = STRICT | ConfigDict(json_schema_extra={"examples": [_DOCUMENT]})
 
     id: Name
-    text: Annotated[str, AfterValidator(_unicode)]
-    title: Annotated[str, Field(max_length=512), AfterValidator(clean)] = ""
+    text: Annotated[str, AfterValidator(check_unicode)]
+    title: Annotated[str, Field(max_length=512), AfterValidator(check_storable)] = ""
     metadata: Metadata = Field(default_factory=dict)
     collection: Name = "default"
 
@@ -117,28 +124,28 @@ class DocumentIn(BaseModel):
 class DocumentsIn(BaseModel):
     """Several documents, ingested in order as one job."""
 
-    model_config = Edge | ConfigDict(json_schema_extra={"examples": [{"documents": [_DOCUMENT]}]})
+    model_config = STRICT | ConfigDict(json_schema_extra={"examples": [{"documents": [_DOCUMENT]}]})
 
     documents: Annotated[list[DocumentIn], Field(min_length=1, max_length=MAX_DOCUMENTS)]
 
 
-def _form(body: Any) -> str:
+def _tag(body: Any) -> str:
     several = isinstance(body, DocumentsIn) or (isinstance(body, dict) and "documents" in body)
     return "documents" if several else "document"
 
 
 Documents = Annotated[
     Annotated[DocumentIn, Tag("document")] | Annotated[DocumentsIn, Tag("documents")],
-    Discriminator(_form),
+    Discriminator(_tag),
 ]
 
 
 class QuestionIn(BaseModel):
-    """A question. Whatever is left out takes the service's settings."""
+    """A question. A field that is left out takes the value from the settings of the service."""
 
-    model_config = Edge
+    model_config = STRICT
 
-    question: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_CHARS), AfterValidator(clean)]
+    question: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_CHARS), AfterValidator(check_storable)]
     collection: Name = "default"
     conversation_id: Name | None = None
     top_k: Annotated[int | None, Field(ge=1, le=64)] = None
@@ -149,23 +156,44 @@ class QuestionIn(BaseModel):
     max_tokens: Annotated[int | None, Field(ge=1, le=4096)] = None
     stream: Annotated[bool, Field(description="Answer as server-sent events.")] = False
     deadline_s: Annotated[
-        float | None, Field(gt=0, le=86_400, description="Seconds the answer may take; the service's limit holds, too.")
+        float | None,
+        Field(gt=0, le=86_400, description="Seconds the answer may take. The limit of the service applies as well."),
     ] = None
+
+    def options(self, collection: str) -> AskOptions:
+        """Convert to AskOptions.
+
+        Args:
+            collection: Name of the collection in the catalogue.
+        """
+        return AskOptions(
+            collection=collection,
+            conversation=self.conversation_id,
+            top_k=self.top_k,
+            filter=self.filter,
+            method=self.method,
+            prefill=self.prefill,
+            decode=self.decode,
+            max_tokens=self.max_tokens,
+        )
 
 
 class TurnOut(BaseModel):
-    """A turn of a conversation. chunks: ids of those that came with the question; a deleted document's stay named ·
-    created: Unix seconds."""
+    """A turn of a conversation."""
+
+    model_config = DESCRIBED
 
     question: str
     answer: str
     method: str
     chunks: list[str]
+    """Ids of the chunks that were added with the question, including those of deleted documents."""
     created: float
+    """Unix seconds."""
 
 
 class ConversationOut(BaseModel):
-    """A conversation, its turns in order."""
+    """A conversation with its turns in order."""
 
     conversation_id: str
     collection: str
@@ -173,36 +201,46 @@ class ConversationOut(BaseModel):
 
 
 class HealthCheck(BaseModel):
-    """One thing the service stands on. status: ok · degraded: answers take longer, or some are refused · failed."""
+    """State of one thing that the service depends on."""
+
+    model_config = DESCRIBED
 
     status: str
+    """`ok`, `degraded` (answers take longer, or some are refused) or `failed`."""
     detail: str = ""
 
 
 class Readiness(BaseModel):
-    """Whether the service can answer questions now. status: ready or not_ready · queue: requests that wait, places for
-    them, answers being decoded; since the start: questions given up, not answered in time, and refused for want of a
-    place or of a key."""
+    """Whether the service can answer questions now."""
+
+    model_config = DESCRIBED
 
     status: str
+    """`ready` or `not_ready`."""
     checks: dict[str, HealthCheck]
     queue: dict[str, int]
+    """Requests that wait, places in the queue and answers being decoded. Since the start: questions cancelled,
+    questions expired, and requests refused because the queue was full or the API key was not valid."""
 
 
 class Queued(BaseModel):
-    """The job that was made."""
+    """The job that was queued."""
 
     job_id: str
 
 
 class Problem(BaseModel):
-    """RFC 9457 problem details. code: a stable word for programs · request_id: as in the header `X-Request-ID` ·
-    errors: of validation, {"at", "message"}."""
+    """RFC 9457 problem details."""
+
+    model_config = DESCRIBED
 
     type: str
     title: str
     status: int
     detail: str
     code: str
+    """A stable word for programs."""
     request_id: str = ""
+    """As in the header `X-Request-ID`."""
     errors: list[dict[str, str]] = []
+    """Validation errors: {"at", "message"}."""

@@ -1,4 +1,4 @@
-"""Documents, jobs and collections as the edge sees them."""
+"""Bodies of the HTTP API about documents, jobs and collections, and the conversion to them."""
 
 from __future__ import annotations
 
@@ -7,34 +7,40 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
 from api.runtime.tenants import Tenant
-from api.schemas.common import Edge, Metadata, _unicode, clean
+from api.schemas.common import DESCRIBED, STRICT, Metadata, check_storable, check_unicode
 from ingest.jobs import IngestJob
 from ragkv.catalog import CollectionInfo, DocumentInfo
 
 
 class Content(BaseModel):
-    """What a document says. title: its id where there is none."""
+    """The content of a document."""
 
-    model_config = Edge | ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "text": "Calloway Yard was founded by Edda Calloway.",
-                    "title": "Calloway Yard",
-                    "metadata": {"year": 1911},
-                }
-            ]
-        }
+    model_config = (
+        STRICT
+        | DESCRIBED
+        | ConfigDict(
+            json_schema_extra={
+                "examples": [
+                    {
+                        "text": "Calloway Yard was founded by Edda Calloway.",
+                        "title": "Calloway Yard",
+                        "metadata": {"year": 1911},
+                    }
+                ]
+            }
+        )
     )
 
-    text: Annotated[str, AfterValidator(_unicode)]
-    title: Annotated[str, Field(max_length=512), AfterValidator(clean)] = ""
+    text: Annotated[str, AfterValidator(check_unicode)]
+    title: Annotated[str, Field(max_length=512), AfterValidator(check_storable)] = ""
+    """The id is used if the title is empty."""
     metadata: Metadata = Field(default_factory=dict)
 
 
 class ListedDocument(BaseModel):
-    """A document that answers are given from. chunks, tokens: what it was read as · kv_bytes: of its KV, as the model
-    computes it · hash: of title, text and metadata; another one for another version · times: Unix seconds."""
+    """A document that is ingested."""
+
+    model_config = DESCRIBED
 
     id: str
     collection: str
@@ -42,34 +48,47 @@ class ListedDocument(BaseModel):
     metadata: dict[str, JsonValue]
     chunks: int
     tokens: int
+    """Tokens of all its chunks."""
     kv_bytes: int
+    """Bytes of its KV as the model computes it."""
     hash: str
+    """Hash of title, text and metadata. Each version has its own."""
     created: float
+    """Unix seconds."""
     updated: float
+    """Unix seconds."""
 
 
 class ShownDocument(ListedDocument):
-    """bytes: of its text, in UTF-8 · text: only where it was asked for."""
+    """A document with its size and, if requested, its text."""
 
     bytes: int
+    """Size of the text in UTF-8."""
     text: str | None = None
+    """Present if it was requested."""
 
 
 class DocumentPage(BaseModel):
-    """Documents by id. after: what to ask with for the next ones; null where these are the last."""
+    """Documents by id."""
+
+    model_config = DESCRIBED
 
     documents: list[ListedDocument]
     after: str | None
+    """Value of the parameter `after` for the next page; null on the last page."""
 
 
 class ShownCollection(BaseModel):
-    """How much a collection holds. kv_bytes: of its KV, as the model computes it, whatever is stored of that."""
+    """Size of a collection."""
+
+    model_config = DESCRIBED
 
     name: str
     documents: int
     chunks: int
     tokens: int
     kv_bytes: int
+    """Bytes of its KV as the model computes it, whether or not the KV is stored."""
 
 
 class Collections(BaseModel):
@@ -93,19 +112,25 @@ UPLOAD_FORM: dict[str, Any] = {
                 "type": "array",
                 "minItems": 1,
                 "items": {"type": "string", "contentMediaType": "application/octet-stream"},
-                "description": "The files. A file's name says its format and becomes the document's id.",
+                "description": "The files. The name of a file determines its format and becomes the document's id.",
             },
             "collection": {"type": "string", "default": "default"},
-            "metadata": {"type": "object", "description": "JSON; goes to every document of the files."},
+            "metadata": {"type": "object", "description": "JSON; added to every document of the files."},
         },
     },
     "example": {"files": ["notes.md"], "collection": "default", "metadata": {"kind": "notes"}},
 }
-"""The other body that `POST /v1/documents` takes, as OpenAPI."""
+"""The multipart form of `POST /v1/documents`, as OpenAPI."""
 
 
-def listed(info: DocumentInfo, tenant: Tenant, token_bytes: int) -> dict[str, Any]:
-    """A ListedDocument. token_bytes: of KV of one token."""
+def to_listed_document(info: DocumentInfo, tenant: Tenant, token_bytes: int) -> dict[str, Any]:
+    """Convert to ListedDocument.
+
+    Args:
+        info: The document in the catalogue.
+        tenant: Sees the collection under its own name.
+        token_bytes: Bytes of the KV of one token.
+    """
     return {
         "id": info.id,
         "collection": tenant.outside(info.collection),
@@ -120,8 +145,14 @@ def listed(info: DocumentInfo, tenant: Tenant, token_bytes: int) -> dict[str, An
     }
 
 
-def summed(info: CollectionInfo, tenant: Tenant, token_bytes: int) -> dict[str, Any]:
-    """A ShownCollection. token_bytes: of KV of one token."""
+def to_shown_collection(info: CollectionInfo, tenant: Tenant, token_bytes: int) -> dict[str, Any]:
+    """Convert to ShownCollection.
+
+    Args:
+        info: The collection in the catalogue.
+        tenant: Sees the collection under its own name.
+        token_bytes: Bytes of the KV of one token.
+    """
     return {
         "name": tenant.outside(info.name),
         "documents": info.documents,

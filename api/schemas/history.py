@@ -1,4 +1,4 @@
-"""Remembered answers as the edge shows them: a line in a list, whole, and the map of what they were read from."""
+"""Bodies of the HTTP API about recorded answers: the summary in a list, the answer, and the map of its blocks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from api.runtime.answer_history import RecordedAnswer
 from api.runtime.tenants import Tenant
-from ragkv.engine.kv_map import ChunkKVMap
+from api.schemas.common import DESCRIBED
+from ragkv.engine.kv_map import ChunkMap
 from ragkv.report import Citation, Ratios, Report
 
 QUESTION_CHARS = 200
-"""Of a question in a list."""
+"""Characters of a question that a list shows."""
 
-_BRIEF: dict[str, JsonValue] = {
+_SUMMARY: dict[str, JsonValue] = {
     "id": "4bf92f3577b34da6a3ce929d0e0e4736",
     "when": 1767225600.5,
     "question": "Who built the harbour of Tarn?",
@@ -42,36 +43,49 @@ _CHUNK: dict[str, JsonValue] = {
 
 
 class AnswerSummaryOut(BaseModel):
-    """An answer in a list. id: of its request · when: Unix seconds · question: its first 200 characters · ttft, total:
-    milliseconds · full_ms: to the first token, as full recompute is estimated to take; 0: unknown."""
+    """An answer in a list."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_BRIEF]})
+    model_config = DESCRIBED | ConfigDict(json_schema_extra={"examples": [_SUMMARY]})
 
     id: str
+    """Id of the request."""
     when: float
+    """Unix seconds."""
     question: str
+    """The first 200 characters."""
     collection: str
     method: str
     ratios: Ratios
     ttft: float
+    """Milliseconds."""
     total: float
+    """Milliseconds."""
     full_ms: float
+    """Estimated milliseconds to the first token with full recompute; 0 if unknown."""
 
 
 class AnswerSummariesOut(BaseModel):
-    """Answers, newest first. before: what to ask with for the next ones; null where these are the last."""
+    """Answers, newest first."""
+
+    model_config = DESCRIBED
 
     answers: list[AnswerSummaryOut]
     before: float | None
+    """Value of the parameter `before` for the next page; null on the last page."""
 
 
 class AnswerOut(BaseModel):
-    """An answer as it was given, and of which request, when, and in which collection."""
+    """A recorded answer."""
+
+    model_config = DESCRIBED
 
     id: str
+    """Id of the request."""
     when: float
+    """Unix seconds."""
     collection: str
     full_ms: float
+    """Estimated milliseconds to the first token with full recompute; 0 if unknown."""
     question: str
     answer: str
     citations: list[Citation]
@@ -79,72 +93,81 @@ class AnswerOut(BaseModel):
 
 
 class ChunkMapOut(BaseModel):
-    """What an answer read of one chunk. citation: its number among the answer's citations, from 1; null where it is of
-    an earlier turn · states: per layer a letter for each block: k kept, r recomputed, p pulled back while the answer
-    was decoded, d dropped · recomputed: per layer the share of each block's tokens that was computed again; left out
-    where none was · texts: of the blocks, together the chunk's piece of the prompt; null where it is not there any more
-    · holds_answer: blocks in which the answer, or a part of one that runs across several, stands."""
+    """The blocks of one chunk that an answer was read from."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_CHUNK]})
+    model_config = DESCRIBED | ConfigDict(json_schema_extra={"examples": [_CHUNK]})
 
     chunk_id: str
     document_id: str
     title: str
     citation: int | None
+    """Number among the citations of the answer, from 1; null if the chunk is of an earlier turn."""
     tokens: int
     states: list[str]
+    """One string per layer, one letter per block: k kept, r recomputed, p pulled in during decode, d dropped."""
     recomputed: list[list[float]] | None = None
+    """Per layer the share of each block's tokens that was recomputed. Left out if there is none."""
     texts: list[str] | None
+    """Text of each block; together they are the chunk's part of the prompt. Null if the chunk no longer exists."""
     holds_answer: list[int]
+    """Blocks that contain the answer, or a part of it if it spans several blocks."""
 
 
 class AnswerMapOut(BaseModel):
-    """What an answer was read from, in prompt order. block: tokens of a block."""
+    """The blocks that an answer was read from, in prompt order."""
+
+    model_config = DESCRIBED
 
     block: int
+    """Tokens of a block."""
     layers: int
     chunks: list[ChunkMapOut]
 
 
-def brief(answered: RecordedAnswer, tenant: Tenant) -> dict[str, Any]:
-    """A Brief."""
-    report = answered.answer.report
+def to_answer_summary(recorded: RecordedAnswer, tenant: Tenant) -> dict[str, Any]:
+    """Convert to AnswerSummaryOut."""
+    report = recorded.answer.report
     return {
-        "id": answered.id,
-        "when": answered.when,
-        "question": answered.answer.question[:QUESTION_CHARS],
-        "collection": tenant.outside(answered.collection),
+        "id": recorded.id,
+        "when": recorded.when,
+        "question": recorded.answer.question[:QUESTION_CHARS],
+        "collection": tenant.outside(recorded.collection),
         "method": report.method,
         "ratios": dataclasses.asdict(report.ratios),
         "ttft": report.timings_ms.ttft,
         "total": report.timings_ms.total,
-        "full_ms": answered.full_ms,
+        "full_ms": recorded.full_ms,
     }
 
 
-def recalled(answered: RecordedAnswer, tenant: Tenant) -> dict[str, Any]:
-    """A Recalled."""
-    about = {
-        "id": answered.id,
-        "when": answered.when,
-        "collection": tenant.outside(answered.collection),
-        "full_ms": answered.full_ms,
+def to_answer(recorded: RecordedAnswer, tenant: Tenant) -> dict[str, Any]:
+    """Convert to AnswerOut."""
+    head = {
+        "id": recorded.id,
+        "when": recorded.when,
+        "collection": tenant.outside(recorded.collection),
+        "full_ms": recorded.full_ms,
     }
-    return about | dataclasses.asdict(answered.answer)
+    return head | dataclasses.asdict(recorded.answer)
 
 
-def drawn(answered: RecordedAnswer, texts: Sequence[list[str] | None]) -> dict[str, Any]:
-    """An AnswerMap. texts: of the blocks of each chunk."""
-    numbers = {cited.chunk_id: number for number, cited in enumerate(answered.answer.citations, start=1)}
+def to_answer_map(recorded: RecordedAnswer, texts: Sequence[list[str] | None]) -> dict[str, Any]:
+    """Convert to AnswerMapOut.
+
+    Args:
+        recorded: The answer.
+        texts: Texts of the blocks of each chunk; None for a chunk that no longer exists.
+    """
+    numbers = {citation.chunk_id: number for number, citation in enumerate(recorded.answer.citations, start=1)}
     chunks = [
-        _chunk(chunk, numbers.get(chunk.chunk_id), said, answered.answer.answer)
-        for chunk, said in zip(answered.map.chunks, texts, strict=True)
+        _chunk(chunk, numbers.get(chunk.chunk_id), blocks, recorded.answer.answer)
+        for chunk, blocks in zip(recorded.map.chunks, texts, strict=True)
     ]
-    return {"block": answered.map.block, "layers": answered.map.layers, "chunks": chunks}
+    return {"block": recorded.map.block, "layers": recorded.map.layers, "chunks": chunks}
 
 
-def _chunk(chunk: ChunkKVMap, citation: int | None, texts: list[str] | None, answer: str) -> dict[str, Any]:
-    shown: dict[str, Any] = {
+def _chunk(chunk: ChunkMap, citation: int | None, texts: list[str] | None, answer: str) -> dict[str, Any]:
+    content: dict[str, Any] = {
         "chunk_id": chunk.chunk_id,
         "document_id": chunk.document_id,
         "title": chunk.title,
@@ -152,24 +175,24 @@ def _chunk(chunk: ChunkKVMap, citation: int | None, texts: list[str] | None, ans
         "tokens": chunk.tokens,
         "states": chunk.states,
         "texts": texts,
-        "holds_answer": holding(texts or [], answer),
+        "holds_answer": blocks_with_answer(texts or [], answer),
     }
     if any("r" in layer for layer in chunk.states):
-        shown["recomputed"] = [[round(share, 4) for share in layer] for layer in chunk.shares]
-    return shown
+        content["recomputed"] = [[round(share, 4) for share in layer] for layer in chunk.shares]
+    return content
 
 
-def holding(texts: Sequence[str], answer: str) -> list[int]:
-    """Numbers of the blocks in which the answer stands, whole or in part, as words of their own, in any case."""
+def blocks_with_answer(texts: Sequence[str], answer: str) -> list[int]:
+    """Return the numbers of the blocks that contain the answer or a part of it, as whole words, ignoring case."""
     words = answer.strip(" \t\n.,;:!?\"'").split()
     if not words:
         return []
     pattern = re.compile(r"(?<!\w)" + r"\s+".join(map(re.escape, words)) + r"(?!\w)", re.IGNORECASE)
-    spans = [found.span() for found in pattern.finditer("".join(texts))]
-    holds, start = list[int](), 0
+    spans = [match.span() for match in pattern.finditer("".join(texts))]
+    numbers, start = list[int](), 0
     for number, text in enumerate(texts):
         end = start + len(text)
         if any(first < end and start < last for first, last in spans):
-            holds.append(number)
+            numbers.append(number)
         start = end
-    return holds
+    return numbers

@@ -1,7 +1,7 @@
-"""What the OpenAI-compatible routes accept and answer.
+"""Bodies of the OpenAI-compatible routes.
 
-Fields of OpenAI's that would change the answer and that we do not have are refused, unless they say what is so anyway
-(`n: 1`, `logprobs: false`). All others are let pass, as OpenAI's own servers let pass what they have no use for.
+OpenAI's parameters that would change the answer and are not supported are refused, unless their value asks for what
+happens anyway (`n: 1`, `logprobs: false`). All other unknown parameters are ignored, as OpenAI's own servers do.
 """
 
 from __future__ import annotations
@@ -10,72 +10,74 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from api.schemas.common import MAX_QUESTION_CHARS, Edge, Filter, Name, clean
+from api.schemas.common import DESCRIBED, MAX_QUESTION_CHARS, STRICT, Filter, Name, check_storable
 from ragkv.report import Citation, Report
 
 MAX_MESSAGES = 1000
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 
-Loose = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False)
+LENIENT = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
-Nothing = Annotated[list[Any], Field(max_length=0)]
+Empty = Annotated[list[Any], Field(max_length=0)]
 Zero = Annotated[float, Field(ge=0, le=0)]
-Text = Annotated[str, Field(max_length=MAX_QUESTION_CHARS), AfterValidator(clean)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS), AfterValidator(clean)]
+Text = Annotated[str, Field(max_length=MAX_QUESTION_CHARS), AfterValidator(check_storable)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS), AfterValidator(check_storable)]
 
 
 class Part(BaseModel):
-    """A piece of a message."""
+    """A part of a message."""
 
-    model_config = Loose
+    model_config = LENIENT
 
     type: Literal["text"]
     text: Text
 
 
 class Message(BaseModel):
-    """A message. content: a text, or its pieces; an assistant's may be null."""
+    """A message."""
 
-    model_config = Loose
+    model_config = LENIENT
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[Part], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    """A text or its parts. Only an assistant's message may have null."""
 
     @model_validator(mode="after")
-    def _said(self) -> Message:
+    def _require_content(self) -> Message:
         if self.content is None and self.role != "assistant":
             raise ValueError(f"a {self.role} message needs content")
         return self
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
         return self.content or ""
 
 
 class StreamOptions(BaseModel):
-    """include_usage: one more chunk at the end, with `usage` and no choices."""
+    """Options of a stream."""
 
-    model_config = Loose
+    model_config = LENIENT
 
     include_usage: bool = False
+    """Add a last chunk with `usage` and no choices."""
 
 
 class PlainText(BaseModel):
-    """The only response format there is."""
+    """The only supported response format."""
 
-    model_config = Loose
+    model_config = LENIENT
 
     type: Literal["text"]
 
 
 class Extension(BaseModel):
-    """What OpenAI's API has no place for; see `POST /v1/answers`."""
+    """Parameters of this service that OpenAI's API does not have; see `POST /v1/answers`."""
 
-    model_config = Edge
+    model_config = STRICT
 
     collection: Name = "default"
     top_k: Annotated[int | None, Field(ge=1, le=64)] = None
@@ -87,11 +89,12 @@ class Extension(BaseModel):
 
 
 class Chat(BaseModel):
-    """A request. model: the name of the loaded model, or NAME:METHOD."""
+    """A chat request."""
 
-    model_config = Loose
+    model_config = LENIENT
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
+    """Name of the loaded model, or NAME:METHOD."""
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -104,9 +107,9 @@ class Chat(BaseModel):
     user: str | None = None
     n: Literal[1] | None = None
     logprobs: Literal[False] | None = None
-    tools: Nothing | None = None
+    tools: Empty | None = None
     tool_choice: Literal["none", "auto"] | None = None
-    functions: Nothing | None = None
+    functions: Empty | None = None
     function_call: Literal["none", "auto"] | None = None
     response_format: PlainText | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
@@ -118,29 +121,35 @@ class Chat(BaseModel):
     ragkv: Extension = Extension()
 
     @model_validator(mode="after")
-    def _a_question(self) -> Chat:
+    def _require_question(self) -> Chat:
         if self.messages[-1].role != "user" or not self.messages[-1].text.strip():
             raise ValueError("messages: the last one must be the user's question")
         return self
 
 
 class PromptDetails(BaseModel):
-    """cached_tokens: of the prompt, those of chunks whose stored KV was there and that were not computed again."""
+    """Details about the tokens of the prompt."""
+
+    model_config = DESCRIBED
 
     cached_tokens: int
+    """Tokens of chunks whose stored KV was used and not recomputed."""
 
 
 class Usage(BaseModel):
-    """prompt_tokens: of the retrieved chunks and the question."""
+    """Token counts."""
+
+    model_config = DESCRIBED
 
     prompt_tokens: int
+    """Tokens of the retrieved chunks and the question."""
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
 
 
 class Reply(BaseModel):
-    """What was said."""
+    """The message of the assistant."""
 
     role: Literal["assistant"] = "assistant"
     content: str
@@ -148,23 +157,26 @@ class Reply(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """The only one there is. finish_reason: `length` where the answer might go on."""
+    """The only choice of a response."""
+
+    model_config = DESCRIBED
 
     index: Literal[0] = 0
     message: Reply
     logprobs: None = None
     finish_reason: Literal["stop", "length"]
+    """`length` if the answer reached its longest length."""
 
 
 class Grounds(BaseModel):
-    """What the answer was read from, and what that took."""
+    """Citations and report of an answer."""
 
     citations: list[Citation]
     report: Report
 
 
-class Completion(BaseModel):
-    """An answer."""
+class ChatCompletion(BaseModel):
+    """A response that is not streamed."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -176,31 +188,38 @@ class Completion(BaseModel):
 
 
 class Model(BaseModel):
-    """A model, or a model and a method to ask it with. created: Unix seconds, when the service started."""
+    """The loaded model, alone or with a method."""
+
+    model_config = DESCRIBED
 
     id: str
     object: Literal["model"] = "model"
     created: int
+    """Unix seconds at the start of the service."""
     owned_by: Literal["ragkv"] = "ragkv"
 
 
 class Models(BaseModel):
-    """What may be named as `model`; a method's fields may follow it, as in NAME:epic:link=64."""
+    """Valid values of `model`. Fields of the method may follow it, as in NAME:epic:link=64."""
 
     object: Literal["list"] = "list"
     data: list[Model]
 
 
 class OpenAIFault(BaseModel):
-    """What went wrong. param: the field that is wrong, where it is one · code: as in the service's other errors."""
+    """An error."""
+
+    model_config = DESCRIBED
 
     message: str
     type: str
     param: str | None
+    """The invalid field, if there is one."""
     code: str
+    """As in the problem details of the other routes."""
 
 
 class OpenAIError(BaseModel):
-    """An error, as OpenAI's routes tell it."""
+    """The error response of the OpenAI-compatible routes."""
 
     error: OpenAIFault

@@ -1,4 +1,4 @@
-"""One real service on a free port of 127.0.0.1, with the bundled model, for all tests of the API."""
+"""Fixtures of the API tests: a real service with the bundled model on a free port of 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from api.runtime.engine_thread import EngineThread
 from ragkv.config import Settings, load_settings
 
 LIMIT = 64 * 1024
-"""Bytes of the largest document; small, so that going over it is cheap."""
+"""Bytes of the largest document. It is small, so that exceeding it is cheap."""
 
 HARBOUR = {"id": "harbour", "text": "The harbour of Tarn was built in 1889 by Ada Brook.", "title": "Tarn"}
 BRIDGE = {"id": "bridge", "text": "The bridge of Mell was painted green by Otto Lindqvist in 1931.", "title": "Mell"}
@@ -29,7 +29,15 @@ BRIDGE = {"id": "bridge", "text": "The bridge of Mell was painted green by Otto 
 
 @dataclass(frozen=True)
 class Service:
-    """A running service."""
+    """A running service.
+
+    Attributes:
+        url: Address of the service.
+        port: Port of the service.
+        worker: Its engine thread.
+        client: HTTP client of the service.
+        app: The application.
+    """
 
     url: str
     port: int
@@ -38,11 +46,11 @@ class Service:
     app: FastAPI
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
-        """POST as JSON."""
+        """Send a POST with a JSON body."""
         return self.client.post(path, json=body, **options)
 
     def job(self, job_id: str) -> Any:
-        """The job, once it is finished, with all its documents."""
+        """Wait for a job and return it with all its documents."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             job = self.client.get(f"/v1/jobs/{job_id}?documents=all").json()
@@ -53,7 +61,7 @@ class Service:
 
 
 def settings(data: Path, **more: Any) -> Settings:
-    """Settings of a service under test. It keeps nothing in memory, so that every question meets the store."""
+    """Build the settings of a service under test. It has no host tier, so every question reads the store."""
     small = {
         "threads": 1,
         "chunk_tokens": 128,
@@ -67,7 +75,7 @@ def settings(data: Path, **more: Any) -> Settings:
 
 @contextmanager
 def serving(chosen: Settings, tracing: Tracing | None = None) -> Iterator[Service]:
-    """A service on a free port, with nothing in it."""
+    """Run an empty service on a free port."""
     app = create_app(chosen, tracing)
     config = uvicorn.Config(app, port=0, log_level="warning", lifespan="on", server_header=False, http="h11")
     server = uvicorn.Server(config)
@@ -78,7 +86,7 @@ def serving(chosen: Settings, tracing: Tracing | None = None) -> Iterator[Servic
     port = server.servers[0].sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     with httpx.Client(base_url=url, timeout=60) as client:
-        yield Service(url, port, app.state.worker, client, app)
+        yield Service(url, port, app.state.engine_thread, client, app)
     server.should_exit = True
     thread.join(30)
     assert not thread.is_alive()
@@ -86,7 +94,7 @@ def serving(chosen: Settings, tracing: Tracing | None = None) -> Iterator[Servic
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """The service, with two documents in collection `default`."""
+    """A service with two documents in collection `default`."""
     with serving(settings(tmp_path_factory.mktemp("service"))) as running:
         filled = running.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]})
         assert filled.json()["status"] == "completed"

@@ -1,4 +1,4 @@
-"""Reads server-sent events as a client does."""
+"""Client for server-sent events."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import httpx
 from tests.api.conftest import Service
 
 Events = Iterator[tuple[str, Any]]
-"""(event, data); a comment is ("", its text)."""
+"""Pairs (event, data); a comment is ("", text)."""
 
 
 def events_of(response: httpx.Response) -> Events:
-    """The events of a response, as they come."""
+    """Yield the events of a response as they arrive."""
     name, data = "message", []
     for line in response.iter_lines():
         if line.startswith(":"):
@@ -32,7 +32,7 @@ def events_of(response: httpx.Response) -> Events:
 
 @contextmanager
 def streamed(service: Service, question: str, **more: Any) -> Iterator[tuple[httpx.Response, Events]]:
-    """A streamed answer."""
+    """Ask a question and stream the answer."""
     body = {"question": question, "stream": True, **more}
     with service.client.stream("POST", "/v1/answers", json=body) as response:
         yield response, events_of(response)

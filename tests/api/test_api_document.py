@@ -1,4 +1,4 @@
-"""docs/api.md: every route and every error is in it, and its examples work in the order in which they stand."""
+"""docs/api.md documents every route and error, and its examples work in order."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def page(root: Path) -> str:
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service of its own: the examples add and remove what others would miss."""
+    """A separate service, because the examples add and remove documents."""
     with serving(settings(tmp_path_factory.mktemp("fresh"))) as running:
         yield running
 
 
-def test_every_route_is_named(fresh: Service, page: str) -> None:
+def test_every_route_is_documented(fresh: Service, page: str) -> None:
     paths = fresh.client.get("/openapi.json").json()["paths"]
     assert len(paths) > 10
     missing = [path for path in paths if f" {path}`" not in page]
@@ -39,12 +39,12 @@ def test_every_route_is_named(fresh: Service, page: str) -> None:
     for path, methods in paths.items():
         for method in methods:
             verb = method.upper()
-            said = f"`{verb} {path}`" in page or (verb in ("DELETE", "PUT") and f"`{verb}`" in page)
-            assert said, f"{verb} {path}"
+            documented = f"`{verb} {path}`" in page or (verb in ("DELETE", "PUT") and f"`{verb}`" in page)
+            assert documented, f"{verb} {path}"
 
 
 def faults(module: Path) -> set[tuple[int, str]]:
-    """Status and code of all Fault(status, detail, code) that a module writes out."""
+    """Return status and code of every literal Fault(status, detail, code) of a module."""
     found = set()
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Fault" and len(node.args) > 2:
@@ -56,15 +56,15 @@ def faults(module: Path) -> set[tuple[int, str]]:
 
 
 def test_every_error_is_in_the_table(root: Path, page: str) -> None:
-    known = {(status, code) for _, status, code in errors._STATUS}
-    for name in ("errors", "gate", "body_limit"):
-        known |= faults(root / "api" / f"{name}.py")
-    assert {(401, "no_api_key"), (409, "cancelled"), (503, "out_of_memory"), (500, "internal")} <= known
+    expected = {(status, code) for _, status, code in errors._STATUS}
+    for name in ("errors", "middleware/auth", "middleware/body_limit"):
+        expected |= faults(root / "api" / f"{name}.py")
+    assert {(401, "no_api_key"), (409, "cancelled"), (503, "out_of_memory"), (500, "internal")} <= expected
     table = {(int(status), code) for status, code in re.findall(r"^\| (\d+) \| `(\w+)` \|", page, re.M)}
-    assert table == known | {(405, "method_not_allowed")}
+    assert table == expected | {(405, "method_not_allowed")}
 
 
-def test_the_examples_work_as_they_stand(fresh: Service, page: str, tmp_path: Path) -> None:
+def test_the_examples_run_in_order(fresh: Service, page: str, tmp_path: Path) -> None:
     lines = [line.strip() for line in page.splitlines() if re.match(r"    (curl|printf) ", line)]
     assert len(lines) > 20
     job = ""
@@ -75,11 +75,11 @@ def test_the_examples_work_as_they_stand(fresh: Service, page: str, tmp_path: Pa
         assert done.returncode == 0, (line, done.stdout)
         if done.stdout.startswith('{"job_id"'):
             job = json.loads(done.stdout)["job_id"]
-        if "/events" in line:  # until it is read, nothing can be asked
+        if "/events" in line:  # later examples need the document to be ingested
             assert "event: done" in done.stdout
 
 
-def test_an_answer_has_the_parts_that_are_named(fresh: Service, page: str) -> None:
+def test_every_field_of_an_answer_is_documented(fresh: Service, page: str) -> None:
     fresh.post("/v1/documents?wait=true", {"id": "tarn", "text": "The harbour of Tarn was built in 1889 by Ada Brook."})
     answer: Any = fresh.post("/v1/answers", {"question": "Who built the harbour of Tarn?"}).json()
     for name in (*answer, *answer["report"]):
@@ -97,7 +97,7 @@ def test_the_python_example_runs_and_every_method_is_named(
     assert "ragkv.add(" not in str(client.__doc__)
 
 
-def test_a_body_that_announces_nothing_and_is_too_large_has_the_same_code(fresh: Service) -> None:
+def test_a_chunked_body_over_the_limit_has_the_same_error_code(fresh: Service) -> None:
     def endless() -> Iterator[bytes]:
         for _ in range(48):
             yield b" " * 2**16

@@ -1,4 +1,4 @@
-"""Bad input is the sender's fault and is told so: 4xx as problem details, never 5xx, and the service goes on."""
+"""Invalid input is answered with a 4xx and problem details, never a 5xx, and the service continues to work."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def check_problem(response: httpx.Response, status: int) -> Any:
         (ADD, {"documents": "x"}),
     ],
 )
-def test_what_the_contract_does_not_allow_is_refused(service: Service, path: str, body: Any) -> None:
+def test_bodies_outside_the_contract_are_refused(service: Service, path: str, body: Any) -> None:
     check_problem(service.post(path, body), 422)
 
 
@@ -113,29 +113,29 @@ def test_what_the_contract_does_not_allow_is_refused(service: Service, path: str
         pytest.param(b'{"question": ' + b"9" * 5000 + b"}", id="long number"),
     ],
 )
-def test_a_body_that_is_no_clean_json_is_refused(service: Service, path: str, body: bytes) -> None:
+def test_a_body_that_is_not_valid_json_is_refused(service: Service, path: str, body: bytes) -> None:
     check_problem(service.client.post(path, content=body, headers=JSON), 422)
 
 
-def test_a_body_must_call_itself_json(service: Service) -> None:
+def test_a_body_needs_the_json_content_type(service: Service) -> None:
     body = json.dumps({"question": "who?"}).encode()
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
         check_problem(service.client.post(ASK, content=body, headers={"content-type": kind}), 422)
 
 
-def test_a_question_of_ten_thousand_tokens_is_told_its_size_and_the_limit(service: Service) -> None:
+def test_a_too_long_question_is_refused_with_its_size_and_the_limit(service: Service) -> None:
     detail = check_problem(service.post(ASK, {"question": "who is it " * 3500}), 422)["detail"]
     counts = [int(number) for number in re.findall(r"\d+", detail)]
     assert 2048 in counts
     assert max(counts) > 10_000
 
 
-def test_a_refusal_does_not_repeat_what_was_sent(service: Service) -> None:
+def test_an_error_does_not_repeat_the_input(service: Service) -> None:
     secret = "correct-horse-battery"
     assert secret not in service.post(ASK, {"question": [secret], "top_k": secret}).text
 
 
-def test_an_announced_body_over_the_limit_is_refused_before_it_is_sent(service: Service) -> None:
+def test_a_content_length_over_the_limit_is_refused_before_the_body(service: Service) -> None:
     with socket.create_connection(("127.0.0.1", service.port), timeout=10) as line:
         size = LIMIT + 2**21
         head = f"POST {ADD} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
@@ -145,7 +145,7 @@ def test_an_announced_body_over_the_limit_is_refused_before_it_is_sent(service: 
     assert PROBLEM.encode() in answer
 
 
-def test_a_chunked_body_over_the_limit_is_refused_while_it_comes(service: Service) -> None:
+def test_a_chunked_body_over_the_limit_is_refused_while_it_arrives(service: Service) -> None:
     sent = 0
 
     def body() -> Iterator[bytes]:
@@ -195,7 +195,7 @@ def test_other_methods_and_paths_are_problems_too(service: Service) -> None:
         ("/openapi.json", "GET, HEAD"),
     ],
 )
-def test_a_refused_method_is_told_all_that_the_path_has(service: Service, path: str, allowed: str) -> None:
+def test_a_405_lists_all_methods_of_the_path(service: Service, path: str, allowed: str) -> None:
     refused = service.client.request("PATCH", path)
     assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
 
@@ -226,11 +226,11 @@ def test_no_json_value_breaks_the_service(service: Service, path: str, body: Any
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b'{"messages": "\\ud800"}'])
-def test_openais_route_tells_unreadable_bodies_in_its_own_way(service: Service, body: bytes) -> None:
+def test_the_openai_route_answers_unreadable_bodies_with_openai_errors(service: Service, body: bytes) -> None:
     refused = service.client.post(CHAT, content=body, headers=JSON)
     assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
-def test_after_all_this_the_service_still_answers(service: Service) -> None:
+def test_the_service_still_answers_afterwards(service: Service) -> None:
     answer = service.post(ASK, {"question": "Who built the harbour of Tarn?"})
     assert (answer.status_code, answer.json()["citations"][0]["document_id"]) == (200, "harbour")

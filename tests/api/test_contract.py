@@ -1,9 +1,11 @@
-"""Requests that the service's own description allows, and many that it does not, are sent to a running service by
-schemathesis. No response is a 5xx, but for the 504 of a deadline that the request set; each is one that the description
-knows, in status, content type and body; what it forbids is refused, `Allow` is complete, and no key is no way in.
+"""The service follows its own OpenAPI schema: schemathesis sends valid and invalid requests to a running service.
 
-Not asked: that whatever the description allows is taken. What a collection holds, or how a method is called, it does
-not say.
+No response is a 5xx, except the 504 of a deadline that the request set. Status, content type and body of every response
+are documented. Invalid requests are refused, `Allow` is complete, and a request without a key is refused if the service
+has keys.
+
+The test does not check that every valid request is accepted, because the schema does not know the documents of a
+collection or the names of the methods.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ enabled = false
 expected-statuses = ["2xx", "3xx", "4xx", "504"]
 """
 LARGE = "^/v1/(documents|answers|chat/completions)$"
-"""Whose bounds are far apart: trying each of them takes a minute."""
+"""Routes with large limits. Testing each limit takes a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +41,14 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, str]]:
-    """A service and a key of its."""
+    """A service with keys, and one of its keys."""
     key, pair = make_key("tarn")
     with serving(settings(tmp_path_factory.mktemp("locked"), api_keys=pair, **SMALL)) as service:
         yield service, key
 
 
 def run(folder: Path, service: Service, phases: str, examples: int, *more: str, key: str = "") -> int:
-    """Fill the service and send it requests; returns how many. Fails where a response is not as described."""
+    """Fill the service, send requests and return their number. Fail if a response does not match the schema."""
     (folder / "schemathesis.toml").write_text(CHECKS)
     header = {"Authorization": f"Bearer {key}"} if key else {}
     filled = service.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]}, headers=header)
@@ -65,27 +67,27 @@ def run(folder: Path, service: Service, phases: str, examples: int, *more: str, 
     return int(sent[1])
 
 
-def test_what_is_sent_at_random_is_answered_as_described(tmp_path: Path, opened: Service) -> None:
+def test_random_requests_get_documented_responses(tmp_path: Path, opened: Service) -> None:
     assert run(tmp_path, opened, "examples,fuzzing", 6) > 60
 
 
-def test_what_is_sent_at_the_bounds_is_answered_as_described(tmp_path: Path, opened: Service) -> None:
+def test_requests_at_the_limits_get_documented_responses(tmp_path: Path, opened: Service) -> None:
     assert run(tmp_path, opened, "coverage", 1, "--exclude-path-regex", LARGE) > 200
 
 
-def test_so_it_is_where_keys_are_asked_for(tmp_path: Path, locked: tuple[Service, str]) -> None:
+def test_the_contract_holds_with_keys(tmp_path: Path, locked: tuple[Service, str]) -> None:
     service, key = locked
     assert run(tmp_path, service, "examples,fuzzing", 3, key=key) > 30
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
-def test_so_it_is_in_a_hundred_tries_of_each_and_at_every_bound(tmp_path: Path, opened: Service) -> None:
+def test_a_hundred_examples_and_the_bounds_match_the_contract(tmp_path: Path, opened: Service) -> None:
     assert run(tmp_path, opened, "examples,coverage,fuzzing", 100) > 1000
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
-def test_so_it_is_with_keys(tmp_path: Path, locked: tuple[Service, str]) -> None:
+def test_the_contract_holds_with_keys_in_the_long_run(tmp_path: Path, locked: tuple[Service, str]) -> None:
     service, key = locked
     assert run(tmp_path, service, "examples,coverage,fuzzing", 30, key=key) > 1000

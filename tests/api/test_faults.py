@@ -1,4 +1,4 @@
-"""Documents that come, change and go while the service is asked: what its clients see."""
+"""What clients see when documents are added, replaced and deleted while questions are answered."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.libraries import open_engine
 
 @pytest.fixture
 def beside(service: Service, model: DecoderModel, embedder: Embedder) -> Iterator[Engine]:
-    """An engine of another process on the service's data folder, as `ragkv rm` opens one."""
+    """An engine of another process on the data folder of the service, as `ragkv rm` opens one."""
     data = service.worker.submit(lambda engine: engine.settings.data).result(30)
     with open_engine(data, model, embedder, chunk_tokens=128) as engine:
         yield engine
@@ -38,10 +38,10 @@ def beside(service: Service, model: DecoderModel, embedder: Embedder) -> Iterato
 
 @contextmanager
 def held(service: Service) -> Iterator[None]:
-    """The engine is busy with something else."""
-    release, begun = threading.Event(), threading.Event()
-    busy = service.worker.submit(lambda engine: begun.set() or release.wait(60))
-    begun.wait(60)
+    """Keep the engine busy while the context is open."""
+    release, started = threading.Event(), threading.Event()
+    busy = service.worker.submit(lambda engine: started.set() or release.wait(60))
+    started.wait(60)
     try:
         yield
     finally:
@@ -56,18 +56,18 @@ def ask(
 
 
 def cited(response: httpx.Response) -> list[tuple[str, str]]:
-    """(document, title) of every citation."""
+    """Return (document, title) of every citation."""
     assert response.status_code == 200, response.text
     return [(citation["document_id"], citation["title"]) for citation in response.json()["citations"]]
 
 
 def stored(service: Service) -> tuple[set[str], set[str]]:
-    """(keys that chunks refer to, keys in the store)"""
+    """Return the keys that chunks refer to, and the keys in the store."""
     return service.worker.submit(lambda engine: (set(engine.catalog.keys()), set(engine.store.keys()))).result(30)
 
 
 def tale(title: str, keeper: str, chapters: int) -> dict[str, str]:
-    """A document of as many chunks as it has chapters; the first one says who keeps the lamp."""
+    """Build a document with one chunk per chapter; the first chunk names the keeper of the lamp."""
     gales = "In the autumn of that year gales came in from the west and the boats stayed in the harbour for {n} days."
     rest = "\n\n".join(" ".join(gales.format(n=10 * i + j) for j in range(3)) for i in range(chapters))
     return {"id": "lamp", "title": title, "text": f"The lamp of Tarn is kept by {keeper}.\n\n{rest}"}
@@ -101,8 +101,8 @@ def test_every_answer_during_a_replacement_cites_one_whole_version(service: Serv
     assert seen[-1][0] == "Lamp, second", "once the job is done, the new one does"
     assert {size == sizes[title] for title, size in seen} == {True}
     assert [title for title, _ in seen] == sorted(title for title, _ in seen), "never back to the old one"
-    wanted, kept = stored(service)
-    assert wanted == kept, "the KV of the old version is gone"
+    referenced, kept = stored(service)
+    assert referenced == kept, "the KV of the old version is gone"
 
 
 def test_a_version_swapped_by_another_process_in_the_middle_of_a_search_is_found(
@@ -149,13 +149,13 @@ def test_a_document_deleted_during_a_question_is_never_cited_afterwards(service:
         assert cited(ask(service, "deleted")) == [("bridge", "Mell")]
     finally:
         restore()
-    wanted, kept = stored(service)
-    assert wanted == kept
+    referenced, kept = stored(service)
+    assert referenced == kept
     remove(beside, "deleted", "bridge")
     assert ask(service, "deleted").status_code == 404
 
 
-def test_a_document_deleted_while_it_is_read_is_cancelled_and_leaves_nothing(service: Service, beside: Engine) -> None:
+def test_a_document_deleted_during_ingest_is_cancelled_and_leaves_nothing(service: Service, beside: Engine) -> None:
     job_id = service.post("/v1/documents", {**tale("Lamp", "Ada Brook", 40), "collection": "gone"}).json()["job_id"]
     while service.client.get(f"/v1/jobs/{job_id}").json()["stage"] != "encode":
         pass
@@ -163,7 +163,7 @@ def test_a_document_deleted_while_it_is_read_is_cancelled_and_leaves_nothing(ser
     job = service.job(job_id)
     assert (job["status"], job["documents"][0]["status"]) == ("cancelled", "cancelled")
     assert ask(service, "gone").status_code == 404
-    # The chunk that is just being encoded is still stored, and goes when the worker looks up from it.
+    # The chunk being encoded is still stored. It is deleted when the engine thread is free again.
     until = time.monotonic() + 20
     while (found := stored(service))[0] != found[1] and time.monotonic() < until:
         time.sleep(0.05)
@@ -185,7 +185,7 @@ def test_another_embedder_is_a_conflict_until_reindex(tmp_path: Path, model: Dec
         ingest(engine, Document("harbour", "Tarn", HARBOUR["text"]))
     app = create_app(settings(tmp_path / "data", embedder=str(tmp_path / "other-embedder")))
 
-    async def talk(client: httpx.AsyncClient, on_engine: Callable[[Callable[[Engine], Any]], Any]) -> None:
+    async def exchange(client: httpx.AsyncClient, on_engine: Callable[[Callable[[Engine], Any]], Any]) -> None:
         question = {"question": "Who built the harbour of Tarn?"}
         refused = await client.post("/v1/answers", json=question)
         assert (refused.status_code, refused.json()["code"]) == (409, "embedder_changed")
@@ -204,7 +204,7 @@ def test_another_embedder_is_a_conflict_until_reindex(tmp_path: Path, model: Dec
             app.router.lifespan_context(app),
             httpx.AsyncClient(transport=transport, base_url="http://service", timeout=60) as client,
         ):
-            await talk(client, lambda task: asyncio.wrap_future(app.state.worker.submit(task)))
+            await exchange(client, lambda task: asyncio.wrap_future(app.state.engine_thread.submit(task)))
 
     asyncio.run(session())
     assert Catalog.open(tmp_path / "data" / "catalog.sqlite").embedder().name == "other-embedder"

@@ -1,4 +1,4 @@
-"""The schema says what the routes take and give: bodies with examples, answers that are as described, problems."""
+"""The OpenAPI schema describes request bodies with examples, responses and errors of the routes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def operations(schema: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
-def test_every_route_says_what_it_answers_and_how_it_refuses(schema: dict[str, Any]) -> None:
+def test_every_route_describes_its_responses_and_errors(schema: dict[str, Any]) -> None:
     assert len(operations(schema)) == 11
     for path, method, operation in operations(schema):
         where = f"{method} {path}"
@@ -57,13 +57,13 @@ def test_every_body_has_an_example_that_fits(schema: dict[str, Any]) -> None:
     )
 
 
-def test_the_bounds_of_a_body_are_stated(schema: dict[str, Any]) -> None:
-    said = schema["paths"]["/v1/documents"]["post"]["description"]
-    assert "RAGKV_MAX_DOCUMENT_BYTES" in said
-    assert "4 times" in said
+def test_the_limits_of_a_body_are_documented(schema: dict[str, Any]) -> None:
+    description = schema["paths"]["/v1/documents"]["post"]["description"]
+    assert "RAGKV_MAX_DOCUMENT_BYTES" in description
+    assert "4 times" in description
 
 
-def test_answers_are_as_the_schema_says(service: Service, schema: dict[str, Any]) -> None:
+def test_responses_match_the_schema(service: Service, schema: dict[str, Any]) -> None:
     put(service, "described", SAYS, "schema", wait=True)
     job = service.post("/v1/documents?wait=true", {"id": "x", "text": " ", "collection": "schema"}).json()["id"]
     for path, route in (

@@ -1,4 +1,4 @@
-"""What the service does for those who use it as its contract says."""
+"""The service answers valid requests as its contract says."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ask(service: Service, question: str, **more: Any) -> Any:
     return service.post("/v1/answers", {"question": question, **more})
 
 
-def test_a_document_can_be_asked_about_once_its_job_is_done(service: Service) -> None:
+def test_a_document_is_cited_once_its_job_is_done(service: Service) -> None:
     document = {"id": "ferry", "text": "The ferry to Ostrey is called the Grey Heron.", "collection": "ferries"}
     accepted = service.post("/v1/documents", document)
     job_id = accepted.json()["job_id"]
@@ -60,7 +60,7 @@ def test_an_answer_holds_exactly_the_report_contract(service: Service) -> None:
     assert 0 < report["timings_ms"]["ttft"] <= report["timings_ms"]["total"]
 
 
-def test_what_a_request_asks_for_reaches_the_engine(service: Service) -> None:
+def test_request_options_reach_the_engine(service: Service) -> None:
     report = ask(service, "Who built the harbour?", method="full", top_k=1, max_tokens=2).json()["report"]
     assert (report["method"], len(report["chunks"])) == ("full", 1)
     assert report["tokens"]["generated"] <= 2
@@ -87,7 +87,7 @@ def test_questions_of_one_conversation_follow_one_another(service: Service) -> N
     assert service.client.get("/v1/conversations/%20").status_code == 422
 
 
-def test_waiting_gives_the_outcome_of_the_job(service: Service) -> None:
+def test_wait_returns_the_finished_job(service: Service) -> None:
     done = service.post("/v1/documents?wait=true", BRIDGE)
     assert done.status_code == 200
     assert done.json() == service.client.get(f"/v1/jobs/{done.json()['id']}").json()
@@ -105,7 +105,7 @@ def test_an_empty_document_fails_alone(service: Service) -> None:
     assert [document["status"] for document in service.job(job["id"])["documents"]] == ["failed", "completed"]
 
 
-def test_a_full_disk_is_507_and_no_lasting_harm(service: Service) -> None:
+def test_a_full_disk_is_507_and_the_service_recovers(service: Service) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
     try:
@@ -128,7 +128,7 @@ def test_an_unknown_job_and_an_empty_collection_are_not_found(service: Service) 
         assert missing.json()["code"] == "not_found"
 
 
-def test_health_is_told_at_once_while_the_engine_is_busy(service: Service) -> None:
+def test_health_answers_at_once_while_the_engine_is_busy(service: Service) -> None:
     release = threading.Event()
     held = service.worker.submit(lambda engine: release.wait(30))
     try:
@@ -139,7 +139,7 @@ def test_health_is_told_at_once_while_the_engine_is_busy(service: Service) -> No
     assert (healthy.status_code, healthy.json()["status"]) == (200, "ok")
 
 
-def test_beyond_the_queue_clients_are_told_when_to_come_back(service: Service) -> None:
+def test_a_full_queue_is_a_429_with_retry_after(service: Service) -> None:
     release = threading.Event()
     waiting = [service.worker.submit(lambda engine: release.wait(30))]
     try:
@@ -155,7 +155,7 @@ def test_beyond_the_queue_clients_are_told_when_to_come_back(service: Service) -
     assert ask(service, "Who built the harbour of Tarn?").status_code == 200
 
 
-def test_a_question_is_answered_while_a_long_document_is_read(service: Service) -> None:
+def test_a_question_is_answered_while_a_long_document_is_ingested(service: Service) -> None:
     text = "\n\n".join(
         f"Paragraph {n} tells of the {n} gulls that sat on the wall of Tarn that day." for n in range(50)
     )
@@ -177,8 +177,8 @@ def test_the_schema_describes_the_routes_and_no_page_loads_scripts(service: Serv
     }
     assert {service.client.get(page).status_code for page in ("/docs", "/redoc")} == {404}
     for path in ("/v1/answers", "/v1/chat/completions"):
-        told = schema["paths"][path]["post"]["responses"]
-        assert set(told["200"]["content"]) == {"application/json", "text/event-stream"}
-        assert told["200"]["content"]["text/event-stream"]["example"]
-        assert {"401", "404", "429", "503", "504"} <= set(told)
+        responses = schema["paths"][path]["post"]["responses"]
+        assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+        assert responses["200"]["content"]["text/event-stream"]["example"]
+        assert {"401", "404", "429", "503", "504"} <= set(responses)
     assert "422" not in schema["paths"]["/v1/chat/completions"]["post"]["responses"]

@@ -1,4 +1,4 @@
-"""A browser, headless, that notes what a page complains of and whom it calls."""
+"""A headless browser that records the errors of a page and the hosts it contacts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ CHROMIUM = next(
 
 
 @dataclass
-class Noted:
-    """faults: errors and warnings of the console, exceptions, requests that failed · hosts: that were called."""
+class PageLog:
+    """What a page did.
+
+    Attributes:
+        faults: Console errors and warnings, exceptions and failed requests.
+        hosts: Hosts that the page contacted.
+    """
 
     faults: list[str] = field(default_factory=list)
     hosts: set[str] = field(default_factory=set)
@@ -26,7 +31,7 @@ class Noted:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The browser. Its sandbox needs what containers do not give; what it opens here is our own."""
+    """Run the browser without a sandbox, which containers do not support. It opens only our own pages."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -34,15 +39,15 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def tab(browser: Browser, url: str, **context: Any) -> Iterator[tuple[Page, Noted]]:
-    """A page with nothing remembered, at `url`, and what was noted of it."""
-    noted = Noted()
-    with browser.new_context(**context) as surroundings:
-        surroundings.on("request", lambda request: noted.hosts.add(urlsplit(request.url).netloc))
-        surroundings.on("requestfailed", lambda request: noted.faults.append(f"failed: {request.url}"))
-        page = surroundings.new_page()
-        page.on("websocket", lambda socket: noted.hosts.add(urlsplit(socket.url).netloc))
-        page.on("pageerror", lambda error: noted.faults.append(str(error)))
-        page.on("console", lambda said: said.type in ("error", "warning") and noted.faults.append(said.text))
+def tab(browser: Browser, url: str, **context: Any) -> Iterator[tuple[Page, PageLog]]:
+    """Open `url` in a fresh browser context; yield the page and what it did."""
+    log = PageLog()
+    with browser.new_context(**context) as session:
+        session.on("request", lambda request: log.hosts.add(urlsplit(request.url).netloc))
+        session.on("requestfailed", lambda request: log.faults.append(f"failed: {request.url}"))
+        page = session.new_page()
+        page.on("websocket", lambda socket: log.hosts.add(urlsplit(socket.url).netloc))
+        page.on("pageerror", lambda error: log.faults.append(str(error)))
+        page.on("console", lambda line: line.type in ("error", "warning") and log.faults.append(line.text))
         page.goto(url)
-        yield page, noted
+        yield page, log

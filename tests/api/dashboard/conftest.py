@@ -1,4 +1,4 @@
-"""A real service with its dashboard, and a browser, for all tests of the dashboard."""
+"""Fixtures of the dashboard tests: a real service with its dashboard, and a browser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ QUESTIONS = ("Who built the harbour of Tarn?", "Who painted the bridge of Mell?"
 
 @dataclass
 class Desk:
-    """A service that acme and zeta may use. client: acme's · answers: all that were given, in order."""
+    """A service with the tenants acme and zeta.
+
+    Attributes:
+        url: Address of the service.
+        key: Key of acme.
+        client: HTTP client of acme.
+        browser: The browser.
+        answers: All answers in order.
+    """
 
     url: str
     key: str
@@ -32,33 +40,40 @@ class Desk:
     browser: Browser
     answers: list[Any] = field(default_factory=list)
 
-    def ask(self, question: str, **wanted: Any) -> Any:
-        """Ask over the API."""
-        answered = self.client.post("/v1/answers", json={"question": question, **wanted})
+    def ask(self, question: str, **options: Any) -> Any:
+        """Ask a question with the HTTP API."""
+        answered = self.client.post("/v1/answers", json={"question": question, **options})
         assert answered.status_code == 200, answered.text
         self.answers.append(answered.json())
         return answered.json()
 
     @contextmanager
     def page(self, name: str = "Overview", faults: int = 0, **context: Any) -> Iterator[Page]:
-        """The dashboard, come in with the key, at this tab. It must not complain, but for so many faults that are part
-        of the test, and call nobody but the service."""
-        with tab(self.browser, f"{self.url}/dashboard", **context) as (page, noted):
+        """Log in and open a tab of the dashboard.
+
+        At the end the page must have as many faults as expected, and must have contacted the service only.
+
+        Args:
+            name: Name of the tab.
+            faults: Expected number of faults.
+            context: Options of the browser context.
+        """
+        with tab(self.browser, f"{self.url}/dashboard", **context) as (page, log):
             page.get_by_label("API key").fill(self.key)
             page.get_by_role("button", name="Open the dashboard").click()
             expect(page.get_by_role("status")).to_contain_text("demo")
-            noted.faults.clear()  # the form came with 401, which the console tells
+            log.faults.clear()  # the console reports the 401 of the login page
             page.get_by_role("tab", name=name).click()
-            expect(page.locator(".q-tab-panel")).to_have_count(1)  # the other one slides out
+            expect(page.locator(".q-tab-panel")).to_have_count(1)  # until the previous tab has slid out
             yield page
-            assert len(noted.faults) == faults, noted.faults
-            assert noted.hosts == {re.sub("^http://", "", self.url)}
+            assert len(log.faults) == faults, log.faults
+            assert log.hosts == {re.sub("^http://", "", self.url)}
 
 
-# Not of the session: Playwright keeps a loop running in this thread, and other tests run loops of their own in it.
+# The scope is not the session: Playwright keeps an event loop running in this thread, and other tests run their own.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium, or another one that is here; `make test` installs it."""
+    """Debian's Chromium, which `make test` installs, or another installed Chromium."""
     assert CHROMIUM, "there is no Chromium; `make test` installs Debian's"
     with chromium() as launched:
         yield launched
@@ -66,7 +81,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def desk(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Desk]:
-    """With two documents, and three answers given."""
+    """A service with two documents and three answers."""
     folder: Path = tmp_path_factory.mktemp("desk")
     (key, pair), (_, other) = make_key("acme"), make_key("zeta")
     with served(folder, RAGKV_API_KEYS=f"{pair},{other}", RAGKV_MAX_TOKENS="8") as (_, client):

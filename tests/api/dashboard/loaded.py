@@ -1,4 +1,4 @@
-"""`ragkv serve`, with ten thousand answers behind it, all of them remembered. Run as a program."""
+"""`ragkv serve` with ten thousand recorded answers. Run as a program."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ragkv.report import Answer, ByteCounts, CacheReport, DecodeReport, Ratios, 
 ANSWERS = 10_000
 
 
-def fill(worker: EngineThread) -> None:
-    """As if so many questions had been asked."""
+def fill(engine_thread: EngineThread) -> None:
+    """Record the answers."""
     for number in range(ANSWERS):
         report = Report(
             method="scout",
@@ -31,14 +31,14 @@ def fill(worker: EngineThread) -> None:
             chunks=(),
         )
         answer = Answer(f"Question {number}?", "An answer.", (), report)
-        worker.metrics.answered(report, 600.0)
-        worker.history.record(RecordedAnswer(f"id{number}", "", "default", "", answer, KVMap(16, 12, ()), 600.0))
+        engine_thread.metrics.answered(report, 600.0)
+        engine_thread.history.record(RecordedAnswer(f"id{number}", "", "default", "", answer, KVMap(16, 12, ()), 600.0))
 
 
 def create_app(*given: Any, **named: Any) -> Any:
-    """The application, with these answers."""
+    """Create the application with the answers."""
     app = _create_app(*given, **named)
-    fill(app.state.worker)
+    fill(app.state.engine_thread)
     return app
 
 

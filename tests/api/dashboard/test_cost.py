@@ -1,4 +1,4 @@
-"""What the page costs the service: little, also after ten thousand answers."""
+"""The page costs the service little, also after ten thousand answers."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ WATCHED_SECONDS = 6
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, httpx.Client]]:
-    """Its process, and a client of it."""
+    """The process of the service and a client."""
     folder: Path = tmp_path_factory.mktemp("loaded")
     with served(folder, PROGRAM, RAGKV_HISTORY=str(ANSWERS)) as (process, client):
         yield process.pid, client
 
 
 def spent(pid: int) -> float:
-    """Seconds of processor time of a process so far."""
+    """Return the processor time of a process in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_the_page_is_there_within_150_milliseconds(loaded: tuple[int, httpx.Client]) -> None:
+def test_the_page_loads_within_150_milliseconds(loaded: tuple[int, httpx.Client]) -> None:
     _, client = loaded
     took = []
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Documents: files go in with their progress, and out again."""
+"""The Documents tab: files are uploaded with their progress, and deleted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from tests.api.dashboard.conftest import HARBOUR, Desk
 
 
-def test_files_are_sent_read_listed_and_deleted(desk: Desk, tmp_path: Path) -> None:
+def test_files_are_uploaded_ingested_listed_and_deleted(desk: Desk, tmp_path: Path) -> None:
     good, bad = tmp_path / "mill.md", tmp_path / "bad.txt"
     good.write_text("# The mill\n\n" + "The mill of Oster grinds rye. " * 60)
     bad.write_bytes(b"\xff\xfe\x00")
@@ -23,8 +23,8 @@ def test_files_are_sent_read_listed_and_deleted(desk: Desk, tmp_path: Path) -> N
         expect(job).to_contain_text("1 failed: bad.txt")
         listed = page.get_by_role("region", name="Documents", exact=True)
         expect(listed).to_contain_text("The mill")
-        told = desk.client.get("/v1/documents?collection=mills").json()["documents"]
-        assert [each["id"] for each in told] == ["mill.md"]
+        documents = desk.client.get("/v1/documents?collection=mills").json()["documents"]
+        assert [each["id"] for each in documents] == ["mill.md"]
         listed.get_by_role("row", name="The mill").get_by_role("checkbox").click()
         listed.get_by_role("button", name="Delete").click()
         page.get_by_role("dialog").get_by_role("button", name="Delete").click()
@@ -32,7 +32,7 @@ def test_files_are_sent_read_listed_and_deleted(desk: Desk, tmp_path: Path) -> N
         assert desk.client.get("/v1/documents?collection=mills").json()["documents"] == []
 
 
-def test_what_the_service_refuses_is_told_in_its_words(desk: Desk, tmp_path: Path) -> None:
+def test_a_refused_upload_shows_the_error_of_the_service(desk: Desk, tmp_path: Path) -> None:
     with desk.page("Documents", faults=1) as page:  # the browser notes the 422, too
         page.get_by_role("region", name="Add documents").get_by_label("Collection").fill("x" * 600)
         page.locator("input[type=file]").set_input_files([_file(tmp_path, "a.txt", "Some text.")])

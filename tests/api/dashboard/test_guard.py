@@ -1,4 +1,4 @@
-"""Coming in: a key for a ticket; a ticket opens what the key opens, for pages of this service alone."""
+"""Login: a key is exchanged for a ticket, which gives the same access to pages of this service only."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def tickets(*tenants: str) -> LoginTickets:
     return LoginTickets(read_keys(",".join(make_key(tenant)[1] for tenant in tenants)))
 
 
-def test_a_ticket_is_its_tenants_until_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ticket_is_valid_for_its_tenant_until_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     made = tickets("acme", "zeta")
-    ticket = made.make("acme")
-    assert made.whose(ticket) == "acme"
+    ticket = made.issue("acme")
+    assert made.tenant_of(ticket) == "acme"
     now = guard.time.time()
     monkeypatch.setattr(guard.time, "time", lambda: now + TICKET_SECONDS + 1)
-    assert made.whose(ticket) is None
+    assert made.tenant_of(ticket) is None
 
 
-def test_what_was_changed_is_no_ticket() -> None:
+def test_a_changed_ticket_is_invalid() -> None:
     made = tickets("acme", "zeta")
-    ticket = made.make("acme")
+    ticket = made.issue("acme")
     for changed in (
         ticket.replace("acme", "zeta"),
         ticket[:-1],
@@ -44,16 +44,16 @@ def test_what_was_changed_is_no_ticket() -> None:
         "\udc80.1.2",
         "ä.9.9",
     ):
-        assert made.whose(changed) is None, changed
+        assert made.tenant_of(changed) is None, changed
 
 
-def test_a_ticket_of_other_keys_is_none() -> None:
+def test_a_ticket_of_other_keys_is_invalid() -> None:
     one, other = tickets("acme"), tickets("acme")
-    assert other.whose(one.make("acme")) is None
-    assert LoginTickets(Keys()).whose(one.make("acme")) is None
+    assert other.tenant_of(one.issue("acme")) is None
+    assert LoginTickets(Keys()).tenant_of(one.issue("acme")) is None
 
 
-def test_a_browser_is_asked_for_a_key_and_a_program_is_refused(desk: Desk) -> None:
+def test_a_browser_gets_the_login_page_and_a_program_a_401(desk: Desk) -> None:
     with httpx.Client(base_url=desk.url) as client:
         for path in ("/dashboard", "/dashboard/", "/dashboard/x"):
             asked, refused = client.get(path, headers=PAGE), client.get(path)
@@ -64,7 +64,7 @@ def test_a_browser_is_asked_for_a_key_and_a_program_is_refused(desk: Desk) -> No
         assert client.get("/v1/documents", headers=PAGE).headers["content-type"] == "application/problem+json"
 
 
-def test_the_ticket_is_for_this_services_pages_alone(desk: Desk) -> None:
+def test_the_ticket_works_like_the_key_from_own_pages_only(desk: Desk) -> None:
     with httpx.Client(base_url=desk.url) as client:
         wrong = client.post(LOGIN, data={"key": "ragkv_wrong"}, headers=PAGE)
         assert (wrong.status_code, COOKIE in wrong.cookies) == (401, False)
@@ -84,18 +84,18 @@ def test_the_ticket_is_for_this_services_pages_alone(desk: Desk) -> None:
         assert client.get("/v1/documents").status_code == 401
 
 
-def test_the_page_may_load_from_nowhere_else(desk: Desk) -> None:
+def test_the_page_policy_forbids_other_origins(desk: Desk) -> None:
     policy = desk.client.get("/dashboard/").headers["content-security-policy"]
     assert "default-src 'self'" in policy
     assert "http" not in policy
     assert "frame-ancestors 'none'" in policy
 
 
-def test_a_websocket_wants_the_ticket_and_the_own_origin() -> None:
+def test_a_websocket_needs_the_ticket_and_the_same_origin() -> None:
     _, pair = make_key("acme")
     keys = read_keys(pair)
     app = echoing(keys)
-    ticket = {"cookie": f"{COOKIE}={LoginTickets(keys).make('acme')}"}
+    ticket = {"cookie": f"{COOKIE}={LoginTickets(keys).issue('acme')}"}
     with TestClient(app, "http://here") as client:
         with client.websocket_connect(
             "/dashboard/ws", headers={**ticket, "host": "here", "origin": "http://here"}
@@ -115,7 +115,7 @@ def test_a_websocket_wants_the_ticket_and_the_own_origin() -> None:
 
 
 def echoing(keys: Keys) -> FastAPI:
-    """An application behind the gate, with a WebSocket that says whose it is."""
+    """Build an application behind authentication with a WebSocket that sends the name of the tenant."""
     app = FastAPI()
     app.add_middleware(AuthMiddleware, keys=keys)
 

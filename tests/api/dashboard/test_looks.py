@@ -1,4 +1,4 @@
-"""The page is legible light and dark, small and large, with a keyboard and without eyes; what people wrote is text."""
+"""The page is readable in both colour modes and all sizes, and accessible; text of users stays text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from tests.api.dashboard.conftest import QUESTIONS, Desk
 
 TABS = ("Overview", "Ask", "Documents")
-# The lightness of two colours by WCAG 2: 4.5 is what small text needs.
+# Contrast ratio of two colours by WCAG 2. Small text needs 4.5.
 CONTRAST = """element => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);
   const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
@@ -29,7 +29,7 @@ PAYLOAD = (
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_small_text_stands_out_light_and_dark(desk: Desk, scheme: str) -> None:
+def test_small_text_has_enough_contrast_in_both_colour_modes(desk: Desk, scheme: str) -> None:
     with desk.page(color_scheme=scheme) as page:
         dark = page.evaluate("document.body.classList.contains('body--dark')")
         assert dark == (scheme == "dark"), "the page follows the system"
@@ -40,7 +40,7 @@ def test_small_text_stands_out_light_and_dark(desk: Desk, scheme: str) -> None:
         expect(page.locator("body")).to_have_class(re.compile("body--dark"))
 
 
-def test_nothing_is_wider_than_a_small_telephone(desk: Desk) -> None:
+def test_the_page_fits_a_small_phone(desk: Desk) -> None:
     with desk.page(viewport={"width": 360, "height": 740}) as page:
         for name in TABS:
             page.get_by_role("tab", name=name).click()
@@ -54,13 +54,13 @@ def test_nothing_is_wider_than_a_small_telephone(desk: Desk) -> None:
 
 
 def newest(desk: Desk) -> object:
-    """The answer that was given last."""
+    """Return the newest answer."""
     id = desk.client.get("/v1/answers?limit=1").json()["answers"][0]["id"]
     return desk.client.get(f"/v1/answers/{id}").json()
 
 
 @pytest.mark.parametrize("name", TABS)
-def test_everything_that_can_be_used_has_a_name_and_a_place(desk: Desk, name: str) -> None:
+def test_every_control_has_a_name(desk: Desk, name: str) -> None:
     with desk.page(name) as page:
         nameless = [
             found.evaluate("e => e.outerHTML.slice(0, 200)")
@@ -78,7 +78,7 @@ def named(snapshot: str) -> bool:
     return re.match(r'- \w+ "[^"]+', snapshot) is not None
 
 
-def test_scripts_and_pictures_in_documents_questions_and_names_are_text(desk: Desk) -> None:
+def test_markup_in_documents_questions_and_names_is_shown_as_text(desk: Desk) -> None:
     document = {
         "id": f"evil/{PAYLOAD[:40]}",
         "title": PAYLOAD,
@@ -109,6 +109,6 @@ def test_scripts_and_pictures_in_documents_questions_and_names_are_text(desk: De
 
 
 def harmless(page: Page) -> None:
-    """Nothing of it ran, and none of it became a part of the page."""
+    """Assert that no markup was executed or became an element of the page."""
     assert page.evaluate("window.hit") is None
     assert page.locator("img[src='x'], img[src*='203.0.113'], a[href^='javascript'], svg[onload]").count() == 0

@@ -1,4 +1,4 @@
-"""The figures of the overview are those of the reports and of /metrics, to the digit."""
+"""The figures of the overview match the reports and /metrics exactly."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.api.dashboard.conftest import QUESTIONS, Desk
 
 
 def tile(page: Page, name: str) -> tuple[str, float]:
-    """What a tile shows, and its exact value."""
+    """Return the text of a tile and its exact value."""
     found = page.get_by_role("region", name=name, exact=True)
     return found.locator(".value").inner_text(), float(found.get_attribute("data-exact") or "nan")
 
 
 def total(desk: Desk, *path: str) -> float:
-    """Of a field of all reports."""
+    """Sum a field over all reports."""
     found = 0
     for answer in desk.answers:
         value: Any = answer["report"]
@@ -28,7 +28,7 @@ def total(desk: Desk, *path: str) -> float:
 
 
 def metrics(desk: Desk) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Every sample of /metrics, by its name and labels."""
+    """Return every sample of /metrics by name and labels."""
     families = text_string_to_metric_families(desk.client.get("/metrics").text)
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 
@@ -64,7 +64,7 @@ def test_every_tile_agrees_with_the_reports_and_with_metrics(desk: Desk) -> None
         assert tile(page, "Waiting")[0] == "0 of 32"
 
 
-def test_an_answer_that_is_given_meanwhile_is_counted_within_seconds(desk: Desk) -> None:
+def test_a_new_answer_is_counted_within_seconds(desk: Desk) -> None:
     with desk.page() as page:
         note = page.get_by_role("region", name="Bytes saved").locator(".note")
         expect(note).to_have_text(f"in {len(desk.answers)} answers")
@@ -74,7 +74,7 @@ def test_an_answer_that_is_given_meanwhile_is_counted_within_seconds(desk: Desk)
         assert "full recompute, estimated" in first.locator(".note").inner_text()
 
 
-def test_lately_is_another_span_than_all(desk: Desk) -> None:
+def test_a_recent_time_span_differs_from_the_total(desk: Desk) -> None:
     with desk.page() as page:
         page.get_by_role("button", name="five minutes").click()
         expect(page.get_by_role("button", name="five minutes")).to_have_attribute("aria-pressed", "true")
@@ -82,7 +82,7 @@ def test_lately_is_another_span_than_all(desk: Desk) -> None:
         expect(note).to_have_text(f"in {len(desk.answers)} answers")
 
 
-def test_an_answer_of_the_list_opens_with_its_map(desk: Desk) -> None:
+def test_a_listed_answer_opens_with_its_map(desk: Desk) -> None:
     with desk.page() as page:
         page.get_by_role("button", name=QUESTIONS[1]).first.click()
         dialog = page.get_by_role("dialog")

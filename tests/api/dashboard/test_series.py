@@ -1,4 +1,4 @@
-"""The tally over time is bounded, and right for any span."""
+"""The series of samples is bounded, and correct for any time span."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ragkv.metrics.sums import MetricsRecorder
 
 
 class Counted:
-    """A worker as a series sees it."""
+    """A stub of EngineThread with what a series reads."""
 
     def __init__(self) -> None:
-        self.tally = MetricsRecorder()
+        self.metrics = MetricsRecorder()
 
     def health(self) -> dict[str, Any]:
         return {"waiting": 3, "running": 2}
@@ -23,20 +23,20 @@ class Counted:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, to be moved."""
+    """A clock that the test sets."""
     now = [1000.0]
     monkeypatch.setattr(series.time, "time", lambda: now[0])
     return now
 
 
-def test_spans_tell_what_came_in_them_and_are_at_most_an_hour(clock: list[float]) -> None:
-    worker = Counted()
-    points = Series(worker)  # type: ignore[arg-type]
+def test_spans_hold_differences_and_cover_one_hour_at_most(clock: list[float]) -> None:
+    engine_thread = Counted()
+    points = Series(engine_thread)  # type: ignore[arg-type]
     for number in range(POINTS + 40):
         clock[0] += PERIOD
         for _ in range(number % 3):
-            worker.metrics.ended("refused")
-        points.look()
+            engine_thread.metrics.ended("refused")
+        points.sample()
     spans = points.spans()
     assert len(spans) == POINTS - 1
     assert sum(each.seconds for each in spans) == 3600
@@ -46,21 +46,21 @@ def test_spans_tell_what_came_in_them_and_are_at_most_an_hour(clock: list[float]
     assert (spans[-1].waiting, spans[-1].running) == (3, 2)
 
 
-def test_lately_reaches_back_as_far_as_asked_and_no_further_than_the_start(clock: list[float]) -> None:
-    worker = Counted()
-    points = Series(worker)  # type: ignore[arg-type]
+def test_the_last_span_reaches_back_as_requested_or_to_the_start(clock: list[float]) -> None:
+    engine_thread = Counted()
+    points = Series(engine_thread)  # type: ignore[arg-type]
     for _ in range(10):
-        worker.metrics.ended("failed")
+        engine_thread.metrics.ended("failed")
         clock[0] += PERIOD
-        points.look()
-    worker.metrics.ended("failed")
-    assert points.lately(PERIOD).sums.ended["failed"] == 2, "the last period, and what came since"
-    assert points.lately(3600).sums.ended["failed"] == 11
-    assert points.lately(3600).seconds == 100
+        points.sample()
+    engine_thread.metrics.ended("failed")
+    assert points.last(PERIOD).sums.ended["failed"] == 2, "the last period, and what came since"
+    assert points.last(3600).sums.ended["failed"] == 11
+    assert points.last(3600).seconds == 100
 
 
-def test_a_clock_that_is_set_back_divides_by_nothing(clock: list[float]) -> None:
+def test_a_clock_set_back_does_not_divide_by_zero(clock: list[float]) -> None:
     points = Series(Counted())  # type: ignore[arg-type]
     clock[0] -= 500
-    points.look()
+    points.sample()
     assert points.spans()[0].seconds > 0

@@ -1,4 +1,4 @@
-"""API keys: who gets in, as whom, and what is told to those who do not."""
+"""API keys: authentication, tenants, and the responses to refused requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.middleware.auth import OPEN, AuthMiddleware
+from api.middleware.auth import PUBLIC_PATHS, AuthMiddleware
 from api.middleware.keys import Keys, make_key, read_keys
 from ragkv.errors import ConfigError, InputError
 from tests.api.conftest import HARBOUR, Service, serving, settings
@@ -26,13 +26,18 @@ ASK = {"question": "Who built the harbour of Tarn?"}
 
 @dataclass(frozen=True)
 class Guarded:
-    """A service with keys. keys: one of each tenant, the second one of acme's among them."""
+    """A service with keys.
+
+    Attributes:
+        service: The service.
+        keys: Keys by name; `acme2` is the second key of tenant acme.
+    """
 
     service: Service
     keys: dict[str, str]
 
     def client(self, tenant: str) -> httpx.Client:
-        """Whoever has this key."""
+        """A client that sends the key with this name."""
         return httpx.Client(
             base_url=self.service.url, timeout=60, headers={"Authorization": f"Bearer {self.keys[tenant]}"}
         )
@@ -40,7 +45,7 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """A service that acme (two keys) and zeta may use."""
+    """A service with the tenants acme (two keys) and zeta."""
     made = {name: make_key(name.removesuffix("2")) for name in ("acme", "acme2", "zeta")}
     pairs = ", ".join(pair for _, pair in made.values())
     with serving(settings(tmp_path_factory.mktemp("guarded"), api_keys=pairs)) as service:
@@ -48,7 +53,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 def routes(guarded: Guarded) -> list[tuple[str, str]]:
-    """(method, path) of everything the application answers, paths with something in their places."""
+    """List (method, path) of every route, with the path parameters filled in."""
     found = []
     for route in walk(guarded.service.app.routes):
         path = re.sub(r"\{[^}]+\}", "x", route.path)
@@ -56,8 +61,8 @@ def routes(guarded: Guarded) -> list[tuple[str, str]]:
     return found
 
 
-def gate_of(guarded: Guarded) -> AuthMiddleware:
-    """The middleware, out of the stack the service built."""
+def auth_of(guarded: Guarded) -> AuthMiddleware:
+    """Return the authentication middleware of the running service."""
     layer = guarded.service.app.middleware_stack
     while not isinstance(layer, AuthMiddleware):
         layer = layer.app  # type: ignore[union-attr]
@@ -73,7 +78,7 @@ def walk(given: Any) -> Iterator[Any]:
             yield from walk(getattr(inner, "routes", inner))
 
 
-def test_every_route_but_the_sign_of_life_is_behind_the_keys(guarded: Guarded) -> None:
+def test_every_route_except_healthz_needs_a_key(guarded: Guarded) -> None:
     tried = [*routes(guarded), ("GET", "/metrics"), ("GET", "/dashboard"), ("GET", "/nothing"), ("OPTIONS", "/")]
     paths = {path for _, path in tried}
     assert {"/v1/answers", "/v1/documents", "/v1/models", "/readyz", "/openapi.json", "/healthz"} <= paths
@@ -82,7 +87,7 @@ def test_every_route_but_the_sign_of_life_is_behind_the_keys(guarded: Guarded) -
         for method, path in tried:
             for headers in bad:
                 response = client.request(method, path, headers=headers)
-                if path in OPEN:
+                if path in PUBLIC_PATHS:
                     assert response.status_code in (200, 405), (method, path)
                     continue
                 assert response.status_code == 401, (method, path)
@@ -94,14 +99,14 @@ def test_every_route_but_the_sign_of_life_is_behind_the_keys(guarded: Guarded) -
 
 
 @pytest.mark.parametrize("path", ["/healthz/", "//healthz", "/healthz/../v1/jobs/x", "/HEALTHZ", "/healthz%2f"])
-def test_nothing_that_only_looks_like_the_open_path_is_open(guarded: Guarded, path: str) -> None:
+def test_paths_similar_to_healthz_need_a_key(guarded: Guarded, path: str) -> None:
     with httpx.Client(base_url=guarded.service.url, follow_redirects=False) as client:
         response = client.request("GET", httpx.URL(guarded.service.url + path))
         assert response.status_code in (401, 404)
         assert "model" not in response.text
 
 
-def test_every_key_opens_under_its_own_tenant_and_no_other(guarded: Guarded) -> None:
+def test_every_key_opens_its_own_tenant_only(guarded: Guarded) -> None:
     with guarded.client("acme") as acme, guarded.client("acme2") as again, guarded.client("zeta") as zeta:
         assert acme.post("/v1/documents?wait=true", json=HARBOUR).json()["status"] == "completed"
         for client in (acme, again):
@@ -110,11 +115,11 @@ def test_every_key_opens_under_its_own_tenant_and_no_other(guarded: Guarded) -> 
         assert zeta.post("/v1/answers", json=ASK).status_code == 404
         assert zeta.post("/v1/answers", json={**ASK, "collection": "acme:default"}).status_code == 404
         assert zeta.post("/v1/answers", json={**ASK, "stream": True}).status_code == 404
-        told = zeta.post("/v1/answers", json=ASK).json()["detail"]
-        assert told.startswith("collection 'default' has no documents"), "as the tenant calls it"
+        detail = zeta.post("/v1/answers", json=ASK).json()["detail"]
+        assert detail.startswith("collection 'default' has no documents"), "the message uses the tenant's own name"
 
 
-def test_both_headers_are_understood(guarded: Guarded) -> None:
+def test_both_key_headers_are_accepted(guarded: Guarded) -> None:
     key = guarded.keys["acme"]
     with httpx.Client(base_url=guarded.service.url) as client:
         for headers in (
@@ -127,7 +132,7 @@ def test_both_headers_are_understood(guarded: Guarded) -> None:
         assert client.get("/readyz", headers={"Authorization": "Bearer no", "X-API-Key": key}).status_code == 401
 
 
-def test_openais_client_is_told_in_its_own_words(guarded: Guarded) -> None:
+def test_openais_client_raises_its_own_authentication_error(guarded: Guarded) -> None:
     url = f"{guarded.service.url}/v1"
     with (
         openai.OpenAI(base_url=url, api_key="wrong", max_retries=0) as client,
@@ -139,22 +144,22 @@ def test_openais_client_is_told_in_its_own_words(guarded: Guarded) -> None:
         assert next(iter(client.models.list())).id == "demo"
 
 
-def test_failed_tries_are_counted_and_logged_without_the_key(
+def test_refused_requests_are_counted_and_logged_without_the_key(
     guarded: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate = gate_of(guarded)
-    before, secret = gate.refused, "correct-horse-battery-staple"
-    gate._logged = (before, -1e9)
+    auth_middleware = auth_of(guarded)
+    before, secret = auth_middleware.refused, "correct-horse-battery-staple"
+    auth_middleware._logged = (before, -1e9)
     with caplog.at_level(logging.WARNING, "ragkv.api"), httpx.Client(base_url=guarded.service.url) as client:
-        told = [client.get("/readyz", headers={"X-API-Key": secret}).text for _ in range(5)]
-    assert gate.refused == before + 5
+        bodies = [client.get("/readyz", headers={"X-API-Key": secret}).text for _ in range(5)]
+    assert auth_middleware.refused == before + 5
     lines = [record.getMessage() for record in caplog.records if record.name == "ragkv.api"]
     assert len(lines) == 1, "five tries in a moment are one line"
     assert "127.0.0.1" in lines[0]
-    assert secret not in "".join([*lines, *told])
+    assert secret not in "".join([*lines, *bodies])
 
 
-def test_the_sign_of_life_tells_strangers_nothing_else(guarded: Guarded) -> None:
+def test_healthz_without_a_key_shows_the_status_only(guarded: Guarded) -> None:
     with httpx.Client(base_url=guarded.service.url) as client:
         assert client.get("/healthz").json() == {"status": "ok"}
 
@@ -171,41 +176,41 @@ def test_the_schema_says_that_a_key_is_needed(guarded: Guarded, service: Service
     assert service.client.get("/openapi.json").json()["security"][-1] == {}
 
 
-def test_a_made_key_is_random_and_its_pair_holds_only_the_hash() -> None:
+def test_a_new_key_is_random_and_its_pair_holds_only_the_hash() -> None:
     made = [make_key("acme") for _ in range(20)]
     assert len({key for key, _ in made}) == 20
     for key, pair in made:
         assert len(key) > 40
         assert key not in pair
-        assert read_keys(pair).whose(key) == "acme"
-        assert read_keys(pair).whose(pair.partition("=")[2]) is None
+        assert read_keys(pair).tenant_of(key) == "acme"
+        assert read_keys(pair).tenant_of(pair.partition("=")[2]) is None
 
 
 @pytest.mark.parametrize("tenant", ["", "a:b", "a b", "-a", "a=b", "a,b", "ä", "a" * 64, "a\n"])
-def test_a_tenant_has_a_plain_name(tenant: str) -> None:
+def test_an_invalid_tenant_name_is_refused(tenant: str) -> None:
     with pytest.raises(InputError):
         make_key(tenant)
     with pytest.raises(ConfigError):
         read_keys(f"{tenant}={'0' * 64},b={'1' * 64}")
 
 
-def test_keys_may_stand_in_a_file(tmp_path: Path) -> None:
+def test_keys_may_be_in_a_file(tmp_path: Path) -> None:
     keys = [make_key(tenant) for tenant in ("acme", "zeta")]
     path = tmp_path / "keys"
-    path.write_text("# who may come in\n" + "\n".join(f"{pair}  # since May" for _, pair in keys) + "\n\n")
-    assert [read_keys(str(path)).whose(key) for key, _ in keys] == ["acme", "zeta"]
+    path.write_text("# may use the service\n" + "\n".join(f"{pair}  # since May" for _, pair in keys) + "\n\n")
+    assert [read_keys(str(path)).tenant_of(key) for key, _ in keys] == ["acme", "zeta"]
     assert not read_keys("")
 
 
 @pytest.mark.parametrize("setting", ["acme=ragkv_secret", "ragkv_secret", "acme", "=", "acme=" + "g" * 64, ",", "a=b,"])
-def test_what_is_no_key_setting_is_refused_and_not_repeated(setting: str) -> None:
+def test_an_invalid_key_setting_is_refused_and_not_repeated(setting: str) -> None:
     with pytest.raises(ConfigError, match="RAGKV_API_KEYS") as refused:
         read_keys(setting)
     assert "secret" not in str(refused.value)
     assert "g" * 64 not in str(refused.value)
 
 
-def test_an_empty_file_or_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_an_empty_key_file_or_a_duplicate_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "none").write_text("# nobody yet\n")
     with pytest.raises(ConfigError, match="nobody"):
         read_keys(str(tmp_path / "none"))
@@ -215,17 +220,17 @@ def test_an_empty_file_or_a_key_that_is_there_twice_is_refused(tmp_path: Path) -
 
 
 @given(st.text(), st.integers(1, 5))
-def test_no_text_is_a_key_but_the_keys(text: str, count: int) -> None:
+def test_only_the_keys_are_keys(text: str, count: int) -> None:
     made = [make_key(f"t{n}") for n in range(count)]
     keys = read_keys(",".join(pair for _, pair in made))
-    assert keys.whose(text) is None
-    assert [keys.whose(key) for key, _ in made] == [f"t{n}" for n in range(count)]
+    assert keys.tenant_of(text) is None
+    assert [keys.tenant_of(key) for key, _ in made] == [f"t{n}" for n in range(count)]
     assert keys.tenants == {f"t{n}" for n in range(count)}
-    assert Keys().whose(text) is None
+    assert Keys().tenant_of(text) is None
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://localhost"])
-def test_without_keys_no_page_of_another_origin_writes_or_asks(service: Service, origin: str) -> None:
+def test_without_keys_cross_origin_writes_are_refused(service: Service, origin: str) -> None:
     before = service.client.get("/v1/documents").json()
     form = {"files": ("sly.txt", b"A page of elsewhere wrote this.")}
     for send in (
@@ -240,7 +245,7 @@ def test_without_keys_no_page_of_another_origin_writes_or_asks(service: Service,
     assert service.client.post("/v1/answers", json=ASK, headers=own).status_code == 200
 
 
-def test_with_keys_the_key_decides_whatever_the_origin(guarded: Guarded) -> None:
+def test_a_key_is_accepted_from_any_origin(guarded: Guarded) -> None:
     with guarded.client("acme") as client:
         asked = client.post("/v1/answers", json=ASK, headers={"origin": "https://app.example"})
     assert asked.status_code != 403

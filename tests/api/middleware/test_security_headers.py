@@ -1,4 +1,4 @@
-"""What every response says, whatever it is a response to."""
+"""Headers of every response, including errors and streams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ ASK = {"question": "Who built the harbour of Tarn?"}
         ("GET", "/openapi.json", None, 200),
     ],
 )
-def test_every_response_is_strict(service: Service, method: str, path: str, body: Any, status: int) -> None:
+def test_every_response_has_the_security_headers(
+    service: Service, method: str, path: str, body: Any, status: int
+) -> None:
     response = service.client.request(method, path, json=body)
     assert response.status_code == status
     check_strict(response)
@@ -45,13 +47,13 @@ def check_strict(response: httpx.Response) -> None:
     assert "server" not in response.headers
 
 
-def test_so_is_a_stream(service: Service) -> None:
+def test_a_stream_has_the_headers(service: Service) -> None:
     with streamed(service, ASK["question"]) as (response, events):
         assert list(events)[-1][0] == "done"
     check_strict(response)
 
 
-def test_and_the_answer_to_an_error_that_nobody_expected(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_has_the_headers(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Any:
         raise ZeroDivisionError("a secret of the service")
 
@@ -63,7 +65,7 @@ def test_and_the_answer_to_an_error_that_nobody_expected(service: Service, monke
     assert response.json()["request_id"] == response.headers["x-request-id"]
 
 
-def test_a_request_keeps_the_id_it_comes_with_where_that_is_plain(service: Service) -> None:
+def test_a_plain_request_id_of_the_client_is_kept(service: Service) -> None:
     for given, kept in (("my-id.1_2", True), ("a" * 128, True), ("a" * 129, False), ("a b", False), ("<x>", False)):
         response = service.client.get("/nothing", headers={"X-Request-ID": given})
         assert (response.headers["x-request-id"] == given) is kept

@@ -1,4 +1,4 @@
-"""What the service logs: one shape, whose it is, and nothing that users wrote."""
+"""Log lines: one format, the request they belong to, and no text of users."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from api.middleware.keys import make_key
-from api.observability.logs import Form, escaped, written
+from api.observability.logs import LogFormat, configured_logging, escape_text
 from api.runtime.request_context import RequestContext, working_for
 from ragkv.errors import StoreError
 from tests.api.conftest import HARBOUR
@@ -34,12 +34,12 @@ import sys
 from ragkv.cli import run
 from ragkv.engine.engine import Engine
 
-begin = Engine.prefill
+prefill = Engine.prefill
 
-def broken(self, question, **wanted):
+def broken(self, question, options):
     if "explode" in question:
         raise ZeroDivisionError(question)
-    return begin(self, question, **wanted)
+    return prefill(self, question, options)
 
 Engine.prefill = broken
 sys.exit(run(["serve", "--port", "0"]))
@@ -47,9 +47,16 @@ sys.exit(run(["serve", "--port", "0"]))
 
 
 @dataclass(frozen=True)
-class Told:
-    """What became of a service: its lines, the ids of the responses it gave, by what they were to, and the spans that
-    a collector got. key: that opened it."""
+class Output:
+    """Output of a service that has stopped.
+
+    Attributes:
+        text: The log.
+        lines: The lines of the log.
+        ids: Request ids by name of the request.
+        spans: Spans that the collector received.
+        key: API key of the client.
+    """
 
     text: str
     lines: list[dict[str, Any]]
@@ -58,13 +65,13 @@ class Told:
     key: str
 
     def of(self, what: str) -> list[dict[str, Any]]:
-        """The lines of one request."""
+        """Return the lines of one request."""
         return [line for line in self.lines if line.get("request_id") == self.ids[what]]
 
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[bytes]]]:
-    """A collector of traces: its address, and what it got."""
+    """Run a trace collector; yield its address and the bodies it receives."""
     got: list[bytes] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -83,8 +90,8 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """A program that was asked this and that, with keys and traces on, and then stopped."""
+def output(tmp_path_factory: pytest.TempPathFactory) -> Output:
+    """Run the service with keys and traces, send requests, and stop it."""
     folder, (key, pair), ids = tmp_path_factory.mktemp("logs"), make_key("acme"), {}
     chosen = {"RAGKV_LOG": "json", "RAGKV_API_KEYS": pair, "RAGKV_TRACES": "1", "RAGKV_MAX_TOKENS": "4"}
     with (
@@ -94,7 +101,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         auth = {"Authorization": f"Bearer {key}"}
 
         def ask(what: str, method: str, path: str, body: Any = None, **headers: str) -> None:
-            # A connection each: the server closes one on which something failed.
+            # Each request has its own connection, because the server closes one after a failure.
             response = httpx.request(method, f"{client.base_url}{path}", json=body, headers=auth | headers, timeout=60)
             ids[what] = response.headers["x-request-id"]
 
@@ -116,26 +123,26 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
             )
             spans += [span for scope in resource.scope_spans for span in scope.spans]
     assert MARK not in "".join(map(str, spans))
-    return Told(text, [json.loads(line) for line in text.splitlines()], ids, spans, key)
+    return Output(text, [json.loads(line) for line in text.splitlines()], ids, spans, key)
 
 
-def test_every_line_says_when_how_grave_by_whom_and_what(told: Told) -> None:
-    assert all(list(line)[:4] == ["time", "level", "logger", "event"] for line in told.lines)
+def test_every_line_starts_with_time_level_logger_and_event(output: Output) -> None:
+    assert all(list(line)[:4] == ["time", "level", "logger", "event"] for line in output.lines)
 
 
-def test_a_request_is_one_line_with_the_id_of_its_response(told: Told) -> None:
-    assert told.ids["asked"] == "mine.1"
-    (line,) = told.of("asked")
+def test_a_request_is_one_log_line_with_the_id_of_its_response(output: Output) -> None:
+    assert output.ids["asked"] == "mine.1"
+    (line,) = output.of("asked")
     assert (line["event"], line["method"], line["route"], line["status"]) == ("request", "POST", "/v1/answers", 200)
     assert (line["level"], line["tenant"], line["answered_by"]) == ("info", "acme", "scout")
     assert 0 < line["ttft_ms"] < line["ms"]
     assert all(line[name] >= 0 for name in ("sequence", "recompute", "load", "cache_hit"))
-    (streamed,) = told.of("streamed")
+    (streamed,) = output.of("streamed")
     assert streamed["answered_by"] == "scout"
 
 
-def test_routes_are_told_by_their_templates_and_refusals_by_their_codes(told: Told) -> None:
-    missed, nowhere, strange = (told.of(what)[-1] for what in ("missed", "nowhere", "strange"))
+def test_log_lines_hold_route_templates_and_error_codes(output: Output) -> None:
+    missed, nowhere, strange = (output.of(what)[-1] for what in ("missed", "nowhere", "strange"))
     assert (missed["route"], missed["status"], missed["fault"]) == (
         "/v1/documents/{document_id}",
         404,
@@ -146,8 +153,8 @@ def test_routes_are_told_by_their_templates_and_refusals_by_their_codes(told: To
     assert "tenant" not in strange
 
 
-def test_a_fault_is_told_by_the_engines_thread_and_by_the_server_as_one_requests(told: Told) -> None:
-    engine, line, server = sorted(told.of("exploded"), key=lambda line: line["time"])
+def test_a_fault_is_logged_by_engine_and_server_with_the_same_request_id(output: Output) -> None:
+    engine, line, server = sorted(output.of("exploded"), key=lambda line: line["time"])
     assert (engine["event"], engine["level"]) == ("a question failed: ZeroDivisionError", "error")
     assert (line["status"], line["fault"]) == (500, "internal")
     assert (server["logger"], server["exception"]) == ("uvicorn.error", "ZeroDivisionError")
@@ -155,31 +162,31 @@ def test_a_fault_is_told_by_the_engines_thread_and_by_the_server_as_one_requests
     assert {each["tenant"] for each in (engine, line, server)} == {"acme"}
 
 
-def test_nothing_that_users_wrote_and_no_key_is_in_the_log(told: Told) -> None:
-    assert len(told.lines) >= 9
-    assert MARK not in told.text
-    assert told.key not in told.text
+def test_the_log_holds_no_user_text_and_no_key(output: Output) -> None:
+    assert len(output.lines) >= 9
+    assert MARK not in output.text
+    assert output.key not in output.text
 
 
-def test_looking_at_its_health_is_no_line_and_no_trace(told: Told) -> None:
-    assert not told.of("health")
-    assert "GET /healthz" not in {span.name for span in told.spans}
+def test_health_checks_are_not_logged_or_traced(output: Output) -> None:
+    assert not output.of("health")
+    assert "GET /healthz" not in {span.name for span in output.spans}
 
 
-def test_what_was_traced_reaches_the_collector_before_the_service_ends(told: Told) -> None:
-    names = [span.name for span in told.spans]
+def test_traces_reach_the_collector_before_the_service_ends(output: Output) -> None:
+    names = [span.name for span in output.spans]
     assert names.count("POST /v1/answers") == 3
     assert names.count("retrieve") == names.count("decode") == 2
 
 
-def lines(form: Form, level: str = "info") -> tuple[logging.Logger, io.StringIO, Any]:
-    """A logger of ours, where its lines go, and what has them go there."""
+def lines(form: LogFormat, level: str = "info") -> tuple[logging.Logger, io.StringIO, Any]:
+    """Return one of our loggers, a stream, and the context in which the lines go to the stream."""
     stream = io.StringIO()
-    return logging.getLogger("ragkv.test"), stream, written(form, level, stream)
+    return logging.getLogger("ragkv.test"), stream, configured_logging(form, level, stream)
 
 
 @given(st.text())
-def test_no_value_makes_two_lines_of_one(value: str) -> None:
+def test_no_value_can_split_a_log_line(value: str) -> None:
     for form in ("text", "json"):
         logger, stream, there = lines(form)
         with there, working_for(RequestContext("id-1", value)):
@@ -187,29 +194,29 @@ def test_no_value_makes_two_lines_of_one(value: str) -> None:
         (line,) = stream.getvalue().splitlines()
         assert line.isprintable()
         if form == "json":
-            told = json.loads(line)
-            assert told["value"] == value or "://" in value
-            assert told["request_id"] == "id-1"
+            fields = json.loads(line)
+            assert fields["value"] == value or "://" in value
+            assert fields["request_id"] == "id-1"
 
 
-def test_text_shows_control_characters_instead_of_sending_them() -> None:
+def test_the_text_format_escapes_control_characters() -> None:
     logger, stream, there = lines("text")
     with there:
         logger.warning("a\nb", extra={"value": 'c\r\n\x1b[31m"\u202e', "plain": "/v1/{id:path}"})
     assert stream.getvalue().endswith(r' a\nb value="c\r\n\x1b[31m\"\u202e" plain=/v1/{id:path}' + "\n")
-    assert escaped("Käse\x7f") == r"Käse\x7f"
+    assert escape_text("Käse\x7f") == r"Käse\x7f"
 
 
-def test_passwords_in_addresses_are_left_out() -> None:
+def test_passwords_in_addresses_are_removed() -> None:
     logger, stream, there = lines("json")
     with there:
         logger.warning("no %s", "redis://user:ge/heim@h:1".replace("/h", "h"), extra={"to": "http://:ge@heim@h/x@y"})
-    told = json.loads(stream.getvalue())
-    assert (told["event"], told["to"]) == ("no redis://***@h:1", "http://***@h/x@y")
+    fields = json.loads(stream.getvalue())
+    assert (fields["event"], fields["to"]) == ("no redis://***@h:1", "http://***@h/x@y")
 
 
 @pytest.mark.parametrize(("level", "words"), [("info", False), ("debug", True)])
-def test_an_exception_is_its_kinds_and_its_places_and_speaks_only_where_it_is_ours(level: str, words: bool) -> None:
+def test_an_exception_is_logged_by_type_and_place_and_only_own_messages(level: str, words: bool) -> None:
     logger, stream, there = lines("json", level)
     with there:
         try:
@@ -227,11 +234,11 @@ def test_an_exception_is_its_kinds_and_its_places_and_speaks_only_where_it_is_ou
     assert ours["exception"].startswith("StoreError: the store is down from KeyError")
     assert systems["exception"].startswith("FileNotFoundError: ")
     assert "No such file" in systems["exception"]
-    assert ours["at"][-1].startswith("api/test_logs.py:")
+    assert ours["at"][-1].startswith("observability/test_logs.py:")
     assert (MARK in stream.getvalue()) is words
 
 
-def test_warnings_of_python_are_lines_and_afterwards_all_is_as_before() -> None:
+def test_python_warnings_are_logged_and_logging_is_restored() -> None:
     _, stream, there = lines("text")
     before = list(logging.getLogger().handlers)
     with there, warnings.catch_warnings():
@@ -245,7 +252,7 @@ def test_warnings_of_python_are_lines_and_afterwards_all_is_as_before() -> None:
     assert logging.getLogger().handlers == before
 
 
-def test_the_level_is_for_our_own_lines_and_others_are_heard_from_warnings_on() -> None:
+def test_the_level_applies_to_own_loggers_and_others_log_warnings() -> None:
     ours, stream, there = lines("text", "debug")
     with there:
         ours.debug("ours")
@@ -254,7 +261,7 @@ def test_the_level_is_for_our_own_lines_and_others_are_heard_from_warnings_on() 
     assert [line.split("  ")[-1] for line in stream.getvalue().splitlines()] == ["ours", "a warning"]
 
 
-def test_a_log_that_cannot_be_written_hurts_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_log_stream_that_fails_is_ignored(capfd: pytest.CaptureFixture[str]) -> None:
     logger, stream, there = lines("text")
     with there:
         stream.close()

@@ -1,4 +1,4 @@
-"""/metrics: what the tally knows, in a form that Prometheus takes, and nothing that a user wrote."""
+"""/metrics matches the recorded sums, is valid Prometheus text, and holds no text of users."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ KEY, PAIR = make_key("acme")
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, list[Any]]]:
-    """A service with something in its memory that answered questions, and the reports of all answers."""
-    with serving(settings(tmp_path_factory.mktemp("told"), host_bytes=2**26)) as running:
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, list[Any]]]:
+    """A service with a host tier that has answered questions, and the reports of all answers."""
+    with serving(settings(tmp_path_factory.mktemp("answered"), host_bytes=2**26)) as running:
         running.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]})
         found = []
         for method in METHODS:
@@ -53,7 +53,7 @@ def scraped(service: Service, accept: str = "") -> httpx.Response:
 
 
 def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """All of them, by name."""
+    """Return all samples by name."""
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -69,8 +69,8 @@ def value(text: str, name: str, **labels: str) -> float:
 # Sums
 
 
-def test_a_parser_of_the_format_takes_it(told: tuple[Service, list[Any]]) -> None:
-    response = scraped(told[0])
+def test_the_prometheus_parser_accepts_the_text(answered: tuple[Service, list[Any]]) -> None:
+    response = scraped(answered[0])
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     families: list[Metric] = list(text_string_to_metric_families(response.text))
     assert len({family.name for family in families}) == len(families)
@@ -79,8 +79,8 @@ def test_a_parser_of_the_format_takes_it(told: tuple[Service, list[Any]]) -> Non
     assert len(set(lines)) == len(lines), "no series is there twice"
 
 
-def test_it_agrees_with_the_tally_and_with_the_sum_of_the_reports(told: tuple[Service, list[Any]]) -> None:
-    service, found = told
+def test_metrics_match_the_sums_of_the_reports(answered: tuple[Service, list[Any]]) -> None:
+    service, found = answered
     text = scraped(service).text
     assert parse_metrics(text).sums == service.worker.metrics.sums
     for kind in ("context", "kept", "recomputed", "question", "generated", "prefilled"):
@@ -100,23 +100,23 @@ def test_it_agrees_with_the_tally_and_with_the_sum_of_the_reports(told: tuple[Se
         assert value(text, "ragkv_step_seconds_bucket", step=step, le="0.1") == below
 
 
-def test_fields_of_a_method_make_no_label(told: tuple[Service, list[Any]]) -> None:
-    methods = [labels["method"] for labels, _ in samples(scraped(told[0]).text)["ragkv_answers_total"]]
+def test_fields_of_a_method_are_not_in_labels(answered: tuple[Service, list[Any]]) -> None:
+    methods = [labels["method"] for labels, _ in samples(scraped(answered[0]).text)["ragkv_answers_total"]]
     assert sorted(methods) == ["full", "reuse", "scout"]
 
 
 @runs(max_examples=10)
 @given(reports())
-def test_a_hundred_methods_make_one_label(report: Report) -> None:
-    tally = MetricsRecorder()
+def test_a_hundred_variants_of_a_method_make_one_label(report: Report) -> None:
+    recorder = MetricsRecorder()
     for place in range(100):
-        tally.answered(replace(report, method=f"scout:cap=0.{place + 100}"))
-    assert [method for method, *_ in tally.sums.answers] == ["scout"]
+        recorder.answered(replace(report, method=f"scout:cap=0.{place + 100}"))
+    assert [method for method, *_ in recorder.sums.answers] == ["scout"]
 
 
-def test_methods_that_are_refused_make_none(told: tuple[Service, list[Any]]) -> None:
-    service, _ = told
-    before = parse_metrics(scraped(service).text).sums
+def test_refused_methods_make_no_label(answered: tuple[Service, list[Any]]) -> None:
+    service, _ = answered
+    before = read(scraped(service).text).sums
     for place in range(100):
         refused = service.post("/v1/answers", {"question": QUESTIONS[0], "method": f"made-up-{place}"})
         assert refused.status_code == 422
@@ -128,8 +128,8 @@ def test_methods_that_are_refused_make_none(told: tuple[Service, list[Any]]) -> 
 # Requests
 
 
-def test_requests_are_counted_by_the_template_of_their_route(told: tuple[Service, list[Any]]) -> None:
-    service, _ = told
+def test_requests_are_counted_by_the_template_of_their_route(answered: tuple[Service, list[Any]]) -> None:
+    service, _ = answered
     before = scraped(service).text
     for path in ("a", "b/c", "d%20e"):
         assert service.client.get(f"/v1/documents/{path}").status_code == 404
@@ -145,15 +145,15 @@ def test_requests_are_counted_by_the_template_of_their_route(told: tuple[Service
     assert value(text, "ragkv_http_requests_total", **scrapes) >= ("/metrics" in before) + 1
 
 
-def test_verbs_that_nobody_knows_are_one_label(told: tuple[Service, list[Any]]) -> None:
-    service, _ = told
+def test_unknown_http_methods_make_one_label(answered: tuple[Service, list[Any]]) -> None:
+    service, _ = answered
     for verb in ("BREW", "WHEN", "PROPFIND"):
         service.client.request(verb, "/v1/answers")
     counted = {"route": "/v1/answers", "method": "OTHER", "status": "405"}
     assert value(scraped(service).text, "ragkv_http_requests_total", **counted) == 3
 
 
-def test_errors_of_the_service_itself_are_counted(tmp_path: Path) -> None:
+def test_internal_errors_are_counted(tmp_path: Path) -> None:
     with serving(settings(tmp_path)) as service:
         service.app.state.metrics = None  # the route falls over it
         assert service.client.get("/metrics").status_code == 500
@@ -163,8 +163,8 @@ def test_errors_of_the_service_itself_are_counted(tmp_path: Path) -> None:
 # State
 
 
-def test_it_says_what_the_service_is_and_how(told: tuple[Service, list[Any]]) -> None:
-    service, _ = told
+def test_info_and_gauges_describe_the_service(answered: tuple[Service, list[Any]]) -> None:
+    service, _ = answered
     deadline = time.monotonic() + 20
     while not value(text := scraped(service).text, "ragkv_tier_slots", tier="host", state="used"):
         assert time.monotonic() < deadline
@@ -178,7 +178,7 @@ def test_it_says_what_the_service_is_and_how(told: tuple[Service, list[Any]]) ->
     assert value(text, "process_resident_memory_bytes") > 2**20
 
 
-def test_documents_are_counted_as_soon_as_all_that_waited_is_read(tmp_path: Path) -> None:
+def test_documents_are_counted_as_soon_as_the_queue_is_ingested(tmp_path: Path) -> None:
     with serving(settings(tmp_path)) as service:
         service.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]})
         deadline = time.monotonic() + 2
@@ -187,46 +187,46 @@ def test_documents_are_counted_as_soon_as_all_that_waited_is_read(tmp_path: Path
             time.sleep(0.02)
 
 
-def test_what_is_not_known_yet_is_left_out(tmp_path: Path) -> None:
-    text, _ = MetricsCollector(EngineThread(settings(tmp_path)), RequestCounters()).written("")
+def test_unknown_values_are_left_out(tmp_path: Path) -> None:
+    text, _ = MetricsCollector(EngineThread(settings(tmp_path)), RequestCounters()).render("")
     assert b"ragkv_documents" not in text
     assert b"ragkv_info" not in text
     assert b'ragkv_ready{check="engine"} 0.0' in text
     assert parse_metrics(text.decode()).model == ""
 
 
-def test_two_applications_in_a_process_have_nothing_in_common(tmp_path: Path) -> None:
+def test_two_applications_of_a_process_share_no_metrics(tmp_path: Path) -> None:
     first, second = (create_app(settings(tmp_path / name)) for name in "ab")
-    first.state.worker.metrics.ended("failed")
-    other, _ = second.state.metrics.written("")
-    assert parse_metrics(other.decode()).sums.ended["failed"] == 0
+    first.state.engine_thread.metrics.ended("failed")
+    other, _ = second.state.metrics.render("")
+    assert read(other.decode()).sums.ended["failed"] == 0
 
 
-def test_openmetrics_is_given_to_whoever_names_it(told: tuple[Service, list[Any]]) -> None:
+def test_openmetrics_is_sent_if_the_client_accepts_it(answered: tuple[Service, list[Any]]) -> None:
     accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
-    response = scraped(told[0], accept)
+    response = scraped(answered[0], accept)
     assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     names = {family.name for family in open_families(response.text)}
     assert {"ragkv_tokens", "ragkv_step_seconds", "ragkv_ready"} <= names
-    assert scraped(told[0], "application/openmetrics-text; version=1.x").status_code == 200
+    assert scraped(answered[0], "application/openmetrics-text; version=1.x").status_code == 200
 
 
-def test_with_keys_it_wants_one(tmp_path: Path) -> None:
+def test_with_keys_a_request_needs_one(tmp_path: Path) -> None:
     with serving(settings(tmp_path, api_keys=PAIR)) as locked:
         refused = locked.client.get("/metrics")
         assert (refused.status_code, refused.json()["code"]) == (401, "no_api_key")
         assert "ragkv_tokens_total" not in refused.text
-        told = locked.client.get("/metrics", headers={"authorization": f"Bearer {KEY}"})
-        assert told.status_code == 200
-        assert value(told.text, "ragkv_http_requests_total", route=UNMATCHED, method="GET", status="401") == 1
-        assert KEY not in told.text
+        allowed = locked.client.get("/metrics", headers={"authorization": f"Bearer {KEY}"})
+        assert allowed.status_code == 200
+        assert value(allowed.text, "ragkv_http_requests_total", route=UNMATCHED, method="GET", status="401") == 1
+        assert KEY not in allowed.text
 
 
-def test_a_scrape_takes_less_than_five_milliseconds(told: tuple[Service, list[Any]]) -> None:
-    kept: MetricsCollector = told[0].app.state.metrics
+def test_a_scrape_takes_less_than_five_milliseconds(answered: tuple[Service, list[Any]]) -> None:
+    collector: MetricsCollector = answered[0].app.state.metrics
     taken = []
     for _ in range(20):
-        begun = time.perf_counter()
-        kept.written("")
-        taken.append(time.perf_counter() - begun)
+        started = time.perf_counter()
+        collector.render("")
+        taken.append(time.perf_counter() - started)
     assert min(taken) < 0.005

@@ -1,4 +1,4 @@
-"""The queries of the Grafana dashboard, and those that the documents advise, ask for metrics and labels that exist."""
+"""The queries of the Grafana dashboard and of the docs use existing metrics and labels."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _STRING = r'"[^"]*"'
 _METRIC = re.compile(r"\b((?:ragkv|process)_[a-z0-9_]+)\s*(\{[^}]*\})?")
 _GROUPED = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 OF_THE_TARGET = {"job", "instance"}
-"""Labels that Prometheus adds."""
+"""Labels that Prometheus adds itself."""
 
 
 Known = dict[str, dict[str, set[str]]]
-"""Metrics, their labels, and what these say."""
+"""Values by label by metric."""
 
 
 def check(expression: str, known: Known) -> None:
-    """Whether metrics and labels of PromQL exist, and the values that labels are asked for."""
+    """Assert that the metrics, labels and label values of a PromQL query exist."""
     named = _METRIC.findall(expression)
     assert named, expression
     labels: set[str] = set()
@@ -40,7 +40,7 @@ def check(expression: str, known: Known) -> None:
 
 @pytest.fixture(scope="module")
 def known(service: Service) -> Known:
-    """What a service says that has answered a question."""
+    """Metrics of a service that has answered a question."""
     assert service.post("/v1/answers", {"question": "Who built the harbour of Tarn?"}).status_code == 200
     found: Known = {}
     for family in text_string_to_metric_families(service.client.get("/metrics").text):
@@ -51,7 +51,7 @@ def known(service: Service) -> Known:
     return found
 
 
-def test_every_query_of_the_dashboard_asks_for_what_is_there(root: Path, known: Known) -> None:
+def test_every_query_of_the_grafana_dashboard_uses_existing_metrics(root: Path, known: Known) -> None:
     file = root / "deploy" / "grafana" / "dashboards" / "ragkv.json"
     panels = json.loads(file.read_text(encoding="utf-8"))["panels"]
     queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
@@ -63,7 +63,7 @@ def test_every_query_of_the_dashboard_asks_for_what_is_there(root: Path, known: 
     }, "every counter is shown somewhere"
 
 
-def test_legends_name_labels_that_their_queries_keep(root: Path) -> None:
+def test_legends_use_labels_that_their_queries_keep(root: Path) -> None:
     file = root / "deploy" / "grafana" / "dashboards" / "ragkv.json"
     for panel in json.loads(file.read_text(encoding="utf-8"))["panels"]:
         for target in panel.get("targets", ()):
@@ -71,7 +71,7 @@ def test_legends_name_labels_that_their_queries_keep(root: Path) -> None:
                 assert f"by ({label})" in target["expr"], panel["title"]
 
 
-def test_the_queries_of_the_documents_ask_for_what_is_there(root: Path, known: Known) -> None:
+def test_the_queries_in_the_docs_use_existing_metrics(root: Path, known: Known) -> None:
     blocks = re.findall(r"```promql\n(.*?)```", (root / "docs" / "operations.md").read_text(), re.S)
     queries = [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
     assert len(queries) >= 3
@@ -79,7 +79,7 @@ def test_the_queries_of_the_documents_ask_for_what_is_there(root: Path, known: K
         check(query, known)
 
 
-def test_a_query_for_what_is_not_there_is_found(known: Known) -> None:
+def test_a_query_for_an_unknown_metric_or_label_is_detected(known: Known) -> None:
     check('sum by (tier) (rate(ragkv_chunk_lookups_total{result="hit"}[1m]))', known)
     for wrong in (
         "rate(ragkv_lookups_total[1m])",

@@ -1,4 +1,4 @@
-"""What a load balancer asks: does it live, can it answer."""
+"""Liveness and readiness as a load balancer sees them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.libraries import open_engine
 from tests.redis_server import redis_server
 
 
-def test_a_service_that_can_answer_is_ready_and_says_of_what(service: Service) -> None:
+def test_a_working_service_is_ready_with_all_checks_ok(service: Service) -> None:
     ready = service.client.get("/readyz")
     assert ready.status_code == 200
     body = ready.json()
@@ -32,7 +32,7 @@ def test_a_service_that_can_answer_is_ready_and_says_of_what(service: Service) -
     assert set(body["queue"]) == {"places", "waiting", "running", "cancelled", "expired", "refused"}
 
 
-def test_a_full_line_is_told_and_no_reason_to_be_sent_nobody(service: Service) -> None:
+def test_a_full_queue_degrades_readiness_but_stays_200(service: Service) -> None:
     with held(service):
         waiting = [service.worker.submit(lambda engine: None) for _ in range(service.worker.health()["queue"])]
         full = service.client.get("/readyz")
@@ -40,16 +40,16 @@ def test_a_full_line_is_told_and_no_reason_to_be_sent_nobody(service: Service) -
     assert [future.result(30) for future in waiting] == [None] * len(waiting)
 
 
-def test_without_its_store_it_is_ready_and_says_so(tmp_path: Path) -> None:
+def test_a_missing_store_degrades_readiness_but_stays_200(tmp_path: Path) -> None:
     with redis_server() as server:
-        pass  # gone again: nothing listens there
+        pass  # stopped again: nothing listens at its address
     with serving(settings(tmp_path, store=server.url)) as service:
         ready = service.client.get("/readyz")
         assert (ready.status_code, ready.json()["checks"]["store"]["status"]) == (200, "degraded")
         assert service.client.get("/healthz").json()["status"] == "degraded"
 
 
-def test_with_another_embedder_it_lives_and_is_not_ready(
+def test_another_embedder_makes_the_service_live_but_not_ready(
     tmp_path: Path, model: DecoderModel, embedder: Embedder
 ) -> None:
     (tmp_path / "other-embedder").symlink_to(_packaged_folder())
@@ -63,7 +63,7 @@ def test_with_another_embedder_it_lives_and_is_not_ready(
         assert service.client.get("/healthz").status_code == 200
 
 
-def test_a_catalogue_that_cannot_be_read_makes_it_not_ready(tmp_path: Path) -> None:
+def test_a_damaged_catalogue_makes_the_service_not_ready(tmp_path: Path) -> None:
     def damage(engine: Engine) -> None:
         def damaged() -> tuple[int, int]:
             raise CatalogCorrupt("catalog.sqlite is damaged")
@@ -79,7 +79,7 @@ def test_a_catalogue_that_cannot_be_read_makes_it_not_ready(tmp_path: Path) -> N
         assert checks["catalogue"] == {"status": "failed", "detail": "catalog.sqlite is damaged"}
 
 
-def test_a_service_that_ends_is_not_ready(tmp_path: Path) -> None:
+def test_a_stopping_service_is_not_ready(tmp_path: Path) -> None:
     app = create_app(settings(tmp_path))
 
     async def session() -> list[int]:
@@ -88,7 +88,7 @@ def test_a_service_that_ends_is_not_ready(tmp_path: Path) -> None:
             httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service", timeout=60) as client,
         ):
             seen = [(await client.get("/readyz")).status_code]
-            app.state.worker.pause()
+            app.state.engine_thread.pause()
             return [*seen, (await client.get("/readyz")).status_code, (await client.get("/healthz")).status_code]
 
     assert asyncio.run(session()) == [200, 503, 200]

@@ -1,4 +1,4 @@
-"""Traces: a span for each request, one for each step inside it, and nobody who waits for a collector."""
+"""Traces: one span per request, one per step inside it, and no delay by a slow collector."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from api.middleware.access_log import ServedRequest
-from api.observability.traces import Patient, Tracing
+from api.observability.traces import RateLimitedLogExporter, Tracing
 from api.runtime.request_context import RequestContext
 from ragkv.timing import StepTimer
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
@@ -34,14 +34,13 @@ STEPS = {"retrieve", "open", "plan", "load", "repair", "prefill", "decode"}
 
 @dataclass(frozen=True)
 class Traced:
-    """A service, and the spans it makes."""
+    """A service and its exported spans."""
 
     service: Service
     exporter: InMemorySpanExporter
 
     def spans(self, count: int = 1) -> tuple[ReadableSpan, dict[str, list[ReadableSpan]]]:
-        """Of the latest request, which the service may be ending just now: its own span, and its steps by name.
-        Afterwards there are none."""
+        """Wait for the latest request; return its span and the spans of its steps by name. Clears the exporter."""
         until = time.monotonic() + 10
         while time.monotonic() < until:
             found = self.exporter.get_finished_spans()
@@ -70,7 +69,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
 
 @pytest.fixture
 def traced(running: Traced) -> Traced:
-    """Without the spans of other tests."""
+    """The service with no spans of other tests."""
     time.sleep(0.05)
     running.exporter.clear()
     return running
@@ -91,7 +90,7 @@ def test_an_answer_is_a_span_with_its_steps_inside(traced: Traced) -> None:
     assert answer.headers["x-request-id"] == request.attributes["ragkv.request_id"]
 
 
-def test_the_spans_of_a_step_last_as_long_as_the_report_says(traced: Traced) -> None:
+def test_span_durations_match_the_report(traced: Traced) -> None:
     timings = traced.service.post("/v1/answers", QUESTION).json()["report"]["timings_ms"]
     _, steps = traced.spans()
     assert len(steps["load"]) > 1
@@ -100,14 +99,14 @@ def test_the_spans_of_a_step_last_as_long_as_the_report_says(traced: Traced) -> 
         assert sum(s.end_time - s.start_time for s in spans) / 1e6 == pytest.approx(timings[name], abs=1), name
 
 
-def test_attributes_are_what_the_report_says(traced: Traced) -> None:
+def test_span_attributes_match_the_report(traced: Traced) -> None:
     report = traced.service.post("/v1/answers", QUESTION).json()["report"]
     request, steps = traced.spans()
-    told = request.attributes
-    assert (told["http.request.method"], told["http.route"]) == ("POST", "/v1/answers")
-    assert (told["http.response.status_code"], told["ragkv.method"]) == (200, "samkv-fusion")
+    attributes = request.attributes
+    assert (attributes["http.request.method"], attributes["http.route"]) == ("POST", "/v1/answers")
+    assert (attributes["http.response.status_code"], attributes["ragkv.method"]) == (200, "samkv-fusion")
     for part in ("tokens", "bytes", "ratios"):
-        assert {name: told[f"ragkv.{part}.{name}"] for name in report[part]} == report[part]
+        assert {name: attributes[f"ragkv.{part}.{name}"] for name in report[part]} == report[part]
     (decode,) = steps["decode"]
     assert decode.attributes["ragkv.tokens.generated"] == report["tokens"]["generated"]
 
@@ -120,7 +119,7 @@ def test_a_stream_is_traced_to_its_end(traced: Traced) -> None:
     assert request.end_time >= steps["decode"][0].end_time
 
 
-def test_a_trace_that_began_elsewhere_goes_on_here(traced: Traced) -> None:
+def test_a_trace_context_of_the_client_is_continued(traced: Traced) -> None:
     trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     traced.service.post("/v1/answers", QUESTION, headers={"traceparent": f"00-{trace}-{parent}-01"})
     request, steps = traced.spans()
@@ -131,7 +130,7 @@ def test_a_trace_that_began_elsewhere_goes_on_here(traced: Traced) -> None:
         assert traced.spans()[0].parent is None
 
 
-def test_who_says_elsewhere_that_it_is_not_traced_is_not_traced_here(traced: Traced) -> None:
+def test_a_request_marked_as_not_sampled_is_not_traced(traced: Traced) -> None:
     headers = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"}
     traced.service.post("/v1/answers", QUESTION, headers=headers)
     traced.service.client.get("/v1/models")
@@ -151,46 +150,48 @@ def test_no_text_of_a_user_is_in_a_span(traced: Traced) -> None:
     while len(found := traced.exporter.get_finished_spans()) < 5 + len(STEPS) - 1 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert {"GET", "GET /v1/documents/{document_id}"} <= {span.name for span in found}
-    told = "".join(span.to_json() for span in found)
-    assert MARK not in told.lower()
-    assert "cap=" not in told
+    text = "".join(span.to_json() for span in found)
+    assert MARK not in text.lower()
+    assert "cap=" not in text
 
 
-def test_a_failed_request_is_an_error_with_the_steps_it_came_to(
+def test_a_failed_request_is_an_error_span_with_its_finished_steps(
     traced: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError(MARK)
 
     engine = traced.service.worker.submit(lambda engine: engine).result(30)
-    monkeypatch.setattr(engine, "finish", broken)
+    monkeypatch.setattr(engine, "finalize", broken)
     assert httpx.post(f"{traced.service.url}/v1/answers", json=QUESTION).status_code == 500
     request, steps = traced.spans()
     assert (request.status.status_code, request.attributes["error.type"]) == (StatusCode.ERROR, "internal")
     assert STEPS - {"decode"} == set(steps)
 
 
-def test_looking_at_its_health_is_no_trace(traced: Traced) -> None:
+def test_health_checks_are_not_traced(traced: Traced) -> None:
     for path in ("/healthz", "/readyz", "/v1/models"):
         traced.service.client.get(path)
     assert traced.spans()[0].name == "GET /v1/models"
 
 
 def answered() -> ServedRequest:
-    """A request with a step in it."""
-    watch, began = StepTimer(), time.perf_counter()
-    with watch.step("retrieve"):
+    """Build a served request with one step."""
+    timer, began = StepTimer(), time.perf_counter()
+    with timer.step("retrieve"):
         pass
     return ServedRequest(
-        RequestContext("id", timer=watch), "POST", "/v1/answers", 200, began, time.perf_counter(), time.time_ns(), {}
+        RequestContext("id", timer=timer), "POST", "/v1/answers", 200, began, time.perf_counter(), time.time_ns(), {}
     )
 
 
-def test_a_collector_that_is_away_costs_nobody_time_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_collector_delays_no_request_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     away = OTLPSpanExporter(f"http://127.0.0.1:{free_port()}/v1/traces", timeout=0.2)
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # as open_tracing does
     tracing = Tracing(
-        BatchSpanProcessor(Patient(away), max_queue_size=64, schedule_delay_millis=20, max_export_batch_size=8)
+        BatchSpanProcessor(
+            RateLimitedLogExporter(away), max_queue_size=64, schedule_delay_millis=20, max_export_batch_size=8
+        )
     )
     began = time.perf_counter()
     for _ in range(500):
@@ -222,7 +223,7 @@ from ragkv.cli.common import fail
 from ragkv.config import load_settings
 from ragkv.errors import ConfigError
 
-create_app(load_settings(dashboard=False))  # NiceGUI makes an application of FastAPI, which looks for the SDK
+create_app(load_settings(dashboard=False))  # NiceGUI creates a FastAPI application, which searches for the SDK
 print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))])
 sys.meta_path[:] = [Missing if finder is PathFinder else finder for finder in sys.meta_path]
 try:
@@ -232,9 +233,9 @@ except ConfigError as error:
 """
 
 
-def test_without_traces_nothing_is_imported_and_without_the_extra_it_says_what_to_install(root: Any) -> None:
+def test_otel_is_imported_only_for_traces_and_a_missing_extra_is_named(root: Any) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=root, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    imported, told = done.stdout.splitlines()
+    imported, message = done.stdout.splitlines()
     assert imported == "[]"
-    assert "pip install 'ragkv[otel]'" in told
+    assert "pip install 'ragkv[otel]'" in message

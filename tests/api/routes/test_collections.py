@@ -1,4 +1,4 @@
-"""Collections over HTTP, filters at question time, and what tenants see of each other's: nothing."""
+"""Collections over HTTP, metadata filters, and the isolation of tenants."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shown(service: Service) -> dict[str, Any]:
     return {each["name"]: each for each in found}
 
 
-def test_a_collection_tells_how_much_it_holds(service: Service) -> None:
+def test_a_collection_shows_its_size(service: Service) -> None:
     fill(service, "boats/held")
     page = service.client.get("/v1/documents", params={"collection": "boats/held"}).json()["documents"]
     assert shown(service)["boats/held"] == {
@@ -49,13 +49,13 @@ def test_a_collection_tells_how_much_it_holds(service: Service) -> None:
     assert "boats/held" not in shown(service)
 
 
-def test_a_collection_goes_with_its_jobs_its_conversations_and_its_kv(service: Service) -> None:
+def test_deleting_a_collection_removes_its_jobs_conversations_and_kv(service: Service) -> None:
     fill(service, "sunk")
     fill(service, "afloat")
     assert ask(service, "sunk", "What is the Grey Heron?", conversation_id="talk").status_code == 200
     with held(service):
         job_id = service.post("/v1/documents", {**BOATS[0], "id": "late", "collection": "sunk"}).json()["job_id"]
-        assert service.client.delete("/v1/collections/sunk").status_code == 204, "it waits for nobody"
+        assert service.client.delete("/v1/collections/sunk").status_code == 204, "it does not wait for the engine"
         check_problem(service.client.delete("/v1/collections/sunk"), 404)
     assert service.job(job_id)["status"] == "cancelled"
     check_problem(service.client.get("/v1/conversations/talk?collection=sunk"), 404)
@@ -72,7 +72,7 @@ def test_a_collection_goes_with_its_jobs_its_conversations_and_its_kv(service: S
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("conditions", "found"),
     [
         (None, {"heron", "gull", "mast"}),
         ({}, {"heron", "gull", "mast"}),
@@ -82,25 +82,27 @@ def test_a_collection_goes_with_its_jobs_its_conversations_and_its_kv(service: S
         ({"tags": ["wood"]}, {"mast"}),
     ],
 )
-def test_a_question_is_answered_from_what_its_filter_describes(service: Service, wanted: Any, found: set[str]) -> None:
+def test_a_question_is_answered_from_the_documents_that_match_its_filter(
+    service: Service, conditions: Any, found: set[str]
+) -> None:
     if "filtered" not in shown(service):
         fill(service, "filtered")
-    answered = ask(service, "filtered", "What is a ferry?", filter=wanted, top_k=3)
+    answered = ask(service, "filtered", "What is a ferry?", filter=conditions, top_k=3)
     assert {document for document, _ in cited(answered)} == found
 
 
-def test_a_filter_holds_for_its_turn_alone(service: Service) -> None:
+def test_a_filter_applies_to_its_turn_only(service: Service) -> None:
     fill(service, "turns")
     turns = [
-        ask(service, "turns", "What is a ferry?", conversation_id="talk", filter=wanted, top_k=1)
-        for wanted in ({"tags": "wood"}, {"year": 1889}, None)
+        ask(service, "turns", "What is a ferry?", conversation_id="talk", filter=conditions, top_k=1)
+        for conditions in ({"tags": "wood"}, {"year": 1889}, None)
     ]
     assert [document for turn in turns[:2] for document, _ in cited(turn)] == ["mast", "gull"]
     assert len(turns[1].json()["report"]["chunks"]) == 2, "what an earlier turn read stays"
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "conditions",
     [
         "kind",
         [],
@@ -113,13 +115,13 @@ def test_a_filter_holds_for_its_turn_alone(service: Service) -> None:
         {"kind": list(range(65))},
     ],
 )
-def test_what_is_no_filter_is_refused(service: Service, wanted: Any) -> None:
-    body = json.dumps({"question": "What is a ferry?", "filter": wanted}).encode()
+def test_an_invalid_filter_is_refused(service: Service, conditions: Any) -> None:
+    body = json.dumps({"question": "What is a ferry?", "filter": conditions}).encode()
     head = {"content-type": "application/json"}
     check_problem(service.client.post("/v1/answers", content=body, headers=head), 422)
 
 
-def test_a_filter_that_describes_nothing_says_so(service: Service) -> None:
+def test_a_filter_without_a_match_is_a_404_that_names_it(service: Service) -> None:
     detail = check_problem(ask(service, "default", filter={"kind": "none"}), 404)["detail"]
     assert "filter" in detail
 
@@ -128,7 +130,7 @@ def test_a_filter_that_describes_nothing_says_so(service: Service) -> None:
 
 
 class AsTenant:
-    """The service as it would be behind keys: a header says whose request it is."""
+    """Middleware that sets the tenant from a header, in place of the authentication."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -141,10 +143,10 @@ class AsTenant:
 Call = Callable[..., Awaitable[httpx.Response]]
 
 
-def test_what_is_anothers_is_not_there(tmp_path: Path) -> None:
+def test_a_tenant_sees_nothing_of_another_tenant(tmp_path: Path) -> None:
     app = create_app(settings(tmp_path))
 
-    async def talk(ours: Call, theirs: Call) -> None:
+    async def exchange(ours: Call, theirs: Call) -> None:
         text = {"text": "The lamp is kept by Ada Brook.", "metadata": {"kind": "lamp"}}
         assert (await ours("PUT", "/v1/documents/lamp?wait=true", json=text)).json()["collection"] == "default"
         files = [("files", ("bad.txt", b"\xff"))]
@@ -186,6 +188,6 @@ def test_what_is_anothers_is_not_there(tmp_path: Path) -> None:
             def as_tenant(name: str) -> Call:
                 return lambda method, path, **more: client.request(method, path, headers={"x-tenant": name}, **more)
 
-            await talk(as_tenant("ours"), as_tenant("theirs"))
+            await exchange(as_tenant("ours"), as_tenant("theirs"))
 
     asyncio.run(session())

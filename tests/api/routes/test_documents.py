@@ -1,4 +1,4 @@
-"""Documents over HTTP: put, listed, shown and deleted at any time, each by its id, whatever that is."""
+"""Documents over HTTP: put, list, show and delete, with any printable id."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def delete(service: Service, document_id: str, collection: str) -> httpx.Respons
 
 
 def clean(service: Service) -> bool:
-    """Whether soon there is no KV without a chunk and no chunk without KV."""
+    """Wait until the keys of the chunks and of the store agree; return whether they do."""
     until = time.monotonic() + 20
     while (found := stored(service))[0] != found[1] and time.monotonic() < until:
         time.sleep(0.05)
@@ -46,7 +46,7 @@ def clean(service: Service) -> bool:
 # Put
 
 
-def test_putting_what_is_there_does_nothing_and_shows_it(service: Service) -> None:
+def test_putting_unchanged_content_does_nothing(service: Service) -> None:
     accepted = put(service, "lamp", SAYS, "put")
     assert (accepted.status_code, list(accepted.json())) == (202, ["job_id"])
     assert accepted.headers["location"] == f"/v1/jobs/{accepted.json()['job_id']}"
@@ -68,7 +68,7 @@ def test_putting_what_is_there_does_nothing_and_shows_it(service: Service) -> No
     assert encoded == [], "the model did nothing"
 
 
-def test_a_document_tells_what_is_known_of_it(service: Service) -> None:
+def test_a_document_shows_its_size_hash_and_times(service: Service) -> None:
     shown = put(service, "known", SAYS, "put", wait=True).json()
     size = service.worker.catalog_service.token_bytes
     assert {name: shown[name] for name in ("id", "collection", "title", "metadata", "chunks", "bytes")} == {
@@ -80,7 +80,7 @@ def test_a_document_tells_what_is_known_of_it(service: Service) -> None:
     assert get(service, "known", "put", text=True).json() == {**shown, "text": SAYS["text"]}
 
 
-def test_new_content_takes_the_place_of_the_old_one_when_it_has_been_read(service: Service) -> None:
+def test_new_content_replaces_the_old_one_when_it_is_ingested(service: Service) -> None:
     first = put(service, "lamp", SAYS, "swapped", wait=True).json()
     with held(service):
         accepted = put(service, "lamp", LATER, "swapped")
@@ -94,7 +94,7 @@ def test_new_content_takes_the_place_of_the_old_one_when_it_has_been_read(servic
     assert clean(service)
 
 
-def test_the_last_version_put_is_the_one_that_stays(service: Service) -> None:
+def test_the_version_put_last_stays(service: Service) -> None:
     put(service, "lamp", SAYS, "last", wait=True)
     with held(service):
         newer = put(service, "lamp", LATER, "last")
@@ -115,13 +115,13 @@ def test_the_last_version_put_is_the_one_that_stays(service: Service) -> None:
         ({}, 422, "invalid_request"),
     ],
 )
-def test_what_cannot_be_put_is_refused_at_once(service: Service, says: Any, status: int, code: str) -> None:
+def test_an_invalid_document_is_refused_at_once(service: Service, says: Any, status: int, code: str) -> None:
     latest = service.client.get("/v1/jobs?limit=1").json()
     assert check_problem(put(service, "bad", says, "put"), status)["code"] == code
     assert service.client.get("/v1/jobs?limit=1").json() == latest
 
 
-def test_whoever_waits_for_a_document_that_is_deleted_meanwhile_is_told(service: Service) -> None:
+def test_waiting_for_a_deleted_document_is_a_conflict(service: Service) -> None:
     with ThreadPoolExecutor(1) as pool, held(service):
         waiting = pool.submit(put, service, "lamp", SAYS, "conflict", wait=True)
         until = time.monotonic() + 20
@@ -145,7 +145,7 @@ def test_any_printable_name_is_an_id(service: Service, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [" ", "a\nb", "a\0b", "x" * 513])
-def test_other_names_are_refused(service: Service, name: str) -> None:
+def test_names_that_are_not_printable_are_refused(service: Service, name: str) -> None:
     for response in (put(service, name, SAYS, "names"), get(service, name, "names"), delete(service, name, "names")):
         check_problem(response, 404 if "\n" in name else 422)  # a path is one line
 
@@ -189,14 +189,14 @@ def test_pages_show_every_document_once_in_order(service: Service) -> None:
         f"after={'x' * 513}",
     ],
 )
-def test_a_list_that_cannot_be_is_refused(service: Service, query: str) -> None:
+def test_invalid_list_parameters_are_refused(service: Service, query: str) -> None:
     check_problem(service.client.get(f"/v1/documents?{query}"), 422)
 
 
 # Deleted
 
 
-def test_deleting_waits_for_nobody(service: Service) -> None:
+def test_deleting_does_not_wait_for_the_engine(service: Service) -> None:
     put(service, "there", SAYS, "busy", wait=True)
     failed = service.post("/v1/documents?wait=true", {"id": "failed", "text": " ", "collection": "busy"}).json()
     with held(service):
@@ -216,7 +216,7 @@ def test_deleting_waits_for_nobody(service: Service) -> None:
     assert clean(service)
 
 
-def test_a_document_that_is_being_read_is_deleted_and_leaves_nothing(service: Service) -> None:
+def test_a_document_can_be_deleted_during_ingest_and_leaves_nothing(service: Service) -> None:
     long = tale("Lamp", "Ada Brook", 40)
     job_id = service.post("/v1/documents", {**long, "collection": "read"}).json()["job_id"]
     while service.client.get(f"/v1/jobs/{job_id}").json()["stage"] != "encode":
@@ -230,17 +230,17 @@ def test_a_document_that_is_being_read_is_deleted_and_leaves_nothing(service: Se
     assert clean(service)
 
 
-def test_a_document_deleted_while_its_answer_is_given_is_never_cited_afterwards(service: Service) -> None:
+def test_a_document_deleted_during_retrieval_is_never_cited_afterwards(service: Service) -> None:
     for name, says in (("lamp", SAYS), ("other", {"text": "The boats stay out for three days."})):
         put(service, name, says, "asked", wait=True)
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
 
     def stop_in_the_middle(engine: Any) -> None:
         search = engine.retriever.search
 
         def searched(*arguments: Any) -> Any:
             hits = search(*arguments)
-            begun.set()
+            started.set()
             go_on.wait(30)
             return hits
 
@@ -250,7 +250,7 @@ def test_a_document_deleted_while_its_answer_is_given_is_never_cited_afterwards(
     try:
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(ask, service, "asked")
-            assert begun.wait(30)
+            assert started.wait(30)
             assert delete(service, "lamp", "asked").status_code == 204
             go_on.set()
             assert ("lamp", "Lamp") in cited(answer.result(60)), "the snapshot it began with"

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: how far they are, when they will be done, following and stopping them."""
+"""Jobs over HTTP: progress, estimated time, events and cancelling."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
-from api.runtime import catalog_service as holdings
+from api.runtime import catalog_service
 from tests.api.conftest import Service
 from tests.api.test_bad_input import check_problem
 from tests.api.test_faults import held, tale
 
 
 def send(service: Service, collection: str, count: int = 3, **more: Any) -> str:
-    """Queue small documents; returns the job's id."""
+    """Queue small documents and return the id of the job."""
     documents = [{"id": f"d{n}", "text": f"Boat {n} of Tarn.", "collection": collection, **more} for n in range(count)]
     job_id: str = service.post("/v1/documents", {"documents": documents}).json()["job_id"]
     return job_id
@@ -30,7 +30,7 @@ def get(service: Service, job_id: str, **more: Any) -> Any:
 
 
 def events(service: Service, job_id: str) -> Iterator[tuple[str, Any]]:
-    """(event, data) of a stream, until it ends."""
+    """Yield (event, data) until the stream ends."""
     with service.client.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
         assert stream.status_code == 200
         assert stream.headers["content-type"].startswith("text/event-stream")
@@ -61,52 +61,52 @@ def test_a_job_counts_its_documents_and_names_those_that_failed(service: Service
     assert (again["counts"]["unchanged"], again["counts"]["completed"], again["status"]) == (3, 0, "completed")
 
 
-def test_the_time_that_is_left_is_unknown_then_falls_to_nothing(service: Service) -> None:
+def test_the_estimated_time_is_unknown_at_first_and_then_falls(service: Service) -> None:
     with held(service):
         job_id = send(service, "timed", 40)
         assert get(service, job_id)["eta_seconds"] is None
     seen = [data for _, data in events(service, job_id)]
-    known = [(job["counts"]["done"], job["eta_seconds"]) for job in seen if job["eta_seconds"] is not None]
+    estimates = [(job["counts"]["done"], job["eta_seconds"]) for job in seen if job["eta_seconds"] is not None]
     took = seen[-1]["finished"] - seen[-1]["started"]
-    assert len(known) >= 2
-    assert all(done > 0 for done, _ in known), "one document has to be read before anything is known of the others"
-    assert all(0 <= eta < 5 * took for _, eta in known)
-    assert known[-1][1] < known[0][1]
+    assert len(estimates) >= 2
+    assert all(done > 0 for done, _ in estimates), "the estimate needs one document that is done"
+    assert all(0 <= eta < 5 * took for _, eta in estimates)
+    assert estimates[-1][1] < estimates[0][1]
     assert seen[-1]["eta_seconds"] is None
 
 
-def test_the_time_that_a_long_document_needs_is_known_while_it_is_read(service: Service) -> None:
+def test_the_remaining_time_of_a_long_document_is_estimated(service: Service) -> None:
     job_id = service.post("/v1/documents", {**tale("Lamp", "Ada", 20), "collection": "timed"}).json()["job_id"]
-    known = [
+    estimates = [
         (data["done"], data["eta_seconds"])
         for _, data in events(service, job_id)
         if data["stage"] == "encode" and data["eta_seconds"] is not None
     ]
-    assert known
-    assert all(done > 0 for done, _ in known)
+    assert estimates
+    assert all(done > 0 for done, _ in estimates)
 
 
-def test_following_a_job_tells_every_change_and_ends_with_it(service: Service) -> None:
+def test_job_events_report_every_change_and_end_with_the_job(service: Service) -> None:
     job_id = send(service, "followed", 10)
-    told = list(events(service, job_id))
-    assert [name for name, _ in told[:-1]] == ["progress"] * (len(told) - 1)
-    assert told[-1] == ("done", get(service, job_id))
-    assert [one for one, other in itertools.pairwise(told) if one == other] == []
-    counts = [data["counts"]["done"] for _, data in told]
+    received = list(events(service, job_id))
+    assert [name for name, _ in received[:-1]] == ["progress"] * (len(received) - 1)
+    assert received[-1] == ("done", get(service, job_id))
+    assert [one for one, other in itertools.pairwise(received) if one == other] == []
+    counts = [data["counts"]["done"] for _, data in received]
     assert counts == sorted(counts)
     assert len(set(counts)) > 2
-    assert list(events(service, job_id)) == told[-1:], "whoever comes back, or late, gets the end"
+    assert list(events(service, job_id)) == received[-1:], "a client that comes back or is late gets the end"
 
 
-def test_a_client_that_leaves_is_watched_for_no_longer(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holdings, "WATCHERS", 2)
+def test_a_disconnected_watcher_no_longer_polls_the_job(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_service, "WATCHERS", 2)
     with held(service):
         job_id = send(service, "left")
-        looks: list[str] = []
+        polls: list[str] = []
         get_job = service.worker.jobs.get
 
         def counted(*arguments: Any) -> Any:
-            looks.append(arguments[0])
+            polls.append(arguments[0])
             return get_job(*arguments)
 
         monkeypatch.setattr(service.worker.jobs, "get", counted)
@@ -121,13 +121,13 @@ def test_a_client_that_leaves_is_watched_for_no_longer(service: Service, monkeyp
         while service.worker.catalog_service.watchers and time.monotonic() < until:
             time.sleep(0.02)
         assert service.worker.catalog_service.watchers == 0
-        before = len(looks)
+        before = len(polls)
         time.sleep(0.6)
-        assert len(looks) == before
+        assert len(polls) == before
     assert service.job(job_id)["status"] == "completed"
 
 
-def test_the_latest_jobs_come_first_and_may_be_picked_by_status(service: Service) -> None:
+def test_the_latest_jobs_come_first_and_can_be_filtered_by_status(service: Service) -> None:
     failed = service.post("/v1/documents?wait=true", {"id": "x", "text": " ", "collection": "recent"}).json()
     with held(service):
         waiting = [send(service, "recent", 1, title=str(n)) for n in range(3)]
@@ -141,7 +141,7 @@ def test_the_latest_jobs_come_first_and_may_be_picked_by_status(service: Service
         check_problem(service.client.get(f"/v1/jobs?{query}"), 422)
 
 
-def test_cancelling_stops_what_waits_as_often_as_it_is_said(service: Service) -> None:
+def test_cancelling_a_job_is_idempotent(service: Service) -> None:
     with held(service):
         job_id = send(service, "cancelled")
         first, second = (service.client.post(f"/v1/jobs/{job_id}/cancel") for _ in range(2))
@@ -159,17 +159,17 @@ def test_an_unknown_job_is_not_found(service: Service) -> None:
         check_problem(service.client.request(method, f"/v1/jobs/none{rest}"), 404)
 
 
-def test_many_may_look_while_documents_are_read(service: Service) -> None:
+def test_many_clients_may_poll_during_ingest(service: Service) -> None:
     job_id = send(service, "looked", 15)
     faults: list[str] = []
 
-    def look() -> None:
+    def poll() -> None:
         with httpx.Client(base_url=service.url, timeout=30) as client:
             while (job := client.get(f"/v1/jobs/{job_id}").json())["finished"] is None:
                 if job["counts"]["done"] > job["counts"]["total"]:
                     faults.append(str(job))
 
-    threads = [threading.Thread(target=look) for _ in range(8)]
+    threads = [threading.Thread(target=poll) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

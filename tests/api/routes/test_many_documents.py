@@ -1,4 +1,4 @@
-"""One job of many documents, in a real process that is killed in the middle of it and started again."""
+"""One job of many documents in a real process, which is killed in the middle and restarted."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ WORDS = ("gull", "mast", "quay", "rope", "tide", "bell", "fog", "crew", "lamp", 
 
 
 def document(number: int, size: int) -> dict[str, Any]:
-    """A document of about `size` characters, another one for each number."""
-    said = [f"Boat {number} of Tarn sails at {number % 24} o'clock."]
-    while sum(map(len, said)) < size:
-        place = number * 31 + len(said) * 7
-        said.append(f"The {WORDS[place % 12]} of {number} lies by the {WORDS[place // 12 % 12]} {len(said)}.")
-    return {"id": f"boat/{number:04}", "text": " ".join(said), "metadata": {"hour": number % 24}}
+    """Build a document of about `size` characters that differs for each number."""
+    sentences = [f"Boat {number} of Tarn sails at {number % 24} o'clock."]
+    while sum(map(len, sentences)) < size:
+        place = number * 31 + len(sentences) * 7
+        sentences.append(f"The {WORDS[place % 12]} of {number} lies by the {WORDS[place // 12 % 12]} {len(sentences)}.")
+    return {"id": f"boat/{number:04}", "text": " ".join(sentences), "metadata": {"hour": number % 24}}
 
 
 def progress(client: httpx.Client, job_id: str, until: int) -> list[dict[str, Any]]:
-    """What following the job tells, until so many documents are done."""
-    told = []
+    """Return the events of the job until so many documents are done."""
+    jobs = []
     with client.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
         for line in stream.iter_lines():
             if line.startswith("data: "):
-                told.append(json.loads(line.removeprefix("data: ")))
-                if told[-1]["counts"]["done"] >= until or told[-1]["finished"]:
+                jobs.append(json.loads(line.removeprefix("data: ")))
+                if jobs[-1]["counts"]["done"] >= until or jobs[-1]["finished"]:
                     break
-    return told
+    return jobs
 
 
 def whole(client: httpx.Client) -> dict[str, float]:
-    """(id, when it was read) of all documents, in order."""
+    """Return (id, time of ingest) of all documents in order."""
     found, after = {}, ""
     while after is not None:
         page = client.get("/v1/documents", params={"limit": 100, "after": after}).json()
@@ -49,8 +49,8 @@ def whole(client: httpx.Client) -> dict[str, float]:
     return found
 
 
-def read_killed_read_on(folder: Path, count: int, size: int) -> None:
-    """Send documents, kill the service when a third is read, start it again, send them again, stop it."""
+def check_restart(folder: Path, count: int, size: int) -> None:
+    """Send documents, kill the service when a third is ingested, restart it, send them again, and stop it."""
     documents = [document(number, size) for number in range(count)]
     body = json.dumps({"documents": documents}).encode()
     head = {"content-type": "application/json"}
@@ -58,12 +58,12 @@ def read_killed_read_on(folder: Path, count: int, size: int) -> None:
         sent = client.post("/v1/documents", content=body, headers=head)
         assert sent.status_code == 202, sent.text
         job_id = sent.json()["job_id"]
-        told = progress(client, job_id, count // 3)
-        counts = [job["counts"]["done"] for job in told]
+        jobs = progress(client, job_id, count // 3)
+        counts = [job["counts"]["done"] for job in jobs]
         assert counts == sorted(counts)
         assert len(set(counts)) > 2, "it is seen to go on"
-        assert [job["documents"] for job in told] == [[]] * len(told)
-        assert told[-1]["eta_seconds"] > 0
+        assert [job["documents"] for job in jobs] == [[]] * len(jobs)
+        assert jobs[-1]["eta_seconds"] > 0
         process.send_signal(signal.SIGKILL)
         process.wait()
     catalog = Catalog.open(folder / "data" / "catalog.sqlite")
@@ -94,7 +94,7 @@ def read_killed_read_on(folder: Path, count: int, size: int) -> None:
 
 
 def stopped(process: Any, client: httpx.Client) -> None:
-    """SIGTERM while somebody follows a job: the stream ends, and so does the service."""
+    """Send SIGTERM while a client follows a job: the stream and the service end."""
     long = {"text": document(1, 200_000)["text"]}
     job_id = client.put("/v1/documents/long", json=long).json()["job_id"]
     with client.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
@@ -109,10 +109,10 @@ def stopped(process: Any, client: httpx.Client) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_job_of_many_documents_survives_a_kill_and_is_done_once(tmp_path: Path) -> None:
-    read_killed_read_on(tmp_path, 40, 60)
+    check_restart(tmp_path, 40, 60)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_so_does_a_job_of_a_thousand_of_two_kilobytes(tmp_path: Path) -> None:
-    read_killed_read_on(tmp_path, 1000, 2048)
+def test_a_job_of_a_thousand_small_documents_survives_a_kill(tmp_path: Path) -> None:
+    check_restart(tmp_path, 1000, 2048)

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible routes, with OpenAI's own client and without."""
+"""The OpenAI-compatible routes, with and without OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHO = "Who built the harbour of Tarn?"
 
 @pytest.fixture(scope="module")
 def client(service: Service) -> Iterator[openai.OpenAI]:
-    """OpenAI's client, aimed at the service."""
+    """OpenAI's client with the address of the service."""
     with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
         yield made
 
@@ -29,7 +29,7 @@ def asked(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
 
 
-def test_a_completion_is_the_answer_with_its_grounds(service: Service, client: openai.OpenAI) -> None:
+def test_a_completion_has_the_answer_citations_and_report(service: Service, client: openai.OpenAI) -> None:
     own = service.post("/v1/answers", {"question": WHO}).json()
     made = client.chat.completions.create(model="demo", messages=asked(WHO))
     (choice,) = made.choices
@@ -54,18 +54,18 @@ def test_nothing_is_cached_of_a_prompt_that_is_prefilled(client: openai.OpenAI) 
     assert made.usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_a_streamed_completion_has_its_grounds_at_the_end_and_the_usage_where_it_is_wanted(
+def test_a_streamed_completion_ends_with_citations_report_and_requested_usage(
     client: openai.OpenAI,
 ) -> None:
     whole = client.chat.completions.create(model="demo", messages=asked(WHO))
-    for wanted in (False, True):
+    for with_usage in (False, True):
         stream = client.chat.completions.create(
-            model="demo", messages=asked(WHO), stream=True, stream_options={"include_usage": wanted}
+            model="demo", messages=asked(WHO), stream=True, stream_options={"include_usage": with_usage}
         )
         chunks = list(stream)
         assert len({chunk.id for chunk in chunks}) == 1
         assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
-        if wanted:
+        if with_usage:
             assert chunks.pop().usage == whole.usage
         assert chunks[0].choices[0].delta.role == "assistant"
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Ada Brook"
@@ -74,8 +74,8 @@ def test_a_streamed_completion_has_its_grounds_at_the_end_and_the_usage_where_it
         assert chunks[-1].ragkv["report"]["tokens"] == whole.ragkv["report"]["tokens"]  # type: ignore[attr-defined]
 
 
-def test_the_asynchronous_client_is_served_alike(service: Service) -> None:
-    async def talk() -> tuple[str | None, str, list[str]]:
+def test_the_asynchronous_client_gets_the_same_answer(service: Service) -> None:
+    async def exchange() -> tuple[str | None, str, list[str]]:
         async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
             whole = await client.chat.completions.create(model="demo", messages=asked(WHO))
             text, cited = "", []
@@ -86,12 +86,12 @@ def test_the_asynchronous_client_is_served_alike(service: Service) -> None:
                     cited = [each["document_id"] for each in chunk.ragkv["citations"]]  # type: ignore[attr-defined]
             return whole.choices[0].message.content, text, cited
 
-    whole, text, cited = asyncio.run(talk())
+    whole, text, cited = asyncio.run(exchange())
     assert whole == text == "Ada Brook"
     assert set(cited) == {"harbour", "bridge"}
 
 
-def test_a_client_that_leaves_a_stream_frees_its_place(service: Service, client: openai.OpenAI) -> None:
+def test_a_disconnected_stream_frees_its_place(service: Service, client: openai.OpenAI) -> None:
     with endless(service.worker):
         before = service.worker.health()["cancelled"]
         stream = client.chat.completions.create(model="demo", messages=asked(WHO), stream=True, max_tokens=2000)
@@ -101,7 +101,7 @@ def test_a_client_that_leaves_a_stream_frees_its_place(service: Service, client:
     assert service.worker.health()["cancelled"] == before + 1
 
 
-def test_what_is_asked_for_reaches_the_engine(service: Service, client: openai.OpenAI) -> None:
+def test_chat_options_reach_the_engine(service: Service, client: openai.OpenAI) -> None:
     ferry = {"id": "ferry", "text": "The ferry to Ostrey is the Grey Heron.", "metadata": {"year": 2020}}
     wreck = {"id": "wreck", "text": "The ferry to Ostrey was the Black Tern.", "metadata": {"year": 1950}}
     boats = [{**each, "collection": "boats"} for each in (ferry, wreck)]
@@ -121,16 +121,16 @@ def test_what_is_asked_for_reaches_the_engine(service: Service, client: openai.O
     assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == ("Ada", "stop")
 
 
-def test_a_seed_repeats_what_chance_made(service: Service, client: openai.OpenAI) -> None:
-    def said(**more: Any) -> str | None:
+def test_a_seed_repeats_a_sampled_answer(service: Service, client: openai.OpenAI) -> None:
+    def sampled(**more: Any) -> str | None:
         made = client.chat.completions.create(model="demo", messages=asked(WHO), max_tokens=12, **more)
         return made.choices[0].message.content
 
     with endless(service.worker):
         hot = {"temperature": 2.0}
-        assert said(seed=7, **hot) == said(seed=7, **hot)
-        assert len({said(**hot) for _ in range(3)} | {said(seed=7, **hot)}) > 1
-    assert said(temperature=1e-30) == said(top_p=0, temperature=2) == said() == "Ada Brook"
+        assert sampled(seed=7, **hot) == sampled(seed=7, **hot)
+        assert len({sampled(**hot) for _ in range(3)} | {sampled(seed=7, **hot)}) > 1
+    assert sampled(temperature=1e-30) == sampled(top_p=0, temperature=2) == sampled() == "Ada Brook"
 
 
 def test_models_are_the_loaded_one_and_its_methods(client: openai.OpenAI) -> None:
@@ -173,9 +173,7 @@ def test_models_are_the_loaded_one_and_its_methods(client: openai.OpenAI) -> Non
         ({"messages": [{"role": "user", "content": "who is it " * 3500}]}, None),
     ],
 )
-def test_what_would_change_the_answer_and_cannot_is_an_openai_error(
-    service: Service, body: dict[str, Any], param: str | None
-) -> None:
+def test_an_unsupported_parameter_is_an_openai_error(service: Service, body: dict[str, Any], param: str | None) -> None:
     refused = service.post("/v1/chat/completions", {"model": "demo", "messages": asked(WHO), **body})
     error = refused.json()["error"]
     assert refused.status_code == 400, refused.text
@@ -190,7 +188,7 @@ def test_what_would_change_the_answer_and_cannot_is_an_openai_error(
     ("body", "status"),
     [({"model": "gpt-4o"}, 404), ({"ragkv": {"collection": "nothing-here"}}, 404), ({"stream": True, "n": 2}, 400)],
 )
-def test_other_faults_are_openai_errors_too(service: Service, body: dict[str, Any], status: int) -> None:
+def test_other_errors_are_openai_errors_too(service: Service, body: dict[str, Any], status: int) -> None:
     refused = service.post("/v1/chat/completions", {"model": "demo", "messages": asked(WHO), **body})
     assert (refused.status_code, set(refused.json())) == (status, {"error"})
     assert set(service.client.get("/v1/chat/nothing").json()) == {"error"}
@@ -219,7 +217,7 @@ def test_harmless_parameters_pass(client: openai.OpenAI) -> None:
     assert made.choices[0].message.content == "Ada Brook"
 
 
-def test_a_full_line_raises_the_clients_rate_limit_error(service: Service, client: openai.OpenAI) -> None:
+def test_a_full_queue_raises_the_clients_rate_limit_error(service: Service, client: openai.OpenAI) -> None:
     with held(service):
         waiting = [service.worker.submit(lambda engine: None) for _ in range(service.worker.health()["queue"])]
         with pytest.raises(openai.RateLimitError) as refused:
@@ -235,7 +233,7 @@ def folded(*texts: str) -> str:
     return question_of(Chat.model_validate({"model": "demo", "messages": messages}))
 
 
-def test_a_question_that_points_back_brings_what_it_points_to() -> None:
+def test_a_question_that_refers_back_is_prefixed_with_the_earlier_one() -> None:
     assert folded(WHO, "Ada Brook", "When was it built?") == f"{WHO} Ada Brook. When was it built?"
     assert folded(WHO, "Ada Brook", "Who painted the bridge of Mell?") == "Who painted the bridge of Mell?"
     assert folded(WHO, "Ada Brook", "Did she paint?", "No.", "And why not?") == f"{WHO} Ada Brook. And why not?"
@@ -245,7 +243,7 @@ def test_a_question_that_points_back_brings_what_it_points_to() -> None:
     assert folded("x" * 3000, "y", "When was it built?") == "When was it built?"
 
 
-def test_a_follow_up_is_answered_from_what_it_is_about(client: openai.OpenAI) -> None:
+def test_a_follow_up_question_retrieves_the_document_of_the_earlier_one(client: openai.OpenAI) -> None:
     messages = [*asked(WHO), {"role": "assistant", "content": "Ada Brook"}, *asked("And when was it built?")]
     made = client.chat.completions.create(model="demo", messages=messages, extra_body={"ragkv": {"top_k": 1}})
     assert made.ragkv["citations"][0]["document_id"] == "harbour"  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Uploads: files become documents, one bad one stops no other, and nothing of them stays behind."""
+"""Uploads: files become documents, an invalid file fails alone, and temporary files are removed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def upload(service: Service, files: Files, wait: bool = True, **fields: str) -> 
 
 
 def spooled() -> set[str]:
-    """Temporary files that this process, which the service runs in, has open; they never had names (SQLite's have)."""
+    """Return the open temporary files of this process that have no name. Those of SQLite have one."""
     found = set()
     for link in Path("/proc/self/fd").iterdir():
         try:
@@ -45,7 +45,7 @@ def soon(check: Any) -> bool:
     return bool(check())
 
 
-def test_several_files_are_one_job_and_a_bad_one_fails_alone(service: Service) -> None:
+def test_several_files_are_one_job_and_an_invalid_file_fails_alone(service: Service) -> None:
     lines = b'{"id": "one", "text": "The first ferry is red."}\n{"id": "two", "text": " "}\n'
     files = [
         ("notes.md", b"# The tower\n\nThe tower of Mell is tall."),
@@ -72,14 +72,14 @@ def test_several_files_are_one_job_and_a_bad_one_fails_alone(service: Service) -
 
 
 @pytest.mark.parametrize("name", ["../../etc/cron.d/x.txt", "/etc/passwd.txt", "ü 日.txt", "a;b.txt"])
-def test_the_name_of_a_file_is_a_label(service: Service, name: str) -> None:
+def test_a_file_name_is_only_an_id(service: Service, name: str) -> None:
     job = upload(service, [(name, b"The tower is tall.")], collection="labels").json()
     assert [document["id"] for document in service.job(job["id"])["documents"]] == [name]
     assert job["status"] == "completed"
 
 
 @pytest.mark.parametrize("name", ["a\0b.txt", "a\rb.txt", "\x1b[31m.txt", "x" * 600 + ".txt", " .txt", ".txt"])
-def test_a_name_that_is_none_harms_nobody(service: Service, name: str) -> None:
+def test_an_invalid_file_name_does_no_harm(service: Service, name: str) -> None:
     field = b'--x\r\nContent-Disposition: form-data; name="collection"\r\n\r\nlabels\r\n'
     body = b'--x\r\nContent-Disposition: form-data; name="files"; filename="' + name.encode() + b'"\r\n\r\nText.\r\n'
     good = b'--x\r\nContent-Disposition: form-data; name="files"; filename="good.txt"\r\n\r\nA good text.\r\n--x--\r\n'
@@ -100,7 +100,7 @@ def test_a_name_that_is_none_harms_nobody(service: Service, name: str) -> None:
         b'--x\r\nContent-Disposition: form-data; filename="a"\r\n\r\nno name\r\n--x--\r\n',
     ],
 )
-def test_a_form_that_is_none_is_refused(service: Service, body: bytes) -> None:
+def test_an_invalid_form_is_refused(service: Service, body: bytes) -> None:
     check_problem(service.client.post("/v1/documents", content=body, headers=FORM), 422)
     without = {"content-type": "multipart/form-data"}
     check_problem(service.client.post("/v1/documents", content=body, headers=without), 422)
@@ -120,18 +120,18 @@ def test_a_form_that_is_none_is_refused(service: Service, body: bytes) -> None:
     ],
     ids=["list", "half", "NaN", "surrogate", "large", "blank", "two lines", "longer than a field"],
 )
-def test_fields_are_checked_as_in_a_body(service: Service, fields: dict[str, str]) -> None:
+def test_form_fields_are_validated_like_a_json_body(service: Service, fields: dict[str, str]) -> None:
     check_problem(upload(service, [("a.txt", b"The tower.")], **fields), 422)
 
 
-def test_more_documents_than_a_request_may_hold_are_refused_whole(service: Service) -> None:
+def test_too_many_documents_are_refused_as_a_whole(service: Service) -> None:
     lines = b"".join(b'{"id": "%d", "text": "x"}\n' % n for n in range(1001))
     detail = check_problem(upload(service, [("many.jsonl", lines)], collection="many"), 422)["detail"]
     assert "1000" in detail
     assert service.client.get("/v1/documents?collection=many").json()["documents"] == []
 
 
-def test_files_are_spooled_and_gone_afterwards_whatever_happens(service: Service) -> None:
+def test_spooled_files_are_always_removed(service: Service) -> None:
     large = b"Line of a tale.\n" * 70_000  # past a MiB a file goes to disk
     assert len(large) > 2**20
     before = spooled()
@@ -162,7 +162,7 @@ def test_files_are_spooled_and_gone_afterwards_whatever_happens(service: Service
     assert soon(lambda: not spooled() - before)
 
 
-def test_an_upload_over_its_bound_is_refused_before_it_is_sent(service: Service) -> None:
+def test_an_upload_over_the_limit_is_refused_before_its_body(service: Service) -> None:
     size = UPLOAD_DOCUMENTS * LIMIT + 2**20 + 1
     head = f"POST /v1/documents HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM['content-type']}\r\nContent-Length: {size}"
     with socket.create_connection(("127.0.0.1", service.port), timeout=10) as line:
@@ -172,7 +172,7 @@ def test_an_upload_over_its_bound_is_refused_before_it_is_sent(service: Service)
     assert str(size).encode() in answer
 
 
-def test_files_are_read_beside_the_event_loop(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_parsed_outside_the_event_loop(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, go_on, threads = threading.Event(), threading.Event(), list[str]()
     read = uploads.read
 
@@ -184,7 +184,7 @@ def test_files_are_read_beside_the_event_loop(service: Service, monkeypatch: pyt
 
     monkeypatch.setattr(uploads, "read", slow)
     done: list[httpx.Response] = []
-    # More than may be read at a time: those that wait hold up nobody either.
+    # More uploads than may be parsed at a time. The waiting ones delay no other request either.
 
     def send(number: int) -> None:
         done.append(upload(service, [(f"{number}.txt", b"A tower.")], collection="slow"))
