@@ -1,4 +1,4 @@
-"""Progressive attention with a pool: reference and Triton kernel against `sparse.psa.progress`, step after step."""
+"""Progressive attention with a pool: reference and Triton kernel against `sparse.psa`, step after step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ragkv.kernels.decode_step import CachePointers
 from ragkv.kernels.pool import StopRule, rank
 from ragkv.model.execution.pooled_decode import PooledKV
 from ragkv.sparse import psa
+from ragkv.sparse.attention import attend_heads
 from ragkv.sparse.blocks import BlockDigests, cuboid
 from ragkv.sparse.psa import Psa
 from ragkv.types import Shape
@@ -80,17 +81,18 @@ class Decoded:
         return q, result, order
 
     def expected(self, of, q, order):
-        """Run `sparse.psa.progress` over one cache in memory; return out [Hq, d] and blocks read [Hkv]."""
+        """Run `sparse.psa.attend_progressively` over one cache in memory; return out [Hq, d] and blocks read [Hkv]."""
         k, v = (each.double() for each in self.rows[of])
         size, context = self.params.block, len(k) - self.steps
         known = BlockDigests(size, self.params.sinks, cuboid)
         known.update(k[:context], self.caches[of].positions(self.layer))
         tail = context // size
         queries = q[of].double().unflatten(0, (k.shape[1], -1))
-        near = psa.over(queries, *(known.near_rows(x, tail).transpose(0, 1) for x in (k, v)), scale=SCALE)
+        near = attend_heads(queries, *(known.near_rows(x, tail).transpose(0, 1) for x in (k, v)), scale=SCALE)
         ranked = tail - len(known.sinks)
-        done = psa.progress(queries, k, v, order[of, :, :ranked], self.params, near, scale=SCALE)
-        return done.out.flatten(0, 1), done.read
+        blocks = psa.RankedBlocks(order[of, :, :ranked], near)
+        done = psa.attend_progressively(queries, k, v, blocks, self.params, scale=SCALE)
+        return done.out.flatten(0, 1), done.blocks_read
 
 
 def rule_of(params):
