@@ -8,7 +8,7 @@ from ingest.loader import load
 from ingest.pipeline import ingest
 from ragkv.catalog import Catalog
 from ragkv.config import load_settings
-from ragkv.engine.chunk_source import ChunkStore
+from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.engine import Engine
 from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder, Retriever

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ragkv.model.decoder import DecoderModel
     from ragkv.retrieval import Embedder
     from ragkv.store import KVStore
-    from ragkv.store.redis_store import RedisMemory
+    from ragkv.store.redis_entry import RedisMemory
     from ragkv.types import Key
 
 _SHOWN = 10

@@ -21,7 +21,8 @@ import torch
 from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
-from ragkv.engine.chunk_source import ChunkStore, Quarantine, StoredChunk, prefetch
+from ragkv.engine.chunk_source import StoredChunk, prefetch
+from ragkv.engine.chunk_store import ChunkStore, Quarantine
 from ragkv.engine.cost_model import FREE, measure_costs
 from ragkv.engine.fingerprint import fingerprint
 from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
@@ -146,7 +147,7 @@ class Engine:
         if self.reuse_refused:
             return shelf.key(chunk.tokens)
         try:
-            shelf.stored(chunk.tokens)
+            shelf.verify_stored(chunk.tokens)
         except StoreUnavailable:
             self.store_faults += 1
         except StoreError:
@@ -262,7 +263,7 @@ class Engine:
             "store": store,
             "reuse": self.reuse_refused or "on",
             "store_faults": self.store_faults,
-            "quarantined": self.quarantine.found,
+            "quarantined": self.quarantine.count,
             "tiers": {name: asdict(pool) for name, pool in self.tiers.stats().items()},
             "documents": documents,
         }

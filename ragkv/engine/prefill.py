@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ragkv.engine.adaptive_plan import expand, refine
+from ragkv.engine.chunk_source import ChunkSource
 from ragkv.engine.kv_transfer import KVTransfer, acquire, make_kv_transfer
-from ragkv.engine.memory_source import ChunkSource
 from ragkv.engine.offloaded_blocks import OffloadedBlocks
 from ragkv.engine.session import SessionState, minus, plus
 from ragkv.engine.stitch import Stitch

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ragkv.engine.chunk_source import InMemoryChunk
 from ragkv.engine.generation import Sampling, decode
-from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.policies import DECODE_NAMES, check_decode_policy, make_decode_policy, make_prefill_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import ConfigError, InputError

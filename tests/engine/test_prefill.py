@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.chunk_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, append

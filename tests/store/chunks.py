@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ragkv.store.base import Arrived, KVStore, Range, ignore
-from ragkv.store.format.codec import Head, chunk_key, fetch, offsets, pack, unpack
+from ragkv.store.format.codec import Head, chunk_key, fetch_blocks, offsets, pack, unpack
 from ragkv.store.format.layout import Layout, block_ranges
 from ragkv.store.format.seal import CHECKSUMS, Seal
 from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape
@@ -93,7 +93,7 @@ def read_ranges(store: KVStore, key: Key, *ranges: Range) -> bytes:
 def read_blocks(store: KVStore, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
     """Blocks straight from a store, as the tiers deliver them; `wanted` holds per layer the block ids, ascending."""
     found = block_ranges(head.layout, wanted)
-    return unpack(fetch(store, key, head, found), offsets(found), found, head.layout)
+    return unpack(fetch_blocks(store, key, head, found), offsets(found), found, head.layout)
 
 
 def wanted_bytes(layout: Layout, wanted: Sequence[Sequence[int]]) -> int:

@@ -14,7 +14,7 @@ from redis.cluster import RedisCluster
 from ragkv.errors import EntryCorrupt, EntryMissing
 from ragkv.store.base import KVStore
 from ragkv.store.disk_store import CHECK, PAGE, PREAMBLE, DiskStore
-from ragkv.store.format.codec import FRAME, fetch, offsets, unpack, unpack_head
+from ragkv.store.format.codec import FRAME, fetch_blocks, offsets, unpack, unpack_head
 from ragkv.store.format.layout import block_ranges
 from ragkv.store.format.seal import CHECKSUMS, Keyed, Seal
 from ragkv.store.redis_store import FRAME as REDIS_FRAME
@@ -107,7 +107,7 @@ def reader(store: KVStore, key: Key, seal: Seal) -> Read:
         data = store.head(key)
         head = unpack_head(data, key, FINGERPRINT, seal.salt(SALT), seal)
         found = block_ranges(head.layout, [range(head.layout.blocks)] * head.layout.shape.layers)
-        raw = fetch(store, key, head, found)
+        raw = fetch_blocks(store, key, head, found)
         unpack(raw, offsets(found), found, head.layout)
         return data, raw.numpy().tobytes()
 

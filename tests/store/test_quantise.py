@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ragkv.errors import NotQuantisable
-from ragkv.store.format.codec import as_stored, fetch, offsets, pack, unpack, unpack_head
+from ragkv.store.format.codec import as_stored, fetch_blocks, offsets, pack, unpack, unpack_head
 from ragkv.store.format.layout import BODIES, Layout, block_ranges
 from ragkv.store.format.quantise import FORMS, dequantise, quantise
 from ragkv.types import ChunkKV, Digest, Shape
@@ -233,7 +233,7 @@ def test_blocks_unpack_from_equal_slots_in_any_order(form: str, dtype: torch.dty
     head = unpack_head(record, key, FINGERPRINT, SALT)
     layout = head.layout
     found = block_ranges(layout, [[0, 2, 5], [], [1, 5]])
-    raw = fetch(MemoryShelf(body), key, head, found)
+    raw = fetch_blocks(MemoryShelf(body), key, head, found)
     slots = torch.full((9, layout.full_bytes), 0xA5, dtype=torch.uint8)
     places = [7, 2, 0, 8, 3]
     for (*_, size), start, place in zip(found, offsets(found).tolist(), places, strict=True):

@@ -77,9 +77,9 @@ def test_a_connection_is_used_again_after_replies_of_every_kind(own: RedisServer
     link = ServerLink(own.url, TIMEOUT)
     with redis.Redis.from_url(own.url) as admin:
         before = admin.info("stats")["total_connections_received"]
-        replies = link.exchange([("SET", "a", 1), ("GET", "a"), ("LPUSH", "a", 2), ("GET", "no")], link.deadline(0))
+        replies = link.pipeline([("SET", "a", 1), ("GET", "a"), ("LPUSH", "a", 2), ("GET", "no")], link.deadline(0))
         assert replies[:2] + replies[3:] == [b"OK", b"1", None]
-        assert link.ask("GET", "a") == b"1"
+        assert link.command("GET", "a") == b"1"
         assert admin.info("stats")["total_connections_received"] == before + 1
 
 
@@ -89,21 +89,21 @@ def test_a_reply_too_many_is_no_ones_and_its_connection_is_closed() -> None:
         line.sendall(b"+PONG\r\n+PONG\r\n")
         assert line.recv(1000) == b""
 
-    with impostor(talk) as url, pytest.raises(StoreUnavailable, match="nobody asked"):
-        ServerLink(url, TIMEOUT).ask("PING")
+    with impostor(talk) as url, pytest.raises(StoreUnavailable, match="an unexpected reply"):
+        ServerLink(url, TIMEOUT).command("PING")
 
 
 def test_what_is_raised_while_a_connection_is_used_closes_it(own: RedisServer) -> None:
     link = ServerLink(own.url, TIMEOUT)
 
     def leave_early() -> None:
-        with link.line() as wire:
+        with link.connection() as wire:
             wire.send([("ECHO", "stale")], link.deadline(0))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         leave_early()
-    assert link.ask("ECHO", "fresh") == b"fresh"
+    assert link.command("ECHO", "fresh") == b"fresh"
 
 
 def test_replies_and_ranges_that_trickle_are_given_up_in_time() -> None:
@@ -172,9 +172,9 @@ def test_a_socket_that_was_missing_is_found_after_a_second(tmp_path: Path) -> No
     path = tmp_path / "redis.sock"
     link = ServerLink(f"unix://{path}", TIMEOUT)
     with pytest.raises(StoreUnavailable):
-        link.ask("PING")
+        link.command("PING")
     with redis_server("--unixsocket", str(path)):
         with pytest.raises(StoreUnavailable, match="left alone"):
-            link.ask("PING")
+            link.command("PING")
         time.sleep(BREAK_SECONDS)
-        assert link.ask("PING") == b"PONG"
+        assert link.command("PING") == b"PONG"

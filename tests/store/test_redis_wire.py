@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragkv.store.redis_wire import Reply, RespConnection, ServerRefusal, packed
+from ragkv.store.redis_wire import Reply, RespConnection, ServerRefusal, pack_commands
 
 WORDS = st.one_of(st.text(max_size=20), st.integers(), st.binary(max_size=200))
 COMMANDS = st.lists(st.lists(WORDS, min_size=1, max_size=5).map(tuple), max_size=20)
@@ -54,12 +54,12 @@ def on_the_wire(command: Sequence[str | int | bytes]) -> bytes:
 
 @given(COMMANDS)
 def test_commands_are_packed_as_redis_wants_them(commands: list[tuple[str | int | bytes, ...]]) -> None:
-    assert b"".join(bytes(piece) for piece in packed(commands)) == b"".join(map(on_the_wire, commands))
+    assert b"".join(bytes(piece) for piece in pack_commands(commands)) == b"".join(map(on_the_wire, commands))
 
 
 def test_a_large_value_is_sent_from_where_it_lies_and_small_ones_are_one_packet() -> None:
     large = bytearray(3 * 2**20)
-    pieces = list(packed([("SET", "a", b"small"), ("SET", "b", memoryview(large)), ("SET", "c", b"small")]))
+    pieces = list(pack_commands([("SET", "a", b"small"), ("SET", "b", memoryview(large)), ("SET", "c", b"small")]))
     assert [len(piece) for piece in pieces if isinstance(piece, memoryview)] == [len(large)]
     assert [piece.obj is large for piece in pieces if isinstance(piece, memoryview)] == [True]
     assert len(pieces) == 3
@@ -85,7 +85,7 @@ def test_every_kind_of_reply_is_read_whole(sent: bytes, reply: Reply) -> None:
         with answered(*parts, b":7\r\n") as wire:
             assert wire.reply(soon()) == reply
             assert wire.reply(soon()) == 7
-            assert wire.settled()
+            assert wire.is_idle()
 
 
 @given(st.lists(st.integers(0, 200_000), min_size=1, max_size=4), st.lists(st.integers(1, 150_000), max_size=6))
@@ -102,7 +102,7 @@ def test_values_land_in_the_buffer_however_they_are_split(sizes: list[int], cuts
         for size in sizes:
             assert wire.fill(out[start : start + size], soon()) == size
             start += size
-        assert wire.settled()
+        assert wire.is_idle()
     assert out == b"".join(values)
 
 
@@ -169,7 +169,7 @@ def test_a_value_that_trickles_in_ends_at_the_deadline() -> None:
 def test_what_nobody_asked_for_is_noticed() -> None:
     with answered(b":1\r\n:2\r\n") as wire:
         assert wire.reply(soon()) == 1
-        assert not wire.settled()
+        assert not wire.is_idle()
 
 
 def test_a_listener_that_takes_nothing_ends_the_sending() -> None:

@@ -17,8 +17,7 @@ from ragkv.store.base import Arrived, Range, ignore
 from ragkv.store.disk_store import DiskStore
 from ragkv.store.format.codec import Head, unpack_head
 from ragkv.store.format.layout import BODIES, Layout
-from ragkv.store.tier import TierBytes
-from ragkv.store.tiers import TierBudgets, Tiers
+from ragkv.store.tiers import TierBudgets, TierBytes, Tiers
 from ragkv.types import ChunkKV, Key
 from tests.store.chunks import (
     FINGERPRINT,
@@ -81,8 +80,8 @@ class Case:
         for (k, v), (true_k, true_v) in zip(loaded.rows, truth, strict=True):
             assert same_bits(k.cpu(), true_k)
             assert same_bits(v.cpu(), true_v)
-        assert sum(loaded.seen.values()) == wanted_bytes(self.head.layout, wanted)
-        return +loaded.seen
+        assert sum(loaded.tier_bytes.values()) == wanted_bytes(self.head.layout, wanted)
+        return +loaded.tier_bytes
 
 
 @pytest.fixture

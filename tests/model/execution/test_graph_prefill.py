@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.chunk_source import InMemoryChunk
 from ragkv.engine.methods import FULL, METHOD_NAMES, make_method
 from ragkv.engine.prefill import Prefiller
 from ragkv.model.decoder import DecoderModel

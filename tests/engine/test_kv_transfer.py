@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ragkv.engine.chunk_source import ChunkStore, StoredChunk
+from ragkv.engine.chunk_source import StoredChunk
+from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.kv_transfer import KVTransfer, acquire
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.stitch import Stitch
@@ -118,7 +119,7 @@ def test_blocks_are_near_only_if_all_of_them_are(tmp_path, model, near, told):
     wanted = [((0, 1), (0,), ())] * 4
     stitch.reserve([source.piece for source in sources], wanted)
     with ThreadPoolExecutor(1) as threads, ExitStack() as held:
-        lent = acquire({i: sources[i].lend([each[i] for each in wanted], threads) for i in range(2)}, held)
+        lent = acquire({i: sources[i].pin([each[i] for each in wanted], threads) for i in range(2)}, held)
         lent = {i: replace(each, form=replace(each.form, near=near[i])) for i, each in lent.items()}
         carrier = KVTransfer(model, lambda *told: forms.append(told[-1]))
         carrier.transfer(stitch, [source.piece for source in sources], lent, held.pop_all().close)
