@@ -17,7 +17,7 @@ from ragkv.store.disk_store import CHECK, PAGE, PREAMBLE, DiskStore
 from ragkv.store.format.codec import FRAME, fetch_blocks, offsets, unpack, unpack_head
 from ragkv.store.format.layout import block_ranges
 from ragkv.store.format.seal import CHECKSUMS, Keyed, Seal
-from ragkv.store.redis_store import FRAME as REDIS_FRAME
+from ragkv.store.redis_entry import FRAME as REDIS_FRAME
 from ragkv.types import Key
 from tests.redis_server import RedisServer
 from tests.store.chunks import FINGERPRINT, SALT, finite_kv, packed

@@ -20,6 +20,7 @@ from ragkv.store.redis_entry import body_name
 from ragkv.store.redis_store import IN_FLIGHT, PARALLEL_BYTES, PIECE, RedisStore
 from ragkv.types import Key
 from tests.redis_server import RedisServer
+from tests.store.conftest import PATIENCE
 
 VALUE = hashlib.shake_128(b"value").digest(9 * 2**20)
 KEY = Key("0e" * 32)
@@ -30,15 +31,15 @@ TIMEOUT = 0.25
 @pytest.fixture
 def filled(own: RedisServer) -> RedisServer:
     """A server with one entry, whose statistics begin after the entry was put."""
-    RedisStore(own.url, 5.0).put(KEY, b"head", [VALUE])
+    RedisStore(own.url, PATIENCE).put(KEY, b"head", [VALUE])
     with redis.Redis.from_url(own.url) as admin:
         admin.config_resetstat()
     return own
 
 
-def store_of(server: RedisServer, connections: int) -> RedisStore:
-    """A store that uses at most so many connections for a read."""
-    return RedisStore(server.url, TIMEOUT, connections=connections)
+def store_of(server: RedisServer, connections: int, timeout: float = PATIENCE) -> RedisStore:
+    """Return a store that uses at most so many connections for a read."""
+    return RedisStore(server.url, timeout, connections=connections)
 
 
 def read(store: RedisStore, ranges: Sequence[Range], arrived=ignore) -> bytearray:
@@ -163,5 +164,5 @@ def test_a_server_that_stops_in_the_middle_ends_the_read_in_time(filled: RedisSe
             filled.process.send_signal(stop)
 
     with pytest.raises(StoreUnavailable):
-        read(store_of(filled, 3), blocks(2**18, 36) * 6, arrived)
+        read(store_of(filled, 3, TIMEOUT), blocks(2**18, 36) * 6, arrived)
     assert time.monotonic() - stopped[0] < 0.8
