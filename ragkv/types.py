@@ -76,6 +76,39 @@ class Hit:
 
 
 @dataclass(frozen=True)
+class AskOptions:
+    """How one question is asked. Every edge (HTTP, OpenAI, command line, Python) converts to it; nothing repeats it.
+
+    Attributes:
+        collection: Where to search.
+        conversation: Name of a conversation of this collection. The question continues it, or starts it.
+        top_k: Chunks to retrieve; None uses the setting.
+        filter: Conditions on the metadata of documents (catalog/attributes.py); None searches all.
+        method: NAME[:FIELD=VALUE,...]; None uses the setting.
+        prefill: Prefill policy, written likewise; None uses the setting.
+        decode: Decode policy, written likewise; None uses the setting.
+        max_tokens: Longest answer; None uses the setting.
+        temperature: 0 decodes greedily.
+        top_p: Samples from the smallest set of tokens that holds this share of the probability.
+        stop: Strings that end the answer. They are not part of it.
+        seed: Seed of the sampler.
+    """
+
+    collection: str = "default"
+    conversation: str | None = None
+    top_k: int | None = None
+    filter: Filter | None = None
+    method: str | None = None
+    prefill: str | None = None
+    decode: str | None = None
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop: Sequence[str] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class Digest:
     """What is kept per chunk to choose blocks without loading them (algorithms: SamKV 2.3, scout).
 

@@ -26,6 +26,7 @@ from ingest.pipeline import content_hash, ingest, remove
 from ragkv.admin.gc import collect_garbage
 from ragkv.engine.engine import Engine
 from ragkv.store.base import StoreStats
+from ragkv.types import AskOptions
 from tests.ingest.reader import make_document
 from tests.quick import quick_engine, quick_model
 
@@ -76,13 +77,13 @@ def check(folder: Path) -> str:
 
 def check_store(engine: Engine, chunks: list) -> None:  # type: ignore[type-arg]
     """Every chunk has its KV, whole; a question finds it."""
-    shelf = engine._chunk_store("default")
+    shelf = engine.chunks.store("default")
     for chunk in chunks:
         key = shelf.key(chunk.tokens)
         head, _ = shelf.head(key, len(chunk.tokens))
         shelf.load(key, head, [range(head.layout.blocks)] * head.layout.shape.layers)
     if chunks:
-        answer = engine.answer("word1 word2", top_k=4)
+        answer = engine.answer("word1 word2", AskOptions(top_k=4))
         assert answer.report.cache.hits.store == answer.report.cache.chunks
 
 

@@ -19,6 +19,7 @@ from ingest.pipeline import ingest
 from ragkv.catalog import Catalog
 from ragkv.retrieval import Retriever
 from ragkv.samples import folder
+from ragkv.types import AskOptions
 from tests.ingest.conftest import on_a_small_disk  # noqa: F401
 from tests.ingest.reader import WordEmbedder, make_document
 from tests.quick import quick_engine
@@ -133,6 +134,7 @@ FULL = """
 import torch
 from ingest.pipeline import ingest
 from ragkv.errors import StoreFull
+from ragkv.types import AskOptions
 from tests.ingest.reader import make_document
 from tests.quick import quick_engine
 
@@ -154,7 +156,7 @@ try:
     sys.exit("it fitted")
 except StoreFull as error:
     print(error)
-assert engine.store_faults > 0, "the blobs were refused as well"
+assert engine.chunks.store_faults > 0, "the blobs were refused as well"
 assert state() == before
 
 ballast.drop()
@@ -165,7 +167,7 @@ assert set(engine.store.keys()) == engine.catalog.keys()
 ballast.fill()
 engine.retriever.save()
 assert index.read_bytes() == old and list(index.parent.iterdir()) == [index], "the old index, and no half of a new one"
-answer = engine.answer("word1 word2", top_k=3)
+answer = engine.answer("word1 word2", AskOptions(top_k=3))
 assert answer.report.ratios.cache_hit == 1.0
 
 ballast.drop()
@@ -188,20 +190,20 @@ def test_a_full_disk_is_an_error_keeps_what_was_there_and_passes(
 def test_a_store_that_has_no_room_costs_time_only(tmp_path: Path) -> None:
     with quick_engine(tmp_path, store_bytes=1000) as engine:
         done = ingest(engine, make_document("a", words=60))
-        assert engine.store_faults == done.chunks
+        assert engine.chunks.store_faults == done.chunks
         for _ in range(2):
-            answer = engine.answer("word1 word2", top_k=20)
+            answer = engine.answer("word1 word2", AskOptions(top_k=20))
             assert answer.report.cache.misses == done.chunks
 
 
 def test_what_was_evicted_is_encoded_again_when_it_is_needed(tmp_path: Path) -> None:
     with quick_engine(tmp_path) as engine:
         done = ingest(engine, make_document("a", words=60))
-        expected = engine.answer("word1 word2", top_k=20)
+        expected = engine.answer("word1 word2", AskOptions(top_k=20))
         size = sum(path.stat().st_size for path in (tmp_path / "kv").glob("??/*.kv"))
     with quick_engine(tmp_path, store_bytes=size // 2) as engine:
         for seed in range(3):
-            answer = engine.answer("word1 word2", top_k=20)
+            answer = engine.answer("word1 word2", AskOptions(top_k=20))
             assert (answer.answer, answer.report.cache.chunks) == (expected.answer, done.chunks)
             ingest(engine, make_document("b", words=20, seed=seed, collection="other"))
         assert answer.report.cache.misses > 0

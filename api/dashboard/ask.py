@@ -19,6 +19,7 @@ from api.runtime.tenants import Tenant
 from ragkv.engine.engine import Engine
 from ragkv.engine.request import RequestState
 from ragkv.report import Answer
+from ragkv.types import AskOptions
 
 
 class Ask:
@@ -86,7 +87,7 @@ class Ask:
         collection = self._tenant.inside(self._collection.value.strip() or "default")
 
         def begin(engine: Engine) -> RequestState:
-            return engine.prefill(question, collection=collection, method=method)
+            return engine.prefill(question, AskOptions(collection=collection, method=method))
 
         return AnswerStream(self._worker, _silence, begin, None, self._tenant.name, self._settings.deadline, True)
 

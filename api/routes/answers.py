@@ -19,6 +19,7 @@ from api.schemas.common import QuestionIn
 from ragkv.engine.engine import Engine
 from ragkv.engine.request import RequestState
 from ragkv.report import Answer
+from ragkv.types import AskOptions
 
 router = APIRouter()
 
@@ -60,7 +61,9 @@ async def answer(
 
     def begin(engine: Engine) -> RequestState:
         given = question.model_dump(include={"top_k", "filter", "method", "prefill", "decode", "max_tokens"})
-        return engine.prefill(question.question, collection=collection, conversation=question.conversation_id, **given)
+        return engine.prefill(
+            question.question, AskOptions(collection=collection, conversation=question.conversation_id, **given)
+        )
 
     turn = (collection, question.conversation_id) if question.conversation_id is not None else None
     seconds = min(settings.deadline, question.deadline_s or settings.deadline)

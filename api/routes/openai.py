@@ -54,7 +54,7 @@ async def chat_completions(
     wanted = options_of(chat, method, tenant.inside(chat.ragkv.collection))
 
     def begin(engine: Engine) -> RequestState:
-        return engine.prefill(question, **wanted)
+        return engine.prefill(question, wanted)
 
     seconds = min(settings.deadline, chat.ragkv.deadline_s or settings.deadline)
     asking = AnswerStream(worker, request.receive, begin, None, tenant.name, seconds, bool(chat.stream))

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from api.schemas.openai import Chat, Message
-from ragkv.engine.request import AskOptions
 from ragkv.errors import InputError, NotFound
 from ragkv.report import Answer
+from ragkv.types import AskOptions
 
 MOST = 2000
 """Characters that are put before a question at most: longer ones are not."""

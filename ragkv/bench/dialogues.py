@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from ingest.pipeline import ingest
 from ragkv.catalog import StoredTurn
 from ragkv.engine.engine import Engine
-from ragkv.engine.generation import Sampling, cut_at_stop, decode
+from ragkv.engine.generation import Sampling, StopChecker, decode
 from ragkv.engine.needles import ASIDES, NeedleQuestion, make_needles
 from ragkv.report import Answer
 from ragkv.timing import StepTimer
-from ragkv.types import Document
+from ragkv.types import AskOptions, Document
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
@@ -180,11 +180,13 @@ def _hold(engine: Engine, dialogue: Dialogue, method: str, params: DialogueParam
 def _ask(engine: Engine, dialogue: Dialogue, name: str, text: str, method: str, params: DialogueParams) -> Answer:
     return engine.answer(
         text,
-        collection=dialogue.collection,
-        conversation=name,
-        top_k=params.chunks,
-        method=method,
-        max_tokens=params.max_tokens,
+        AskOptions(
+            collection=dialogue.collection,
+            conversation=name,
+            top_k=params.chunks,
+            method=method,
+            max_tokens=params.max_tokens,
+        ),
     )
 
 
@@ -199,4 +201,4 @@ def _single_shot(engine: Engine, collection: str, turns: Sequence[StoredTurn], p
     context = engine.prefiller.prefill_full([said], (), params.max_tokens, StepTimer(model.device))
     sampling = Sampling(params.max_tokens)
     tokens = list(decode(model, context.cache, context.logits, context.position, sampling))
-    return cut_at_stop(model.tokenizer.decode(tokens), model.profile.stop)[0].strip()
+    return StopChecker(model.profile.stop).cut(model.tokenizer.decode(tokens))[0].strip()

@@ -23,6 +23,7 @@ from ragkv.engine.engine import Engine
 from ragkv.engine.methods import METHOD_NAMES
 from ragkv.engine.needles import make_needles
 from ragkv.report import Report
+from ragkv.types import AskOptions
 
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
@@ -107,11 +108,11 @@ def _fill(engine: Engine, params: TtftParams, progress: Progress) -> list[str]:
 
 def _measure(engine: Engine, params: TtftParams, questions: Sequence[str], progress: Progress) -> TtftResult:
     for method in params.methods:
-        engine.answer(questions[0], method=method, max_tokens=1)
+        engine.answer(questions[0], AskOptions(method=method, max_tokens=1))
     reports: dict[str, list[Report]] = {method: [] for method in params.methods}
     for turn in range(params.repeat):  # methods take turns, so that a slow moment of the machine meets them all
         for method in params.methods:
-            report = engine.answer(questions[turn % len(questions)], method=method, max_tokens=1).report
+            report = engine.answer(questions[turn % len(questions)], AskOptions(method=method, max_tokens=1)).report
             reports[method].append(report)
         progress("ask", turn + 1, params.repeat)
     base = reports[params.methods[0]]

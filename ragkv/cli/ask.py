@@ -17,6 +17,7 @@ import typer
 from ragkv.bench.score import exact_match, f1
 from ragkv.cli.common import Collection, Data, Device, Model, Store, Url, fail, opened, out, printable, settings_from
 from ragkv.errors import InputError, RagkvError
+from ragkv.types import AskOptions
 
 if TYPE_CHECKING:
     from ragkv.config import Settings
@@ -31,20 +32,6 @@ class FileQuestion:
     question: str
     gold: tuple[str, ...] = ()
     place: str = ""
-
-
-@dataclass(frozen=True)
-class AskFlags:
-    """How to answer; None takes the settings."""
-
-    collection: str
-    conversation: str | None
-    top_k: int | None
-    filter: Filter | None
-    method: str | None
-    prefill: str | None
-    decode: str | None
-    max_tokens: int | None
 
 
 @dataclass
@@ -136,24 +123,27 @@ def ask(
     settings = settings_from(data, store, model, device, url=url)
     asked = list(_read(file)) if file is not None else [FileQuestion(_text(question or ""))]
     _check_names(method, prefill, decode)
-    wanted = AskFlags(collection, conversation, top_k, _filter(filters or []), method, prefill, decode, max_tokens)
+    wanted = AskOptions(collection, conversation, top_k, _filter(filters or []), method, prefill, decode, max_tokens)
     with _answering(settings, wanted) as answer:
         return _answer_all(answer, asked, Printer(as_json, bool(file)))
 
 
+ASKED_BY_HTTP = ("collection", "top_k", "filter", "method", "prefill", "decode", "max_tokens")
+"""Options that `POST /v1/answers` takes under the same name."""
+
+
 @contextmanager
-def _answering(settings: Settings, wanted: AskFlags) -> Iterator[Callable[[str], Answer]]:
+def _answering(settings: Settings, wanted: AskOptions) -> Iterator[Callable[[str], Answer]]:
     """What answers: the service that is set, else an engine of our own."""
-    given = dataclasses.asdict(wanted)
     if settings.url:
         from ragkv.cli.remote import connected
 
-        given["conversation_id"] = given.pop("conversation")
+        given = {name: value for name, value in vars(wanted).items() if name in ASKED_BY_HTTP}
         with connected(settings) as service:
-            yield lambda question: service.ask(question, **given)
+            yield lambda question: service.ask(question, conversation_id=wanted.conversation, **given)
     else:
         with opened(settings) as engine:
-            yield lambda question: engine.answer(question, **given)
+            yield lambda question: engine.answer(question, wanted)
 
 
 def _check_names(method: str | None, prefill: str | None, decode: str | None) -> None:

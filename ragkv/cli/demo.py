@@ -20,7 +20,7 @@ from ragkv.engine.engine import Engine
 from ragkv.engine.methods import FULL
 from ragkv.report import Report
 from ragkv.samples import folder
-from ragkv.types import Document
+from ragkv.types import AskOptions, Document
 
 METHODS = (FULL, "samkv-fusion", "scout")
 COLLECTION = "demo"
@@ -52,7 +52,7 @@ def run(settings: Settings, console: Console) -> None:
     with Engine.open(own) as engine:
         read_samples(engine, folder(), console)
         for method in METHODS:  # the first question of a process pays for loading the embedder, in nobody's figures
-            engine.answer(questions[0].text, collection=COLLECTION, method=method, max_tokens=1)
+            engine.answer(questions[0].text, AskOptions(collection=COLLECTION, method=method, max_tokens=1))
         rows: dict[str, list[DemoAnswer]] = {method: [] for method in METHODS}
         for number, question in enumerate(questions, start=1):
             for method in METHODS:
@@ -91,7 +91,7 @@ def read_samples(engine: Engine, samples: Path, console: Console) -> None:
 
 def ask(engine: Engine, question: DemoQuestion, method: str) -> DemoAnswer:
     """Answer and score one question."""
-    answer = engine.answer(question.text, collection=COLLECTION, method=method)
+    answer = engine.answer(question.text, AskOptions(collection=COLLECTION, method=method))
     text = answer.answer
     return DemoAnswer(text, exact_match(text, question.gold), f1(text, question.gold), answer.report)
 

@@ -1,7 +1,7 @@
-"""Plans that are decided on the way: what is recomputed shows while recomputing, what is read while reading.
+"""Plans that are completed while they run.
 
-follow(plan.check)   CacheBlend: layer by layer, fewer tokens go on, those that differ most from what was stored
-grow(plan.grow)      Multi-InfLLM: the question is read layer by layer, and asks in each for what joins the cache there
+CacheBlend decides which tokens to recompute while it recomputes (`refine`). Multi-InfLLM decides which blocks join the
+cache while the question is prefilled (`expand`).
 """
 
 from __future__ import annotations
@@ -19,67 +19,87 @@ from ragkv.model.layer_pass import Attention, Capture, Pass, Step
 from ragkv.recompute.base import Expansion, Piece, Plan, Refinement, Rows
 
 
-def refine(
-    model: DecoderModel, stitch: Stitch, tokens: Sequence[Sequence[int]], plan: Plan, check: Refinement, known: int
-) -> Plan:
-    """Recompute while choosing what to recompute; returns the plan as it was carried out. known: chunks whose turn
-    it was before: shares are of the others."""
-    layers, total = model.shape.layers, sum(map(len, tokens[known:]))
-    hidden: Tensor | None = None
-    present, start = stitch.positions(plan.recompute[0]), 0
-    done: list[Tensor] = []
-    for layer, share in enumerate(check.shares, start=check.layer):
-        if not present.numel():
-            break
-        stored = stitch.rows(layer, present)
-        capture = Capture()
-        model.forward([stitch.again(tokens, present, start, layer + 1, hidden, capture)])
-        done += [present] * (layer + 1 - len(done))
-        apart = check.measure(stitch.rows(layer, present), stored)
-        best = apart.argsort(descending=True, stable=True)[: math.ceil(share * total - 1e-9)].sort().values
-        hidden = None if capture.entered is None else capture.entered[best]
-        present, start = present[best.cpu()], layer
-    if present.numel():
-        model.forward([stitch.again(tokens, present, start, layers, hidden)])
-    done += [present] * (layers - len(done))
-    return replace(plan, recompute=tuple(stitch.tokens(rows) for rows in done))
+class AdaptivePlan:
+    """A plan, and the context cache it is carried out on. State of one request."""
 
+    def __init__(self, model: DecoderModel, stitch: Stitch, plan: Plan):
+        self._model, self._stitch, self._plan = model, stitch, plan
 
-def expand(
-    model: DecoderModel,
-    stitch: Stitch,
-    pieces: Sequence[Piece],
-    stored: Sequence[Sequence[Rows]],
-    question: Sequence[int],
-    plan: Plan,
-    expansion: Expansion,
-    attention: Attention | None = None,
-    outputs: int = 1,
-) -> tuple[Tensor, Plan]:
-    """Read the question layer by layer: its queries there say what joins the cache before they attend. Returns the
-    last row's logits and the plan as it was carried out.
+    def refine(self, refinement: Refinement, tokens: Sequence[Sequence[int]], cached_chunks: int) -> Plan:
+        """Recompute layer by layer; from layer to layer fewer tokens stay, those that differ most from what is stored.
 
-    stored: all rows [chunk][layer] · outputs: how many of the last rows reach the last layer's attention.
-    """
-    layers, length = model.shape.layers, len(question)
-    ids, asked = torch.tensor(question, dtype=torch.int64), torch.arange(stitch.end, stitch.end + length)
-    hidden: Tensor | None = None
-    slots, kept = [], []
-    for layer in range(layers):
-        slots.append(stitch.cache.reserve(layer, asked))
-        capture, start = Capture(), max(0, layer - 1)
-        steps = [Step(None, slots[number]) for number in range(start, layer + 1)]
-        to_here = Pass(ids, asked, stitch.cache, steps, None, capture, layer + 1, start, hidden, attention)
-        model.forward([to_here])
-        hidden = capture.entered
-        more = expansion(layer, capture.q[-1], [rows[layer][0] for rows in stored])
-        kept.append(tuple(tuple(sorted({*a, *b})) for a, b in zip(plan.kept[layer], more, strict=True)))
-        chosen = [list(piece.rows(blocks)) for piece, blocks in zip(pieces, kept[-1], strict=True)]
-        stitch.put(
-            layer,
-            [(i, tuple(r), (stored[i][layer][0][r], stored[i][layer][1][r])) for i, r in enumerate(chosen)],
-            plan.key_positions,
-        )
-    last = Step(None, slots[-1], leave=torch.arange(max(0, length - outputs), length))
-    ended = Pass(ids, asked, stitch.cache, [last], start=layers - 1, hidden=hidden, attention=attention)
-    return model.forward([ended])[0][-1], replace(plan, kept=tuple(kept))
+        Args:
+            refinement: Which share of the tokens stays after each layer, and how their difference is measured.
+            tokens: Token ids of every chunk.
+            cached_chunks: Number of leading chunks that an earlier turn repaired. Shares do not count them.
+
+        Returns:
+            The plan with the tokens that were recomputed.
+        """
+        model, stitch = self._model, self._stitch
+        layers, total = model.shape.layers, sum(map(len, tokens[cached_chunks:]))
+        hidden: Tensor | None = None
+        positions, start = stitch.positions(self._plan.recompute[0]), 0
+        done: list[Tensor] = []
+        for layer, share in enumerate(refinement.shares, start=refinement.layer):
+            if not positions.numel():
+                break
+            stored = stitch.rows(layer, positions)
+            capture = Capture()
+            model.forward([stitch.again(tokens, positions, start, layer + 1, hidden, capture)])
+            done += [positions] * (layer + 1 - len(done))
+            difference = refinement.measure(stitch.rows(layer, positions), stored)
+            count = math.ceil(share * total - 1e-9)
+            best = difference.argsort(descending=True, stable=True)[:count].sort().values
+            hidden = None if capture.entered is None else capture.entered[best]
+            positions, start = positions[best.cpu()], layer
+        if positions.numel():
+            model.forward([stitch.again(tokens, positions, start, layers, hidden)])
+        done += [positions] * (layers - len(done))
+        return replace(self._plan, recompute=tuple(stitch.tokens(rows) for rows in done))
+
+    def expand(
+        self,
+        expansion: Expansion,
+        pieces: Sequence[Piece],
+        stored: Sequence[Sequence[Rows]],
+        question: Sequence[int],
+        attention: Attention | None = None,
+        outputs: int = 1,
+    ) -> tuple[Tensor, Plan]:
+        """Prefill the question layer by layer; its queries in a layer decide which blocks join before they attend.
+
+        Args:
+            expansion: Chooses the blocks of a layer.
+            pieces: The chunks.
+            stored: All rows [chunk][layer].
+            question: Token ids.
+            attention: Attention of the question's rows; None is dense.
+            outputs: How many of the last rows reach the attention of the last layer.
+
+        Returns:
+            Logits [vocabulary] of the last row, and the plan with the blocks that were read.
+        """
+        stitch, layers, length = self._stitch, self._model.shape.layers, len(question)
+        ids, positions = torch.tensor(question, dtype=torch.int64), torch.arange(stitch.end, stitch.end + length)
+        hidden: Tensor | None = None
+        slots, kept = [], []
+        for layer in range(layers):
+            slots.append(stitch.cache.reserve(layer, positions))
+            capture, start = Capture(), max(0, layer - 1)
+            steps = [Step(None, slots[number]) for number in range(start, layer + 1)]
+            until = Pass(ids, positions, stitch.cache, steps, None, capture, layer + 1, start, hidden, attention)
+            self._model.forward([until])
+            hidden = capture.entered
+            joining = expansion(layer, capture.q[-1], [rows[layer][0] for rows in stored])
+            fixed = self._plan.kept[layer]
+            kept.append(tuple(tuple(sorted({*a, *b})) for a, b in zip(fixed, joining, strict=True)))
+            chosen = [list(piece.rows(blocks)) for piece, blocks in zip(pieces, kept[-1], strict=True)]
+            stitch.put(
+                layer,
+                [(i, tuple(r), (stored[i][layer][0][r], stored[i][layer][1][r])) for i, r in enumerate(chosen)],
+                self._plan.key_positions,
+            )
+        last = Step(None, slots[-1], leave=torch.arange(max(0, length - outputs), length))
+        end = Pass(ids, positions, stitch.cache, [last], start=layers - 1, hidden=hidden, attention=attention)
+        return self._model.forward([end])[0][-1], replace(self._plan, kept=tuple(kept))

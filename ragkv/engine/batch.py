@@ -1,18 +1,18 @@
-"""Batch: requests that are decoded together. One step serves all that run: one token each, one forward.
+"""Batch: sequences that are decoded together. One step gives each of them one token, in one forward.
 
-    join    a request that was prefilled takes its place in the line
-    step    deadlines → those at the front of the line that fit begin to run → each chooses a token
-            → one forward of one row each for all that go on → what happened
-    leave   a request that nobody waits for any more
+    join     a prefilled sequence takes a place in the queue
+    step     deadlines → sequences at the front of the queue that fit begin to run → each samples a token
+             → one forward with one row a sequence → events
+    cancel   a sequence that nobody waits for any more
 
-Projections and MLPs read their weights once a step, whoever runs; every request attends to its own cache, densely or
-with its own state, so company changes nothing but the order in which a matrix product adds up.
+A step reads the weights of projections and MLPs once, however many sequences run. Every sequence attends to its own
+cache, densely or with its own state, so company changes only the order in which a matrix product adds up.
 
-First come, first served: only the front of the line may begin, so a small request never passes a large one that waits
-for memory. `limit` bounds how many run, `bytes` what the caches of those that run hold; one that is larger by itself
-runs alone. Whoever prefills looks at `free` first: then at most one request that is prefilled waits.
+The queue is first come, first served: only its front may begin, so a small sequence never overtakes a large one that
+waits for memory. `limit` bounds how many run; `bytes` bounds what their caches hold. A sequence that is larger by itself
+runs alone. A caller that asks `free` before it prefills leaves at most one prefilled sequence waiting.
 
-Whatever ends a request lets go of it: the batch keeps no reference to it or its cache.
+The batch keeps no reference to a sequence that has ended, or to its cache.
 """
 
 from __future__ import annotations
@@ -27,14 +27,20 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder
 
 Ending = Literal["stop", "length", "deadline", "failed"]
-"""A stop token or `Run`'s own `over` · all tokens it may have · its deadline passed · a fault, of this request or of a
-forward it was part of."""
+"""`stop`: a stop token or stop string. `length`: all tokens it may have. `deadline`: its deadline passed. `failed`: a fault
+of this sequence, or of a forward that it was part of."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a step did for a request. token: chosen in this step, None where there was none · ended: why it is not in
-    the batch any more, None while it is · fault: for `failed`."""
+    """What a step did for a sequence.
+
+    Attributes:
+        id: The sequence.
+        token: Token id sampled in this step; None when there was none.
+        ended: Why the sequence left the batch; None while it is in it.
+        fault: What went wrong, for `failed`.
+    """
 
     id: int
     token: int | None
@@ -50,16 +56,25 @@ class _Member:
 
 
 class Batch:
-    """See the module. Not thread-safe.
+    """Sequences that are decoded together. Not thread-safe.
 
-    counts: requests that joined, and those that ended, by how: `Ending`, or `left`.
+    Attributes:
+        limit: Sequences that run at once.
+        bytes: Bytes of K and V of all that run.
+        counts: Sequences that joined, and those that ended, by `Ending` or `left`.
     """
 
     def __init__(
         self, model: DecoderModel, limit: int = 8, bytes: int = 2**31, graph_decoder: GraphDecoder | None = None
     ):
-        """limit: requests that run at once · bytes: of K and V, room for rows to come included, of all that run ·
-        steps: reads the tokens of those whose decoding is dense, None: the model's forward does."""
+        """Set up an empty batch.
+
+        Args:
+            model: The model.
+            limit: Sequences that run at once.
+            bytes: Bytes of K and V of all that run, room for the answer included.
+            graph_decoder: Decodes dense sequences by recorded graphs; None runs them in the model's forward.
+        """
         if limit < 1:
             raise ValueError("limit must be at least 1: otherwise nothing ever runs")
         self.limit, self.bytes = limit, bytes
@@ -71,12 +86,12 @@ class Batch:
 
     @property
     def running(self) -> int:
-        """Requests that have begun."""
+        """Sequences that run."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Requests in the line."""
+        """Sequences in the queue."""
         return len(self._waiting)
 
     @property
@@ -86,18 +101,20 @@ class Batch:
 
     @property
     def free(self) -> bool:
-        """Whether another request would have a place. Its memory is not known before it is prefilled."""
+        """Whether another sequence would run at once. Its memory is not known before it is prefilled."""
         return not self._waiting and len(self._running) < self.limit
 
     @property
     def held(self) -> int:
-        """Bytes of the caches of those that run."""
+        """Bytes of the caches of all that run."""
         return sum(member.sequence.cache.bytes for member in self._running.values())
 
     def join(self, sequence: Sequence, expired: Callable[[], bool] | None = None) -> int:
-        """Take a place at the end of the line; returns the request's id. Nothing is computed before the next step.
+        """Put a sequence at the end of the queue; return its id. Nothing is computed before the next step.
 
-        expired: asked before every step, also of those who wait; True ends the request.
+        Args:
+            sequence: What to decode.
+            expired: Called before every step, also while the sequence waits; True ends it.
         """
         id, self._next = self._next, self._next + 1
         self._waiting[id] = _Member(id, sequence, expired)
@@ -105,37 +122,37 @@ class Batch:
         return id
 
     def cancel(self, id: int) -> bool:
-        """Let go of a request, now; False where it has ended already. Its next token is never computed."""
+        """Drop a sequence; return False if it has ended already. Its next token is never computed."""
         member = self._running.pop(id, None) or self._waiting.pop(id, None)
         self.counts["left"] += member is not None
         return member is not None
 
     def clear(self) -> list[int]:
-        """Let go of all requests; returns their ids."""
+        """Drop all sequences; return their ids."""
         ids = [*self._running, *self._waiting]
         for id in ids:
             self.cancel(id)
         return ids
 
     def step(self) -> list[Event]:
-        """One token for every request that runs, in the order in which they began; see the module.
+        """Give every running sequence one token, in the order in which they began.
 
-        Never raises for a request: what goes wrong with one, its attention included, ends it alone. A forward that
-        fails has left every cache it was to write half a row further, so it ends all that were in it.
+        Never raises for a sequence: what goes wrong with one, its attention included, ends it alone. A forward that
+        fails leaves the caches of its sequences in an undefined state, so it ends all of them.
         """
         events = [self._end(member, None, "deadline") for member in self._members() if _is_past(member)]
         self._admit()
-        going: list[tuple[_Member, int]] = []
+        continuing: list[tuple[_Member, int]] = []
         for member in list(self._running.values()):
-            said = self._sample(member)
-            if isinstance(said, Event):
-                events.append(said)
+            outcome = self._sample(member)
+            if isinstance(outcome, Event):
+                events.append(outcome)
             else:
-                going.append((member, said))
-        return events + self._forward(going)
+                continuing.append((member, outcome))
+        return events + self._forward(continuing)
 
     def _sample(self, member: _Member) -> int | Event:
-        """The token it says and goes on from, or how it ended."""
+        """The token that it continues from, or how it ended."""
         try:
             token = member.sequence.sample(self._model.stop_ids)
         except Exception as fault:
@@ -144,17 +161,17 @@ class Batch:
             return self._end(member, token, "stop" if member.sequence.stopped else "length")
         return token
 
-    def _forward(self, going: list[tuple[_Member, int]]) -> list[Event]:
-        """The forward of a step."""
+    def _forward(self, continuing: list[tuple[_Member, int]]) -> list[Event]:
+        """Run the forward of a step."""
         try:
-            if going:
-                decode_step(self._model, [member.sequence for member, _ in going], self._graph_decoder)
+            if continuing:
+                decode_step(self._model, [member.sequence for member, _ in continuing], self._graph_decoder)
         except Exception as fault:
-            return [self._end(member, token, "failed", fault) for member, token in going]
-        return [self._collect(member, token) for member, token in going]
+            return [self._end(member, token, "failed", fault) for member, token in continuing]
+        return [self._collect(member, token) for member, token in continuing]
 
     def _collect(self, member: _Member, token: int) -> Event:
-        """A fault leaves the request: it refers to it by its traceback, and must not be referred to in turn."""
+        """Take the fault off the sequence: its traceback refers to the sequence, and a circle would keep both alive."""
         fault, member.sequence.fault = member.sequence.fault, None
         return Event(member.id, token) if fault is None else self._end(member, token, "failed", fault)
 

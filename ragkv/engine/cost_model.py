@@ -1,13 +1,13 @@
-"""What encoding and loading cost on this machine, measured once: KV is loaded only where that is quicker.
+"""What encoding and loading cost on this machine, measured once. KV is loaded only where that is quicker than encoding.
 
-Prefilling a chunk again is the rival of every cache. On a slow link, or with a small model, it wins; then what the
-store holds is left where it is. Repair and question cost the same either way, so two straight lines decide:
+On a slow link, or with a small model, encoding a chunk again is quicker than loading its KV. Repair and question cost
+the same either way, so two straight lines decide:
 
     encode(tokens) = a + b tokens        load(bytes) = c + d bytes        milliseconds
 
-What a full prefill of a question's context would take is said beside what its answer took, and nothing is decided by
-it. Contexts are longer than what can be measured at a start, and attention grows with their square, which short ones do
-not show: so the weight w of n² against n is the model's own arithmetic (`DecoderModel.pair_weight`).
+The report also estimates what a full prefill of the context would take; this decides nothing. Contexts are longer than
+what can be measured at start, and attention grows with the square of their length, which short prefills do not show. So
+the weight w of n² against n comes from the model's arithmetic (`DecoderModel.pair_weight`):
 
     full(n) = a + b (n + w n²)
 """
@@ -29,11 +29,11 @@ from ragkv.timing import StepTimer
 from ragkv.types import Key
 
 SHORT, LONG = 32, 128
-"""Tokens of the chunks that are encoded to measure."""
+"""Tokens of the chunks that are encoded for the measurement."""
 LONGEST = 384
-"""Tokens that are prefilled to measure what a long context takes, beside LONG."""
+"""Tokens that are prefilled, beside LONG, to measure a long context."""
 SMALL, LARGE = 2**14, 2**21
-"""Bytes that are read to measure."""
+"""Bytes that are read for the measurement."""
 TURNS = 3
 
 
@@ -45,7 +45,7 @@ class LinearCost:
     each: float
 
     def at(self, n: float) -> float:
-        """The cost of n."""
+        """Return the cost of n."""
         return self.fixed + self.each * n
 
 
@@ -58,7 +58,7 @@ class QuadraticCost:
     square: float
 
     def at(self, n: float) -> float:
-        """The cost of n."""
+        """Return the cost of n."""
         return self.fixed + self.each * n + self.square * n * n
 
 
@@ -67,19 +67,27 @@ ZERO_COST = QuadraticCost(0, 0, 0)
 
 @dataclass(frozen=True)
 class CostModel:
-    """encode: by tokens of a chunk · load: by bytes read from the store · prefill: by tokens of chunks and question."""
+    """Predicted costs in milliseconds.
+
+    Attributes:
+        encode: By tokens of a chunk.
+        load: By bytes read from the store.
+        prefill: By tokens of chunks and question.
+    """
 
     encode: LinearCost
     load: LinearCost
     prefill: QuadraticCost = ZERO_COST
 
     def full(self, tokens: float) -> float:
-        """Milliseconds of a full prefill of so many tokens, chunks and question: the time to the first token of `full`
-        but for the retrieval. 0 before anything was measured."""
+        """Return the milliseconds of a full prefill of chunks and question: the TTFT of `full` without retrieval.
+
+        0 before anything was measured.
+        """
         return self.prefill.at(tokens)
 
     def why_not_load(self, size: int, tokens: int) -> str:
-        """Why `size` bytes of a chunk of so many tokens are not worth loading; "" when they are."""
+        """Return why `size` bytes of a chunk of `tokens` tokens are not worth loading; "" when they are."""
         loading, encoding = self.load.at(size), self.encode.at(tokens)
         if loading <= encoding:
             return ""
@@ -87,14 +95,20 @@ class CostModel:
 
 
 FREE = CostModel(LinearCost(0, 1), LinearCost(0, 0))
-"""Always load: before anything was measured."""
+"""Always load; used before anything was measured."""
 
 
 def measure_costs(prefiller: Prefiller, store: KVStore, folder: Path, machine: str) -> CostModel:
-    """Measured in an earlier run, or now. machine: tells model, device and store, since each has its own costs; only
-    its hash is written, because a store's URL may hold a password.
+    """Return the costs of this machine: those of an earlier run, or measured now.
 
-    A store that does not answer leaves everything to be loaded, and to be measured another time.
+    If the store does not answer, everything is loaded, and a later start measures.
+
+    Args:
+        prefiller: Encodes and prefills.
+        store: Is written to and read from.
+        folder: Keeps the measurement.
+        machine: Names model, device and store, because each has its own costs. Only its hash is written: the URL of a
+            store may hold a password.
     """
     path = folder / f"{hashlib.sha256(machine.encode()).hexdigest()[:32]}.json"
     try:
@@ -117,35 +131,35 @@ def measure_costs(prefiller: Prefiller, store: KVStore, folder: Path, machine: s
 
 
 def fit_quadratic(short: tuple[int, float], long: tuple[int, float], weight: float) -> QuadraticCost:
-    """Through (tokens, milliseconds) of two prefills. weight: of n² against n."""
+    """Fit a curve through (tokens, milliseconds) of two prefills; weight: of n² against n."""
     (few, low), (many, high) = ((tokens + weight * tokens**2, spent) for tokens, spent in (short, long))
     each = max(0.0, high - low) / (many - few)
     return QuadraticCost(max(0.0, low - each * few), each, each * weight)
 
 
-def _encoding(reader: Prefiller) -> LinearCost:
+def _encoding(prefiller: Prefiller) -> LinearCost:
     def encode(tokens: int) -> float:
-        watch = StepTimer(reader.model.device)
-        reader.encode([0] * tokens)
-        return watch.total()
+        timer = StepTimer(prefiller.model.device)
+        prefiller.encode([0] * tokens)
+        return timer.total()
 
     return _line(encode, SHORT, LONG)
 
 
-def _prefilling(reader: Prefiller) -> QuadraticCost:
-    """Through the best of two times each of two lengths, long enough that the weights are read once for many tokens."""
+def _prefilling(prefiller: Prefiller) -> QuadraticCost:
+    """Fit through the best of two runs at two lengths, both long enough to amortise reading the weights."""
 
     def prefill(tokens: int) -> float:
-        watch = StepTimer(reader.model.device)
-        reader.prefill_full([[0] * tokens], (), 0, watch)
-        return watch.total()
+        timer = StepTimer(prefiller.model.device)
+        prefiller.prefill_full([[0] * tokens], (), timer)
+        return timer.total()
 
     low, high = (min(prefill(tokens) for _ in range(2)) for tokens in (LONG, LONGEST))
-    return fit_quadratic((LONG, low), (LONGEST, high), reader.model.pair_weight)
+    return fit_quadratic((LONG, low), (LONGEST, high), prefiller.model.pair_weight)
 
 
 def _loading(store: KVStore) -> LinearCost:
-    """With an entry of its own, removed afterwards."""
+    """Measure with an entry of its own, which is removed afterwards."""
     key = Key(secrets.token_hex(32))
     out = memoryview(bytearray(LARGE))
 
@@ -162,7 +176,7 @@ def _loading(store: KVStore) -> LinearCost:
 
 
 def _line(cost: Callable[[int], float], few: int, many: int) -> LinearCost:
-    """Through the best times of two sizes: what else the machine does meanwhile only ever adds."""
+    """Fit a line through the best times of two sizes. Other load on the machine only adds time, so the best counts."""
     cost(few)
     low, high = (min(cost(n) for _ in range(TURNS)) for n in (few, many))
     each = max(0.0, high - low) / (many - few)

@@ -1,6 +1,6 @@
-"""From logits to an answer: choose a token, run one row, until something says stop.
+"""From logits to an answer: sample a token, run one row, until something ends the answer.
 
-A request is a `Run`. Alone it is written by `decode`; several take every step together in a `Batch` (batch.py).
+A request is a `Sequence`. `generate` decodes one alone; a `Batch` (batch.py) decodes several, a step at a time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,15 @@ from ragkv.timing import StepTimer
 
 @dataclass(frozen=True)
 class Sampling:
-    """max_tokens: longest answer · temperature: 0 is greedy · top_p: smallest set of tokens that holds this share ·
-    stop: strings that end the answer, not part of it · seed: of the draw."""
+    """How answer tokens are chosen, and when they end.
+
+    Attributes:
+        max_tokens: Longest answer.
+        temperature: 0 decodes greedily.
+        top_p: Samples from the smallest set of tokens that holds this share of the probability.
+        stop: Strings that end the answer. They are not part of it.
+        seed: Seed of the sampler.
+    """
 
     max_tokens: int = 64
     temperature: float = 0.0
@@ -33,9 +40,15 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Completion:
-    """An answer as it was decoded. tokens: the stop token is none of them, those of a stop string are · text: up to a
-    stop string · ttft: milliseconds from the request to the first token · steps: passes of one row · stopped: by a stop
-    token or a stop string, not because there was no room for more."""
+    """An answer as it was decoded.
+
+    Attributes:
+        tokens: Token ids. A stop token is not among them; the tokens of a stop string are.
+        text: Text up to a stop string.
+        ttft: Milliseconds from the request to the first token.
+        steps: Passes of one row.
+        stopped: A stop token or a stop string ended the answer; otherwise its length did.
+    """
 
     tokens: list[int]
     text: str
@@ -45,22 +58,27 @@ class Completion:
 
 
 def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """One token id from logits [vocabulary]."""
+    """Return one token id from logits [vocabulary]."""
     if sampling.temperature <= 0:
         return int(logits.argmax())
     share = torch.softmax(logits.float().cpu() / sampling.temperature, dim=-1)
     share, order = share.sort(descending=True)
-    # A token stays while the mass before it is below top_p, so the most likely one always does.
+    # A token stays while the mass before it is below top_p, so the most likely one always stays.
     share = torch.where(share.cumsum(0) - share < sampling.top_p, share, 0.0)
     return int(order[torch.multinomial(share, 1, generator=generator)])
 
 
 class Sequence:
-    """One request from its first logits on, as far as it has come. State of one request.
+    """One request from its first logits on, as far as it is decoded. State of one request.
 
-    tokens: ids of the answer so far, no stop token among them · stopped: by a stop token, or by `over` · cache: holds
-    the rows of all tokens but the last one · steps: passes so far · fault: of its attention, in the latest pass; it
-    cannot go on.
+    Attributes:
+        cache: Holds the rows of all tokens but the last one.
+        sampling: How tokens are chosen.
+        attention: Attention of a decode policy; None is dense.
+        tokens: Token ids so far, without a stop token.
+        stopped: A stop token or `should_stop` ended the sequence.
+        steps: Passes so far.
+        fault: What its attention raised in the latest pass; the sequence cannot continue.
     """
 
     def __init__(
@@ -72,8 +90,16 @@ class Sequence:
         attention: Attention | None = None,
         should_stop: Callable[[abc.Sequence[int]], bool] | None = None,
     ):
-        """logits [vocabulary] of the first token, which stands at `position` · attention: None is dense: every token
-        reads the whole context cache · over: told the tokens whenever there is one more; True ends the answer."""
+        """Start a sequence.
+
+        Args:
+            cache: The context.
+            logits: Logits [vocabulary] of the first token.
+            position: Position of the first token.
+            sampling: How tokens are chosen.
+            attention: Attention of a decode policy; None reads the whole context for every token.
+            should_stop: Called with the tokens after each new one; True ends the sequence.
+        """
         self.cache, self.sampling, self.attention = cache, sampling, attention
         self.tokens: list[int] = []
         self.stopped, self.steps = False, 0
@@ -83,21 +109,21 @@ class Sequence:
 
     @property
     def position(self) -> int:
-        """Where the latest token stands."""
+        """Position of the latest token."""
         return self._position + len(self.tokens) - 1
 
     @property
     def at_limit(self) -> bool:
-        """Whether it has all the tokens it may have."""
+        """Whether it has as many tokens as it may have."""
         return len(self.tokens) >= self.sampling.max_tokens
 
     @property
     def finished(self) -> bool:
-        """Whether no token comes any more."""
+        """Whether no further token comes."""
         return self.stopped or self.at_limit
 
     def sample(self, stop_ids: frozenset[int]) -> int | None:
-        """The next token, from the logits that are there; None where the answer has ended."""
+        """Choose the next token from the latest logits; return None when the sequence has ended."""
         if self.finished:
             return None
         token = sample(self._logits, self.sampling, self._generator)
@@ -110,19 +136,19 @@ class Sequence:
         return token
 
     def next_pass(self) -> Pass:
-        """The pass of the latest token: one row."""
+        """Return the pass of the latest token: one row."""
         attention = self._attend if self.attention else None
         return append(self.cache, self.tokens[-1:], self.position, attention=attention)
 
     def accept(self, logits: Tensor) -> None:
-        """What that pass gave, [vocabulary]: the next token is chosen from it."""
+        """Take the logits [vocabulary] of that pass; the next token is sampled from them."""
         self._logits = logits
         self.steps += 1
 
     def _attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
     ) -> Tensor:
-        """A fault of its attention is its own: the pass goes on for the others, and what it gives here is dropped."""
+        """Attend under the decode policy. A fault ends this sequence alone: the pass continues for the others."""
         if self.attention is not None and self.fault is None:
             try:
                 return self.attention(layer, q, k, v, q_pos, k_pos, scale=scale)
@@ -134,33 +160,38 @@ class Sequence:
 def decode_step(
     model: DecoderModel, sequences: abc.Sequence[Sequence], graph_decoder: GraphDecoder | None = None
 ) -> None:
-    """Each has its latest token read, all of them in one forward. Caches, attention and its faults are their own.
+    """Run the latest token of every sequence in one forward.
 
-    steps: reads those whose decoding is dense, together; the others have their forward. None: there are none.
+    Args:
+        model: The model.
+        sequences: Each has its own cache, attention and faults.
+        graph_decoder: Decodes the dense sequences by a recorded graph; None runs them in the forward.
     """
     if graph_decoder is not None:
-        dense, sequences = (
-            [run for run in sequences if run.attention is None],
-            [run for run in sequences if run.attention is not None],
-        )
-        _replay(graph_decoder, dense)
-    for run, logits in zip(sequences, model.forward([run.next_pass() for run in sequences]), strict=True):
-        run.accept(logits[-1])
+        dense = [each for each in sequences if each.attention is None]
+        sequences = [each for each in sequences if each.attention is not None]
+        _decode_dense(graph_decoder, dense)
+    for each, logits in zip(sequences, model.forward([each.next_pass() for each in sequences]), strict=True):
+        each.accept(logits[-1])
 
 
-def _replay(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]) -> None:
-    """One recorded step for all of them."""
-    caches, latest = [run.cache for run in sequences], [run.tokens[-1] for run in sequences]
-    for run, logits in zip(
-        sequences, graph_decoder.decode(caches, latest, [run.position for run in sequences]), strict=True
-    ):
-        run.accept(logits)
+def _decode_dense(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]) -> None:
+    """Run one recorded step for all of them."""
+    caches, latest = [each.cache for each in sequences], [each.tokens[-1] for each in sequences]
+    logits = graph_decoder.decode(caches, latest, [each.position for each in sequences])
+    for each, row in zip(sequences, logits, strict=True):
+        each.accept(row)
 
 
 def generate(model: DecoderModel, sequence: Sequence, graph_decoder: GraphDecoder | None = None) -> Iterator[int]:
-    """Yield the token ids of one request, alone. A token is yielded before it is read, and the last one is not read.
+    """Yield the token ids of one sequence, decoded alone.
 
-    steps: as in `advance`.
+    A token is yielded before its pass runs; the pass of the last token never runs.
+
+    Args:
+        model: The model.
+        sequence: What to decode.
+        graph_decoder: As in `decode_step`.
     """
     while (token := sequence.sample(model.stop_ids)) is not None:
         yield token
@@ -178,51 +209,63 @@ def decode(
     sampling: Sampling,
     attention: Attention | None = None,
 ) -> Iterator[int]:
-    """Yield token ids, the first from `logits` [vocabulary], each next one from a pass of one row at position..
+    """Yield token ids: the first from `logits` [vocabulary], each next one from a pass of one row.
 
-    Ends at a stop token (not yielded) or after max_tokens. attention: what a decode policy learned from the question,
-    None: every token reads the whole context cache.
+    Ends at a stop token, which is not yielded, or after max_tokens. See `Sequence` for the arguments.
     """
     return generate(model, Sequence(cache, logits, position, sampling, attention))
 
 
+class StopChecker:
+    """Finds stop strings in the text of an answer."""
+
+    def __init__(self, stop: abc.Sequence[str]):
+        self._stop = tuple(mark for mark in stop if mark)
+
+    def cut(self, text: str) -> tuple[str, bool]:
+        """Return the text before the first stop string, and whether there is one."""
+        ends = [at for at in (text.find(mark) for mark in self._stop) if at >= 0]
+        return (text[: min(ends)], True) if ends else (text, False)
+
+    def stable_text(self, text: str) -> str:
+        """Return the part of an unfinished text that no later token changes.
+
+        It ends in no half of a character, which decodes as U+FFFD, and in nothing that may become a stop string. It has
+        no white space at either end.
+        """
+        whole = text.rstrip("\ufffd").rstrip()
+        while whole.endswith("\ufffd"):
+            whole = whole.rstrip("\ufffd").rstrip()
+        sizes = (size for mark in self._stop for size in range(1, len(mark)) if whole.endswith(mark[:size]))
+        return whole[: len(whole) - max(sizes, default=0)].strip()
+
+
 class Detokenizer:
-    """The text of an answer while it is decoded, for `Run`'s `over`: it ends at a stop string. Watch step: decode, from
-    here to `spoken`, waiting for others included."""
+    """The text of an answer while it is decoded; `should_stop` of a `Sequence`.
+
+    Times the step decode, from here to `complete`; waiting for other requests is included.
+
+    Attributes:
+        text: Text so far, cut at a stop string.
+    """
 
     def __init__(self, model: DecoderModel, stop: abc.Sequence[str], timer: StepTimer):
         self.text = ""
-        self._tokenizer, self._stop, self._timer = model.tokenizer, stop, timer
+        self._tokenizer, self._checker, self._timer = model.tokenizer, StopChecker(stop), timer
         self._started, self._ttft = timer.total(), 0.0
 
     def __call__(self, tokens: abc.Sequence[int]) -> bool:
-        """There is one more token; whether the answer is over."""
+        """Decode the tokens so far; return whether a stop string ends the answer."""
         self._ttft = self._ttft or self._timer.total()
-        self.text, stopped = cut_at_stop(self._tokenizer.decode(tokens), self._stop)
+        self.text, stopped = self._checker.cut(self._tokenizer.decode(tokens))
         return stopped
 
     def stable_text(self) -> str:
-        """The start of the answer that later tokens will not change; without white space around it."""
-        return stable_text(self.text, self._stop)
+        """Return the start of the answer that no later token changes."""
+        return self._checker.stable_text(self.text)
 
     def complete(self, sequence: Sequence) -> Completion:
-        """The answer of the run that told this. Call once, when it has ended."""
+        """Return the answer of the sequence that called this. Call once, when the sequence has ended."""
         now = self._timer.total()
         self._timer.book("decode", self._started, now)
         return Completion(sequence.tokens, self.text, self._ttft or now, sequence.steps, sequence.stopped)
-
-
-def cut_at_stop(text: str, stop: abc.Sequence[str]) -> tuple[str, bool]:
-    """(text before the first stop string, whether there was one)."""
-    ends = [at for at in (text.find(mark) for mark in stop if mark) if at >= 0]
-    return (text[: min(ends)], True) if ends else (text, False)
-
-
-def stable_text(text: str, stop: abc.Sequence[str]) -> str:
-    """Of the text of an answer that goes on, what may be shown: no half of a character, which decodes as U+FFFD at its
-    end, nothing that may turn out to begin a stop string, no white space at either end."""
-    whole = text.rstrip("\ufffd").rstrip()
-    while whole.endswith("\ufffd"):
-        whole = whole.rstrip("\ufffd").rstrip()
-    held = max((size for mark in stop for size in range(1, len(mark)) if whole.endswith(mark[:size])), default=0)
-    return whole[: len(whole) - held].strip()

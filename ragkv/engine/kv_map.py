@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ragkv.engine.offloaded_blocks import OffloadedBlocks
-from ragkv.engine.prefill import PrefilledContext
+from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.engine.request import RequestState
 from ragkv.recompute.base import Blocks, Tokens
 from ragkv.types import Hit
@@ -80,9 +80,9 @@ class KVMap:
     chunks: tuple[ChunkMap, ...]
 
 
-def kv_map(begun: RequestState, block: int, layers: int) -> KVMap:
+def kv_map(request: RequestState, block: int, layers: int) -> KVMap:
     """The map of a question whose decoding has ended, before its conversation goes on. block, layers: of the model."""
-    context, hits = begun.context, begun.session.hits
+    context, hits = request.context, request.session.hits
     rows = _prefilled(context, hits, block, layers) if context.plan is None else _planned(context, hits, block)
     chunks = tuple(
         ChunkMap(

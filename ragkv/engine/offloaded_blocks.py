@@ -1,10 +1,11 @@
-"""Blocks that a question was answered without, which may come back while its answer is decoded.
+"""Blocks that a plan left out, and that may be fetched while the answer is decoded.
 
-known      the mean key of each, from the head record, rotated to the middle of the block's place: a point, where blocks
-           in the cache have boxes over rotated keys (`sparse.blocks`). An approximation: a mean that is rotated is no
-           mean of rotated keys
-pulled     `Source.load` of one layer, from memory or the store, or from an encoding where the store fails; rotated to
-           its place and appended to the cache. Its rows are as they were stored: nothing repairs them
+Each of them is known by a key: its mean key from the head record, rotated to the middle of the block's position. Blocks
+in the cache have boxes over rotated keys instead (`sparse.blocks`). The rotated mean is an approximation of the mean of
+rotated keys.
+
+A block is fetched for one layer by `ChunkSource.load`, rotated to its position and appended to the cache. Its rows are
+as they were stored: nothing repairs them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from ragkv.recompute.base import Blocks, Plan, Rows
 
 
 class OffloadedBlocks:
-    """See the module, and `sparse.base.Elsewhere`. State of one request."""
+    """The blocks of one request that are not in its cache. Implements the fetcher of `sparse.base`."""
 
     def __init__(self, stitch: Stitch, sources: Sequence[ChunkSource], plan: Plan):
-        """plan: as it was carried out; what it does not keep in a layer is elsewhere there."""
+        """Collect what the plan, as it was carried out, does not keep."""
         self._stitch, self._sources, self._angle = stitch, sources, plan.key_positions
         self._blocks = [
             [(i, b) for i, source in enumerate(sources) for b in range(source.piece.blocks) if b not in kept[i]]
@@ -33,20 +34,20 @@ class OffloadedBlocks:
 
     @property
     def remaining(self) -> list[list[tuple[int, int]]]:
-        """Per layer (chunk, block) of what has not come back."""
+        """Per layer the (chunk, block) pairs that were not fetched."""
         return self._blocks
 
     def keys(self, layer: int) -> tuple[Tensor, Tensor]:
-        """See `Elsewhere`."""
+        """Return keys [Hkv, A, d] and sizes [A] of the blocks that were not fetched."""
         sizes = [len(self._sources[i].piece.span(block)) for i, block in self._blocks[layer]]
         return self._keys[layer], torch.tensor(sizes, dtype=torch.int64)
 
     @torch.inference_mode(False)
     def fetch(self, layer: int, which: Sequence[int]) -> Rows:
-        """See `Elsewhere`. which: ascending.
+        """Append blocks to the cache; `which` numbers them as in `keys`, ascending. Returns their k, v [m, Hkv, d].
 
-        Called inside a model pass; what is allocated here, a cache that grows among it, is written to outside of one,
-        and tensors made in inference mode would not allow that.
+        This runs inside a model pass. Tensors that are allocated here, such as a cache that grows, are written outside
+        of a pass later, which tensors made in inference mode would not allow.
         """
         cache, chosen = self._stitch.cache, [self._blocks[layer][number] for number in which]
         before = cache.lengths[layer]

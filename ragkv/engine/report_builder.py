@@ -1,4 +1,4 @@
-"""From what a request did to its report. Arithmetic only; the report's contract is report.py."""
+"""Turns what a request did into its report. Arithmetic only; report.py defines the report."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ragkv.engine.generation import Completion
-from ragkv.engine.prefill import PrefilledContext
-from ragkv.engine.session_manager import Session
+from ragkv.engine.prefill_state import PrefilledContext
+from ragkv.engine.request import RequestState
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Plan, recomputed
 from ragkv.report import (
@@ -22,24 +22,20 @@ from ragkv.report import (
     Timings,
     TokenCounts,
 )
-from ragkv.timing import StepTimer
 from ragkv.types import Hit
 
 TIMED = ("retrieve", "open", "plan", "load", "repair", "prefill", "decode")
 
 
-def build_report(
-    model: DecoderModel,
-    session: Session,
-    context: PrefilledContext,
-    policies: tuple[str, str],
-    question: int,
-    completion: Completion,
-    timer: StepTimer,
-    reuse_refused: str = "",
-) -> Report:
-    """talk: as the question left it · policies: of prefill and decoding, as they were asked for · question: tokens ·
-    refused: why no chunk's stored KV was used although the method asked for would have."""
+def build_report(model: DecoderModel, request: RequestState, completion: Completion) -> Report:
+    """Build the report of a request whose decoding has ended.
+
+    Args:
+        model: The model that answered.
+        request: The request, its session as the question left it.
+        completion: The answer as it was decoded.
+    """
+    session, context, timer = request.session, request.context, request.timer
     hits, sources, plan = session.hits, session.sources, context.plan  # no plan: all was prefilled, nothing looked up
     new = [0 if i < context.cached_chunks else len(hit.chunk.tokens) for i, hit in enumerate(hits)]
     again = recomputed(plan.recompute) if plan else [float(tokens) for tokens in new]
@@ -50,13 +46,8 @@ def build_report(
     heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
     tiers = Counter(s.tier for s in sources if s.hit)
     found = tiers.total()
-    fallbacks = tuple(
-        Fallback(hit.chunk.id, source.fallback) for hit, source in zip(hits, sources, strict=False) if source.fallback
-    )
-    if reuse_refused:
-        fallbacks = tuple(Fallback(hit.chunk.id, reuse_refused) for hit in hits)
-    prefill, decode = (policy.partition(":")[0] for policy in policies)
-    decoding = _decoded(context, completion)
+    prefill, decode = (policy.partition(":")[0] for policy in request.policies)
+    decoding = _decoding(context, completion)
     return Report(
         method=session.method,
         prefill=prefill if context.sparse and context.sparse.chosen else "dense",
@@ -66,13 +57,13 @@ def build_report(
             context=size,
             kept=kept,
             recomputed=sum(again),
-            question=question,
+            question=len(request.question_tokens),
             generated=len(completion.tokens),
             history=0.0 if session.replayed else context.cached_tokens,
             prefilled=context.prefilled_tokens + session.replayed,
         ),
         ratios=Ratios(kept / size, sum(again) / size, (heads + loaded) / (size * row), found / len(hits)),
-        cache=CacheReport(len(hits), TierHits(**tiers), len(sources) - found, fallbacks),
+        cache=CacheReport(len(hits), TierHits(**tiers), len(sources) - found, _fallbacks(request)),
         bytes=ByteCounts(size * row, heads, loaded),
         decoding=decoding,
         timings_ms=Timings(**{name: timer.elapsed(name) for name in TIMED}, ttft=completion.ttft, total=timer.total()),
@@ -80,8 +71,16 @@ def build_report(
     )
 
 
-def _decoded(context: PrefilledContext, spoken: Completion) -> DecodeReport:
-    state, steps, ended = context.decoding, spoken.steps, "stop" if spoken.stopped else "length"
+def _fallbacks(request: RequestState) -> tuple[Fallback, ...]:
+    hits, sources = request.session.hits, request.session.sources
+    if request.reuse_refused:
+        return tuple(Fallback(hit.chunk.id, request.reuse_refused) for hit in hits)
+    pairs = zip(hits, sources, strict=False)
+    return tuple(Fallback(hit.chunk.id, source.fallback) for hit, source in pairs if source.fallback)
+
+
+def _decoding(context: PrefilledContext, completion: Completion) -> DecodeReport:
+    state, steps, ended = context.decoding, completion.steps, "stop" if completion.stopped else "length"
     if state is not None and state.steps_read:
         lists = sum(each.read.shape[0] for each in state.steps_read)
         return DecodeReport(steps, state.read / lists, state.present / lists, state.fetched, ended)

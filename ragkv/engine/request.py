@@ -1,58 +1,58 @@
-"""Begun: a question that was read and whose answer is still to be decoded. `Engine.begin` makes it, `Engine.finish`
-takes it; between the two its `run` is decoded, alone or in a `Batch` with others.
-"""
+"""One request on its way through the engine: what was asked, and what each stage adds to it."""
 
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import dataclass, field
 
-from ragkv.engine.generation import Detokenizer, Sequence
-from ragkv.engine.prefill import PrefilledContext
-from ragkv.engine.session_manager import Session
+from ragkv.engine.generation import Detokenizer, Sampling, Sequence
+from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
+from ragkv.engine.session_manager import MethodChoice, Session
 from ragkv.report import Citation
 from ragkv.timing import StepTimer
-from ragkv.types import Filter, Hit
+from ragkv.types import AskOptions, Hit
 
 
-class AskOptions(TypedDict, total=False):
-    """How a question may be asked; see `Engine.begin`, which has what holds for the fields that are not there."""
-
-    collection: str
-    conversation: str | None
-    top_k: int | None
-    filter: Filter | None
-    method: str | None
-    prefill: str | None
-    decode: str | None
-    max_tokens: int | None
-    temperature: float
-    top_p: float
-    stop: abc.Sequence[str]
-    seed: int
-
-
-@dataclass(frozen=True)
+@dataclass
 class RequestState:
-    """asked: the question's token ids · hits: in prompt order · policies: of prefill and decoding, as they were asked
-    for · refused: why no stored KV may be used, "" where it may · run: what is to be decoded; it tells `speech`.
+    """State of one question. `Engine.prefill` makes it, `Engine.finalize` ends it.
 
-    One that is never finished leaves nothing behind: its conversation is in no memory, and has no new turn.
+    In between its `sequence` is decoded, alone or in a `Batch` with others. A request that is never finalized leaves
+    nothing behind: its session is in no cache and gets no turn.
+
+    Attributes:
+        question: As it was asked.
+        options: How it was asked.
+        question_tokens: Token ids of the question's part of the prompt.
+        method: The method in use; it may differ from the one that was asked for.
+        policies: Names of the prefill and the decode policy that were asked for.
+        prefill_options: The policies themselves, and room for the answer.
+        sampling: How answer tokens are chosen.
+        timer: Steps of this request.
+        reuse_refused: Why no stored KV may be used although the method would; "" where it may.
+        hits: Retrieved chunks in prompt order.
+        session: The conversation, or a fresh session for a single question.
+        context: What to decode from.
+        sequence: The answer as far as it is decoded.
+        detokenizer: Text of the answer.
     """
 
     question: str
+    options: AskOptions
     question_tokens: tuple[int, ...]
-    hits: abc.Sequence[Hit]
-    session: Session
-    context: PrefilledContext
+    method: MethodChoice
     policies: tuple[str, str]
-    reuse_refused: str
+    prefill_options: PrefillOptions
+    sampling: Sampling
     timer: StepTimer
-    sequence: Sequence
-    detokenizer: Detokenizer
+    reuse_refused: str = ""
+    hits: abc.Sequence[Hit] = ()
+    session: Session = field(init=False)
+    context: PrefilledContext = field(init=False)
+    sequence: Sequence = field(init=False)
+    detokenizer: Detokenizer = field(init=False)
 
     @property
     def citations(self) -> tuple[Citation, ...]:
-        """The chunks that were retrieved for it, in prompt order."""
+        """The retrieved chunks, in prompt order."""
         return tuple(Citation(h.chunk.document_id, h.chunk.id, h.chunk.title, h.score) for h in self.hits)

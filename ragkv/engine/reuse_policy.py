@@ -1,13 +1,13 @@
-"""Whether a question is answered sooner from stored KV or by prefilling everything: predicted from a few measurements.
+"""Predicts whether stored KV or a full prefill gives the first token sooner, from a few measurements.
 
-Reading from stored KV has costs of its own that a short context does not repay: a second pass, by which the question
-chooses blocks, and the calls that find, move and turn rows. So two predictions are compared, in milliseconds:
+Stored KV has costs that a short context does not repay: the composite pass, and the calls that find, move and rotate
+rows. So two predictions are compared, in milliseconds:
 
-    full(tokens) = a + b (n + w n²)                      as in cost.py
+    full(tokens) = a + b (n + w n²)                      as in cost_model.py
     sparse(work) = c + d (r + 2 w r k) + load(bytes)     r rows go through the model, each over k keys in the mean
 
-w is the weight of n² against n, and n tokens that see one another are n²/2 pairs, hence the 2. c and d are measured
-with chunks where they are read from as a rule, so `load` is only for bytes that have a longer way than those.
+w is the weight of n² against n. n tokens that attend to one another are n²/2 pairs, hence the 2. c and d are measured
+with chunks in the tier they are usually read from, so `load` counts only bytes from a farther tier.
 """
 
 from __future__ import annotations
@@ -28,24 +28,29 @@ from ragkv.recompute.scout import Scout
 from ragkv.timing import StepTimer
 
 OpenSources = Callable[[], Sequence[ChunkSource]]
-"""Opens the chunks of a measurement anew, the first of them exact."""
+"""Opens the chunks of a measurement again; the first of them is exact."""
 
 MEASURED = "gate: a measurement"
-"""The collection of what is stored to measure; no user's name has a colon or a space."""
+"""Collection of the chunks that are stored for the measurement; no user's collection has a colon or a space."""
 CHUNKS, LENGTH = 4, 512
-"""How many chunks are measured with, beside one alone, and their tokens."""
+"""Chunks of the longer measurement, and their tokens; the shorter one has one chunk."""
 QUESTION = 32
-"""Tokens of the questions that are asked to measure."""
+"""Tokens of the questions of the measurement."""
 
 
 NEAR = LinearCost(0, 0)
-"""What bytes cost that have no longer way than those of the measurement."""
+"""Cost of bytes from the tier of the measurement."""
 
 
 @dataclass(frozen=True)
 class ReuseWork:
-    """What reading from stored KV does. rows: that go through the model, question included · keys: that a row attends
-    to, in the mean · bytes: that have a longer way than those of the measurement."""
+    """The work of one question over stored KV.
+
+    Attributes:
+        rows: Rows that go through the model, the question's included.
+        keys: Keys that a row attends to, in the mean.
+        bytes: Bytes that come from a farther tier than those of the measurement.
+    """
 
     rows: float
     keys: float
@@ -54,24 +59,36 @@ class ReuseWork:
 
 @dataclass(frozen=True)
 class ReusePolicy:
-    """full: by tokens of a full prefill · sparse: by rows, weighed by what they attend to · load: by bytes."""
+    """The two predictions.
+
+    Attributes:
+        full: By tokens of a full prefill.
+        sparse: By rows, weighted by what they attend to.
+        load: By bytes.
+    """
 
     full: QuadraticCost
     sparse: LinearCost
     load: LinearCost = NEAR
 
     def sparse_ms(self, work: ReuseWork) -> float:
-        """Milliseconds from the question to its first token, from stored KV."""
+        """Return the milliseconds from the question to its first token, over stored KV."""
         far = self.load.at(work.bytes) if work.bytes else 0.0
         return self.sparse.at(weighted_rows(work, self._weight)) + far
 
     def prefers(self, tokens: int, work: ReuseWork) -> bool:
-        """Whether stored KV is predicted to be quicker than a full prefill of so many tokens, question included."""
+        """Whether stored KV is predicted to be quicker than a full prefill of `tokens` tokens, question included."""
         return self.sparse_ms(work) < self.full.at(tokens)
 
     def reuses(self, method: Method | None, sizes: Sequence[int], block: int, question: int) -> bool:
-        """Whether a question is to be read the way that was meant: scout, where it is predicted to be quicker for
-        chunks of `sizes` tokens; any other way in any case."""
+        """Whether a question keeps its method: scout where it is predicted to be quicker, any other method always.
+
+        Args:
+            method: The method; None is full.
+            sizes: Tokens of each chunk.
+            block: Tokens of a block.
+            question: Tokens of the question.
+        """
         return not isinstance(method, Scout) or self.prefers(
             sum(sizes) + question, expected_work(method, sizes, block, question)
         )
@@ -82,8 +99,10 @@ class ReusePolicy:
 
 
 def measure_reuse(prefiller: Prefiller, store: ChunkStore, method: Method) -> ReusePolicy | None:
-    """Measured with chunks that are stored for that and removed again: a second or so on a GPU, whose kernels are
-    compiled by it. None for a method other than scout, and where the store does not take them."""
+    """Measure with chunks that are stored for this and removed again; about a second on a GPU, which warms up its kernels.
+
+    Returns None for a method other than scout, and where the store refuses the chunks.
+    """
     if not isinstance(method, Scout):
         return None
     generator = torch.Generator().manual_seed(0)
@@ -105,18 +124,20 @@ def measure_reuse(prefiller: Prefiller, store: ChunkStore, method: Method) -> Re
                 store.remove(chunk)
 
 
-def _open(reader: Prefiller, shelf: ChunkStore, chunk: tuple[int, ...], first: bool) -> StoredChunk:
-    return StoredChunk(shelf, chunk, first and reader.mode == "shared", lambda: reader.encode(chunk))
+def _open(prefiller: Prefiller, shelf: ChunkStore, chunk: tuple[int, ...], first: bool) -> StoredChunk:
+    return StoredChunk(shelf, chunk, first and prefiller.mode == "shared", lambda: prefiller.encode(chunk))
 
 
 def weighted_rows(work: ReuseWork, weight: float) -> float:
-    """Rows, and what they attend to in terms of rows. weight: of n² against n."""
+    """Return the rows, weighted by what they attend to; weight: of n² against n."""
     return work.rows * (1 + 2 * weight * work.keys)
 
 
 def expected_work(scout: Scout, sizes: Sequence[int], block: int, question: int) -> ReuseWork:
-    """The most that scout does with chunks of `sizes` tokens, the first of which is exact: known before any of them is
-    opened. question: its tokens."""
+    """Return the most work that scout does with chunks of `sizes` tokens, before any of them is opened.
+
+    The first chunk is exact. question: tokens of the question.
+    """
     blocks = [-(-size // block) for size in sizes]
     fixed = [block * len(fixed_blocks(count, scout.initial, scout.local)) for count in blocks]
     picked = block * max(scout.floor, int(scout.cap * sum(blocks)))
@@ -128,7 +149,7 @@ def expected_work(scout: Scout, sizes: Sequence[int], block: int, question: int)
 
 
 def fit_reuse(prefiller: Prefiller, scout: Scout, few: OpenSources, many: OpenSources) -> ReusePolicy:
-    """From the best times of a few questions about few and about many chunks, and of full prefills of the same."""
+    """Fit the predictions to the best times of questions about few and about many chunks, and of their full prefills."""
     question = (0,) * QUESTION
     weight, block = prefiller.model.pair_weight, prefiller.model.profile.block
 
@@ -136,17 +157,17 @@ def fit_reuse(prefiller: Prefiller, scout: Scout, few: OpenSources, many: OpenSo
         """Milliseconds; the first time is a warm-up."""
         times = []
         for _ in range(1 + TURNS):
-            watch = StepTimer(prefiller.model.device)
-            ask(watch)
-            times.append(watch.total())
+            timer = StepTimer(prefiller.model.device)
+            ask(timer)
+            times.append(timer.total())
         return min(times[1:])
 
     def times(opened: OpenSources) -> tuple[tuple[int, float], tuple[float, float]]:
         """(tokens, milliseconds) of a full prefill and (rows, milliseconds) of a question from stored KV."""
         tokens = [source.tokens for source in opened()]
         sizes = [len(each) for each in tokens]
-        prefill = best(lambda watch: prefiller.prefill_full(tokens, question, 0, watch))
-        spent = best(lambda watch: prefiller.prefill_sparse(opened(), question, scout, 0, watch))
+        prefill = best(lambda timer: prefiller.prefill_full(tokens, question, timer))
+        spent = best(lambda timer: prefiller.prefill_sparse(opened(), question, scout, timer))
         rows = weighted_rows(expected_work(scout, sizes, block, QUESTION), weight)
         return (len(prefiller.prefix_tokens) + sum(sizes) + QUESTION, prefill), (rows, spent)
 

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from ragkv import __version__
 from ragkv.engine.chunk_source import InMemoryChunk
-from ragkv.engine.prefill import PrefilledContext, Prefiller
+from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
 from ragkv.model.placement import SPREAD
@@ -101,10 +102,10 @@ def _measured(reader: Prefiller) -> SelfTestResult:
     watch = StepTimer(model.device)
     shared = reader.mode == "shared"
     sources = [InMemoryChunk(reader.encode(first), block, exact=shared), InMemoryChunk(reader.encode(second), block)]
-    dense = reader.prefill_full([first, second], question, 0, watch)
-    stored = reader.prefill_sparse(sources, question, Reuse(model.shape.layers), 0, watch)
+    dense = reader.prefill_full([first, second], question, watch)
+    stored = reader.prefill_sparse(sources, question, Reuse(model.shape.layers), watch)
     everything = SamKV(layers=model.profile.stable_layers, middle="all", repair="kept", update="overwrite")
-    recomputed = reader.prefill_sparse(sources, question, everything, 0, watch)
+    recomputed = reader.prefill_sparse(sources, question, everything, watch)
     alone = len(prefix) + len(first) if shared else 0
     return SelfTestResult(
         layer_loop=_apart(_centred(ours), _centred(model.own_logits(whole))),

@@ -1,12 +1,12 @@
-"""Talk: what one conversation has in its context cache between two turns. A single question is a talk of one turn.
+"""What a session has in its context cache between two turns. A single question is a session of one turn.
 
-    S · chunks · question · answer · chunks that join · question · …      one sequence, positions never change
+    S, chunks, question, answer, new chunks, question, …      one sequence; positions never change
 
-The rows of an answer come into the cache while it is decoded, but for its last token. That one, and what the prompt
-puts between an answer and the next turn, is carried: the next turn reads it first. At the very beginning S is carried.
+Decoding adds the rows of an answer to the cache, all but its last token. That token, and what the prompt puts between an
+answer and the next turn, are pending tokens: the next turn prefills them first. At the very beginning S is pending.
 
-Blocks stay where an earlier question had them loaded, and rows stay as they were repaired: a question loads and
-repairs what it wants beyond that. What was read before a block came in has not seen it.
+Blocks stay where an earlier question loaded them, and rows stay as they were repaired. A question loads and repairs only
+what it needs beyond that. Rows that were computed before a block was loaded have not attended to it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from ragkv.sparse.base import PrefillPolicy, PrefillState, SparsePrefill
 
 
 class SessionState:
-    """State of one conversation. Not thread-safe; a turn that failed half-way leaves it useless.
+    """State of one session. Not thread-safe. A turn that fails half-way leaves it unusable.
 
-    carry: token ids that stand at the end and have no rows yet · chunks: how many stand in it. Once there are any, it
-    goes on as it began: by full prefills, or from stored KV.
+    Once it holds chunks, it continues as it began: by full prefills, or from stored KV.
+
+    Attributes:
+        stitch: The context cache.
+        pending_tokens: Token ids at the end that have no rows yet.
+        chunks: Chunks in the context.
     """
 
     def __init__(self, model: DecoderModel, prefix: Sequence[int]):
-        """prefix: token ids of S."""
+        """Start with S pending; prefix: its token ids."""
         self.stitch = Stitch(model, (), 0, 0)
         self.pending_tokens = tuple(prefix)
         self.chunks = 0
@@ -41,53 +45,55 @@ class SessionState:
 
     @property
     def started(self) -> bool:
-        """Whether anything was read yet."""
+        """Whether anything was prefilled yet."""
         return self.stitch.end > 0
 
     @property
     def position(self) -> int:
-        """Where the next chunk, or the next question, will stand."""
+        """Position of the next chunk, or of the next question."""
         return self.stitch.end + len(self.pending_tokens)
 
     @property
     def pending_count(self) -> int:
-        """Tokens that have to be read before anything joins; S was read when the reader was made."""
+        """Pending tokens that cost a pass. S does not: its rows are copied."""
         return len(self.pending_tokens) if self.started else 0
 
     @property
     def first(self) -> int:
-        """Where the first chunk stands, or will stand."""
+        """Position of the first chunk."""
         return self.stitch.starts[0] if self.stitch.starts else self.position
 
     @property
     def cached(self) -> float:
-        """Tokens in the cache, S aside: the mean over layers."""
+        """Tokens in the cache, S not counted; mean over layers."""
         lengths = self.stitch.cache.lengths
         return sum(lengths) / len(lengths) - self._prefix if self.started else 0.0
 
     @property
     def bytes(self) -> int:
-        """Memory of the cache."""
+        """Bytes of the cache."""
         return self.stitch.cache.bytes
 
     def join(self, pieces: Sequence[Piece]) -> None:
-        """Chunks take their places at the end."""
+        """Append chunks at the end."""
         self.stitch.join(pieces)
         self.chunks += len(pieces)
         nothing: Sequence[Sequence[Tokens]] = [((),) * len(pieces)] * len(self._held)
         self._held, self._repaired = _each(_beside, self._held, nothing), _each(_beside, self._repaired, nothing)
 
     def missing(self, wanted: Sequence[Sequence[Blocks]]) -> list[Sequence[Blocks]]:
-        """Of the wanted blocks [layer][chunk], those that are not in the cache."""
+        """Return those of the wanted blocks [layer][chunk] that are not in the cache."""
         return minus(wanted, self._held)
 
     def hold(self, blocks: Sequence[Sequence[Blocks]]) -> None:
-        """Blocks [layer][chunk] were loaded."""
+        """Note that blocks [layer][chunk] are loaded."""
         self._held = plus(self._held, blocks)
 
     def remaining(self, plan: Plan, pieces: Sequence[Piece]) -> Plan:
-        """What is left to do of a plan for all chunks: `kept` has the blocks of earlier questions, too, `recompute`
-        lacks what was repaired for them. From here on it counts as done."""
+        """Return what is left to do of a plan for all chunks, and count it as done.
+
+        In the result `kept` includes the blocks of earlier questions; `recompute` lacks what was repaired for them.
+        """
         self.hold(plan.kept)
         before, self._repaired = self._repaired, plus(self._repaired, plan.recompute)
         kept, todo = _frozen(self._held), _frozen(minus(plan.recompute, before))
@@ -98,14 +104,20 @@ class SessionState:
         return replace(plan, kept=kept, recompute=todo, padding=padding, one_pass=one_pass)
 
     def append_question(self, tokens: int) -> None:
-        """So many tokens, what was carried among them, were read behind everything else, a question at their end."""
+        """Note that tokens were prefilled at the end: pending tokens, and a question as the last of them."""
         self.stitch.end, self.pending_tokens = self.stitch.end + tokens, ()
         self._question_ends = list(self.stitch.cache.lengths)
 
     def append_answer(self, tokens: Sequence[int], then: Sequence[int]) -> None:
-        """tokens: of the answer as far as it counts; rows decoded beyond them go · then: what stands behind it.
+        """Append an answer.
 
-        Where blocks came in among the answer's rows all of these go, and the next turn reads the answer."""
+        Rows that were decoded beyond the answer are dropped. If blocks were loaded between the answer's rows, all rows
+        of the answer are dropped, and the next turn prefills it.
+
+        Args:
+            tokens: Token ids of the answer, as far as it counts.
+            then: Token ids that the prompt puts behind it.
+        """
         cache = self.stitch.cache
         came = [
             int((cache.positions(layer)[asked:] < self.stitch.end).sum())
@@ -117,7 +129,10 @@ class SessionState:
         self.pending_tokens = (*tokens[rows:], *then)
 
     def attention(self, policy: PrefillPolicy | None, end: int) -> SparsePrefill | None:
-        """The attention of an input that ends at position `end`. What a policy remembers goes from turn to turn."""
+        """Return the attention of an input that ends at position `end`; None is dense.
+
+        What a policy remembers is passed on from turn to turn.
+        """
         if policy is None or not policy.applies(end):
             return None
         if self._choice is None or policy != self._policy:
@@ -126,12 +141,12 @@ class SessionState:
 
 
 def minus(wanted: Sequence[Sequence[Tokens]], have: Sequence[Sequence[Tokens]]) -> list[Sequence[Tokens]]:
-    """Blocks, or tokens, of `wanted` alone, same nesting."""
+    """Return the blocks, or tokens, that are in `wanted` and not in `have`; nested alike."""
     return _each(_without, wanted, have)
 
 
 def plus(have: Sequence[Sequence[Tokens]], more: Sequence[Sequence[Tokens]]) -> list[Sequence[Tokens]]:
-    """Blocks, or tokens, of either, same nesting."""
+    """Return the blocks, or tokens, that are in either; nested alike."""
     return _each(_with, have, more)
 
 
@@ -140,7 +155,7 @@ Layer = Sequence[Tokens]
 
 
 def _each(work: Callable[[Layer, Layer], Layer], ones: Sequence[Layer], others: Sequence[Layer]) -> list[Layer]:
-    """`work` on every layer; on layers that are the same objects, as most are, once."""
+    """Apply `work` to every layer. Layers that are the same objects, as most are, are done once."""
     known: dict[tuple[int, int], Layer] = {}
     found = []
     for one, other in zip(ones, others, strict=True):

@@ -23,12 +23,13 @@ from ragkv.admin.backup import BackupContents
 from ragkv.cli import run
 from ragkv.errors import ConfigError, InputError, InvalidBackup, StoreUnavailable
 from ragkv.report import Answer
+from ragkv.types import AskOptions
 from tests.ingest.reader import make_document
 from tests.quick import quick_engine, quick_settings
 from tests.redis_server import RedisServer, redis_server
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 QUESTION = "word1 word2 word3?"
 
 
@@ -59,7 +60,7 @@ def whole(source: Path) -> Path:
 
 def answer(folder: Path, **settings: object) -> Answer:
     with quick_engine(folder, **settings) as engine:
-        return engine.answer(QUESTION, top_k=5)
+        return engine.answer(QUESTION, AskOptions(top_k=5))
 
 
 def state(folder: Path) -> dict[str, bytes]:
@@ -163,7 +164,7 @@ def test_a_backup_is_of_one_state_while_documents_come_and_go(tmp_path: Path) ->
             assert set(engine.store.keys()) <= engine.catalog.keys()
             assert done.stored == done.found.entries
             if documents:
-                answered = engine.answer(QUESTION, top_k=20)
+                answered = engine.answer(QUESTION, AskOptions(top_k=20))
                 assert answered.report.cache.chunks == done.found.chunks
                 assert answered.report.cache.misses == done.found.chunks - done.found.entries
 

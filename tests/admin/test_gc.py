@@ -20,7 +20,7 @@ from ragkv.engine.engine import Engine
 from ragkv.errors import StoreUnavailable
 from ragkv.store import open_store
 from ragkv.store.base import StoreStats
-from ragkv.types import Key
+from ragkv.types import AskOptions, Key
 from tests.ingest.reader import make_document
 from tests.quick import quick_engine
 from tests.redis_server import RedisServer, redis_server
@@ -117,7 +117,7 @@ def test_what_a_question_stored_under_another_model_is_kept(engine: Engine, sett
     with quick_engine(engine.settings.data, model="another", store=setting) as other:
         ingest(other, make_document("c", words=60, seed=3))
         for _ in range(2):
-            answer = other.answer("word1 word2 word3", top_k=20)
+            answer = other.answer("word1 word2 word3", AskOptions(top_k=20))
         assert answer.report.ratios.cache_hit == 1.0
         before = stored(other)
         assert before > other.catalog.keys()
@@ -193,7 +193,7 @@ def test_expired_entries_and_left_behind_files_are_swept(tmp_path: Path) -> None
             found = collect_garbage(engine.store, engine.catalog, dry_run=dry_run)
             assert (found.expired, found.temporary, found.kept) == (expired, StoreStats(1, 123), len(others))
             assert first.exists() == left.exists() == dry_run
-        answer = engine.answer("word1 word2", top_k=20)
+        answer = engine.answer("word1 word2", AskOptions(top_k=20))
         assert [fallback.reason for fallback in answer.report.cache.fallbacks] == ["missing"]
 
 

@@ -134,7 +134,7 @@ def test_a_warm_tier_asks_nothing_of_what_is_below(model: DecoderModel) -> None:
     for tier, expected in (("host", "host"), ("disk", "store")):
         with tiered_bench_store(fit, tier) as stored:
             stored.put(kv)
-            stored.settle()
+            stored.wait_ready()
             chunk = stored.open(kv.tokens, exact=False)
             rows = chunk.load(everything)
             assert chunk.tier == expected
@@ -142,7 +142,7 @@ def test_a_warm_tier_asks_nothing_of_what_is_below(model: DecoderModel) -> None:
 
 
 def test_the_floor_of_a_full_prefill_is_its_arithmetic(model: DecoderModel) -> None:
-    (full,) = Counted(model).full(100)
+    (full,) = Counted(model).prefill_full(100)
     layer = sum(each.numel() for each in model.body.layers[0].parameters())
     head, kv = model.lm_head.weight.numel(), 2 * 64 * 64
     pairs = 4 * 8 * 32
@@ -157,14 +157,14 @@ def test_reusing_everything_attends_as_a_prefill_of_the_question(model: DecoderM
     kv = reader.encode(random_tokens(fit, 96))
     piece, reuse = InMemoryChunk(kv, 64).piece, make_method("reuse", fit)
     counted = Counted(fit)
-    (found,) = counted.sparse(reuse.plan([piece], []), [piece], 4, 10, (), 0)
+    (found,) = counted.prefill_sparse(reuse.plan([piece], []), [piece], 4, 10, (), 0)
     layer, head = sum(each.numel() for each in fit.body.layers[0].parameters()), fit.lm_head.weight.numel()
     pairs, seen = 4 * 8 * 32, 110 * 111 // 2 - 100 * 101 // 2
-    assert found.kv == counted.full(110)[0].kv
+    assert found.kv == counted.prefill_full(110)[0].kv
     last = 2 * (2 * 64 * 64) * 10 + 2 * (layer + head) + pairs * 110
     assert found.flops == 3 * (2 * layer * 10 + pairs * seen) + last
     scout = make_method("scout", fit)
-    asking, reading = counted.sparse(reuse.plan([piece], []), [piece], 4, 10, scout.first([piece]), 2)
+    asking, reading = counted.prefill_sparse(reuse.plan([piece], []), [piece], 4, 10, scout.first([piece]), 2)
     assert reading == found
     assert 0 < asking.flops < found.flops
 

@@ -224,7 +224,7 @@ def test_metrics_are_text_for_whoever_reads_that_format(service, elsewhere):
             return await client.metrics()
 
     with Client(service.url) as client:
-        assert read(client.metrics()).sums == read(asyncio.run(awaited())).sums == service.worker.tally.sums
+        assert read(client.metrics()).sums == read(asyncio.run(awaited())).sums == service.worker.metrics.sums
     url, said = elsewhere
     said.append((200, {"Content-Type": "text/html"}, b"<html>"))
     with Client(url) as client, pytest.raises(Refused, match=r"text/html.*is the address right"):

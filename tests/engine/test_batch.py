@@ -31,7 +31,7 @@ class Recorded(Sequence):
 
     def accept(self, logits):
         self.seen.append(logits)
-        super().heard(logits)
+        super().accept(logits)
 
 
 @pytest.fixture(scope="module")

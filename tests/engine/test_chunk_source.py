@@ -20,7 +20,7 @@ from ragkv.store.disk_store import DiskStore
 from ragkv.store.format.codec import pack
 from ragkv.store.format.layout import BODIES
 from ragkv.store.format.seal import CHECKSUMS, Keyed
-from ragkv.types import ChunkKV
+from ragkv.types import AskOptions, ChunkKV
 from tests.libraries import ANSWER, QUESTION, open_engine, open_library, shelf_of
 
 SECRET = "0123456789abcdef"
@@ -113,19 +113,19 @@ def test_a_chunk_that_cannot_be_quantised_is_answered_from_and_not_stored(
 
 def test_a_quantised_and_sealed_library_answers(tmp_path: Path, model: DecoderModel, embedder: Embedder) -> None:
     with open_library(tmp_path, model, embedder, ("01", "02"), store_body="int8", store_secret=SECRET) as engine:
-        first = engine.answer(QUESTION, method="scout", top_k=4)
+        first = engine.answer(QUESTION, AskOptions(method="scout", top_k=4))
         assert first.answer == ANSWER
         report = first.report
         assert report.ratios.cache_hit == 1.0
         assert report.bytes.context_kv == report.tokens.context * 12 * 1024  # float32, whatever the body is
         exact = round(report.tokens.kept * 12) * 1024
         assert 0 < report.bytes.loaded < 0.29 * exact, "some of it is not read"
-        everything = engine.answer(QUESTION, method="scout:repair=none", top_k=4).report
+        everything = engine.answer(QUESTION, AskOptions(method="scout:repair=none", top_k=4)).report
         assert 0.25 < everything.bytes.loaded / exact < 0.29
         assert report.ratios.load == (report.bytes.loaded + report.bytes.heads) / report.bytes.context_kv
         for path in sorted((tmp_path / "kv").glob("*/*.kv")):
             path.unlink()
-        again = engine.answer(QUESTION, method="scout", top_k=4)
+        again = engine.answer(QUESTION, AskOptions(method="scout", top_k=4))
         assert again.report.ratios.cache_hit == 0.0
         assert (again.answer, again.report.chunks) == (first.answer, report.chunks), "a miss answers as a hit does"
 

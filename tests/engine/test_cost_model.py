@@ -14,6 +14,7 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder
 from ragkv.store.disk_store import DiskStore
 from ragkv.store.redis_store import RedisStore
+from ragkv.types import AskOptions
 from tests.libraries import QUESTION, open_library
 from tests.redis_server import redis_server
 
@@ -79,7 +80,7 @@ def test_what_full_recompute_would_take_is_about_what_full_takes(measured: CostM
     """On a machine that does other things too, so the best of some tries, and a factor of 3."""
     near = []
     for top_k in (3, 6, 6):
-        report = library.answer(QUESTION, method="full", top_k=top_k, max_tokens=1).report
+        report = library.answer(QUESTION, AskOptions(method="full", top_k=top_k, max_tokens=1)).report
         near.append(measured.full(report.tokens.context + report.tokens.question) / report.timings_ms.prefill)
     assert any(1 / 3 < share < 3 for share in near), near
 
@@ -94,9 +95,9 @@ def test_a_longer_prefill_takes_longer_and_its_square_counts(measured: CostModel
 
 
 def test_what_is_dear_to_load_is_encoded_and_the_report_says_so(engine: Engine) -> None:
-    engine.costs = DEAR
+    engine.chunks.costs = DEAR
     files = {path: path.stat().st_mtime_ns for path in (engine.settings.data / "kv").glob("??/*.kv")}
-    answer = engine.answer(QUESTION, method="scout:update=fusion")  # reads all that it keeps
+    answer = engine.answer(QUESTION, AskOptions(method="scout:update=fusion"))  # reads all that it keeps
     cache = answer.report.cache
     assert cache.misses == len(cache.fallbacks) == cache.chunks
     assert all("encoding is quicker" in fallback.reason for fallback in cache.fallbacks)
@@ -105,7 +106,7 @@ def test_what_is_dear_to_load_is_encoded_and_the_report_says_so(engine: Engine) 
 
 def test_what_is_in_memory_is_not_dear(engine: Engine) -> None:
     first = engine.answer(QUESTION)
-    engine.costs = DEAR
+    engine.chunks.costs = DEAR
     second = engine.answer(QUESTION)
     assert second.answer == first.answer
     assert second.report.cache.hits.host == second.report.cache.chunks
@@ -116,7 +117,7 @@ def test_an_encoded_chunk_is_rounded_as_a_stored_one_is(
 ) -> None:
     with open_library(tmp_path, model, embedder, ("01", "02"), store_body="int8") as engine:
         loaded = engine.answer(QUESTION)
-        engine.costs = DEAR
+        engine.chunks.costs = DEAR
         encoded = engine.answer(QUESTION)
         assert encoded.report.cache.misses == encoded.report.cache.chunks
         assert (encoded.answer, encoded.report.chunks) == (loaded.answer, loaded.report.chunks)

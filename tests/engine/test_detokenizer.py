@@ -6,7 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ragkv.engine.engine import Engine
-from ragkv.engine.generation import cut_at_stop, stable_text
+from ragkv.engine.generation import StopChecker
+from ragkv.types import AskOptions
 from tests.libraries import ANSWER, QUESTION
 
 LETTERS = st.text(alphabet="ab \n\té€🦆\u00a0\ufffd", max_size=14)
@@ -21,11 +22,11 @@ def test_what_was_shown_is_how_the_answer_begins(text: str, stop: list[str]) -> 
     data = text.encode()
     shown = ""
     for size in range(len(data) + 1):  # a token may be a piece of a character
-        said, stopped = cut_at_stop(data[:size].decode(errors="replace"), stop)
+        said, stopped = StopChecker(stop).cut(data[:size].decode(errors="replace"))
         if stopped:
             final = said.strip()
             break
-        now = stable_text(said, stop)
+        now = StopChecker(stop).stable_text(said)
         assert now.startswith(shown)
         shown = now
     else:
@@ -35,16 +36,16 @@ def test_what_was_shown_is_how_the_answer_begins(text: str, stop: list[str]) -> 
 
 @given(st.text(alphabet="ab", max_size=10))
 def test_nothing_is_held_back_without_a_reason(text: str) -> None:
-    assert stable_text(text, ()) == text
-    assert stable_text(text, ("c", "cab")) == text
+    assert StopChecker(()).stable_text(text) == text
+    assert StopChecker(("c", "cab")).stable_text(text) == text
 
 
 def test_half_a_character_white_space_and_the_start_of_a_stop_string_wait() -> None:
-    assert stable_text("Ada\ufffd", ()) == "Ada"
-    assert stable_text(" Ada \ufffd ", ()) == "Ada"
-    assert stable_text("Ada\nQues", ("\nQuestion",)) == "Ada"
-    assert stable_text("Ada Brook", ("Brooklyn", "ok!")) == "Ada"
-    assert stable_text("Ada\ufffdBrook", ()) == "Ada\ufffdBrook"
+    assert StopChecker(()).stable_text("Ada\ufffd") == "Ada"
+    assert StopChecker(()).stable_text(" Ada \ufffd ") == "Ada"
+    assert StopChecker(("\nQuestion",)).stable_text("Ada\nQues") == "Ada"
+    assert StopChecker(("Brooklyn", "ok!")).stable_text("Ada Brook") == "Ada"
+    assert StopChecker(()).stable_text("Ada\ufffdBrook") == "Ada\ufffdBrook"
 
 
 def test_a_speech_knows_what_is_sure_and_how_it_ended(library: Engine) -> None:
@@ -60,12 +61,12 @@ def test_a_speech_knows_what_is_sure_and_how_it_ended(library: Engine) -> None:
     assert all(ANSWER.startswith(text) for text in seen)
     assert len(set(seen)) > 1
     assert answer.report.decoding.ended == "stop"
-    assert library.answer(QUESTION, max_tokens=1).report.decoding.ended == "length"
+    assert library.answer(QUESTION, AskOptions(max_tokens=1)).report.decoding.ended == "length"
 
 
 def test_a_seed_decides_what_is_drawn(library: Engine) -> None:
     def drawn(seed: int) -> str:
-        return library.answer(QUESTION, temperature=3.0, max_tokens=6, seed=seed, top_k=1).answer
+        return library.answer(QUESTION, AskOptions(temperature=3.0, max_tokens=6, seed=seed, top_k=1)).answer
 
     assert drawn(1) == drawn(1)
     assert len({drawn(seed) for seed in range(4)}) > 1

@@ -3,7 +3,6 @@
 import itertools
 import json
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,21 @@ from ingest.pipeline import ingest
 from ragkv.engine.chunk_source import InMemoryChunk, StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.cost_model import LinearCost, QuadraticCost
+from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling, decode
 from ragkv.engine.methods import METHODS, make_method
 from ragkv.engine.needles import make_needles
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.reuse_policy import ReusePolicy
 from ragkv.errors import InputError, NotCalibrated, NotFound
 from ragkv.recompute.samkv import SamKV
+from ragkv.report import Answer
 from ragkv.samples import folder
 from ragkv.store.format.codec import pack
 from ragkv.store.format.layout import Layout
 from ragkv.timing import StepTimer
-from ragkv.types import Document
+from ragkv.types import AskOptions, Document
 from tests.libraries import ANSWER, QUESTION, open_engine, open_library
 from tests.redis_server import redis_server
 
@@ -48,15 +50,17 @@ def test_full_equals_generate_token_for_token_on_every_sample_question(library, 
     ).eval()
     asked = questions()
     for n, question in enumerate(asked):
-        hits = library._search(question, "default", 3 if n % 10 == 0 else 1)
+        hits = prompt_order(library.retriever.search(question, "default", 3 if n % 10 == 0 else 1))
         ids = [
-            *library.reader.prefix_tokens,
+            *library.prefiller.prefix_tokens,
             *(t for h in hits for t in h.chunk.tokens),
             *model.prompt.question(question),
         ]
         generated = own.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :].tolist()
         expected = [t for t in generated if t not in model.stop_ids]
-        context = library.reader.full([h.chunk.tokens for h in hits], model.prompt.question(question), 16, StepTimer())
+        context = library.prefiller.prefill_full(
+            [h.chunk.tokens for h in hits], model.prompt.question(question), StepTimer(), PrefillOptions(16)
+        )
         got = list(decode(model, context.cache, context.logits, context.position, Sampling(16)))
         assert got == expected, question
 
@@ -65,11 +69,13 @@ def test_samkv_with_everything_kept_and_recomputed_equals_full(library, model):
     everything = SamKV(layers=model.profile.stable_layers, middle="all", repair="kept", update="overwrite")
     for question in questions()[:10]:
         asked = model.prompt.question(question)
-        hits = library._search(question, "default", 4)
-        sources = [library._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
+        hits = prompt_order(library.retriever.search(question, "default", 4))
+        sources = [library.chunks.open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
         assert all(source.hit for source in sources)
-        full = library.reader.full([hit.chunk.tokens for hit in hits], asked, 16, StepTimer())
-        sparse = library.reader.sparse(sources, asked, everything, 16, StepTimer())
+        full = library.prefiller.prefill_full(
+            [hit.chunk.tokens for hit in hits], asked, StepTimer(), PrefillOptions(16)
+        )
+        sparse = library.prefiller.prefill_sparse(sources, asked, everything, StepTimer(), PrefillOptions(16))
         torch.testing.assert_close(sparse.logits, full.logits, rtol=1e-4, atol=1e-4)
         answers = [list(decode(model, c.cache, c.logits, c.position, Sampling(16))) for c in (full, sparse)]
         assert answers[0] == answers[1], question
@@ -77,36 +83,39 @@ def test_samkv_with_everything_kept_and_recomputed_equals_full(library, model):
 
 def test_a_short_context_is_prefilled_where_that_is_predicted_to_be_quicker_and_nobody_asked_otherwise(library):
     question, quick, slow = questions()[0], LinearCost(0, 0), LinearCost(10**6, 0)
-    ask = partial(library.answer, question, max_tokens=1)
-    assert library.gate is None, "on a CPU there is none"
+
+    def ask(**options: str) -> Answer:
+        return library.answer(question, AskOptions(max_tokens=1, **options))
+
+    assert library.reuse_policy is None, "on a CPU there is none"
     assert ask().report.method == "scout"
     try:
-        library.gate = ReusePolicy(full=QuadraticCost(0, 0, 0), sparse=slow)
+        library.reuse_policy = ReusePolicy(full=QuadraticCost(0, 0, 0), sparse=slow)
         assert ask().report.method == "full"
         assert ask(method="scout").report.method == "scout"
         assert ask(conversation="goes on as it began").report.method == "scout"
-        library.gate = ReusePolicy(full=QuadraticCost(10**6, 0, 0), sparse=quick)
+        library.reuse_policy = ReusePolicy(full=QuadraticCost(10**6, 0, 0), sparse=quick)
         assert ask().report.method == "scout"
     finally:
-        library.gate = None
+        library.reuse_policy = None
 
 
 @pytest.mark.parametrize("picks", [(2, 0, 1), (1, 1), (3, 0, 3)])
 def test_chunks_in_any_order_and_more_than_once_equal_full_when_all_is_recomputed(library, model, picks):
     """Everything is found in the store: the same entry serves every place in which its chunk stands."""
     asked = model.prompt.question(QUESTION)
-    hits = library._search(QUESTION, "default", 6)
+    hits = prompt_order(library.retriever.search(QUESTION, "default", 6))
     chunks = [hits[pick].chunk for pick in picks]
-    sources = [library._open(chunk, "default", first=i == 0) for i, chunk in enumerate(chunks)]
+    sources = [library.chunks.open(chunk, "default", first=i == 0) for i, chunk in enumerate(chunks)]
     assert all(source.hit for source in sources)
     everything = make_method("samkv-overwrite:middle=all,repair=kept", model)
-    full = library.reader.full([chunk.tokens for chunk in chunks], asked, 1, StepTimer())
-    sparse = library.reader.sparse(sources, asked, everything, 1, StepTimer())
+    full = library.prefiller.prefill_full([chunk.tokens for chunk in chunks], asked, StepTimer(), PrefillOptions(1))
+    sparse = library.prefiller.prefill_sparse(sources, asked, everything, StepTimer(), PrefillOptions(1))
     torch.testing.assert_close(sparse.logits, full.logits, rtol=1e-4, atol=1e-4)
 
 
 def test_the_report_says_what_was_done(library):
-    answer = library.answer(QUESTION, method="scout", top_k=4)
+    answer = library.answer(QUESTION, AskOptions(method="scout", top_k=4))
     report = asdict(answer.report)
     assert set(report) == {
         "method", "prefill", "decode", "model", "tokens", "ratios", "cache", "bytes", "decoding", "timings_ms",
@@ -121,7 +130,7 @@ def test_the_report_says_what_was_done(library):
     timings = report["timings_ms"]
     steps = sum(timings[name] for name in ("retrieve", "open", "plan", "load", "repair", "prefill"))
     assert steps <= timings["ttft"] <= timings["total"]
-    full = library.answer(QUESTION, method="full", top_k=4).report
+    full = library.answer(QUESTION, AskOptions(method="full", top_k=4)).report
     assert (full.ratios.sequence, full.ratios.recompute, full.ratios.load) == (1.0, 1.0, 0.0)
     assert answer.answer == ANSWER
     assert {c.document_id[:2] for c in answer.citations} >= {"01", "02"}
@@ -129,7 +138,7 @@ def test_the_report_says_what_was_done(library):
 
 def test_chunks_of_one_document_stay_adjacent_and_in_order(library):
     for question in questions()[:12]:
-        hits = library._search(question, "default", 6)
+        hits = prompt_order(library.retriever.search(question, "default", 6))
         seen = [hit.chunk.document_id for hit in hits]
         assert len(dict.fromkeys(seen)) == 1 + sum(a != b for a, b in itertools.pairwise(seen))
         for a, b in itertools.pairwise(hits):
@@ -141,10 +150,12 @@ def test_bytes_loaded_are_the_ranges_of_the_kept_blocks_that_are_read(library, m
     """S14. SamKV's padding (rows that stand in during repair) is read too, and counted; other methods have none.
     What is computed again and written over is not read, but by the composite pass."""
     for question in questions()[:6]:
-        hits = library._search(question, "default", 4)
-        sources = [library._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
+        hits = prompt_order(library.retriever.search(question, "default", 4))
+        sources = [library.chunks.open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
         how = make_method(method, model)
-        plan = library.reader.sparse(sources, model.prompt.question(question), how, 8, StepTimer()).plan
+        plan = library.prefiller.prefill_sparse(
+            sources, model.prompt.question(question), how, StepTimer(), PrefillOptions(8)
+        ).plan
         pieces = [source.piece for source in sources]
         first, attending = how.first(pieces), how.depth(12) - 1
         for i, source in enumerate(sources):
@@ -152,7 +163,7 @@ def test_bytes_loaded_are_the_ranges_of_the_kept_blocks_that_are_read(library, m
             read = [{*plan.kept[layer][i], *plan.padding[layer][i]} for layer in range(12)]
             if method == "multi-infllm":  # any block may be asked for at any layer
                 read = [set(range(layout.blocks))] * 12
-            elif plan.blend is None and plan.check is None:
+            elif plan.blend is None and plan.refinement is None:
                 for layer in range(12):
                     done = {b for b in read[layer] if {*pieces[i].span(b)} <= {*plan.recompute[layer][i]}}
                     read[layer] -= done - set(first[i] if layer < attending else ())
@@ -160,10 +171,10 @@ def test_bytes_loaded_are_the_ranges_of_the_kept_blocks_that_are_read(library, m
             assert source.loaded_bytes == sum(ranges)
         if method in ("reuse", "epic", "scout"):
             assert not any(any(layer) for layer in plan.padding)
-    report = library.answer(QUESTION, method="scout:repair=none").report
+    report = library.answer(QUESTION, AskOptions(method="scout:repair=none")).report
     everything = round(report.tokens.kept * 12) * 1024  # K and V, 2 kv heads of 64, float32
     assert report.bytes.loaded == everything
-    assert 0 < library.answer(QUESTION, method="scout").report.bytes.loaded < everything
+    assert 0 < library.answer(QUESTION, AskOptions(method="scout")).report.bytes.loaded < everything
 
 
 def test_bytes_loaded_are_the_bytes_that_left_redis(tmp_path, model, embedder):
@@ -194,16 +205,16 @@ def test_bytes_loaded_are_the_bytes_that_left_redis(tmp_path, model, embedder):
 
 
 def test_a_stored_chunk_gives_the_same_logits_bit_for_bit(library, model):
-    hits = library._search(QUESTION, "default", 3)
-    stored = [library._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
+    hits = prompt_order(library.retriever.search(QUESTION, "default", 3))
+    stored = [library.chunks.open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
     fresh = []
     for i, hit in enumerate(hits):
-        kv = library.reader.encode(hit.chunk.tokens)
+        kv = library.prefiller.encode(hit.chunk.tokens)
         fresh.append(InMemoryChunk(replace(kv, digest=stored[i].piece.digest), 16, exact=i == 0))
     asked = model.prompt.question(QUESTION)
     method = SamKV(layers=model.profile.stable_layers, extremes="dynamic")
-    a = library.reader.sparse(stored, asked, method, 8, StepTimer())
-    b = library.reader.sparse(fresh, asked, method, 8, StepTimer())
+    a = library.prefiller.prefill_sparse(stored, asked, method, StepTimer(), PrefillOptions(8))
+    b = library.prefiller.prefill_sparse(fresh, asked, method, StepTimer(), PrefillOptions(8))
     assert a.plan.kept == b.plan.kept
     assert torch.equal(a.logits, b.logits)
 
@@ -221,7 +232,7 @@ def test_restarting_keeps_everything(tmp_path, model, embedder):
 @pytest.mark.parametrize("damage", ["missing", "head", "body", "truncated", "foreign"])
 def test_a_damaged_entry_is_encoded_again_and_reported(tmp_path, model, embedder, damage):
     with open_library(tmp_path, model, embedder, TWO) as engine:
-        expected = engine.answer(QUESTION, top_k=4)
+        expected = engine.answer(QUESTION, AskOptions(top_k=4))
         victim, other = files(engine)[:2]
         data = bytearray(victim.read_bytes())
         if damage == "missing":
@@ -237,12 +248,12 @@ def test_a_damaged_entry_is_encoded_again_and_reported(tmp_path, model, embedder
                 for at in range(len(data) // 4, len(data), 1024):
                     data[at] ^= 1
             victim.write_bytes(data)
-        answer = engine.answer(QUESTION, top_k=4)
+        answer = engine.answer(QUESTION, AskOptions(top_k=4))
         assert answer.answer == expected.answer
         assert [f.chunk_id[:2] for f in answer.report.cache.fallbacks] in (["01"], ["02"])
         assert answer.report.cache.misses == 1
         assert answer.report.ratios.cache_hit == 0.75
-        healed = engine.answer(QUESTION, top_k=4)
+        healed = engine.answer(QUESTION, AskOptions(top_k=4))
         assert healed.report.cache.misses == 0, "what was encoded again is stored again"
         assert healed.report.chunks == expected.report.chunks
 
@@ -273,11 +284,11 @@ def test_another_collection_never_reads_this_ones_entries(library, tmp_path, mod
     tokens = library.catalog.chunks_of("default", "01-skerrow-light.md")[0].tokens
     mine, theirs = (ChunkStore(library.tiers, model, library.fingerprint, name) for name in ("default", "other"))
     assert mine.key(tokens) != theirs.key(tokens)
-    assert StoredChunk(mine, tokens, False, lambda: library.reader.encode(tokens)).hit
-    source = StoredChunk(theirs, tokens, False, lambda: library.reader.encode(tokens))
+    assert StoredChunk(mine, tokens, False, lambda: library.prefiller.encode(tokens)).hit
+    source = StoredChunk(theirs, tokens, False, lambda: library.prefiller.encode(tokens))
     assert not source.hit
     with pytest.raises(NotFound):
-        library.answer(QUESTION, collection="other")
+        library.answer(QUESTION, AskOptions(collection="other"))
 
 
 @pytest.mark.parametrize("forgery", ["layers", "heads", "dtype", "retrieval"])
@@ -297,9 +308,9 @@ def test_a_well_made_entry_of_another_shape_is_a_miss(tmp_path, model, embedder,
             forged = replace(kv, k=kv.k.half(), v=kv.v.half())
         else:
             forged = replace(kv, digest=replace(d, retrieval_keys=d.retrieval_keys[:1]))
-        key = engine._chunk_store("default").key(chunk.tokens)
+        key = engine.chunks.store("default").key(chunk.tokens)
         engine.store.put(key, *pack(forged, 16, engine.fingerprint))
-        answer = engine.answer(QUESTION, top_k=4)
+        answer = engine.answer(QUESTION, AskOptions(top_k=4))
         assert answer.answer == ANSWER
         assert [f.chunk_id for f in answer.report.cache.fallbacks] == [chunk.id]
 
@@ -319,7 +330,7 @@ def test_other_facts_about_the_model_are_another_fingerprint(tmp_path, library, 
 
 def test_isolated_chunks_answer_too(tmp_path, model, embedder):
     with open_library(tmp_path, model, embedder, TWO, prefix="isolated") as engine:
-        assert engine.answer(QUESTION, method="samkv-fusion").report.ratios.cache_hit == 1.0
+        assert engine.answer(QUESTION, AskOptions(method="samkv-fusion")).report.ratios.cache_hit == 1.0
         assert engine.answer(QUESTION).answer == ANSWER
 
 
@@ -348,7 +359,7 @@ def test_identical_text_is_stored_once_and_forgotten_last(tmp_path, model, embed
 )
 def test_what_cannot_be_asked_is_refused_with_what_to_do(library, question, options, error, word):
     with pytest.raises(error, match=word) as refusal:
-        library.answer(question, **options)
+        library.answer(question, AskOptions(**options))
     assert "\n" not in str(refusal.value)
 
 
@@ -356,15 +367,15 @@ def test_scout_asks_for_calibration_where_there_is_none(library, model):
     kept, model.profile = model.profile, replace(model.profile, retrieval_heads=())
     try:
         with pytest.raises(NotCalibrated, match="ragkv calibrate"):
-            library.answer(QUESTION, method="scout")
+            library.answer(QUESTION, AskOptions(method="scout"))
     finally:
         model.profile = kept
 
 
 def test_stop_strings_and_temperature(library):
     whole = library.answer("Who founded Calloway Yard?").answer
-    assert library.answer("Who founded Calloway Yard?", stop=[" Calloway"]).answer == whole.split()[0]
-    assert library.answer("Who founded Calloway Yard?", temperature=0.7, top_p=1e-6).answer == whole
+    assert library.answer("Who founded Calloway Yard?", AskOptions(stop=[" Calloway"])).answer == whole.split()[0]
+    assert library.answer("Who founded Calloway Yard?", AskOptions(temperature=0.7, top_p=1e-6)).answer == whole
 
 
 def test_needles_of_one_seed_are_read_the_same_way_every_time(model):

@@ -72,7 +72,7 @@ def chunks_of(engine: Engine) -> list[Chunk]:
 def copy_entries(engine: Engine, disk: DiskStore) -> None:
     """Put what is on disk into the engine's store: quicker than encoding it again."""
     for chunk in chunks_of(engine):
-        key = engine._chunk_store("default").key(chunk.tokens)
+        key = engine.chunks.store("default").key(chunk.tokens)
         size = Layout(engine.model.shape, len(chunk.tokens), engine.model.profile.block, engine.model.dtype).layer_bytes
         layers = range(engine.model.shape.layers)
         body = memoryview(bytearray(size * len(layers)))
@@ -119,7 +119,7 @@ def asked(engine: Engine) -> Answer:
 
 def key_of(engine: Engine, chunk_id: str) -> Key:
     (tokens,) = (chunk.tokens for chunk in chunks_of(engine) if chunk.id == chunk_id)
-    return engine._chunk_store("default").key(tokens)
+    return engine.chunks.store("default").key(tokens)
 
 
 # Redis goes away

@@ -11,7 +11,7 @@ from ingest.pipeline import ingest, remove
 from ragkv.engine.engine import Engine
 from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder
-from ragkv.types import Document
+from ragkv.types import AskOptions, Document
 from tests.libraries import ANSWER, QUESTION, open_library
 from tests.redis_server import redis_server
 
@@ -42,13 +42,13 @@ def test_the_second_question_reads_nothing_from_the_store(engine: Engine) -> Non
 
 def test_every_method_answers_from_memory_as_from_the_store(engine: Engine) -> None:
     for method in ("reuse", "epic", "cacheblend", "multi-infllm", "samkv-fusion", "scout"):
-        first, second = (engine.answer(QUESTION, method=method) for _ in range(2))
+        first, second = (engine.answer(QUESTION, AskOptions(method=method)) for _ in range(2))
         assert first.answer == second.answer
         assert second.report.cache.hits.host == second.report.cache.chunks
 
 
 def test_blocks_are_fetched_while_the_question_is_embedded(engine: Engine) -> None:
-    engine.answer("Skerrow Light architect", max_tokens=1)
+    engine.answer("Skerrow Light architect", AskOptions(max_tokens=1))
     engine.tiers.close()
     held = engine.tiers.stats()["host"]
     assert held.used > 0
@@ -76,7 +76,7 @@ def test_a_new_version_is_read_and_a_deleted_one_forgotten(engine: Engine) -> No
     title = "Skerrow Light"
     ingest(engine, Document("01-skerrow-light.md", title, "The architect of the Skerrow Light was Ada Brandt."))
     assert engine.tiers.stats()["host"].used < used
-    assert "Brandt" in engine.answer("Who was the architect of the Skerrow Light?", top_k=1).answer
+    assert "Brandt" in engine.answer("Who was the architect of the Skerrow Light?", AskOptions(top_k=1)).answer
     remove(engine, "default", "01-skerrow-light.md")
     remove(engine, "default", next(d.id for d in engine.catalog.documents("default")))
     assert engine.tiers.stats()["host"].used == 0

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.errors import ConfigError, InputError
 from ragkv.timing import StepTimer
+from ragkv.types import AskOptions
 from tests.libraries import QUESTION, open_engine, open_library
 from tests.quick import quick_engine
 
@@ -17,13 +19,15 @@ EVERYTHING = "critiprefill:segment=64,budget=8192,threshold=0"
 
 @pytest.mark.parametrize("prefill", [EVERYTHING, "loopserve:alpha=0.99999,threshold=0", "loopserve:alpha=1"])
 def test_a_policy_that_reads_everything_answers_as_dense_prefill_does(library, model, prefill):
-    dense = library.answer(QUESTION, method="full", top_k=3)
-    assert library.answer(QUESTION, method="full", top_k=3, prefill=prefill).answer == dense.answer
+    dense = library.answer(QUESTION, AskOptions(method="full", top_k=3))
+    assert library.answer(QUESTION, AskOptions(method="full", top_k=3, prefill=prefill)).answer == dense.answer
 
 
 def test_the_report_names_the_policy_that_was_at_work(library):
     def read(prefill, method="full"):
-        return library.answer(QUESTION, method=method, top_k=3, max_tokens=1, prefill=prefill).report.prefill
+        return library.answer(
+            QUESTION, AskOptions(method=method, top_k=3, max_tokens=1, prefill=prefill)
+        ).report.prefill
 
     assert read(None) == "dense"
     assert read(f"critiprefill:{SMALL}") == "critiprefill"
@@ -42,16 +46,23 @@ def test_a_long_question_is_read_sparsely_over_a_stitched_cache(model):
     sources = [InMemoryChunk(reader.encode(chunk), model.profile.block, i == 0) for i, chunk in enumerate(chunks)]
     asked = model.prompt.question("When does it leave? " + "I have read the timetable more than once. " * 40)
     way = make_method("scout", model)
-    plain = reader.prefill_sparse(sources, asked, way, 1, StepTimer())
-    exact = reader.prefill_sparse(sources, asked, way, 1, StepTimer(), make_prefill_policy(EVERYTHING, model.profile))
+    plain = reader.prefill_sparse(sources, asked, way, StepTimer(), PrefillOptions(1))
+    exact = reader.prefill_sparse(
+        sources,
+        asked,
+        way,
+        StepTimer(),
+        PrefillOptions(1, prefill_policy=make_prefill_policy(EVERYTHING, model.profile)),
+    )
     torch.testing.assert_close(exact.logits, plain.logits, rtol=1e-4, atol=1e-4)
     little = reader.prefill_sparse(
         sources,
         asked,
         way,
-        1,
         StepTimer(),
-        make_prefill_policy("critiprefill:segment=32,budget=32,threshold=0", model.profile),
+        PrefillOptions(
+            1, prefill_policy=make_prefill_policy("critiprefill:segment=32,budget=32,threshold=0", model.profile)
+        ),
     )
     assert little.sparse is not None
     assert little.sparse.chosen
@@ -66,7 +77,7 @@ def test_chunks_read_sparsely_at_ingest_have_their_own_fingerprint(tmp_path, mod
         exact = dense.prefiller.encode(chunk.tokens)
     with open_engine(tmp_path, model, embedder, ingest_prefill=way) as sparse:
         prints.add(sparse.fingerprint)
-        report = sparse.answer(QUESTION, top_k=1, max_tokens=1).report
+        report = sparse.answer(QUESTION, AskOptions(top_k=1, max_tokens=1)).report
         assert report.cache.misses == report.cache.chunks == 1, "what was read densely is not taken for it"
         read = sparse.prefiller.encode(chunk.tokens)
     with open_engine(tmp_path, model, embedder, ingest_prefill=way.replace("32,", "16,", 1)) as other:
@@ -84,4 +95,4 @@ def test_a_setting_that_means_nothing_is_told_at_start(tmp_path, name):
 
 def test_an_unknown_policy_is_told(library):
     with pytest.raises(InputError, match="prefill policy 'quick' does not exist"):
-        library.answer(QUESTION, prefill="quick")
+        library.answer(QUESTION, AskOptions(prefill="quick"))

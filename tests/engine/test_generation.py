@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from ragkv.engine.chunk_source import InMemoryChunk
+from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling, decode
 from ragkv.engine.policies import DECODE_NAMES, check_decode_policy, make_decode_policy, make_prefill_policy
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.errors import ConfigError, InputError
 from ragkv.model.layer_pass import append
 from ragkv.model.profile import Profile
@@ -25,6 +27,7 @@ from ragkv.sparse.psa import Psa
 from ragkv.sparse.reselect import LoopServeDecode
 from ragkv.sparse.topk import TopBlocks
 from ragkv.timing import StepTimer
+from ragkv.types import AskOptions
 from tests import tiny
 from tests.libraries import ANSWER, QUESTION, open_engine
 
@@ -63,14 +66,16 @@ def test_everything_on_and_nothing_sparse_says_what_generate_says(library, model
     ).eval()
     policy = make_prefill_policy("critiprefill:threshold=0,budget=8192", model.profile)
     for question in questions(1):
-        hits = library._search(question, "default", 1)
+        hits = prompt_order(library.retriever.search(question, "default", 1))
         asked, chunks = model.prompt.question(question), [hit.chunk.tokens for hit in hits]
-        ids = [*library.reader.prefix_tokens, *(t for chunk in chunks for t in chunk), *asked]
+        ids = [*library.prefiller.prefix_tokens, *(t for chunk in chunks for t in chunk), *asked]
         generated = own.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :].tolist()
         expected = [token for token in generated if token not in model.stop_ids]
         for spec in EVERYTHING:
             decoder = make_decode_policy(spec, model.profile)
-            context = library.reader.full(chunks, asked, 16, StepTimer(), policy, decoder=decoder)
+            context = library.prefiller.prefill_full(
+                chunks, asked, StepTimer(), PrefillOptions(16, prefill_policy=policy, decode_policy=decoder)
+            )
             place = context.cache, context.logits, context.position
             assert list(decode(model, *place, Sampling(16), context.decoding)) == expected, (spec, question)
             assert context.decoding.read == context.decoding.present > 0
@@ -78,10 +83,10 @@ def test_everything_on_and_nothing_sparse_says_what_generate_says(library, model
 
 @pytest.mark.parametrize("method", ["full", "scout", "samkv-fusion"])
 def test_a_policy_that_reads_everything_answers_as_dense_decoding_does(library, method):
-    dense = library.answer(QUESTION, method=method, top_k=2, max_tokens=20)
+    dense = library.answer(QUESTION, AskOptions(method=method, top_k=2, max_tokens=20))
     assert dense.report.decode == "dense"
     for spec in EVERYTHING:
-        answer = library.answer(QUESTION, method=method, top_k=2, max_tokens=20, decode=spec)
+        answer = library.answer(QUESTION, AskOptions(method=method, top_k=2, max_tokens=20, decode=spec))
         assert answer.answer == dense.answer, spec
         assert answer.report.decode == "dense", "no step left a key out"
         assert answer.report.decoding == dense.report.decoding
@@ -94,10 +99,14 @@ def tiny_reader():
 def logits_of(reader, method, decoder, policy=None, count=8):
     """Of the first token and of `count` more, decoded greedily over what the method keeps."""
     if method is None:
-        context = reader.full(CHUNKS, ASKED, count, StepTimer(), policy, decoder=decoder)
+        context = reader.prefill_full(
+            CHUNKS, ASKED, StepTimer(), PrefillOptions(count, prefill_policy=policy, decode_policy=decoder)
+        )
     else:
         sources = [InMemoryChunk(reader.encode(chunk), 4, exact=i == 0) for i, chunk in enumerate(CHUNKS)]
-        context = reader.sparse(sources, ASKED, method, count, StepTimer(), policy, decoder=decoder)
+        context = reader.prefill_sparse(
+            sources, ASKED, method, StepTimer(), PrefillOptions(count, prefill_policy=policy, decode_policy=decoder)
+        )
     seen = [context.logits]
     for step in range(count):
         token = int(seen[-1].argmax())
@@ -126,7 +135,7 @@ def test_over_what_a_method_keeps_the_identity_is_full_attention(decoder, name):
     sparse, context = logits_of(reader, methods()[name], decoder)
     torch.testing.assert_close(sparse, dense, rtol=0, atol=1e-10)
     assert context.decoding.read == context.decoding.present
-    assert len(context.decoding.readings) == 8 * 4, "every row of the answer was a step, in every layer"
+    assert len(context.decoding.steps_read) == 8 * 4, "every row of the answer was a step, in every layer"
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: type(decoder).__name__)
@@ -194,7 +203,7 @@ def test_an_observed_pass_attends_as_an_unobserved_one():
 
 @pytest.mark.parametrize("spec", ["psa:least=8", "lfps", "topk:count=8", "loopserve:first=0,every=8,budget=128"])
 def test_a_report_says_how_many_of_the_keys_were_read(library, spec):
-    report = library.answer(QUESTION, method="full", top_k=4, max_tokens=40, decode=spec).report
+    report = library.answer(QUESTION, AskOptions(method="full", top_k=4, max_tokens=40, decode=spec)).report
     assert report.decode == spec.partition(":")[0]
     assert report.decoding.read < 0.9 * report.decoding.present
     assert report.decoding.present > report.tokens.context
@@ -208,9 +217,11 @@ LONG = [("psa:least=8", 0.9), ("lfps", 0.5), ("topk:count=8", 0.5), ("loopserve:
 @pytest.mark.parametrize(("spec", "share"), LONG)
 def test_a_long_answer_reads_fewer_keys_than_there_are(library, model, spec, share):
     """40 tokens, whatever the model would end with."""
-    hits = library._search(QUESTION, "default", 3)
+    hits = prompt_order(library.retriever.search(QUESTION, "default", 3))
     chunks, asked = [hit.chunk.tokens for hit in hits], model.prompt.question(QUESTION)
-    context = library.reader.full(chunks, asked, 40, StepTimer(), decoder=make_decode_policy(spec, model.profile))
+    context = library.prefiller.prefill_full(
+        chunks, asked, StepTimer(), PrefillOptions(40, decode_policy=make_decode_policy(spec, model.profile))
+    )
     logits = context.logits
     for step in range(40):
         row = append(context.cache, [int(logits.argmax())], context.position + step, attention=context.decoding)
@@ -220,42 +231,42 @@ def test_a_long_answer_reads_fewer_keys_than_there_are(library, model, spec, sha
 
 @pytest.mark.parametrize("question", [QUESTION, *questions(3)])
 def test_sample_questions_are_answered_as_with_dense_decoding(library, question):
-    dense = library.answer(question, top_k=4).answer
+    dense = library.answer(question, AskOptions(top_k=4)).answer
     for spec in ("psa:least=0,above=0", "lfps:above=0", "topk:above=0", "loopserve:first=0,budget=256,above=0"):
-        assert library.answer(question, top_k=4, decode=spec).answer == dense, spec
+        assert library.answer(question, AskOptions(top_k=4, decode=spec)).answer == dense, spec
 
 
 def test_contexts_below_the_threshold_are_read_densely(library, model):
     assert make_decode_policy("psa", model.profile).above == model.profile.decode_threshold == 512
-    small = library.answer(QUESTION, method="scout", top_k=2, decode="topk:count=1").report
+    small = library.answer(QUESTION, AskOptions(method="scout", top_k=2, decode="topk:count=1")).report
     assert small.tokens.kept < 512
     assert small.decode == "dense"
     assert small.decoding.read == small.decoding.present
-    sparse = library.answer(QUESTION, method="scout", top_k=2, decode="topk:count=1,above=0").report
+    sparse = library.answer(QUESTION, AskOptions(method="scout", top_k=2, decode="topk:count=1,above=0")).report
     assert sparse.decode == "topk"
     assert sparse.decoding.read < sparse.decoding.present == pytest.approx(small.decoding.present, abs=20)
 
 
 def test_dense_decoding_reads_all_keys_of_every_step(library):
-    report = library.answer(QUESTION, method="full", top_k=2, max_tokens=6).report
-    prefix = len(library.reader.prefix_tokens)
+    report = library.answer(QUESTION, AskOptions(method="full", top_k=2, max_tokens=6)).report
+    prefix = len(library.prefiller.prefix_tokens)
     first = prefix + report.tokens.context + report.tokens.question + 1
     assert report.decoding.steps > 0
     assert report.decoding.read == report.decoding.present == first + (report.decoding.steps - 1) / 2
-    one = library.answer(QUESTION, method="full", top_k=2, max_tokens=1).report
+    one = library.answer(QUESTION, AskOptions(method="full", top_k=2, max_tokens=1)).report
     assert (one.decoding.steps, one.decoding.read, one.decoding.present) == (0, 0.0, 0.0)
 
 
 def test_every_turn_of_a_conversation_has_a_state_of_its_own(library):
     turns = (QUESTION, *questions(1))
     said = {
-        spec: [library.answer(q, conversation=spec, top_k=1, decode=spec).answer for q in turns]
+        spec: [library.answer(q, AskOptions(conversation=spec, top_k=1, decode=spec)).answer for q in turns]
         for spec in ("dense", *EVERYTHING)
     }
     for spec in EVERYTHING:
-        library.talks.remove("default", spec)
+        library.sessions.remove("default", spec)
         assert said[spec] == said["dense"]
-    library.talks.remove("default", "dense")
+    library.sessions.remove("default", "dense")
 
 
 # Names
@@ -263,9 +274,9 @@ def test_every_turn_of_a_conversation_has_a_state_of_its_own(library):
 
 def test_the_setting_is_taken_unless_the_request_says_otherwise(model, embedder, library):
     with open_engine(library.settings.data, model, embedder, decode="psa:threshold=0.98,least=8") as engine:
-        answer = engine.answer(QUESTION, method="full", top_k=4)
+        answer = engine.answer(QUESTION, AskOptions(method="full", top_k=4))
         assert (answer.report.decode, answer.answer) == ("psa", ANSWER)
-        assert engine.answer(QUESTION, method="full", top_k=4, decode="dense").report.decode == "dense"
+        assert engine.answer(QUESTION, AskOptions(method="full", top_k=4, decode="dense")).report.decode == "dense"
 
 
 def test_a_setting_that_names_nothing_is_refused_at_the_start(tmp_path, model, embedder):
@@ -286,7 +297,7 @@ def test_a_setting_that_names_nothing_is_refused_at_the_start(tmp_path, model, e
 )
 def test_a_policy_that_there_is_not_is_told_what_there_is(library, model, spec, words):
     with pytest.raises(InputError, match=words):
-        library.answer(QUESTION, decode=spec)
+        library.answer(QUESTION, AskOptions(decode=spec))
     with pytest.raises(InputError, match=words):
         make_decode_policy(spec, model.profile)
 

@@ -17,7 +17,7 @@ from ragkv.engine.kv_map import KVMap, kv_map
 from ragkv.engine.request import RequestState
 from ragkv.recompute.base import Plan, rows_alive
 from ragkv.report import Answer
-from ragkv.types import Chunk, Document, Hit
+from ragkv.types import AskOptions, Chunk, Document, Hit
 from tests.quick import quick_engine
 
 QUESTION = "Who built the harbour of Tarn?"
@@ -41,7 +41,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def asked(engine: Engine, question: str = QUESTION, **wanted: Any) -> tuple[Answer, KVMap, RequestState]:
-    begun = engine.prefill(question, **wanted)
+    begun = engine.prefill(question, AskOptions(**wanted))
     for _ in generate(engine.model, begun.sequence):
         pass
     answer = engine.finalize(begun)
@@ -142,7 +142,7 @@ def many(block: int, chunks: int = 64, blocks: int = 32, layers: int = 32) -> KV
         for layer in kept
     )
     plan = Plan(kept, rows, ((),) * layers)
-    begun: Any = SimpleNamespace(context=SimpleNamespace(plan=plan, decoding=None), talk=SimpleNamespace(hits=hits))
+    begun: Any = SimpleNamespace(context=SimpleNamespace(plan=plan, decoding=None), session=SimpleNamespace(hits=hits))
     return kv_map(begun, block, layers)
 
 

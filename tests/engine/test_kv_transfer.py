@@ -14,6 +14,7 @@ from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.kv_transfer import KVTransfer, acquire
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.stitch import Stitch
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
@@ -52,7 +53,7 @@ class Case:
         self.model, self.body, self.folder = model, body, folder
         self.transferring = Prefiller(model, PREFIX, kv_transfer=KVTransfer(model, triton_transfer.transfer_blocks))
         self.loading = Prefiller(model, PREFIX)
-        self.loading._kv_transfer = None
+        self.loading._runner._kv_transfer = None
         self.disk = DiskStore(folder)
         layout = Layout(model.shape, 4, 4, model.dtype, body)
         self.tiers = [Tiers(self.disk, layout, TierBudgets(host, gpu), model.device) for _ in range(2)]
@@ -68,7 +69,7 @@ class Case:
             StoredChunk(store, c, i == 0, e, lambda kv: store.put(kv)[0])
             for i, (c, e) in enumerate(zip(CHUNKS, encode, strict=True))
         ]
-        return prefiller.prefill_sparse(sources, QUESTION, method, 8, StepTimer()), sources
+        return prefiller.prefill_sparse(sources, QUESTION, method, StepTimer(), PrefillOptions(8)), sources
 
     def compare(self, method, turns=2):
         """Prefill one question both ways, first from the store, then from memory."""
@@ -89,7 +90,7 @@ class Case:
 
     def pinned(self):
         """Return the blocks that are still pinned when the GPU is done."""
-        self.transferring._kv_transfer._releasing.shutdown()
+        self.transferring._runner._kv_transfer._releasing.shutdown()
         return sum(stats.pinned for stats in self.tiers[0].stats().values())
 
 
@@ -176,7 +177,7 @@ def test_a_source_that_fails_leaves_nothing_pinned(tmp_path, model):
     sources = [StoredChunk(store, CHUNKS[0], True, lambda: None), Broken(store, CHUNKS[1], False, lambda: None)]
     sources.append(StoredChunk(store, CHUNKS[2], False, lambda: None))
     with pytest.raises(RuntimeError, match="out of order"):
-        case.transferring.prefill_sparse(sources, QUESTION, Reuse(4), 8, StepTimer())
+        case.transferring.prefill_sparse(sources, QUESTION, Reuse(4), StepTimer(), PrefillOptions(8))
     assert case.pinned() == 0
 
 

@@ -4,15 +4,18 @@ import pytest
 import torch
 
 from ragkv.engine.chunk_source import InMemoryChunk
+from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling, decode
 from ragkv.engine.methods import make_method
 from ragkv.engine.offloaded_blocks import OffloadedBlocks
 from ragkv.engine.policies import make_decode_policy
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.model.layer_pass import append
 from ragkv.recompute.samkv import SamKV
 from ragkv.sparse.psa import Psa
 from ragkv.timing import StepTimer
+from ragkv.types import AskOptions
 from tests import tiny
 from tests.libraries import QUESTION, open_library
 
@@ -31,7 +34,7 @@ def asked(decoder):
     # No room is made for what may come, so that the cache has to grow inside a pass.
     return (
         talk,
-        reader.prefill_sparse(sources, ASKED, FEW, 0, StepTimer(), state=talk, decode_policy=decoder),
+        reader.prefill_sparse(sources, ASKED, FEW, StepTimer(), PrefillOptions(decode_policy=decoder), state=talk),
         sources,
         reader.model,
     )
@@ -50,7 +53,7 @@ def test_at_the_identity_setting_everything_comes_in_the_first_step_and_is_read(
     _, reaching, _, _ = asked(Psa(1.0, block=4, reach="all"))
     for at in range(6):
         torch.testing.assert_close(step(model, reaching, at), step(model, dense, at), rtol=0, atol=1e-10)
-        assert reaching.decoding.pulled == 4 * ABSENT
+        assert reaching.decoding.fetched == 4 * ABSENT
     assert reaching.decoding.read == reaching.decoding.present
     assert reaching.cache.lengths == dense.cache.lengths
 
@@ -58,7 +61,7 @@ def test_at_the_identity_setting_everything_comes_in_the_first_step_and_is_read(
 def test_a_block_that_came_is_where_a_block_that_was_kept_would_be():
     talk, few, sources, _ = asked(None)
     everything = Prefiller(tiny.model(), PREFIX).prefill_sparse(
-        sources, ASKED, SamKV(layers=(2, 3), middle="all"), 8, StepTimer()
+        sources, ASKED, SamKV(layers=(2, 3), middle="all"), StepTimer(), PrefillOptions(8)
     )
     absent = OffloadedBlocks(talk.stitch, sources, few.plan)
     for layer in range(4):
@@ -79,20 +82,20 @@ def test_some_come_and_stay_and_the_cache_is_read_as_if_they_had_been_there():
     counts = []
     for at in range(8):
         step(model, context, at)
-        counts.append(context.decoding.pulled)
+        counts.append(context.decoding.fetched)
         for layer in range(4):
             positions = context.cache.positions(layer).tolist()
             assert len(set(positions)) == len(positions), "no block comes twice"
     assert counts == sorted(counts)
     assert 0 < counts[-1] < 4 * ABSENT
-    assert len(context.decoding.readings) == 8 * 4, "every row of the answer was a step"
-    assert all(int(each.read.max()) <= each.present for each in context.decoding.readings)
+    assert len(context.decoding.steps_read) == 8 * 4, "every row of the answer was a step"
+    assert all(int(each.read.max()) <= each.present for each in context.decoding.steps_read)
 
 
 def test_without_reach_nothing_comes():
     _, context, _, model = asked(Psa(1.0, block=4))
     step(model, context, 0)
-    assert (context.decoding.pulled, context.decoding.elsewhere) == (0, None)
+    assert (context.decoding.fetched, context.decoding.offloaded) == (0, None)
 
 
 def test_a_conversation_goes_on_without_what_came_and_reads_the_answer_again():
@@ -100,16 +103,16 @@ def test_a_conversation_goes_on_without_what_came_and_reads_the_answer_again():
     before, end = list(context.cache.lengths), talk.position
     for at in range(3):
         step(model, context, at)
-    assert context.decoding.pulled
-    talk.answered((5, 5, 5), (9,))
+    assert context.decoding.fetched
+    talk.append_answer((5, 5, 5), (9,))
     assert talk.stitch.cache.lengths == before
-    assert (talk.carry, talk.position) == ((5, 5, 5, 9), end + 4)
+    assert (talk.pending_tokens, talk.position) == ((5, 5, 5, 9), end + 4)
 
 
 @pytest.mark.parametrize("spec", ["psa:reach=all,least=0,above=0", "psa:reach=all,least=0,above=0,threshold=1"])
 def test_the_report_counts_blocks_that_came_back(library, spec):
-    kept = library.answer(QUESTION, method="samkv-fusion", top_k=4, decode="psa:least=0,above=0").report
-    report = library.answer(QUESTION, method="samkv-fusion", top_k=4, decode=spec).report
+    kept = library.answer(QUESTION, AskOptions(method="samkv-fusion", top_k=4, decode="psa:least=0,above=0")).report
+    report = library.answer(QUESTION, AskOptions(method="samkv-fusion", top_k=4, decode=spec)).report
     assert kept.decoding.pulled == 0 < report.decoding.pulled
     assert report.bytes.loaded > kept.bytes.loaded
     assert report.tokens.kept == kept.tokens.kept
@@ -119,13 +122,15 @@ def test_the_report_counts_blocks_that_came_back(library, spec):
 
 def test_a_store_that_fails_meanwhile_costs_an_encoding(tmp_path, model, embedder):
     with open_library(tmp_path, model, embedder, ("01",)) as engine:
-        hits = engine._search(QUESTION, "default", 2)
+        hits = prompt_order(engine.retriever.search(QUESTION, "default", 2))
         way, question = make_method("samkv-fusion:middle=none", model), model.prompt.question(QUESTION)
         said = []
         for broken in (False, True):
-            sources = [engine._open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
+            sources = [engine.chunks.open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
             decoder = make_decode_policy("psa:reach=all,least=0,above=0,threshold=1", model.profile)
-            context = engine.prefiller.prefill_sparse(sources, question, way, 8, StepTimer(), decode_policy=decoder)
+            context = engine.prefiller.prefill_sparse(
+                sources, question, way, StepTimer(), PrefillOptions(8, decode_policy=decoder)
+            )
             if broken:
                 for path in (engine.settings.data / "kv").glob("*/*.kv"):
                     path.unlink()

@@ -7,6 +7,7 @@ import torch
 
 from ragkv.engine.chunk_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, append
 from ragkv.recompute.epic import Epic
@@ -31,11 +32,11 @@ def sources(r, chunks=CHUNKS):
 
 
 def full(r, chunks=CHUNKS):
-    return r.full(chunks, QUESTION, 8, StepTimer()).logits
+    return r.prefill_full(chunks, QUESTION, StepTimer(), PrefillOptions(8)).logits
 
 
 def sparse(r, method, chunks=CHUNKS):
-    return r.sparse(sources(r, chunks), QUESTION, method, 8, StepTimer())
+    return r.prefill_sparse(sources(r, chunks), QUESTION, method, StepTimer(), PrefillOptions(8))
 
 
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
@@ -170,18 +171,20 @@ def test_what_is_written_over_before_it_is_read_need_not_be_loaded(name, monkeyp
 
     def asked():
         found = [Counting(r.encode(c), 4, exact=i == 0) for i, c in enumerate(CHUNKS)]
-        return r.sparse(found, QUESTION, method, 8, StepTimer()), [source.given for source in found]
+        return r.prefill_sparse(found, QUESTION, method, StepTimer(), PrefillOptions(8)), [
+            source.given for source in found
+        ]
 
     reserve = ContextCache.reserve
 
     def spoilt(cache, layer, positions):
         slots = reserve(cache, layer, positions)
-        for store in cache.stores(layer, 0):
+        for store in cache.buffers(layer, 0):
             store[slots] = torch.nan
         return slots
 
     with monkeypatch.context() as patched:
-        patched.setattr("ragkv.engine.prefill.overwritten", lambda pieces, plan: [[()] * len(pieces)] * 4)
+        patched.setattr("ragkv.engine.stitched_prefill.overwritten", lambda pieces, plan: [[()] * len(pieces)] * 4)
         whole, everything = asked()
     monkeypatch.setattr(ContextCache, "reserve", spoilt)
     spared, given = asked()
@@ -196,7 +199,7 @@ def test_scout_loads_of_chunks_that_it_recomputes_what_the_composite_pass_attend
     r = reader()
     way = scout(r)
     found = [Counting(r.encode(c), 4, exact=i == 0) for i, c in enumerate(CHUNKS)]
-    context = r.sparse(found, QUESTION, way, 8, StepTimer())
+    context = r.prefill_sparse(found, QUESTION, way, StepTimer(), PrefillOptions(8))
     kept = len(context.plan.kept[0][0])
     assert [source.given for source in found] == [[kept] * 4, [3, 3, 0, 0], [3, 3, 0, 0]]
 
@@ -231,9 +234,11 @@ def test_a_question_leaves_no_trace_in_what_is_stored():
     calibrated = replace(r.model.profile, retrieval_heads=scout.heads)
     r.model.profile = calibrated
     stored = sources(r)
-    first = r.sparse(stored, QUESTION, scout, 8, StepTimer()).logits
-    r.sparse(stored, tiny.tokens(9, 3), scout, 8, StepTimer())
-    torch.testing.assert_close(r.sparse(stored, QUESTION, scout, 8, StepTimer()).logits, first, rtol=0, atol=0)
+    first = r.prefill_sparse(stored, QUESTION, scout, StepTimer(), PrefillOptions(8)).logits
+    r.prefill_sparse(stored, tiny.tokens(9, 3), scout, StepTimer(), PrefillOptions(8))
+    torch.testing.assert_close(
+        r.prefill_sparse(stored, QUESTION, scout, StepTimer(), PrefillOptions(8)).logits, first, rtol=0, atol=0
+    )
 
 
 def test_scout_with_an_unlimited_budget_and_full_repair_is_a_full_prefill():

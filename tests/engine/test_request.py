@@ -9,6 +9,7 @@ import pytest
 
 from ingest.pipeline import remove
 from ragkv.engine.batch import Batch
+from ragkv.types import AskOptions
 from tests.engine.test_session_manager import METHODS, NAMES, QUESTIONS, fill, talk
 from tests.quick import quick_engine
 
@@ -17,12 +18,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def together(engine, questions):
     """Answers of questions, each with its options, that are decoded in one batch."""
-    batch, begun = Batch(engine.model), [engine.begin(question, **options) for question, options in questions]
+    batch, begun = (
+        Batch(engine.model),
+        [engine.prefill(question, AskOptions(**options)) for question, options in questions],
+    )
     for each in begun:
-        batch.join(each.run)
+        batch.join(each.sequence)
     while batch.busy:
         batch.step()
-    return [engine.finish(each) for each in begun]
+    return [engine.finalize(each) for each in begun]
 
 
 def test_answers_and_conversations_are_those_of_questions_asked_alone(tmp_path):
@@ -32,13 +36,13 @@ def test_answers_and_conversations_are_those_of_questions_asked_alone(tmp_path):
     ]
     with fill(quick_engine(tmp_path / "a")) as engine, fill(quick_engine(tmp_path / "b")) as other:
         for turn in asked:
-            alone = [other.answer(question, **options) for question, options in turn]
+            alone = [other.answer(question, AskOptions(**options)) for question, options in turn]
             for a, b in zip(together(engine, turn), alone, strict=True):
                 assert a.answer == b.answer
                 assert (a.report.tokens, a.report.chunks) == (b.report.tokens, b.report.chunks)
         for _, options in asked[0]:
             name = options["conversation"]
-            kept, there = ([t.written for t in e.talks.turns("default", name)] for e in (engine, other))
+            kept, there = ([t.written for t in e.sessions.turns("default", name)] for e in (engine, other))
             assert kept == there
 
 
@@ -55,28 +59,31 @@ def test_the_time_of_decoding_counts_from_when_the_question_was_read(tmp_path):
 def test_a_question_that_is_never_finished_leaves_its_conversation_as_it_was(tmp_path):
     with fill(quick_engine(tmp_path)) as engine:
         talk(engine, QUESTIONS[:1])
-        batch, begun = Batch(engine.model), engine.begin(QUESTIONS[1], conversation="talk", method="scout", top_k=1)
-        cache, id = weakref.ref(begun.run.cache), batch.join(begun.run)
+        batch, begun = (
+            Batch(engine.model),
+            engine.prefill(QUESTIONS[1], AskOptions(conversation="talk", method="scout", top_k=1)),
+        )
+        cache, id = weakref.ref(begun.sequence.cache), batch.join(begun.sequence)
         batch.step()
         assert batch.cancel(id) or not batch.busy
         del begun
         gc.collect()
         assert cache() is None
-        assert len(engine.talks.turns("default", "talk")) == 1
+        assert len(engine.sessions.turns("default", "talk")) == 1
         (again,) = talk(engine, QUESTIONS[1:2])
         assert again.report.tokens.history == 0, "what was in memory went; the turns are read again"
-        assert len(engine.talks.turns("default", "talk")) == 2
+        assert len(engine.sessions.turns("default", "talk")) == 2
 
 
 def test_what_is_deleted_while_an_answer_is_decoded_is_kept_in_no_memory(tmp_path):
     with fill(quick_engine(tmp_path)) as engine:
-        begun = engine.begin(QUESTIONS[0], conversation="talk", top_k=1)
+        begun = engine.prefill(QUESTIONS[0], AskOptions(conversation="talk", top_k=1))
         for name in NAMES:
             remove(engine, "default", name)
         batch = Batch(engine.model)
-        batch.join(begun.run)
+        batch.join(begun.sequence)
         while batch.busy:
             batch.step()
-        assert engine.finish(begun).citations
-        assert engine.talks.memory.get("default", "talk") is None
-        assert len(engine.talks.turns("default", "talk")) == 1
+        assert engine.finalize(begun).citations
+        assert engine.sessions.cache.get("default", "talk") is None
+        assert len(engine.sessions.turns("default", "talk")) == 1

@@ -16,7 +16,7 @@ from ragkv.engine.prefill import Prefiller
 from ragkv.engine.self_test import failed_self_test, self_test
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel, Rotary
-from ragkv.types import Document
+from ragkv.types import AskOptions, Document
 from tests import tiny
 from tests.libraries import open_engine
 
@@ -154,9 +154,9 @@ def test_an_unqualified_model_answers_by_full_and_says_why(tmp_path, model, embe
     with open_engine(tmp_path, broken(Relative, model), embedder) as engine:
         engine.reuse_refused = failed_self_test(engine.prefiller, engine.fingerprint, tmp_path / "q")
         ingest(engine, YARD)
-        expected = engine.answer("Who founded the Calloway Yard?", method="full")
+        expected = engine.answer("Who founded the Calloway Yard?", AskOptions(method="full"))
         for method in (None, "scout", "samkv-fusion", "reuse"):
-            answer = engine.answer("Who founded the Calloway Yard?", method=method)
+            answer = engine.answer("Who founded the Calloway Yard?", AskOptions(method=method))
             assert answer.answer == expected.answer
             assert answer.report.method == "full"
             assert answer.report.tokens == expected.report.tokens
@@ -164,7 +164,7 @@ def test_an_unqualified_model_answers_by_full_and_says_why(tmp_path, model, embe
             assert answer.report.cache.fallbacks[0].reason.startswith("model not qualified: stored KV")
         assert expected.report.cache.fallbacks == (), "full was asked for, and nothing was refused"
         with pytest.raises(InputError, match="magic"):
-            engine.answer("Who?", method="magic")
+            engine.answer("Who?", AskOptions(method="magic"))
         health = engine.health()
         assert health["status"] == "degraded"
         assert "not qualified" in health["reuse"]

@@ -8,6 +8,7 @@ import torch
 from ragkv.engine.chunk_source import InMemoryChunk
 from ragkv.engine.generation import Sampling, decode
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.epic import Epic
 from ragkv.recompute.reuse import Reuse
@@ -41,26 +42,28 @@ def scout(r, **fields):
 
 def dense(r, tokens):
     """Logits after S and `tokens`, in one go."""
-    return r.full([tokens], (), 0, StepTimer()).logits
+    return r.prefill_full([tokens], (), StepTimer()).logits
 
 
 def hold(r, turns=TURNS, method=None, policy=None, decoded=True):
     """Yield (context, everything read so far) of every turn. Answers are decoded, or (replay) given."""
-    talk, said, sources = r.talk(), [], []
+    talk, said, sources = r.new_state(), [], []
     for (joining, length), question in zip(turns, QUESTIONS, strict=True):
         chunks = [CHUNKS[i] for i in joining]
         if method is None:
-            context = r.full(chunks, question, length, StepTimer(), policy, talk)
+            context = r.prefill_full(
+                chunks, question, StepTimer(), PrefillOptions(length, prefill_policy=policy), state=talk
+            )
         else:
             for chunk in chunks:
                 sources.append(InMemoryChunk(r.encode(chunk), 4, exact=not sources and r.mode == "shared"))
-            context = r.sparse(sources, question, method, length, StepTimer(), talk=talk)
+            context = r.prefill_sparse(sources, question, method, StepTimer(), PrefillOptions(length), state=talk)
         said += [t for chunk in chunks for t in chunk] + list(question)
         yield context, list(said)
         answer = list(decode(r.model, context.cache, context.logits, context.position, Sampling(length)))
         if not decoded:
             context.cache.truncate([n - length + 1 for n in context.cache.lengths])
-        talk.answered(answer, SEPARATOR)
+        talk.append_answer(answer, SEPARATOR)
         said += [*answer, *SEPARATOR]
 
 
@@ -107,10 +110,10 @@ def test_the_first_turn_is_a_question_without_a_conversation(method):
     way = scout(r) if method == "scout" else SamKV(layers=(2, 3), extremes="dynamic")
     first, _ = next(hold(r, method=way))
     sources = [InMemoryChunk(r.encode(CHUNKS[i]), 4, exact=i == 0) for i in (0, 1)]
-    alone = r.sparse(sources, QUESTIONS[0], way, 4, StepTimer())
+    alone = r.prefill_sparse(sources, QUESTIONS[0], way, StepTimer(), PrefillOptions(4))
     assert first.plan == alone.plan
     assert torch.equal(first.logits, alone.logits)
-    assert (first.before, first.known, first.read) == (0, 0, alone.read)
+    assert (first.cached_tokens, first.cached_chunks, first.prefilled_tokens) == (0, 0, alone.prefilled_tokens)
 
 
 def test_a_later_question_loads_and_repairs_only_what_is_not_there():
@@ -122,14 +125,14 @@ def test_a_later_question_loads_and_repairs_only_what_is_not_there():
             loaded.append((self.tokens, [set(blocks) for blocks in wanted]))
             return super().load(wanted)
 
-    talk, way = r.talk(), SamKV(layers=(2, 3), extremes="dynamic")
+    talk, way = r.new_state(), SamKV(layers=(2, 3), extremes="dynamic")
     sources = [Counted(r.encode(CHUNKS[i]), 4, exact=i == 0) for i in (0, 1)]
-    contexts = [r.sparse(sources, QUESTIONS[0], way, 8, StepTimer(), talk=talk)]
-    talk.answered((), SEPARATOR)
+    contexts = [r.prefill_sparse(sources, QUESTIONS[0], way, StepTimer(), PrefillOptions(8), state=talk)]
+    talk.append_answer((), SEPARATOR)
     sources.append(Counted(r.encode(CHUNKS[2]), 4))
     for question in QUESTIONS[1:]:
-        contexts.append(r.sparse(sources, question, way, 8, StepTimer(), talk=talk))
-        talk.answered((), SEPARATOR)
+        contexts.append(r.prefill_sparse(sources, question, way, StepTimer(), PrefillOptions(8), state=talk))
+        talk.append_answer((), SEPARATOR)
     kept = [context.plan.kept for context in contexts]
     assert any(set(kept[1][layer][1]) > set(kept[0][layer][1]) for layer in range(4)), "the second question wants more"
     rows = sum(len(q) + 2 for q in QUESTIONS) - 2 + len(PREFIX)
@@ -144,19 +147,21 @@ def test_a_later_question_loads_and_repairs_only_what_is_not_there():
         assert not repaired[0] & repaired[1]
         context_rows = sum(len(s.piece.rows(b)) for s, b in zip(sources, kept[2][layer], strict=True))
         assert contexts[2].cache.lengths[layer] == context_rows + rows
-    assert [context.known for context in contexts] == [0, 2, 3]
-    assert contexts[2].read < contexts[1].read < contexts[0].read + len(CHUNKS[2])
+    assert [context.cached_chunks for context in contexts] == [0, 2, 3]
+    assert contexts[2].prefilled_tokens < contexts[1].prefilled_tokens < contexts[0].prefilled_tokens + len(CHUNKS[2])
 
 
 def test_blocks_that_a_later_question_wants_are_repaired_over_what_stands_before_them():
     """First only the fixed blocks, then all: rows of the first chunk, exact, and of layer 0 are those of a prefill."""
     r = reader()
-    talk = r.talk()
+    talk = r.new_state()
     sources = [InMemoryChunk(r.encode(CHUNKS[i]), 4, exact=i == 0) for i in (0, 1)]
-    r.sparse(sources, QUESTIONS[0], replace(EVERYTHING, middle="none"), 8, StepTimer(), talk=talk)
-    talk.answered((), ())
-    context = r.sparse(sources, QUESTIONS[1], EVERYTHING, 8, StepTimer(), talk=talk)
-    whole = r.full([*(CHUNKS[i] for i in (0, 1)), QUESTIONS[0]], QUESTIONS[1], 0, StepTimer()).cache
+    r.prefill_sparse(
+        sources, QUESTIONS[0], replace(EVERYTHING, middle="none"), StepTimer(), PrefillOptions(8), state=talk
+    )
+    talk.append_answer((), ())
+    context = r.prefill_sparse(sources, QUESTIONS[1], EVERYTHING, StepTimer(), PrefillOptions(8), state=talk)
+    whole = r.prefill_full([*(CHUNKS[i] for i in (0, 1)), QUESTIONS[0]], QUESTIONS[1], StepTimer()).cache
     end = len(PREFIX) + 56
     for layer in range(4):
         here, there = context.cache.positions(layer).argsort()[:end], slice(0, end)
@@ -168,16 +173,16 @@ def test_blocks_that_a_later_question_wants_are_repaired_over_what_stands_before
 
 def test_an_answer_that_is_cut_leaves_no_rows_of_what_was_cut():
     r = reader()
-    talk = r.talk()
-    context = r.full(CHUNKS[:1], QUESTIONS[0], 8, StepTimer(), None, talk)
+    talk = r.new_state()
+    context = r.prefill_full(CHUNKS[:1], QUESTIONS[0], StepTimer(), PrefillOptions(8), state=talk)
     answer = list(decode(r.model, context.cache, context.logits, context.position, Sampling(6)))
     assert context.cache.lengths[0] == 3 + 30 + 5 + 5
-    talk.answered(answer[:2], SEPARATOR)
-    assert (talk.carry, talk.position) == (SEPARATOR, 3 + 30 + 5 + 4)
-    again = r.full((), QUESTIONS[1], 8, StepTimer(), None, talk)
+    talk.append_answer(answer[:2], SEPARATOR)
+    assert (talk.pending_tokens, talk.position) == (SEPARATOR, 3 + 30 + 5 + 4)
+    again = r.prefill_full((), QUESTIONS[1], StepTimer(), PrefillOptions(8), state=talk)
     said = [*CHUNKS[0], *QUESTIONS[0], *answer[:2], *SEPARATOR, *QUESTIONS[1]]
     torch.testing.assert_close(again.logits, dense(r, said), **EXACT)
-    assert (again.before, again.read) == (30 + 5 + 2, 2 + 9)
+    assert (again.cached_tokens, again.prefilled_tokens) == (30 + 5 + 2, 2 + 9)
 
 
 def test_a_policy_goes_from_turn_to_turn():

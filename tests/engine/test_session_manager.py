@@ -8,7 +8,7 @@ import torch
 from ingest.pipeline import ingest, remove
 from ragkv.engine.session_manager import MAX_NAME
 from ragkv.errors import InputError, NotFound
-from ragkv.types import Document
+from ragkv.types import AskOptions, Document
 from tests.interrupted import Interrupted
 from tests.quick import quick_engine
 
@@ -25,12 +25,12 @@ def fill(engine, names=NAMES):
 
 
 def talk(engine, questions, name="talk", method="scout", **options):
-    return [engine.answer(q, conversation=name, method=method, top_k=1, **options) for q in questions]
+    return [engine.answer(q, AskOptions(conversation=name, method=method, top_k=1, **options)) for q in questions]
 
 
 def cache(engine, name="talk"):
     """Positions and values of the first layer of a state in memory, by position."""
-    kept = engine.talks.memory.get("default", name).talk.stitch.cache
+    kept = engine.sessions.cache.get("default", name).state.stitch.cache
     order = kept.positions(1).argsort()
     return kept.positions(1)[order], kept.v(1)[order]
 
@@ -59,7 +59,7 @@ def test_later_turns_find_the_earlier_ones_in_the_cache(tmp_path):
 def test_the_first_turn_is_answered_as_a_question_without_a_conversation(tmp_path, method):
     with fill(quick_engine(tmp_path)) as engine:
         (first,) = talk(engine, QUESTIONS[:1], method=method)
-        alone = engine.answer(QUESTIONS[0], method=method, top_k=1)
+        alone = engine.answer(QUESTIONS[0], AskOptions(method=method, top_k=1))
     assert (first.answer, first.report.tokens, first.report.chunks) == (
         alone.answer,
         alone.report.tokens,
@@ -90,9 +90,9 @@ def test_the_least_recently_used_states_make_room(tmp_path):
     with fill(quick_engine(tmp_path)) as engine:
         for name in "aba":
             talk(engine, QUESTIONS[:1], name)
-        engine.talks.memory.limit = sum(state.talk.bytes for state in engine.talks.memory.states())
+        engine.sessions.cache.limit = sum(state.state.bytes for state in engine.sessions.cache.sessions())
         talk(engine, QUESTIONS[:1], "c")
-        assert [state.name for state in engine.talks.memory.states()] == ["a", "c"]
+        assert [state.name for state in engine.sessions.cache.sessions()] == ["a", "c"]
 
 
 def test_another_method_reads_the_conversation_again_as_if_it_had_been_asked_with_it(tmp_path):
@@ -101,7 +101,7 @@ def test_another_method_reads_the_conversation_again_as_if_it_had_been_asked_wit
         changed = talk(engine, QUESTIONS[2:3], method="reuse")[0].report
         assert (changed.tokens.history, changed.method, len(changed.chunks)) == (0, "reuse", 3)
         assert changed.cache.hits.store == 3
-        state = engine.talks.memory.get("default", "talk")
+        state = engine.sessions.cache.get("default", "talk")
         assert (state.method, len(state.turns)) == ("reuse", 3)
         assert talk(engine, QUESTIONS[2:3], method="reuse")[0].report.tokens.history > 0
 
@@ -115,7 +115,7 @@ def test_a_document_that_goes_between_turns_is_in_no_later_one(tmp_path, method,
             remove(engine, "default", "harbour")
         else:
             ingest(engine, Document("harbour", "Harbour", "It was pulled down."))
-        assert engine.talks.memory.get("default", "talk") is None, "what it said is gone from memory at once"
+        assert engine.sessions.cache.get("default", "talk") is None, "what it said is gone from memory at once"
         report = talk(engine, QUESTIONS[2:3], method=method)[0].report
         assert [chunk.document_id for chunk in report.chunks] == ["bridge", "mill"]
         assert report.tokens.history == 0
@@ -123,7 +123,7 @@ def test_a_document_that_goes_between_turns_is_in_no_later_one(tmp_path, method,
             remove(engine, "default", name)
         last = talk(engine, QUESTIONS[3:], method=method)[0].report
         assert [chunk.document_id for chunk in last.chunks][-1] in ("tower", "harbour")
-        assert len(engine.talks.turns("default", "talk")) == 4
+        assert len(engine.sessions.turns("default", "talk")) == 4
 
 
 def test_another_process_may_remove_a_document_and_go_on_with_the_conversation(tmp_path):
@@ -133,7 +133,7 @@ def test_another_process_may_remove_a_document_and_go_on_with_the_conversation(t
         talk(other, QUESTIONS[2:3])
         report = talk(engine, QUESTIONS[3:])[0].report
         assert [chunk.document_id for chunk in report.chunks] == ["bridge", "mill", "tower"]
-        assert [turn.question for turn in engine.talks.turns("default", "talk")] == list(QUESTIONS)
+        assert [turn.question for turn in engine.sessions.turns("default", "talk")] == list(QUESTIONS)
 
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt, RuntimeError])
@@ -150,7 +150,7 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was(tmp_path, fault):
         with pytest.raises(fault):
             talk(engine, QUESTIONS[1:2])
         assert broken.happened
-        assert len(engine.talks.turns("default", "talk")) == 1
+        assert len(engine.sessions.turns("default", "talk")) == 1
         assert talk(engine, QUESTIONS[1:2])[0].answer == expected
         same(cache(engine), state)
 
@@ -176,7 +176,7 @@ def test_a_method_that_turns_keys_anew_holds_no_conversations(tmp_path):
         with pytest.raises(InputError, match="single questions"):
             talk(engine, QUESTIONS[:1], method="multi-infllm:local=4")
         with pytest.raises(NotFound):
-            engine.talks.turns("default", "talk")
+            engine.sessions.turns("default", "talk")
 
 
 def test_conversations_belong_to_collections_and_leave_nothing_when_they_are_removed(tmp_path):
@@ -185,12 +185,12 @@ def test_conversations_belong_to_collections_and_leave_nothing_when_they_are_rem
         talk(engine, QUESTIONS[:2])
         report = talk(engine, QUESTIONS[:1], collection="other")[0].report
         assert (report.tokens.history, [c.document_id for c in report.chunks]) == (0, ["a"])
-        engine.talks.remove("default", "talk")
-        assert engine.talks.memory.get("default", "talk") is None
+        engine.sessions.remove("default", "talk")
+        assert engine.sessions.cache.get("default", "talk") is None
         with engine.catalog.read() as connection:
             assert connection.execute("SELECT collection FROM turns").fetchall() == [("other",)]
         with pytest.raises(NotFound, match="talk"):
-            engine.talks.remove("default", "talk")
+            engine.sessions.remove("default", "talk")
         assert talk(engine, QUESTIONS[:1])[0].report.tokens.history == 0
 
 
@@ -201,14 +201,14 @@ def test_a_conversation_removed_while_it_is_answered_stays_removed(tmp_path):
         assert talk(engine, QUESTIONS[1:2])[0].report.tokens.history > 0
         assert broken.happened
         with pytest.raises(NotFound):
-            engine.talks.turns("default", "talk")
-        assert engine.talks.memory.states() == []
+            engine.sessions.turns("default", "talk")
+        assert engine.sessions.cache.sessions() == []
 
 
 def test_a_single_question_is_no_conversation(tmp_path):
     with fill(quick_engine(tmp_path), NAMES[:1]) as engine:
         engine.answer(QUESTIONS[0])
-        assert engine.talks.memory.states() == []
+        assert engine.sessions.cache.sessions() == []
         with engine.catalog.read() as connection:
             assert connection.execute("SELECT count(*) FROM turns").fetchone() == (0,)
 
@@ -216,7 +216,7 @@ def test_a_single_question_is_no_conversation(tmp_path):
 def test_another_model_reads_the_texts_of_the_turns(tmp_path):
     with fill(quick_engine(tmp_path)) as engine:
         said = talk(engine, QUESTIONS[:2])
-        asked = [turn.asked for turn in engine.talks.turns("default", "talk")]
+        asked = [turn.asked for turn in engine.sessions.turns("default", "talk")]
     with quick_engine(tmp_path, "another") as engine:
         report = talk(engine, QUESTIONS[2:3])[0].report
         assert len(report.chunks) == 3
@@ -233,7 +233,7 @@ def test_another_model_reads_the_texts_of_the_turns(tmp_path):
 def test_a_model_that_may_not_reuse_talks_in_full(tmp_path):
     with fill(quick_engine(tmp_path)) as engine:
         talk(engine, QUESTIONS[:1])
-        engine.unqualified = "its rows are not to be trusted"
+        engine.reuse_refused = "its rows are not to be trusted"
         report = talk(engine, QUESTIONS[1:2])[0].report
         assert (report.method, report.tokens.history, report.cache.hits.store) == ("full", 0, 0)
         assert talk(engine, QUESTIONS[2:3])[0].report.tokens.history > 0

@@ -136,7 +136,7 @@ def test_a_fault_of_ours_fails_the_document_and_the_queue_moves_on(
         def remember(self, chunk: Chunk, collection: str) -> Key:
             if chunk.document_id == "a":
                 raise ZeroDivisionError("secret detail")
-            return super().remember(chunk, collection)
+            return super().encode_and_store(chunk, collection)
 
     reader.__class__ = Breaking
     job_id = jobs.submit([make_document("a"), make_document("b")])
@@ -381,7 +381,7 @@ from tests.ingest.reader import FileReader
 
 class Slow(FileReader):
     def remember(self, chunk, collection):
-        key = super().remember(chunk, collection)
+        key = super().encode_and_store(chunk, collection)
         print(chunk.id, flush=True)
         time.sleep(0.05)
         return key

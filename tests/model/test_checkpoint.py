@@ -15,10 +15,11 @@ from ragkv.engine.chunk_source import InMemoryChunk
 from ragkv.engine.generation import Sampling, decode
 from ragkv.engine.methods import default_method, make_method
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.errors import ConfigError, ModelUnsupported
 from ragkv.model.decoder import DecoderModel
 from ragkv.timing import StepTimer
-from ragkv.types import Document
+from ragkv.types import AskOptions, Document
 from tests import tiny
 from tests.libraries import open_engine
 
@@ -43,7 +44,7 @@ def test_every_family_loads_and_answers_like_its_own_generate(folders, kind):
     reader = Prefiller(model, model.prompt.prefix)
     chunks = [model.prompt.chunk("Tarn", "The harbour was built in 1889. " * n) for n in (20, 30)]
     asked = model.prompt.question("Who built it?")
-    context = reader.prefill_full(chunks, asked, 12, StepTimer())
+    context = reader.prefill_full(chunks, asked, StepTimer(), PrefillOptions(12))
     got = list(decode(model, context.cache, context.logits, context.position, Sampling(12)))
     own = transformers.AutoModelForCausalLM.from_pretrained(folders[kind], dtype=torch.float32).eval()
     ids = [*model.prompt.prefix, *chunks[0], *chunks[1], *asked]
@@ -52,7 +53,11 @@ def test_every_family_loads_and_answers_like_its_own_generate(folders, kind):
     assert got == [token for token in expected if token not in model.stop_ids]
     sources = [InMemoryChunk(reader.encode(chunk), model.profile.block, exact=i == 0) for i, chunk in enumerate(chunks)]
     for name in ("reuse", "samkv-overwrite", "samkv-fusion"):
-        assert reader.prefill_sparse(sources, asked, make_method(name, model), 12, StepTimer()).logits.isfinite().all()
+        assert (
+            reader.prefill_sparse(sources, asked, make_method(name, model), StepTimer(), PrefillOptions(12))
+            .logits.isfinite()
+            .all()
+        )
 
 
 def test_weights_that_differ_in_one_number_are_another_model(folders, tmp_path):
@@ -106,7 +111,7 @@ def asked_before(folders, tmp_path_factory, embedder) -> Path:
     data = tmp_path_factory.mktemp("before")
     with open_engine(data, DecoderModel.load(str(folders["llama"]), "cpu"), embedder) as engine:
         ingest(engine, Document("tarn", "Tarn", "The harbour of Tarn was built in 1889. " * 20))
-        assert engine.answer("Who?", method="reuse", max_tokens=1).report.ratios.cache_hit == 1.0
+        assert engine.answer("Who?", AskOptions(method="reuse", max_tokens=1)).report.ratios.cache_hit == 1.0
     return data
 
 
@@ -121,7 +126,7 @@ def test_whatever_changes_about_a_model_its_old_entries_are_never_read(folders, 
         fingerprint, old = engine.fingerprint, set(engine.store.keys())
     with open_engine(tmp_path / "data", after, embedder) as engine:
         assert engine.fingerprint != fingerprint
-        cache = engine.answer("Who?", method="reuse", max_tokens=1).report.cache
+        cache = engine.answer("Who?", AskOptions(method="reuse", max_tokens=1)).report.cache
         assert (cache.hits.store, cache.misses) == (0, cache.chunks)
         assert {fallback.reason for fallback in cache.fallbacks} == {"missing"}
         assert len(set(engine.store.keys()) - old) == cache.chunks

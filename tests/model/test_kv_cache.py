@@ -50,13 +50,13 @@ class Coming:
 
 def test_layers_that_come_together_are_waited_for_once():
     cache, both, late = filled((1, 1, 1)), Coming(), Coming()
-    cache.expect(0, both)
-    cache.expect(1, both)
-    cache.expect(2, late)
+    cache.record_event(0, both)
+    cache.record_event(1, both)
+    cache.record_event(2, late)
     cache.k(0), cache.v(1)
     assert (both.waited, late.waited) == (1, 0)
     cache.k(2)
     assert (both.waited, late.waited) == (1, 1)
-    cache.expect(1, both)
+    cache.record_event(1, both)
     cache.k(1)
     assert both.waited == 2

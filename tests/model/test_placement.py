@@ -18,6 +18,7 @@ from ragkv.engine.kv_transfer import make_kv_transfer
 from ragkv.engine.methods import FULL, METHOD_NAMES, make_method
 from ragkv.engine.policies import make_decode_policy
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.self_test import self_test
 from ragkv.errors import ConfigError, ModelUnsupported
 from ragkv.kernels import rows as reference
@@ -127,10 +128,10 @@ def test_every_method_answers_as_on_one_device(name, loop):
             reader, question, watch = Prefiller(model, tiny.tokens(3, 7)), tiny.tokens(6, 6), StepTimer(model.device)
             chunks = [tiny.tokens(n, n) for n in (33, 40, 37)]
             if name == FULL:
-                context = reader.prefill_full(chunks, question, 4, watch)
+                context = reader.prefill_full(chunks, question, watch, PrefillOptions(4))
             else:
                 sources = [InMemoryChunk(reader.encode(chunk), 4, exact=not i) for i, chunk in enumerate(chunks)]
-                context = reader.prefill_sparse(sources, question, make_method(name, model), 4, watch)
+                context = reader.prefill_sparse(sources, question, make_method(name, model), watch, PrefillOptions(4))
             answers.append((here(context.logits), context.plan))
     torch.testing.assert_close(answers[1][0], answers[0][0], rtol=0, atol=1e-9)
     if name != FULL:
@@ -146,7 +147,9 @@ def test_every_decode_policy_goes_on_as_on_one_device(spec):
             sources = [InMemoryChunk(reader.encode(tiny.tokens(n, n)), 4) for n in (33, 40)]
             decoder = make_decode_policy(f"{spec}{',' if ':' in spec else ':'}above=0", PROFILE)
             method = make_method("scout", model)
-            context = reader.prefill_sparse(sources, tiny.tokens(6, 6), method, 8, watch, decode_policy=decoder)
+            context = reader.prefill_sparse(
+                sources, tiny.tokens(6, 6), method, watch, PrefillOptions(8, decode_policy=decoder)
+            )
             run = decode(model, context.cache, context.logits, context.position, Sampling(8), context.decoding)
             said.append((list(run), context.decoding.read))
     assert said[1] == said[0]
@@ -250,7 +253,7 @@ def test_a_model_that_is_loaded_over_several_gpus_answers_as_on_one(demo_folder)
     assert loaded[1].spread
     found = [
         Prefiller(model, tiny.tokens(3, 7))
-        .prefill_full([tiny.tokens(90, 3)], tiny.tokens(9, 9), 4, StepTimer(model.device))
+        .prefill_full([tiny.tokens(90, 3)], tiny.tokens(9, 9), StepTimer(model.device), PrefillOptions(4))
         .logits
         for model in loaded
     ]
@@ -266,7 +269,7 @@ def test_on_gpus_both_loops_agree():
     assert model.fused is not None
     found = [
         Prefiller(each, random_tokens(each, 4))
-        .prefill_full([random_tokens(each, 300)], (5, 6, 7), 4, StepTimer("cuda"))
+        .prefill_full([random_tokens(each, 300)], (5, 6, 7), StepTimer("cuda"), PrefillOptions(4))
         .logits
         for each in (model, plain)
     ]

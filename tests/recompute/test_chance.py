@@ -15,11 +15,11 @@ def test_it_keeps_as_many_blocks_as_scout_and_others():
     g = torch.Generator().manual_seed(5)
     masses = torch.rand(4, 20, generator=g).pow(12)
     masses = (masses / masses.sum()).tolist()
-    found = Scout(**OPTIONS).choose(pieces, fixed, masses)
-    drawn = [Chance(**OPTIONS, seed=seed).choose(pieces, fixed, masses) for seed in range(5)]
+    found = Scout(**OPTIONS).sample(pieces, fixed, masses)
+    drawn = [Chance(**OPTIONS, seed=seed).sample(pieces, fixed, masses) for seed in range(5)]
     for chosen in drawn:
         assert sum(map(len, chosen)) == sum(map(len, found)) > 2
         assert not any({*a} & {*b} for a, b in zip(chosen, fixed, strict=True))
         assert chosen != found
     assert len({str(chosen) for chosen in drawn}) == 5
-    assert drawn[0] == Chance(**OPTIONS).choose(pieces, fixed, masses), "the same seed draws the same"
+    assert drawn[0] == Chance(**OPTIONS).sample(pieces, fixed, masses), "the same seed draws the same"

@@ -422,9 +422,9 @@ def test_every_step_sees_its_own_token(heads):
 def test_keys_are_counted_per_list_and_step():
     asked = request()
     state, _ = run(SOME, asked)
-    assert all(0 < int(r.read.max()) <= r.present and r.read.shape == (8,) for r in state.readings)
+    assert all(0 < int(r.read.max()) <= r.present and r.read.shape == (8,) for r in state.steps_read)
     assert state.read < state.present
-    assert [r.present for r in state.readings] == list(range(asked.rows + 1, asked.rows + 41))
+    assert [r.present for r in state.steps_read] == list(range(asked.rows + 1, asked.rows + 41))
 
 
 def test_what_comes_later_changes_nothing_before():

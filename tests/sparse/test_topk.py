@@ -83,7 +83,7 @@ def test_top_keys_are_exact_over_the_best_keys_of_every_query_head(q_heads, kv_h
     torch.testing.assert_close(outs[-1], asked.dense(2), rtol=0, atol=1e-10)
     assert everything.read == everything.present
     few, less = state_after(TopKeys(share=0.0, least=2), asked)
-    assert [each.read.tolist() for each in few.readings] == [[2] * q_heads] * 3
+    assert [each.read.tolist() for each in few.steps_read] == [[2] * q_heads] * 3
     assert (less[-1] - asked.dense(2)).abs().max() > 1e-6
 
 

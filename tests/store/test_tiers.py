@@ -43,13 +43,13 @@ class CountingStore(DiskStore):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.bytes = 0
-        self.gate = threading.Event()
-        self.gate.set()
+        self.reuse_policy = threading.Event()
+        self.reuse_policy.set()
         self.reading = threading.Event()
 
     def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
         self.reading.set()
-        self.gate.wait(10)
+        self.reuse_policy.wait(10)
         self.bytes += out.nbytes
         super().read(key, ranges, out, arrived)
 

@@ -35,7 +35,7 @@ def test_spans_tell_what_came_in_them_and_are_at_most_an_hour(clock: list[float]
     for number in range(POINTS + 40):
         clock[0] += PERIOD
         for _ in range(number % 3):
-            worker.tally.ended("refused")
+            worker.metrics.ended("refused")
         points.look()
     spans = points.spans()
     assert len(spans) == POINTS - 1
@@ -50,10 +50,10 @@ def test_lately_reaches_back_as_far_as_asked_and_no_further_than_the_start(clock
     worker = Counted()
     points = Series(worker)  # type: ignore[arg-type]
     for _ in range(10):
-        worker.tally.ended("failed")
+        worker.metrics.ended("failed")
         clock[0] += PERIOD
         points.look()
-    worker.tally.ended("failed")
+    worker.metrics.ended("failed")
     assert points.lately(PERIOD).sums.ended["failed"] == 2, "the last period, and what came since"
     assert points.lately(3600).sums.ended["failed"] == 11
     assert points.lately(3600).seconds == 100

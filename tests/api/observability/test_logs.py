@@ -34,14 +34,14 @@ import sys
 from ragkv.cli import run
 from ragkv.engine.engine import Engine
 
-begin = Engine.begin
+begin = Engine.prefill
 
 def broken(self, question, **wanted):
     if "explode" in question:
         raise ZeroDivisionError(question)
     return begin(self, question, **wanted)
 
-Engine.begin = broken
+Engine.prefill = broken
 sys.exit(run(["serve", "--port", "0"]))
 """
 

@@ -197,7 +197,7 @@ def test_what_is_not_known_yet_is_left_out(tmp_path: Path) -> None:
 
 def test_two_applications_in_a_process_have_nothing_in_common(tmp_path: Path) -> None:
     first, second = (create_app(settings(tmp_path / name)) for name in "ab")
-    first.state.worker.tally.ended("failed")
+    first.state.worker.metrics.ended("failed")
     other, _ = second.state.metrics.written("")
     assert read(other.decode()).sums.ended["failed"] == 0
 

@@ -38,6 +38,7 @@ from ragkv.report import (
     Timings,
     TokenCounts,
 )
+from ragkv.types import AskOptions
 from tests.api.conftest import HARBOUR, Service, serving, settings
 
 ASK = {"question": "Who built the harbour of Tarn?"}
@@ -231,7 +232,7 @@ def test_an_answer_whose_document_went_while_it_was_decoded_is_given_and_not_sho
     service: Service, collection: str
 ) -> None:
     def begin(engine: Engine) -> RequestState:
-        begun = engine.prefill("Who built the mill of Orm?", collection=collection)
+        begun = engine.prefill("Who built the mill of Orm?", AskOptions(collection=collection))
         service.worker.catalog_service.remove(collection, "mill")
         return begun
 

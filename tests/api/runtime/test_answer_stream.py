@@ -22,6 +22,7 @@ from api.runtime.answer_stream import AnswerStream
 from ragkv.engine.engine import Engine
 from ragkv.engine.request import RequestState
 from ragkv.errors import InputError
+from ragkv.types import AskOptions
 from tests.api.conftest import Service
 from tests.api.runtime.test_decode_loop import QUESTIONS, endless, until
 from tests.api.streams import streamed
@@ -186,7 +187,7 @@ def test_a_reader_that_does_not_read_is_waited_for_and_holds_nobody_up(service: 
                 await reads.wait()
 
         def begin(engine: Engine) -> RequestState:
-            return engine.prefill(QUESTIONS[0], max_tokens=40)
+            return engine.prefill(QUESTIONS[0], AskOptions(max_tokens=40))
 
         asked = AnswerStream(service.worker, receive, begin, None, "", 60, True)
         stream = EventStream(asked, _events(asked, await asked.prefilled(), "none"))

@@ -18,7 +18,7 @@ from api.runtime.engine_thread import EngineThread
 from ragkv.engine.engine import Engine
 from ragkv.engine.request import RequestState
 from ragkv.errors import InputError, Stopping
-from ragkv.types import Document
+from ragkv.types import AskOptions, Document
 from tests.api.conftest import HARBOUR, Service, settings
 from tests.api.test_faults import held
 
@@ -31,7 +31,7 @@ QUESTIONS = (
 
 
 def beginning(question: str, **more: Any) -> Callable[[Engine], RequestState]:
-    return lambda engine: engine.prefill(question, **more)
+    return lambda engine: engine.prefill(question, AskOptions(**more))
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def test_a_running_answer_that_is_given_up_is_let_go_of_before_the_next_step(ser
     worker, caches = service.worker, []
 
     def begin_long(engine: Engine) -> RequestState:
-        begun = engine.prefill(QUESTIONS[0], max_tokens=600)
+        begun = engine.prefill(QUESTIONS[0], AskOptions(max_tokens=600))
         caches.append(weakref.ref(begun.sequence.cache))
         return begun
 
@@ -117,7 +117,7 @@ def test_a_turn_waits_for_the_one_before_it_and_nobody_waits_for_that(service: S
     def noted(name: str, question: str, **more: Any) -> Callable[[Engine], RequestState]:
         def begin(engine: Engine) -> RequestState:
             order.append(name)
-            return engine.prefill(question, **more)
+            return engine.prefill(question, AskOptions(**more))
 
         return begin
 
@@ -191,7 +191,7 @@ def test_at_shutdown_the_answers_that_run_are_finished_and_the_line_is_refused(t
 
         def begin_last(engine: Engine) -> RequestState:
             engine.model.stop_ids, engine.model.profile = frozenset(), replace(engine.model.profile, stop=())
-            return engine.prefill(QUESTIONS[0], max_tokens=60)
+            return engine.prefill(QUESTIONS[0], AskOptions(max_tokens=60))
 
         running = worker.ask(begin_last), worker.ask(beginning(QUESTIONS[1], max_tokens=60))
         waiting = worker.ask(beginning(QUESTIONS[1]))

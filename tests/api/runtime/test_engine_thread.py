@@ -17,7 +17,7 @@ from ingest.jobs import IngestJob, Jobs
 from ragkv.catalog import Catalog
 from ragkv.engine.engine import Engine
 from ragkv.errors import CatalogCorrupt, ModelNotFound, Stopping
-from ragkv.types import Document
+from ragkv.types import AskOptions, Document
 from tests.api.conftest import Service, settings
 from tests.redis_server import redis_server
 
@@ -102,7 +102,9 @@ def test_shutdown_puts_a_half_read_document_back_and_the_next_start_reads_it(tmp
     catalog.close()
     with running(tmp_path) as worker:
         assert until(worker, job_id, finished=True).status == "completed"
-        answer = worker.submit(lambda engine: engine.answer("What did the keeper count?", max_tokens=1)).result(30)
+        answer = worker.submit(
+            lambda engine: engine.answer("What did the keeper count?", AskOptions(max_tokens=1))
+        ).result(30)
         assert answer.report.cache.misses == 0
 
 
@@ -114,7 +116,9 @@ def test_without_its_kv_store_the_service_is_degraded_and_answers(tmp_path: Path
         job_id = worker.jobs.submit([Document("tale", "Tale", TALE[:300])])
         worker.wake()
         assert until(worker, job_id, finished=True).status == "completed"
-        answer = worker.submit(lambda engine: engine.answer("What did the keeper count?", max_tokens=1)).result(30)
+        answer = worker.submit(
+            lambda engine: engine.answer("What did the keeper count?", AskOptions(max_tokens=1))
+        ).result(30)
         assert len(answer.report.cache.fallbacks) == len(answer.report.chunks) > 0
 
 

@@ -10,6 +10,7 @@ import torch
 from ragkv.engine.chunk_source import InMemoryChunk
 from ragkv.engine.methods import FULL, METHOD_NAMES, make_method
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.kernels import rows as reference
 from ragkv.model.execution.fused import Fused
 from ragkv.model.kv_cache import ContextCache
@@ -120,7 +121,9 @@ def test_every_method_reads_a_question_alike(name):
         reader = Prefiller(model, tiny.tokens(3, 7))
         sources = [InMemoryChunk(reader.encode(tiny.tokens(n, n)), 4, exact=not i) for i, n in enumerate((33, 40, 37))]
         answers.append(
-            reader.prefill_sparse(sources, tiny.tokens(6, 6), make_method(name, model), 4, StepTimer()).logits
+            reader.prefill_sparse(
+                sources, tiny.tokens(6, 6), make_method(name, model), StepTimer(), PrefillOptions(4)
+            ).logits
         )
     torch.testing.assert_close(answers[1], answers[0], rtol=0, atol=1e-9)
 
@@ -138,7 +141,7 @@ def test_on_a_gpu_it_is_the_plain_loop_too():
     for each in (model, plain):
         each.seen = (
             Prefiller(each, tiny.tokens(3, 7))
-            .prefill_full([tiny.tokens(300, 300)], tiny.tokens(9, 9), 4, StepTimer("cuda"))
+            .prefill_full([tiny.tokens(300, 300)], tiny.tokens(9, 9), StepTimer("cuda"), PrefillOptions(4))
             .logits
         )
     torch.testing.assert_close(model.seen, plain.seen, rtol=1e-4, atol=1e-4)

@@ -11,6 +11,7 @@ import torch
 from ragkv.engine.chunk_source import InMemoryChunk
 from ragkv.engine.methods import FULL, METHOD_NAMES, make_method
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder, make_graph_decoder
 from ragkv.model.execution.graph_prefill import LONG, WIDEST
@@ -161,11 +162,13 @@ def test_every_method_reads_a_question_alike(name):
     for way in (None, steps):
         reader = Prefiller(model, tiny.tokens(3, 7), graph_decoder=way)
         if name == FULL:
-            answers.append(reader.prefill_full(chunks, tiny.tokens(6, 6), 4, StepTimer()).logits)
+            answers.append(reader.prefill_full(chunks, tiny.tokens(6, 6), StepTimer(), PrefillOptions(4)).logits)
             continue
         sources = [InMemoryChunk(reader.encode(chunk), 4, exact=not i) for i, chunk in enumerate(chunks)]
         answers.append(
-            reader.prefill_sparse(sources, tiny.tokens(6, 6), make_method(name, model), 4, StepTimer()).logits
+            reader.prefill_sparse(
+                sources, tiny.tokens(6, 6), make_method(name, model), StepTimer(), PrefillOptions(4)
+            ).logits
         )
     torch.testing.assert_close(answers[1], answers[0], rtol=0, atol=1e-9)
     # Layers of these hold different rows, or grow.

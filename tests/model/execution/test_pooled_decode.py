@@ -78,7 +78,7 @@ def test_a_step_under_psa_is_that_of_the_policy():
     for of, state in enumerate(states):
         for layer, met in enumerate(steps.reads):
             near = steps.kv.held[layer][of] + 1
-            assert (met.read[of] * 8 + near).tolist() == state.readings[layer].read.tolist()
+            assert (met.read[of] * 8 + near).tolist() == state.steps_read[layer].read.tolist()
     assert any(int((met.read < steps.kv.pool.ranked[layer][:, None]).sum()) for layer, met in enumerate(steps.reads))
 
 
@@ -104,7 +104,7 @@ def test_the_pool_takes_what_is_read_again_and_again():
         missed.append(sum(int(met.missed.sum()) for met in steps.reads))
     assert missed[0] > 0
     assert sum(missed[-3:]) < sum(missed[:3])
-    kv.settle()
+    kv.wait_ready()
     assert int(kv.pool.used.max()) == 0
     assert kv.pool.owner[0, 2, 0, :3].tolist() == [1, 2, 3], "the sink block is near, and takes no slot"
 
@@ -209,5 +209,5 @@ def test_copying_ahead_wants_the_pool_that_it_was_made_for():
     with pytest.raises(ValueError, match="changed the pool"):
         staged.read(tokens_of(2))
     torch.testing.assert_close(by_address.read(tokens_of(1)), wanted, rtol=0, atol=1e-10)
-    kv.settle()
+    kv.wait_ready()
     assert bool(staged.read(tokens_of(2)).isfinite().all())

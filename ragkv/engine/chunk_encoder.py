@@ -1,0 +1,124 @@
+"""Stored chunks as the engine uses them: encode and store, open for a question, repair, evict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from ragkv.catalog import Catalog
+from ragkv.engine.chunk_source import StoredChunk, prefetch
+from ragkv.engine.chunk_store import ChunkStore, Quarantine
+from ragkv.engine.cost_model import FREE, CostModel
+from ragkv.engine.prefill import Prefiller
+from ragkv.errors import NotFound, StoreError, StoreUnavailable
+from ragkv.recompute.base import Method
+from ragkv.store.format.seal import Seal
+from ragkv.store.tiers import Tiers
+from ragkv.types import Chunk, ChunkKV, Key
+
+EVICTED_AT_ONCE = 100
+"""Entries deleted in one transaction of the catalogue, while other writers wait."""
+
+
+class ChunkEncoder:
+    """The KV of all chunks of one engine. Not thread-safe.
+
+    Attributes:
+        costs: What loading and encoding cost here. Until they are measured everything is loaded.
+        quarantine: Damaged entries.
+        store_faults: Writes and deletions that the store refused. Each cost an encoding or left an orphan.
+    """
+
+    def __init__(self, prefiller: Prefiller, tiers: Tiers, catalog: Catalog, fingerprint: str, body: str, seal: Seal):
+        """Set up the encoder.
+
+        Args:
+            prefiller: Encodes chunks.
+            tiers: The KV store with what is kept of it in memory.
+            catalog: Says which keys are referred to.
+            fingerprint: Of everything that makes stored KV valid; it covers body and seal.
+            body: Form of stored K and V, one of BODIES.
+            seal: Vouches for what is read.
+        """
+        self.costs: CostModel = FREE
+        self.quarantine = Quarantine()
+        self.store_faults = 0
+        self._prefiller, self._tiers, self._catalog = prefiller, tiers, catalog
+        self._fingerprint, self._body, self._seal = fingerprint, body, seal
+
+    def store(self, collection: str) -> ChunkStore:
+        """Return the entries of a collection."""
+        model = self._prefiller.model
+        return ChunkStore(self._tiers, model, self._fingerprint, collection, self._body, self._seal, self.quarantine)
+
+    def encode_and_store(self, chunk: Chunk, collection: str) -> None:
+        """Encode a chunk and store its KV, unless a valid entry is there.
+
+        While the store is down nothing is encoded: the first question that needs the chunk encodes it.
+        """
+        store = self.store(collection)
+        try:
+            store.verify_stored(chunk.tokens)
+        except StoreUnavailable:
+            self.store_faults += 1
+        except StoreError:
+            self._put(store, self._prefiller.encode(chunk.tokens))
+
+    def open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
+        """Open the KV of a chunk.
+
+        Args:
+            chunk: The chunk.
+            collection: Its collection.
+            first: The chunk stands right after S, so its KV is exact if chunks are encoded there.
+        """
+        store = self.store(collection)
+        exact = first and self._prefiller.mode == "shared"
+        encode = partial(self._prefiller.encode, chunk.tokens)
+        repair_entry = partial(self._repair_entry, chunk, collection, store)
+        return StoredChunk(store, chunk.tokens, exact, encode, repair_entry, self.costs)
+
+    def fetch_ahead(self, collection: str, method: Method, chunks: Sequence[Chunk]) -> None:
+        """Begin to bring head records and fixed blocks of chunks into memory, in another thread."""
+        tokens = [chunk.tokens for chunk in chunks]
+        self._tiers.prefetch(partial(prefetch, self.store(collection), tokens, method))
+
+    def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
+        """Delete KV that no chunk refers to and no ingest claims.
+
+        An entry that a failing store keeps is an orphan, no error.
+
+        Args:
+            keys: The entries.
+            claim: A claim of the caller, which does not protect them.
+        """
+        left = list(keys)
+        for key in left:
+            self._tiers.drop(key)
+        for start in range(0, len(left), EVICTED_AT_ONCE):
+            try:
+                with self._catalog.removing(left[start : start + EVICTED_AT_ONCE], mine=claim) as free:
+                    for key in free:
+                        self._tiers.store.delete(key)
+            except StoreError:
+                self.store_faults += 1
+
+    def _repair_entry(self, chunk: Chunk, collection: str, store: ChunkStore, kv: ChunkKV) -> ChunkKV:
+        """Store what the store did not deliver.
+
+        Another process may be deleting the document. The catalogue is read after storing, so one of the two removes
+        the entry.
+        """
+        kv = self._put(store, kv)
+        current: list[Chunk] = []
+        with suppress(NotFound):
+            current = self._catalog.chunks_of(collection, chunk.document_id)
+        if chunk.tokens not in [other.tokens for other in current]:
+            self.evict([store.key(chunk.tokens)])
+        return kv
+
+    def _put(self, store: ChunkStore, kv: ChunkKV) -> ChunkKV:
+        kv, fault = store.put(kv)
+        self.store_faults += fault is not None
+        return kv

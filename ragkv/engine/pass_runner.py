@@ -1,0 +1,151 @@
+"""Model passes and block loads on a context cache that begins with S: the primitives that every prefill is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from ragkv.engine.chunk_source import ChunkSource
+from ragkv.engine.kv_transfer import KVTransfer, acquire, make_kv_transfer
+from ragkv.engine.session import SessionState
+from ragkv.engine.stitch import Stitch
+from ragkv.kernels.transfer import PinnedBlocks
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.graph_decode import GraphDecoder
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import Capture, Pass, append
+from ragkv.recompute.base import Blocks, KeyPositions, Piece, Rows
+from ragkv.sparse.base import DecodeState, SparsePrefill, last_rows, observe_queries
+from ragkv.timing import StepTimer
+
+
+class PassRunner:
+    """Runs passes of one model, by recorded graphs where there are any. Holds no request state.
+
+    Attributes:
+        model: The model whose passes are run.
+        prefix_tokens: Token ids of S.
+        prefix: KV of S, computed once.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        prefix: Sequence[int],
+        graph_decoder: GraphDecoder | None = None,
+        kv_transfer: KVTransfer | None = None,
+    ):
+        """Set up the runner and prefill S.
+
+        Args:
+            model: The model.
+            prefix: Token ids of S.
+            graph_decoder: Recorded graphs for short questions and passes of few rows; None runs every pass eagerly.
+            kv_transfer: Copies blocks into the cache without making rows of them first. None makes one for the model's
+                device where the device can have one.
+        """
+        self.model, self.prefix_tokens = model, tuple(prefix)
+        self._graph_decoder = graph_decoder
+        self._kv_transfer = kv_transfer or make_kv_transfer(model)
+        self.prefix = ContextCache(model.shape, len(self.prefix_tokens), model.dtype, model.devices)
+        if self.prefix_tokens:
+            model.forward([append(self.prefix, self.prefix_tokens, 0, outputs=0)])
+
+    def read_pending(self, state: SessionState, timer: StepTimer) -> None:
+        """Give rows to the tokens that stand at the end of a session without any: S at first, later an answer's end."""
+        stitch = state.stitch
+        if not state.started:
+            stitch.cache.extend(self.prefix)
+        elif state.pending_tokens:
+            with timer.step("prefill"):
+                self.model.forward([append(stitch.cache, state.pending_tokens, stitch.end, outputs=0)])
+        stitch.end, state.pending_tokens = state.position, ()
+
+    def capacity(self, pieces: Sequence[Piece], fixed: Sequence[Blocks]) -> int:
+        """Return the rows that a layer is likely to need; the cache grows if a plan keeps more."""
+        context = sum(piece.tokens for piece in pieces)
+        rows = sum(len(piece.rows(blocks)) for piece, blocks in zip(pieces, fixed, strict=False))
+        return len(self.prefix_tokens) + (min(context, rows + context // 5) if fixed else context)
+
+    def query_pass(self, stitch: Stitch, question: Sequence[int], depth: int) -> list[Tensor]:
+        """Run the composite pass: the question over S and the blocks that are in the cache.
+
+        The pass leaves no rows behind.
+
+        Args:
+            stitch: The context cache.
+            question: Token ids.
+            depth: Number of layers whose queries are wanted.
+
+        Returns:
+            Per layer the pre-RoPE queries [question tokens, Hq, d], all on the model's first device.
+        """
+        if depth == 0:
+            return []
+        if self._graph_decoder is not None and self._graph_decoder.supports_queries(stitch.cache, question):
+            return self._graph_decoder.queries(stitch.cache, question, stitch.end, depth)
+        capture, lengths = Capture(), list(stitch.cache.lengths)
+        self.model.forward([append(stitch.cache, question, stitch.end, outputs=0, capture=capture, depth=depth)])
+        stitch.cache.truncate(lengths)
+        return [q.to(self.model.device) for q in capture.q]  # methods compare those of several layers
+
+    def prefill_tokens(
+        self, stitch: Stitch, tokens: Sequence[int], sparse: SparsePrefill | None, decoding: DecodeState | None
+    ) -> Tensor:
+        """Append tokens to the context; a decode policy observes all of them.
+
+        Returns:
+            Logits [vocabulary] of the last token.
+        """
+        attention = observe_queries(sparse, decoding, stitch.end)
+        return self.last_logits(
+            append(stitch.cache, tokens, stitch.end, outputs=last_rows(decoding), attention=attention)
+        )
+
+    def last_logits(self, layer_pass: Pass) -> Tensor:
+        """Run a pass and return the logits [vocabulary] of its last row."""
+        if self._graph_decoder is not None and self._graph_decoder.prefill.supports(layer_pass):
+            return self._graph_decoder.prefill.last_logits(layer_pass)
+        return self.model.forward([layer_pass])[0][-1]
+
+    def load_blocks(
+        self,
+        stitch: Stitch,
+        sources: Sequence[ChunkSource],
+        wanted: Sequence[Sequence[Blocks]],
+        key_positions: KeyPositions | None = None,
+    ) -> None:
+        """Load blocks into the rows that are reserved for them.
+
+        With a KV transfer, blocks that are in memory may still be in flight when this returns; the cache waits for
+        them where it is read.
+
+        Args:
+            stitch: The context cache.
+            sources: One source a chunk.
+            wanted: Blocks [layer][chunk].
+            key_positions: Where keys are rotated to; None rotates them to their stitched positions.
+        """
+        with ExitStack() as held:
+            todo = {i: mine for i in range(len(sources)) if any(mine := [layer[i] for layer in wanted])}
+            pinned: dict[int, PinnedBlocks] = {}
+            if self._kv_transfer is not None and key_positions is None:
+                pins = {i: sources[i].pin(mine, self._kv_transfer.threads) for i, mine in todo.items()}
+                pinned = acquire(pins, held)
+            rows: dict[int, list[Rows]] = {i: sources[i].load(mine) for i, mine in todo.items() if i not in pinned}
+            for layer, blocks in enumerate(wanted if rows else ()):
+                parts = [(i, sources[i].piece.rows(blocks[i]), loaded[layer]) for i, loaded in rows.items()]
+                stitch.fill(layer, parts, key_positions)
+            if self._kv_transfer is not None and pinned:
+                pieces = [source.piece for source in sources]
+                self._kv_transfer.transfer(stitch, pieces, pinned, held.pop_all().close)
+
+
+def to_host(x: Tensor) -> Tensor:
+    """Copy a tensor to the CPU; from a GPU into page-locked memory, which is many times quicker."""
+    if x.device.type != "cuda":
+        return x.cpu()
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x)

@@ -1,0 +1,58 @@
+"""What a prefill is given, and what it leaves: the options of one request and the context to decode from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ragkv.model.kv_cache import ContextCache
+from ragkv.recompute.base import Plan
+from ragkv.sparse.base import DecodePolicy, DecodeState, PrefillPolicy, SparsePrefill
+
+
+@dataclass(frozen=True)
+class PrefillOptions:
+    """How one request is prefilled.
+
+    Attributes:
+        answer_tokens: Rows of the cache that are reserved for the answer.
+        prefill_policy: How long inputs attend; None is dense.
+        decode_policy: Observes the question's rows; None decodes densely.
+    """
+
+    answer_tokens: int = 0
+    prefill_policy: PrefillPolicy | None = None
+    decode_policy: DecodePolicy | None = None
+
+
+@dataclass(frozen=True)
+class PrefilledContext:
+    """A context cache that is ready to decode from.
+
+    Attributes:
+        cache: The stitched KV.
+        logits: Logits [vocabulary] of the first answer token.
+        position: Position of the first answer token.
+        plan: What was kept and recomputed; None when everything was prefilled.
+        sparse: What the prefill policy did; None when all attention was dense.
+        decoding: What the decode policy observed; None when decoding is dense.
+        cached_tokens: Tokens that were in the cache when the turn began, S not counted; mean over layers.
+        cached_chunks: Chunks that were in the cache when the turn began.
+        prefilled_tokens: Tokens that went through the model, S and the composite pass not counted; mean over layers.
+    """
+
+    cache: ContextCache
+    logits: Tensor
+    position: int
+    plan: Plan | None
+    sparse: SparsePrefill | None = None
+    decoding: DecodeState | None = None
+    cached_tokens: float = 0.0
+    cached_chunks: int = 0
+    prefilled_tokens: float = 0.0
+
+
+def mean_keys(cache: ContextCache) -> float:
+    """Return the rows of a layer, as the mean over layers."""
+    return sum(cache.lengths) / len(cache.lengths)

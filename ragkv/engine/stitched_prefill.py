@@ -1,0 +1,192 @@
+"""One question over stored chunks, stage by stage: the main line of the papers.
+
+    open      reserve rows, read the tokens that an earlier turn left pending, append the new chunks
+    load      fixed blocks, for the composite pass
+    plan      composite pass: the question's queries choose blocks and the tokens to recompute
+    load      the chosen blocks, and no others
+    repair    recompute tokens over what is kept, where the plan does not do it in one pass with the question
+    prefill   the question over the context
+
+Nothing here knows about retrieval, stores or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ragkv.engine.adaptive_plan import AdaptivePlan
+from ragkv.engine.chunk_source import ChunkSource
+from ragkv.engine.offloaded_blocks import OffloadedBlocks
+from ragkv.engine.pass_runner import PassRunner
+from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions, mean_keys
+from ragkv.engine.session import SessionState, minus, plus
+from ragkv.recompute.base import Blocks, Expansion, Method, Plan, overwritten, recomputed
+from ragkv.sparse.base import DecodeState, SparsePrefill, decode_state, last_rows, observe_queries
+from ragkv.timing import StepTimer
+
+
+class StitchedPrefill:
+    """The stages of one question. State of one request; call `run` once."""
+
+    def __init__(
+        self,
+        runner: PassRunner,
+        sources: Sequence[ChunkSource],
+        question: Sequence[int],
+        method: Method,
+        options: PrefillOptions,
+        timer: StepTimer,
+        state: SessionState,
+    ):
+        """Set up the stages.
+
+        Args:
+            runner: Runs passes and loads blocks.
+            sources: One source a chunk: first the chunks that are in `state`, in their order, then the new ones.
+            question: Token ids.
+            method: Chooses blocks and the tokens to recompute.
+            options: Policies, and room for the answer.
+            timer: Gets the steps load, plan, repair and prefill.
+            state: The session that the question continues. A method whose plan expands needs a fresh one, because
+                where it rotates keys to depends on the question.
+        """
+        self._runner, self._model = runner, runner.model
+        self._sources, self._question, self._method = sources, question, method
+        self._options, self._timer, self._state = options, timer, state
+        self._stitch = state.stitch
+        self._pieces = [source.piece for source in sources]
+        self._cached = state.cached, state.chunks
+        self._pending = state.pending_count
+
+    def run(self) -> PrefilledContext:
+        """Run all stages."""
+        fixed = self._method.first(self._pieces)
+        self._open(fixed)
+        later = self._load_fixed(fixed)
+        plan = self._plan()
+        if plan.expansion is not None:
+            return self._expand(plan, plan.expansion)
+        plan = self._load_plan(plan, later)
+        sparse = self._sparse_attention()
+        decoding = decode_state(self._options.decode_policy, mean_keys(self._stitch.cache) + len(self._question))
+        if plan.one_pass and sparse is None:
+            logits = self._repair_and_prefill(plan, decoding)
+        else:
+            plan = self._repair(plan)
+            with self._timer.step("prefill"):
+                logits = self._runner.prefill_tokens(self._stitch, self._question, sparse, decoding)
+        self._state.append_question(len(self._question))
+        if decoding is not None and decoding.wants_offloaded:
+            decoding.offloaded = OffloadedBlocks(self._stitch, self._sources, plan)
+        prefilled = sum(recomputed(plan.recompute)) + self._pending + len(self._question)
+        return PrefilledContext(
+            self._stitch.cache, logits, self._stitch.end, plan, sparse, decoding, *self._cached, prefilled
+        )
+
+    def _open(self, fixed: tuple[Blocks, ...]) -> None:
+        """Make room, give rows to pending tokens, append the new chunks."""
+        new = self._state.chunks
+        rows = self._pending + self._runner.capacity(self._pieces[new:], fixed[new:]) + len(self._question)
+        self._stitch.cache.make_room(rows + self._options.answer_tokens)
+        self._runner.read_pending(self._state, self._timer)
+        self._state.join(self._pieces[new:])
+
+    def _load_fixed(self, fixed: tuple[Blocks, ...]) -> list[Sequence[Blocks]]:
+        """Load the fixed blocks that the composite pass reads; return those [layer][chunk] that it does not read.
+
+        The composite pass attends in all its layers but the last: of that one only the queries are needed.
+        """
+        layers = self._model.shape.layers
+        wanted: tuple[tuple[Blocks, ...], ...] = ((fixed or ((),) * len(self._pieces)),) * layers
+        with self._timer.step("load"):
+            missing = self._state.missing(wanted)
+            self._stitch.reserve(self._pieces, missing)
+            now, later = split_layers(missing, self._method.depth(layers) - 1)
+            self._runner.load_blocks(self._stitch, self._sources, now)
+            self._state.hold(wanted)
+        return later
+
+    def _plan(self) -> Plan:
+        """Ask with the question's queries over S and the fixed blocks."""
+        with self._timer.step("plan"):
+            depth = self._method.depth(self._model.shape.layers)
+            queries = self._runner.query_pass(self._stitch, self._question, depth)
+            return self._method.plan(self._pieces, queries)
+
+    def _load_plan(self, plan: Plan, later: Sequence[Sequence[Blocks]]) -> Plan:
+        """Load what the plan keeps and the cache lacks; return what is left of the plan in this turn.
+
+        Blocks whose rows are all recomputed and overwritten get rows and no bytes.
+        """
+        with self._timer.step("load"):
+            missing = self._state.missing(plan.kept)
+            self._stitch.reserve(self._pieces, missing)
+            plan = self._state.remaining(plan, self._pieces)
+            wanted = minus(plus(later, missing), overwritten(self._pieces, plan))
+            self._runner.load_blocks(self._stitch, self._sources, wanted, plan.key_positions)
+        return plan
+
+    def _sparse_attention(self) -> SparsePrefill | None:
+        """The attention of a question that is long by itself; None where it is dense."""
+        policy = self._options.prefill_policy
+        if policy is None or not policy.applies(len(self._question)):
+            return None
+        return self._state.attention(policy, self._stitch.end + len(self._question))
+
+    def _repair_and_prefill(self, plan: Plan, decoding: DecodeState | None) -> Tensor:
+        """Recompute tokens and prefill the question in one pass; return the logits [vocabulary] of the last row."""
+        tokens, attention = self._token_ids(), observe_queries(None, decoding, self._stitch.end)
+        with self._timer.step("prefill"):
+            return self._runner.last_logits(
+                self._stitch.repair(plan, tokens, self._question, outputs=last_rows(decoding), attention=attention)
+            )
+
+    def _repair(self, plan: Plan) -> Plan:
+        """Recompute tokens in place; return the plan as it was carried out. Padding is there for this pass only."""
+        tokens = self._token_ids()
+        if plan.refinement is not None:
+            with self._timer.step("repair"):
+                return AdaptivePlan(self._model, self._stitch, plan).refine(plan.refinement, tokens, self._cached[1])
+        if any(any(layer) for layer in plan.recompute):
+            lengths = list(self._stitch.cache.lengths)
+            with self._timer.step("load"):
+                self._stitch.reserve(self._pieces, plan.padding)
+                self._runner.load_blocks(self._stitch, self._sources, plan.padding)
+            with self._timer.step("repair"):
+                self._model.forward([self._stitch.repair(plan, tokens)])
+            self._stitch.cache.truncate(lengths)
+        return plan
+
+    def _expand(self, plan: Plan, expansion: Expansion) -> PrefilledContext:
+        """Prefill the question layer by layer over a context that grows; all stored blocks are loaded first."""
+        with self._timer.step("load"):
+            layers = self._model.shape.layers
+            stored = [source.load([tuple(range(source.piece.blocks))] * layers) for source in self._sources]
+        # How much the context grows is not known yet: a dense answer would read at most this many keys.
+        most = mean_keys(self._stitch.cache) + sum(piece.tokens for piece in self._pieces) + len(self._question)
+        decoding = decode_state(self._options.decode_policy, most)
+        with self._timer.step("prefill"):
+            attention = observe_queries(None, decoding, self._stitch.end)
+            logits, plan = AdaptivePlan(self._model, self._stitch, plan).expand(
+                expansion, self._pieces, stored, self._question, attention, last_rows(decoding)
+            )
+        prefilled = float(len(self._question))
+        end = self._stitch.end + len(self._question)
+        return PrefilledContext(self._stitch.cache, logits, end, plan, decoding=decoding, prefilled_tokens=prefilled)
+
+    def _token_ids(self) -> list[tuple[int, ...]]:
+        return [source.tokens for source in self._sources]
+
+
+def split_layers(
+    wanted: Sequence[Sequence[Blocks]], layer: int
+) -> tuple[list[Sequence[Blocks]], list[Sequence[Blocks]]]:
+    """Split blocks [layer][chunk] into those of the layers below `layer` and those of the others.
+
+    Both parts have all layers; a layer that belongs to the other part is empty.
+    """
+    nothing: list[Sequence[Blocks]] = [((),) * len(wanted[0])] * len(wanted)
+    cut = max(0, layer)
+    return [*wanted[:cut], *nothing[cut:]], [*nothing[:cut], *wanted[cut:]]
