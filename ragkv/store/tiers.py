@@ -246,9 +246,10 @@ class Tiers:
             if slots is not None:
                 with ExitStack() as pins:
                     pins.callback(tier.pool.release, slots)
-                    addresses = tier.pool.starts(slots) + tier.pool.data.data_ptr()
-                    arrays = (torch.from_numpy(each) for each in (addresses, ranges.layer, ranges.block))
-                    blocks = PinnedBlocks(*arrays, _transfer_format(head.layout, tier.pool), pins.pop_all().close)
+                    starts = tier.pool.starts(slots) + tier.pool.data.data_ptr()
+                    addresses, layers, ids = map(torch.from_numpy, (starts, ranges.layer, ranges.block))
+                    form = _transfer_format(head.layout, tier.pool)
+                    blocks = PinnedBlocks(addresses, layers, ids, form, pins.pop_all().close)
                     return blocks, _with_store_bytes(tier_bytes, ranges)
         return None
 

@@ -1,4 +1,4 @@
-"""Bits flipped and values cut short anywhere in what a real store holds: found out, or not content."""
+"""Flipped bits and truncated values anywhere in a real store are detected, unless they are not content."""
 
 from __future__ import annotations
 
@@ -29,7 +29,12 @@ Read = Callable[[], tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class Place:
-    """A stretch of stored bytes. value: a file, or the name of a Redis value · content: a reader must notice damage."""
+    """A range of stored bytes.
+
+    Attributes:
+        value: A file, or the name of a Redis value.
+        content: Whether a reader must detect damage here.
+    """
 
     what: str
     value: Path | str
@@ -40,8 +45,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Entry:
-    """A stored chunk. read: all of it, verified: head and rows · places: where its bytes lie · ends: where, in each
-    value, one part ends and the next begins."""
+    """A stored chunk.
+
+    Attributes:
+        read: Reads and verifies the head and all blocks.
+        places: Where its bytes are.
+        ends: In each value, where one part ends and the next begins.
+    """
 
     read: Read
     places: list[Place]
@@ -118,8 +128,8 @@ def outcome(entry: Entry, whole: tuple[bytes, bytes]) -> str:
     try:
         found = entry.read()
     except (EntryCorrupt, EntryMissing):
-        return "found out"
-    return "the same" if found == whole else "accepted with other content"
+        return "detected"
+    return "unchanged" if found == whole else "accepted with other content"
 
 
 def flip(entry: Entry, value: Path | str, at: int, bit: int) -> None:
@@ -135,7 +145,7 @@ def flip(entry: Entry, value: Path | str, at: int, bit: int) -> None:
 
 
 def flips(entry: Entry, places: list[Place], count: int) -> Iterator[tuple[str, str]]:
-    """(where, outcome) of `count` bits flipped one at a time, as many in each place."""
+    """Flip `count` bits, one at a time, equally many in each place, and yield (where, outcome) for each."""
     whole, chance = entry.read(), random.Random(count)
     for number in range(count):
         place = places[number % len(places)]
@@ -146,25 +156,25 @@ def flips(entry: Entry, places: list[Place], count: int) -> Iterator[tuple[str, 
     assert entry.read() == whole
 
 
-def test_a_thousand_flipped_bits_are_a_thousand_found_out(entry: Entry) -> None:
+def test_a_thousand_flipped_bits_are_all_detected(entry: Entry) -> None:
     found = list(flips(entry, [place for place in entry.places if place.content], FLIPS))
     assert len(found) == FLIPS
-    assert [(where, what) for where, what in found if what != "found out"] == []
+    assert [(where, what) for where, what in found if what != "detected"] == []
 
 
-def test_a_bit_flipped_in_what_is_not_content_changes_nothing_that_is_read(entry: Entry) -> None:
+def test_a_flipped_bit_outside_the_content_does_not_change_what_is_read(entry: Entry) -> None:
     found = list(flips(entry, [place for place in entry.places if not place.content], 100))
     assert [(where, what) for where, what in found if what == "accepted with other content"] == []
 
 
-def test_what_is_cut_short_anywhere_is_a_miss(entry: Entry) -> None:
-    """At every boundary and beside it. Nothing is mapped into memory, so a short file cannot kill the reader."""
+def test_a_value_truncated_anywhere_is_a_miss(entry: Entry) -> None:
+    """Truncate at every boundary and beside it. Files are not memory-mapped, so a short file cannot kill a reader."""
     whole = entry.read()
     for value, ends in entry.ends.items():
         data = entry.bytes_of(value)
         assert ends[-1] == len(data)
         for size in sorted({near for end in ends for near in (end - 1, end, end + 1) if 0 <= near < len(data)}):
             entry.write(value, data[:size])
-            assert outcome(entry, whole) == "found out", f"cut to {size} of {len(data)} bytes"
+            assert outcome(entry, whole) == "detected", f"cut to {size} of {len(data)} bytes"
         entry.write(value, data)
         assert entry.read() == whole
