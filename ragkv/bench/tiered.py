@@ -23,7 +23,7 @@ from ragkv.errors import EntryMissing, InputError, StoreError
 from ragkv.model.decoder import DecoderModel
 from ragkv.store import open_store
 from ragkv.store.base import Arrived, KVStore, Range, StoreStats, Swept, ignore
-from ragkv.store.format.codec import Head
+from ragkv.store.format.head import Head
 from ragkv.store.format.layout import Layout
 from ragkv.store.tiers import HEADS_SHARE, TierBudgets, Tiers
 from ragkv.types import ChunkKV, Key

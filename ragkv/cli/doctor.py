@@ -265,7 +265,7 @@ def _kv(engine: Engine, findings: Findings) -> None:
 
 def _wanted(engine: Engine) -> dict[Key, str]:
     """Chunk id by the key it has under the model as it is now."""
-    from ragkv.store.format.codec import chunk_key
+    from ragkv.store.format.head import chunk_key
 
     return {
         chunk_key(engine.fingerprint, engine.seal.salt(info.collection), chunk.tokens): f"{info.collection}/{chunk.id}"

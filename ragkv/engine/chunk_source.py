@@ -17,7 +17,7 @@ from ragkv.engine.kv_transfer import PendingPin
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
 from ragkv.kernels.transfer import PinnedBlocks
 from ragkv.recompute.base import Blocks, Method, Piece, Rows
-from ragkv.store.format.codec import Head
+from ragkv.store.format.head import Head
 from ragkv.store.tiers import TierBytes
 from ragkv.types import ChunkKV
 

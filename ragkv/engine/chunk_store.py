@@ -9,7 +9,8 @@ from ragkv.errors import EntryCorrupt, NotQuantisable, StoreError
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.digest import retrieval_pairs
 from ragkv.store.base import KVStore
-from ragkv.store.format.codec import Head, as_stored, chunk_key, pack, unpack_head
+from ragkv.store.format.codec import as_stored, pack
+from ragkv.store.format.head import Head, chunk_key, unpack_head
 from ragkv.store.format.layout import Layout
 from ragkv.store.format.seal import CHECKSUMS, Seal
 from ragkv.store.tiers import Tiers

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from torch import Tensor
 
-from ragkv.store.format.codec import Head
+from ragkv.store.format.head import Head
 from ragkv.types import Key
 
 

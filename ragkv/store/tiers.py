@@ -35,7 +35,8 @@ from ragkv.errors import StoreError
 from ragkv.kernels.transfer import PinnedBlocks, TransferFormat
 from ragkv.store.base import KVStore
 from ragkv.store.block_pool import BlockPool, PoolStats
-from ragkv.store.format.codec import Head, fetch_blocks, offsets, unpack
+from ragkv.store.format.codec import fetch_blocks, offsets, unpack
+from ragkv.store.format.head import Head
 from ragkv.store.format.layout import BlockRanges, Layout, Numbers, block_ranges
 from ragkv.store.head_cache import HeadCache
 from ragkv.store.shared_pool import SharedPool

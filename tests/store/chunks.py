@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ragkv.store.base import Arrived, KVStore, Range, ignore
-from ragkv.store.format.codec import Head, chunk_key, fetch_blocks, offsets, pack, unpack
+from ragkv.store.format.codec import fetch_blocks, offsets, pack, unpack
+from ragkv.store.format.head import Head, chunk_key
 from ragkv.store.format.layout import Layout, block_ranges
 from ragkv.store.format.seal import CHECKSUMS, Seal
 from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape

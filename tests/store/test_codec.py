@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.store.base import Range
-from ragkv.store.format.codec import ROUNDED, Head, chunk_key, pack, unpack_head
+from ragkv.store.format.codec import pack
+from ragkv.store.format.head import ROUNDED, Head, chunk_key, unpack_head
 from ragkv.types import Digest, Shape
 from tests.store.chunks import (
     FINGERPRINT,
@@ -159,7 +160,7 @@ def test_chunks_that_cannot_be_stored_are_refused() -> None:
 
 
 def test_a_key_is_the_same_in_every_process() -> None:
-    code = "from ragkv.store.format.codec import chunk_key; print(chunk_key('model', 'salt', (1, 2, 70000)))"
+    code = "from ragkv.store.format.head import chunk_key; print(chunk_key('model', 'salt', (1, 2, 70000)))"
     command = [sys.executable, "-c", code]
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     root = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.errors import EntryCorrupt
-from ragkv.store.format.codec import FRAME, chunk_key, unpack_head
+from ragkv.store.format.head import FRAME, chunk_key, unpack_head
 from ragkv.types import Key, Shape
 from tests.store.chunks import FINGERPRINT, SALT, packed, random_kv
 

@@ -13,7 +13,8 @@ import redis
 
 from ragkv.errors import ConfigError, EntryCorrupt, EntryMissing, StoreUnavailable
 from ragkv.store.base import Range, StoreStats
-from ragkv.store.format.codec import chunk_key, pack, unpack_head
+from ragkv.store.format.codec import pack
+from ragkv.store.format.head import chunk_key, unpack_head
 from ragkv.store.redis_store import RedisStore
 from ragkv.types import Key, Shape
 from tests.redis_server import RedisServer, redis_server

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ragkv.errors import EntryCorrupt
 from ragkv.store.base import KVStore
-from ragkv.store.format.codec import Head, chunk_key, pack, unpack_head
+from ragkv.store.format.codec import pack
+from ragkv.store.format.head import Head, chunk_key, unpack_head
 from ragkv.store.format.seal import CHECKSUMS, Keyed, make_seal
 from ragkv.types import ChunkKV, Key
 from tests.store.chunks import FINGERPRINT, SALT, finite_kv, packed, random_kv, read_blocks, same_bits

@@ -9,7 +9,7 @@ import pytest
 from ragkv.errors import EntryCorrupt
 from ragkv.store.base import KVStore, StoreStats
 from ragkv.store.disk_store import DiskStore
-from ragkv.store.format.codec import Head, unpack_head
+from ragkv.store.format.head import Head, unpack_head
 from ragkv.types import ChunkKV, Key
 from tests.redis_server import RedisServer
 from tests.store.chunks import FINGERPRINT, SALT, packed, random_kv, read_blocks, same_bits

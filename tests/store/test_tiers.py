@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ragkv.errors import EntryCorrupt, EntryMissing
 from ragkv.store.base import Arrived, Range, ignore
 from ragkv.store.disk_store import DiskStore
-from ragkv.store.format.codec import Head, unpack_head
+from ragkv.store.format.head import Head, unpack_head
 from ragkv.store.format.layout import BODIES, Layout
 from ragkv.store.tiers import TierBudgets, TierBytes, Tiers
 from ragkv.types import ChunkKV, Key
