@@ -7,6 +7,7 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -32,7 +33,8 @@ ROOM = 2**22
 
 def calls_from_here() -> list[tuple[str, str]]:
     """Return (file, function) of every ragkv function on the stack of this thread."""
-    calls, frame = [], sys._getframe()
+    calls: list[tuple[str, str]] = []
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(PACKAGE):

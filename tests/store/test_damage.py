@@ -157,7 +157,7 @@ def flips(entry: Entry, places: list[Place], count: int) -> Iterator[tuple[str, 
     assert entry.read() == whole
 
 
-def test_a_thousand_flipped_bits_are_all_detected(entry: Entry) -> None:
+def test_a_thousand_flipped_bits_are_a_thousand_found_out(entry: Entry) -> None:
     found = list(flips(entry, [place for place in entry.places if place.content], FLIPS))
     assert len(found) == FLIPS
     assert [(where, what) for where, what in found if what != "detected"] == []
@@ -168,7 +168,7 @@ def test_a_flipped_bit_outside_the_content_does_not_change_what_is_read(entry: E
     assert [(where, what) for where, what in found if what == "accepted with other content"] == []
 
 
-def test_a_value_truncated_anywhere_is_a_miss(entry: Entry) -> None:
+def test_what_is_cut_short_anywhere_is_a_miss(entry: Entry) -> None:
     """Truncate at every boundary and beside it. Files are not memory-mapped, so a short file cannot kill a reader."""
     whole = entry.read()
     for value, ends in entry.ends.items():

@@ -69,7 +69,7 @@ def test_a_file_over_the_allowed_size_is_store_full_and_changes_nothing(tmp_path
     assert os.strerror(errno.EFBIG) in done.stdout
 
 
-def test_a_full_disk_is_store_full_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_full_and_nothing_has_changed(tmp_path: Path) -> None:
     mount = f"mount -t tmpfs -o size=1m none {tmp_path}"
     if subprocess.run(["unshare", "-Urm", "sh", "-c", mount], capture_output=True, check=False).returncode:
         pytest.skip("this kernel does not let us mount a small disk; the test above covers the same path")

@@ -50,7 +50,7 @@ def test_any_cut_or_lengthened_head_is_corrupt() -> None:
             unpack_head(damaged, key, FINGERPRINT, SALT)
 
 
-def test_a_head_under_another_key_is_corrupt() -> None:
+def test_a_head_under_another_name_is_corrupt() -> None:
     kv = random_kv()
     key, record, _ = packed(kv)
     assert unpack_head(record, key, FINGERPRINT, SALT).tokens == kv.tokens

@@ -49,7 +49,7 @@ def wait_for_the_breaker() -> None:
     time.sleep(BREAK_SECONDS + 0.05)
 
 
-def test_a_killed_server_is_unavailable_at_once_and_used_again_after_the_break(own: RedisServer) -> None:
+def test_a_killed_server_is_unavailable_at_once_and_back_after_the_break(own: RedisServer) -> None:
     store = RedisStore(own.url, TIMEOUT)
     store.put(KEY, HEAD, BODY)
     own.process.send_signal(signal.SIGKILL)
@@ -92,7 +92,7 @@ def test_a_server_killed_during_reads_is_unavailable_and_nothing_else(own: Redis
     assert [type(outcome) for outcome in outcomes] == [StoreUnavailable] * 3
 
 
-def test_a_frozen_server_costs_about_one_timeout_and_later_replies_are_not_mixed_up(own: RedisServer) -> None:
+def test_a_frozen_server_costs_about_one_timeout_and_answers_are_not_mixed_up_later(own: RedisServer) -> None:
     for number in range(len(uses(RedisStore(own.url, TIMEOUT)))):
         store = RedisStore(own.url, TIMEOUT)
         store.put(KEY, HEAD, BODY)
@@ -130,7 +130,7 @@ def put_until_full(store: RedisStore) -> list[Key]:
     raise AssertionError("never full")
 
 
-def test_a_full_server_is_store_full_and_still_serves_reads() -> None:
+def test_a_full_server_is_full_and_goes_on_answering() -> None:
     with redis_server("--maxmemory", "6mb", "--maxmemory-policy", "noeviction") as small:
         store = RedisStore(small.url, TIMEOUT)
         store.put(KEY, HEAD, BODY)

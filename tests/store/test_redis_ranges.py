@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ragkv.errors import EntryCorrupt, StoreUnavailable
-from ragkv.store.base import Range, ignore
+from ragkv.store.base import Arrived, Range, ignore
 from ragkv.store.redis_entry import body_name
 from ragkv.store.redis_store import IN_FLIGHT, PARALLEL_BYTES, PIECE, RedisStore
 from ragkv.types import Key
@@ -42,7 +42,7 @@ def store_of(server: RedisServer, connections: int, timeout: float = PATIENCE) -
     return RedisStore(server.url, timeout, connections=connections)
 
 
-def read(store: RedisStore, ranges: Sequence[Range], arrived=ignore) -> bytearray:
+def read(store: RedisStore, ranges: Sequence[Range], arrived: Arrived = ignore) -> bytearray:
     out = bytearray(sum(part.size for part in ranges))
     store.read(KEY, ranges, memoryview(out), arrived)
     return out

@@ -90,7 +90,7 @@ def test_the_secret_is_in_no_repr_and_no_name() -> None:
     assert all(value.hex() not in repr(SEAL) for value in vars(SEAL).values() if isinstance(value, bytes))
 
 
-def test_a_changed_chunk_is_refused_even_with_new_checksums(sealed: Sealed) -> None:
+def test_a_chunk_that_was_changed_is_refused_although_all_checksums_are_made_anew(sealed: Sealed) -> None:
     store, key, _, kv, _ = sealed
     changed = kv.v.clone()
     changed[1, 8:12] = 1.0
@@ -129,7 +129,7 @@ def test_a_changed_block_under_the_sealed_head_is_refused(sealed: Sealed) -> Non
 
 
 @pytest.mark.parametrize("swap", ["layers", "positions", "chunks"])
-def test_swapped_blocks_are_refused(sealed: Sealed, swap: str) -> None:
+def test_blocks_that_trade_places_are_refused(sealed: Sealed, swap: str) -> None:
     store, key, head, _, body = sealed
     size = head.layout.full_bytes
     layers = [bytearray(layer) for layer in body]

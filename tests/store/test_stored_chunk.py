@@ -77,7 +77,7 @@ def test_a_truncated_layer_is_corrupt(stored: Stored) -> None:
         read_blocks(store, key, head, [[], [], [5]])
 
 
-def test_a_file_truncated_anywhere_is_corrupt(tmp_path: Path) -> None:
+def test_a_file_cut_anywhere_is_corrupt(tmp_path: Path) -> None:
     store = DiskStore(tmp_path)
     kv = random_kv()
     key, record, body = packed(kv)
