@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ingest.chunker import PromptPiece, split
 from ragkv.admin.quota import Quota
-from ragkv.catalog import Catalog, EmbedderIdentity, Passage
+from ragkv.catalog import Catalog, DocumentVersion, EmbedderIdentity, Passage
 from ragkv.errors import RagkvError
 from ragkv.types import Chunk, Document, Key
 
@@ -168,9 +168,8 @@ def ingest(
                 catalog.renew(claim)
                 renewed = time.monotonic()
         progress("commit", len(chunks), len(chunks))
-        orphans = catalog.put_document(
-            document, digest, chunks, vectors, keys, embedder.identity, reader, claim, admit, wanted
-        )
+        version = DocumentVersion(document, digest, chunks, vectors, keys, embedder.identity, reader)
+        orphans = catalog.put_document(version, claim, admit, wanted)
     except Paused:
         raise
     except Exception:
@@ -202,7 +201,7 @@ def reindex(engine: IngestEngine, progress: IngestProgress = no_progress) -> Rei
         passages += page
     vectors = _embed(embedder, [(passage.title, passage.text) for passage in passages], progress)
     catalog.replace_vectors([passage.row for passage in passages], vectors, embedder.identity)
-    catalog.rebuild_words()
+    catalog.rebuild_full_text()
     reread, reader = 0, reader_of(engine)
     documents = catalog.documents(None)
     for info in documents:

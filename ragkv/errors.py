@@ -1,39 +1,39 @@
-"""The error tree. Edges (CLI, HTTP) print `str(error)`: it says what happened and what to do next.
+"""The exception hierarchy. CLI and HTTP show `str(error)`, which says what happened and what to do next.
 
 RagkvError
 ├── ConfigError              settings that cannot work                     exit 2
 │   ├── ModelNotFound        no such folder, or a hub id without network
 │   ├── ModelUnsupported     architecture, rope type or sliding window
-│   ├── NotCalibrated        a method needs `ragkv calibrate` first
-│   └── EmbedderChanged      the index was built by another embedder       409
-├── InputError               what a user sent                              422
+│   ├── NotCalibrated        the method needs `ragkv calibrate` first
+│   └── EmbedderChanged      the vectors come from another embedder        409
+├── InputError               an invalid request or document                422
 │   ├── InvalidDocument      empty, binary, not text                       422
-│   ├── TooLarge             over a limit; carries what and how much       413
-│   ├── QuotaExceeded        its collection has no room for a document     413
-│   └── InvalidBackup        no backup, damaged, or of a newer ragkv
+│   ├── TooLarge             over a limit                                  413
+│   ├── QuotaExceeded        the document exceeds its collection's quota   413
+│   └── InvalidBackup        not a backup, damaged, or of a newer ragkv
 ├── NotFound                 no such document, collection, job, conversation  404
-├── Busy                     the queue in front of the engine is full      429
-├── Expired                  the answer was not there in time              504
-├── Stopping                 shutting down, takes no new work              503
-├── ServiceError             what a client meets (ragkv.client)            exit 1
-│   ├── Refused              the service said no; carries status and code
-│   └── Unreachable          there is no service, or it went away
-├── CatalogCorrupt           SQLite file damaged: refuse, never start empty  exit 2
-└── StoreError               the KV store; never reaches a user's answer
-    ├── StoreUnavailable     down, hung or refused
+├── Busy                     the request queue is full                     429
+├── Expired                  the answer missed its deadline                504
+├── Stopping                 shutting down, accepts no new work            503
+├── ServiceError             raised by ragkv.client                        exit 1
+│   ├── Refused              the service refused the request
+│   └── Unreachable          no connection to the service
+├── CatalogCorrupt           the SQLite file is damaged                    exit 2
+└── StoreError               the KV store failed; never fails an answer
+    ├── StoreUnavailable     down, not responding, or refusing connections
     ├── StoreFull            no space left
     ├── EntryMissing         evicted or never stored
     ├── EntryCorrupt         length, checksum, shape or fingerprint differ
-    └── NotQuantisable       numbers that an int8 or fp8 body cannot hold
+    └── NotQuantisable       values that an int8 or fp8 body cannot represent
 """
 
 
 class RagkvError(Exception):
-    """Root of everything this project raises on purpose."""
+    """Base class of all errors that this project raises on purpose."""
 
 
 class ConfigError(RagkvError):
-    """Settings that cannot work."""
+    """The settings are invalid or cannot be used."""
 
 
 class ModelNotFound(ConfigError):
@@ -45,42 +45,46 @@ class ModelUnsupported(ConfigError):
 
 
 class NotCalibrated(ConfigError):
-    """The method needs facts about the model that `ragkv calibrate` finds."""
+    """The method needs a profile of the model that `ragkv calibrate` creates."""
 
 
 class EmbedderChanged(ConfigError):
-    """Stored vectors come from another embedding model."""
+    """The stored vectors come from another embedding model."""
 
 
 class InputError(RagkvError):
-    """A request or document that cannot be served as sent."""
+    """The request or document is invalid."""
 
 
 class InvalidDocument(InputError):
-    """Empty, binary or undecodable document."""
+    """The document is empty, binary or cannot be decoded."""
 
 
 class TooLarge(InputError):
-    """Over a limit; the message carries the limit and the size seen."""
+    """The input exceeds a limit. The message names the limit and the size."""
 
 
 class QuotaExceeded(InputError):
-    """A document does not fit into its collection's quota.
+    """The document does not fit into its collection's quota.
 
-    413, not 507: the service has room, but not for this much from this user; sent again unchanged it fails again.
+    The HTTP status is 413 and not 507: the service has space, but the same request fails again unless it changes.
     """
 
 
 class InvalidBackup(InputError):
-    """A file that is no backup, or a damaged one; nothing was restored from it."""
+    """The file is not a backup, or it is damaged. Nothing was restored."""
 
 
 class NotFound(RagkvError):
-    """No such document, collection, job or conversation."""
+    """There is no such document, collection, job or conversation."""
 
 
 class Busy(RagkvError):
-    """The queue in front of the engine is full. retry_after: seconds after which a place is likely."""
+    """The request queue is full.
+
+    Attributes:
+        retry_after: Seconds after which a retry is likely to be accepted.
+    """
 
     def __init__(self, waiting: int, retry_after: int):
         super().__init__(f"{waiting} requests are waiting already; try again in {retry_after} s")
@@ -88,23 +92,28 @@ class Busy(RagkvError):
 
 
 class Expired(RagkvError):
-    """The time an answer may take was up before it was there."""
+    """The deadline of a request passed before its answer was complete."""
 
     def __init__(self) -> None:
         super().__init__("the answer was not there in time; ask again later, with a longer deadline or for less")
 
 
 class Stopping(RagkvError):
-    """The service is shutting down and takes no new work."""
+    """The service is shutting down and accepts no new work."""
 
 
 class ServiceError(RagkvError):
-    """A service that a client asked did not do what it was asked for."""
+    """A request of a client failed."""
 
 
 class Refused(ServiceError):
-    """The service said no. status: of HTTP · code: a stable word for programs, empty where there was none ·
-    retry_after: seconds after which to ask again, where it said so."""
+    """The service refused a request.
+
+    Attributes:
+        status: HTTP status.
+        code: Stable error code for programs; empty if the service sent none.
+        retry_after: Seconds after which to retry, or None if the service did not say.
+    """
 
     def __init__(self, status: int, code: str, detail: str, retry_after: float | None = None):
         super().__init__(detail)
@@ -112,32 +121,32 @@ class Refused(ServiceError):
 
 
 class Unreachable(ServiceError):
-    """There is no service at the address, or it went away."""
+    """There is no service at the address, or the connection was lost."""
 
 
 class CatalogCorrupt(RagkvError):
-    """The SQLite catalogue is damaged; restoring a backup is the user's decision."""
+    """The SQLite catalogue is damaged. It is never replaced automatically; restoring a backup is up to the user."""
 
 
 class StoreError(RagkvError):
-    """Faults of the KV store. They cost time, never an answer."""
+    """The KV store failed. Such an error makes an answer slower but never fails it."""
 
 
 class StoreUnavailable(StoreError):
-    """The store is down, hung or refuses to talk."""
+    """The store is down, does not respond, or refuses connections."""
 
 
 class StoreFull(StoreError):
-    """The store has no room for this entry."""
+    """The store has no space for this entry."""
 
 
 class EntryMissing(StoreError):
-    """The entry, or a part of it, is not there."""
+    """The entry or a part of it does not exist."""
 
 
 class EntryCorrupt(StoreError):
-    """The entry is there and is not what it claims to be."""
+    """The entry exists but failed verification."""
 
 
 class NotQuantisable(StoreError):
-    """K or V holds numbers that a quantised body cannot hold; the chunk is not stored."""
+    """K or V has values that a quantised body cannot represent. The chunk is not stored."""

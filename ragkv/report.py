@@ -1,4 +1,4 @@
-"""What every answer says about itself: the report contract (docs/architecture.md), as frozen dataclasses.
+"""Answer and report as frozen dataclasses (the report contract in docs/architecture.md).
 
 `dataclasses.asdict` of an Answer is exactly the JSON object of `ragkv ask --json` and of POST /v1/answers.
 """
@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Citation:
-    """A retrieved chunk the answer was read from. score: fused rank score of the retrieval."""
+    """A retrieved chunk that was in the context of the answer.
+
+    Attributes:
+        document_id: Id of its document.
+        chunk_id: Id of the chunk.
+        title: Title of the chunk.
+        score: Fused rank score of the retrieval.
+    """
 
     document_id: str
     chunk_id: str
@@ -20,13 +27,20 @@ class Citation:
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """context: of all chunks the answer stands on, in a conversation those of its earlier turns, too · kept: mean over
-    layers · recomputed: mean over layers of the tokens computed again there · question · generated.
+    """Token counts of an answer.
 
-    history: of a conversation's earlier turns and their chunks, what was in the cache when the question came ·
-    prefilled: what went through the model before the first token: chunks prefilled or recomputed, what was left of the
-    last answer, earlier turns where they had to be read again, the question. Both are means over layers and leave out
-    the prompt's prefix; the pass in which a question chooses blocks is not counted either.
+    `history` and `prefilled` leave out the prompt's prefix. The pass in which a question selects blocks is not counted.
+
+    Attributes:
+        context: Tokens of all chunks in the context, in a conversation also those of earlier turns.
+        kept: Context tokens whose KV was kept, mean over layers.
+        recomputed: Context tokens that were recomputed, mean over layers.
+        question: Tokens of the question part of the prompt.
+        generated: Tokens of the answer.
+        history: Tokens of earlier turns and their chunks that were in the cache when the question arrived, mean over
+            layers.
+        prefilled: Tokens that went through the model before the first token, mean over layers: prefilled or recomputed
+            chunks, pending tokens of the last answer, earlier turns that had to be prefilled again, and the question.
     """
 
     context: int
@@ -40,8 +54,14 @@ class TokenCounts:
 
 @dataclass(frozen=True)
 class Ratios:
-    """sequence = kept/context · recompute = recomputed/context · load = bytes read, heads included / context KV ·
-    cache_hit = chunks found in any tier / chunks of the context."""
+    """Ratios of an answer.
+
+    Attributes:
+        sequence: Kept tokens / context tokens.
+        recompute: Recomputed tokens / context tokens.
+        load: Bytes read, head records included / bytes of the context's KV.
+        cache_hit: Chunks found in any tier / chunks of the context.
+    """
 
     sequence: float
     recompute: float
@@ -51,7 +71,13 @@ class Ratios:
 
 @dataclass(frozen=True)
 class TierHits:
-    """Chunks found, by the tier that answered."""
+    """Number of chunks found in each tier.
+
+    Attributes:
+        gpu: Chunks found in GPU memory.
+        host: Chunks found in host memory.
+        store: Chunks found in the KV store.
+    """
 
     gpu: int = 0
     host: int = 0
@@ -60,7 +86,12 @@ class TierHits:
 
 @dataclass(frozen=True)
 class Fallback:
-    """A chunk whose stored KV could not be used, so that it was encoded again, and why."""
+    """A chunk that was encoded again because its stored KV could not be used.
+
+    Attributes:
+        chunk_id: Id of the chunk.
+        reason: Why the stored KV could not be used.
+    """
 
     chunk_id: str
     reason: str
@@ -68,7 +99,14 @@ class Fallback:
 
 @dataclass(frozen=True)
 class CacheReport:
-    """What the KV store gave. A method that needs no stored KV (full) looks nothing up: hits and misses are 0."""
+    """Cache lookups of an answer. The method `full` uses no stored KV, so its hits and misses are 0.
+
+    Attributes:
+        chunks: Chunks of the context.
+        hits: Chunks found, by tier.
+        misses: Chunks found in no tier.
+        fallbacks: Chunks that were encoded again, with the reason.
+    """
 
     chunks: int
     hits: TierHits
@@ -78,9 +116,14 @@ class CacheReport:
 
 @dataclass(frozen=True)
 class ByteCounts:
-    """context_kv: full KV of the chunks · heads: head records read · loaded: ranges read, the kept blocks and what
-    stands in for dropped ones while rows pass through during repair (SamKV's padding). A kept block whose rows are all
-    computed again and written over, before anything reads them, is not read."""
+    """Byte counts of an answer.
+
+    Attributes:
+        context_kv: Full KV of the chunks.
+        heads: Head records read.
+        loaded: Block ranges read: the kept blocks, and the padding that replaces dropped blocks while rows pass through
+            during repair (SamKV). A kept block whose rows are all recomputed before anything reads them is not read.
+    """
 
     context_kv: int
     heads: int
@@ -89,9 +132,20 @@ class ByteCounts:
 
 @dataclass(frozen=True)
 class Timings:
-    """Milliseconds by step. ttft runs from the request to the first token, retrieval and loading included.
+    """Durations of the steps of an answer, in milliseconds.
 
-    A method that repairs and prefills in one pass books it under `prefill`; `repair` is then 0.
+    If a method repairs and prefills in one pass, the pass counts as `prefill` and `repair` is 0.
+
+    Attributes:
+        retrieve: Retrieving the chunks.
+        open: Reading the head records of the chunks.
+        plan: Selecting blocks and tokens to recompute.
+        load: Loading the kept blocks.
+        repair: Recomputing tokens.
+        prefill: Prefilling the question, and chunks where needed.
+        ttft: Time from the request to the first token, retrieval and loading included.
+        decode: Decoding.
+        total: The whole request.
     """
 
     retrieve: float
@@ -107,10 +161,16 @@ class Timings:
 
 @dataclass(frozen=True)
 class DecodeReport:
-    """What decoding read. steps: passes of one token, the first token needs none · read, present: keys a step read, and
-    keys there were, means over steps, layers and attention heads; the prompt's prefix, the question and the answer so
-    far are among them · pulled: blocks that came back from the store on the way · ended: `stop`, or `length` where
-    the answer has all the tokens it may have and might go on."""
+    """What decoding read.
+
+    Attributes:
+        steps: Decode steps of one token each. The first token needs none.
+        read: Keys that a step read, mean over steps, layers and attention heads. The prompt's prefix, the question and
+            the answer so far count.
+        present: Keys in the cache, the same mean.
+        pulled: Blocks that were fetched back from the store during decoding.
+        ended: `stop`, or `length` if the answer reached its largest number of tokens.
+    """
 
     steps: int
     read: float
@@ -121,7 +181,17 @@ class DecodeReport:
 
 @dataclass(frozen=True)
 class ChunkReport:
-    """kept: per block, the share of layers that kept it, 0..1."""
+    """What an answer used of one chunk.
+
+    Attributes:
+        chunk_id: Id of the chunk.
+        document_id: Id of its document.
+        title: Title of the chunk.
+        tokens: Number of tokens.
+        blocks: Number of blocks.
+        kept: For each block the share of layers that kept it, 0 to 1.
+        recomputed_tokens: Recomputed tokens, mean over layers.
+    """
 
     chunk_id: str
     document_id: str
@@ -134,10 +204,20 @@ class ChunkReport:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything one request reused, loaded and recomputed, and how long it took.
+    """What a request reused, loaded and recomputed, and how long it took.
 
-    prefill, decode: the policies that were at work; dense where the input was too short for the one asked for, or the
-    answer for a step that left keys out.
+    Attributes:
+        method: Method of the request.
+        prefill: Prefill policy that was applied; `dense` if the input was too short for the requested policy.
+        decode: Decode policy that was applied; `dense` if the answer was too short for a step to skip keys.
+        model: Name of the model.
+        tokens: Token counts.
+        ratios: Ratios.
+        cache: Cache lookups.
+        bytes: Byte counts.
+        decoding: What decoding read.
+        timings_ms: Durations of the steps, in milliseconds.
+        chunks: One entry for each chunk, in prompt order.
     """
 
     method: str
@@ -155,7 +235,14 @@ class Report:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answered question."""
+    """The answer to a question.
+
+    Attributes:
+        question: Text of the question.
+        answer: Text of the answer.
+        citations: Retrieved chunks.
+        report: What the request reused, loaded and recomputed.
+    """
 
     question: str
     answer: str

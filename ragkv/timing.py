@@ -1,4 +1,4 @@
-"""A stopwatch for the steps of one request. Time on a GPU is counted when the work is done, not when it is queued."""
+"""Timing of the steps of one request. On a GPU the execution of the work is measured, not its submission."""
 
 from __future__ import annotations
 
@@ -13,80 +13,88 @@ import torch
 
 @dataclass(frozen=True)
 class Interval:
-    """A step, once: from when to when, in milliseconds since its watch was made."""
+    """One measured run of a step.
+
+    Attributes:
+        name: Name of the step.
+        start: Start, in milliseconds since the timer was created.
+        end: End, in milliseconds since the timer was created.
+    """
 
     name: str
     start: float
     end: float
 
 
-Mark = Callable[[], float]
-"""A moment, in milliseconds since the watch was made; told when it has come."""
+_Timestamp = Callable[[], float]
+"""Returns a point in time in milliseconds since the timer was created; waits until the device has reached it."""
 
 
 class StepTimer:
-    """Milliseconds by step name. One per request.
+    """Measures the steps of one request, in milliseconds by step name.
 
-    began: when it was made, in seconds of `time.perf_counter`.
+    On a GPU a step ends when the device has finished its work. Measuring does not synchronise: CUDA events record the
+    times, and only reading the intervals waits for the events.
 
-    On a GPU a step ends when its work is done there, and yet nothing waits for that: the device notes the time itself,
-    and only who reads the intervals waits for what they measure.
+    Attributes:
+        started: When the timer was created, in seconds of `time.perf_counter`.
     """
 
     def __init__(self, device: torch.device | str = "cpu"):
-        self._zero: Any = None
+        """Start a timer for work on `device`."""
+        self._start_event: Any = None
         if torch.device(device).type == "cuda":
             torch.cuda.synchronize()
-            self._zero = _now()
+            self._start_event = _record_event()
         self.started = time.perf_counter()
-        self._booked: list[tuple[str, Mark, Mark]] = []
+        self._recorded: list[tuple[str, _Timestamp, _Timestamp]] = []
 
     @property
     def intervals(self) -> list[Interval]:
-        """What was booked, in that order; others may look at it at any time."""
-        return [Interval(name, start(), end()) for name, start, end in tuple(self._booked)]
+        """All recorded intervals, in order. Other threads may read them at any time."""
+        return [Interval(name, start(), end()) for name, start, end in tuple(self._recorded)]
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Book the time of the block under `name`; the same name adds up."""
-        start = self._mark()
+        """Measure the block as a run of the step `name`."""
+        start = self._timestamp()
         try:
             yield
         finally:
-            self._booked.append((name, start, self._mark()))
+            self._recorded.append((name, start, self._timestamp()))
 
-    def book(self, name: str, start: float, end: float) -> None:
-        """`name` took from `start` to `end`, as `total` told them."""
-        self._booked.append((name, lambda: start, lambda: end))
+    def record(self, name: str, start: float, end: float) -> None:
+        """Add a run of the step `name` from `start` to `end`, which are values of `total`."""
+        self._recorded.append((name, lambda: start, lambda: end))
 
     def elapsed(self, name: str) -> float:
-        """Milliseconds booked under `name`; 0 when the step never ran."""
-        return sum((each.end - each.start for each in self.intervals if each.name == name), 0.0)
+        """Return the milliseconds of all runs of the step `name`; 0 if it never ran."""
+        return sum((interval.end - interval.start for interval in self.intervals if interval.name == name), 0.0)
 
     def total(self) -> float:
-        """Milliseconds since the watch was made, when all that was queued on a GPU is done."""
-        if self._zero is not None:
+        """Return the milliseconds since the timer was created, after all queued GPU work has finished."""
+        if self._start_event is not None:
             torch.cuda.synchronize()
         return self._since_start()
 
     def _since_start(self) -> float:
         return 1000 * (time.perf_counter() - self.started)
 
-    def _mark(self) -> Mark:
-        if self._zero is None:
+    def _timestamp(self) -> _Timestamp:
+        if self._start_event is None:
             now = self._since_start()
             return lambda: now
-        zero, event = self._zero, _now()
+        start_event, event = self._start_event, _record_event()
 
-        def told() -> float:
+        def wait() -> float:
             event.synchronize()
-            return float(zero.elapsed_time(event))
+            return float(start_event.elapsed_time(event))
 
-        return told
+        return wait
 
 
-def _now() -> Any:
-    """An event of the current stream: the time when the device gets to it."""
+def _record_event() -> Any:
+    """Record a CUDA event on the current stream."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event

@@ -1,8 +1,11 @@
-"""The nouns of ragkv, frozen and without behaviour. Words as in docs/architecture.md.
+"""Data types that the whole project shares. docs/architecture.md explains the terms.
 
-Axis letters used in every docstring of the project:
-    L layers · Hq query heads · Hkv key/value heads · d head size · n tokens of a chunk · B blocks of a chunk
-    D chunks in one request · P retrieval (layer, kv head) pairs · T rows of one model pass
+Axis letters in shapes, used in every docstring of the project:
+    L    layers                    n    tokens of a chunk
+    Hq   query heads               B    blocks of a chunk
+    Hkv  key/value heads           D    chunks in one request
+    d    head size                 T    rows of one model pass
+    P    retrieval (layer, kv head) pairs
 """
 
 from __future__ import annotations
@@ -12,26 +15,33 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NewType
 
 if TYPE_CHECKING:
-    # Naming a document must not cost loading torch: `ragkv ls` answers at once.
+    # Importing this module must not import torch, so that commands such as `ragkv ls` start quickly.
     from torch import Tensor
 
 LANDMARKS = 4
-"""Most attended tokens of a block that a digest remembers; InfLLM represents a block by as many."""
+"""Number of most attended tokens that a digest stores per block. InfLLM represents a block by as many tokens."""
 
 Key = NewType("Key", str)
-"""Name of a stored chunk: hash of fingerprint, collection salt and token ids; safe as a file name."""
+"""Name of a chunk in the KV store: hash of fingerprint, collection salt and token ids. Safe as a file name."""
 
 Blend = Callable[["Tensor", "Tensor"], "Tensor"]
-"""`(new, old) -> kept`, rows [m, Hkv, d] each; applied to rotated K and to V separately."""
+"""A function `(new, old) -> result` on rows [m, Hkv, d]. It is applied to rotated K and to V separately."""
 
 Scalar = str | int | float | bool | None
 Filter = Mapping[str, Scalar | Sequence[Scalar]]
-"""What the metadata of a document has to say: for each key the value, or one of the values (catalog/attributes.py)."""
+"""A condition on metadata: for each key the required value, or a list of allowed values (catalog/attributes.py)."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model's KV looks like."""
+    """Dimensions of a model's KV.
+
+    Attributes:
+        layers: Number of layers, L.
+        q_heads: Number of query heads, Hq.
+        kv_heads: Number of key/value heads, Hkv.
+        head_dim: Head size, d.
+    """
 
     layers: int
     q_heads: int
@@ -41,7 +51,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class Document:
-    """What a user gave us. `id` is unique inside its collection."""
+    """A document as the user sent it.
+
+    Attributes:
+        id: Id of the document, unique inside its collection.
+        title: Title of the document.
+        text: Text of the document.
+        metadata: Metadata that filters can select; JSON values.
+        collection: Collection of the document.
+    """
 
     id: str
     title: str
@@ -52,9 +70,15 @@ class Document:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Unit of retrieval and of KV caching.
+    """A part of a document: the unit of retrieval and of KV caching.
 
-    tokens are those of the whole prompt piece (wrapper, title and text), so the KV of a chunk is the KV of `tokens`.
+    Attributes:
+        id: Id of the chunk, "<document id>#<ordinal>".
+        document_id: Id of its document.
+        ordinal: Position in the document, from 0.
+        title: Title that the prompt shows for the chunk.
+        text: Text of the chunk.
+        tokens: Token ids of the whole prompt piece (wrapper, title and text). The KV of a chunk is the KV of `tokens`.
     """
 
     id: str
@@ -67,8 +91,13 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Hit:
-    """A retrieved chunk. score: fused rank score, larger is better · row: of the chunk in the catalogue, never used
-    twice."""
+    """A retrieved chunk.
+
+    Attributes:
+        chunk: The chunk.
+        score: Fused rank score; larger is better.
+        row: Row of the chunk in the catalogue. A row number is never reused.
+    """
 
     chunk: Chunk
     score: float
@@ -110,15 +139,16 @@ class AskOptions:
 
 @dataclass(frozen=True)
 class Digest:
-    """What is kept per chunk to choose blocks without loading them (algorithms: SamKV 2.3, scout).
+    """Summary of a chunk's KV, from which blocks are selected without loading them (SamKV 2.3, scout).
 
-    mean_keys      [L, B, Hkv, d]  mean of the block's pre-RoPE keys; a partial last block over its real tokens
-    local_query    [L, Hq, d]      mean of the pre-RoPE queries of the local blocks' tokens
-    alpha          [L, B] float32  importance exponent, smaller = more important; +inf where it cannot be fitted
-    unimportance   [L, B] float32  salience of the representative, smaller = less important
-    landmarks      [L, B, R] int32 the block's most attended tokens, best first, as token indices inside the chunk;
-                               R = min(LANDMARKS, block), a last block with fewer tokens repeats its best
-    retrieval_keys [P, n, d]       pre-RoPE keys of the model's calibrated retrieval (layer, kv head) pairs
+    Attributes:
+        mean_keys: [L, B, Hkv, d], mean of each block's pre-RoPE keys. A partial last block averages its real tokens.
+        local_query: [L, Hq, d], mean of the pre-RoPE queries of the local blocks' tokens.
+        alpha: [L, B] float32, importance exponent. Smaller is more important; +inf if it cannot be fitted.
+        unimportance: [L, B] float32, salience of the representative token. Smaller is less important.
+        landmarks: [L, B, R] int32, each block's most attended tokens, best first, as token indices inside the chunk.
+            R = min(LANDMARKS, block size); a last block with fewer tokens repeats its best one.
+        retrieval_keys: [P, n, d], pre-RoPE keys of the model's calibrated retrieval (layer, kv head) pairs.
     """
 
     mean_keys: Tensor
@@ -130,15 +160,19 @@ class Digest:
 
     @property
     def representative(self) -> Tensor:
-        """[L, B] int32, the most attended token of each block."""
+        """The most attended token of each block, [L, B] int32."""
         return self.landmarks[..., 0]
 
 
 @dataclass(frozen=True)
 class ChunkKV:
-    """A chunk read once: keys before RoPE, values, and the digest.
+    """The KV of an encoded chunk, and its digest.
 
-    tokens [n] int · k, v [L, n, Hkv, d] in the model's compute dtype.
+    Attributes:
+        tokens: Token ids, n of them.
+        k: Keys before RoPE, [L, n, Hkv, d] in the model's compute dtype.
+        v: Values, [L, n, Hkv, d] in the model's compute dtype.
+        digest: Summary for block selection.
     """
 
     tokens: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Reports of answers that nobody gave, for what counts them."""
+"""Generated reports of answers, for tests of the metrics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ COUNTS = st.integers(0, 10_000)
 
 @st.composite
 def reports(draw: Any) -> Report:
-    """Of any answer: what it kept, recomputed and read is at most what there was."""
+    """A consistent report: the counts of kept, recomputed and loaded data do not exceed the totals."""
     context = draw(st.integers(1, 10_000))
-    kept, again = (draw(st.integers(0, context * 8)) / 8 for _ in range(2))
+    kept, recomputed = (draw(st.integers(0, context * 8)) / 8 for _ in range(2))
     hits, misses = TierHits(draw(COUNTS), draw(COUNTS), draw(COUNTS)), draw(COUNTS)
     chunks = hits.gpu + hits.host + hits.store + misses
     size, heads, loaded = context * 1024, draw(COUNTS), draw(COUNTS)
@@ -25,8 +25,8 @@ def reports(draw: Any) -> Report:
         prefill="dense",
         decode=draw(st.sampled_from(["dense", "psa:least=0"])),
         model="demo",
-        tokens=TokenCounts(context, kept, again, draw(COUNTS), draw(COUNTS), 0.0, draw(COUNTS) / 2),
-        ratios=Ratios(kept / context, again / context, (heads + loaded) / size, 1.0),
+        tokens=TokenCounts(context, kept, recomputed, draw(COUNTS), draw(COUNTS), 0.0, draw(COUNTS) / 2),
+        ratios=Ratios(kept / context, recomputed / context, (heads + loaded) / size, 1.0),
         cache=CacheReport(chunks, hits, misses, (Fallback("a#0", "missing"),) * draw(st.integers(0, 2))),
         bytes=ByteCounts(size, heads, loaded),
         decoding=DecodeReport(8, 100.0, 200.0, draw(st.integers(0, 9)), "stop"),
@@ -35,9 +35,9 @@ def reports(draw: Any) -> Report:
     )
 
 
-def told(found: list[Report]) -> MetricsRecorder:
-    """A tally of these answers."""
-    tally = MetricsRecorder()
-    for report in found:
-        tally.answered(report)
-    return tally
+def recorded(answered: list[Report]) -> MetricsRecorder:
+    """A recorder of these answers."""
+    recorder = MetricsRecorder()
+    for report in answered:
+        recorder.answered(report)
+    return recorder

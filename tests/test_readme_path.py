@@ -1,4 +1,4 @@
-"""The first commands under "Use it" in the README: each one runs as it stands, in order, in an empty folder."""
+"""The code under "Use it" in the README: every command runs as it is written, in order, in an empty folder."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ from tests.redis_server import free_port
 ANSWER = "Ada Brook"
 
 
-def commands(readme: str) -> list[str]:
-    """The lines of the first block of the section."""
-    section = readme.partition("\n## Use it\n")[2]
-    block = re.search(r"\n\n((?:    .+\n)+)", section)
+def use_it(readme: str) -> str:
+    """Return the section "Use it"."""
+    return readme.partition("\n## Use it\n")[2].partition("\n## ")[0]
+
+
+def commands(section: str) -> list[str]:
+    """Return the lines of the section's first block."""
+    block = re.search(r"(?:^|\n)\n((?:    .+\n)+)", section)
     assert block
     return [line.strip() for line in block[1].splitlines()]
 
 
 @pytest.fixture
 def checkout(root: Path, tmp_path: Path) -> Path:
-    """A folder with nothing but the program where `make demo` puts it."""
+    """A folder that holds only the program, where `make demo` puts it."""
     program = tmp_path / ".venv" / "bin" / "ragkv"
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\nPYTHONPATH="{root}" exec "{sys.executable}" -m ragkv.cli "$@"\n')
@@ -37,8 +41,8 @@ def checkout(root: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ran(command: str, folder: Path) -> str:
-    """What a command that must succeed prints."""
+def run(command: str, folder: Path) -> str:
+    """Run a command that must succeed and return its output."""
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], cwd=folder, capture_output=True, text=True, timeout=100, check=False
     )
@@ -48,9 +52,10 @@ def ran(command: str, folder: Path) -> str:
 
 @contextmanager
 def serving(command: str, folder: Path, port: int) -> Iterator[None]:
-    given = {**os.environ, "RAGKV_PORT": str(port)}
+    """Run the service until the block ends."""
+    environment = {**os.environ, "RAGKV_PORT": str(port)}
     words = ["bash", "-c", f"exec {command}"]
-    with subprocess.Popen(words, cwd=folder, env=given, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(words, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
             while "serving at" not in (line := process.stderr.readline()):
                 assert line, "the service ended before it served"
@@ -60,18 +65,24 @@ def serving(command: str, folder: Path, port: int) -> Iterator[None]:
 
 
 @pytest.mark.timeout(240)
-def test_the_newcomers_commands_run_as_they_stand(root: Path, checkout: Path) -> None:
-    make, ingest, ask, why, serve, curl = commands((root / "README.md").read_text())
-    ran(make, checkout)
-    assert "tarn.md" in ran(ingest, checkout)
-    assert ANSWER in ran(ask, checkout)
-    told = json.loads(ran(why, checkout))
+def test_the_newcomers_commands_run_as_they_stand(
+    root: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = use_it((root / "README.md").read_text())
+    make, ingest, ask, ask_json, serve, curl = commands(section)
+    (example,) = re.findall(r"```python\n(.*?)```", section, re.S)
+    run(make, checkout)
+    assert "tarn.md" in run(ingest, checkout)
+    assert ANSWER in run(ask, checkout)
+    told = json.loads(run(ask_json, checkout))
     assert told["answer"] == ANSWER
     assert told["report"]["cache"]["chunks"] == 1
     assert {"tokens", "ratios", "cache", "timings_ms"} <= told["report"].keys()
     assert shutil.which("curl"), "this test needs curl"
     port = free_port()
     with serving(serve, checkout, port):
-        answer = json.loads(ran(curl.replace(":8000", f":{port}"), checkout))
+        answer = json.loads(run(curl.replace(":8000", f":{port}"), checkout))
+        exec(compile(example.replace(":8000", f":{port}"), "README.md", "exec"), {})
     assert answer["answer"] == ANSWER
     assert answer["citations"][0]["document_id"] == told["citations"][0]["document_id"]
+    assert capsys.readouterr().out.startswith(f"{ANSWER} ")

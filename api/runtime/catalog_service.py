@@ -61,7 +61,7 @@ class CatalogService:
 
     def whole(self, collection: str, document_id: str) -> tuple[DocumentInfo, str]:
         """The document and its text. Raises NotFound."""
-        info, document = self._catalog.whole(collection, document_id)
+        info, document = self._catalog.info_and_original(collection, document_id)
         return info, document.text
 
     def collections(self, prefix: str) -> list[CollectionInfo]:
@@ -118,7 +118,7 @@ class CatalogService:
             of.setdefault(each.collection, []).append(each)
         gone = set()
         for collection, these in of.items():
-            came = self._catalog.created(collection, frozenset().union(*(each.documents for each in these)))
+            came = self._catalog.creation_times(collection, frozenset().union(*(each.documents for each in these)))
             gone |= {each for each in these if any(came.get(id, inf) > each.asked for id in each.documents)}
         return gone
 

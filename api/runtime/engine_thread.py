@@ -34,7 +34,8 @@ from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, QueuedTask, RequestQueue, SessionName, reject, resolve
 from ingest.jobs import Jobs
 from ragkv.config import Settings
-from ragkv.engine.engine import FORGOTTEN_AT_ONCE, Engine
+from ragkv.engine.chunk_encoder import EVICTED_AT_ONCE
+from ragkv.engine.engine import Engine
 from ragkv.engine.methods import usable
 from ragkv.engine.request import RequestState
 from ragkv.errors import Busy, CatalogCorrupt, EmbedderChanged, RagkvError, Stopping, StoreError
@@ -247,7 +248,7 @@ class EngineThread:
 
     def _tidy(self, engine: Engine) -> None:
         """Delete some of the KV that nobody needs any more."""
-        if keys := self.catalog_service.take_unreferenced(FORGOTTEN_AT_ONCE):
+        if keys := self.catalog_service.take_unreferenced(EVICTED_AT_ONCE):
             try:
                 engine.evict(keys)
             except RagkvError as error:  # it stays, as an orphan

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from api.runtime.answer_history import RecordedAnswer
 from api.runtime.tenants import Tenant
-from ragkv.engine.kv_map import ChunkMap
+from ragkv.engine.kv_map import ChunkKVMap
 from ragkv.report import Citation, Ratios, Report
 
 QUESTION_CHARS = 200
@@ -143,7 +143,7 @@ def drawn(answered: RecordedAnswer, texts: Sequence[list[str] | None]) -> dict[s
     return {"block": answered.map.block, "layers": answered.map.layers, "chunks": chunks}
 
 
-def _chunk(chunk: ChunkMap, citation: int | None, texts: list[str] | None, answer: str) -> dict[str, Any]:
+def _chunk(chunk: ChunkKVMap, citation: int | None, texts: list[str] | None, answer: str) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "chunk_id": chunk.chunk_id,
         "document_id": chunk.document_id,

@@ -1,18 +1,21 @@
-"""Collection of garbage: what lies in the KV store for nobody.
+"""Garbage collection: removes entries of the KV store that nothing refers to.
 
-    orphan     of the model that ingested last, and no chunk of the catalogue is its: a crash left it, or a store that
-               was down when its document was removed
-    foreign    of another model, other settings or another schema: old ones of this catalogue, or those of another
-               service that uses the same Redis. Nobody can tell these apart, so they go only when that is asked for
-    damaged    no readable head, and no chunk refers to it
-    expired    past the store's lifetime        temporary   files of writers that died
+    orphan      An entry of the model that ingested last to which no chunk refers. A crash left it behind, or the store
+                was down when its document was removed.
+    foreign     An entry of another model, other settings or another schema: an old one of this catalogue, or one of
+                another service that uses the same Redis. The two cases look the same, so foreign entries are removed
+                only on request.
+    damaged     An entry without a readable head record to which no chunk refers.
+    expired     An entry past the store's time to live.
+    temporary   A temporary file of a writer that died.
 
-What a chunk refers to always stays, whatever made it. So does KV that a question stored anew under the present model
-for a chunk which another one has ingested: the catalogue does not name its key, but its key can be computed.
+An entry that a chunk refers to always stays, whatever model produced it. So does the KV that a question stored under
+the present model for a chunk that another model ingested. The catalogue does not hold its key, but the key can be
+computed.
 
-Safe beside a running service: see catalog/claims.py. Entries are removed inside a write transaction, a hundred at a
-time, in which nobody refers to them and no ingest has claimed them; an ingest claims before it looks into the store.
-How old an entry is plays no part, which is as well, because Redis could not tell.
+Garbage collection is safe while the service runs; see catalog/claims.py. Entries are removed in batches, each
+inside a write transaction in which no chunk refers to them and no ingest has claimed them. An ingest claims its keys
+before it looks them up in the store. The age of an entry is not considered; Redis does not know it.
 """
 
 from __future__ import annotations
@@ -30,17 +33,24 @@ from ragkv.store.format.head import chunk_key, made_by
 from ragkv.store.format.seal import CHECKSUMS, Seal
 from ragkv.types import Key
 
-AT_ONCE = 100
+BATCH = 100
+"""Entries that are removed in one write transaction, which blocks other writers."""
 
 GarbageKind = Literal["orphan", "foreign", "damaged"]
 KINDS: tuple[GarbageKind, ...] = ("orphan", "foreign", "damaged")
 
 
 @dataclass(frozen=True)
-class GarbageCollector:
-    """How much of each kind there was, in entries and bytes; of damaged entries the size is not known.
+class CollectedGarbage:
+    """Entries and bytes of each kind that a garbage collection found.
 
-    kept: entries that stay, foreign ones that were not asked for not among them.
+    Attributes:
+        orphan: Orphaned entries.
+        foreign: Foreign entries, whether or not they were to be removed.
+        damaged: Damaged entries. Their size is unknown and counts as 0.
+        expired: Entries past their time to live.
+        temporary: Temporary files.
+        kept: Number of entries that are no garbage of any kind.
     """
 
     orphan: StoreStats
@@ -59,44 +69,57 @@ def collect_garbage(
     dry_run: bool = False,
     grace: float = GRACE_SECONDS,
     seal: Seal = CHECKSUMS,
-) -> GarbageCollector:
-    """Remove garbage; with `dry_run` only count it. seal: what entries are stored under.
+) -> CollectedGarbage:
+    """Remove garbage from a KV store.
 
-    foreign: that of other models too · grace: seconds after which an ingest that gave no sign of life counts as dead.
-    Raises StoreError; what was removed until then stays removed.
+    Args:
+        store: The store to clean.
+        catalog: The catalogue whose chunks refer to the store.
+        foreign: Also remove foreign entries.
+        dry_run: Only count the garbage.
+        grace: Seconds after which an ingest that did not renew its claim counts as dead.
+        seal: The seal that entries are stored under; it determines their keys.
+
+    Raises:
+        StoreError: The store failed. Entries that were removed before stay removed.
     """
-    swept = store.sweep(dry_run)
+    sweep = store.sweep(dry_run)
     if not dry_run:
-        catalog.forget_claims(grace)
+        catalog.drop_expired_claims(grace)
     present = list(store.keys())
-    # Read after the list: what is stored later is not on it, and what is referred to by now is not garbage.
+    # Read the keys after listing the store: entries stored later are not in `present`, and a chunk that was committed
+    # meanwhile is in `used`.
     used, entries, sizes = catalog.keys(), Counter[GarbageKind](), Counter[GarbageKind]()
-    loose = [key for key in present if key not in used]
-    wanted = _wanted(catalog, seal) if loose else set()
-    for start in range(0, len(loose), AT_ONCE):
-        batch = [key for key in loose[start : start + AT_ONCE] if key not in wanted]
-        kinds = dict(_look(store, catalog.fingerprint(), batch))
-        with catalog.removing(kinds, grace) as free:
-            for key in free:
+    candidates = [key for key in present if key not in used]
+    current = _current_keys(catalog, seal) if candidates else set()
+    for start in range(0, len(candidates), BATCH):
+        batch = [key for key in candidates[start : start + BATCH] if key not in current]
+        kinds = dict(_classify(store, catalog.fingerprint(), batch))
+        with catalog.removing(kinds, grace) as removable:
+            for key in removable:
                 kind, size = kinds[key]
                 entries[kind] += 1
                 sizes[kind] += size
                 if not dry_run and (foreign or kind != "foreign"):
                     store.delete(key)
-    orphan, other, damaged = (StoreStats(entries[kind], sizes[kind]) for kind in KINDS)
-    return GarbageCollector(orphan, other, damaged, swept.expired, swept.temporary, len(present) - entries.total())
+    orphan, foreign_found, damaged = (StoreStats(entries[kind], sizes[kind]) for kind in KINDS)
+    return CollectedGarbage(
+        orphan, foreign_found, damaged, sweep.expired, sweep.temporary, len(present) - entries.total()
+    )
 
 
-def _wanted(catalog: Catalog, seal: Seal) -> set[Key]:
-    """The keys of all chunks under the model that ingested last."""
+def _current_keys(catalog: Catalog, seal: Seal) -> set[Key]:
+    """Return the keys that all chunks have under the model that ingested last."""
     fingerprint = catalog.fingerprint()
     if fingerprint is None:
         return set()
-    return {chunk_key(fingerprint, seal.salt(collection), tokens) for collection, tokens in catalog.contents()}
+    return {chunk_key(fingerprint, seal.salt(collection), tokens) for collection, tokens in catalog.iter_chunk_tokens()}
 
 
-def _look(store: KVStore, fingerprint: str | None, keys: list[Key]) -> Iterator[tuple[Key, tuple[GarbageKind, int]]]:
-    """(key, (what it would be if nobody wanted it, its bytes)) of the entries that are still there."""
+def _classify(
+    store: KVStore, fingerprint: str | None, keys: list[Key]
+) -> Iterator[tuple[Key, tuple[GarbageKind, int]]]:
+    """Yield (key, (kind of garbage that it would be, bytes)) of the entries that still exist."""
     for key in keys:
         try:
             head = store.head(key)
@@ -107,6 +130,6 @@ def _look(store: KVStore, fingerprint: str | None, keys: list[Key]) -> Iterator[
             yield key, ("damaged", 0)
             continue
         size = len(head)
-        with suppress(EntryMissing, EntryCorrupt):  # A part of it was evicted; the rest is garbage all the same.
+        with suppress(EntryMissing, EntryCorrupt):  # Redis evicted a part; the rest is still garbage.
             size += sum(store.layers(key))
         yield key, (kind, size)

@@ -1,4 +1,4 @@
-"""Quota: how much KV a collection may hold. Counted from the catalogue, so it needs no look at the store."""
+"""Quota: the limit on the KV of a collection. It is computed from the catalogue and does not query the store."""
 
 from __future__ import annotations
 
@@ -10,14 +10,29 @@ from ragkv.types import Document
 
 @dataclass(frozen=True)
 class Quota:
-    """limit: bytes of KV of one collection, 0: any number · per_token: bytes of KV of one token, as the model computes
-    it. Text that stands in two documents counts twice, whether or not it is stored once."""
+    """A limit on the KV of each collection.
+
+    Text that occurs in two documents counts twice, even if its KV is stored once.
+
+    Attributes:
+        limit: Largest KV of one collection, in bytes; 0 for no limit.
+        per_token: KV of one token as the model computes it, in bytes.
+    """
 
     limit: int
     per_token: int
 
     def admit(self, document: Document, tokens: int, others: int) -> None:
-        """Raises QuotaExceeded unless `tokens` of the document fit beside the collection's `others`."""
+        """Check that a document fits into its collection.
+
+        Args:
+            document: The document to be added.
+            tokens: Number of tokens of its chunks.
+            others: Number of tokens of the other documents of the collection.
+
+        Raises:
+            QuotaExceeded: The document does not fit.
+        """
         used, needed = others * self.per_token, tokens * self.per_token
         if self.limit and used + needed > self.limit:
             raise QuotaExceeded(

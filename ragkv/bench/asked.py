@@ -16,7 +16,7 @@ from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.prefill import PrefilledContext, Prefiller
 from ragkv.engine.reuse_policy import ReusePolicy, expected_work, fit_reuse
 from ragkv.model.decoder import DecoderModel
-from ragkv.recompute.base import Method, recomputed
+from ragkv.recompute.base import Method, recomputed_tokens
 from ragkv.recompute.scout import Scout
 from ragkv.timing import StepTimer
 
@@ -85,8 +85,8 @@ class AskedSample:
         else:
             pieces = [source.piece for source in sources]
             layers = [[len(piece.rows(b)) for piece, b in zip(pieces, each, strict=True)] for each in plan.kept]
-            kept, again = statistics.fmean(map(sum, layers)), sum(recomputed(plan.recompute))
-            first, depth = method.first(pieces), method.depth(model.shape.layers)
+            kept, again = statistics.fmean(map(sum, layers)), sum(recomputed_tokens(plan.recompute))
+            first, depth = method.composite_blocks(pieces), method.composite_layers(model.shape.layers)
             prefix = len(self.reader.prefix_tokens)
             passes = counted.sparse(plan, pieces, prefix, self.question, first, depth)
         heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)

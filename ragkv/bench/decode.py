@@ -22,7 +22,7 @@ from torch import Tensor
 from ragkv.kernels.attention import attend
 from ragkv.model.layer_pass import Attention
 from ragkv.sparse.base import DecodePolicy, DecodeState
-from ragkv.sparse.blocks import coverage, mass
+from ragkv.sparse.blocks import block_logsumexp, coverage
 from ragkv.sparse.topk import TopKeys
 
 Named = tuple[str, DecodePolicy]
@@ -196,7 +196,7 @@ def _agreed(attention: Attention, stream: Stream, layer: int, number: int) -> li
     if marked is None:
         return []
     size, scale = attention.params.block, stream.params.head_dim**-0.5  # type: ignore[attr-defined]
-    true = mass(stream.query(number), stream.keys(number), size, scale=scale).softmax(-1)
+    true = block_logsumexp(stream.query(number), stream.keys(number), size, scale=scale).softmax(-1)
     true = true.unflatten(0, (marked.shape[0], -1)).mean(1)
     ranks = true.argsort(-1, descending=True).argsort(-1)
     marked = marked[:, : ranks.shape[1]].to(ranks.device)
@@ -215,7 +215,11 @@ def _row(
     best: float,
 ) -> DecodeRow:
     ms = statistics.median(times)
-    read = attention.read / attention.present if isinstance(attention, DecodeState) and attention.present else 1.0
+    read = (
+        attention.keys_read / attention.keys_present
+        if isinstance(attention, DecodeState) and attention.keys_present
+        else 1.0
+    )
     shares = torch.stack(list(covered)) if covered else None
     return DecodeRow(
         policy=name,

@@ -107,7 +107,7 @@ def _answer(
     cache.truncate([start] * model.shape.layers)
     tokens = model.prompt.question(question.text)
     state = decoder.start() if decoder is not None and decoder.applies(start + len(tokens)) else None
-    attention, rows = (None, 1) if state is None else (QueryObserver(state, None, start), state.rows)
+    attention, rows = (None, 1) if state is None else (QueryObserver(state, None, start), state.query_rows)
     first = tokens[:-1] if early else tokens
     logits = model.forward([append(cache, first, start, outputs=rows, attention=attention)])[0][-1]
     if early:
@@ -125,7 +125,7 @@ def _answer(
 def _reading(state: DecodeState | None) -> tuple[int, int, int]:
     if state is None:
         return 0, 0, 0
-    return state.read, state.present, sum(each.read.shape[0] for each in state.steps_read)
+    return state.keys_read, state.keys_present, sum(each.read.shape[0] for each in state.key_counts)
 
 
 def _score(policy: str, told: abc.Sequence[_Told], dense: abc.Sequence[_Told]) -> DecodeScore:

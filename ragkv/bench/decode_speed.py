@@ -121,8 +121,8 @@ def _row(
         if fault is not None:
             raise fault
     rate = 1000 * batch / statistics.fmean(times)
-    present = sum(state.present for state in states if state is not None)
-    read = sum(state.read for state in states if state is not None) / present if present else 1.0
+    present = sum(state.keys_present for state in states if state is not None)
+    read = sum(state.keys_read for state in states if state is not None) / present if present else 1.0
     keys = length + params.warmup + (params.steps + 1) / 2
     row = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
     p50, p99 = np.percentile(times, (50, 99))
@@ -138,7 +138,7 @@ def _begin(
     cache = ContextCache(model.shape, start + room, model.dtype, model.devices)
     for layer in range(model.shape.layers):
         cache.put(layer, context.k(layer), context.v(layer), context.positions(layer))
-    attention, rows = (None, 1) if state is None else (QueryObserver(state, None, start), state.rows)
+    attention, rows = (None, 1) if state is None else (QueryObserver(state, None, start), state.query_rows)
     logits = model.forward([append(cache, given[start:], start, outputs=rows, attention=attention)])[0][-1]
     return Sequence(cache, logits, len(given), Sampling(params.warmup + params.steps + 1), state)
 

@@ -183,7 +183,7 @@ class Input:
         attention = watch.elapsed("attention") - scoring
         if capture.entered is None:
             raise ValueError("the pass ran no layer")
-        read = 1.0 if sparse is None else sparse.read / sparse.whole
+        read = 1.0 if sparse is None else sparse.computed_pairs / sparse.dense_pairs
         return Split(scoring, attention, whole - scoring - attention, read, logits, capture.entered)
 
 

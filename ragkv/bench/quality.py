@@ -29,7 +29,7 @@ from ragkv.engine.prefill import PrefilledContext, Prefiller
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.layer_pass import append
-from ragkv.recompute.base import Plan, recomputed
+from ragkv.recompute.base import Plan, recomputed_tokens
 from ragkv.sparse.base import PrefillPolicy
 from ragkv.timing import StepTimer
 from ragkv.types import ChunkKV
@@ -205,7 +205,7 @@ class _Asker:
         row = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
         if context.plan is None:
             load, ttft_load = (None, None) if self._store is None else (0.0, ttft)
-            read = 1.0 if context.sparse is None else context.sparse.read / context.sparse.whole
+            read = 1.0 if context.sparse is None else context.sparse.computed_pairs / context.sparse.dense_pairs
             figures = QualityFigures(
                 *scores, 1.0, 1.0, 1.0, 1.0, ended, float(row * self._size), ttft, ttft_load, load, read
             )
@@ -260,4 +260,4 @@ def _shares(plan: Plan, sources: abc.Sequence[InMemoryChunk], fixed: int) -> tup
     blocks, tokens = sum(p.blocks for p in pieces), sum(p.tokens for p in pieces)
     kept = sum(len(p.rows(layer[i])) for layer in plan.kept for i, p in enumerate(pieces)) / layers
     picked = sum(len(layer[i]) - min(fixed, p.blocks) for layer in plan.kept for i, p in enumerate(pieces)) / layers
-    return picked / blocks, kept / tokens, sum(recomputed(plan.recompute)) / tokens
+    return picked / blocks, kept / tokens, sum(recomputed_tokens(plan.recompute)) / tokens

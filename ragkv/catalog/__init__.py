@@ -1,8 +1,20 @@
-"""The catalogue: documents, chunks, vectors and jobs in one SQLite file. FTS5 and FAISS are views of it."""
+"""The catalogue: documents, chunks, vectors, jobs and conversations in one SQLite file.
+
+SQLite is the source of truth. The full-text index (FTS5) and the vector index (FAISS) are derived from it and can be
+rebuilt at any time.
+"""
 
 from ragkv.catalog.catalog import Catalog
 from ragkv.catalog.claims import GRACE_SECONDS
-from ragkv.catalog.models import Changes, CollectionInfo, DocumentInfo, EmbedderIdentity, Passage, StoredTurn
+from ragkv.catalog.models import (
+    Changes,
+    CollectionInfo,
+    DocumentInfo,
+    DocumentVersion,
+    EmbedderIdentity,
+    Passage,
+    StoredTurn,
+)
 
 __all__ = [
     "GRACE_SECONDS",
@@ -10,6 +22,7 @@ __all__ = [
     "Changes",
     "CollectionInfo",
     "DocumentInfo",
+    "DocumentVersion",
     "EmbedderIdentity",
     "Passage",
     "StoredTurn",

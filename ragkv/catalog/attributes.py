@@ -1,12 +1,12 @@
-"""Attributes: what the metadata of documents says, and filters over it.
+"""Attributes: an index of the documents' metadata, and the filters that use it.
 
-    {"kind": "report", "year": [2023, 2024]}      all keys have to hold, each by one of its values
+    {"kind": "report", "year": [2023, 2024]}      every key must match, each by one of its values
 
-A value holds where the attribute equals it, or is a list one of whose elements does. Types count: 1 equals 1.0, and
-neither "1" nor true. An attribute that is missing equals nothing, null included.
+A value matches if the attribute equals it, or if the attribute is a list that contains it. Types must agree: 1 equals
+1.0, but not "1" or true. A missing attribute matches nothing, not even null.
 
-The table is a view of the column `metadata`, kept by triggers, so that a filter costs what it finds and not a walk over
-all documents. It can be made anew. Functions with a connection run inside a transaction of the caller.
+The table `attributes` is derived from the column `metadata` and kept up to date by triggers, so a filter does not scan
+all documents. It can be rebuilt. Functions that take a connection run inside a transaction of the caller.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ragkv.types import Filter
 
 MAX_KEYS, MAX_VALUES = 16, 64
 
-# type: as json_each names it, 'real' for every number, for 1 and 1.0 are equal · value: '' for null
+# type: the type name of json_each; 'real' for every number, because 1 and 1.0 are equal. value: '' for null.
 _TABLE = (
     "CREATE TABLE attributes (collection TEXT, key TEXT, type TEXT, value, document INTEGER,"
     " PRIMARY KEY (collection, key, type, value, document)) WITHOUT ROWID",
@@ -48,39 +48,48 @@ _TRIGGERS = (
     "CREATE TRIGGER attributes_delete AFTER DELETE ON documents BEGIN"
     " DELETE FROM attributes WHERE document = old.row; END",
 )
-_HOLDS = f"""(SELECT document FROM json_each(?) AS one CROSS JOIN attributes AS own WHERE collection = ? AND
+_MATCHING = f"""(SELECT document FROM json_each(?) AS one CROSS JOIN attributes AS own WHERE collection = ? AND
     own.key = ? AND own.type = {_TYPE.format(it="one")} AND own.value = {_VALUE.format(it="one")})"""
 
 
-def condition(collection: str, wanted: Filter | None, row: str) -> tuple[str, list[str]]:
-    """(SQL condition on the column `row`, a document's row, of this collection; its parameters).
+def condition(collection: str, filter: Filter | None, row: str) -> tuple[str, list[str]]:
+    """Translate a filter to SQL.
 
-    Raises InputError for what is no filter.
+    Args:
+        collection: Collection of the documents.
+        filter: What the metadata must contain; None for all documents.
+        row: Name of the column that holds the row of a document.
+
+    Returns:
+        An SQL condition on the column `row`, and its parameters.
+
+    Raises:
+        InputError: The filter is malformed.
     """
     conditions, parameters = ["TRUE"], list[str]()
-    for key, values in _lists(wanted or {}):
-        conditions.append(f"{row} IN {_HOLDS}")
+    for key, values in _encode_values(filter or {}):
+        conditions.append(f"{row} IN {_MATCHING}")
         parameters += [values, collection, key]
     return " AND ".join(conditions), parameters
 
 
-def rows(connection: sqlite3.Connection, collection: str, wanted: Filter) -> NDArray[np.int64]:
-    """Rows of the chunks, ascending, whose documents `wanted` describes."""
-    holds, parameters = condition(collection, wanted, "document")
-    # The plus keeps SQLite from walking all chunks of the collection for the few of the documents.
-    sql = f"SELECT row FROM chunks WHERE +collection = ? AND {holds}"
+def rows(connection: sqlite3.Connection, collection: str, filter: Filter) -> NDArray[np.int64]:
+    """Return the rows, ascending, of the chunks whose documents match the filter."""
+    matching, parameters = condition(collection, filter, "document")
+    # The plus keeps SQLite from scanning all chunks of the collection to find those of a few documents.
+    sql = f"SELECT row FROM chunks WHERE +collection = ? AND {matching}"
     found = connection.execute(sql, (collection, *parameters))
     return np.sort(np.fromiter((row for (row,) in found), np.int64))
 
 
-def whole(connection: sqlite3.Connection) -> bool:
-    """Whether the table and its triggers are there."""
+def is_intact(connection: sqlite3.Connection) -> bool:
+    """Return whether the table and its triggers exist."""
     sql = "SELECT count(*) FROM sqlite_master WHERE name = 'attributes' OR name GLOB 'attributes_*'"
     return bool(connection.execute(sql).fetchone()[0] == len(_TABLE) + len(_TRIGGERS))
 
 
 def rebuild(connection: sqlite3.Connection) -> None:
-    """Make the table anew from the documents. Needs a write transaction."""
+    """Rebuild the table from the documents. Needs a write transaction."""
     for event in ("insert", "update", "delete"):
         connection.execute(f"DROP TRIGGER IF EXISTS attributes_{event}")
     connection.execute("DROP TABLE IF EXISTS attributes")
@@ -89,19 +98,19 @@ def rebuild(connection: sqlite3.Connection) -> None:
     connection.execute(_WRITE.format(of="documents", documents="documents,"))
 
 
-def _lists(wanted: Filter) -> list[tuple[str, str]]:
-    """[(key, its values as a JSON array)]"""
-    if len(wanted) > MAX_KEYS:
-        raise InputError(f"a filter may have {MAX_KEYS} keys, this one has {len(wanted)}")
-    lists = []
-    for key, given in wanted.items():
-        values = list(given) if isinstance(given, list | tuple) else [given]
+def _encode_values(filter: Filter) -> list[tuple[str, str]]:
+    """Return [(key, its values as a JSON array)]. Raises InputError."""
+    if len(filter) > MAX_KEYS:
+        raise InputError(f"a filter may have {MAX_KEYS} keys, this one has {len(filter)}")
+    encoded = []
+    for key, value in filter.items():
+        values = list(value) if isinstance(value, list | tuple) else [value]
         if not all(map(_is_scalar, values)):
             raise InputError(f"filter {key!r}: a value is a string, a number, true, false or null, or a list of these")
         if not 1 <= len(values) <= MAX_VALUES:
             raise InputError(f"filter {key!r}: 1 to {MAX_VALUES} values may be named, not {len(values)}")
-        lists.append((key, json.dumps(values, ensure_ascii=False)))
-    return lists
+        encoded.append((key, json.dumps(values, ensure_ascii=False)))
+    return encoded
 
 
 def _is_scalar(value: object) -> bool:

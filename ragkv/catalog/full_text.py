@@ -1,4 +1,7 @@
-"""BM25 over chunk titles and texts: an FTS5 view of the table `chunks` that is kept by triggers and can be rebuilt."""
+"""Full-text search with BM25 over the titles and texts of chunks.
+
+The FTS5 table `chunk_words` is derived from the table `chunks`. Triggers keep it up to date, and it can be rebuilt.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from ragkv.types import Filter
 
 TITLE_WEIGHT, TEXT_WEIGHT = 2.0, 1.0
 MAX_WORDS = 64
-"""Distinct words of a question that are looked up; a page-long question costs no more than this."""
+"""At most so many distinct words of a question are looked up, which bounds the cost of a very long question."""
 
 _TABLE = """
 CREATE VIRTUAL TABLE chunk_words USING fts5(
@@ -39,7 +42,8 @@ _COUNTS = """
 SELECT (SELECT count(*) FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'chunks'),
        (SELECT count(*) FROM chunk_words_docsize), (SELECT count(*) FROM chunks)
 """
-# In nearly every chunk and in nearly every question: they rank nothing, and walking their lists is most of the cost.
+# These words occur in nearly every chunk and question. They do not help to rank, and scanning their postings would be
+# most of the cost of a search.
 _STOP_WORDS = frozenset(
     "a an and are as at be by did do does for from had has have how in is it its of on or that the their there these "
     "they this to was were what when where which who whom whose why will with would".split()
@@ -47,27 +51,30 @@ _STOP_WORDS = frozenset(
 
 
 def query(text: str) -> str:
-    """Any text as an FTS5 query that matches chunks with at least one of its words; "" when it has no word.
+    """Return an FTS5 query for chunks that share at least one word with `text`; "" if the text has no word.
 
-    Every word is quoted, so nothing in the text is ever read as FTS5 syntax.
+    Every word is quoted, so no part of the text is interpreted as FTS5 syntax.
     """
     words = list(dict.fromkeys(re.findall(r"[^\W_]+", text.lower())))
-    telling = [word for word in words if word not in _STOP_WORDS]
-    return " OR ".join(f'"{word}"' for word in (telling or words)[:MAX_WORDS])
+    selective = [word for word in words if word not in _STOP_WORDS]
+    return " OR ".join(f'"{word}"' for word in (selective or words)[:MAX_WORDS])
 
 
 def match(
-    connection: sqlite3.Connection, collection: str, text: str, limit: int, wanted: Filter | None = None
+    connection: sqlite3.Connection, collection: str, text: str, limit: int, filter: Filter | None = None
 ) -> list[tuple[int, float]]:
-    """[(chunk row, BM25 score)], best first; larger is better. wanted: only chunks of documents it describes."""
+    """Return [(chunk row, BM25 score)], best first; a larger score is better. See `Catalog.match`."""
     words = query(text)
-    condition, values = attributes.condition(collection, wanted, "chunks.document")
+    condition, parameters = attributes.condition(collection, filter, "chunks.document")
     sql = _MATCH.format(condition=condition)
-    return connection.execute(sql, (words, collection, *values, limit)).fetchall() if words else []
+    return connection.execute(sql, (words, collection, *parameters, limit)).fetchall() if words else []
 
 
-def whole(connection: sqlite3.Connection) -> bool:
-    """Whether the view and its triggers are there, consistent, and cover every chunk. Needs a write transaction."""
+def is_intact(connection: sqlite3.Connection) -> bool:
+    """Return whether the index and its triggers exist, are consistent and cover every chunk.
+
+    Needs a write transaction.
+    """
     try:
         connection.execute("INSERT INTO chunk_words (chunk_words) VALUES ('integrity-check')")
         (counts,) = connection.execute(_COUNTS).fetchall()
@@ -80,19 +87,19 @@ def whole(connection: sqlite3.Connection) -> bool:
 
 
 def rebuild(connection: sqlite3.Connection) -> None:
-    """Make the view anew from the chunks. Needs a write transaction."""
+    """Rebuild the index from the chunks. Needs a write transaction."""
     try:
         connection.execute("DROP TABLE IF EXISTS chunk_words")
     except sqlite3.DatabaseError:
-        _drop_by_hand(connection)
+        _drop_damaged(connection)
     connection.execute(_TABLE)
     connection.execute("INSERT INTO chunk_words (chunk_words) VALUES ('rebuild')")
     for trigger in _TRIGGERS:
         connection.execute(trigger)
 
 
-def _drop_by_hand(connection: sqlite3.Connection) -> None:
-    """A view too damaged to be opened cannot be dropped either; its entry in the schema and its tables can."""
+def _drop_damaged(connection: sqlite3.Connection) -> None:
+    """Remove an index that is too damaged for DROP TABLE: delete its schema entry and drop its shadow tables."""
     connection.execute("PRAGMA writable_schema = ON")
     connection.execute("DELETE FROM sqlite_master WHERE type = 'table' AND name = 'chunk_words'")
     connection.execute("PRAGMA writable_schema = RESET")

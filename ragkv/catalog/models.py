@@ -1,26 +1,82 @@
-"""What the catalogue hands out, beyond documents and chunks."""
+"""Data classes of the catalogue, besides `Document` and `Chunk` of `ragkv.types`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ragkv.types import Chunk, Document, Key
+
 
 @dataclass(frozen=True)
 class EmbedderIdentity:
-    """Which model made the vectors, and their length."""
+    """The embedding model that produced a set of vectors.
+
+    Attributes:
+        name: Name of the model.
+        dimension: Length of its vectors.
+    """
 
     name: str
     dimension: int
 
 
 @dataclass(frozen=True)
+class DocumentVersion:
+    """Everything that the catalogue stores for one version of a document.
+
+    Attributes:
+        document: The document as the user sent it.
+        content_hash: Hash of title, text and metadata. It tells versions of a document apart.
+        chunks: The chunks of the document, in order.
+        vectors: Embeddings of the chunks, [len(chunks), embedder.dimension] float32.
+        keys: KV store keys of the chunks, in the same order.
+        embedder: The model that produced `vectors`.
+        reader: Model fingerprint and chunk size that the document was split and encoded with.
+
+    Raises:
+        ValueError: `chunks`, `vectors` and `keys` differ in length, or the vectors have another dimension.
+    """
+
+    document: Document
+    content_hash: str
+    chunks: Sequence[Chunk]
+    vectors: NDArray[np.float32]
+    keys: Sequence[Key]
+    embedder: EmbedderIdentity
+    reader: str = ""
+
+    def __post_init__(self) -> None:
+        chunks, keys, shape = len(self.chunks), len(self.keys), self.vectors.shape
+        if keys != chunks or shape != (chunks, self.embedder.dimension):
+            raise ValueError(f"{chunks} chunks, {keys} keys, vectors {shape} do not belong together")
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all chunks."""
+        return sum(len(chunk.tokens) for chunk in self.chunks)
+
+
+@dataclass(frozen=True)
 class DocumentInfo:
-    """A document as the catalogue knows it. reader: what read it (model and chunk size) · created, updated: Unix s."""
+    """What the catalogue knows about a document, without its text.
+
+    Attributes:
+        collection: Collection that the document belongs to.
+        id: Id of the document, unique inside its collection.
+        title: Title of the document.
+        metadata: Metadata of the document.
+        content_hash: Hash of title, text and metadata.
+        reader: Model fingerprint and chunk size that the document was split and encoded with.
+        chunks: Number of chunks.
+        tokens: Number of tokens of all chunks.
+        created: When the first version was stored, in Unix seconds.
+        updated: When this version was stored, in Unix seconds.
+    """
 
     collection: str
     id: str
@@ -36,7 +92,14 @@ class DocumentInfo:
 
 @dataclass(frozen=True)
 class CollectionInfo:
-    """How much a collection has; tokens: of all chunks."""
+    """Size of a collection.
+
+    Attributes:
+        name: Name of the collection.
+        documents: Number of documents.
+        chunks: Number of chunks.
+        tokens: Number of tokens of all chunks.
+    """
 
     name: str
     documents: int
@@ -46,7 +109,13 @@ class CollectionInfo:
 
 @dataclass(frozen=True)
 class Passage:
-    """The part of a chunk that is embedded. row: its number in the catalogue, never used twice."""
+    """The part of a chunk that is embedded.
+
+    Attributes:
+        row: Row of the chunk in the catalogue. A row number is never reused.
+        title: Title of the chunk.
+        text: Text of the chunk.
+    """
 
     row: int
     title: str
@@ -55,10 +124,19 @@ class Passage:
 
 @dataclass(frozen=True)
 class StoredTurn:
-    """A question of a conversation and its answer. asked: token ids of the question part · written: of the answer, and
-    of what stands between it and the next turn · joined: (row, id) of the chunks that came with the question, in the
-    order of the prompt · method: it was asked with · reader: fingerprint of the model whose tokens these are ·
-    created: Unix s · row: its number in the catalogue, never used twice; 0 before it is there."""
+    """A question of a conversation and its answer.
+
+    Attributes:
+        question: Text of the question.
+        answer: Text of the answer.
+        asked: Token ids of the question part of the prompt.
+        written: Token ids of the answer and of the separator between it and the next turn.
+        joined: (row, id) of each chunk that this turn added to the context, in prompt order.
+        method: Method that the question was asked with.
+        reader: Fingerprint of the model whose tokenizer produced these token ids.
+        created: When the turn was stored, in Unix seconds.
+        row: Row of the turn in the catalogue, 0 before it is stored. A row number is never reused.
+    """
 
     question: str
     answer: str
@@ -73,7 +151,14 @@ class StoredTurn:
 
 @dataclass(frozen=True)
 class Changes:
-    """What turns a known set of chunk rows into those of `generation`. vectors [len(added), dimension]."""
+    """The difference between a known set of chunk rows and the rows of a collection now.
+
+    Attributes:
+        generation: Generation of the collection that these changes lead to.
+        removed: Known rows that are gone, ascending.
+        added: New rows, ascending.
+        vectors: Vectors of the added rows, [len(added), dimension].
+    """
 
     generation: int
     removed: NDArray[np.int64]

@@ -1,6 +1,6 @@
-"""Tables of the catalogue. Large columns stand last, so that listing a table does not walk their overflow pages."""
+"""Tables of the catalogue. Large columns come last, so that listing a table does not read their overflow pages."""
 
-APPLICATION_ID = 0x7261676B  # "ragk": tells our files from other SQLite files
+APPLICATION_ID = 0x7261676B  # "ragk"; it distinguishes catalogues from other SQLite files
 VERSION = 1
 
 TABLES = """
@@ -55,24 +55,24 @@ CREATE TABLE job_documents (
 );
 """
 ADDED = (
-    # See claims.py, turns.py and ingest/job_table.py. Version 1 did not have these from the start; they are added
-    # where they are missing, and an older ragkv does not mind them.
+    # See claims.py, turns.py and the job tables of ingest. The first release of version 1 did not have these. They are
+    # created where they are missing, and an older ragkv ignores them.
     "CREATE TABLE IF NOT EXISTS claims (row INTEGER PRIMARY KEY AUTOINCREMENT, renewed REAL NOT NULL)",
     "CREATE TABLE IF NOT EXISTS claimed ("
     " key TEXT NOT NULL, claim INTEGER NOT NULL REFERENCES claims (row) ON DELETE CASCADE,"
     " PRIMARY KEY (key, claim)) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS claimed_by_claim ON claimed (claim)",
-    # AUTOINCREMENT: by the rows of its turns a conversation differs from one of the same name that was removed
+    # AUTOINCREMENT: the rows of its turns distinguish a conversation from a removed one of the same name
     "CREATE TABLE IF NOT EXISTS turns (row INTEGER PRIMARY KEY AUTOINCREMENT, collection TEXT NOT NULL,"
     " conversation TEXT NOT NULL, method TEXT NOT NULL, reader TEXT NOT NULL, created REAL NOT NULL,"
     " joined TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, asked BLOB NOT NULL, written BLOB NOT NULL)",
     "CREATE INDEX IF NOT EXISTS turns_by_conversation ON turns (collection, conversation)",
-    # What listings count, without walking texts
+    # Covers the counts of listings, so that texts are not read
     "CREATE INDEX IF NOT EXISTS documents_in_short ON documents (collection, id, chunks, tokens)",
-    # A job of a thousand documents is looked at again and again
+    # The status of a large job is queried often
     "CREATE INDEX IF NOT EXISTS job_documents_by_status ON job_documents (job, status, position)",
     "CREATE INDEX IF NOT EXISTS job_documents_by_id ON job_documents (id)",
-    # seconds: that one document of the job takes · rest: that the one being read still needs; NULL while unknown
+    # seconds: duration of one document of the job; rest: what the present document still needs; NULL if unknown
     "CREATE TABLE IF NOT EXISTS paces (job INTEGER PRIMARY KEY REFERENCES jobs (row) ON DELETE CASCADE,"
     " seconds REAL, rest REAL)",
 )

@@ -1,9 +1,10 @@
-"""Turns: what was asked and answered in conversations, from which the state of each can be made again.
+"""Queries on the turns of conversations. A session's state can be rebuilt from its turns.
 
-Chunks are kept by row and by name, never by content: what a deleted or replaced document said is in no turn, but for
-what an answer quotes. A row is never used twice, so a chunk that is gone stays gone.
+A turn refers to its chunks by row and id and does not copy their text. So the text of a deleted or replaced document
+stays in no turn, except where an answer quotes it. A row number is never reused, so a turn cannot refer to a wrong
+chunk.
 
-These functions run inside a transaction of the caller.
+Every function runs inside a transaction of the caller.
 """
 
 from __future__ import annotations
@@ -12,63 +13,59 @@ import json
 import sqlite3
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ragkv.catalog.models import StoredTurn
 
-_TURN = "row, method, reader, created, joined, question, answer, asked, written"
+_COLUMNS = "row, method, reader, created, joined, question, answer, asked, written"
 
 
 def add(
     connection: sqlite3.Connection, collection: str, conversation: str, after: Sequence[int], turn: StoredTurn
 ) -> int | None:
-    """Store a turn behind the turns `after`; returns its row. None, and nothing is stored, where they are gone: the
-    conversation was removed while the question was being answered."""
+    """Store a turn after the turns at the rows `after`.
+
+    Returns:
+        The row of the new turn. None, and nothing is stored, if the conversation does not consist of exactly these
+        turns any more: it was removed while the question was being answered.
+    """
     sql = "SELECT row FROM turns WHERE collection = ? AND conversation = ? ORDER BY row LIMIT ?"
     found = [row for (row,) in connection.execute(sql, (collection, conversation, len(after)))]
     if found != list(after):
         return None
     asked, written = (np.asarray(ids, dtype="<i4").tobytes() for ids in (turn.asked, turn.written))
-    facts = (collection, conversation, turn.method, turn.reader, time.time(), json.dumps(turn.joined))
+    metadata = (collection, conversation, turn.method, turn.reader, time.time(), json.dumps(turn.joined))
     return connection.execute(
         "INSERT INTO turns (collection, conversation, method, reader, created, joined, question, answer, asked,"
         " written) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*facts, turn.question, turn.answer, asked, written),
+        (*metadata, turn.question, turn.answer, asked, written),
     ).lastrowid
 
 
 def turns(connection: sqlite3.Connection, collection: str, conversation: str) -> list[StoredTurn]:
-    """The turns of a conversation, in order; [] where there is none."""
-    sql = f"SELECT {_TURN} FROM turns WHERE collection = ? AND conversation = ? ORDER BY row"
-    return [_turn(*row) for row in connection.execute(sql, (collection, conversation))]
+    """Return the turns of a conversation, in order; [] if there is no such conversation."""
+    sql = f"SELECT {_COLUMNS} FROM turns WHERE collection = ? AND conversation = ? ORDER BY row"
+    return [_turn(columns) for columns in connection.execute(sql, (collection, conversation))]
 
 
 def remove(connection: sqlite3.Connection, collection: str, conversation: str) -> int:
-    """Forget a conversation; returns how many turns it had."""
+    """Delete a conversation; return the number of its turns."""
     sql = "DELETE FROM turns WHERE collection = ? AND conversation = ?"
     return connection.execute(sql, (collection, conversation)).rowcount
 
 
 def clear(connection: sqlite3.Connection, collection: str) -> int:
-    """Forget all conversations of a collection; returns how many turns they had."""
+    """Delete all conversations of a collection; return the number of their turns."""
     return connection.execute("DELETE FROM turns WHERE collection = ?", (collection,)).rowcount
 
 
-def _turn(
-    row: int,
-    method: str,
-    reader: str,
-    created: float,
-    joined: str,
-    question: str,
-    answer: str,
-    asked: bytes,
-    written: bytes,
-) -> StoredTurn:
-    chunks = tuple((number, name) for number, name in json.loads(joined))
-    return StoredTurn(question, answer, _ids(asked), _ids(written), chunks, method, reader, created, row)
+def _turn(columns: Sequence[Any]) -> StoredTurn:
+    row, method, reader, created, joined, question, answer, asked, written = columns
+    chunks = tuple((chunk_row, chunk_id) for chunk_row, chunk_id in json.loads(joined))
+    return StoredTurn(question, answer, _token_ids(asked), _token_ids(written), chunks, method, reader, created, row)
 
 
-def _ids(blob: bytes) -> tuple[int, ...]:
+def _token_ids(blob: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(blob, "<i4").tolist())

@@ -1,6 +1,8 @@
-"""Vectors, what made them, and the generations that tell a view it is out of date.
+"""Queries on vectors, on the embedder that produced them, and on generations.
 
-These functions run inside a transaction of the caller.
+A collection's generation grows with every change. An index compares generations to find out whether it is stale.
+
+Every function runs inside a transaction of the caller.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from ragkv.catalog.models import Changes, EmbedderIdentity
 from ragkv.errors import CatalogCorrupt, EmbedderChanged, InputError
 
 
-def advance(connection: sqlite3.Connection, collection: str) -> None:
-    """The collection changed: raise its generation."""
-    # The clock keeps a generation from being reached twice when the file is restored from a backup.
+def raise_generation(connection: sqlite3.Connection, collection: str) -> None:
+    """Raise the generation of a collection that changed."""
+    # The clock makes sure that no generation is used twice after the file was restored from a backup.
     connection.execute(
         "INSERT INTO collections (name, generation) VALUES (?, ?) ON CONFLICT (name) DO UPDATE"
         " SET generation = max(generation + 1, excluded.generation)",
@@ -28,14 +30,17 @@ def advance(connection: sqlite3.Connection, collection: str) -> None:
 
 
 def generations(connection: sqlite3.Connection, collection: str) -> tuple[int, int]:
-    """(generation now, generation at which all vectors were last replaced); zeros for an unknown collection."""
+    """Return (the generation now, the generation at which all vectors were last replaced).
+
+    Both are 0 for an unknown collection.
+    """
     sql = "SELECT generation, replaced FROM collections WHERE name = ?"
     generation, replaced = connection.execute(sql, (collection,)).fetchone() or (0, 0)
     return generation, replaced
 
 
 def changes(connection: sqlite3.Connection, collection: str, known: NDArray[np.int64], since: int) -> Changes:
-    """See Catalog.changes."""
+    """Return what changed since generation `since`; see `Catalog.changes`."""
     generation, replaced = generations(connection, collection)
     identity = embedder(connection)
     found = connection.execute("SELECT row FROM chunks WHERE collection = ? ORDER BY row", (collection,))
@@ -49,36 +54,44 @@ def changes(connection: sqlite3.Connection, collection: str, known: NDArray[np.i
 def replace(
     connection: sqlite3.Connection, rows: Sequence[int], vectors: NDArray[np.float32], identity: EmbedderIdentity
 ) -> None:
-    """See Catalog.replace_vectors."""
+    """Replace the vectors of all chunks; see `Catalog.replace_vectors`."""
     present = [row for (row,) in connection.execute("SELECT row FROM chunks ORDER BY row")]
     if present != list(rows):
         raise InputError("documents changed while they were embedded again; run `ragkv reindex` once more")
     connection.execute("DELETE FROM vectors")
     blobs = (vector.tobytes() for vector in np.ascontiguousarray(vectors, dtype=np.float32))
     connection.executemany("INSERT INTO vectors VALUES (?, ?)", zip(rows, blobs, strict=True))
-    _record(connection, identity)
+    _store_embedder(connection, identity)
     for (name,) in connection.execute("SELECT name FROM collections").fetchall():
-        advance(connection, name)
+        raise_generation(connection, name)
     connection.execute("UPDATE collections SET replaced = generation")
 
 
 def embedder(connection: sqlite3.Connection) -> EmbedderIdentity | None:
-    """What made the stored vectors; None while there are none."""
+    """Return the embedder of the stored vectors, or None while there are none."""
     found = connection.execute("SELECT value FROM facts WHERE name = 'embedder' AND EXISTS (SELECT 1 FROM chunks)")
     row = found.fetchone()
     return EmbedderIdentity(*json.loads(row[0])) if row else None
 
 
-def claim(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:
-    """Vectors of this embedder are about to be stored. Raises EmbedderChanged."""
+def require_embedder(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:
+    """Check that vectors of this embedder may be stored, and record the embedder if there are no vectors yet.
+
+    Raises:
+        EmbedderChanged: The stored vectors come from another embedder.
+    """
     recorded = embedder(connection)
     check(recorded, identity)
     if recorded is None:
-        _record(connection, identity)
+        _store_embedder(connection, identity)
 
 
 def check(recorded: EmbedderIdentity | None, identity: EmbedderIdentity) -> None:
-    """Raises EmbedderChanged when both are known and differ."""
+    """Compare the embedder on record with the one in use.
+
+    Raises:
+        EmbedderChanged: Both are known and differ.
+    """
     if recorded is not None and recorded != identity:
         raise EmbedderChanged(
             f"the catalogue's vectors come from {recorded.name} ({recorded.dimension} dimensions), the embedder is now "
@@ -86,7 +99,7 @@ def check(recorded: EmbedderIdentity | None, identity: EmbedderIdentity) -> None
         )
 
 
-def _record(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:
+def _store_embedder(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:
     value = json.dumps([identity.name, identity.dimension])
     connection.execute("INSERT OR REPLACE INTO facts VALUES ('embedder', ?)", (value,))
 

@@ -34,7 +34,7 @@ from ragkv.errors import InputError
 if TYPE_CHECKING:
     from ingest.loader import Rejected
     from ragkv.catalog import Catalog, DocumentInfo
-    from ragkv.client import Document as RemoteDocument
+    from ragkv.client import RemoteDocument
     from ragkv.config import Settings
     from ragkv.engine.engine import Engine
     from ragkv.types import Document

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ragkv.cli.common import Progress, err, fail, out, printable, progress
 
 if TYPE_CHECKING:
-    from ragkv.client import Client, Document, Job
+    from ragkv.client import Client, Job, RemoteDocument
     from ragkv.config import Settings
 
 BATCH_FILES, BATCH_BYTES = 50, 16 * 2**20
@@ -51,7 +51,7 @@ def ingest(settings: Settings, paths: Sequence[Path], collection: str) -> int:
     return 1 if failed else 0
 
 
-def documents(settings: Settings, collection: str | None) -> list[Document]:
+def documents(settings: Settings, collection: str | None) -> list[RemoteDocument]:
     """What the service holds, of one collection or of all."""
     with connected(settings) as client:
         names = [collection] if collection is not None else [each.name for each in client.collections()]

@@ -101,7 +101,7 @@ def restore(
 ) -> int:
     """Make a data folder from a backup. Stop the service first."""
     settings = settings_from(data, store)
-    from ragkv.admin.backup import restore_backup
+    from ragkv.admin.restore import restore_backup
 
     done = restore_backup(file, settings, force)
     console = out()

@@ -96,10 +96,10 @@ def top(
 
 def look(client: Client) -> ScrapedMetrics:
     """What the service says now. Raises Refused and Unreachable, in words for whoever sits at the terminal."""
-    from ragkv.metrics.prometheus import read
+    from ragkv.metrics.prometheus import parse_metrics
 
     try:
-        return read(client.metrics())
+        return parse_metrics(client.metrics())
     except ValueError as error:
         words = f"what {client.url}/metrics says is not what a ragkv like this one says ({error})"
         raise Refused(502, "strange", words) from None

@@ -1,4 +1,4 @@
-"""A typed client of the HTTP API: `Client`, and `AsyncClient` with the same methods to await.
+"""A typed client of the HTTP API: `Client`, and `AsyncClient` with the same methods to be awaited.
 
     from ragkv.client import Client
 
@@ -8,8 +8,8 @@
         for event in ragkv.stream("And where?", conversation_id="yard"):
             ...
 
-Needs neither torch nor a model. Faults are of the project's own tree: `Refused` carries the service's status, code and
-words, `Unreachable` says that there is no service.
+The client needs neither torch nor a model. Its errors are those of `ragkv.errors`: `Refused` carries the status, code
+and message of the service, and `Unreachable` reports that there is no connection.
 """
 
 from ragkv.client.asynchronous import AsyncClient
@@ -21,7 +21,6 @@ from ragkv.client.models import (
     Cited,
     Collection,
     Conversation,
-    Document,
     Done,
     Event,
     Job,
@@ -30,6 +29,7 @@ from ragkv.client.models import (
     JobError,
     Page,
     Recalled,
+    RemoteDocument,
     Reported,
     Retrieved,
     Said,
@@ -47,7 +47,6 @@ __all__ = [
     "Client",
     "Collection",
     "Conversation",
-    "Document",
     "Done",
     "Event",
     "Job",
@@ -56,6 +55,7 @@ __all__ = [
     "JobError",
     "Page",
     "Recalled",
+    "RemoteDocument",
     "Reported",
     "Retrieved",
     "Said",

@@ -1,4 +1,4 @@
-"""The client to await: as `Client`, method by method."""
+"""The asynchronous client: the same methods as `Client`, to be awaited."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any, TypeVar, Unpack
 
 import httpx2
 
-from ragkv.client import calls
+from ragkv.client import calls, responses
 from ragkv.client.calls import Call
 from ragkv.client.models import (
     AnswerMap,
     Briefs,
     Collection,
     Conversation,
-    Document,
     Event,
     Job,
     Options,
     Page,
     Recalled,
+    RemoteDocument,
 )
 from ragkv.report import Answer
 from ragkv.types import Filter
@@ -32,11 +32,20 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Of one service, in one event loop. Every method raises Refused and Unreachable."""
+    """An asynchronous client of one service, for one event loop.
+
+    Every method raises Refused if the service refuses the request, and Unreachable if there is no connection.
+    """
 
     def __init__(self, url: str, key: str = "", timeout: float = calls.TIMEOUT, retries: int = calls.RETRIES):
-        """url: of the service, like http://127.0.0.1:8000 · key: an API key, where it wants one · timeout: seconds for
-        one answer · retries: how often a service that is busy is asked again, after as long as it says."""
+        """Create a client.
+
+        Args:
+            url: Address of the service, such as http://127.0.0.1:8000.
+            key: API key, if the service requires one.
+            timeout: Seconds to wait for an answer, or for the next event of a stream.
+            retries: How often a request to a busy service is retried, after the delay that the service asks for.
+        """
         self.url, self._retries = url.rstrip("/"), retries
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=timeout)
@@ -53,6 +62,8 @@ class AsyncClient:
         """Close the connections."""
         await self._http.aclose()
 
+    # Documents
+
     async def put(
         self,
         id: str,
@@ -60,13 +71,29 @@ class AsyncClient:
         title: str = "",
         metadata: Mapping[str, Any] | None = None,
         collection: str = "default",
-    ) -> Document:
-        """Have a document say this, and wait until it has been read. One that says it already costs nothing."""
-        return await self._do(calls.put(id, text, title, metadata, collection))
+    ) -> RemoteDocument:
+        """Add or replace a document, and wait until it is ingested. Unchanged content is not ingested again.
+
+        Args:
+            id: Id of the document, unique inside its collection.
+            text: Text of the document.
+            title: Title of the document.
+            metadata: Metadata that filters can select.
+            collection: Collection of the document.
+        """
+        return await self._request(calls.put(id, text, title, metadata, collection))
 
     async def send(self, documents: Sequence[Mapping[str, Any]], collection: str = "default") -> str:
-        """Queue documents {"id", "text", "title"?, "metadata"?}, at most 1000, as a job; returns its id."""
-        return await self._do(calls.send(documents, collection))
+        """Queue documents as a job.
+
+        Args:
+            documents: At most 1000 objects {"id", "text", "title"?, "metadata"?}.
+            collection: Collection of the documents.
+
+        Returns:
+            The id of the job.
+        """
+        return await self._request(calls.send(documents, collection))
 
     async def upload(
         self,
@@ -75,150 +102,203 @@ class AsyncClient:
         metadata: Mapping[str, Any] | None = None,
         collection: str = "default",
     ) -> str:
-        """Queue files as a job; returns its id. names: what they are called there, their ids; default: their names.
+        """Queue files as a job.
 
-        Raises OSError for a file that cannot be read.
+        Args:
+            paths: Files to upload.
+            names: Names of the files in the service, which become the document ids; by default the file names.
+            metadata: Metadata of all documents.
+            collection: Collection of the documents.
+
+        Returns:
+            The id of the job.
+
+        Raises:
+            OSError: A file cannot be read.
         """
-        return await self._do(calls.upload(paths, names or [path.name for path in paths], metadata, collection))
+        return await self._request(calls.upload(paths, names or [path.name for path in paths], metadata, collection))
 
-    async def documents(self, collection: str = "default", filter: Filter | None = None) -> AsyncIterator[Document]:
-        """All documents of a collection, by id; pages are fetched on the way."""
+    async def documents(
+        self, collection: str = "default", filter: Filter | None = None
+    ) -> AsyncIterator[RemoteDocument]:
+        """Iterate over the documents of a collection, ordered by id. Pages are fetched as needed.
+
+        Args:
+            collection: Collection to list.
+            filter: Only documents whose metadata matches.
+        """
         after: str | None = ""
         while after is not None:
-            found = await self.page(collection, 100, after, filter)
-            for document in found.documents:
+            page = await self.page(collection, 100, after, filter)
+            for document in page.documents:
                 yield document
-            after = found.after
+            after = page.after
 
     async def page(
         self, collection: str = "default", limit: int = 20, after: str = "", filter: Filter | None = None
     ) -> Page:
-        """Documents of a collection, by id, those behind `after`."""
-        return await self._do(calls.page(collection, limit, after, filter))
+        """Return one page of the documents of a collection, ordered by id.
 
-    async def document(self, id: str, collection: str = "default", text: bool = False) -> Document:
-        """One document; with its text where that is wanted."""
-        return await self._do(calls.document(id, collection, text))
+        Args:
+            collection: Collection to list.
+            limit: Largest number of documents.
+            after: Only documents whose id is greater than this one.
+            filter: Only documents whose metadata matches.
+        """
+        return await self._request(calls.page(collection, limit, after, filter))
+
+    async def document(self, id: str, collection: str = "default", text: bool = False) -> RemoteDocument:
+        """Return a document, with its text if `text` is set."""
+        return await self._request(calls.document(id, collection, text))
 
     async def remove(self, id: str, collection: str = "default") -> None:
-        """Forget a document, at any time."""
-        await self._do(calls.remove(id, collection))
+        """Delete a document."""
+        await self._request(calls.remove(id, collection))
+
+    async def collections(self) -> tuple[Collection, ...]:
+        """Return the collections that have documents."""
+        return await self._request(calls.collections())
+
+    async def remove_collection(self, name: str) -> None:
+        """Delete a collection: its documents, its queued documents and its conversations."""
+        await self._request(calls.remove_collection(name))
+
+    # Jobs
 
     async def job(self, id: str, all: bool = False) -> Job:
-        """How far a job is. all: with all of its documents, not only the first 20 that failed."""
-        return await self._do(calls.job(id, all))
+        """Return the state of a job.
+
+        Args:
+            id: Id of the job.
+            all: Include all documents, not only the first 20 failed ones.
+        """
+        return await self._request(calls.job(id, all))
 
     async def jobs(self, limit: int = 20) -> tuple[Job, ...]:
-        """The latest jobs, newest first."""
-        return await self._do(calls.jobs(limit))
+        """Return the latest jobs, newest first."""
+        return await self._request(calls.jobs(limit))
 
     async def cancel(self, id: str) -> Job:
-        """Stop a job; documents that are in stay in."""
-        return await self._do(calls.cancel(id))
+        """Cancel a job. Documents that are already ingested stay."""
+        return await self._request(calls.cancel(id))
 
     async def follow(self, id: str) -> AsyncIterator[Job]:
-        """The job whenever it has changed, until it is done; a stream that breaks off is taken up again."""
+        """Yield a job whenever it changes, until it ends. An interrupted stream is resumed."""
         while True:
-            async with self._events(calls.follow(id)) as events:
+            async with self._stream(calls.follow(id)) as events:
                 async for event in events:
-                    found = calls.job_of(event)
-                    if found is not None:
-                        yield found
-                    if found is not None and found.finished is not None:
+                    job = responses.parse_job_event(event)
+                    if job is not None:
+                        yield job
+                    if job is not None and job.finished is not None:
                         return
 
     async def wait(self, id: str) -> Job:
-        """The job, once it is done."""
+        """Wait until a job ends, and return it."""
         last: Job | None = None
-        async for found in self.follow(id):
-            last = found
+        async for job in self.follow(id):
+            last = job
         if last is None:
-            raise calls.unreachable(self.url, EOFError("its events ended"))
+            raise responses.unreachable(self.url, EOFError("its events ended"))
         return last
 
-    async def collections(self) -> tuple[Collection, ...]:
-        """The collections that have documents."""
-        return await self._do(calls.collections())
-
-    async def remove_collection(self, name: str) -> None:
-        """Forget a collection: documents, what waits for it, conversations."""
-        await self._do(calls.remove_collection(name))
+    # Questions
 
     async def ask(self, question: str, **options: Unpack[Options]) -> Answer:
-        """Answer a question."""
-        return await self._do(calls.ask(question, False, options))
+        """Answer a question.
+
+        Args:
+            question: Text of the question.
+            **options: See `ragkv.client.models.Options`.
+        """
+        return await self._request(calls.ask(question, False, options))
 
     async def stream(self, question: str, **options: Unpack[Options]) -> AsyncIterator[Event]:
-        """As `ask`, in pieces, while it is decoded. Whoever stops reading should close the iterator: the service then
-        stops, too."""
-        async with self._events(calls.ask(question, True, options)) as events:
-            async for event in events:
-                found = calls.event_of(event)
-                if found is not None:
-                    yield found
+        """Answer a question and yield events while it is decoded.
+
+        Close the iterator to cancel the answer; the service then stops decoding.
+
+        Args:
+            question: Text of the question.
+            **options: See `ragkv.client.models.Options`.
+        """
+        async with self._stream(calls.ask(question, True, options)) as events:
+            async for data in events:
+                event = responses.parse_event(data)
+                if event is not None:
+                    yield event
 
     async def answers(self, limit: int = 20, before: float | None = None) -> Briefs:
-        """The latest answers that the service remembers, newest first, those before that moment."""
-        return await self._do(calls.answers(limit, before))
+        """Return the latest answers that the service recorded, newest first.
+
+        Args:
+            limit: Largest number of answers.
+            before: Only answers recorded before this time, in Unix seconds.
+        """
+        return await self._request(calls.answers(limit, before))
 
     async def recall(self, id: str) -> Recalled:
-        """A remembered answer, by the id of its request."""
-        return await self._do(calls.recall(id))
+        """Return a recorded answer by the id of its request."""
+        return await self._request(calls.recall(id))
 
     async def map(self, id: str) -> AnswerMap:
-        """What a remembered answer was read from."""
-        return await self._do(calls.answer_map(id))
+        """Return the KV map of a recorded answer by the id of its request."""
+        return await self._request(calls.answer_map(id))
 
     async def conversation(self, id: str, collection: str = "default") -> Conversation:
-        """What was said in a conversation."""
-        return await self._do(calls.conversation(id, collection))
+        """Return the turns of a conversation."""
+        return await self._request(calls.conversation(id, collection))
 
     async def forget(self, id: str, collection: str = "default") -> None:
-        """Forget a conversation."""
-        await self._do(calls.forget(id, collection))
+        """Delete a conversation."""
+        await self._request(calls.forget(id, collection))
+
+    # Service
 
     async def metrics(self) -> str:
-        """What it counts, of all who ask, as Prometheus text."""
-        return await self._do(calls.metrics())
+        """Return the metrics of the service in the Prometheus text format."""
+        return await self._request(calls.metrics())
 
     async def ready(self) -> bool:
-        """Whether questions are answered now."""
+        """Return whether the service answers questions now."""
         try:
             return (await self._http.get("/readyz")).status_code == 200
         except httpx2.TransportError:
             return False
 
-    async def _do(self, call: Call[T]) -> T:
-        tries = self._retries
+    async def _request(self, call: Call[T]) -> T:
+        """Send a request, retry it while the service is busy, and parse the response."""
+        retries_left = self._retries
         while True:
             try:
-                response = await self._http.request(call.method, call.path, **call.given)
+                response = await self._http.request(call.method, call.path, **call.arguments)
             except httpx2.TransportError as error:
-                raise calls.unreachable(self.url, error) from None
-            fault = calls.refused(response)
-            if fault is None:
-                return call.read(response)
-            wait = calls.again(fault, tries)
-            if wait is None:
-                raise fault
-            tries -= 1
-            await asyncio.sleep(wait)
+                raise responses.unreachable(self.url, error) from None
+            refusal = responses.refusal(response)
+            if refusal is None:
+                return call.parse(response)
+            delay = responses.retry_delay(refusal, retries_left)
+            if delay is None:
+                raise refusal
+            retries_left -= 1
+            await asyncio.sleep(delay)
 
     @asynccontextmanager
-    async def _events(self, call: Call[Any]) -> AsyncIterator[AsyncIterator[httpx2.ServerSentEvent]]:
-        tries = self._retries
+    async def _stream(self, call: Call[Any]) -> AsyncIterator[AsyncIterator[httpx2.ServerSentEvent]]:
+        """Open an event stream; retry while the service is busy."""
+        retries_left = self._retries
         try:
             while True:
-                async with self._http.stream(call.method, call.path, **call.given) as response:
+                async with self._http.stream(call.method, call.path, **call.arguments) as response:
                     if response.is_success:
                         yield aiter(httpx2.EventSource(response))
                         return
                     await response.aread()
-                    fault = calls.refused(response)
-                wait = calls.again(fault, tries) if fault else None
-                if fault is not None and wait is None:
-                    raise fault
-                tries -= 1
-                await asyncio.sleep(wait or 0.0)
+                    refusal = responses.refusal(response)
+                delay = responses.retry_delay(refusal, retries_left) if refusal else None
+                if refusal is not None and delay is None:
+                    raise refusal
+                retries_left -= 1
+                await asyncio.sleep(delay or 0.0)
         except httpx2.TransportError as error:
-            raise calls.unreachable(self.url, error) from None
+            raise responses.unreachable(self.url, error) from None

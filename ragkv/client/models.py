@@ -1,6 +1,6 @@
-"""What the service says, as frozen dataclasses. Fields that a later service adds are passed over.
+"""What the service returns, as frozen dataclasses. Unknown fields of a newer service are ignored.
 
-An answer and its report are those of `ragkv.report`.
+Answers and reports are those of `ragkv.report`. All points in time are in Unix seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,19 @@ from ragkv.types import Filter
 
 
 class Options(TypedDict, total=False):
-    """How to answer a question; what is left out takes the service's settings. As in `POST /v1/answers`."""
+    """Options of a question, as in `POST /v1/answers`. The service's settings apply to those that are left out.
+
+    Attributes:
+        collection: Collection to search.
+        conversation_id: Conversation that the question continues or starts.
+        top_k: Number of chunks to retrieve.
+        method: Method that builds the context cache, with its parameters.
+        prefill: Prefill policy.
+        decode: Decode policy.
+        max_tokens: Largest number of tokens of the answer.
+        filter: Search only documents whose metadata matches.
+        deadline_s: Seconds after which the question expires.
+    """
 
     collection: str
     conversation_id: str | None
@@ -28,13 +40,27 @@ class Options(TypedDict, total=False):
     deadline_s: float | None
 
 
-LOOSE = ConfigDict(extra="ignore")
+_IGNORE_EXTRA = ConfigDict(extra="ignore")
 
 
-@dataclass(frozen=True, config=LOOSE)
-class Document:
-    """A document that answers are given from. kv_bytes: of its KV, as the model computes it · hash: of title, text and
-    metadata · times: Unix seconds · bytes: of its text, None in a list · text: only where it was asked for."""
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
+class RemoteDocument:
+    """A document of the service.
+
+    Attributes:
+        id: Id of the document, unique inside its collection.
+        collection: Collection that the document belongs to.
+        title: Title of the document.
+        metadata: Metadata of the document.
+        chunks: Number of chunks.
+        tokens: Number of tokens of all chunks.
+        kv_bytes: Size of its KV as the model computes it, in bytes.
+        hash: Hash of title, text and metadata.
+        created: When the first version was stored.
+        updated: When this version was stored.
+        bytes: Size of the text, in bytes; None in a list.
+        text: Text of the document; None unless requested.
+    """
 
     id: str
     collection: str
@@ -50,34 +76,59 @@ class Document:
     text: str | None = None
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class Page:
-    """Documents by id. after: what to ask with for the next ones; None where these are the last."""
+    """A page of documents, ordered by id.
 
-    documents: tuple[Document, ...]
+    Attributes:
+        documents: Documents of this page.
+        after: Value of `after` for the next page; None on the last page.
+    """
+
+    documents: tuple[RemoteDocument, ...]
     after: str | None
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class JobError:
-    """code: the kind of fault in snake case."""
+    """The error of a job or of one of its documents.
+
+    Attributes:
+        code: Kind of error, in snake case.
+        message: What happened.
+    """
 
     code: str
     message: str
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class JobDocument:
-    """A document of a job."""
+    """A document of a job.
+
+    Attributes:
+        id: Id of the document.
+        status: State of the document.
+        error: Why it failed, or None.
+    """
 
     id: str
     status: str
     error: JobError | None = None
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class JobCounts:
-    """Documents of a job. done: all that no longer wait."""
+    """Number of documents of a job, by state.
+
+    Attributes:
+        total: All documents.
+        done: Documents that no longer wait.
+        completed: Documents that were ingested.
+        unchanged: Documents whose content had not changed.
+        failed: Documents that failed.
+        cancelled: Documents that were cancelled.
+    """
 
     total: int
     done: int
@@ -87,10 +138,27 @@ class JobCounts:
     cancelled: int
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class Job:
-    """stage, done, total: of the document being read · eta_seconds: None while it is not known · documents: those that
-    failed, the first 20 of them · times: Unix seconds."""
+    """An ingest job.
+
+    Attributes:
+        id: Id of the job.
+        collection: Collection of its documents.
+        status: State of the job.
+        stage: Stage of the document that is being ingested.
+        done: Progress of that stage.
+        total: Size of that stage.
+        counts: Number of documents, by state.
+        documents: The first 20 failed documents, or all documents if requested.
+        created: When the job was queued.
+        updated: When the job last changed.
+        eta_seconds: Estimated remaining seconds; None if unknown.
+        error: Why the job failed, or None.
+        last_error: Error of the latest failed attempt, or None.
+        started: When the job started, or None.
+        finished: When the job ended, or None.
+    """
 
     id: str
     collection: str
@@ -109,9 +177,17 @@ class Job:
     finished: float | None = None
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class Collection:
-    """How much a collection holds."""
+    """Size of a collection.
+
+    Attributes:
+        name: Name of the collection.
+        documents: Number of documents.
+        chunks: Number of chunks.
+        tokens: Number of tokens of all chunks.
+        kv_bytes: Size of its KV as the model computes it, in bytes.
+    """
 
     name: str
     documents: int
@@ -120,9 +196,17 @@ class Collection:
     kv_bytes: int
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class Turn:
-    """A turn of a conversation. chunks: ids of those that came with the question."""
+    """A turn of a conversation.
+
+    Attributes:
+        question: Text of the question.
+        answer: Text of the answer.
+        method: Method that the question was asked with.
+        chunks: Ids of the chunks that the question added to the context.
+        created: When the question was answered.
+    """
 
     question: str
     answer: str
@@ -131,19 +215,36 @@ class Turn:
     created: float
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class Conversation:
-    """A conversation, its turns in order."""
+    """A conversation.
+
+    Attributes:
+        conversation_id: Id of the conversation.
+        collection: Collection that it belongs to.
+        turns: Its turns, in order.
+    """
 
     conversation_id: str
     collection: str
     turns: tuple[Turn, ...]
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class Brief:
-    """A remembered answer in a list. id: of its request · when: Unix seconds · question: its first 200 characters ·
-    ttft, total: milliseconds · full_ms: to the first token, as full recompute is estimated to take; 0: unknown."""
+    """Summary of a recorded answer.
+
+    Attributes:
+        id: Id of the request.
+        when: When the question was asked.
+        question: The first 200 characters of the question.
+        collection: Collection that was searched.
+        method: Method of the answer.
+        ratios: Ratios of the report.
+        ttft: Time to first token, in milliseconds.
+        total: Total time, in milliseconds.
+        full_ms: Estimated time to first token with full recompute, in milliseconds; 0 if unknown.
+    """
 
     id: str
     when: float
@@ -156,17 +257,33 @@ class Brief:
     full_ms: float
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class Briefs:
-    """Remembered answers, newest first. before: what to ask with for the next ones; None where these are the last."""
+    """A page of recorded answers, newest first.
+
+    Attributes:
+        answers: Answers of this page.
+        before: Value of `before` for the next page; None on the last page.
+    """
 
     answers: tuple[Brief, ...]
     before: float | None
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class Recalled:
-    """A remembered answer, whole; see Brief."""
+    """A recorded answer with its report.
+
+    Attributes:
+        id: Id of the request.
+        when: When the question was asked.
+        collection: Collection that was searched.
+        full_ms: Estimated time to first token with full recompute, in milliseconds; 0 if unknown.
+        question: Text of the question.
+        answer: Text of the answer.
+        citations: Retrieved chunks.
+        report: Report of the answer.
+    """
 
     id: str
     when: float
@@ -178,12 +295,21 @@ class Recalled:
     report: Report
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class ChunkMap:
-    """What an answer read of one chunk. citation: its number among the answer's, from 1 · states: per layer a letter
-    for each block, k kept, r recomputed, p pulled back later, d dropped · texts: of the blocks, None where the chunk is
-    not there any more · holds_answer: blocks in which the answer stands · recomputed: per layer the share of each
-    block's tokens that was computed again, None where none was."""
+    """What an answer used of one chunk.
+
+    Attributes:
+        chunk_id: Id of the chunk.
+        document_id: Id of its document.
+        title: Title of the chunk.
+        citation: Position among the citations of the answer, from 1; None if it is not cited.
+        tokens: Number of tokens.
+        states: For each layer one letter per block: k kept, r recomputed, p pulled back later, d dropped.
+        texts: Texts of the blocks; None if the chunk no longer exists.
+        holds_answer: Indices of the blocks that contain the text of the answer.
+        recomputed: For each layer the recomputed share of each block's tokens; None if nothing was recomputed.
+    """
 
     chunk_id: str
     document_id: str
@@ -196,50 +322,77 @@ class ChunkMap:
     recomputed: tuple[tuple[float, ...], ...] | None = None
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class AnswerMap:
-    """What an answer was read from, in prompt order. block: tokens of a block."""
+    """The KV map of an answer.
+
+    Attributes:
+        block: Tokens of a block.
+        layers: Number of layers.
+        chunks: Maps of the chunks, in prompt order.
+    """
 
     block: int
     layers: int
     chunks: tuple[ChunkMap, ...]
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class Retrieved:
-    """The question was read: what the answer will be read from, and milliseconds of the steps so far."""
+    """The first event of a streamed answer: retrieval and prefill are done.
+
+    Attributes:
+        citations: Retrieved chunks.
+        timings_ms: Milliseconds of the steps so far, by name.
+    """
 
     citations: tuple[Citation, ...]
     timings_ms: dict[str, float]
 
 
-@dataclass(frozen=True, config=LOOSE)
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
 class Said:
-    """More of the answer: texts of all of these make up the answer."""
+    """The next piece of a streamed answer.
+
+    Attributes:
+        text: Text of the piece. All pieces joined are the answer.
+    """
 
     text: str
 
 
 @dataclass(frozen=True)
 class Cited:
-    """A chunk that the answer was read from."""
+    """A citation of a streamed answer.
+
+    Attributes:
+        citation: The retrieved chunk.
+    """
 
     citation: Citation
 
 
 @dataclass(frozen=True)
 class Reported:
-    """What the answer reused."""
+    """The report of a streamed answer.
+
+    Attributes:
+        report: What the answer reused, loaded and recomputed.
+    """
 
     report: Report
 
 
 @dataclass(frozen=True)
 class Done:
-    """The whole answer."""
+    """The last event of a streamed answer.
+
+    Attributes:
+        answer: The complete answer.
+    """
 
     answer: Answer
 
 
 Event = Retrieved | Said | Cited | Reported | Done
-"""What a streamed answer consists of, in this order."""
+"""An event of a streamed answer. The kinds arrive in this order."""

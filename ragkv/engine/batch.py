@@ -5,12 +5,12 @@
              → one forward with one row a sequence → events
     cancel   a sequence that nobody waits for any more
 
-A step reads the weights of projections and MLPs once, however many sequences run. Every sequence attends to its own
-cache, densely or with its own state, so company changes only the order in which a matrix product adds up.
+A step reads the weights of projections and MLPs once, however many sequences run. Every sequence attends to its
+own cache, densely or with its own state, so company changes only the order in which a matrix product adds up.
 
 The queue is first come, first served: only its front may begin, so a small sequence never overtakes a large one that
-waits for memory. `limit` bounds how many run; `bytes` bounds what their caches hold. A sequence that is larger by itself
-runs alone. A caller that asks `free` before it prefills leaves at most one prefilled sequence waiting.
+waits for memory. `limit` bounds how many run; `bytes` bounds what their caches hold. A sequence that is larger by
+itself runs alone. A caller that asks `free` before it prefills leaves at most one prefilled sequence waiting.
 
 The batch keeps no reference to a sequence that has ended, or to its cache.
 """
@@ -27,8 +27,8 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder
 
 Ending = Literal["stop", "length", "deadline", "failed"]
-"""`stop`: a stop token or stop string. `length`: all tokens it may have. `deadline`: its deadline passed. `failed`: a fault
-of this sequence, or of a forward that it was part of."""
+"""`stop`: a stop token or stop string. `length`: all tokens it may have. `deadline`: its deadline passed. `failed`: a
+fault of this sequence, or of a forward that it was part of."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Find what ragkv must know about a model before it can choose blocks well: retrieval heads and stable layers.
+"""Calibration: find the retrieval heads and stable layers of a model, which block selection needs.
 
-Both come from generated documents with needle questions (needles.py), read as the service reads them: chunks encoded
-alone, the question asked over their fixed blocks only.
+Both come from generated documents with needle questions (needles.py). They are processed as in the service: chunks are
+encoded alone, and the question is prefilled over their fixed blocks only.
 
-    retrieval heads   picked one after another: the head that most improves how often every block of the answer is among
-                      the few best; ties go to the larger share of attention on the answer
-    stable layers     SamKV appendix A.2: last layers whose attention singles out a chunk's best block
+    retrieval heads   added one by one: the head that most improves how often every block of the answer is among the few
+                      best. Ties go to the larger share of attention on the answer
+    stable layers     SamKV appendix A.2: the last layers in whose attention a chunk's best block stands out
 """
 
 from __future__ import annotations
@@ -24,18 +24,29 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.model.profile import CALIBRATED_BLOCK, Profile
 from ragkv.recompute.analysis import stability
 from ragkv.recompute.samkv import SamKV
-from ragkv.recompute.scout import TAIL, join, pool
+from ragkv.recompute.scout import TAIL, join_heads, pool_blocks
 from ragkv.types import ChunkKV
 
 Progress = Callable[[str, int, int], None]
-"""(what, done, total)"""
+"""Called with (what, done, total)."""
 
 
 @dataclass(frozen=True)
 class CalibrationParams:
-    """sets, documents, questions: of each set · tokens: of a document; 0 takes the profile's chunk size · heads: at
-    most this many retrieval heads · budgets: shares of the blocks at which recall is measured while picking · block:
-    tokens of a block from now on; 0 keeps the profile's · power, reach: as in Scout."""
+    """Parameters of a calibration.
+
+    Attributes:
+        sets: Needle sets.
+        documents: Documents per set.
+        questions: Questions per set.
+        tokens: Tokens per document; 0 takes the profile's chunk size.
+        heads: Largest number of retrieval heads.
+        budgets: Shares of the blocks at which recall is measured.
+        block: Tokens per block from now on; 0 keeps the profile's.
+        power: As in `Scout`.
+        reach: As in `Scout`.
+        seed: Seed of the first set.
+    """
 
     sets: int = 3
     documents: int = 8
@@ -51,7 +62,13 @@ class CalibrationParams:
 
 @dataclass(frozen=True)
 class CalibrationTrial:
-    """One question: masses [L*Hq, N] of every head on every block · fixed, gold [N] bool."""
+    """Attention of one question.
+
+    Attributes:
+        masses: Share of the attention of every head on every block [L*Hq, N].
+        fixed: bool [N], fixed blocks.
+        gold: bool [N], blocks that hold the answer.
+    """
 
     masses: Tensor
     fixed: Tensor
@@ -60,7 +77,13 @@ class CalibrationTrial:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was found: the profile to save, recall of the answer's blocks at the budgets, A.2 scores per layer."""
+    """Result of a calibration.
+
+    Attributes:
+        profile: The profile to save.
+        recall: Recall of the answer's blocks at each budget.
+        stability: A.2 score of each layer.
+    """
 
     profile: Profile
     recall: tuple[float, ...]
@@ -68,9 +91,18 @@ class Calibration:
 
 
 def calibrate(model: DecoderModel, params: CalibrationParams, progress: Progress) -> Calibration:
-    """Measure the model and return its profile with block, retrieval heads and stable layers filled in."""
+    """Measure a model.
+
+    Args:
+        model: The model; it is not changed.
+        params: Parameters of the calibration.
+        progress: Called after each step.
+
+    Returns:
+        The profile with block, retrieval heads and stable layers filled in, and the measured scores.
+    """
     model = _with_block(model, params.block or model.profile.block)
-    reader = Prefiller(model, model.prompt.prefix)
+    prefiller = Prefiller(model, model.prompt.prefix)
     trials: list[CalibrationTrial] = []
     alphas: list[Tensor] = []
     for number in range(params.sets):
@@ -80,11 +112,11 @@ def calibrate(model: DecoderModel, params: CalibrationParams, progress: Progress
         )
         chunks = []
         for i, document in enumerate(needles.documents):
-            chunks.append(reader.encode(model.prompt.chunk(document.title, document.text)))
+            chunks.append(prefiller.encode(model.prompt.chunk(document.title, document.text)))
             progress("reading", number * params.documents + i + 1, params.sets * params.documents)
         alphas += [chunk.digest.alpha for chunk in chunks]
         for i, question in enumerate(needles.questions):
-            trials.append(trial(reader, needles, chunks, question, params.reach))
+            trials.append(run_trial(prefiller, needles, chunks, question, params.reach))
             progress("asking", number * params.questions + i + 1, params.sets * params.questions)
     heads = pick_heads(trials, params)
     scores = stability(alphas)
@@ -97,20 +129,28 @@ def calibrate(model: DecoderModel, params: CalibrationParams, progress: Progress
 
 
 def _with_block(model: DecoderModel, block: int) -> DecoderModel:
-    """The same weights, divided into such blocks."""
+    """Return a model with the same weights and another block size."""
     other = copy.copy(model)
     other.profile = replace(model.profile, block=block)
     return other
 
 
-def trial(
-    reader: Prefiller, needles: NeedleSet, chunks: Sequence[ChunkKV], question: NeedleQuestion, reach: int
+def run_trial(
+    prefiller: Prefiller, needles: NeedleSet, chunks: Sequence[ChunkKV], question: NeedleQuestion, reach: int
 ) -> CalibrationTrial:
-    """Attention of the question, by every head, over every block of every chunk."""
-    model, profile = reader.model, reader.model.profile
+    """Measure the attention of every head to every block of every chunk for one question.
+
+    Args:
+        prefiller: Prefills with the model.
+        needles: The set of the question.
+        chunks: The encoded documents of the set.
+        question: The question.
+        reach: As in `Scout`.
+    """
+    model, profile = prefiller.model, prefiller.model.profile
     sources = [InMemoryChunk(chunk, profile.block, exact=i == 0) for i, chunk in enumerate(chunks)]
-    fixed = SamKV(initial=profile.initial, local=profile.local).first([source.piece for source in sources])
-    queries = reader.queries(sources, fixed, model.prompt.question(question.question), model.shape.layers)
+    fixed = SamKV(initial=profile.initial, local=profile.local).composite_blocks([source.piece for source in sources])
+    queries = prefiller.queries(sources, fixed, model.prompt.question(question.question), model.shape.layers)
     group = model.shape.q_heads // model.shape.kv_heads
     attention = torch.cat(
         [
@@ -118,27 +158,27 @@ def trial(
             for layer, rows in enumerate(queries)
         ]
     )
-    masses = pool(attention, [source.piece for source in sources], reach).cpu()
-    home = next(d for d in needles.documents if d.id == question.document_id)
-    held = gold_blocks(model, home.title, home.text, question.start, question.end)
+    masses = pool_blocks(attention, [source.piece for source in sources], reach).cpu()
+    answering = next(d for d in needles.documents if d.id == question.document_id)
+    gold = gold_blocks(model, answering.title, answering.text, question.start, question.end)
     flags = [torch.zeros(2, source.piece.blocks, dtype=torch.bool) for source in sources]
     for i, document in enumerate(needles.documents):
         flags[i][0, list(fixed[i])] = True
         if document.id == question.document_id:
-            flags[i][1, list(held)] = True
+            flags[i][1, list(gold)] = True
     fixed_flags, gold_flags = torch.cat(flags, dim=1)
     return CalibrationTrial(masses, fixed_flags, gold_flags)
 
 
-def _attention(asked: Tensor, keys: Tensor, group: int, scale: float) -> Tensor:
-    """Mean over the asking tokens [T, Hq, d] of each query head's attention to keys [N, Hkv, d]: [Hq, N]."""
-    grouped = asked.view(asked.shape[0], -1, group, asked.shape[2])
+def _attention(queries: Tensor, keys: Tensor, group: int, scale: float) -> Tensor:
+    """Average the attention of queries [T, Hq, d] to keys [N, Hkv, d] over the tokens: [Hq, N]."""
+    grouped = queries.view(queries.shape[0], -1, group, queries.shape[2])
     scores = torch.einsum("tgrd,ngd->grtn", grouped, keys) * scale
     return scores.softmax(-1).mean(2).flatten(0, 1)
 
 
 def gold_blocks(model: DecoderModel, title: str, text: str, start: int, end: int) -> tuple[int, ...]:
-    """Blocks of a chunk that hold a token of text[start:end]."""
+    """Return the blocks of a chunk that hold a token of text[start:end]."""
     piece = model.prompt.chunk_text(title, text)
     offsets = model.tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     shift = piece.index(text)
@@ -147,16 +187,16 @@ def gold_blocks(model: DecoderModel, title: str, text: str, start: int, end: int
 
 
 def pick_heads(trials: Sequence[CalibrationTrial], params: CalibrationParams) -> list[int]:
-    """Greedy choice; stops when another head no longer helps."""
+    """Pick retrieval heads greedily, until another head no longer helps."""
     heads: list[int] = []
     best = 0.0
     for _ in range(params.heads):
-        gains = [
-            (_merit(trials, [*heads, head], params), -head)
+        candidates = [
+            (_score_heads(trials, [*heads, head], params), -head)
             for head in range(trials[0].masses.shape[0])
             if head not in heads
         ]
-        merit, head = max(gains)
+        merit, head = max(candidates)
         if merit <= best:
             break
         best, heads = merit, [*heads, -head]
@@ -164,10 +204,17 @@ def pick_heads(trials: Sequence[CalibrationTrial], params: CalibrationParams) ->
 
 
 def recall(trials: Sequence[CalibrationTrial], heads: Sequence[int], budget: float, power: float) -> float:
-    """Share of the questions all of whose answer blocks are fixed or among the best `budget` of all blocks."""
+    """Compute the share of the questions whose answer blocks are all fixed or among the best blocks.
+
+    Args:
+        trials: The questions.
+        heads: Heads that score the blocks.
+        budget: Share of all blocks that counts as the best.
+        power: As in `Scout`.
+    """
     found = 0
     for t in trials:
-        mass = join(t.masses[list(heads)], power).masked_fill(t.fixed, -1.0)
+        mass = join_heads(t.masses[list(heads)], power).masked_fill(t.fixed, -1.0)
         best = mass.topk(max(1, int(budget * mass.shape[0]))).indices
         kept = t.fixed.clone()
         kept[best] = True
@@ -176,8 +223,10 @@ def recall(trials: Sequence[CalibrationTrial], heads: Sequence[int], budget: flo
 
 
 def stable_layers(scores: Sequence[int]) -> tuple[int, ...]:
-    """N*: the last layers in a row that score at least half the maximum, at least max(1, round(L/8)) of them (paper
-    silent on the threshold; it takes the last few layers of every model)."""
+    """Return N*: the last consecutive layers that score at least half the maximum, at least max(1, round(L/8)) layers.
+
+    Paper silent on the threshold; it takes the last few layers of every model.
+    """
     layers = len(scores)
     first = layers - max(1, round(layers / 8))
     while first > layers // 2 and scores[first - 1] * 2 >= max(scores) > 0:
@@ -185,6 +234,7 @@ def stable_layers(scores: Sequence[int]) -> tuple[int, ...]:
     return tuple(range(first, layers))
 
 
-def _merit(trials: Sequence[CalibrationTrial], heads: Sequence[int], params: CalibrationParams) -> float:
-    on_answer = sum(float(join(t.masses[list(heads)], params.power)[t.gold].sum()) for t in trials) / len(trials)
+def _score_heads(trials: Sequence[CalibrationTrial], heads: Sequence[int], params: CalibrationParams) -> float:
+    """Add up recall over the budgets, and a small weight for the share of attention on the answer."""
+    on_answer = sum(float(join_heads(t.masses[list(heads)], params.power)[t.gold].sum()) for t in trials) / len(trials)
     return sum(recall(trials, heads, budget, params.power) for budget in params.budgets) + 0.2 * on_answer

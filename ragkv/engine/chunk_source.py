@@ -219,10 +219,10 @@ def prefetch(store: ChunkStore, chunks: Sequence[Sequence[int]], method: Method)
         with suppress(EntryMissing, EntryCorrupt):
             key = store.key(tokens)
             head, _ = store.head(key, len(tokens))
-            first = method.first([Piece(len(tokens), store.block, head.digest)])
+            first = method.composite_blocks([Piece(len(tokens), store.block, head.digest)])
             if first:
                 layers = head.layout.shape.layers
-                attended = max(0, method.depth(layers) - 1)
+                attended = max(0, method.composite_layers(layers) - 1)
                 with store.quarantining(key):
                     store.tiers.warm(key, head, [first[0]] * attended + [()] * (layers - attended))
 

@@ -1,6 +1,6 @@
-"""Fingerprint: one hash of everything that makes stored KV valid. What differs in any of it is a miss, never a hit.
+"""Fingerprint: one hash of everything that makes stored KV valid. KV with another fingerprint is a miss, never a hit.
 
-Weights, tokenizer, S, chunk wrapper, block, dtype, digests, body, seal, schema, and how chunks are read at ingest.
+It covers weights, tokenizer, S, chunk wrapper, block, dtype, digests, body, seal, schema, and the ingest policy.
 """
 
 from __future__ import annotations
@@ -13,14 +13,22 @@ from ragkv.sparse.base import PrefillPolicy
 from ragkv.store.format.head import SCHEMA
 
 
-def fingerprint(model: DecoderModel, mode: str, body: str, seal: str, reading: PrefillPolicy | None) -> str:
-    """mode: what chunks are encoded after · body, seal: how they are stored · reading: how long ones are read."""
+def fingerprint(model: DecoderModel, mode: str, body: str, seal: str, ingest_policy: PrefillPolicy | None) -> str:
+    """Return the fingerprint as hexadecimal digits.
+
+    Args:
+        model: The model.
+        mode: What chunks are encoded after: `shared` or `isolated`.
+        body: Form of stored K and V.
+        seal: Name of what vouches for stored bytes.
+        ingest_policy: How long chunks attend while they are encoded; None is dense.
+    """
     profile = model.profile
     facts = [SCHEMA, body, seal, "pre-rope", mode, model.weights_hash, str(model.dtype), profile.block, profile.local]
     facts += [
         model.prompt.pieces(),
         model.prompt.prefix,
         profile.retrieval_heads,
-        repr(reading) if reading else "dense",
+        repr(ingest_policy) if ingest_policy else "dense",
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -267,5 +267,5 @@ class Detokenizer:
     def complete(self, sequence: Sequence) -> Completion:
         """Return the answer of the sequence that called this. Call once, when the sequence has ended."""
         now = self._timer.total()
-        self._timer.book("decode", self._started, now)
+        self._timer.record("decode", self._started, now)
         return Completion(sequence.tokens, self.text, self._ttft or now, sequence.steps, sequence.stopped)

@@ -1,19 +1,20 @@
-"""The KV map: what an answer was read from, block by block and layer by layer. Made once its decoding has ended, so it
-shows what was done and not what was planned: what CacheBlend's check left to recompute, what Multi-InfLLM added while
-the question was read, what decoding brought back.
+"""The KV map: what an answer was read from, block by block and layer by layer.
 
-    kept         read as it lay there: the KV of the chunk alone; in a conversation also what an earlier turn repaired
-    recomputed   read with rows that were computed again at this layer, all of the block's tokens or some. Where
-                 everything was prefilled, all that was prefilled
-    pulled       left out at first, brought back while the answer was decoded; read as it was stored
+It is made once decoding has ended, so it shows what was done and not what was planned: the tokens that CacheBlend
+recomputed in the end, the blocks that Multi-InfLLM added, the blocks that were fetched during decoding.
+
+    kept         read as stored: the KV of the chunk alone; in a conversation also rows that an earlier turn repaired
+    recomputed   some or all of the block's rows were computed again at this layer. With a full prefill: all rows
+    pulled       left out at first, fetched while the answer was decoded; read as stored
     dropped      not read
 
-With the report (report.py) it agrees so: the share of a block's layers that are kept or recomputed is the chunk's
-`kept`, pulled blocks over layers are `decoding.pulled`. `recomputed_tokens` counts tokens that enter a layer, the map
-those whose rows the layer writes: the same, but where a method recomputes a token above and not here, so that it only
-passes through (SamKV's rule 2); there the report has more.
+How it agrees with the report (report.py): the share of a block's layers that are kept or recomputed is the chunk's
+`kept`, and the pulled blocks over all layers are `decoding.pulled`. `recomputed_tokens` counts tokens that enter a
+layer;
+the map counts tokens whose rows the layer writes. The two differ where a token only passes through a layer (SamKV's
+rule 2): there the report counts more.
 
-It holds ids and no text: what a block says is looked up in the catalogue while it is there.
+The map holds ids and no text. The text of a block is looked up in the catalogue while it is there.
 """
 
 from __future__ import annotations
@@ -29,15 +30,24 @@ from ragkv.recompute.base import Blocks, Tokens
 from ragkv.types import Hit
 
 DROPPED, PULLED, KEPT = 0, 1, 2
-"""What a cell says; KEPT + n: n of the block's tokens were computed again."""
+"""Values of a cell; KEPT + n: n of the block's tokens were computed again."""
 LETTERS = "dpkr"
 _BYTE = 256
 
 
 @dataclass(frozen=True)
-class ChunkMap:
-    """One chunk of the map. row: in the catalogue, never used twice · block: tokens of a block · cells: of all blocks
-    of the first layer, then of the second, and so on."""
+class ChunkKVMap:
+    """One chunk of the map.
+
+    Attributes:
+        row: Its row in the catalogue, never used twice.
+        chunk_id: Id of the chunk.
+        document_id: Id of its document.
+        title: Title of the document.
+        tokens: Tokens of the chunk.
+        block: Tokens of a block.
+        cells: One number a block: all blocks of the first layer, then of the second, and so on.
+    """
 
     row: int
     chunk_id: str
@@ -72,20 +82,25 @@ class ChunkMap:
 
 @dataclass(frozen=True)
 class KVMap:
-    """See the module. block: tokens of a block · chunks: all that the answer stands on, in prompt order; in a
-    conversation those of its earlier turns, too."""
+    """The map of one answer.
+
+    Attributes:
+        block: Tokens of a block.
+        layers: Layers of the model.
+        chunks: Chunks of the context in prompt order; in a conversation those of earlier turns as well.
+    """
 
     block: int
     layers: int
-    chunks: tuple[ChunkMap, ...]
+    chunks: tuple[ChunkKVMap, ...]
 
 
 def kv_map(request: RequestState, block: int, layers: int) -> KVMap:
-    """The map of a question whose decoding has ended, before its conversation goes on. block, layers: of the model."""
+    """Make the map of a request whose decoding has ended, before its conversation continues."""
     context, hits = request.context, request.session.hits
     rows = _prefilled(context, hits, block, layers) if context.plan is None else _planned(context, hits, block)
     chunks = tuple(
-        ChunkMap(
+        ChunkKVMap(
             hit.row, hit.chunk.id, hit.chunk.document_id, hit.chunk.title, len(hit.chunk.tokens), block, _packed(cells)
         )
         for hit, cells in zip(hits, rows, strict=True)
@@ -94,7 +109,7 @@ def kv_map(request: RequestState, block: int, layers: int) -> KVMap:
 
 
 def _prefilled(context: PrefilledContext, hits: Sequence[Hit], block: int, layers: int) -> list[list[int]]:
-    """Everything was prefilled: now, or in an earlier turn."""
+    """Cells where everything was prefilled, now or in an earlier turn."""
     cells = []
     for i, hit in enumerate(hits):
         tokens = len(hit.chunk.tokens)
@@ -113,7 +128,7 @@ def _planned(context: PrefilledContext, hits: Sequence[Hit], block: int) -> list
         blocks, cells, layer = -(-len(hit.chunk.tokens) // block), list[int](), list[int]()
         before: tuple[object, object] = (None, None)
         for at, (kept, again) in enumerate(zip(plan.kept, plan.recompute, strict=True)):
-            # As a rule layers share their choice, the very same tuples: then a large map is made as quickly as a small.
+            # Layers usually share the same tuples; then their cells are computed once.
             if left is not None or before[0] is not kept[i] or before[1] is not again[i]:
                 away = [DROPPED if left is None or (i, b) in left[at] else PULLED for b in range(blocks)]
                 layer = _layer(away, kept[i], again[i], block)
@@ -124,7 +139,7 @@ def _planned(context: PrefilledContext, hits: Sequence[Hit], block: int) -> list
 
 
 def _layer(cells: list[int], kept: Blocks, again: Tokens, block: int) -> list[int]:
-    """The cells of one chunk in one layer. cells: what they are where nothing was kept; changed."""
+    """Fill in the cells of one chunk in one layer; `cells` is changed and returned."""
     for number in kept:
         cells[number] = KEPT
     for token in again:
@@ -133,5 +148,5 @@ def _layer(cells: list[int], kept: Blocks, again: Tokens, block: int) -> list[in
 
 
 def _packed(cells: Sequence[int]) -> Sequence[int]:
-    """A byte a cell; two where blocks are so long that a count does not fit."""
+    """Pack cells into bytes; two bytes a cell where blocks are so long that a count does not fit."""
     return array("B" if max(cells, default=0) < _BYTE else "H", cells)

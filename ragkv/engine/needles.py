@@ -1,7 +1,7 @@
-"""Generated documents with one planted answer per question, and where that answer stands.
+"""Generated documents with one planted answer per question, and the span of each answer.
 
-Plain sentences about invented firms, people, towns and ships. Every name, number and phrase that answers a question
-stands once in the whole set, beside others of its kind. Nothing here depends on a tokenizer or on a model.
+The documents are plain sentences about invented firms, people, towns and ships. Every name, number and phrase that
+answers a question occurs once in the whole set, among others of its kind. Nothing depends on a tokenizer or a model.
 """
 
 from __future__ import annotations
@@ -18,16 +18,22 @@ from ragkv.types import Document
 
 QuestionKind = Literal["one", "coref"]
 
-FACT_SHARE = 0.55  # of a document's tokens, unless the questions asked for need more; the rest answers nothing
-COREF_SHARE = 0.35  # of the facts call their subject "it", "she" or "the firm"
+FACT_SHARE = 0.55  # share of a document's tokens, unless its questions need more; other sentences answer nothing
+COREF_SHARE = 0.35  # share of the facts that call their subject "it", "she" or "the firm"
 
 
 @dataclass(frozen=True)
 class NeedleQuestion:
-    """text[start:end] == answer in the document `document_id`; the answer stands nowhere else in the set.
+    """A question with its planted answer. The answer occurs nowhere else in the set.
 
-    kind: "one" when the sentence with the answer names its subject, "coref" when it refers back to it.
-    depth: start / len(text), 0..1.
+    Attributes:
+        question: The question.
+        answer: The answer; it equals text[start:end] of the document.
+        document_id: The document that holds the answer.
+        start: First character of the answer.
+        end: Character behind the answer.
+        kind: "one" if the sentence with the answer names its subject, "coref" if it refers back to it.
+        depth: start / len(text), 0..1.
     """
 
     question: str
@@ -41,14 +47,20 @@ class NeedleQuestion:
 
 @dataclass(frozen=True)
 class NeedleSet:
-    """Documents, and the questions over them in shuffled order."""
+    """Documents, and questions about them in shuffled order."""
 
     documents: tuple[Document, ...]
     questions: tuple[NeedleQuestion, ...]
 
 
 class Topic(NamedTuple):
-    """A kind of subject. relations: (kind of the answer {v}, sentence about the subject {e}, question)."""
+    """A kind of subject.
+
+    Attributes:
+        noun: The noun for the subject.
+        intro: First sentence of a document about the subject {e}.
+        relations: Triples (kind of the answer {v}, sentence about the subject {e}, question).
+    """
 
     noun: str
     intro: str
@@ -107,7 +119,7 @@ person | {e} was designed by {v}, who was quite unknown then. | Who designed {e}
 firm | {e} is owned by {v}. | Who owns {e}?
 town | {e} sails to {v} every week. | Where does {e} sail to?
 """
-"""Per topic a row (noun | introduction | nouns said as "The noun of {e} is {v}.") and rows of relations."""
+"""Per topic: a row (noun | introduction | nouns for sentences "The noun of {e} is {v}."), then rows of relations."""
 
 
 def _topic(block: str) -> Topic:
@@ -163,11 +175,11 @@ FORMS = {
     "speed": "/".join(f"{knots} knots" for knots in range(9, 99)),
     "area": "/".join(f"{hectares:,} hectares" for hectares in range(110, 9000, 13)),
 } | dict(row.split(": ") for row in PHRASES.strip().splitlines())
-"""Kind of answer: its words joined by " + ", each one of a list; * is an invented name."""
+"""Maps a kind of answer to its words, joined by " + ". Each word is a list of alternatives; * is an invented name."""
 
 
 class Names:
-    """Draws values of a kind. No value it gave is part of another one, so each can stand once in a set."""
+    """Draws values of a kind. No drawn value is part of another one, so each can occur once in a set."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -175,7 +187,7 @@ class Names:
         self._words: set[str] = set()
 
     def draw(self, kind: str) -> str | None:
-        """A fresh value of `kind`, or None when the kind has run out."""
+        """Draw a new value of `kind`; None if the kind has run out."""
         for _ in range(80):
             words = (self.rng.choice(part.split("/")) for part in FORMS[kind].split(" + "))
             value = " ".join(self._word() if word == "*" else word for word in words)
@@ -186,7 +198,7 @@ class Names:
         return None
 
     def _word(self) -> str:
-        """An invented proper name that no other name of the set has."""
+        """Invent a proper name that no other name of the set uses."""
         word = ""
         while len(word) < 5 or word in self._words:
             word = "".join(self.rng.choice(part) for part in (ONSETS, VOWELS, CODAS) * 2)
@@ -195,7 +207,7 @@ class Names:
 
 
 class Sentence(NamedTuple):
-    """Without a question it answers nothing."""
+    """A sentence of a document. Without a question, it answers nothing."""
 
     text: str
     question: str = ""
@@ -213,13 +225,13 @@ def _fact(relation: tuple[str, str, str], topic: Topic, subject: str, value: str
     if kind == "coref" and topic.noun == "person":
         name = "she" if subject.split()[0] in WOMEN else "he"
     elif kind == "coref":
-        # "it" only where it opens the sentence: "the mayor of it" is no English.
+        # "it" is used only at the start of a sentence: "the mayor of it" is not English.
         name = "it" if sentence.startswith("{e}") and rng.random() < 0.5 else f"the {topic.noun}"
     return Sentence(_capital(sentence.format(e=name, v=value)), question.format(e=subject), value, kind)
 
 
 def _prose(names: Names, room: int, least: int, length: Callable[[str], int]) -> Iterator[Sentence]:
-    """Sentences that answer nothing, with years, people and towns of their own, until less than `least` tokens fit."""
+    """Yield sentences that answer nothing, with their own years, people and towns, while `least` tokens fit."""
     for line in cycle(names.rng.sample(ASIDES, len(ASIDES))):
         slot = re.search(r"{(\w+)}", line)
         value = names.draw(slot[1]) if slot else ""
@@ -234,28 +246,28 @@ def _prose(names: Names, room: int, least: int, length: Callable[[str], int]) ->
 def _draft(
     topic: Topic, subject: str, names: Names, budget: int, facts: int, length: Callable[[str], int]
 ) -> list[Sentence]:
-    """Sentences of about `budget` tokens, at least `facts` of them facts, spread evenly."""
+    """Write sentences of about `budget` tokens. At least `facts` of them are facts; facts are spread evenly."""
     intro = Sentence(_capital(topic.intro.format(e=subject)))
     room = budget - length(intro.text)
-    told: list[Sentence] = []
+    fact_sentences: list[Sentence] = []
     for relation in names.rng.sample(topic.relations, len(topic.relations)):
-        if len(told) >= facts and room < budget * (1 - FACT_SHARE):
+        if len(fact_sentences) >= facts and room < budget * (1 - FACT_SHARE):
             break
         value = names.draw(relation[0])
         if value is not None:
-            told.append(_fact(relation, topic, subject, value, names.rng))
-            room -= length(" " + told[-1].text)
+            fact_sentences.append(_fact(relation, topic, subject, value, names.rng))
+            room -= length(" " + fact_sentences[-1].text)
     if room < 0:
         raise InputError(f"a document of {budget} tokens does not hold {facts} facts: ask fewer questions")
     least = max(length(" " + min(ASIDES, key=len)), budget // 50)
     prose = list(_prose(names, room, least, length))
-    total, phase = len(told) + len(prose), names.rng.random()
-    slots = {int((number + phase) * total / len(told)) for number in range(len(told))}
-    return [intro] + [told.pop() if slot in slots else prose.pop() for slot in range(total)]
+    total, phase = len(fact_sentences) + len(prose), names.rng.random()
+    slots = {int((number + phase) * total / len(fact_sentences)) for number in range(len(fact_sentences))}
+    return [intro] + [fact_sentences.pop() if slot in slots else prose.pop() for slot in range(total)]
 
 
 def _questions(document: Document, draft: list[Sentence], whole: str) -> Iterator[NeedleQuestion]:
-    """What the document answers with a value that stands once in the lower-cased text of all documents."""
+    """Yield the questions whose answer occurs once in the lower-cased text of all documents."""
     for _, question, answer, kind in draft:
         if question and whole.count(answer.lower()) == 1:
             start = document.text.index(answer)
@@ -264,10 +276,19 @@ def _questions(document: Document, draft: list[Sentence], whole: str) -> Iterato
 
 
 def make_needles(seed: int, documents: int, tokens: int, count: int, length: Callable[[str], int]) -> NeedleSet:
-    """`count` questions over `documents` documents of about `tokens` tokens, the same for the same arguments.
+    """Generate questions and documents. The same arguments give the same set.
 
-    length: how many tokens a text has; no text is longer than `tokens` by more than rounding at its seams.
-    The depths of the answers are spread evenly over 0..1. Raises InputError where the documents cannot hold them.
+    The depths of the answers are spread evenly over 0..1.
+
+    Args:
+        seed: Seed of the random choices.
+        documents: Number of documents.
+        tokens: Tokens per document, about. A text exceeds it only by rounding where sentences are joined.
+        count: Number of questions.
+        length: Returns the number of tokens of a text.
+
+    Raises:
+        InputError: The documents cannot hold so many questions.
     """
     if documents < 1 or count < 1:
         raise InputError(f"needles need at least one document and one question, got {documents} and {count}")
@@ -282,18 +303,24 @@ def make_needles(seed: int, documents: int, tokens: int, count: int, length: Cal
         text = " ".join(sentence.text for sentence in drafts[-1])
         made.append(Document(f"needle-{seed}-{number}", _capital(subject), text))
     whole = "\n".join(f"{document.title}\n{document.text}" for document in made).lower()
-    left = [list(_questions(document, draft, whole)) for document, draft in zip(made, drafts, strict=True)]
-    asked: list[NeedleQuestion] = []
+    remaining = [list(_questions(document, draft, whole)) for document, draft in zip(made, drafts, strict=True)]
+    selected: list[NeedleQuestion] = []
     for number in range(count):
-        here, depth = left[number % documents], (number + 0.5) / count
-        if not here:
+        candidates, depth = remaining[number % documents], (number + 0.5) / count
+        if not candidates:
             raise InputError(f"{documents} documents of {tokens} tokens hold only {number} of {count} questions")
-        asked.append(min(here, key=lambda question: abs(question.depth - depth)))
-        here.remove(asked[-1])
-    names.rng.shuffle(asked)
-    return NeedleSet(tuple(made), tuple(asked))
+        selected.append(min(candidates, key=lambda question: abs(question.depth - depth)))
+        candidates.remove(selected[-1])
+    names.rng.shuffle(selected)
+    return NeedleSet(tuple(made), tuple(selected))
 
 
 def span_tokens(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, ...]:
-    """Indexes of the tokens that overlap text[start:end]. offsets: (start, end) of each token in characters."""
+    """Return the indices of the tokens that overlap text[start:end].
+
+    Args:
+        offsets: (start, end) of each token, in characters.
+        start: First character.
+        end: Character behind the last one.
+    """
     return tuple(index for index, (left, right) in enumerate(offsets) if left < right and left < end and right > start)

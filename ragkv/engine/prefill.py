@@ -26,7 +26,7 @@ from ragkv.model.execution.graph_decode import GraphDecoder
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, append
 from ragkv.recompute.base import Blocks, Method
-from ragkv.recompute.digest import DigestParams, digest, retrieval_pairs
+from ragkv.recompute.digest import DigestParams, build_digest, retrieval_pairs
 from ragkv.sparse.base import PrefillPolicy, decode_state, prefill_attention
 from ragkv.timing import StepTimer
 from ragkv.types import ChunkKV
@@ -88,7 +88,7 @@ class Prefiller:
             tokens=tuple(tokens),
             k=to_host(k),
             v=to_host(v),
-            digest=digest(queries, k, rotated, self.digest_params, scale=self.model.scale),
+            digest=build_digest(queries, k, rotated, self.digest_params, scale=self.model.scale),
         )
 
     def new_state(self) -> SessionState:

@@ -9,7 +9,7 @@ from ragkv.engine.generation import Completion
 from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.engine.request import RequestState
 from ragkv.model.decoder import DecoderModel
-from ragkv.recompute.base import Plan, recomputed
+from ragkv.recompute.base import Plan, recomputed_tokens
 from ragkv.report import (
     ByteCounts,
     CacheReport,
@@ -38,7 +38,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     session, context, timer = request.session, request.context, request.timer
     hits, sources, plan = session.hits, session.sources, context.plan  # no plan: all was prefilled, nothing looked up
     new = [0 if i < context.cached_chunks else len(hit.chunk.tokens) for i, hit in enumerate(hits)]
-    again = recomputed(plan.recompute) if plan else [float(tokens) for tokens in new]
+    again = recomputed_tokens(plan.recompute) if plan else [float(tokens) for tokens in new]
     chunks = tuple(_chunk(model, i, hit, plan, again[i]) for i, hit in enumerate(hits))
     size = sum(chunk.tokens for chunk in chunks)
     kept = _kept_tokens(model, hits, plan)
@@ -50,7 +50,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     decoding = _decoding(context, completion)
     return Report(
         method=session.method,
-        prefill=prefill if context.sparse and context.sparse.chosen else "dense",
+        prefill=prefill if context.sparse and context.sparse.selected else "dense",
         decode=decode if decoding.read < decoding.present else "dense",
         model=model.name,
         tokens=TokenCounts(
@@ -81,9 +81,9 @@ def _fallbacks(request: RequestState) -> tuple[Fallback, ...]:
 
 def _decoding(context: PrefilledContext, completion: Completion) -> DecodeReport:
     state, steps, ended = context.decoding, completion.steps, "stop" if completion.stopped else "length"
-    if state is not None and state.steps_read:
-        lists = sum(each.read.shape[0] for each in state.steps_read)
-        return DecodeReport(steps, state.read / lists, state.present / lists, state.fetched, ended)
+    if state is not None and state.key_counts:
+        lists = sum(each.read.shape[0] for each in state.key_counts)
+        return DecodeReport(steps, state.keys_read / lists, state.keys_present / lists, state.fetched, ended)
     lengths = context.cache.lengths
     present = sum(lengths) / len(lengths) - (steps - 1) / 2 if steps else 0.0
     return DecodeReport(steps, present, present, 0, ended)

@@ -99,7 +99,7 @@ class ReusePolicy:
 
 
 def measure_reuse(prefiller: Prefiller, store: ChunkStore, method: Method) -> ReusePolicy | None:
-    """Measure with chunks that are stored for this and removed again; about a second on a GPU, which warms up its kernels.
+    """Measure with chunks that are stored for this and removed again. It takes about a second on a GPU.
 
     Returns None for a method other than scout, and where the store refuses the chunks.
     """
@@ -149,7 +149,7 @@ def expected_work(scout: Scout, sizes: Sequence[int], block: int, question: int)
 
 
 def fit_reuse(prefiller: Prefiller, scout: Scout, few: OpenSources, many: OpenSources) -> ReusePolicy:
-    """Fit the predictions to the best times of questions about few and about many chunks, and of their full prefills."""
+    """Fit the predictions to the best times of questions about few and many chunks, and of their full prefills."""
     question = (0,) * QUESTION
     weight, block = prefiller.model.pair_weight, prefiller.model.profile.block
 

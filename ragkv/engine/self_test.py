@@ -1,16 +1,16 @@
-"""Qualify: a model reuses stored KV only after it has shown, on a few dozen tokens, that reuse is sound for it.
+"""Self-test: a model may reuse stored KV only after a test on a few dozen tokens has shown that reuse is sound.
 
-    layer loop    our layer loop against the model's own forward: the same logits
-    stored rows   S and two chunks read alone, turned to their places and left as they are, against one dense prefill:
-                  the same K and V where no context is missing. That is layer 0; and with a shared prefix every layer of
-                  S and of the first chunk
-    recompute     the same context with every token recomputed in place: the dense prefill's logits
+    layer loop    our layer loop gives the same logits as the model's own forward
+    stored rows   S and two chunks, encoded alone, rotated to their positions and not repaired, have the same K and V as
+                  one dense prefill wherever no context is missing: in layer 0, and with a shared prefix in every layer
+                  of S and of the first chunk
+    recompute     the same context with every token recomputed in place gives the logits of the dense prefill
 
-Each check gives the mean error of its rows, relative to their size, and passes below what rounding explains. A model
-that does not pass is answered by `full`, and nothing of it is stored.
+Each check computes the mean error of its rows, relative to their size. It passes if rounding explains the error. For a
+model that does not pass, the method `full` answers every question, and nothing is stored.
 
-A pass is remembered in the data folder, for the fingerprint and for what computed it; a failure never is, so that a
-repaired library or a newer ragkv is tried at its next start.
+A pass is recorded in the data folder, with the fingerprint and the versions of the libraries. A failure is never
+recorded, so that a repaired library or a newer ragkv is tested at the next start.
 """
 
 from __future__ import annotations
@@ -38,13 +38,24 @@ from ragkv.recompute.samkv import SamKV
 from ragkv.timing import StepTimer
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
-"""Relative error by what the model computes in. Random models of 36 and 64 layers gave up to 2e-6, 0.003 and 0.03 in
-the last three, chaotic ones (weights far too large) up to five times that; a wrong rotation gave 0.7."""
+"""Largest relative error, by the model's dtype.
+
+In the last three dtypes, random models of 36 and 64 layers gave up to 2e-6, 0.003 and 0.03. Chaotic models (weights far
+too large) gave up to five times that. A wrong rotation gave 0.7.
+"""
 
 
 @dataclass(frozen=True)
 class SelfTestResult:
-    """Relative errors of the three checks (see above), and what they had to stay under. fault: what ended the test."""
+    """Result of the three checks.
+
+    Attributes:
+        layer_loop: Relative error of the layer loop.
+        stored_rows: Relative error of the stored rows.
+        recompute: Relative error of the recomputed context.
+        tolerance: Largest error that passes.
+        fault: The exception that ended the test; "" if there was none.
+    """
 
     layer_loop: float = math.nan
     stored_rows: float = math.nan
@@ -54,10 +65,10 @@ class SelfTestResult:
 
     @property
     def reason(self) -> str:
-        """Why stored KV must not be reused; "" when it may be."""
+        """Why stored KV must not be reused; "" if it may be."""
         if self.fault:
             return f"model not qualified: its self-test ended with {self.fault}"
-        # Written so that NaN fails.
+        # The comparison is written so that NaN fails.
         failed = [
             f"{words} differs by {error:.2g}"
             for words, error in (
@@ -71,58 +82,73 @@ class SelfTestResult:
 
 
 def failed_self_test(prefiller: Prefiller, fingerprint: str, folder: Path) -> str:
-    """Why this model must not reuse stored KV, "" when it may. Runs the test unless `folder` remembers a pass."""
+    """Run the self-test, unless `folder` has a record of a pass.
+
+    Args:
+        prefiller: Prefills with the model.
+        fingerprint: Fingerprint of the model and its settings; it names the record.
+        folder: Folder of the records.
+
+    Returns:
+        Why this model must not reuse stored KV; "" if it may.
+    """
     path = folder / f"{fingerprint}.json"
-    circumstances = _circumstances(prefiller)
-    if _remembered(path, circumstances):
+    environment = _environment(prefiller)
+    if _has_passed(path, environment):
         return ""
-    found = self_test(prefiller)
-    if not found.reason:
-        with suppress(OSError):  # a folder that cannot be written costs the next start the test
-            _remember(path, found, circumstances)
-    return found.reason
+    result = self_test(prefiller)
+    if not result.reason:
+        with suppress(OSError):  # without a record, the next start runs the test again
+            _record_pass(path, result, environment)
+    return result.reason
 
 
 def self_test(prefiller: Prefiller) -> SelfTestResult:
     """Run the three checks."""
     try:
-        return _measured(prefiller)
-    except RuntimeError as error:  # torch's own: a shape, a dtype or memory that does not fit
+        return _run_checks(prefiller)
+    except RuntimeError as error:  # raised by torch: a shape or dtype does not match, or memory ran out
         first = next(iter(str(error).splitlines()), "")
         return SelfTestResult(fault=f"{type(error).__name__}: {first}")
 
 
-def _measured(reader: Prefiller) -> SelfTestResult:
-    model, prefix = reader.model, reader.prefix_tokens
+def _run_checks(prefiller: Prefiller) -> SelfTestResult:
+    model, prefix = prefiller.model, prefiller.prefix_tokens
     block = model.profile.block
     first, second, question = _tokens(model.config.vocab_size, (block + 5, block // 2 + 3, 8))
     whole = [*prefix, *first, *second, *question]
     cache = ContextCache(model.shape, len(whole), model.dtype, model.devices)
     ours = model.forward([append(cache, whole, 0, outputs=len(whole))])[0]
-    watch = StepTimer(model.device)
-    shared = reader.mode == "shared"
-    sources = [InMemoryChunk(reader.encode(first), block, exact=shared), InMemoryChunk(reader.encode(second), block)]
-    dense = reader.prefill_full([first, second], question, watch)
-    stored = reader.prefill_sparse(sources, question, Reuse(model.shape.layers), watch)
+    timer = StepTimer(model.device)
+    shared = prefiller.mode == "shared"
+    sources = [
+        InMemoryChunk(prefiller.encode(first), block, exact=shared),
+        InMemoryChunk(prefiller.encode(second), block),
+    ]
+    dense = prefiller.prefill_full([first, second], question, timer)
+    stored = prefiller.prefill_sparse(sources, question, Reuse(model.shape.layers), timer)
     everything = SamKV(layers=model.profile.stable_layers, middle="all", repair="kept", update="overwrite")
-    recomputed = reader.prefill_sparse(sources, question, everything, watch)
+    recomputed = prefiller.prefill_sparse(sources, question, everything, timer)
     alone = len(prefix) + len(first) if shared else 0
     return SelfTestResult(
-        layer_loop=_apart(_centred(ours), _centred(model.own_logits(whole))),
-        stored_rows=_rows_apart(stored, dense, len(whole) - len(question), alone),
-        recompute=_apart(_centred(recomputed.logits[None]), _centred(dense.logits[None])),
+        layer_loop=_relative_error(_centred(ours), _centred(model.own_logits(whole))),
+        stored_rows=_stored_rows_error(stored, dense, len(whole) - len(question), alone),
+        recompute=_relative_error(_centred(recomputed.logits[None]), _centred(dense.logits[None])),
         tolerance=TOLERANCE[model.dtype],
     )
 
 
 def _tokens(vocabulary: int, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Token ids, always the same for one vocabulary."""
+    """Draw token ids; they are always the same for one vocabulary size."""
     generator = torch.Generator().manual_seed(0)
     return [tuple(torch.randint(vocabulary, (size,), generator=generator).tolist()) for size in sizes]
 
 
-def _rows_apart(stored: PrefilledContext, dense: PrefilledContext, context: int, alone: int) -> float:
-    """Error of stored K and V: of all `context` positions in layer 0, of the first `alone` in the layers above."""
+def _stored_rows_error(stored: PrefilledContext, dense: PrefilledContext, context: int, alone: int) -> float:
+    """Return the largest error of stored K and V.
+
+    Layer 0 compares all `context` positions; the layers above compare the first `alone` positions.
+    """
     worst = 0.0
     for layer in range(stored.cache.shape.layers):
         count = alone if layer else context
@@ -132,43 +158,43 @@ def _rows_apart(stored: PrefilledContext, dense: PrefilledContext, context: int,
                 (stored.cache.k(layer)[order], dense.cache.k(layer)[:count]),
                 (stored.cache.v(layer)[order], dense.cache.v(layer)[:count]),
             ):
-                error = _apart(found.flatten(1), expected.flatten(1))
+                error = _relative_error(found.flatten(1), expected.flatten(1))
                 worst = error if not error <= worst else worst
     return worst
 
 
-def _apart(found: Tensor, expected: Tensor) -> float:
-    """Distance of two rows [n, m] relative to their size: the mean over n."""
+def _relative_error(found: Tensor, expected: Tensor) -> float:
+    """Compute the distance of rows [n, m], relative to their size: the mean over n."""
     sizes = expected.double().norm(dim=-1)
     return float(((found.double() - expected.double()).norm(dim=-1) / sizes.clamp(min=float(sizes.mean()))).mean())
 
 
 def _centred(logits: Tensor) -> Tensor:
-    """Logits [n, vocabulary] without their mean, which no probability sees."""
+    """Subtract the mean from logits [n, vocabulary]. It does not change any probability."""
     return logits.double() - logits.double().mean(dim=-1, keepdim=True)
 
 
-def _circumstances(reader: Prefiller) -> dict[str, str]:
-    """What computes, beside what the fingerprint names."""
+def _environment(prefiller: Prefiller) -> dict[str, str]:
+    """Return the versions and the device, which the fingerprint does not contain."""
     return {
         "ragkv": __version__,
         "torch": torch.__version__,
         "transformers": version("transformers"),
-        "device": SPREAD if reader.model.spread else reader.model.device.type,
+        "device": SPREAD if prefiller.model.spread else prefiller.model.device.type,
     }
 
 
-def _remembered(path: Path, circumstances: dict[str, str]) -> bool:
-    """Whether the test has passed here: only a pass is ever written. A file that cannot be read is none."""
+def _has_passed(path: Path, environment: dict[str, str]) -> bool:
+    """Return whether the test has passed in this environment. Only passes are recorded; an unreadable file is none."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(record, dict) and circumstances.items() <= record.items()
+    return isinstance(record, dict) and environment.items() <= record.items()
 
 
-def _remember(path: Path, found: SelfTestResult, circumstances: dict[str, str]) -> None:
+def _record_pass(path: Path, result: SelfTestResult, environment: dict[str, str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({**circumstances, **asdict(found)}, indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps({**environment, **asdict(result)}, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)

@@ -2,11 +2,11 @@
 
     S, chunks, question, answer, new chunks, question, …      one sequence; positions never change
 
-Decoding adds the rows of an answer to the cache, all but its last token. That token, and what the prompt puts between an
-answer and the next turn, are pending tokens: the next turn prefills them first. At the very beginning S is pending.
+Decoding adds the rows of an answer to the cache, all but its last token. That token, and what the prompt puts between
+an answer and the next turn, are pending tokens: the next turn prefills them first. At the very beginning S is pending.
 
-Blocks stay where an earlier question loaded them, and rows stay as they were repaired. A question loads and repairs only
-what it needs beyond that. Rows that were computed before a block was loaded have not attended to it.
+Blocks stay where an earlier question loaded them, and rows stay as they were repaired. A question loads and repairs
+only what it needs beyond that. Rows that were computed before a block was loaded have not attended to it.
 """
 
 from __future__ import annotations

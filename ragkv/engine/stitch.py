@@ -1,8 +1,8 @@
-"""Stitching: stored rows to their places in one context cache, and a plan's recomputation as a model pass.
+"""Stitching: copies stored rows into one context cache, and turns a plan's recomputation into a model pass.
 
-positions   0 …|S|  S   then the chunks back to back at their full length, then the question: dropped blocks leave gaps.
-            In a conversation the answer follows, then the chunks that join with the next question, and so on
-slots       where a chunk token's row lies in the cache; per layer, since layers keep different blocks
+positions   S begins at 0; the chunks follow back to back at their full length, then the question. Dropped blocks leave
+            gaps. In a conversation the answer follows, then the new chunks of the next question, and so on
+slots       where a token's row lies in the cache; per layer, because layers keep different blocks
 """
 
 from __future__ import annotations
@@ -24,25 +24,28 @@ Numbers = NDArray[np.int64]
 
 
 class Stitch:
-    """The context cache of one request, or of a conversation, while it is put together.
+    """The context cache of a request or session, and where its rows lie.
 
-    starts: position of each chunk's first token · end: where the next chunk, or the question, starts.
+    Attributes:
+        cache: The KV.
+        starts: Position of each chunk's first token.
+        end: Position of the next chunk, or of the question.
     """
 
     def __init__(self, model: DecoderModel, pieces: Sequence[Piece], prefix: int, capacity: int):
-        """prefix: tokens of S · capacity: rows per layer to make room for."""
+        """Start a cache; prefix: tokens of S, capacity: rows of every layer."""
         self.starts: list[int] = []
         self.end = prefix
         self.cache = ContextCache(model.shape, capacity, model.dtype, model.devices)
         self._model = model
         self._sizes: list[int] = []
         self._rotary: dict[torch.device, Rotary] = {}
-        # By position, -1 where there is no row. Layers whose rows lie in the same slots have one array among them.
+        # Slot by position, -1 where there is no row. Layers whose rows lie in the same slots share one array.
         self._slots: list[Numbers] = [np.empty(0, dtype=np.int64)] * model.shape.layers
         self.join(pieces)
 
     def join(self, pieces: Sequence[Piece]) -> None:
-        """Chunks take their places at the end. None of their rows is there yet."""
+        """Append chunks at the end, without rows."""
         if not pieces:
             return
         for piece in pieces:
@@ -56,14 +59,14 @@ class Stitch:
         self._slots = [wider[id(old)] for old in self._slots]
 
     def reserve(self, pieces: Sequence[Piece], wanted: Sequence[Sequence[Blocks]]) -> None:
-        """Give rows to blocks wanted[layer][chunk]; their content is undefined until it is filled in or computed."""
+        """Give rows to blocks wanted[layer][chunk]. Their content is undefined until it is filled in or computed."""
         before: Sequence[Blocks] | None = None
         positions = torch.empty(0)
         done: list[tuple[Numbers, int, Numbers]] = []
         for layer, blocks in enumerate(wanted):
             if not any(blocks):
                 continue
-            if blocks != before:  # as a rule all layers have the same, in the same slots
+            if blocks != before:  # most layers keep the same blocks, in the same slots
                 before, positions, done = blocks, self._places(pieces, blocks), []
             old, start = self._slots[layer], self.cache.lengths[layer]
             slots = self.cache.reserve(layer, positions)
@@ -75,8 +78,13 @@ class Stitch:
                 self._slots[layer] = new
 
     def fill(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: KeyPositions | None = None) -> None:
-        """Rotate rows to their places, or where `angle` says, and write them where room was reserved for them: (chunk,
-        its token indices [m], k and v [m, Hkv, d])."""
+        """Rotate rows to their positions and write them where rows are reserved for them.
+
+        Args:
+            layer: The layer.
+            chunks: Triples of chunk, its token indices [m], and pre-RoPE k and v [m, Hkv, d].
+            key_positions: Where keys are rotated to; None rotates them to their stitched positions.
+        """
         chunks = [part for part in chunks if part[1]]
         if not chunks:
             return
@@ -87,7 +95,7 @@ class Stitch:
         self.cache.fill(layer, self._at(layer, self._of(names)), self.turned(k, names, angle), v)
 
     def put(self, layer: int, chunks: Sequence[tuple[int, Tokens, Rows]], angle: KeyPositions | None = None) -> None:
-        """Append rows, and fill them."""
+        """Append rows and fill them; arguments as of `fill`."""
         chunks = [part for part in chunks if part[1]]
         if chunks:
             positions = self._of([(i, tokens) for i, tokens, _ in chunks])
@@ -96,11 +104,11 @@ class Stitch:
 
     @property
     def rotary(self) -> Rotary:
-        """Of all positions before `end`, on the model's first device."""
+        """cos and sin of all positions before `end`, on the model's first device."""
         return self._rotary[self._model.devices[0]]
 
     def addresses(self, layers: Numbers, positions: Numbers) -> tuple[Numbers, Numbers]:
-        """Where the K and the V of rows [m] lie in memory: of layers [m], at stitched positions [m]."""
+        """Return the addresses of K and of V of rows [m]: of layers [m], at stitched positions [m]."""
         stores = [self.cache.buffers(layer, 0) for layer in range(self.cache.shape.layers)]
         row = self.cache.shape.kv_heads * self.cache.shape.head_dim * self.cache.dtype.itemsize
         begin = np.array([[k.data_ptr() for k, _ in stores], [v.data_ptr() for _, v in stores]])
@@ -112,7 +120,7 @@ class Stitch:
         return k, v
 
     def turned(self, k: Tensor, chunks: Sequence[tuple[int, Tokens]], angle: KeyPositions | None = None) -> Tensor:
-        """Pre-RoPE keys [m, Hkv, d] of (chunk, its token indices), rotated to their places or where `angle` says."""
+        """Rotate pre-RoPE keys [m, Hkv, d] of (chunk, token indices) pairs to their positions or `key_positions`."""
         if angle is None:
             at = self._of(chunks)
         else:
@@ -121,20 +129,20 @@ class Stitch:
         return rotate(k, self._rotary[k.device][at.to(k.device)])
 
     def positions(self, tokens: Sequence[Tokens]) -> Tensor:
-        """Stitched positions of token indices per chunk, ascending."""
+        """Return the stitched positions of token indices per chunk, ascending."""
         return torch.tensor(
             [s + t for s, part in zip(self.starts, tokens, strict=True) for t in part], dtype=torch.int64
         )
 
     def tokens(self, positions: Tensor) -> tuple[Tokens, ...]:
-        """Token indices per chunk of stitched positions [m]: what `positions` undoes."""
+        """Return token indices per chunk of stitched positions [m]: the inverse of `positions`."""
         return tuple(
             tuple((positions[(positions >= start) & (positions < start + size)] - start).tolist())
             for start, size in zip(self.starts, self._sizes, strict=True)
         )
 
     def rows(self, layer: int, positions: Tensor) -> Rows:
-        """Copies of the rows at stitched positions [m]: k (rotated), v [m, Hkv, d]."""
+        """Return copies of the rows at stitched positions [m]: k (rotated), v [m, Hkv, d]."""
         slots = self._at(layer, positions).to(self.cache.devices[layer])
         return self.cache.k(layer)[slots], self.cache.v(layer)[slots]
 
@@ -147,8 +155,16 @@ class Stitch:
         hidden: Tensor | None,
         capture: Capture | None = None,
     ) -> Pass:
-        """The pass that recomputes the tokens at `positions` [m] in layers [start, depth). hidden: what enters layer
-        start [m, hidden size], or None for layer 0."""
+        """Return the pass that recomputes the tokens at `positions` [m] in layers [start, depth).
+
+        Args:
+            tokens: Token ids per chunk.
+            positions: Stitched positions [m].
+            start: First layer.
+            depth: Layer to stop before.
+            hidden: Hidden states [m, hidden size] that enter layer `start`; None for layer 0.
+            capture: Receives queries and hidden states.
+        """
         nothing = torch.empty(0, dtype=torch.int64)
         steps = [
             Step(write=None, slots=self._at(layer, positions), leave=nothing if layer == depth - 1 else None)
@@ -166,10 +182,16 @@ class Stitch:
         outputs: int = 1,
         attention: Attention | None = None,
     ) -> Pass:
-        """The pass that recomputes what the plan says, with the question's rows behind it if given.
+        """Return the pass that recomputes what the plan says, with the question's rows behind it if given.
 
-        tokens: token ids per chunk. Rows thin out by rule 1; rows are written by rule 2; the question's rows go through
-        every layer and its last `outputs` give logits.
+        Rows thin out by SamKV's rule 1 and are written by rule 2. The question's rows go through every layer.
+
+        Args:
+            plan: What is recomputed.
+            tokens: Token ids per chunk.
+            question: Token ids.
+            outputs: How many of the last rows give logits.
+            attention: Attention of the pass; None is dense.
         """
         entering = rows_alive(plan.recompute)
         both = self._each([*entering, *plan.recompute])
@@ -180,7 +202,7 @@ class Stitch:
         for layer, (present, wrote) in enumerate(zip(alive, written, strict=True)):
             above = alive[layer + 1] if layer + 1 < len(alive) else None
             here = self._slots[layer]
-            # Layers of the same rows in the same slots, as most are, have one step among them.
+            # Layers with the same rows in the same slots, as most are, share one step.
             key = (*map(id, (present, above, wrote, here)), self.cache.lengths[layer])
             behind = self.cache.reserve(layer, asked)
             if key not in known:
@@ -198,8 +220,10 @@ class Stitch:
         )
 
     def _each(self, layers: Sequence[Sequence[Tokens]]) -> list[Tensor]:
-        """`positions` of every layer, worked out once for layers of the same tuples: making tensors out of tuples for
-        all layers would take longer than loading what they name."""
+        """Return `positions` of every layer, computed once for layers that share the same tuples.
+
+        Making tensors of tuples for all layers would take longer than loading what they name.
+        """
         known: dict[tuple[int, ...], Tensor] = {}
         for layer in layers:
             key = tuple(map(id, layer))
@@ -208,17 +232,17 @@ class Stitch:
         return [known[tuple(map(id, layer))] for layer in layers]
 
     def _at(self, layer: int, positions: Tensor) -> Tensor:
-        """The slots of rows at stitched positions [m]."""
+        """Return the slots of rows at stitched positions [m]."""
         return torch.from_numpy(self._slots[layer][positions.numpy()])
 
     def _place(self, layer: int, positions: Tensor, slots: Tensor) -> None:
-        """Rows at stitched positions [m] lie in these slots from now on, in this layer alone."""
+        """Record the slots of rows at stitched positions [m], in this layer alone."""
         if sum(each is self._slots[layer] for each in self._slots) > 1:
             self._slots[layer] = self._slots[layer].copy()
         self._slots[layer][positions.numpy()] = slots.numpy()
 
     def _places(self, pieces: Sequence[Piece], blocks: Sequence[Blocks]) -> Tensor:
-        """Stitched positions of blocks per chunk, in this order."""
+        """Return the stitched positions of blocks per chunk, in this order."""
         chunk = np.arange(len(blocks)).repeat([len(each) for each in blocks])
         tokens, size = np.array([(piece.tokens, piece.block) for piece in pieces], dtype=np.int64)[chunk].T
         begin = np.fromiter(chain.from_iterable(blocks), np.int64, len(chunk)) * size
@@ -228,11 +252,11 @@ class Stitch:
         return torch.from_numpy(np.arange(rows.sum()) + (first + rows - rows.cumsum()).repeat(rows))
 
     def _of(self, chunks: Sequence[tuple[int, Tokens]]) -> Tensor:
-        """Stitched positions of (chunk, its token indices), in this order."""
+        """Return the stitched positions of (chunk, token indices) pairs, in this order."""
         return torch.cat([torch.tensor(tokens, dtype=torch.int64) + self.starts[i] for i, tokens in chunks])
 
     def _ids(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Token id by position [end]; 0 where no chunk stands."""
+        """Return token ids by position [end]; 0 outside of chunks."""
         ids = torch.zeros(self.end, dtype=torch.int64)
         for start, part in zip(self.starts, tokens, strict=True):
             ids[start : start + len(part)] = torch.tensor(part, dtype=torch.int64)
@@ -240,9 +264,16 @@ class Stitch:
 
 
 def _step(present: Tensor, above: Tensor | None, written: Tensor, slots: Tensor, outputs: int, blend: bool) -> Step:
-    """A layer's step of rows at positions `present`, some of which are `written` and go on to the layer `above`, and
-    of the question's behind them. above: None: the last layer, of which the last `outputs` rows go on · slots: of all
-    that are written."""
+    """Return the step of one layer.
+
+    Args:
+        present: Positions of the recomputed rows that reach the layer; the question's rows follow them.
+        above: Positions of those that go on to the next layer; None in the last layer, which `outputs` rows leave.
+        written: Positions of those whose K and V are written.
+        slots: Slots of all rows that are written, the question's included.
+        outputs: Rows that give logits.
+        blend: Whether recomputed rows are blended with stored ones.
+    """
     again = written.shape[0]
     count, total = present.shape[0], present.shape[0] + slots.shape[0] - again
     behind = torch.arange(count, total)
@@ -260,5 +291,5 @@ def _step(present: Tensor, above: Tensor | None, written: Tensor, slots: Tensor,
 
 
 def _among(present: Tensor, some: Tensor) -> Tensor:
-    """Where `some` positions stand among those `present`, both ascending."""
+    """Return the indices of `some` among the positions `present`; both ascending."""
     return torch.arange(present.shape[0]) if some is present else torch.searchsorted(present, some)

@@ -22,7 +22,7 @@ from ragkv.engine.offloaded_blocks import OffloadedBlocks
 from ragkv.engine.pass_runner import PassRunner
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions, mean_keys
 from ragkv.engine.session import SessionState, minus, plus
-from ragkv.recompute.base import Blocks, Expansion, Method, Plan, overwritten, recomputed
+from ragkv.recompute.base import Blocks, Expansion, Method, Plan, overwritten_blocks, recomputed_tokens
 from ragkv.sparse.base import DecodeState, SparsePrefill, decode_state, last_rows, observe_queries
 from ragkv.timing import StepTimer
 
@@ -62,7 +62,7 @@ class StitchedPrefill:
 
     def run(self) -> PrefilledContext:
         """Run all stages."""
-        fixed = self._method.first(self._pieces)
+        fixed = self._method.composite_blocks(self._pieces)
         self._open(fixed)
         later = self._load_fixed(fixed)
         plan = self._plan()
@@ -80,7 +80,7 @@ class StitchedPrefill:
         self._state.append_question(len(self._question))
         if decoding is not None and decoding.wants_offloaded:
             decoding.offloaded = OffloadedBlocks(self._stitch, self._sources, plan)
-        prefilled = sum(recomputed(plan.recompute)) + self._pending + len(self._question)
+        prefilled = sum(recomputed_tokens(plan.recompute)) + self._pending + len(self._question)
         return PrefilledContext(
             self._stitch.cache, logits, self._stitch.end, plan, sparse, decoding, *self._cached, prefilled
         )
@@ -103,7 +103,7 @@ class StitchedPrefill:
         with self._timer.step("load"):
             missing = self._state.missing(wanted)
             self._stitch.reserve(self._pieces, missing)
-            now, later = split_layers(missing, self._method.depth(layers) - 1)
+            now, later = split_layers(missing, self._method.composite_layers(layers) - 1)
             self._runner.load_blocks(self._stitch, self._sources, now)
             self._state.hold(wanted)
         return later
@@ -111,20 +111,20 @@ class StitchedPrefill:
     def _plan(self) -> Plan:
         """Ask with the question's queries over S and the fixed blocks."""
         with self._timer.step("plan"):
-            depth = self._method.depth(self._model.shape.layers)
+            depth = self._method.composite_layers(self._model.shape.layers)
             queries = self._runner.query_pass(self._stitch, self._question, depth)
             return self._method.plan(self._pieces, queries)
 
     def _load_plan(self, plan: Plan, later: Sequence[Sequence[Blocks]]) -> Plan:
         """Load what the plan keeps and the cache lacks; return what is left of the plan in this turn.
 
-        Blocks whose rows are all recomputed and overwritten get rows and no bytes.
+        Blocks whose rows are all recomputed and overwritten_blocks get rows and no bytes.
         """
         with self._timer.step("load"):
             missing = self._state.missing(plan.kept)
             self._stitch.reserve(self._pieces, missing)
             plan = self._state.remaining(plan, self._pieces)
-            wanted = minus(plus(later, missing), overwritten(self._pieces, plan))
+            wanted = minus(plus(later, missing), overwritten_blocks(self._pieces, plan))
             self._runner.load_blocks(self._stitch, self._sources, wanted, plan.key_positions)
         return plan
 

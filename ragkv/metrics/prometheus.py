@@ -1,8 +1,8 @@
-"""Exposition: the sums of a tally as Prometheus metrics, and back.
+"""Converts sums to Prometheus metrics and back.
 
-`families` is what /metrics says of all answers, `read` what `ragkv top` makes of it, so a figure in the terminal and
-one in Grafana are of the same sums. Counters and histograms, no ratios: whoever shows them divides, over a span of its
-choice.
+`families` produces the metrics that /metrics exposes for answers. `parse_metrics` parses them for `ragkv top`, so the
+terminal and Grafana show the same sums. There are only counters and histograms, no ratios: a viewer computes ratios
+over the time span that it shows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from prometheus_client.utils import floatToGoString
 
 from ragkv.metrics.sums import BOUNDS, OUTCOMES, STEPS, TIERS, TOKENS, Histogram, MetricSums
 
-NOWHERE = "none"
-"""The label `tier` of chunks that no tier had."""
+NO_TIER = "none"
+"""Value of the label `tier` for chunks that no tier held."""
 _SOURCES = {"context": "context_kv", "heads": "heads", "loaded": "loaded"}
-"""The label `source`, and what it is in Sums."""
+"""Values of the label `source`, and their keys in `MetricSums.kv_bytes`."""
 _BUCKETS = (*map(floatToGoString, BOUNDS), "+Inf")
 
 Labels = tuple[str, ...]
@@ -31,10 +31,20 @@ L = TypeVar("L", bound=Labels)
 
 @dataclass(frozen=True)
 class ScrapedMetrics:
-    """What /metrics says at one moment. sums: since the start · started: of the process, Unix seconds · running,
-    waiting, places: questions that are answered and wait, and how many may · documents, queued: in the catalogue, and
-    on their way into it; None where the service does not know yet · wrong: names of the checks that are not all right ·
-    model, method: "" where the service does not know yet."""
+    """The contents of /metrics at one moment.
+
+    Attributes:
+        sums: Sums since the start of the service.
+        started: When the process started, in Unix seconds.
+        running: Questions that are being answered.
+        waiting: Requests that wait for the engine.
+        places: Capacity of the queue.
+        documents: Documents in the catalogue; None while the service does not know.
+        queued: Documents that wait to be ingested; None while the service does not know.
+        wrong: Names of the readiness checks that fail.
+        model: Name of the model; "" while the service does not know.
+        method: The default method; "" while the service does not know.
+    """
 
     sums: MetricSums
     started: float
@@ -49,8 +59,11 @@ class ScrapedMetrics:
 
 
 def families(sums: MetricSums) -> Iterator[Metric]:
-    """All that is said of answers. What has not happened yet is there with 0, so that its rate is right from the first
-    time on; but answers by method, of which there may be any."""
+    """Yield all metrics of answers.
+
+    Series start at 0 before their first event, so that rates are right from the first event on. The exception is
+    `ragkv_answers_total`, because the methods are not known in advance.
+    """
     yield counter(
         "ragkv_answers_total",
         "Questions answered.",
@@ -73,7 +86,7 @@ def families(sums: MetricSums) -> Iterator[Metric]:
         "ragkv_chunk_lookups_total",
         "Chunks whose stored KV was looked up, by the tier that had it.",
         ("tier", "result"),
-        {(tier or NOWHERE, "hit" if tier else "miss"): sums.lookups[tier] for tier in (*TIERS, "")},
+        {(tier or NO_TIER, "hit" if tier else "miss"): sums.lookups[tier] for tier in (*TIERS, "")},
     )
     yield counter(
         "ragkv_kv_bytes_total",
@@ -81,14 +94,14 @@ def families(sums: MetricSums) -> Iterator[Metric]:
         ("source",),
         {(source,): sums.kv_bytes[name] for source, name in _SOURCES.items()},
     )
-    yield from _single(sums)
+    yield from _unlabelled(sums)
     steps = HistogramMetricFamily("ragkv_step_seconds", "Seconds of each step of an answer.", labels=("step",))
-    for step, spent in sums.seconds.items():
-        steps.add_metric((step,), list(zip(_BUCKETS, accumulate(spent.counts), strict=True)), spent.total)
+    for step, histogram in sums.seconds.items():
+        steps.add_metric((step,), list(zip(_BUCKETS, accumulate(histogram.counts), strict=True)), histogram.total)
     yield steps
 
 
-def _single(sums: MetricSums) -> Iterator[Metric]:
+def _unlabelled(sums: MetricSums) -> Iterator[Metric]:
     yield counter(
         "ragkv_fallbacks_total",
         "Chunks encoded again because their stored KV could not be used.",
@@ -106,95 +119,105 @@ def _single(sums: MetricSums) -> Iterator[Metric]:
     )
 
 
-def counter(name: str, says: str, labels: Sequence[str], values: Mapping[L, float]) -> Metric:
-    """A family of counters: their values by the values of their labels."""
-    family = CounterMetricFamily(name, says, labels=labels)
-    for each, value in values.items():
-        family.add_metric(each, value)
+def counter(name: str, documentation: str, labels: Sequence[str], values: Mapping[L, float]) -> Metric:
+    """Return a counter family. values: value of each counter, by its label values."""
+    family = CounterMetricFamily(name, documentation, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
     return family
 
 
-def gauge(name: str, says: str, labels: Sequence[str], values: Mapping[L, float]) -> Metric:
-    """The same of gauges."""
-    family = GaugeMetricFamily(name, says, labels=labels)
-    for each, value in values.items():
-        family.add_metric(each, value)
+def gauge(name: str, documentation: str, labels: Sequence[str], values: Mapping[L, float]) -> Metric:
+    """Return a gauge family. values: value of each gauge, by its label values."""
+    family = GaugeMetricFamily(name, documentation, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
     return family
 
 
-def read(text: str) -> ScrapedMetrics:
-    """Of Prometheus text. Raises ValueError for text that is no such thing, or not that of a ragkv like this one."""
-    found = _Samples(text)
-    if "ragkv_tokens_total" not in found.samples:
+def parse_metrics(text: str) -> ScrapedMetrics:
+    """Parse the Prometheus text of /metrics.
+
+    Raises:
+        ValueError: The text is not in the Prometheus format, or not from a compatible ragkv service.
+    """
+    samples = _Samples(text)
+    if "ragkv_tokens_total" not in samples.by_name:
         raise ValueError("no ragkv_tokens_total")
-    model, method = next(iter(found.by("ragkv_info", "model", "method")), ("", ""))
+    model, method = next(iter(samples.by_labels("ragkv_info", "model", "method")), ("", ""))
     return ScrapedMetrics(
-        sums=_sums(found),
-        started=found.one("process_start_time_seconds") or 0.0,
-        running=int(found.one("ragkv_questions_running") or 0),
-        waiting=int(found.one("ragkv_questions_waiting") or 0),
-        places=int(found.one("ragkv_queue_places") or 0),
-        documents=_whole(found.one("ragkv_documents")),
-        queued=_whole(found.one("ragkv_documents_waiting")),
-        wrong=tuple(check for (check,), fine in found.by("ragkv_ready", "check").items() if not fine),
+        sums=_sums(samples),
+        started=samples.value("process_start_time_seconds") or 0.0,
+        running=int(samples.value("ragkv_questions_running") or 0),
+        waiting=int(samples.value("ragkv_questions_waiting") or 0),
+        places=int(samples.value("ragkv_queue_places") or 0),
+        documents=_int_or_none(samples.value("ragkv_documents")),
+        queued=_int_or_none(samples.value("ragkv_documents_waiting")),
+        wrong=tuple(check for (check,), ok in samples.by_labels("ragkv_ready", "check").items() if not ok),
         model=model,
         method=method,
     )
 
 
 class _Samples:
-    """samples: all of a text, by name."""
+    """All samples of a Prometheus text, by name."""
 
     def __init__(self, text: str):
-        self.samples: dict[str, list[Sample]] = {}
+        self.by_name: dict[str, list[Sample]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                self.samples.setdefault(sample.name, []).append(sample)
+                self.by_name.setdefault(sample.name, []).append(sample)
 
-    def by(self, name: str, *labels: str) -> dict[Labels, float]:
-        """Values by those of these labels. Raises ValueError when one is not there."""
-        found = {}
-        for sample in self.samples.get(name, ()):
+    def by_labels(self, name: str, *labels: str) -> dict[Labels, float]:
+        """Return the values of a metric by the values of these labels. Raises ValueError if a label is missing."""
+        values = {}
+        for sample in self.by_name.get(name, ()):
             if missing := set(labels) - sample.labels.keys():
                 raise ValueError(f"{name} has no label {min(missing)}")
-            found[tuple(sample.labels[label] for label in labels)] = sample.value
-        return found
+            values[tuple(sample.labels[label] for label in labels)] = sample.value
+        return values
 
-    def one(self, name: str) -> float | None:
-        """The value of what has no labels; None where it is not there."""
-        return self.by(name).get(())
+    def value(self, name: str) -> float | None:
+        """Return the value of a metric without labels, or None if it is missing."""
+        return self.by_labels(name).get(())
 
 
-def _sums(found: _Samples) -> MetricSums:
+def _sums(samples: _Samples) -> MetricSums:
     empty = MetricSums()
-    answers = found.by("ragkv_answers_total", "method", "prefill", "decode")
-    ended = found.by("ragkv_questions_unanswered_total", "outcome")
-    tokens, kv_bytes = found.by("ragkv_tokens_total", "kind"), found.by("ragkv_kv_bytes_total", "source")
-    lookups = found.by("ragkv_chunk_lookups_total", "tier")
+    answers = samples.by_labels("ragkv_answers_total", "method", "prefill", "decode")
+    ended = samples.by_labels("ragkv_questions_unanswered_total", "outcome")
+    tokens, kv_bytes = (
+        samples.by_labels("ragkv_tokens_total", "kind"),
+        samples.by_labels("ragkv_kv_bytes_total", "source"),
+    )
+    lookups = samples.by_labels("ragkv_chunk_lookups_total", "tier")
     return MetricSums(
         answers={(method, prefill, decode): int(count) for (method, prefill, decode), count in answers.items()},
         ended={outcome: int(ended.get((outcome,), 0)) for outcome in OUTCOMES},
         tokens={kind: tokens.get((kind,), 0.0) for kind in TOKENS},
-        lookups={tier: int(lookups.get((tier or NOWHERE,), 0)) for tier in empty.lookups},
+        lookups={tier: int(lookups.get((tier or NO_TIER,), 0)) for tier in empty.lookups},
         kv_bytes={name: int(kv_bytes.get((source,), 0)) for source, name in _SOURCES.items()},
-        fallbacks=int(found.one("ragkv_fallbacks_total") or 0),
-        pulled=int(found.one("ragkv_pulled_blocks_total") or 0),
-        full_seconds=found.one("ragkv_full_seconds_total") or 0.0,
-        seconds=_seconds(found),
+        fallbacks=int(samples.value("ragkv_fallbacks_total") or 0),
+        pulled=int(samples.value("ragkv_pulled_blocks_total") or 0),
+        full_seconds=samples.value("ragkv_full_seconds_total") or 0.0,
+        seconds=_seconds(samples),
     )
 
 
-def _seconds(found: _Samples) -> dict[str, Histogram]:
-    buckets, totals = found.by("ragkv_step_seconds_bucket", "step", "le"), found.by("ragkv_step_seconds_sum", "step")
+def _seconds(samples: _Samples) -> dict[str, Histogram]:
+    buckets, totals = (
+        samples.by_labels("ragkv_step_seconds_bucket", "step", "le"),
+        samples.by_labels("ragkv_step_seconds_sum", "step"),
+    )
     if {le for _, le in buckets} - set(_BUCKETS):
         raise ValueError("ragkv_step_seconds has other buckets")
     seconds = {}
     for step in STEPS:
-        up_to = [int(buckets.get((step, le), 0)) for le in _BUCKETS]
-        counts = tuple(more - less for less, more in pairwise((0, *up_to)))
+        cumulative = [int(buckets.get((step, le), 0)) for le in _BUCKETS]
+        counts = tuple(more - less for less, more in pairwise((0, *cumulative)))
         seconds[step] = Histogram(counts, totals.get((step,), 0.0))
     return seconds
 
 
-def _whole(value: float | None) -> int | None:
+def _int_or_none(value: float | None) -> int | None:
     return None if value is None else int(value)

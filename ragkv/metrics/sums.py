@@ -1,7 +1,11 @@
-"""Tally: sums over all answers since the start. One truth for /metrics, the dashboard and `ragkv top`.
+"""Sums over all answers since the start of the service, for /metrics, the dashboard and `ragkv top`.
 
-Sums and no ratios: a ratio of two differences of sums is right for any span of time, a mean of ratios for none.
-What is counted is what the reports say (ragkv/report.py), so the sums of all reports and these agree to the digit.
+Only sums are kept, no ratios. A ratio of two differences of sums is correct for any time span; a mean of ratios is not.
+The sums add up the values of the reports (ragkv/report.py), so they equal the sums of all reports exactly.
+
+`Histogram` is not prometheus_client's: the dashboard and `ragkv top` subtract two snapshots, and `ragkv top` rebuilds
+one from scraped text. Metrics of prometheus_client are mutable and separately locked, so they offer neither immutable
+snapshots that are consistent across metrics nor a way to construct one from counts.
 """
 
 from __future__ import annotations
@@ -18,13 +22,13 @@ K = TypeVar("K")
 N = TypeVar("N", int, float)
 
 Outcome = Literal["invalid", "failed", "cancelled", "expired", "refused"]
-"""How a question ended that was not answered: it cannot be (4xx), an error of the service, given up by whoever asked,
-its time was up, no place in the line."""
+"""How a question ended without an answer: invalid request (4xx), error of the service, cancelled by the client,
+deadline expired, refused because the queue was full."""
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 _DECADE = (1, 1.5, 2, 3, 5, 7)
 BOUNDS: tuple[float, ...] = (*(float(f"{digits}e{power}") for power in range(-4, 2) for digits in _DECADE), 100.0)
-"""Upper ends of a histogram's buckets, in seconds; what is above the last has one of its own."""
+"""Upper bounds of the histogram buckets, in seconds. One more bucket holds the values above the last bound."""
 STEPS = tuple(each.name for each in fields(Timings))
 TOKENS: tuple[str, ...] = ("context", "kept", "recomputed", "question", "generated", "prefilled")
 TIERS = ("gpu", "host", "store")
@@ -32,35 +36,49 @@ TIERS = ("gpu", "host", "store")
 
 @dataclass(frozen=True)
 class Histogram:
-    """counts: of each bucket, not added up, the one above all BOUNDS last · total: of what was observed."""
+    """An immutable histogram of durations.
+
+    Attributes:
+        counts: Observations per bucket, not cumulative. The last bucket holds the values above all BOUNDS.
+        total: Sum of the observed values, in seconds.
+    """
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS) + 1)
     total: float = 0.0
 
     @property
     def count(self) -> int:
-        """Observations."""
+        """Number of observations."""
         return sum(self.counts)
 
     def observed(self, value: float) -> Histogram:
-        """With one more."""
-        at = bisect_left(BOUNDS, value)
-        return Histogram((*self.counts[:at], self.counts[at] + 1, *self.counts[at + 1 :]), self.total + value)
+        """Return a histogram with one more observation."""
+        bucket = bisect_left(BOUNDS, value)
+        counts = (*self.counts[:bucket], self.counts[bucket] + 1, *self.counts[bucket + 1 :])
+        return Histogram(counts, self.total + value)
 
     def since(self, earlier: Histogram) -> Histogram:
-        """What came after."""
+        """Return the observations that were made after an earlier snapshot."""
         counts = tuple(now - then for now, then in zip(self.counts, earlier.counts, strict=True))
         return Histogram(counts, self.total - earlier.total)
 
     def quantile(self, share: float) -> float | None:
-        """As PromQL's histogram_quantile: linear inside its bucket, at most the last of BOUNDS; None without
-        observations."""
+        """Estimate a quantile like PromQL's histogram_quantile.
+
+        The value is interpolated linearly inside its bucket and is at most the last of BOUNDS.
+
+        Args:
+            share: The quantile, 0 to 1.
+
+        Returns:
+            The estimate in seconds, or None without observations.
+        """
         rank, below = share * self.count, 0
         if not self.count:
             return None
-        for place, (count, high) in enumerate(zip(self.counts, BOUNDS, strict=False)):
+        for bucket, (count, high) in enumerate(zip(self.counts, BOUNDS, strict=False)):
             if count and below + count >= rank:
-                low = BOUNDS[place - 1] if place else 0.0
+                low = BOUNDS[bucket - 1] if bucket else 0.0
                 return low + (high - low) * (rank - below) / count
             below += count
         return BOUNDS[-1]
@@ -68,11 +86,19 @@ class Histogram:
 
 @dataclass(frozen=True)
 class MetricSums:
-    """answers: by method, prefill and decode policy, names without fields · ended: questions that were not answered ·
-    tokens: by kind, those of Tokens · lookups: chunks looked up, by the tier that had them, "" for none · kv_bytes:
-    `context_kv`, `heads`, `loaded` · fallbacks: chunks encoded again because their stored KV could not be used ·
-    pulled: blocks that decoding brought back · seconds: by step, those of Timings · full_seconds: to the first token,
-    as full recompute is estimated to take for the same questions."""
+    """An immutable snapshot of all sums.
+
+    Attributes:
+        answers: Answers by (method, prefill policy, decode policy), names without parameters.
+        ended: Questions without an answer, by outcome.
+        tokens: Tokens by kind; the kinds are fields of TokenCounts.
+        lookups: Looked up chunks by the tier that held them, "" for none.
+        kv_bytes: Bytes by kind: `context_kv`, `heads`, `loaded`.
+        fallbacks: Chunks encoded again because their stored KV could not be used.
+        pulled: Blocks that decoding fetched back.
+        seconds: Durations by step; the steps are the fields of Timings.
+        full_seconds: Estimated time to first token of the same questions with full recompute, in seconds.
+    """
 
     answers: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     ended: Mapping[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
@@ -85,7 +111,7 @@ class MetricSums:
     full_seconds: float = 0.0
 
     def since(self, earlier: MetricSums) -> MetricSums:
-        """What came after."""
+        """Return the sums of everything that happened after an earlier snapshot."""
         return MetricSums(
             answers=_minus(self.answers, earlier.answers),
             ended=_minus(self.ended, earlier.ended),
@@ -100,27 +126,27 @@ class MetricSums:
 
     @property
     def answered(self) -> int:
-        """Answers of all methods."""
+        """Number of answers of all methods."""
         return sum(self.answers.values())
 
     @property
     def full(self) -> float | None:
-        """Seconds to the first token by full recompute, estimated, in the mean of the answers."""
+        """Estimated mean time to first token with full recompute, in seconds; None if unknown."""
         return _ratio(self.full_seconds, self.answered) or None
 
     @property
     def sequence(self) -> float | None:
-        """Tokens kept / tokens of the context; None before the first answer, as the other ratios."""
+        """Kept tokens / context tokens. This ratio and the others are None before the first answer."""
         return _ratio(self.tokens["kept"], self.tokens["context"])
 
     @property
     def recompute(self) -> float | None:
-        """Tokens computed again / tokens of the context."""
+        """Recomputed tokens / context tokens."""
         return _ratio(self.tokens["recomputed"], self.tokens["context"])
 
     @property
     def load(self) -> float | None:
-        """Bytes read, heads included / bytes of the context's KV."""
+        """Bytes read, head records included / bytes of the context's KV."""
         return _ratio(self.kv_bytes["heads"] + self.kv_bytes["loaded"], self.kv_bytes["context_kv"])
 
     @property
@@ -130,16 +156,16 @@ class MetricSums:
 
     @property
     def cache_hit(self) -> float | None:
-        """Chunks found in any tier / chunks looked up."""
+        """Chunks found in any tier / looked up chunks."""
         return _ratio(sum(self.lookups[tier] for tier in TIERS), sum(self.lookups.values()))
 
     def hit_by(self, tier: str) -> float | None:
-        """Chunks found in this tier / chunks looked up."""
+        """Return chunks found in this tier / looked up chunks."""
         return _ratio(self.lookups[tier], sum(self.lookups.values()))
 
 
 class MetricsRecorder:
-    """Thread-safe. Whoever reads takes `sums`, which do not change any more."""
+    """Adds up answers. Thread-safe; `sums` returns an immutable snapshot."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -147,33 +173,38 @@ class MetricsRecorder:
 
     @property
     def sums(self) -> MetricSums:
-        """Since the start."""
+        """All sums since the start."""
         return self._sums
 
     def answered(self, report: Report, full_ms: float = 0.0) -> None:
-        """A question was answered. full_ms: to the first token, had all of it been computed again; estimated."""
+        """Record an answer.
+
+        Args:
+            report: Report of the answer.
+            full_ms: Estimated time to first token with full recompute, in milliseconds; 0 if unknown.
+        """
         tokens, cache, kv = report.tokens, report.cache, report.bytes
-        found = {tier: getattr(cache.hits, tier) for tier in TIERS}
-        way = (report.method.partition(":")[0], report.prefill.partition(":")[0], report.decode.partition(":")[0])
+        hits = {tier: getattr(cache.hits, tier) for tier in TIERS}
+        label = (report.method.partition(":")[0], report.prefill.partition(":")[0], report.decode.partition(":")[0])
         with self._lock:
-            then = self._sums
+            sums = self._sums
             self._sums = replace(
-                then,
-                answers=_plus(then.answers, {way: 1}),
-                tokens=_plus(then.tokens, {kind: getattr(tokens, kind) for kind in TOKENS}),
-                lookups=_plus(then.lookups, {**found, "": cache.misses}),
-                kv_bytes=_plus(then.kv_bytes, {"context_kv": kv.context_kv, "heads": kv.heads, "loaded": kv.loaded}),
-                fallbacks=then.fallbacks + len(cache.fallbacks),
-                pulled=then.pulled + report.decoding.pulled,
+                sums,
+                answers=_plus(sums.answers, {label: 1}),
+                tokens=_plus(sums.tokens, {kind: getattr(tokens, kind) for kind in TOKENS}),
+                lookups=_plus(sums.lookups, {**hits, "": cache.misses}),
+                kv_bytes=_plus(sums.kv_bytes, {"context_kv": kv.context_kv, "heads": kv.heads, "loaded": kv.loaded}),
+                fallbacks=sums.fallbacks + len(cache.fallbacks),
+                pulled=sums.pulled + report.decoding.pulled,
                 seconds={
-                    step: spent.observed(getattr(report.timings_ms, step) / 1000)
-                    for step, spent in then.seconds.items()
+                    step: histogram.observed(getattr(report.timings_ms, step) / 1000)
+                    for step, histogram in sums.seconds.items()
                 },
-                full_seconds=then.full_seconds + full_ms / 1000,
+                full_seconds=sums.full_seconds + full_ms / 1000,
             )
 
     def ended(self, outcome: Outcome) -> None:
-        """A question was not answered."""
+        """Record a question that ended without an answer."""
         with self._lock:
             self._sums = replace(self._sums, ended=_plus(self._sums.ended, {outcome: 1}))
 

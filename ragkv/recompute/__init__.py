@@ -1,1 +1,1 @@
-"""How many stored chunks become one context cache: one method a file, tensors only."""
+"""Methods that build one context cache from stored chunks. Each method has its own file and sees tensors only."""

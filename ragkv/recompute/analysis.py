@@ -4,14 +4,14 @@ Paper: Sparse Attention across Multiple-context KV Cache (AAAI-26, arXiv 2508.11
 
     A[i, j]   causal attention of row i to token j, mean over attention heads
     s_j       salience: mean of A[i, j] over the rows i > j
-    rep_b     representative of block b: its token of largest salience; the LANDMARKS first ones are InfLLM's (its local
-              score is this salience)
-    alpha_b   importance exponent: A[i, rep_b] ~ x_i ** -alpha; smaller decays more slowly, is more important
-    u_b       unimportance: salience of the representative; smaller is less important
+    rep_b     representative of block b: its token of largest salience. The first LANDMARKS tokens by salience are
+              InfLLM's landmarks (its local score is this salience)
+    alpha_b   importance exponent: A[i, rep_b] ~ x_i ** -alpha; a smaller one decays more slowly: more important
+    u_b       unimportance: salience of the representative; a smaller one is less important
 
-Differs from the paper: the axis x of the power law is the number of keys row i sees, not its distance to the token
-(paper silent): by distance, uniform attention would call late blocks important; by row it gives every block alpha 1.
-Attention is never held head by head: rows come in slabs, of which the mean over heads is kept.
+Differs from the paper: the axis x of the power law is the number of keys that row i sees, not its distance to the token
+(paper silent). By distance, uniform attention would make late blocks look important; by row, every block gets alpha 1.
+Attention is never stored per head: rows are processed in slabs, and only the mean over heads is kept.
 """
 
 from __future__ import annotations
@@ -26,20 +26,25 @@ from torch import Tensor
 from ragkv.types import LANDMARKS
 
 MIN_POINTS = 8
-"""Fewer rows than this after a representative: no exponent, alpha = +inf, never important (paper silent)."""
+"""With fewer rows than this after a representative, alpha is +inf: the block is never important (paper silent)."""
 
 FLOOR = 1e-12
-"""Attention below this is clamped before the logarithm (paper silent)."""
+"""Attention is clamped to this before the logarithm (paper silent)."""
 
 SLAB, SLAB_ON_GPU = 256, 1024
-"""Query rows handled at a time; a GPU has the memory, and small slabs are nothing but launches there."""
+"""Query rows processed at a time. A GPU has the memory for more, and small slabs cost mostly kernel launches there."""
 
 
 @dataclass(frozen=True)
 class Salience:
-    """Per block of one layer, on its device: alpha, unimportance [B] float32 · landmarks [B, R] int32, R =
-    min(LANDMARKS, block), by falling salience; the first is the representative, which also stands in where a last block
-    has too few tokens."""
+    """Salience of the blocks of one layer, on the device of the layer.
+
+    Attributes:
+        alpha: Importance exponent [B] float32.
+        unimportance: Salience of the representative [B] float32.
+        landmarks: Token indices [B, R] int32 by falling salience, with R = min(LANDMARKS, block). The first one is the
+            representative. It also fills the row of a last block that has too few tokens.
+    """
 
     alpha: Tensor
     unimportance: Tensor
@@ -49,16 +54,21 @@ class Salience:
 def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float) -> Salience:
     """Analyse one layer of a chunk.
 
-    q [n, Hq, d], k [before + n, Hkv, d], both rotated; the first `before` keys are the prefix the chunk was read after.
+    Args:
+        q: Rotated queries [n, Hq, d].
+        k: Rotated keys [before + n, Hkv, d].
+        block: Tokens per block.
+        before: The first `before` keys are the prefix that precedes the chunk.
+        scale: Softmax scale.
     """
     rows, device = q.shape[0], q.device
-    each = torch.arange(rows, device=device)
+    row = torch.arange(rows, device=device)
     received = torch.zeros(rows, dtype=torch.float64, device=device)
     slabs = list(_slabs(q, k, before, scale))
     for start, attention in slabs:
-        strictly_later = each[start : start + attention.shape[0], None] > each
+        strictly_later = row[start : start + attention.shape[0], None] > row
         received += torch.where(strictly_later, attention[:, before:].double(), 0.0).sum(0)
-    salience = received / (rows - 1 - each).double().clamp(min=1)
+    salience = received / (rows - 1 - row).double().clamp(min=1)
     blocks = -(-rows // block)
     padded = torch.full((blocks * block,), -1.0, dtype=torch.float64, device=device)
     padded[:rows] = salience
@@ -72,10 +82,15 @@ def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float) -> S
 
 
 def fit_exponents(columns: Tensor, starts: Tensor, before: int = 0) -> Tensor:
-    """alpha [B] float64 of log A[i] = c - alpha log x_i by least squares over the rows i >= starts [B]; x_i = keys that
-    row i sees.
+    """Fit log A[i] = c - alpha log x_i by least squares, where x_i is the number of keys that row i sees.
 
-    columns [n, B]: attention of every row to B tokens. +inf with fewer than MIN_POINTS rows.
+    Args:
+        columns: Attention [n, B] of every row to B tokens.
+        starts: First row [B] of each fit.
+        before: Keys before row 0.
+
+    Returns:
+        alpha [B] float64; +inf with fewer than MIN_POINTS rows.
     """
     row = torch.arange(columns.shape[0], device=columns.device)[:, None]
     used = row >= starts
@@ -88,9 +103,9 @@ def fit_exponents(columns: Tensor, starts: Tensor, before: int = 0) -> Tensor:
 
 
 def low_outliers(values: Sequence[float]) -> list[int]:
-    """Indices below mean - 3 sigma (PauTa criterion, sample sigma).
+    """Return the indices of values below mean - 3 sigma (PauTa criterion, sample sigma).
 
-    With fewer than 11 values none can ever be: the largest possible |z| of N values is (N-1)/sqrt(N).
+    With fewer than 11 values there is never one: the largest possible |z| of N values is (N-1)/sqrt(N).
     """
     if len(values) < 2:
         return []
@@ -100,10 +115,16 @@ def low_outliers(values: Sequence[float]) -> list[int]:
 
 
 def outlier_tokens(alpha: Tensor, representative: Tensor, middle: range, layers: Sequence[int]) -> tuple[int, ...]:
-    """Tokens of middle blocks worth recomputing: representatives whose alpha is a low outlier.
+    """Return the tokens of middle blocks worth recomputing: representatives whose alpha is a low outlier.
 
-    alpha, representative [L, B]. The exponents of `layers` (N*) are pooled, since one layer of a short chunk has too
-    few for the criterion; with fewer than 11 in all, the single smallest counts (paper silent).
+    The exponents of `layers` (N*) are pooled, since one layer of a short chunk has too few for the criterion. With
+    fewer than 11 in all, the single smallest one counts (paper silent).
+
+    Args:
+        alpha: Importance exponents [L, B].
+        representative: Token indices [L, B].
+        middle: Middle blocks.
+        layers: Stable layers.
     """
     pool = [(float(alpha[layer, b]), int(representative[layer, b])) for layer in layers for b in middle]
     pool = [(value, token) for value, token in pool if math.isfinite(value)]
@@ -115,10 +136,13 @@ def outlier_tokens(alpha: Tensor, representative: Tensor, middle: range, layers:
 
 
 def stability(alphas: Sequence[Tensor]) -> list[int]:
-    """Score of every layer over a set of chunks (A.2): in how many of them its attention singles out the best block.
+    """Score every layer over a set of chunks (A.2): count the chunks whose best block stands out in the layer.
 
-    alphas: per chunk [L, B]. beta is the block with the best rank by importance, averaged over layers; a layer scores
-    when the exponent of beta is a low outlier among the exponents of that layer's blocks (paper silent on the sample).
+    beta is the block with the best rank by importance, averaged over layers. A layer scores if the exponent of beta is
+    a low outlier among the exponents of the layer's blocks (paper silent on the sample).
+
+    Args:
+        alphas: Importance exponents [L, B], per chunk.
     """
     scores = [0] * alphas[0].shape[0]
     for alpha in alphas:
@@ -134,7 +158,7 @@ def stability(alphas: Sequence[Tensor]) -> list[int]:
 
 
 def _slabs(q: Tensor, k: Tensor, before: int, scale: float) -> Iterator[tuple[int, Tensor]]:
-    """(first row, attention [slab, before + n]) mean over heads, softmax over what each row sees."""
+    """Yield (first row, attention [slab, before + n]): the mean over heads, softmax over what each row sees."""
     group, most = q.shape[1] // k.shape[1], SLAB_ON_GPU if q.is_cuda else SLAB
     for start in range(0, q.shape[0], most):
         rows = q[start : start + most]

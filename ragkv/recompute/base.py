@@ -1,9 +1,11 @@
-"""How many chunks become one context cache: the nouns every method shares.
+"""Types and helpers that every recompute method shares.
 
-A method sees tensors only. It is asked twice per question:
-    first(pieces)          which blocks the composite pass reads (empty: the method needs no query)
-    plan(pieces, queries)  which blocks are kept per layer, which of their tokens are recomputed, and how
-Blocks and tokens are numbered inside their chunk. "Chunk" here is SamKV's "document".
+A method decides how stored chunks become one context cache. It sees tensors only, and is called twice per question:
+
+    composite_blocks(pieces)    which blocks the composite pass reads; empty if the method needs no query
+    plan(pieces, queries)       which blocks are kept per layer, which of their tokens are recomputed, and how
+
+Blocks and tokens are numbered inside their chunk. A chunk is SamKV's "document".
 """
 
 from __future__ import annotations
@@ -26,9 +28,13 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """A chunk as selection sees it: its size and its digest, no KV.
+    """A chunk as a method sees it: its size and its digest, without KV.
 
-    exact: its stored KV already is what a full prefill would compute (the first chunk after a shared prefix).
+    Attributes:
+        tokens: Number of tokens.
+        block: Tokens per block.
+        digest: Digest of the chunk.
+        exact: Whether the stored KV equals that of a full prefill (the first chunk after a shared prefix).
     """
 
     tokens: int
@@ -38,15 +44,15 @@ class Piece:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks; a partial last one counts."""
+        """Number of blocks. A partial last block counts."""
         return -(-self.tokens // self.block)
 
     def span(self, block: int) -> range:
-        """Token indices of a block."""
+        """Return the token indices of a block."""
         return range(block * self.block, min(self.tokens, (block + 1) * self.block))
 
     def rows(self, blocks: Sequence[int]) -> Tokens:
-        """Token indices of blocks, in order."""
+        """Return the token indices of blocks, in order."""
         return tuple(token for block in blocks for token in self.span(block))
 
 
@@ -56,10 +62,15 @@ Rows = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Refinement:
-    """Which tokens go on being recomputed, seen only while recomputing: from `layer` on, one share per layer, those
-    whose new rows differ most from the stored ones; later layers keep the last choice.
+    """A choice of tokens that is made while recomputing.
 
-    shares: of all context tokens · measure: (new rows, stored rows) -> how far apart [m]; K of both rotated alike
+    From `layer` on, only the tokens whose new rows differ most from the stored ones are recomputed further. There is
+    one share per layer; the layers after the last share keep its choice.
+
+    Attributes:
+        layer: First layer that chooses.
+        shares: Tokens that are recomputed further, as shares of all context tokens.
+        measure: Maps (new rows, stored rows) to their difference [m]. Both K have the same rotation.
     """
 
     layer: int
@@ -69,7 +80,13 @@ class Refinement:
 
 @dataclass(frozen=True)
 class ChunkSpan:
-    """Where a chunk stands: positions of the first chunk's, of its own, and behind the last chunk's last token."""
+    """Positions of a chunk in its context.
+
+    Attributes:
+        first: Position of the first chunk's first token.
+        start: Position of this chunk's first token.
+        end: Position behind the last chunk's last token.
+    """
 
     first: int
     start: int
@@ -77,26 +94,29 @@ class ChunkSpan:
 
 
 KeyPositions = Callable[[Tensor, ChunkSpan], Tensor]
-"""(token indices of a chunk [m], its place) -> the positions that their keys are rotated to [m]."""
+"""Maps token indices of a chunk [m] and its span to the positions [m] that the keys are rotated to."""
 
 Expansion = Callable[[int, Tensor, Sequence[Tensor]], tuple[Blocks, ...]]
-"""(layer, the question's pre-RoPE queries there [question tokens, Hq, d], pre-RoPE keys of every chunk there
-[n, Hkv, d]) -> blocks per chunk to read beside the kept ones."""
+"""Maps a layer, the question's pre-RoPE queries in it [question tokens, Hq, d] and the pre-RoPE keys of every chunk in
+it [n, Hkv, d] to the blocks per chunk that are read besides the kept ones."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one question reads and recomputes; [layer][chunk] everywhere.
+    """What one question reads and recomputes. Nested tuples are indexed [layer][chunk].
 
-    kept       blocks the answer is read from
-    recompute  R_l: tokens of kept blocks whose K, V are computed again at this layer
-    padding    blocks not kept whose stored rows stand in, during repair only, for tokens that pass through (rule 2)
-    blend      how new rows meet stored ones; None: overwrite
-    one_pass   repair and question prefill in one pass; equal to two passes, because causality comes from positions, as
-               long as there is no padding, which the question must not see
-    check      `recompute` is where to begin; what is done is decided on the way
-    grow       `kept` is where to begin; each layer adds what the question asks for there, out of all that is stored
-    angle      for baselines that turn keys elsewhere than to where they stand
+    Attributes:
+        kept: Blocks that the answer is read from.
+        recompute: R_l, tokens of kept blocks whose K and V are recomputed in this layer.
+        padding: Blocks that are not kept, but whose stored rows are used during repair for tokens that pass through
+            (rule 2).
+        blend: Combines new and stored rows; None overwrites.
+        one_pass: Whether repair and question prefill run as one pass. This equals two passes, since causality comes
+            from positions, as long as there is no padding: the question must not see padding.
+        refinement: If set, `recompute` is only the start, and the tokens are chosen while recomputing.
+        expansion: If set, `kept` is only the start, and each layer adds what the question asks for, out of all that is
+            stored.
+        key_positions: For baselines that rotate keys to other positions than their own.
     """
 
     kept: tuple[tuple[Blocks, ...], ...]
@@ -110,23 +130,28 @@ class Plan:
 
 
 class Method(Protocol):
-    """One way of making a context cache out of stored chunks."""
+    """A method that builds a context cache from stored chunks."""
 
-    def first(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
-        """Blocks per chunk the composite pass reads in every layer; () when no query is needed."""
+    def composite_blocks(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
+        """Return the blocks per chunk that the composite pass reads in every layer; () if no query is needed."""
         ...
 
-    def depth(self, layers: int) -> int:
-        """How many layers of the composite pass `plan` needs the queries of."""
+    def composite_layers(self, layers: int) -> int:
+        """Return how many layers of the composite pass `plan` needs the queries of, out of `layers`."""
         ...
 
     def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
-        """queries: per layer, pre-RoPE [question tokens, Hq, d] of the composite pass."""
+        """Plan what is kept and recomputed.
+
+        Args:
+            pieces: The chunks, in order.
+            queries: Pre-RoPE queries [question tokens, Hq, d] of the composite pass, per layer.
+        """
         ...
 
 
-def within(low: float, high: float, **values: float) -> None:
-    """Raise ValueError naming the value that does not lie in low..high."""
+def require_between(low: float, high: float, **values: float) -> None:
+    """Raise a ValueError that names the first value outside low..high."""
     for name, value in values.items():
         if not low <= value <= high:
             limit = f"at least {low}" if high == math.inf else f"between {low} and {high}"
@@ -134,38 +159,40 @@ def within(low: float, high: float, **values: float) -> None:
 
 
 def fixed_blocks(blocks: int, initial: int, local: int) -> Blocks:
-    """Initial and local blocks of a chunk; all of them when it has no middle."""
+    """Return the initial and local blocks of a chunk, or all of its blocks if it has no middle."""
     if blocks <= initial + local:
         return tuple(range(blocks))
     return (*range(initial), *range(blocks - local, blocks))
 
 
 def middle_blocks(blocks: int, initial: int, local: int) -> range:
-    """The blocks between the initial and the local ones."""
+    """Return the blocks between the initial and the local ones."""
     return range(initial, max(initial, blocks - local))
 
 
 def rows_alive(recompute: Sequence[Sequence[Tokens]]) -> list[list[Tokens]]:
-    """T_l = union of R_m over m >= l: tokens whose hidden state must enter layer l (rule 1). Same nesting as R; layers
-    that recompute the same object have the same objects here."""
+    """Compute T_l = union of R_m over m >= l: the tokens whose hidden state must enter layer l (rule 1).
+
+    The nesting is that of R. Layers that share an object in `recompute` share the objects here.
+    """
     alive: list[list[Tokens]] = []
     below: list[Tokens] = [()] * len(recompute[0])
     last: Sequence[Tokens] | None = None
     for layer in reversed(recompute):
         if layer is not last:
-            below, last = [_union(seen, now) for seen, now in zip(below, layer, strict=True)], layer
+            below, last = [_union(above, own) for above, own in zip(below, layer, strict=True)], layer
         alive.append(below)
     return alive[::-1]
 
 
-def _union(seen: Tokens, now: Tokens) -> Tokens:
-    if not seen or seen is now:
-        return now
-    return seen if seen == now else tuple(sorted({*seen, *now}))
+def _union(above: Tokens, own: Tokens) -> Tokens:
+    if not above or above is own:
+        return own
+    return above if above == own else tuple(sorted({*above, *own}))
 
 
-def recomputed(recompute: Sequence[Sequence[Tokens]]) -> list[float]:
-    """Tokens computed again, per chunk: the mean over layers of those that enter the layer."""
+def recomputed_tokens(recompute: Sequence[Sequence[Tokens]]) -> list[float]:
+    """Count the recomputed tokens per chunk: the mean over layers of the tokens that enter the layer."""
     alive = rows_alive(recompute)
     return [sum(len(layer[i]) for layer in alive) / len(alive) for i in range(len(alive[0]))]
 
@@ -173,7 +200,7 @@ def recomputed(recompute: Sequence[Sequence[Tokens]]) -> list[float]:
 def padding_for(
     pieces: Sequence[Piece], kept: Sequence[Sequence[Blocks]], recompute: Sequence[Sequence[Tokens]]
 ) -> tuple[tuple[Blocks, ...], ...]:
-    """Blocks to load at layers where a token passes through (T_l without R_l) and its block is not kept."""
+    """Return the blocks to load in layers where a token passes through (T_l without R_l) and its block is not kept."""
     alive = rows_alive(recompute)
     return tuple(
         tuple(
@@ -184,25 +211,30 @@ def padding_for(
     )
 
 
-def overwritten(pieces: Sequence[Piece], plan: Plan) -> list[list[Blocks]]:
-    """Kept blocks [layer][chunk] that need no stored rows: all of them are computed again and written over what lies
-    there, and a layer writes its rows before it reads any."""
+def overwritten_blocks(pieces: Sequence[Piece], plan: Plan) -> list[list[Blocks]]:
+    """Return the kept blocks [layer][chunk] that need no stored rows.
+
+    All rows of such a block are recomputed and overwrite the stored ones, and a layer writes its rows before it reads
+    any.
+    """
     if plan.blend is not None or plan.refinement is not None or plan.expansion is not None:
         return [[()] * len(pieces) for _ in plan.kept]
     found: list[list[Blocks]] = []
-    before: tuple[Sequence[Blocks], Sequence[Tokens]] | None = None
+    previous: tuple[Sequence[Blocks], Sequence[Tokens]] | None = None
     for layer in zip(plan.kept, plan.recompute, strict=True):
-        found.append(found[-1] if layer == before else [_whole(*each) for each in zip(pieces, *layer, strict=True)])
-        before = layer
+        found.append(
+            found[-1] if layer == previous else [_complete(*each) for each in zip(pieces, *layer, strict=True)]
+        )
+        previous = layer
     return found
 
 
-def _whole(piece: Piece, blocks: Blocks, tokens: Tokens) -> Blocks:
-    """The blocks that the tokens have all of."""
-    found = set(tokens)
-    return tuple(block for block in blocks if found.issuperset(piece.span(block))) if found else ()
+def _complete(piece: Piece, blocks: Blocks, tokens: Tokens) -> Blocks:
+    """Return the blocks whose tokens are all in `tokens`."""
+    present = set(tokens)
+    return tuple(block for block in blocks if present.issuperset(piece.span(block))) if present else ()
 
 
-def outside(pieces: Sequence[Piece], blocks: Sequence[Blocks]) -> tuple[Tokens, ...]:
-    """Tokens of `blocks` in every chunk that is not exact already: the usual repair set."""
+def inexact_tokens(pieces: Sequence[Piece], blocks: Sequence[Blocks]) -> tuple[Tokens, ...]:
+    """Return the tokens of `blocks` in every chunk that is not exact already: the usual repair set."""
     return tuple(() if piece.exact else piece.rows(chosen) for piece, chosen in zip(pieces, blocks, strict=True))

@@ -1,4 +1,4 @@
-"""What is kept of a chunk, beside its KV, so that blocks can be chosen without loading them. Built once, at ingest."""
+"""The digest of a chunk, with which blocks are selected without loading their KV. It is built once, at ingest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from ragkv.types import Digest
 
 @dataclass(frozen=True)
 class DigestParams:
-    """block, local: as in the model profile · retrieval: (layer, kv head) pairs whose token-level keys are kept."""
+    """Parameters of a digest.
+
+    Attributes:
+        block: Tokens per block, as in the model profile.
+        local: Local blocks, as in the model profile.
+        retrieval: (layer, kv head) pairs whose token-level keys are stored.
+    """
 
     block: int
     local: int
@@ -22,17 +28,21 @@ class DigestParams:
 
 
 def retrieval_pairs(heads: Sequence[tuple[int, int]], group: int) -> tuple[tuple[int, int], ...]:
-    """(layer, kv head) pairs that serve the (layer, query head) pairs; query heads of one group share theirs."""
+    """Return the (layer, kv head) pairs of (layer, query head) pairs. The query heads of a group share one pair."""
     return tuple(sorted({(layer, head // group) for layer, head in heads}))
 
 
-def digest(
+def build_digest(
     q: Sequence[Tensor], k: Tensor, rotated: Sequence[tuple[Tensor, Tensor]], params: DigestParams, *, scale: float
 ) -> Digest:
-    """Digest of a chunk.
+    """Build the digest of a chunk.
 
-    q: per layer, pre-RoPE [n, Hq, d] · k [L, n, Hkv, d] pre-RoPE · rotated: per layer q [n, Hq, d] and all keys
-    [|S| + n, Hkv, d] with RoPE, for the attention analysis.
+    Args:
+        q: Pre-RoPE queries [n, Hq, d], per layer.
+        k: Pre-RoPE keys [L, n, Hkv, d].
+        rotated: Per layer, for the attention analysis: queries [n, Hq, d] and all keys [|S| + n, Hkv, d] with RoPE.
+        params: Parameters of the digest.
+        scale: Softmax scale.
     """
     rows = k.shape[1]
     blocks = -(-rows // params.block)
@@ -41,7 +51,7 @@ def digest(
     pairs = [k[layer, :, head] for layer, head in params.retrieval]
     return Digest(
         mean_keys=block_means(k, params.block),
-        local_query=torch.stack([rows_of[first_local:].mean(0) for rows_of in q]),
+        local_query=torch.stack([queries[first_local:].mean(0) for queries in q]),
         alpha=torch.stack([layer.alpha for layer in layers]).cpu(),
         unimportance=torch.stack([layer.unimportance for layer in layers]).cpu(),
         landmarks=torch.stack([layer.landmarks for layer in layers]).cpu(),
@@ -50,5 +60,5 @@ def digest(
 
 
 def block_means(k: Tensor, block: int) -> Tensor:
-    """k [L, n, Hkv, d] -> [L, B, Hkv, d]; a partial last block is averaged over its real tokens."""
+    """Average k [L, n, Hkv, d] by block: [L, B, Hkv, d]. A partial last block is averaged over its real tokens."""
     return torch.stack([part.mean(1) for part in k.split(block, dim=1)], dim=1)

@@ -1,14 +1,15 @@
-"""Multi-InfLLM: the stored caches as one long context, sparsified as InfLLM does with one: SamKV's rival.
+"""Multi-InfLLM: the stored caches as one long context, made sparse as InfLLM does it. SamKV's rival.
 
 Xiao et al., "InfLLM: Training-Free Long-Context Extrapolation for LLMs with an Efficient Context Memory" (2024).
 
-Kept are the first and the last blocks of the whole context and, at every layer, the middle blocks that answer the
-question's mean query there best. A block is represented by the mean key of its landmarks, the tokens that those after
-them attend to most; queries and keys meet before RoPE, over all attention heads. Retrieved keys all get one angle, the
-edge of the local window. Nothing is recomputed, and every block is loaded, since any may be asked for at any layer.
+The first and the last blocks of the whole context are kept. Every layer adds the middle blocks that match the mean
+query of the question best in that layer. The mean key of its landmarks represents a block; landmarks are the tokens
+that later tokens attend to most. Queries and keys are compared before RoPE, over all attention heads. All retrieved
+keys are rotated to one position, the edge of the local window. Nothing is recomputed, and every block is loaded, since
+any layer may ask for any block.
 
-Differs from InfLLM: the local window is the end of the context, not of what each token has before it, and decoding
-goes on with the question's blocks. SamKV gives no sizes (paper silent); ours make it keep about what SamKV keeps.
+Differs from InfLLM: the local window is the end of the context, not of what precedes each token, and decoding continues
+with the question's blocks. SamKV gives no sizes (paper silent); with ours it keeps about as much as SamKV does.
 """
 
 from __future__ import annotations
@@ -22,14 +23,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ragkv.recompute.base import Blocks, ChunkSpan, Piece, Plan, within
+from ragkv.recompute.base import Blocks, ChunkSpan, Piece, Plan, require_between
 from ragkv.recompute.samkv import score
 
 
 @dataclass(frozen=True)
 class MultiInfLLM:
-    """layers: of the model · initial, local: blocks of the whole context · share: of all its blocks, to retrieve ·
-    angle: of retrieved keys, `one` for all of them or that of their `stitched` places."""
+    """Parameters.
+
+    Attributes:
+        layers: Layers of the model.
+        initial: Blocks kept at the start of the whole context.
+        local: Blocks kept at its end.
+        share: Blocks to retrieve, as a share of all blocks.
+        angle: Rotation of retrieved keys: `one` for all of them, or that of their `stitched` positions.
+    """
 
     layers: int
     initial: int = 8
@@ -38,20 +46,20 @@ class MultiInfLLM:
     angle: Literal["one", "stitched"] = "one"
 
     def __post_init__(self) -> None:
-        within(0, math.inf, initial=self.initial)
-        within(1, math.inf, local=self.local)
-        within(0, 1, share=self.share)
+        require_between(0, math.inf, initial=self.initial)
+        require_between(1, math.inf, local=self.local)
+        require_between(0, 1, share=self.share)
 
-    def first(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
-        """No query is needed beforehand: the question chooses while it is read."""
+    def composite_blocks(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
+        """Return nothing: the question selects blocks during its own prefill."""
         return ()
 
-    def depth(self, layers: int) -> int:
-        """No composite pass."""
+    def composite_layers(self, layers: int) -> int:
+        """Return 0: there is no composite pass."""
         return 0
 
     def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
-        """The two ends of the context; the rest is chosen layer by layer."""
+        """Keep the two ends of the context. The rest is selected layer by layer."""
         every = [(i, block) for i, piece in enumerate(pieces) for block in range(piece.blocks)]
         ends = every if len(every) <= self.initial + self.local else every[: self.initial] + every[-self.local :]
         middle = sorted(set(every) - set(ends))
@@ -62,12 +70,12 @@ class MultiInfLLM:
             (_by_chunk(ends, len(pieces)),) * self.layers,
             (nothing,) * self.layers,
             (nothing,) * self.layers,
-            expansion=partial(_best, pieces, middle, count),
-            key_positions=partial(_edge, window) if self.angle == "one" else None,
+            expansion=partial(_select_best, pieces, middle, count),
+            key_positions=partial(_window_positions, window) if self.angle == "one" else None,
         )
 
 
-def _best(
+def _select_best(
     pieces: Sequence[Piece],
     middle: Sequence[tuple[int, int]],
     count: int,
@@ -75,7 +83,7 @@ def _best(
     queries: Tensor,
     keys: Sequence[Tensor],
 ) -> tuple[Blocks, ...]:
-    """The `count` middle blocks with the largest scores; the first of equals."""
+    """Select the `count` middle blocks with the largest scores. Of equal scores, the first blocks win."""
     means = [
         k[piece.digest.landmarks[layer].long().to(k.device)].mean(1) for piece, k in zip(pieces, keys, strict=True)
     ]
@@ -85,10 +93,10 @@ def _best(
     return _by_chunk(ranked[:count], len(pieces))
 
 
-def _by_chunk(chosen: Sequence[tuple[int, int]], chunks: int) -> tuple[Blocks, ...]:
-    return tuple(tuple(sorted(block for j, block in chosen if j == i)) for i in range(chunks))
+def _by_chunk(selected: Sequence[tuple[int, int]], chunks: int) -> tuple[Blocks, ...]:
+    return tuple(tuple(sorted(block for j, block in selected if j == i)) for i in range(chunks))
 
 
-def _edge(window: int, tokens: Tensor, place: ChunkSpan) -> Tensor:
-    """Local tokens stay where they are, everything before them comes to the edge of the local window."""
-    return torch.clamp(tokens + place.start, min=place.end - window)
+def _window_positions(window: int, tokens: Tensor, span: ChunkSpan) -> Tensor:
+    """Leave local tokens at their positions and move everything before them to the edge of the local window."""
+    return torch.clamp(tokens + span.start, min=span.end - window)

@@ -1,4 +1,7 @@
-"""Reuse: concatenate the stored caches and repair nothing. The lower baseline, in both readings (paper silent)."""
+"""Reuse: concatenate the stored caches and repair nothing. This is the lower baseline.
+
+The paper does not say where the keys of a chunk are rotated to (paper silent); both readings are here.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,37 @@ from ragkv.recompute.base import Blocks, ChunkSpan, Piece, Plan
 
 @dataclass(frozen=True)
 class Reuse:
-    """Keys are turned to where their chunk stands now. layers: of the model."""
+    """Rotate keys to the positions that their chunk has in the context.
+
+    Attributes:
+        layers: Layers of the model.
+    """
 
     layers: int
 
-    def first(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
-        """No query is needed."""
+    def composite_blocks(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
+        """Return nothing: no query is needed."""
         return ()
 
-    def depth(self, layers: int) -> int:
-        """No composite pass."""
+    def composite_layers(self, layers: int) -> int:
+        """Return 0: there is no composite pass."""
         return 0
 
     def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
-        """Every block, no recomputation."""
+        """Keep every block and recompute nothing."""
         nothing: tuple[tuple[tuple[int, ...], ...], ...] = (((),) * len(pieces),) * self.layers
         return Plan((tuple(tuple(range(piece.blocks)) for piece in pieces),) * self.layers, nothing, nothing)
 
 
 @dataclass(frozen=True)
 class ReuseEncoded(Reuse):
-    """Keys of every chunk stand where those of the first one do, right after S, all chunks upon one another: SamKV's
-    catastrophic baseline."""
+    """Leave the keys of every chunk at the first chunk's positions, right after S. This is SamKV's catastrophic
+    baseline: all chunks overlap."""
 
     def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
-        """Every block, no recomputation, no turning."""
+        """Keep every block, recompute nothing and rotate nothing."""
         return replace(super().plan(pieces, queries), key_positions=_encoded)
 
 
-def _encoded(tokens: Tensor, place: ChunkSpan) -> Tensor:
-    return tokens + place.first
+def _encoded(tokens: Tensor, span: ChunkSpan) -> Tensor:
+    return tokens + span.first

@@ -1,4 +1,4 @@
-"""SamKV: sparse attention across multiple-context KV caches. One question, many chunks read alone.
+"""SamKV: sparse attention across multiple-context KV caches. One question reads many chunks that were encoded alone.
 
 Paper: Ziyi Cao et al., Sparse Attention across Multiple-context KV Cache, AAAI-26, arXiv 2508.11661.
 
@@ -11,10 +11,11 @@ Paper: Ziyi Cao et al., Sparse Attention across Multiple-context KV Cache, AAAI-
     p                 P_doc-i          share of the middle blocks to retrieve, Eq. 2 and 3
     layers            N*               stable layers
 
-All queries and keys are compared before RoPE, where vectors from different places are comparable (paper silent).
-Static analysis (A.1, A.2) is in analysis.py, digests in digest.py.
+Queries and keys are compared before RoPE, where vectors from different positions are comparable (paper silent). Static
+analysis (A.1, A.2) is in analysis.py, digests are in digest.py.
 
-Differs from the paper: nothing is left out. Where it is silent or contradicts itself the choice is a field of `SamKV`.
+Differs from the paper: nothing is left out. Where the paper is silent or contradicts itself, the choice is a field of
+`SamKV`.
 """
 
 from __future__ import annotations
@@ -34,28 +35,30 @@ from ragkv.recompute.base import (
     Plan,
     Tokens,
     fixed_blocks,
+    inexact_tokens,
     middle_blocks,
-    outside,
     padding_for,
-    within,
+    require_between,
 )
 
 
 @dataclass(frozen=True)
 class SamKV:
-    """Parameters. Defaults: the paper where it speaks, else the recommended reading.
+    """Parameters. Defaults follow the paper where it speaks, else the recommended reading.
 
-    initial, local   fixed blocks of every chunk (section 4.1: 1 and 2)
-    layers           stable layers N*, 0-based (A.2)
-    update           overwrite, or fusion (Eq. 4)
-    middle           blocks taken from the middle: `top_p` (section 3.2), or `none` and `all` (ablation, oracle)
-    bias             personalised bias of Eq. 1; False compares with the generic query (ablation)
-    repair           `rules`: section 3.3; `kept`: every kept token; `none` (ablation)
-    extremes         K_max and K_min `static` from ingest, or `dynamic` best and worst for this query (paper silent)
-    cosine           in Eq. 1 over all attention heads at once (`flat`) or per `head` (paper silent)
-    normalise        scores before the cross-document filter: by `query` norm or `min_max` per chunk (paper silent)
-    total            "total block count" of the filter: retrieved `candidates` or `all` blocks (paper silent)
-    shared           one union of the N* picks for every layer, instead of a choice per layer (paper silent)
+    Attributes:
+        initial: Fixed blocks at the start of every chunk (section 4.1: 1).
+        local: Fixed blocks at the end of every chunk (section 4.1: 2).
+        layers: Stable layers N*, 0-based (A.2).
+        update: `overwrite` stored rows, or `fusion` with them (Eq. 4).
+        middle: Blocks taken from the middle: `top_p` (section 3.2), `none` (ablation) or `all` (oracle).
+        bias: Whether queries get the personalised bias of Eq. 1; False compares with the generic query (ablation).
+        repair: Tokens recomputed: by the `rules` of section 3.3, every `kept` one, or `none` (ablation).
+        extremes: K_max and K_min: `static` from ingest, or the `dynamic` best and worst for this query (paper silent).
+        cosine: Cosine of Eq. 1: `flat` over all attention heads at once, or per `head` (paper silent).
+        normalise: Scores before the cross-document filter: by `query` norm, or `min_max` per chunk (paper silent).
+        total: "Total block count" of the filter: the retrieved `candidates`, or `all` blocks (paper silent).
+        shared: One union of the N* selections for every layer, instead of one selection per layer (paper silent).
     """
 
     initial: int = 1
@@ -72,33 +75,33 @@ class SamKV:
     shared: bool = False
 
     def __post_init__(self) -> None:
-        within(0, math.inf, initial=self.initial)
-        within(1, math.inf, local=self.local)
+        require_between(0, math.inf, initial=self.initial)
+        require_between(1, math.inf, local=self.local)
 
-    def first(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
-        """Initial and local blocks of every chunk: the composite cache (section 3.1)."""
+    def composite_blocks(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
+        """Return the initial and local blocks of every chunk: the composite cache (section 3.1)."""
         return tuple(fixed_blocks(piece.blocks, self.initial, self.local) for piece in pieces)
 
-    def depth(self, layers: int) -> int:
-        """Every layer chooses with its own query."""
+    def composite_layers(self, layers: int) -> int:
+        """Return `layers`: every layer selects with its own query."""
         return layers
 
     def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
-        """Choose blocks (3.2) and recompute sets (3.3). queries: per layer [question tokens, Hq, d], pre-RoPE."""
-        fixed = self.first(pieces)
+        """Select blocks (section 3.2) and recompute sets (section 3.3). See `Method.plan`."""
+        fixed = self.composite_blocks(pieces)
         if self.middle == "all":
-            picked = [[tuple(middle_blocks(p.blocks, self.initial, self.local)) for p in pieces]] * len(queries)
+            selected = [[tuple(middle_blocks(p.blocks, self.initial, self.local)) for p in pieces]] * len(queries)
         elif self.middle == "none":
-            picked = [[()] * len(pieces)] * len(queries)
+            selected = [[()] * len(pieces)] * len(queries)
         else:
-            picked = self._retrieve(pieces, queries)
-        kept = tuple(tuple(tuple(sorted({*f, *m})) for f, m in zip(fixed, layer, strict=True)) for layer in picked)
+            selected = self._retrieve(pieces, queries)
+        kept = tuple(tuple(tuple(sorted({*f, *m})) for f, m in zip(fixed, layer, strict=True)) for layer in selected)
         recompute = self._recompute(pieces, fixed, kept)
         blend = fuse if self.update == "fusion" else None
         return Plan(kept, recompute, padding_for(pieces, kept, recompute), blend)
 
     def _retrieve(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> list[list[Blocks]]:
-        """Middle blocks per layer and chunk: personalised query, Top-P, cross-document filter."""
+        """Select middle blocks per layer and chunk: personalised query, Top-P, cross-document filter."""
         q_que = torch.stack([rows.mean(0) for rows in queries])
         q_loc = torch.stack([piece.digest.local_query.to(q_que) for piece in pieces])
         q_hat = personalise(q_que, q_loc, self.cosine) if self.bias else q_que.expand_as(q_loc)
@@ -119,7 +122,7 @@ class SamKV:
         return [union] * len(queries)
 
     def _budget(self, piece: Piece, q_hat: Tensor, scores: Tensor) -> int:
-        """k_i = ceil(P_i M_i), with P_i averaged over N* (Eq. 2, 3)."""
+        """Compute k_i = ceil(P_i M_i), with P_i averaged over N* (Eq. 2, 3)."""
         middle = middle_blocks(piece.blocks, self.initial, self.local)
         if not middle:
             return 0
@@ -138,7 +141,7 @@ class SamKV:
         return math.ceil(total / len(self.layers) * len(middle) - 1e-9)  # Eq. (3); rounding: paper silent
 
     def _normalised(self, piece: Piece, scores: Tensor, norms: Tensor) -> Tensor:
-        """Scores [L, B] made comparable across chunks."""
+        """Make scores [L, B] comparable across chunks."""
         if self.normalise == "query":
             return scores / norms[:, None]
         middle = scores[:, middle_blocks(piece.blocks, self.initial, self.local)]
@@ -150,29 +153,29 @@ class SamKV:
     def _filter(
         self, pieces: Sequence[Piece], budgets: Sequence[int], scores: Sequence[Sequence[float]], size: int
     ) -> list[Blocks]:
-        """Top k_i of every chunk, then the best ceil(size / D) of them all; one layer."""
+        """Filter one layer: take the top k_i blocks of every chunk, then the best ceil(size / D) of all of them."""
         candidates: list[tuple[float, int, int]] = []
         for i, (piece, k) in enumerate(zip(pieces, budgets, strict=True)):
             middle = middle_blocks(piece.blocks, self.initial, self.local)
             best = sorted(middle, key=lambda b: (-scores[i][b], b))[:k]
             candidates += [(-scores[i][b], i, b) for b in best]
-        if len(pieces) > 1:  # a single chunk has nothing to be filtered against
+        if len(pieces) > 1:  # a single chunk competes with nothing
             candidates = sorted(candidates)[: math.ceil(size / len(pieces))]
         return [tuple(sorted(b for _, j, b in candidates if j == i)) for i in range(len(pieces))]
 
     def _recompute(
         self, pieces: Sequence[Piece], fixed: Sequence[Blocks], kept: Sequence[Sequence[Blocks]]
     ) -> tuple[tuple[Tokens, ...], ...]:
-        """R_l: tokens of the fixed blocks, and outlier tokens of the surviving middle blocks (3.3)."""
+        """Compute R_l: tokens of the fixed blocks, and outlier tokens of the selected middle blocks (section 3.3)."""
         if self.repair == "none":
             return tuple(((),) * len(pieces) for _ in kept)
         if self.repair == "kept":
-            return tuple(outside(pieces, layer) for layer in kept)
-        base = outside(pieces, fixed)
-        special = [() if piece.exact else self._outliers(piece) for piece in pieces]
+            return tuple(inexact_tokens(pieces, layer) for layer in kept)
+        base = inexact_tokens(pieces, fixed)
+        outliers = [() if piece.exact else self._outliers(piece) for piece in pieces]
         return tuple(
             tuple(
-                tuple(sorted({*rows, *(t for t in special[i] if t // pieces[i].block in layer[i])}))
+                tuple(sorted({*rows, *(t for t in outliers[i] if t // pieces[i].block in layer[i])}))
                 for i, rows in enumerate(base)
             )
             for layer in kept
@@ -184,9 +187,17 @@ class SamKV:
 
 
 def personalise(q_que: Tensor, q_loc: Tensor, cosine: Literal["flat", "head"] = "flat") -> Tensor:
-    """Q^_i = Q_que + 1/(D-1) sum_{j != i} |cos(Q_que, Q_loc_j)| Q_loc_j. Eq. (1)
+    """Compute Q^_i = Q_que + 1/(D-1) sum_{j != i} |cos(Q_que, Q_loc_j)| Q_loc_j. Eq. (1)
 
-    q_que [L, Hq, d], q_loc [D, L, Hq, d] -> [D, L, Hq, d]; with one chunk the generic query is returned as it is.
+    With one chunk, the generic query is returned unchanged.
+
+    Args:
+        q_que: Generic query [L, Hq, d].
+        q_loc: Local queries [D, L, Hq, d].
+        cosine: As in `SamKV`.
+
+    Returns:
+        Personalised queries [D, L, Hq, d].
     """
     chunks = q_loc.shape[0]
     if chunks == 1:
@@ -200,22 +211,26 @@ def personalise(q_que: Tensor, q_loc: Tensor, cosine: Literal["flat", "head"] = 
 
 
 def score(query: Tensor, keys: Tensor) -> Tensor:
-    """s(x) = <query, key> over all attention heads; query [L, Hq, d], keys [L, B, Hkv, d] -> [L, B]."""
+    """Compute s(x) = <query, key> over all attention heads: [L, B] of query [L, Hq, d] and keys [L, B, Hkv, d]."""
     group = query.shape[1] // keys.shape[2]
     return torch.einsum("lgd,lbgd->lb", query.view(query.shape[0], -1, group, query.shape[2]).sum(2), keys)
 
 
 def top_p(s_max: float, s_anchor: float, s_min: float) -> float:
-    """P of one layer: how much of the way from anchor to maximum, of minimum to maximum. Eq. (2)"""
+    """Compute P of one layer: (maximum - anchor) / (maximum - minimum). Eq. (2)"""
     if s_min < s_anchor <= s_max:
         return (s_max - s_anchor) / (s_max - s_min)  # Eq. (2)
     return 0.0
 
 
 def fuse(new: Tensor, old: Tensor) -> Tensor:
-    """theta new + (1 - theta) old with theta = cos(new, old), clamped to [0, 1]. Eq. (4)
+    """Compute theta new + (1 - theta) old with theta = cos(new, old), clamped to [0, 1]. Eq. (4)
 
-    new, old [m, Hkv, d], at the same rotation; theta per token and kv head, for K and V apart (paper silent).
+    theta is per token and kv head, and separate for K and V (paper silent).
+
+    Args:
+        new: New rows [m, Hkv, d].
+        old: Stored rows [m, Hkv, d], with the same rotation.
     """
     theta = torch.cosine_similarity(new, old, dim=-1).clamp(0, 1)[..., None]
     return theta * new + (1 - theta) * old  # Eq. (4)

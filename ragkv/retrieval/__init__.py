@@ -1,4 +1,4 @@
-"""Retrieval: an embedder, FAISS and BM25 as views of the catalogue, and their fusion."""
+"""Retrieval: an embedder, a vector index (FAISS) and full-text search (BM25), and the fusion of their results."""
 
 from ragkv.retrieval.embedder import Embedder
 from ragkv.retrieval.retriever import Retrieval, Retriever, TextEmbedder

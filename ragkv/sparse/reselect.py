@@ -1,19 +1,20 @@
-"""LoopServe's decoding: every few tokens the last of them choose anew which keys are read.
+"""LoopServe's decoding: every few tokens, the last of them select anew which keys are read.
 
 Paper: LoopServe: An Adaptive Dual-phase LLM Inference Acceleration System for Multi-Turn Dialogues (arXiv 2507.13681),
 algorithm 3, Eq. 7. Its prefill half is `loopserve.py`.
 
-    n_o           steps before this one; step 0 is the answer's first token
+    n_o           steps before this one; step 0 produces the answer's first token
     n_d           steps between two selections
-    observed      the last n_d tokens, the one of this step among them: question and answer alike
-    scores [H, m] attention of the observed rows, summed over rows and over the query heads of a kv head (Eq. 7)
-    kept [H, .]   rows of the cache with the best B scores, and those of the observed tokens
+    observed      the last n_d tokens, including the token of this step; they come from question and answer alike
+    sums [H, m]   attention of the observed rows, summed over rows and over the query heads of a kv head (Eq. 7)
+    slots [H, .]  rows of the cache with the best B sums, and those of the observed tokens
 
-Steps n_o < first are dense. A selection is made at n_o = first, first + n_d, first + 2 n_d, …, before the step reads.
-What comes after a selection is always read, until the next one.
+Steps n_o < first are dense. A selection is made at n_o = first, first + n_d, first + 2 n_d, ..., before the step reads.
+Rows that are appended after a selection are always read, until the next selection.
 
-The paper asks for (n_o - 16) mod n_d = 0 alone, which with n_d = 16 holds at n_o = 0 already, where there is nothing to
-observe; n_o >= first is asked for, too. A selection reads the keys of all it chooses from, and is counted so.
+Differs from the paper: the paper only asks for (n_o - 16) mod n_d = 0. With n_d = 16 this holds at n_o = 0 already,
+when there is nothing to observe; here, n_o >= first is required, too. A selection reads the keys of all candidates and
+is counted so.
 """
 
 from __future__ import annotations
@@ -25,16 +26,22 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.attention import attend, merge
-from ragkv.sparse.base import DecodePolicy, DecodeState, wide
-from ragkv.sparse.psa import over
+from ragkv.sparse.attention import attend_heads, score_dtype
+from ragkv.sparse.base import DecodePolicy, DecodeState
 
 
 @dataclass(frozen=True)
 class LoopServeDecode(DecodePolicy):
-    """first: steps that are dense (paper: 16) · every: steps between selections, and tokens that choose, the paper's
-    n_d (16) · budget: keys chosen, the paper's B (1024), per kv head (paper silent) beside those of the observed tokens
-    and of later ones (paper silent) · evict: `view` chooses from all keys each time, `evict` from what is left, so that
-    a key not chosen once is never read again (paper silent)."""
+    """Parameters.
+
+    Attributes:
+        first: Steps that are dense (paper: 16).
+        every: Steps between selections, and tokens that select: the paper's n_d (paper: 16).
+        budget: Keys selected, the paper's B (paper: 1024). It is per kv head (paper silent) and does not count the
+            observed tokens and later ones (paper silent).
+        evict: `view` selects from all keys each time. `evict` selects from the keys that are left, so that a key that
+            was dropped once is never read again (paper silent).
+    """
 
     first: int = 16
     every: int = 16
@@ -47,15 +54,21 @@ class LoopServeDecode(DecodePolicy):
         if self.evict not in ("view", "evict"):
             raise ValueError("evict must be 'view' or 'evict'")
 
-    def start(self) -> ReselectingState:
-        """State of one request."""
-        return ReselectingState(self)
+    def start(self) -> LoopServeDecodeState:
+        """Create the state of one request."""
+        return LoopServeDecodeState(self)
 
 
 @dataclass
-class KeptLines:
-    """What one layer reads since its last selection: slots [Hkv, m], their k, v [Hkv, m, d], and all rows from slot
-    `since` on."""
+class SelectedKeys:
+    """What one layer reads since its last selection.
+
+    Attributes:
+        slots: Rows of the cache [Hkv, m].
+        k: Their keys [Hkv, m, d].
+        v: Their values [Hkv, m, d].
+        since: First row appended after the selection. All rows from there on are read, too.
+    """
 
     slots: Tensor
     k: Tensor
@@ -63,32 +76,36 @@ class KeptLines:
     since: int
 
 
-class ReselectingState(DecodeState):
-    """State of one request, by layer. kept: of the last selection · chosen: the steps at which there was one."""
+class LoopServeDecodeState(DecodeState):
+    """State of one request.
+
+    Attributes:
+        params: The parameters.
+        selected: The last selection, by layer.
+        selection_steps: The steps at which a selection was made, by layer.
+    """
 
     def __init__(self, params: LoopServeDecode):
         super().__init__()
-        self.params, self.rows = params, params.every
-        self.kept: dict[int, KeptLines] = {}
-        self.chosen: dict[int, list[int]] = {}
+        self.params, self.query_rows = params, params.every
+        self.selected: dict[int, SelectedKeys] = {}
+        self.selection_steps: dict[int, list[int]] = {}
         self._steps: dict[int, int] = {}
-        self._asked: dict[int, tuple[Tensor, Tensor]] = {}
+        self._queries: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def observe(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
-    ) -> None:
-        """Keep the last queries."""
-        if layer in self._asked:
-            q, q_pos = (torch.cat(both) for both in zip(self._asked[layer], (q, q_pos), strict=True))
+    def learn(self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> None:
+        """Store the last queries."""
+        if layer in self._queries:
+            q, q_pos = (torch.cat(both) for both in zip(self._queries[layer], (q, q_pos), strict=True))
         every = self.params.every
-        self._asked[layer] = q[-every:], q_pos[-every:]
+        self._queries[layer] = q[-every:], q_pos[-every:]
 
     def step(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, k_pos: Tensor, *, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """See `Decoding.step`."""
+        """See `DecodeState.step`."""
         p, (rows, heads) = self.params, k.shape[:2]
-        self.observe(layer, q[None], k, v, k_pos[-1:], k_pos, scale=scale)
+        self.learn(layer, q[None], k, v, k_pos[-1:], k_pos, scale=scale)
         number = self._steps.get(layer, 0)
         self._steps[layer] = number + 1
         if number < p.first:
@@ -96,40 +113,51 @@ class ReselectingState(DecodeState):
             return out, torch.full((heads,), rows, device=k.device)
         scored = 0
         if (number - p.first) % p.every == 0:
-            self.chosen.setdefault(layer, []).append(number)
+            self.selection_steps.setdefault(layer, []).append(number)
             scored = self._select(layer, k, v, k_pos, scale=scale)
-        kept, asked = self.kept[layer], q.unflatten(0, (heads, -1)).to(wide(q.dtype))
-        later = (x[kept.since :].transpose(0, 1) for x in (k, v))
-        out = merge([over(asked, kept.k, kept.v, scale=scale), over(asked, *later, scale=scale)])[0]
-        read = max(scored, kept.slots.shape[1] + rows - kept.since)
+        selected, queries = self.selected[layer], q.unflatten(0, (heads, -1)).to(score_dtype(q.dtype))
+        later = (x[selected.since :].transpose(0, 1) for x in (k, v))
+        parts = (selected.k, selected.v), tuple(later)
+        out = merge([attend_heads(queries, *part, scale=scale) for part in parts])[0]
+        read = max(scored, selected.slots.shape[1] + rows - selected.since)
         return out.flatten(0, 1).to(q.dtype), torch.full((heads,), read, device=k.device)
 
     def _select(self, layer: int, k: Tensor, v: Tensor, k_pos: Tensor, *, scale: float) -> int:
-        """Choose what is read from now on; returns how many keys there were to choose from, per kv head."""
-        p, (rows, heads), before = self.params, k.shape[:2], self.kept.get(layer)
+        """Select what is read from now on. Returns the number of candidates per kv head."""
+        p, (rows, heads), previous = self.params, k.shape[:2], self.selected.get(layer)
         slots = torch.arange(rows, device=k.device).expand(heads, -1)
         keys = k.transpose(0, 1)
-        if before is not None and p.evict == "evict":
-            slots = torch.cat([before.slots, slots[:, before.since :]], dim=1)
-            keys = torch.cat([before.k, keys[:, before.since :]], dim=1)
-        q, q_pos = self._asked[layer]
-        places = k_pos.to(k.device)[slots]
-        score = scores(q, keys, q_pos.to(k.device), places, scale=scale)
-        observed = places >= int(q_pos[0])
-        score = score.masked_fill(observed, float("inf"))  # kept beside the budget
-        count = min(score.shape[1], p.budget + int(observed[0].sum()))
-        best = score.topk(count, dim=1, sorted=False).indices.sort(dim=1).values
+        if previous is not None and p.evict == "evict":
+            slots = torch.cat([previous.slots, slots[:, previous.since :]], dim=1)
+            keys = torch.cat([previous.k, keys[:, previous.since :]], dim=1)
+        q, q_pos = self._queries[layer]
+        positions = k_pos.to(k.device)[slots]
+        sums = attention_sums(q, keys, q_pos.to(k.device), positions, scale=scale)
+        observed = positions >= int(q_pos[0])
+        sums = sums.masked_fill(observed, float("inf"))  # always selected, besides the budget
+        count = min(sums.shape[1], p.budget + int(observed[0].sum()))
+        best = sums.topk(count, dim=1, sorted=False).indices.sort(dim=1).values
         slots = slots.gather(1, best)
-        every = torch.arange(heads, device=k.device)[:, None]
-        self.kept[layer] = KeptLines(slots, k[slots, every], v[slots, every], rows)
-        return score.shape[1]
+        every_head = torch.arange(heads, device=k.device)[:, None]
+        self.selected[layer] = SelectedKeys(slots, k[slots, every_head], v[slots, every_head], rows)
+        return sums.shape[1]
 
 
-def scores(q: Tensor, keys: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> Tensor:
-    """[Hkv, m] of rows q [T, Hq, d] over keys [Hkv, m, d] at k_pos [Hkv, m]: sums of attention (Eq. 7). No row sees
-    keys behind it."""
-    asked = q.unflatten(1, (keys.shape[0], -1)).permute(1, 2, 0, 3).to(wide(q.dtype))
-    all_scores = asked @ keys.to(asked.dtype).mT[:, None] * scale
+def attention_sums(q: Tensor, keys: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> Tensor:
+    """Sum the attention of rows over the rows and over the query heads of each kv head (Eq. 7).
+
+    Args:
+        q: Queries [T, Hq, d].
+        keys: Keys [Hkv, m, d].
+        q_pos: Positions [T] of the queries. A row attends to no key with a later position.
+        k_pos: Positions [Hkv, m] of the keys.
+        scale: Softmax scale.
+
+    Returns:
+        [Hkv, m].
+    """
+    queries = q.unflatten(1, (keys.shape[0], -1)).permute(1, 2, 0, 3).to(score_dtype(q.dtype))
+    scores = queries @ keys.to(queries.dtype).mT[:, None] * scale
     hidden = k_pos[:, None, None, :] > q_pos[:, None]
-    shares: Tensor = all_scores.masked_fill_(hidden, float("-inf")).softmax(-1).sum((1, 2))
-    return shares
+    sums: Tensor = scores.masked_fill_(hidden, float("-inf")).softmax(-1).sum((1, 2))  # Eq. 7
+    return sums

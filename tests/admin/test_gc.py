@@ -1,4 +1,4 @@
-"""Garbage goes, and nothing else does: not what is being ingested at this moment, nor what others stored."""
+"""Garbage collection removes garbage and nothing else: not entries of a running ingest, nor those of others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from ingest.pipeline import Paused, Stage, ingest
-from ragkv.admin.gc import GarbageCollector, collect_garbage
+from ragkv.admin.gc import CollectedGarbage, collect_garbage
 from ragkv.catalog import Catalog
 from ragkv.cli import run
 from ragkv.engine.engine import Engine
@@ -37,7 +37,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture(params=["disk", "redis"])
 def setting(request: pytest.FixtureRequest) -> str:
-    """A store, empty."""
+    """The setting of an empty store."""
     if request.param == "disk":
         return "disk"
     url: str = request.getfixturevalue("server").url
@@ -48,7 +48,7 @@ def setting(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def engine(tmp_path: Path, setting: str) -> Iterator[Engine]:
-    """Two documents, ingested."""
+    """An engine with two documents."""
     with quick_engine(tmp_path / "data", store=setting) as opened:
         for name in "ab":
             ingest(opened, make_document(name, words=60, seed=ord(name)))
@@ -60,25 +60,25 @@ def stored(engine: Engine) -> set[Key]:
 
 
 def leave_orphans(engine: Engine, document_id: str = "a") -> set[Key]:
-    """Remove a document as a process does that is killed before it has removed the KV."""
+    """Remove a document like a process that is killed before it has removed the KV."""
     return set(engine.catalog.remove("default", document_id))
 
 
-def test_what_the_catalogue_refers_to_is_no_garbage(engine: Engine) -> None:
+def test_referenced_entries_are_kept(engine: Engine) -> None:
     before = stored(engine)
     found = collect_garbage(engine.store, engine.catalog, foreign=True, grace=0)
-    assert found == GarbageCollector(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, kept=len(before))
+    assert found == CollectedGarbage(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, kept=len(before))
     assert stored(engine) == before == engine.catalog.keys()
 
 
-def test_orphans_go_and_are_counted(engine: Engine) -> None:
+def test_orphans_are_removed_and_counted(engine: Engine) -> None:
     size = engine.store.stats().bytes
     orphans = leave_orphans(engine)
     assert orphans
-    told = collect_garbage(engine.store, engine.catalog, dry_run=True)
-    assert stored(engine) == engine.catalog.keys() | orphans, "only counted"
+    counted = collect_garbage(engine.store, engine.catalog, dry_run=True)
+    assert stored(engine) == engine.catalog.keys() | orphans, "a dry run only counts"
     found = collect_garbage(engine.store, engine.catalog)
-    assert found == told
+    assert found == counted
     assert found.orphan.entries == len(orphans)
     assert stored(engine) == engine.catalog.keys()
     assert found.orphan.bytes == size - engine.store.stats().bytes
@@ -86,19 +86,19 @@ def test_orphans_go_and_are_counted(engine: Engine) -> None:
     assert collect_garbage(engine.store, engine.catalog).orphan == NOTHING
 
 
-def test_a_catalogue_that_became_empty_still_knows_its_orphans(engine: Engine) -> None:
+def test_orphans_of_an_empty_catalogue_are_removed(engine: Engine) -> None:
     for name in "ab":
         leave_orphans(engine, name)
     collect_garbage(engine.store, engine.catalog)
     assert stored(engine) == set()
 
 
-def test_what_other_models_stored_goes_only_when_asked_for(engine: Engine, tmp_path: Path, setting: str) -> None:
+def test_entries_of_other_models_are_removed_only_on_request(engine: Engine, tmp_path: Path, setting: str) -> None:
     if setting == "disk":
         with quick_engine(engine.settings.data, model="another") as other:
             ingest(other, make_document("c", words=60, seed=3))
             theirs = leave_orphans(other, "c")
-        ingest(engine, make_document("d", words=10, seed=4))  # our model is the last one to ingest
+        ingest(engine, make_document("d", words=10, seed=4))  # our model ingested last
     else:
         with quick_engine(tmp_path / "elsewhere", model="another", store=setting) as other:
             ingest(other, make_document("c", words=60, seed=3))
@@ -112,8 +112,8 @@ def test_what_other_models_stored_goes_only_when_asked_for(engine: Engine, tmp_p
     assert stored(engine) == engine.catalog.keys()
 
 
-def test_what_a_question_stored_under_another_model_is_kept(engine: Engine, setting: str) -> None:
-    """The catalogue names the key under the model that ingested; the one in use now has stored the chunk under its."""
+def test_entries_stored_by_a_question_under_the_present_model_are_kept(engine: Engine, setting: str) -> None:
+    """The catalogue holds the key under the model that ingested; the present model stored the chunk under another."""
     with quick_engine(engine.settings.data, model="another", store=setting) as other:
         ingest(other, make_document("c", words=60, seed=3))
         for _ in range(2):
@@ -125,7 +125,7 @@ def test_what_a_question_stored_under_another_model_is_kept(engine: Engine, sett
         assert stored(other) == before
 
 
-def test_an_ingest_that_is_alive_keeps_its_entries_and_a_dead_one_does_not(engine: Engine) -> None:
+def test_entries_of_a_running_ingest_are_kept_and_those_of_a_dead_one_removed(engine: Engine) -> None:
     def stop(stage: Stage, done: int, total: int) -> None:
         if stage == "commit":
             raise Paused
@@ -140,11 +140,11 @@ def test_an_ingest_that_is_alive_keeps_its_entries_and_a_dead_one_does_not(engin
     assert collect_garbage(engine.store, engine.catalog, grace=0.01).orphan.entries == len(held)
     assert stored(engine) == engine.catalog.keys()
     with engine.catalog.read() as connection:
-        assert connection.execute("SELECT count(*) FROM claimed").fetchone() == (0,), "dead claims are dropped"
+        assert connection.execute("SELECT count(*) FROM claimed").fetchone() == (0,), "expired claims are deleted"
 
 
-def test_deleting_a_document_spares_what_another_ingest_is_relying_on(engine: Engine) -> None:
-    """The same text is being ingested under another name; its chunks were found in the store."""
+def test_deleting_a_document_keeps_entries_that_another_ingest_relies_on(engine: Engine) -> None:
+    """The same text is being ingested under another id, and its chunks were found in the store."""
     again = make_document("a", words=60, seed=ord("a"))
 
     def meanwhile(stage: Stage, done: int, total: int) -> None:
@@ -155,7 +155,7 @@ def test_deleting_a_document_spares_what_another_ingest_is_relying_on(engine: En
     assert stored(engine) == engine.catalog.keys()
 
 
-def test_damaged_entries_go_unless_a_chunk_refers_to_them(tmp_path: Path) -> None:
+def test_damaged_entries_are_removed_unless_a_chunk_refers_to_them(tmp_path: Path) -> None:
     with quick_engine(tmp_path) as engine:
         for name in "ab":
             ingest(engine, make_document(name, words=60, seed=ord(name)))
@@ -169,7 +169,7 @@ def test_damaged_entries_go_unless_a_chunk_refers_to_them(tmp_path: Path) -> Non
         assert stored(engine) == engine.catalog.keys()
 
 
-def test_an_orphan_that_redis_has_evicted_in_part_goes_too(tmp_path: Path, server: RedisServer) -> None:
+def test_a_partly_evicted_orphan_is_removed(tmp_path: Path, server: RedisServer) -> None:
     with quick_engine(tmp_path, store=server.url) as engine, redis.Redis.from_url(server.url) as client:
         client.flushall()
         ingest(engine, make_document("a", words=60))
@@ -180,7 +180,7 @@ def test_an_orphan_that_redis_has_evicted_in_part_goes_too(tmp_path: Path, serve
         assert client.dbsize() == 0
 
 
-def test_expired_entries_and_left_behind_files_are_swept(tmp_path: Path) -> None:
+def test_expired_entries_and_temporary_files_are_removed(tmp_path: Path) -> None:
     with quick_engine(tmp_path, store_ttl=1000) as engine:
         ingest(engine, make_document("a", words=60))
         first, *others = sorted((tmp_path / "kv").glob("??/*.kv"))
@@ -197,18 +197,18 @@ def test_expired_entries_and_left_behind_files_are_swept(tmp_path: Path) -> None
         assert [fallback.reason for fallback in answer.report.cache.fallbacks] == ["missing"]
 
 
-def test_a_store_that_is_down_is_said_to_be(tmp_path: Path) -> None:
-    with redis_server() as gone:
-        url = gone.url
+def test_an_unavailable_store_is_reported(tmp_path: Path) -> None:
+    with redis_server() as stopped:
+        url = stopped.url
     with quick_engine(tmp_path, store=url) as engine:
         ingest(engine, make_document("a", words=60))
         with pytest.raises(StoreUnavailable):
             collect_garbage(engine.store, engine.catalog)
 
 
-def test_nothing_that_is_relied_on_goes_while_documents_come_and_go(engine: Engine, setting: str) -> None:
-    """Orphans lie about all the time, and every ingest finds in the store what the collectors are about to remove."""
-    stop, faults, removed = threading.Event(), list[Exception](), [0]
+def test_referenced_entries_are_kept_while_documents_change(engine: Engine, setting: str) -> None:
+    """There are always orphans, and every ingest finds in the store what the collectors are about to remove."""
+    stop, errors, removed = threading.Event(), list[Exception](), [0]
 
     def clean() -> None:
         catalog = Catalog.open(engine.settings.data / "catalog.sqlite")
@@ -216,9 +216,9 @@ def test_nothing_that_is_relied_on_goes_while_documents_come_and_go(engine: Engi
         try:
             while not stop.is_set():
                 removed[0] += collect_garbage(store, catalog, foreign=True).orphan.entries
-                time.sleep(0.02)  # SQLite lets no other writer in who only asks now and then
+                time.sleep(0.02)  # Give other writers a chance; SQLite is not fair.
         except Exception as error:
-            faults.append(error)
+            errors.append(error)
         finally:
             store.close()
             catalog.close()
@@ -228,7 +228,7 @@ def test_nothing_that_is_relied_on_goes_while_documents_come_and_go(engine: Engi
         collector.start()
     try:
         until = time.monotonic() + 3
-        while time.monotonic() < until and not faults:
+        while time.monotonic() < until and not errors:
             for seed in range(3):
                 ingest(engine, make_document("c", words=60, seed=seed))
                 assert engine.catalog.keys() <= stored(engine), "a chunk lost its KV"
@@ -237,16 +237,16 @@ def test_nothing_that_is_relied_on_goes_while_documents_come_and_go(engine: Engi
         stop.set()
         for collector in collectors:
             collector.join()
-    assert not faults
-    assert removed[0] > 10, "nothing was at stake"
+    assert not errors
+    assert removed[0] > 10, "the test had nothing to remove"
     collect_garbage(engine.store, engine.catalog)
     assert stored(engine) == engine.catalog.keys()
 
 
-# The command
+# Command
 
 
-def test_the_command_tells_in_json_and_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_json_and_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with quick_engine(tmp_path) as engine:
         for name in "ab":
             ingest(engine, make_document(name, words=60, seed=ord(name)))
@@ -254,8 +254,8 @@ def test_the_command_tells_in_json_and_in_words(tmp_path: Path, capsys: pytest.C
         kept = len(engine.catalog.keys())
     command = ["gc", "--data", str(tmp_path)]
     assert run([*command, "--json", "--dry-run"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["dry_run"], told["orphan"]["entries"], told["kept"]) == (True, len(orphans), kept)
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["dry_run"], printed["orphan"]["entries"], printed["kept"]) == (True, len(orphans), kept)
     assert run(command) == 0
     assert capsys.readouterr().out.split()[:2] == ["removed", str(len(orphans))]
     assert run(command) == 0

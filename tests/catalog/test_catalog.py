@@ -1,4 +1,4 @@
-"""The catalogue is the truth: it keeps what it was given, changes whole or not at all, and refuses to run damaged."""
+"""The catalogue returns what was stored, applies a change completely or not at all, and refuses a damaged file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from ragkv.catalog import Catalog, CollectionInfo, EmbedderIdentity, StoredTurn, database
+from ragkv.catalog import Catalog, CollectionInfo, DocumentVersion, EmbedderIdentity, StoredTurn, database
 from ragkv.errors import (
     CatalogCorrupt,
     ConfigError,
@@ -58,25 +58,27 @@ def put(
     chunks = [Chunk(f"{document_id}#{i}", document_id, i, "Title", text, (1, 2, i)) for i, text in enumerate(texts)]
     vectors = np.arange(len(texts) * embedder.dimension, dtype=np.float32).reshape(len(texts), -1) + len(texts[0])
     document = Document(document_id, "Title", "\n".join(texts), {"n": 1}, collection)
-    names = [Key(key) for key in keys or [f"{collection} {text}" for text in texts]]
-    return catalog.put_document(document, f"hash {texts}", chunks, vectors, names, embedder, "reader")
+    chunk_keys = [Key(key) for key in keys or [f"{collection} {text}" for text in texts]]
+    version = DocumentVersion(document, f"hash {texts}", chunks, vectors, chunk_keys, embedder, "reader")
+    return catalog.put_document(version)
 
 
 def rows_of(catalog: Catalog, collection: str = "default") -> list[int]:
     return [int(row) for row in catalog.vectors(collection)[0]]
 
 
-# What was put is what comes back
+# What was stored is what is returned
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
 @given(title=TEXTS, texts=st.lists(TEXTS, min_size=1, max_size=4), tokens=st.lists(st.integers(0, 2**31 - 1)))
-def test_a_document_comes_back_as_it_was_put(catalog: Catalog, title: str, texts: list[str], tokens: list[int]) -> None:
+def test_a_document_is_returned_unchanged(catalog: Catalog, title: str, texts: list[str], tokens: list[int]) -> None:
     metadata = {"tags": ["a", {"b": None}], "ö": 1.5}
     document = Document("d", title, " ".join(texts), metadata)
     chunks = [Chunk(f"d#{i}", "d", i, title, text, tuple(tokens)) for i, text in enumerate(texts)]
     vectors = np.random.default_rng(0).standard_normal((len(texts), 4), dtype=np.float32)
-    catalog.put_document(document, "hash", chunks, vectors, [Key("k")] * len(texts), WORDS, "reader")
+    keys = [Key("k")] * len(texts)
+    catalog.put_document(DocumentVersion(document, "hash", chunks, vectors, keys, WORDS, "reader"))
 
     assert catalog.original("default", "d") == document
     assert catalog.chunks_of("default", "d") == chunks
@@ -98,12 +100,11 @@ def test_everything_survives_closing(path: Path) -> None:
     again.close()
 
 
-def test_vectors_keys_and_chunks_must_belong_together(catalog: Catalog) -> None:
-    chunk = Chunk("d#0", "d", 0, "t", "text", (1,))
+def test_vectors_keys_and_chunks_must_belong_together() -> None:
+    document, chunk = Document("d", "t", "text"), Chunk("d#0", "d", 0, "t", "text", (1,))
     for vectors, keys in ((np.zeros((1, 3), np.float32), ["k"]), (np.zeros((1, 4), np.float32), [])):
         with pytest.raises(ValueError, match="belong together"):
-            catalog.put_document(Document("d", "t", "text"), "h", [chunk], vectors, [Key(k) for k in keys], WORDS)
-    assert catalog.count() == (0, 0)
+            DocumentVersion(document, "h", [chunk], vectors, [Key(key) for key in keys], WORDS)
 
 
 def test_documents_are_listed_by_collection_in_pages(catalog: Catalog) -> None:
@@ -119,18 +120,18 @@ def test_documents_are_listed_by_collection_in_pages(catalog: Catalog) -> None:
     assert catalog.count() == (3, 6)
 
 
-def test_what_is_not_there_is_not_found(catalog: Catalog) -> None:
+def test_a_missing_document_is_not_found(catalog: Catalog) -> None:
     put(catalog, "a", ["one"], "mine")
-    for ask in (catalog.document, catalog.original, catalog.chunks_of, catalog.remove):
+    for method in (catalog.document, catalog.original, catalog.chunks_of, catalog.remove):
         with pytest.raises(NotFound, match="'default' has no document 'a'"):
-            ask("default", "a")
+            method("default", "a")
     assert catalog.find("default", "a") is None
 
 
 # Versions and KV keys
 
 
-def test_a_new_version_takes_the_place_of_the_old_one(catalog: Catalog) -> None:
+def test_a_new_version_replaces_the_old_one(catalog: Catalog) -> None:
     put(catalog, "a", ["one", "two", "three"])
     created, old = catalog.document("default", "a").created, rows_of(catalog)
     put(catalog, "a", ["four"])
@@ -138,37 +139,37 @@ def test_a_new_version_takes_the_place_of_the_old_one(catalog: Catalog) -> None:
     assert [chunk.text for chunk in catalog.chunks_of("default", "a")] == ["four"]
     assert (info.chunks, info.created) == (1, created)
     assert info.updated > created
-    assert not set(old) & set(rows_of(catalog)), "a row number must never be used twice"
+    assert not set(old) & set(rows_of(catalog)), "a row number must never be reused"
     assert catalog.chunks("default", old) == {}
 
 
-def test_only_keys_that_nothing_refers_to_are_orphans(catalog: Catalog) -> None:
+def test_only_unreferenced_keys_are_orphans(catalog: Catalog) -> None:
     put(catalog, "a", ["shared", "only a", "twice", "twice"])
     put(catalog, "b", ["shared"])
     assert set(put(catalog, "a", ["new", "twice"])) == {"default only a"}
     assert set(catalog.remove("default", "a")) == {"default new", "default twice"}
     assert catalog.keys() == {"default shared"}
-    with catalog.removing([Key("default shared"), Key("gone"), Key("gone")]) as free:
-        assert free == {"gone"}
+    with catalog.removing([Key("default shared"), Key("gone"), Key("gone")]) as removable:
+        assert removable == {"gone"}
     assert catalog.remove("default", "b") == ["default shared"]
     assert catalog.count() == (0, 0)
 
 
-def test_claimed_keys_are_not_removed_until_released_or_given_up(catalog: Catalog) -> None:
+def test_claimed_keys_are_not_removed_until_released_or_expired(catalog: Catalog) -> None:
     def free(*keys: str, grace: float = 100, mine: int | None = None) -> set[str]:
         with catalog.removing([Key(key) for key in keys], grace, mine) as found:
             return set(found)
 
     first, second = catalog.claim([Key("a"), Key("b"), Key("b")], "model"), catalog.claim([Key("b")], "model 2")
     assert free("a", "b", "c") == {"c"}
-    assert free("a", "b", mine=first) == {"a"}, "the other claim counts"
+    assert free("a", "b", mine=first) == {"a"}, "the other claim still protects its key"
     assert catalog.fingerprint() == "model 2"
     with catalog.write() as connection:
         connection.execute("UPDATE claims SET renewed = renewed - 200")
     assert free("a", "b") == {"a", "b"}
     catalog.renew(second)
     assert free("a", "b") == {"a"}
-    catalog.forget_claims(100)
+    catalog.drop_expired_claims(100)
     catalog.release(second)
     assert free("a", "b") == {"a", "b"}
     with catalog.read() as connection:
@@ -183,13 +184,14 @@ def test_the_commit_of_a_document_releases_its_claim_or_neither_happens(catalog:
 
     def commit(document_id: str, admit: Callable[[int], None] | None) -> None:
         document = Document(document_id, "t", "text")
-        catalog.put_document(document, "h", [chunk], vector, [Key("k")], WORDS, "r", claim, admit)
+        version = DocumentVersion(document, "h", [chunk], vector, [Key("k")], WORDS, "r")
+        catalog.put_document(version, claim, admit)
 
     claim = catalog.claim([Key("k")], "model")
     with pytest.raises(InputError, match="0 others"):
         commit("a", refuse)
-    with catalog.removing([Key("k")]) as free:
-        assert not free
+    with catalog.removing([Key("k")]) as removable:
+        assert not removable
     assert catalog.documents() == []
     commit("a", None)
     with catalog.read() as connection:
@@ -199,7 +201,7 @@ def test_the_commit_of_a_document_releases_its_claim_or_neither_happens(catalog:
     assert (catalog.tokens("default"), catalog.tokens("default", "a"), catalog.tokens("x")) == (3, 0, 0)
 
 
-def test_a_catalogue_from_before_claims_gets_them(path: Path) -> None:
+def test_an_old_catalogue_without_claims_gets_their_tables(path: Path) -> None:
     catalog = Catalog.open(path)
     put(catalog, "a", ["text"])
     with catalog.write() as connection:
@@ -212,20 +214,20 @@ def test_a_catalogue_from_before_claims_gets_them(path: Path) -> None:
     catalog.close()
 
 
-def test_a_catalogue_from_before_conversations_gets_their_table(path: Path) -> None:
+def test_an_old_catalogue_without_conversations_gets_their_table(path: Path) -> None:
     catalog = Catalog.open(path)
     with catalog.write() as connection:
         connection.execute("DROP TABLE turns")
     catalog.close()
     catalog = Catalog.open(path)
     turn = StoredTurn("Who?", "Ada", (1, 2), (3,), ((7, "a#0"),), "full", "model")
-    row = catalog.add_turn("default", "talk", [], turn)
-    found = catalog.turns("default", "talk")
+    row = catalog.add_turn("default", "conversation", [], turn)
+    found = catalog.turns("default", "conversation")
     assert found == [replace(turn, row=row, created=found[0].created)]
     catalog.close()
 
 
-def test_a_catalogue_from_before_paces_gets_them_and_the_indexes(path: Path) -> None:
+def test_an_old_catalogue_without_paces_gets_them_and_the_indexes(path: Path) -> None:
     catalog = Catalog.open(path)
     put(catalog, "a", ["text"])
     with catalog.write() as connection:
@@ -239,7 +241,7 @@ def test_a_catalogue_from_before_paces_gets_them_and_the_indexes(path: Path) -> 
     catalog.close()
 
 
-def test_collections_are_told_by_the_beginning_of_their_names(catalog: Catalog) -> None:
+def test_collections_are_listed_by_the_prefix_of_their_names(catalog: Catalog) -> None:
     for collection in ("ours:a", "ours:b", "theirs:a", "ours"):
         put(catalog, "x", ["one", "two"], collection=collection)
     put(catalog, "y", ["three"], collection="ours:a")
@@ -247,33 +249,39 @@ def test_collections_are_told_by_the_beginning_of_their_names(catalog: Catalog) 
     assert [info.name for info in catalog.collections()] == ["ours", "ours:a", "ours:b", "theirs:a"]
 
 
-def test_a_cleared_collection_leaves_others_what_they_share(catalog: Catalog) -> None:
+def test_clearing_a_collection_keeps_the_keys_that_others_share(catalog: Catalog) -> None:
     put(catalog, "x", ["shared", "own"], collection="a", keys=["shared", "own"])
     put(catalog, "x", ["shared"], collection="b", keys=["shared"])
-    catalog.add_turn("a", "talk", [], StoredTurn("Who?", "Ada", (1,), (2,), (), "full", "model"))
+    catalog.add_turn("a", "conversation", [], StoredTurn("Who?", "Ada", (1,), (2,), (), "full", "model"))
     generation = catalog.generation("a")
     assert catalog.clear("a") == ["own"]
-    assert (catalog.turns("a", "talk"), catalog.match("a", "shared", 5), catalog.vectors("a")[0].size) == ([], [], 0)
+    assert (catalog.turns("a", "conversation"), catalog.match("a", "shared", 5), catalog.vectors("a")[0].size) == (
+        [],
+        [],
+        0,
+    )
     assert catalog.generation("a") > generation
     assert [info.collection for info in catalog.documents()] == ["b"]
 
 
-def test_a_turn_is_stored_behind_those_that_it_was_answered_after(catalog: Catalog) -> None:
+def test_a_turn_is_stored_only_after_the_turns_that_it_was_answered_after(catalog: Catalog) -> None:
     turn = StoredTurn("Who?", "Ada", (1,), (3,), (), "full", "model")
-    first = catalog.add_turn("default", "talk", [], turn)
+    first = catalog.add_turn("default", "conversation", [], turn)
     assert first is not None
-    second = catalog.add_turn("default", "talk", [first], turn)
-    assert catalog.add_turn("other", "talk", [first], turn) is None, "another collection has no such turn"
-    assert [found.row for found in catalog.turns("default", "talk")] == [first, second]
-    catalog.remove_conversation("default", "talk")
-    assert catalog.add_turn("default", "talk", [first, second], turn) is None, "what was removed does not come back"
-    assert catalog.turns("default", "talk") == []
-    with pytest.raises(NotFound, match="talk"):
-        catalog.remove_conversation("default", "talk")
-    assert catalog.add_turn("default", "talk", [], turn) not in (first, second)
+    second = catalog.add_turn("default", "conversation", [first], turn)
+    assert catalog.add_turn("other", "conversation", [first], turn) is None, "another collection has no such turn"
+    assert [found.row for found in catalog.turns("default", "conversation")] == [first, second]
+    catalog.remove_conversation("default", "conversation")
+    assert catalog.add_turn("default", "conversation", [first, second], turn) is None, (
+        "a removed conversation is not recreated"
+    )
+    assert catalog.turns("default", "conversation") == []
+    with pytest.raises(NotFound, match="conversation"):
+        catalog.remove_conversation("default", "conversation")
+    assert catalog.add_turn("default", "conversation", [], turn) not in (first, second)
 
 
-def test_a_copy_is_a_catalogue_of_its_own(catalog: Catalog, tmp_path: Path) -> None:
+def test_a_copy_is_an_independent_catalogue(catalog: Catalog, tmp_path: Path) -> None:
     put(catalog, "a", ["text"])
     catalog.copy(tmp_path / "copy.sqlite")
     put(catalog, "b", ["later"])
@@ -298,7 +306,7 @@ def test_collections_do_not_see_each_other(catalog: Catalog) -> None:
 
 def test_every_change_raises_the_generation_of_its_collection_only(catalog: Catalog) -> None:
     put(catalog, "x", ["other"], "other")
-    still = catalog.generation("other")
+    unchanged = catalog.generation("other")
     seen = [catalog.generation("default")]
     assert seen == [0]
     for text in ("one", "two"):
@@ -307,33 +315,33 @@ def test_every_change_raises_the_generation_of_its_collection_only(catalog: Cata
     catalog.remove("default", "a")
     seen.append(catalog.generation("default"))
     assert seen == sorted(set(seen))
-    assert catalog.generation("other") == still
+    assert catalog.generation("other") == unchanged
 
 
-def test_a_restored_backup_never_reaches_a_generation_again(path: Path, tmp_path: Path) -> None:
+def test_a_generation_is_not_reused_after_a_backup_is_restored(path: Path, tmp_path: Path) -> None:
     catalog = Catalog.open(path)
     put(catalog, "a", ["one"])
     catalog.close()
     backup = shutil.copy(path, tmp_path / "backup")
-    used = []
+    generations = []
     for text in ("two", "three"):
         catalog = Catalog.open(path)
         put(catalog, "a", [text])
-        used.append(catalog.generation("default"))
+        generations.append(catalog.generation("default"))
         catalog.close()
         shutil.copy(backup, path)
-    assert used[0] != used[1]
+    assert generations[0] != generations[1]
 
 
-class Following(RuleBasedStateMachine):
-    """A view that only ever applies changes() holds what vectors() says."""
+class ChangesMachine(RuleBasedStateMachine):
+    """An index that only applies `changes` always equals `vectors`."""
 
     folder: Path
 
     def __init__(self) -> None:
         super().__init__()
         self.catalog = Catalog.open(self.folder / os.urandom(8).hex() / "catalog.sqlite")
-        self.view: dict[int, bytes] = {}
+        self.index: dict[int, bytes] = {}
         self.generation = 0
 
     @rule(name=st.sampled_from("abc"), count=st.integers(1, 3))
@@ -351,35 +359,35 @@ class Following(RuleBasedStateMachine):
         self.catalog.replace_vectors(rows, np.random.default_rng().random((len(rows), 4), np.float32), WORDS)
 
     @rule()
-    def follow(self) -> None:
-        changes = self.catalog.changes("default", np.array(sorted(self.view), np.int64), self.generation)
+    def apply_changes(self) -> None:
+        changes = self.catalog.changes("default", np.array(sorted(self.index), np.int64), self.generation)
         for row in changes.removed:
-            del self.view[int(row)]
-        self.view |= {int(row): vector.tobytes() for row, vector in zip(changes.added, changes.vectors, strict=True)}
+            del self.index[int(row)]
+        self.index |= {int(row): vector.tobytes() for row, vector in zip(changes.added, changes.vectors, strict=True)}
         self.generation = changes.generation
         rows, vectors = self.catalog.vectors("default")
-        assert self.view == {int(row): vector.tobytes() for row, vector in zip(rows, vectors, strict=True)}
+        assert self.index == {int(row): vector.tobytes() for row, vector in zip(rows, vectors, strict=True)}
 
     @invariant()
     def an_unchanged_generation_means_unchanged_vectors(self) -> None:
         if self.catalog.generation("default") == self.generation:
-            assert sorted(self.view) == rows_of(self.catalog)
+            assert sorted(self.index) == rows_of(self.catalog)
 
     def teardown(self) -> None:
         self.catalog.close()
 
 
-def test_following_changes_is_the_same_as_reading_all(tmp_path: Path) -> None:
-    class Here(Following):
+def test_applying_changes_gives_the_same_as_loading_everything(tmp_path: Path) -> None:
+    class Here(ChangesMachine):
         folder = tmp_path
 
     run_state_machine_as_test(Here, settings=settings(max_examples=25, stateful_step_count=15, deadline=None))
 
 
-# Words
+# Full text
 
 
-def test_words_are_found_in_text_and_title_in_any_form(catalog: Catalog) -> None:
+def test_full_text_finds_word_forms_in_texts_and_titles(catalog: Catalog) -> None:
     put(catalog, "a", ["The ferries crossed the Øresund", "Zürich café"])
     rows = rows_of(catalog)
     assert [row for row, _ in catalog.match("default", "Which ferry was crossing?", 5)] == [rows[0]]
@@ -395,7 +403,7 @@ def test_rarer_words_rank_higher(catalog: Catalog) -> None:
     assert all(best[1] > score for _, score in rest)
 
 
-def test_a_question_of_nothing_but_stop_words_is_still_looked_up(catalog: Catalog) -> None:
+def test_a_question_of_only_stop_words_is_still_searched(catalog: Catalog) -> None:
     put(catalog, "a", ["to be or not to be", "boat"])
     assert [row for row, _ in catalog.match("default", "to be", 5)] == rows_of(catalog)[:1]
 
@@ -423,7 +431,7 @@ WORDLESS = ["", " ", '"', '""', "(", "-", "+", "*", "_", "🚢", "\0", "\ud800"]
 
 
 @pytest.mark.parametrize("text", HOSTILE + WORDLESS, ids=lambda text: repr(text[:12]))
-def test_any_text_is_a_safe_question(catalog: Catalog, text: str) -> None:
+def test_any_text_is_a_safe_query(catalog: Catalog, text: str) -> None:
     put(catalog, "a", ["a boat"])
     rows = rows_of(catalog)
     assert catalog.match("default", text, 5) == []
@@ -448,7 +456,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_word_index_is_rebuilt_at_open(path: Path, damage: str) -> None:
+def test_a_damaged_full_text_index_is_rebuilt_at_open(path: Path, damage: str) -> None:
     catalog = Catalog.open(path)
     put(catalog, "a", ["anchor", "sail"])
     catalog.close()
@@ -465,20 +473,23 @@ def test_a_damaged_word_index_is_rebuilt_at_open(path: Path, damage: str) -> Non
     catalog.close()
 
 
-def test_a_word_index_damaged_while_open_says_how_to_mend_it(path: Path, catalog: Catalog) -> None:
+def test_damage_to_the_open_full_text_index_is_reported_with_its_repair(path: Path, catalog: Catalog) -> None:
     put(catalog, "a", ["anchor", "sail"])
     with catalog.write() as connection:
         connection.execute("UPDATE chunk_words_data SET block = x'00ff00ff' WHERE id > 10")
-    with catalog.read(), pytest.raises(CatalogCorrupt, match="ragkv reindex"):  # another connection, nothing in memory
+    with (
+        catalog.read(),
+        pytest.raises(CatalogCorrupt, match="ragkv reindex"),
+    ):  # uncached
         catalog.match("default", "anchor", 5)
-    catalog.rebuild_words()
+    catalog.rebuild_full_text()
     assert len(catalog.match("default", "anchor", 5)) == 1
 
 
 # Embedder
 
 
-def test_vectors_of_another_embedder_are_refused_with_advice(catalog: Catalog) -> None:
+def test_vectors_of_another_embedder_are_refused(catalog: Catalog) -> None:
     assert catalog.embedder() is None
     put(catalog, "a", ["one"])
     for other in (EmbedderIdentity("others", 4), EmbedderIdentity("words", 8)):
@@ -496,7 +507,7 @@ def test_an_empty_catalogue_takes_any_embedder(catalog: Catalog) -> None:
     assert catalog.embedder() == EmbedderIdentity("others", 8)
 
 
-def test_new_vectors_replace_all_old_ones_together(catalog: Catalog) -> None:
+def test_all_vectors_are_replaced_in_one_transaction(catalog: Catalog) -> None:
     put(catalog, "a", ["one", "two"])
     put(catalog, "b", ["three"], "other")
     before = catalog.generation("default")
@@ -512,7 +523,7 @@ def test_new_vectors_replace_all_old_ones_together(catalog: Catalog) -> None:
     assert catalog.generation("default") > before
 
 
-def test_new_vectors_for_chunks_that_changed_meanwhile_are_refused(catalog: Catalog) -> None:
+def test_replacing_vectors_fails_if_chunks_changed_meanwhile(catalog: Catalog) -> None:
     put(catalog, "a", ["one"])
     rows = [passage.row for passage in catalog.passages()]
     put(catalog, "b", ["two"])
@@ -521,7 +532,7 @@ def test_new_vectors_for_chunks_that_changed_meanwhile_are_refused(catalog: Cata
     assert np.all(catalog.vectors("default")[1] != 0) or len(rows_of(catalog)) == 2
 
 
-def test_a_lost_vector_is_reported_not_guessed(path: Path, catalog: Catalog) -> None:
+def test_a_missing_vector_is_reported(path: Path, catalog: Catalog) -> None:
     put(catalog, "a", ["one", "two"])
     with sqlite3.connect(path) as connection:
         connection.execute("DELETE FROM vectors WHERE chunk = 1")
@@ -560,7 +571,7 @@ def test_a_page_of_garbage_is_refused(path: Path, where: float) -> None:
         Catalog.open(path)
 
 
-def test_a_catalogue_that_vanished_but_for_its_log_is_refused(path: Path) -> None:
+def test_a_missing_file_with_a_leftover_log_is_refused(path: Path) -> None:
     filled(path)
     path.unlink()
     path.with_name(path.name + "-wal").write_bytes(b"x" * 100)
@@ -578,14 +589,14 @@ def test_missing_tables_are_damage(path: Path) -> None:
         Catalog.open(path)
 
 
-def test_damage_done_while_open_is_named(path: Path) -> None:
+def test_damage_done_while_open_is_reported(path: Path) -> None:
     filled(path)
     catalog = Catalog.open(path)
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.seek(4096)
         file.write(os.urandom(size - 4096))
-    with catalog.read(), pytest.raises(CatalogCorrupt):  # the second reader has nothing in memory
+    with catalog.read(), pytest.raises(CatalogCorrupt):  # The second connection has nothing cached.
         catalog.documents()
     catalog.close()
 
@@ -608,7 +619,7 @@ def test_a_file_of_a_newer_version_is_refused(path: Path) -> None:
         Catalog.open(path)
 
 
-def test_a_folder_that_cannot_be_made_is_a_setting_that_cannot_work(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot"):
         Catalog.open(tmp_path / "file" / "catalog.sqlite")
@@ -618,10 +629,9 @@ def test_a_failed_put_changes_nothing(catalog: Catalog) -> None:
     put(catalog, "a", ["one"])
     before = (catalog.documents(), catalog.generation("default"), catalog.keys())
     chunks = [Chunk("a#0", "a", 0, "t", "new", (1,)), Chunk("a#0", "a", 0, "t", "same ordinal", (1,))]
+    vectors, keys = np.zeros((2, 4), np.float32), [Key("k")] * 2
     with pytest.raises(sqlite3.IntegrityError):
-        catalog.put_document(
-            Document("a", "t", "new"), "h", chunks, np.zeros((2, 4), np.float32), [Key("k")] * 2, WORDS
-        )
+        catalog.put_document(DocumentVersion(Document("a", "t", "new"), "h", chunks, vectors, keys, WORDS))
     assert (catalog.documents(), catalog.generation("default"), catalog.keys()) == before
 
 
@@ -631,7 +641,7 @@ FULL = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from ragkv.catalog import Catalog, CollectionInfo, EmbedderIdentity
+from ragkv.catalog import Catalog, DocumentVersion, EmbedderIdentity
 from ragkv.errors import StoreFull, StoreUnavailable
 from ragkv.types import Chunk, Document, Key
 
@@ -641,13 +651,13 @@ catalog = Catalog.open(path)
 def put(name, size):
     chunk = Chunk(f"{name}#0", name, 0, "t", "word " * size, (1,))
     vectors, embedder = np.ones((1, 4), "f4"), EmbedderIdentity("e", 4)
-    catalog.put_document(Document(name, "t", "x"), "h", [chunk], vectors, [Key(name)], embedder)
+    catalog.put_document(DocumentVersion(Document(name, "t", "x"), "h", [chunk], vectors, [Key(name)], embedder))
 
 put("first", 10)
 ballast.write_bytes(b"x" * 500_000)
 try:
     put("large", 400_000)
-    sys.exit("it fitted")
+    sys.exit("the document was stored")
 except (StoreFull, StoreUnavailable) as error:
     print(type(error).__name__)
 assert [d.id for d in catalog.documents()] == ["first"] and len(catalog.match("default", "word", 5)) == 1
@@ -685,35 +695,35 @@ def test_a_file_size_limit_changes_nothing(tmp_path: Path, root: Path) -> None:
     assert "recovered" in done.stdout
 
 
-# Several at once
+# Concurrency
 
 
 def test_readers_see_whole_versions_while_a_writer_works(catalog: Catalog) -> None:
     put(catalog, "a", ["v0 part"] * 3)
-    faults: list[str] = []
+    errors: list[str] = []
     stop = threading.Event()
 
-    def watch() -> None:
+    def read() -> None:
         while not stop.is_set():
             texts = {chunk.text for chunk in catalog.chunks_of("default", "a")}
             rows, vectors = catalog.vectors("default")
             if len(texts) != 1 or len(rows) != len(vectors):
-                faults.append(str(texts))
+                errors.append(str(texts))
 
     def write(name: str) -> None:
         for number in range(20):
             put(catalog, name, [f"v{number} part"] * (number % 5 + 1))
 
-    watchers = [threading.Thread(target=watch) for _ in range(3)]
+    readers = [threading.Thread(target=read) for _ in range(3)]
     writers = [threading.Thread(target=write, args=(name,)) for name in "aab"]
-    for thread in watchers + writers:
+    for thread in readers + writers:
         thread.start()
     for thread in writers:
         thread.join()
     stop.set()
-    for thread in watchers:
+    for thread in readers:
         thread.join()
-    assert not faults
+    assert not errors
     assert {d.id for d in catalog.documents()} == {"a", "b"}
 
 
@@ -734,7 +744,7 @@ def test_another_process_sees_and_changes_the_same_catalogue(path: Path, root: P
     catalog.close()
 
 
-def test_a_catalogue_locked_by_another_writer_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalogue_locked_by_another_writer_is_reported_as_busy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     catalog = Catalog.open(path)
     other = sqlite3.connect(path, isolation_level=None)
@@ -748,14 +758,14 @@ def test_a_catalogue_locked_by_another_writer_says_so(path: Path, monkeypatch: p
     catalog.close()
 
 
-def test_a_closed_catalogue_says_so(path: Path) -> None:
+def test_using_a_closed_catalogue_is_an_error(path: Path) -> None:
     catalog = Catalog.open(path)
     catalog.close()
     with pytest.raises(RagkvError, match="closed"):
         catalog.documents()
 
 
-def test_creating_leaves_no_litter(path: Path) -> None:
+def test_creating_leaves_no_temporary_files(path: Path) -> None:
     Catalog.open(path).close()
     assert [file.name for file in path.parent.iterdir()] == ["catalog.sqlite"]
 

@@ -1,4 +1,4 @@
-"""A running service for the client's tests: that of the API's."""
+"""The running service of the API tests, for the client."""
 
 from __future__ import annotations
 

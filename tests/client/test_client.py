@@ -1,4 +1,4 @@
-"""The client against a running service: what it asks for comes back as nouns, what is refused as words."""
+"""The client against a running service: results are typed, and refusals carry the message of the service."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from ragkv.cli import run
-from ragkv.client import AsyncClient, Cited, Client, Done, Reported, Retrieved, Said
-from ragkv.client import calls as calls_of
+from ragkv.client import AsyncClient, Cited, Client, Done, Reported, Retrieved, Said, responses
 from ragkv.errors import Refused, Unreachable
-from ragkv.metrics.prometheus import read
+from ragkv.metrics.prometheus import parse_metrics
 
 QUESTION = "Who built the harbour of Tarn?"
 
@@ -32,11 +31,11 @@ def collection():
     return f"client-{uuid.uuid4().hex[:8]}"
 
 
-def test_a_document_is_put_shown_listed_and_removed(client, collection):
+def test_a_document_is_put_fetched_listed_and_removed(client, collection):
     put = client.put("a/b c?", "The mill of Orm was built by Ida Falk.", "Orm", {"year": 1901}, collection)
     assert (put.id, put.title, put.metadata, put.collection) == ("a/b c?", "Orm", {"year": 1901}, collection)
     again = client.put("a/b c?", "The mill of Orm was built by Ida Falk.", "Orm", {"year": 1901}, collection)
-    assert again.updated == put.updated, "nothing was done"
+    assert again.updated == put.updated, "unchanged content is not ingested again"
     assert client.document("a/b c?", collection, text=True).text == "The mill of Orm was built by Ida Falk."
     assert [each.id for each in client.documents(collection)] == ["a/b c?"]
     assert [each.name for each in client.collections() if each.name == collection] == [collection]
@@ -47,7 +46,7 @@ def test_a_document_is_put_shown_listed_and_removed(client, collection):
     assert (refused.value.status, refused.value.code) == (404, "not_found")
 
 
-def test_pages_are_turned_until_there_is_none(client, collection):
+def test_documents_iterates_over_all_pages(client, collection):
     sent = [{"id": f"{n:03}", "text": f"Lamp {n} is blue.", "metadata": {"odd": n % 2 == 1}} for n in range(7)]
     job = client.wait(client.send(sent, collection))
     assert (job.status, job.counts.completed, job.finished is not None) == ("completed", 7, True)
@@ -79,7 +78,7 @@ def test_a_question_is_answered(client):
     assert client.ready()
 
 
-def test_an_answer_comes_in_pieces(client):
+def test_an_answer_is_streamed(client):
     events = list(client.stream(QUESTION, top_k=2))
     kinds = list(dict.fromkeys(map(type, events)))
     assert kinds == [Retrieved, Said, Cited, Reported, Done]
@@ -89,15 +88,15 @@ def test_an_answer_comes_in_pieces(client):
     assert events[0].citations == done.citations
 
 
-def test_a_stream_may_be_left(client, service):
+def test_a_stream_can_be_closed_early(client, service):
     stream = client.stream(QUESTION)
     next(stream)
     stream.close()
     assert client.ask(QUESTION).citations
 
 
-def test_conversations_are_shown_and_forgotten(client):
-    name = f"talk-{uuid.uuid4().hex}"
+def test_a_conversation_is_fetched_and_deleted(client):
+    name = f"conversation-{uuid.uuid4().hex}"
     client.ask(QUESTION, conversation_id=name, top_k=1)
     client.ask("And when?", conversation_id=name, top_k=1)
     assert [turn.question for turn in client.conversation(name).turns] == [QUESTION, "And when?"]
@@ -107,7 +106,7 @@ def test_conversations_are_shown_and_forgotten(client):
     assert refused.value.status == 404
 
 
-def test_what_is_wrong_is_told_in_the_services_words(client):
+def test_refusals_carry_the_message_of_the_service(client):
     with pytest.raises(Refused, match="method 'guess' does not exist") as refused:
         client.ask(QUESTION, method="guess")
     assert refused.value.status == 422
@@ -115,7 +114,7 @@ def test_what_is_wrong_is_told_in_the_services_words(client):
         list(client.stream(QUESTION, method="guess"))
 
 
-def test_where_there_is_no_service_that_is_said():
+def test_a_missing_service_is_unreachable():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -126,13 +125,13 @@ def test_where_there_is_no_service_that_is_said():
                     call()
 
 
-class Elsewhere(BaseHTTPRequestHandler):
-    """Another service, which is busy at first."""
+class ScriptedHandler(BaseHTTPRequestHandler):
+    """A service that answers with prepared responses; the last one repeats."""
 
-    said: list[tuple[int, dict[str, str], bytes]]
+    responses: list[tuple[int, dict[str, str], bytes]]
 
     def do_GET(self) -> None:
-        status, headers, body = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        status, headers, body = self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -145,13 +144,13 @@ class Elsewhere(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def elsewhere():
-    """(address, what is answered, one after the other)."""
-    handler = type("Handler", (Elsewhere,), {"said": []})
+def scripted():
+    """(url, prepared responses) of another service."""
+    handler = type("Handler", (ScriptedHandler,), {"responses": []})
     with HTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", handler.said
+        yield f"http://127.0.0.1:{server.server_address[1]}", handler.responses
         server.shutdown()
         thread.join()
 
@@ -159,12 +158,12 @@ def elsewhere():
 BUSY = (429, {"Retry-After": "0"}, json.dumps({"detail": "32 requests are waiting already", "code": "busy"}).encode())
 
 
-def test_a_busy_service_is_asked_again_but_not_for_ever(elsewhere):
-    url, said = elsewhere
-    said += [BUSY, BUSY, (200, {}, b'{"collections": []}')]
+def test_a_busy_service_is_retried_a_few_times(scripted):
+    url, prepared = scripted
+    prepared += [BUSY, BUSY, (200, {}, b'{"collections": []}')]
     with Client(url) as client:
         assert client.collections() == ()
-    said[:] = [BUSY]
+    prepared[:] = [BUSY]
     with Client(url, retries=3) as client, pytest.raises(Refused, match="waiting already") as refused:
         client.collections()
     assert (refused.value.code, refused.value.retry_after) == ("busy", 0.0)
@@ -173,23 +172,23 @@ def test_a_busy_service_is_asked_again_but_not_for_ever(elsewhere):
 @pytest.mark.parametrize(
     "answer", [(200, {}, b"<html>"), (200, {}, b'{"collections": [1]}'), (502, {}, b"no gateway"), (200, {}, b"[]")]
 )
-def test_what_is_no_ragkv_service_is_said_so(elsewhere, answer):
-    url, said = elsewhere
-    said.append(answer)
-    with Client(url) as client, pytest.raises(Refused, match=r"ragkv service says|502"):
+def test_the_response_of_another_service_is_refused(scripted, answer):
+    url, prepared = scripted
+    prepared.append(answer)
+    with Client(url) as client, pytest.raises(Refused, match=r"that of a ragkv service|502"):
         client.collections()
 
 
-def test_a_wait_is_as_long_as_the_service_asks_for_up_to_a_bound():
+def test_the_retry_delay_is_that_of_the_service_up_to_a_limit():
     busy = Refused(429, "busy", "", 7.0)
-    assert calls_of.again(busy, 1) == 7.0
-    assert calls_of.again(Refused(429, "busy", "", 900.0), 1) == calls_of.LONGEST_WAIT
-    assert calls_of.again(busy, 0) is None
-    assert calls_of.again(Refused(503, "stopping", "", 7.0), 1) is None
+    assert responses.retry_delay(busy, 1) == 7.0
+    assert responses.retry_delay(Refused(429, "busy", "", 900.0), 1) == responses.MAX_WAIT
+    assert responses.retry_delay(busy, 0) is None
+    assert responses.retry_delay(Refused(503, "stopping", "", 7.0), 1) is None
 
 
-def test_the_client_to_await_does_the_same(service, collection):
-    async def asked():
+def test_the_asynchronous_client_does_the_same(service, collection):
+    async def use():
         async with AsyncClient(service.url) as client:
             await client.put("mill", "The mill of Orm was built by Ida Falk.", collection=collection)
             job = await client.wait(await client.send([{"id": "gate", "text": "The gate is red."}], collection))
@@ -202,7 +201,7 @@ def test_the_client_to_await_does_the_same(service, collection):
             await client.remove_collection(collection)
             return job, listed, events, several, ready
 
-    job, listed, events, several, ready = asyncio.run(asked())
+    job, listed, events, several, ready = asyncio.run(use())
     assert (job.status, listed, ready) == ("completed", ["gate", "mill"], True)
     assert isinstance(events[-1], Done)
     assert {answer.answer for answer in several} == {events[-1].answer.answer}
@@ -218,23 +217,24 @@ def test_both_clients_have_the_same_methods():
     assert [str(each) for each in one.values()] == [str(each) for each in other.values()]
 
 
-def test_metrics_are_text_for_whoever_reads_that_format(service, elsewhere):
-    async def awaited():
+def test_metrics_are_prometheus_text(service, scripted):
+    async def fetch():
         async with AsyncClient(service.url) as client:
             return await client.metrics()
 
     with Client(service.url) as client:
-        assert read(client.metrics()).sums == read(asyncio.run(awaited())).sums == service.worker.metrics.sums
-    url, said = elsewhere
-    said.append((200, {"Content-Type": "text/html"}, b"<html>"))
+        fetched, awaited = parse_metrics(client.metrics()), parse_metrics(asyncio.run(fetch()))
+        assert fetched.sums == awaited.sums == service.worker.metrics.sums
+    url, prepared = scripted
+    prepared.append((200, {"Content-Type": "text/html"}, b"<html>"))
     with Client(url) as client, pytest.raises(Refused, match=r"text/html.*is the address right"):
         client.metrics()
 
 
-# The command line over it.
+# The command line with --url
 
 
-def test_commands_let_the_service_work(service, collection, tmp_path, capsys, monkeypatch):
+def test_commands_use_the_service(service, collection, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "notes"
     folder.mkdir()
@@ -242,9 +242,9 @@ def test_commands_let_the_service_work(service, collection, tmp_path, capsys, mo
     (folder / "bad.txt").write_bytes(b"\xff\xfe\0")
     there = ["--url", service.url, "-c", collection]
     assert run(["ingest", "notes", *there]) == 1
-    said = capsys.readouterr()
-    assert "completed  notes/kiln.txt" in said.out
-    assert "bad.txt" in said.err
+    printed = capsys.readouterr()
+    assert "completed  notes/kiln.txt" in printed.out
+    assert "bad.txt" in printed.err
     assert run(["ls", *there]) == 0
     assert capsys.readouterr().out.startswith("notes/kiln.txt\t")
     assert run(["ask", "Who lit the kiln of Arbo?", "--json", *there]) == 0
@@ -252,17 +252,17 @@ def test_commands_let_the_service_work(service, collection, tmp_path, capsys, mo
     assert run(["rm", "notes/kiln.txt", *there]) == 0
     assert run(["rm", "notes/kiln.txt", *there]) == 1
     assert "has no document" in capsys.readouterr().err
-    assert not (tmp_path / "data").exists(), "nothing was done here"
+    assert not (tmp_path / "data").exists(), "no local data folder is created"
 
 
-def test_nothing_to_send_is_said(service, tmp_path, capsys):
+def test_an_ingest_without_files_fails(service, tmp_path, capsys):
     assert run(["ingest", str(tmp_path), "--url", service.url]) == 1
     assert "nothing to ingest" in capsys.readouterr().err
     assert run(["ingest", str(tmp_path / "none.txt"), "--url", service.url]) == 1
     assert "No such file" in capsys.readouterr().err
 
 
-def test_answers_are_remembered_and_what_they_were_read_from(client, collection):
+def test_recorded_answers_and_their_maps_are_fetched(client, collection):
     client.put("mill", "The mill of Orm was built by Ida Falk.", "Orm", collection=collection)
     question = "Who built the mill of Orm?"
     given = [client.ask(question, collection=collection) for _ in range(3)]
@@ -272,9 +272,10 @@ def test_answers_are_remembered_and_what_they_were_read_from(client, collection)
     latest = client.recall(first.answers[0].id)
     assert (latest.question, latest.answer, latest.report) == (question, given[-1].answer, given[-1].report)
     assert (latest.when, latest.report.ratios) == (first.answers[0].when, first.answers[0].ratios)
-    read = client.map(latest.id)
-    assert (len(read.chunks), read.chunks[0].citation, len(read.chunks[0].states)) == (1, 1, read.layers)
-    assert "".join(read.chunks[0].texts) == "Document: Orm\nThe mill of Orm was built by Ida Falk.\n"
+    answer_map = client.map(latest.id)
+    assert (len(answer_map.chunks), answer_map.chunks[0].citation) == (1, 1)
+    assert len(answer_map.chunks[0].states) == answer_map.layers
+    assert "".join(answer_map.chunks[0].texts) == "Document: Orm\nThe mill of Orm was built by Ida Falk.\n"
     client.remove("mill", collection)
     with pytest.raises(Refused) as refused:
         client.map(latest.id)

@@ -22,23 +22,23 @@ def test_a_few_heads_find_most_answers_of_the_bundled_model(model):
     assert seen[-1] == ("asking", 8, 8)
 
 
-def test_a_model_that_is_calibrated_has_smaller_blocks_from_then_on(model):
+def test_calibration_changes_the_block_size(model):
     given = CalibrationParams(sets=1, documents=2, questions=2, tokens=90, heads=1)
     model = copy.copy(model)
     model.profile = replace(model.profile, block=64)
     assert calibrate(model, given, lambda *_: None).profile.block == 16
     assert calibrate(model, replace(given, block=0), lambda *_: None).profile.block == 64
-    assert model.profile.block == 64, "what it was given is as it was"
+    assert model.profile.block == 64, "the given model is not changed"
 
 
 def trial(gold, *heads):
-    """Five blocks, none fixed; one row of masses a head."""
+    """Return a trial of five blocks, none fixed, with one row of masses per head."""
     flags = torch.zeros(2, 5, dtype=torch.bool)
     flags[1, list(gold)] = True
     return CalibrationTrial(torch.tensor(heads, dtype=torch.float32) + 0.01, flags[0], flags[1])
 
 
-def test_heads_are_picked_for_what_they_add():
+def test_heads_are_picked_by_what_they_add():
     first, second = [1.0, 0, 0, 0, 0], [0, 1.0, 0, 0, 0]
     blind = [0, 0, 0.5, 0.5, 0.0]
     trials = [trial([0], first, blind, blind), trial([1], blind, second, blind)]

@@ -157,7 +157,7 @@ def test_bytes_loaded_are_the_ranges_of_the_kept_blocks_that_are_read(library, m
             sources, model.prompt.question(question), how, StepTimer(), PrefillOptions(8)
         ).plan
         pieces = [source.piece for source in sources]
-        first, attending = how.first(pieces), how.depth(12) - 1
+        first, attending = how.composite_blocks(pieces), how.composite_layers(12) - 1
         for i, source in enumerate(sources):
             layout = Layout(model.shape, len(source.tokens), 16, model.dtype)
             read = [{*plan.kept[layer][i], *plan.padding[layer][i]} for layer in range(12)]

@@ -65,8 +65,8 @@ def test_a_long_question_is_read_sparsely_over_a_stitched_cache(model):
         ),
     )
     assert little.sparse is not None
-    assert little.sparse.chosen
-    assert little.sparse.read < little.sparse.whole
+    assert little.sparse.selected
+    assert little.sparse.computed_pairs < little.sparse.dense_pairs
 
 
 def test_chunks_read_sparsely_at_ingest_have_their_own_fingerprint(tmp_path, model, embedder):

@@ -78,7 +78,7 @@ def test_everything_on_and_nothing_sparse_says_what_generate_says(library, model
             )
             place = context.cache, context.logits, context.position
             assert list(decode(model, *place, Sampling(16), context.decoding)) == expected, (spec, question)
-            assert context.decoding.read == context.decoding.present > 0
+            assert context.decoding.keys_read == context.decoding.keys_present > 0
 
 
 @pytest.mark.parametrize("method", ["full", "scout", "samkv-fusion"])
@@ -134,8 +134,8 @@ def test_over_what_a_method_keeps_the_identity_is_full_attention(decoder, name):
     dense, _ = logits_of(reader, methods()[name], None)
     sparse, context = logits_of(reader, methods()[name], decoder)
     torch.testing.assert_close(sparse, dense, rtol=0, atol=1e-10)
-    assert context.decoding.read == context.decoding.present
-    assert len(context.decoding.steps_read) == 8 * 4, "every row of the answer was a step, in every layer"
+    assert context.decoding.keys_read == context.decoding.keys_present
+    assert len(context.decoding.key_counts) == 8 * 4, "every row of the answer was a step, in every layer"
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: type(decoder).__name__)
@@ -143,7 +143,7 @@ def test_a_question_that_is_prefilled_sparsely_is_looked_at_as_well(decoder):
     reader, policy = tiny_reader(), CritiPrefill(8, 4, 16, threshold=0)
     dense, _ = logits_of(reader, None, None, policy)
     sparse, context = logits_of(reader, None, decoder, policy)
-    assert context.sparse.chosen
+    assert context.sparse.selected
     torch.testing.assert_close(sparse, dense, rtol=0, atol=1e-10)
 
 
@@ -153,13 +153,13 @@ def test_a_question_that_is_prefilled_sparsely_is_looked_at_as_well(decoder):
 class Looking(DecodeState):
     """Reads everything and remembers what it was shown."""
 
-    rows = 5
+    query_rows = 5
 
     def __init__(self):
         super().__init__()
         self.shown = {}
 
-    def observe(self, layer, q, k, v, q_pos, k_pos, *, scale):
+    def learn(self, layer, q, k, v, q_pos, k_pos, *, scale):
         assert layer not in self.shown
         self.shown[layer] = q, q_pos.tolist(), k.clone(), k_pos.clone()
 
@@ -179,7 +179,7 @@ def test_a_state_is_shown_the_questions_rows_and_all_keys_as_they_stay(name):
     start = context.position - len(ASKED)
     for layer in range(4):
         q, at, k, k_pos = context.decoding.shown[layer]
-        wanted = len(ASKED) if layer < 3 else Looking.rows
+        wanted = len(ASKED) if layer < 3 else Looking.query_rows
         first = at.index(context.position - wanted)
         assert at[first:] == list(range(context.position - wanted, context.position))
         if name != "full":
@@ -226,7 +226,7 @@ def test_a_long_answer_reads_fewer_keys_than_there_are(library, model, spec, sha
     for step in range(40):
         row = append(context.cache, [int(logits.argmax())], context.position + step, attention=context.decoding)
         logits = model.forward([row])[0][-1]
-    assert context.decoding.read < share * context.decoding.present
+    assert context.decoding.keys_read < share * context.decoding.keys_present
 
 
 @pytest.mark.parametrize("question", [QUESTION, *questions(3)])

@@ -22,13 +22,13 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def hundred() -> NeedleSet:
-    """What benches use: 100 questions over 8 documents of about 512 tokens."""
+    """Return the set that benches use: 100 questions over 8 documents of about 512 tokens."""
     return make_needles(7, documents=8, tokens=350, count=100, length=count_words)
 
 
 @given(seed=st.integers(), documents=st.integers(1, 9), tokens=st.integers(120, 600), each=st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_spans_are_exact_and_answers_stand_once_in_the_whole_set(
+def test_spans_are_exact_and_answers_occur_once_in_the_whole_set(
     seed: int, documents: int, tokens: int, each: int
 ) -> None:
     needles = make_needles(seed, documents, tokens, documents * each, count_words)
@@ -73,9 +73,9 @@ def test_answers_are_spread_evenly_over_depth(hundred: NeedleSet) -> None:
         assert depth == pytest.approx((rank + 0.5) / 100, abs=0.1)
 
 
-def test_every_document_is_asked_about_equally_often(hundred: NeedleSet) -> None:
-    asked = [question.document_id for question in hundred.questions]
-    assert {asked.count(document.id) for document in hundred.documents} == {12, 13}
+def test_every_document_has_the_same_number_of_questions(hundred: NeedleSet) -> None:
+    documents = [question.document_id for question in hundred.questions]
+    assert {documents.count(document.id) for document in hundred.documents} == {12, 13}
 
 
 def test_the_first_questions_are_not_the_shallow_ones(hundred: NeedleSet) -> None:
@@ -114,13 +114,13 @@ def test_the_text_is_plain_ascii_without_empty_slots(hundred: NeedleSet) -> None
 
 
 @pytest.mark.parametrize(("documents", "tokens", "count"), [(0, 300, 1), (1, 300, 0), (1, 8, 1), (8, 350, 200)])
-def test_what_cannot_be_made_is_refused(documents: int, tokens: int, count: int) -> None:
+def test_impossible_sets_are_refused(documents: int, tokens: int, count: int) -> None:
     with pytest.raises(InputError):
         make_needles(0, documents, tokens, count, count_words)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_tokens_of_a_span_read_as_the_answer(seed: int, tokenizer: Tokenizer) -> None:
+def test_the_tokens_of_a_span_decode_to_the_answer(seed: int, tokenizer: Tokenizer) -> None:
     needles = make_needles(seed, 4, 250, 30, count_words)
     encoded = {document.id: tokenizer.encode(document.text) for document in needles.documents}
     for question in needles.questions:

@@ -54,7 +54,7 @@ def test_at_the_identity_setting_everything_comes_in_the_first_step_and_is_read(
     for at in range(6):
         torch.testing.assert_close(step(model, reaching, at), step(model, dense, at), rtol=0, atol=1e-10)
         assert reaching.decoding.fetched == 4 * ABSENT
-    assert reaching.decoding.read == reaching.decoding.present
+    assert reaching.decoding.keys_read == reaching.decoding.keys_present
     assert reaching.cache.lengths == dense.cache.lengths
 
 
@@ -88,8 +88,8 @@ def test_some_come_and_stay_and_the_cache_is_read_as_if_they_had_been_there():
             assert len(set(positions)) == len(positions), "no block comes twice"
     assert counts == sorted(counts)
     assert 0 < counts[-1] < 4 * ABSENT
-    assert len(context.decoding.steps_read) == 8 * 4, "every row of the answer was a step"
-    assert all(int(each.read.max()) <= each.present for each in context.decoding.steps_read)
+    assert len(context.decoding.key_counts) == 8 * 4, "every row of the answer was a step"
+    assert all(int(each.read.max()) <= each.present for each in context.decoding.key_counts)
 
 
 def test_without_reach_nothing_comes():

@@ -184,7 +184,9 @@ def test_what_is_written_over_before_it_is_read_need_not_be_loaded(name, monkeyp
         return slots
 
     with monkeypatch.context() as patched:
-        patched.setattr("ragkv.engine.stitched_prefill.overwritten", lambda pieces, plan: [[()] * len(pieces)] * 4)
+        patched.setattr(
+            "ragkv.engine.stitched_prefill.overwritten_blocks", lambda pieces, plan: [[()] * len(pieces)] * 4
+        )
         whole, everything = asked()
     monkeypatch.setattr(ContextCache, "reserve", spoilt)
     spared, given = asked()

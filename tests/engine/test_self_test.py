@@ -1,4 +1,4 @@
-"""A model may reuse stored KV once it has shown that this is sound: sound ones pass, broken ones answer by full."""
+"""The self-test: sound models pass and reuse stored KV; broken models answer with the method `full`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ YARD = Document("yard", "Yard", "The Calloway Yard was founded by Edda Calloway.
 
 
 class Backwards(DecoderModel):
-    """Turns the other way than the model does."""
+    """Rotates in the opposite direction of the model."""
 
     def rotary(self, positions):
         own = super().rotary(positions)
@@ -34,14 +34,14 @@ class Backwards(DecoderModel):
 
 
 class Relative(DecoderModel):
-    """Turns by the distance from the pass's first token: right in every prefill, wrong for what is stored."""
+    """Rotates by the distance from the first token of the pass: right in every prefill, wrong for stored chunks."""
 
     def rotary(self, positions):
         return super().rotary(positions - positions.min())
 
 
 class Stretching(torch.nn.Module):
-    """A rotary module whose frequencies depend on the length of the prompt, in the model itself."""
+    """A rotary module of the model whose frequencies depend on the length of the prompt."""
 
     def __init__(self, inner):
         super().__init__()
@@ -52,30 +52,30 @@ class Stretching(torch.nn.Module):
 
 
 def broken(kind: type[DecoderModel], sound: DecoderModel) -> DecoderModel:
-    """`sound` with the behaviour of `kind`; it shares the weights."""
+    """Return `sound` with the behaviour of `kind`. It shares the weights."""
     other = copy.copy(sound)
     other.__class__ = kind
     return other
 
 
-def reader(model: DecoderModel, mode: str = "shared") -> Prefiller:
+def make_prefiller(model: DecoderModel, mode: str = "shared") -> Prefiller:
     return Prefiller(model, PREFIX, mode)
 
 
 @pytest.mark.parametrize("mode", ["shared", "isolated"])
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
 def test_every_supported_family_qualifies(kind, mode):
-    found = self_test(reader(tiny.model(kind), mode))
-    assert found.reason == ""
-    assert max(found.layer_loop, found.stored_rows, found.recompute) < 1e-12
+    result = self_test(make_prefiller(tiny.model(kind), mode))
+    assert result.reason == ""
+    assert max(result.layer_loop, result.stored_rows, result.recompute) < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rounding_disqualifies_nobody(dtype):
+def test_rounding_errors_pass(dtype):
     for kind in tiny.ARCHITECTURES:
-        found = self_test(reader(DecoderModel(tiny.weights(kind, layers=12).to(dtype))))
-        assert found.reason == ""
-        assert max(found.layer_loop, found.stored_rows, found.recompute) < found.tolerance / 3
+        result = self_test(make_prefiller(DecoderModel(tiny.weights(kind, layers=12).to(dtype))))
+        assert result.reason == ""
+        assert max(result.layer_loop, result.stored_rows, result.recompute) < result.tolerance / 3
 
 
 def test_the_bundled_model_qualifies(model):
@@ -83,31 +83,31 @@ def test_the_bundled_model_qualifies(model):
 
 
 def test_a_layer_loop_that_is_not_the_models_forward_fails():
-    assert "layer loop" in self_test(reader(broken(Backwards, tiny.model()))).reason
+    assert "layer loop" in self_test(make_prefiller(broken(Backwards, tiny.model()))).reason
     weights = tiny.weights()
     weights.model.layers[2].self_attn.scaling *= 2  # a layer unlike the first one
-    found = self_test(reader(DecoderModel(weights)))
-    assert found.layer_loop > 0.01
-    assert "layer loop" in found.reason
+    result = self_test(make_prefiller(DecoderModel(weights)))
+    assert result.layer_loop > 0.01
+    assert "layer loop" in result.reason
 
 
-def test_rows_that_do_not_belong_where_they_are_put_fail():
-    found = self_test(reader(broken(Relative, tiny.model())))
-    assert found.layer_loop < 1e-12, "a prefill is right, so only reuse can tell"
-    assert "stored KV" in found.reason
+def test_rows_at_wrong_positions_fail():
+    result = self_test(make_prefiller(broken(Relative, tiny.model())))
+    assert result.layer_loop < 1e-12, "a prefill is right, so only reuse shows the error"
+    assert "stored KV" in result.reason
     weights = tiny.weights()
     weights.model.rotary_emb = Stretching(weights.model.rotary_emb)
-    found = self_test(reader(DecoderModel(weights)))
-    assert found.layer_loop < 1e-12, "the model does the same itself"
-    assert "stored KV" in found.reason
-    assert "recomputed" in found.reason
+    result = self_test(make_prefiller(DecoderModel(weights)))
+    assert result.layer_loop < 1e-12, "the model does the same in its own forward"
+    assert "stored KV" in result.reason
+    assert "recomputed" in result.reason
 
 
-def test_numbers_that_are_none_fail():
+def test_nan_fails():
     weights = tiny.weights()
     weights.model.layers[1].mlp.down_proj.weight.data[0, 0] = torch.nan
-    found = self_test(reader(DecoderModel(weights)))
-    assert "nan" in found.reason
+    result = self_test(make_prefiller(DecoderModel(weights)))
+    assert "nan" in result.reason
 
 
 def test_a_test_that_cannot_be_run_fails():
@@ -117,40 +117,40 @@ def test_a_test_that_cannot_be_run_fails():
     assert "RuntimeError" in self_test(Prefiller(sound, ())).reason
 
 
-def test_a_pass_is_remembered_and_costs_nothing_then(tmp_path):
+def test_a_pass_is_recorded_and_not_run_again(tmp_path):
     sound = tiny.model()
-    assert failed_self_test(reader(sound), NAME, tmp_path / "q") == ""
-    # Were the test run again, it would fail.
-    assert failed_self_test(reader(broken(Backwards, sound)), NAME, tmp_path / "q") == ""
-    assert failed_self_test(reader(broken(Backwards, sound)), "e" * 64, tmp_path / "q") != ""
+    assert failed_self_test(make_prefiller(sound), NAME, tmp_path / "q") == ""
+    # If the test ran again, it would fail.
+    assert failed_self_test(make_prefiller(broken(Backwards, sound)), NAME, tmp_path / "q") == ""
+    assert failed_self_test(make_prefiller(broken(Backwards, sound)), "e" * 64, tmp_path / "q") != ""
 
 
-def test_a_failure_is_not_remembered(tmp_path):
-    assert failed_self_test(reader(broken(Backwards, tiny.model())), NAME, tmp_path) != ""
+def test_a_failure_is_not_recorded(tmp_path):
+    assert failed_self_test(make_prefiller(broken(Backwards, tiny.model())), NAME, tmp_path) != ""
     assert list(tmp_path.iterdir()) == []
-    assert failed_self_test(reader(tiny.model()), NAME, tmp_path) == ""
+    assert failed_self_test(make_prefiller(tiny.model()), NAME, tmp_path) == ""
 
 
 @pytest.mark.parametrize("record", ["", "[]", "null", "{}", '{"torch": "1.0"}', "\udcff"])
-def test_a_record_of_anything_else_is_no_pass(tmp_path, record):
+def test_an_invalid_record_is_not_a_pass(tmp_path, record):
     (tmp_path / f"{NAME}.json").write_text(record, errors="surrogateescape")
-    assert failed_self_test(reader(broken(Backwards, tiny.model())), NAME, tmp_path) != ""
+    assert failed_self_test(make_prefiller(broken(Backwards, tiny.model())), NAME, tmp_path) != ""
 
 
-def test_another_library_has_to_show_it_again(tmp_path):
-    assert failed_self_test(reader(tiny.model()), NAME, tmp_path) == ""
+def test_another_library_version_runs_the_test_again(tmp_path):
+    assert failed_self_test(make_prefiller(tiny.model()), NAME, tmp_path) == ""
     path = tmp_path / f"{NAME}.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "transformers": "5.0.0"}))
-    assert failed_self_test(reader(broken(Backwards, tiny.model())), NAME, tmp_path) != ""
+    assert failed_self_test(make_prefiller(broken(Backwards, tiny.model())), NAME, tmp_path) != ""
 
 
-def test_a_folder_that_cannot_be_written_costs_the_memory_only(tmp_path):
+def test_a_folder_that_cannot_be_written_only_loses_the_record(tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    assert failed_self_test(reader(tiny.model()), NAME, tmp_path / "file" / "q") == ""
+    assert failed_self_test(make_prefiller(tiny.model()), NAME, tmp_path / "file" / "q") == ""
 
 
-def test_an_unqualified_model_answers_by_full_and_says_why(tmp_path, model, embedder):
+def test_an_unqualified_model_answers_with_full_and_reports_why(tmp_path, model, embedder):
     with open_engine(tmp_path, broken(Relative, model), embedder) as engine:
         engine.reuse_refused = failed_self_test(engine.prefiller, engine.fingerprint, tmp_path / "q")
         ingest(engine, YARD)
@@ -168,7 +168,7 @@ def test_an_unqualified_model_answers_by_full_and_says_why(tmp_path, model, embe
         health = engine.health()
         assert health["status"] == "degraded"
         assert "not qualified" in health["reuse"]
-        assert list(engine.store.keys()) == [], "what such a model reads is not to be trusted"
+        assert list(engine.store.keys()) == [], "KV of such a model is not stored"
 
 
 def test_an_engine_tests_its_model_when_it_opens(tmp_path, model, monkeypatch):

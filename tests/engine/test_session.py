@@ -193,7 +193,7 @@ def test_a_policy_goes_from_turn_to_turn():
         assert context.sparse is not None
         assert context.sparse.end == context.position
     sparse = list(hold(r, policy=CritiPrefill(budget=4, **params)))
-    assert sparse[1][0].sparse.read < sparse[1][0].sparse.whole
+    assert sparse[1][0].sparse.computed_pairs < sparse[1][0].sparse.dense_pairs
     assert len({id(context.sparse.choice) for context, _ in sparse}) == 1, "one state for all turns"
     *_, (last, _) = hold(r, policy=LoopServe(alpha=0.9, sample=4, tile=4, threshold=8))
     kept = [len(turns) for turns in last.sparse.choice.lines.values()]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ragkv.kernels import lines as ours
 from ragkv.kernels.lines import Prices, prices
-from ragkv.sparse.loopserve import sampled
+from ragkv.sparse.loopserve import sample_rows
 
 triton_lines = pytest.importorskip("ragkv.kernels.triton_lines")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -47,7 +47,7 @@ def chosen(mask):
 def pattern(count, heads, seed, sharp=3.0):
     """Causal attention rows of a sample, and their positions."""
     generator = torch.Generator().manual_seed(seed)
-    at = sampled(count, 12)
+    at = sample_rows(count, 12)
     scores = sharp * torch.randn(heads, 12, count, generator=generator, dtype=torch.float64)
     hidden = torch.arange(count) > at[:, None]
     return scores.masked_fill(hidden, float("-inf")).softmax(-1), at, torch.ones(count, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Progressive reading out of a pool: reference and Triton twin against `sparse.psa.progress`, step after step."""
+"""Progressive reading out of a pool: reference and Triton twin against `sparse.psa.attend_progressively`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ragkv.kernels.decode_step import CachePointers
 from ragkv.kernels.pool import StopRule, rank
 from ragkv.model.execution.pooled_decode import PooledKV
 from ragkv.sparse import psa
-from ragkv.sparse.blocks import BlockTable, cuboid
+from ragkv.sparse.attention import attend_heads
+from ragkv.sparse.blocks import BlockDigests, cuboid
 from ragkv.sparse.psa import Psa
 from ragkv.types import Shape
 
@@ -78,17 +79,18 @@ class Decoded:
         return q, met, order
 
     def expected(self, of, q, order):
-        """`sparse.psa.progress` over one cache in memory: (out [Hq, d], blocks read [Hkv])."""
+        """`sparse.psa.attend_progressively` over one cache in memory: (out [Hq, d], blocks read [Hkv])."""
         k, v = (each.double() for each in self.rows[of])
         size, context = self.params.block, len(k) - self.steps
-        known = BlockTable(size, self.params.sinks, cuboid)
+        known = BlockDigests(size, self.params.sinks, cuboid)
         known.update(k[:context], self.caches[of].positions(self.layer))
         tail = context // size
         asked = q[of].double().unflatten(0, (k.shape[1], -1))
-        near = psa.over(asked, *(known.near(x, tail).transpose(0, 1) for x in (k, v)), scale=SCALE)
+        near = attend_heads(asked, *(known.near_rows(x, tail).transpose(0, 1) for x in (k, v)), scale=SCALE)
         ranked = tail - len(known.sinks)
-        done = psa.progress(asked, k, v, order[of, :, :ranked], self.params, near, scale=SCALE)
-        return done.out.flatten(0, 1), done.read
+        blocks = psa.RankedBlocks(order[of, :, :ranked], near)
+        done = psa.attend_progressively(asked, k, v, blocks, self.params, scale=SCALE)
+        return done.out.flatten(0, 1), done.blocks_read
 
 
 def rule_of(params):

@@ -151,7 +151,7 @@ def test_every_decode_policy_goes_on_as_on_one_device(spec):
                 sources, tiny.tokens(6, 6), method, watch, PrefillOptions(8, decode_policy=decoder)
             )
             run = decode(model, context.cache, context.logits, context.position, Sampling(8), context.decoding)
-            said.append((list(run), context.decoding.read))
+            said.append((list(run), context.decoding.keys_read))
     assert said[1] == said[0]
 
 

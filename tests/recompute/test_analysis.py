@@ -9,12 +9,12 @@ from ragkv.recompute.analysis import analyse, fit_exponents, low_outliers, outli
 
 
 def fitted(column, start):
-    """The exponent of one column."""
+    """Return the exponent of one column."""
     return float(fit_exponents(column[:, None], torch.tensor([start]))[0])
 
 
 def by_hand(column, start, before):
-    """Least squares over the rows from `start` on, nothing else in it."""
+    """Fit the exponent with plain least squares over the rows from `start` on."""
     y = column[start:].double().clamp(min=1e-12).log()
     if len(y) < 8:
         return math.inf
@@ -23,20 +23,20 @@ def by_hand(column, start, before):
     return -float((x * y).sum() / (x * x).sum())
 
 
-def test_columns_are_fitted_together_as_each_by_itself():
+def test_columns_fitted_together_equal_columns_fitted_alone():
     columns, starts = torch.rand(60, 5), torch.tensor([0, 7, 30, 52, 53])
     for b, alpha in enumerate(fit_exponents(columns, starts, 4).tolist()):
         assert alpha == pytest.approx(by_hand(columns[:, b], int(starts[b]), 4), rel=1e-12)
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.9])
-def test_a_power_law_gives_its_exponent_back(alpha):
+def test_the_exponent_of_a_power_law_is_recovered(alpha):
     column = 0.2 * torch.arange(1, 400, dtype=torch.float64) ** -alpha
     assert fitted(column, 40) == pytest.approx(alpha, abs=1e-9)
 
 
 def test_uniform_attention_makes_every_block_equally_important():
-    """By row index; by distance late blocks would always look important."""
+    """The axis is the row index. By distance, late blocks would always look important."""
     n = 256
     saliences = analyse(torch.zeros(n, 4, 8), torch.randn(n + 3, 2, 8), block=16, before=3, scale=1.0)
     fitted = saliences.alpha[saliences.alpha.isfinite()]
@@ -44,7 +44,7 @@ def test_uniform_attention_makes_every_block_equally_important():
     torch.testing.assert_close(fitted, torch.ones(16), rtol=0, atol=1e-4)
 
 
-def test_too_few_rows_are_never_important():
+def test_blocks_with_too_few_rows_are_never_important():
     assert math.isinf(fitted(torch.rand(20), 13))
     assert math.isfinite(fitted(torch.rand(20), 12))
 
@@ -84,7 +84,7 @@ def test_the_largest_possible_deviation_of_few_values(count, most):
     assert low_outliers(spike) == ([count - 1] if most > 3 else [])
 
 
-def test_high_values_are_no_low_outliers():
+def test_high_values_are_not_low_outliers():
     assert low_outliers([1.0] * 30 + [9.0]) == []
 
 
@@ -100,8 +100,8 @@ def test_exponents_are_pooled_over_layers_and_few_fall_back_to_the_smallest():
     assert outlier_tokens(alpha, representative, range(1, 1), layers=(1,)) == ()
 
 
-def test_layers_that_single_out_the_best_block_score():
+def test_layers_where_the_best_block_stands_out_score():
     alpha = torch.rand(4, 30) + 1
-    alpha[:, 7] = 0.9  # the best block everywhere, but singled out only above layer 1
+    alpha[:, 7] = 0.9  # the best block everywhere, but it stands out only above layer 1
     alpha[2:, 7] = -5.0
     assert stability([alpha, alpha.clone()]) == [0, 0, 2, 2]

@@ -1,4 +1,4 @@
-"""CacheBlend against a full prefill: what it chooses, and what it computes when it chooses everything."""
+"""CacheBlend against a full prefill: the tokens it chooses, and its results if it chooses all tokens."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import torch
 
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, append
-from ragkv.recompute.base import recomputed
+from ragkv.recompute.base import recomputed_tokens
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.reuse import Reuse
 from tests import tiny
@@ -16,8 +16,8 @@ from tests.engine.test_prefill import CHUNKS, EXACT, PREFIX, full, reader, spars
 SIZE = sum(map(len, CHUNKS))
 
 
-def true_rows(r, layer):
-    """K (rotated) and V of a full prefill's chunk tokens at a layer."""
+def dense_rows(r, layer):
+    """Return K (rotated) and V of the chunk tokens in one layer of a full prefill."""
     whole = [*PREFIX, *(t for chunk in CHUNKS for t in chunk)]
     cache = ContextCache(r.model.shape, len(whole), r.model.dtype)
     r.model.forward([append(cache, whole, 0, outputs=0, capture=Capture())])
@@ -25,7 +25,7 @@ def true_rows(r, layer):
 
 
 def stored_rows(r, layer):
-    """The same of chunks that were encoded alone, at their places."""
+    """Return the same rows of chunks that were encoded alone, at their positions."""
     context = sparse(r, Reuse(4))
     at = context.cache.positions(layer)
     order = at.argsort()[len(PREFIX) : len(PREFIX) + SIZE]
@@ -41,12 +41,12 @@ def test_a_ratio_of_one_is_a_full_prefill(kind, mode):
 
 @pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.parametrize("deviation", ["kv", "k", "v"])
-def test_the_tokens_that_go_on_are_those_that_moved_most_at_the_check_layer(layer, deviation):
+def test_the_recomputed_tokens_are_those_that_differ_most_at_the_check_layer(layer, deviation):
     r = reader()
-    moved = [(a - b).square().sum((1, 2)) for a, b in zip(true_rows(r, layer), stored_rows(r, layer), strict=True)]
-    apart = {"kv": moved[0] + moved[1], "k": moved[0], "v": moved[1]}[deviation]
+    squares = [(a - b).square().sum((1, 2)) for a, b in zip(dense_rows(r, layer), stored_rows(r, layer), strict=True)]
+    difference = {"kv": squares[0] + squares[1], "k": squares[0], "v": squares[1]}[deviation]
     count = 20
-    best = sorted(apart.argsort(descending=True)[:count].tolist())
+    best = sorted(difference.argsort(descending=True)[:count].tolist())
     plan = sparse(r, CacheBlend(4, ratio=count / SIZE, layer=layer, deviation=deviation)).plan
     starts = [0, len(CHUNKS[0]), len(CHUNKS[0]) + len(CHUNKS[1])]
     for number in range(4):
@@ -55,24 +55,24 @@ def test_the_tokens_that_go_on_are_those_that_moved_most_at_the_check_layer(laye
     assert min(best) >= len(CHUNKS[0]), "the first chunk is exact"
 
 
-def test_rows_up_to_the_check_layer_are_those_of_a_full_prefill():
+def test_rows_up_to_the_check_layer_equal_those_of_a_full_prefill():
     r = reader()
     context = sparse(r, CacheBlend(4, ratio=0.1, layer=1))
     for layer in (0, 1):
         order = context.cache.positions(layer).argsort()[len(PREFIX) : len(PREFIX) + SIZE]
-        torch.testing.assert_close(context.cache.k(layer)[order], true_rows(r, layer)[0], **EXACT)
-        torch.testing.assert_close(context.cache.v(layer)[order], true_rows(r, layer)[1], **EXACT)
+        torch.testing.assert_close(context.cache.k(layer)[order], dense_rows(r, layer)[0], **EXACT)
+        torch.testing.assert_close(context.cache.v(layer)[order], dense_rows(r, layer)[1], **EXACT)
     assert (context.logits - full(r)).abs().max() > 1e-3
 
 
-def test_more_tokens_come_closer_to_a_full_prefill():
+def test_more_recomputed_tokens_reduce_the_error():
     r = reader()
     errors = [float((sparse(r, CacheBlend(4, ratio=x)).logits - full(r)).abs().max()) for x in (0.0, 0.3, 1.0)]
     assert errors[0] > errors[1] > errors[2]
     assert errors[2] < 1e-10
 
 
-def test_gradual_filtering_thins_out_layer_by_layer():
+def test_gradual_filtering_drops_tokens_layer_by_layer():
     r = reader()
     plan = sparse(r, CacheBlend(4, ratio=0.1, gradual=(0.4, 0.2))).plan
     counts = [sum(map(len, layer)) for layer in plan.recompute]
@@ -84,7 +84,7 @@ def test_gradual_filtering_thins_out_layer_by_layer():
     torch.testing.assert_close(exact.logits, full(r), **EXACT)
 
 
-def test_one_chunk_that_is_exact_is_not_touched():
+def test_a_single_exact_chunk_is_not_recomputed():
     r = reader()
     context = sparse(r, CacheBlend(4), CHUNKS[:1])
     assert not any(any(layer) for layer in context.plan.recompute)
@@ -92,7 +92,7 @@ def test_one_chunk_that_is_exact_is_not_touched():
 
 
 def test_recomputed_tokens_are_counted_layer_by_layer():
-    assert recomputed((((0, 1, 2, 3), ()), ((1,), ()), ((1,), ()), ((1,), (5,)))) == [(4 + 1 + 1 + 1) / 4, 1.0]
+    assert recomputed_tokens((((0, 1, 2, 3), ()), ((1,), ()), ((1,), ()), ((1,), (5,)))) == [(4 + 1 + 1 + 1) / 4, 1.0]
     plan = sparse(reader(), replace(CacheBlend(4), ratio=0.1)).plan
     free = SIZE - len(CHUNKS[0])
-    assert sum(recomputed(plan.recompute)) == (2 * free + 2 * -(-SIZE // 10)) / 4
+    assert sum(recomputed_tokens(plan.recompute)) == (2 * free + 2 * -(-SIZE // 10)) / 4

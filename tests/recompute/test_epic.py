@@ -14,6 +14,6 @@ def test_the_first_tokens_of_every_chunk_but_the_first_are_recomputed_and_everyt
     assert not any(any(layer) for layer in plan.padding)
 
 
-def test_epic_asks_for_no_query():
-    assert Epic(2).first([piece(3, 0)]) == ()
-    assert Epic(2).depth(2) == 0
+def test_epic_needs_no_query():
+    assert Epic(2).composite_blocks([piece(3, 0)]) == ()
+    assert Epic(2).composite_layers(2) == 0

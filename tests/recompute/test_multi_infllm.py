@@ -1,4 +1,4 @@
-"""Multi-InfLLM: which blocks the question finds, layer by layer, and what it then reads."""
+"""Multi-InfLLM: the blocks that each layer selects, and the logits over them."""
 
 from dataclasses import replace
 
@@ -32,11 +32,11 @@ def test_the_ends_of_the_whole_context_are_kept_and_a_share_of_the_rest():
         assert {0, 1} <= set(layer[0])
         assert set(layer[2]) >= set(range(BLOCKS[2] - 3, BLOCKS[2]))
         assert sum(map(len, layer)) == 2 + 3 + -(-2 * sum(BLOCKS) // 10)
-    assert len(set(plan.kept)) > 1, "layers choose for themselves"
+    assert len(set(plan.kept)) > 1, "each layer selects its own blocks"
 
 
 def test_every_layer_keeps_the_blocks_its_own_queries_score_highest():
-    """The question is read again over the plan that came out; its queries must ask for that very plan."""
+    """Prefill the question again over the resulting plan. Its queries must select the same plan."""
     r = reader()
     found = sources(r)
     kept = sparse(r, SMALL).plan.kept
@@ -58,7 +58,7 @@ def test_every_layer_keeps_the_blocks_its_own_queries_score_highest():
         assert {(i, b) for _, i, b in [*best, *ends]} == {(i, b) for i, bs in enumerate(kept[layer]) for b in bs}
 
 
-def test_its_logits_are_those_of_the_question_over_the_blocks_it_chose():
+def test_its_logits_equal_those_of_the_question_over_the_selected_blocks():
     r = reader()
     context = sparse(r, SMALL)
     stitch = Stitch(r.model, [s.piece for s in sources(r)], len(PREFIX), 128)
@@ -69,7 +69,7 @@ def test_its_logits_are_those_of_the_question_over_the_blocks_it_chose():
     torch.testing.assert_close(context.logits, logits, **EXACT)
 
 
-def test_what_lies_before_the_local_window_comes_to_its_edge():
+def test_keys_before_the_local_window_are_rotated_to_its_edge():
     angle = replace(SMALL, angle="one").plan([s.piece for s in sources(reader())], []).key_positions
     turned = angle(torch.tensor([0, 7, 28, 40]), ChunkSpan(first=3, start=59, end=100))
     window = sum(len(sources(reader())[2].piece.span(b)) for b in range(BLOCKS[2])[-3:])

@@ -1,4 +1,4 @@
-"""Reuse, in both of its readings."""
+"""Reuse, in both readings of the paper."""
 
 import torch
 
@@ -13,14 +13,14 @@ def rows(context, layer, chunk):
     return torch.stack([context.cache.k(layer)[positions == start + t][0] for t in range(len(CHUNKS[chunk]))])
 
 
-def test_keys_are_turned_to_where_their_chunk_stands():
+def test_keys_are_rotated_to_the_positions_of_their_chunk():
     r = reader()
     start = len(PREFIX) + len(CHUNKS[0])
     expected = rotate(r.encode(CHUNKS[1]).k[2], r.model.rotary(torch.arange(start, start + len(CHUNKS[1]))))
     torch.testing.assert_close(rows(sparse(r, Reuse(4)), 2, 1), expected, **EXACT)
 
 
-def test_encoded_positions_lay_all_chunks_upon_one_another():
+def test_with_encoded_positions_all_chunks_overlap():
     r = reader()
     context = sparse(r, ReuseEncoded(4))
     for chunk in range(3):

@@ -82,7 +82,7 @@ def test_scores_add_the_query_heads_of_a_group_on_their_own_kv_head():
 
 
 def worked_example():
-    """Section 12.5: one layer, one head, d = 2; fixed blocks 0, 6, 7, middle 1..5 (the fact sheet's 0..4)."""
+    """Return section 12.5's example: one layer, one head, d = 2, fixed blocks 0, 6, 7, middle 1..5 (there: 0..4)."""
     keys = torch.stack([vector(*k) for k in [(1, 0), (2, 0), (1, 1), (0, 2), (-1, 0), (3, -1), (2, 1), (0, 1)]])
     digest = Digest(
         mean_keys=keys[None, :, None],
@@ -141,17 +141,17 @@ def test_every_choice_keeps_the_fixed_blocks_and_stays_inside_the_chunk(
     pieces = [piece(blocks, seed + i) for i, blocks in enumerate(sizes)]
     sam = SamKV(layers=(1, 2), extremes=extremes, total=total, normalise=norm, cosine=cosine, shared=shared)
     plan = sam.plan(pieces, queries(seed))
-    picked = 0
+    selected = 0
     for layer in plan.kept:
         for part, kept in zip(pieces, layer, strict=True):
             assert list(kept) == sorted(set(kept))
             assert set(fixed_blocks(part.blocks, 1, 2)) <= set(kept) <= set(range(part.blocks))
             if part.blocks <= 3:
                 assert kept == tuple(range(part.blocks))
-            picked += len(kept) - min(3, part.blocks)
+            selected += len(kept) - min(3, part.blocks)
     middle = sum(max(0, blocks - 3) for blocks in sizes)
     if len(sizes) > 1 and total == "candidates" and not shared:
-        assert picked <= LAYERS * math.ceil(middle / len(sizes))
+        assert selected <= LAYERS * math.ceil(middle / len(sizes))
     for layer, recomputed in enumerate(plan.recompute):
         for part, kept, tokens in zip(pieces, plan.kept[layer], recomputed, strict=True):
             assert set(tokens) <= set(part.rows(kept))
@@ -172,7 +172,7 @@ def test_the_exact_first_chunk_is_never_recomputed():
     assert all(len(layer[1]) >= 11 for layer in plan.recompute)  # three fixed blocks of 4, the last one partial
 
 
-def test_ablations_drop_what_they_name():
+def test_each_ablation_drops_its_part():
     pieces, q = [piece(9, 1), piece(9, 2)], queries()
     fixed = tuple(fixed_blocks(9, 1, 2) for _ in pieces)
     assert SamKV(layers=(1,), middle="none").plan(pieces, q).kept == (fixed,) * LAYERS
@@ -188,7 +188,7 @@ token_sets = st.lists(st.integers(0, 15), max_size=6).map(lambda tokens: tuple(s
 
 
 @given(st.lists(st.tuples(token_sets, token_sets), min_size=1, max_size=5))
-def test_rows_alive_shrink_from_layer_to_layer_and_hold_all_that_is_recomputed_above(recompute):
+def test_rows_alive_shrink_by_layer_and_contain_all_tokens_recomputed_above(recompute):
     alive = rows_alive(recompute)
     for layer in range(len(recompute)):
         for i in range(2):

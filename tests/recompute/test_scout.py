@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.recompute.digest import retrieval_pairs
-from ragkv.recompute.scout import Scout, join, pool
+from ragkv.recompute.scout import Scout, join_heads, pool_blocks
 from tests.recompute.test_samkv import piece
 
 SCOUT = Scout(layers=3, heads=((1, 0), (2, 3)), group=2, scale=0.5, tail=1, floor=1, cap=0.25)
 
 
 def needle(blocks, at, strength, seed=0):
-    """A chunk whose retrieval keys point at one token."""
+    """Return a chunk whose retrieval keys point at one token."""
     part = piece(blocks, seed)
     keys = torch.zeros(2, part.tokens, 4, dtype=torch.float64)
     if strength:
@@ -24,9 +24,9 @@ def needle(blocks, at, strength, seed=0):
 
 
 def queries():
-    asked = torch.zeros(3, 4, 4, dtype=torch.float64)
-    asked[-1, :, 0] = 1.0
-    return [asked] * 3
+    question = torch.zeros(3, 4, 4, dtype=torch.float64)
+    question[-1, :, 0] = 1.0
+    return [question] * 3
 
 
 def test_query_heads_of_one_group_share_their_keys():
@@ -40,7 +40,7 @@ def test_the_block_a_retrieval_head_points_at_is_kept_in_every_layer():
     assert plan.kept[0] == plan.kept[1] == plan.kept[2]
 
 
-def test_with_a_tail_of_one_only_the_last_question_token_asks():
+def test_with_a_tail_of_one_only_the_last_question_token_scores_blocks():
     rows = queries()
     rows = [torch.cat([-r[-1:], r[-1:]]) for r in rows]
     plan = SCOUT.plan([needle(10, 0, 0, 1), needle(10, 22, 40, 2)], rows)
@@ -48,13 +48,13 @@ def test_with_a_tail_of_one_only_the_last_question_token_asks():
 
 
 def test_every_token_of_the_question_finds_its_own_block():
-    """A name in the question asks along axis 1, its last token along axis 0: each has its needle in another chunk."""
-    asked = torch.zeros(2, 4, 4, dtype=torch.float64)
-    asked[0, :, 1] = asked[1, :, 0] = 1.0
-    named, told = needle(10, 0, 0, 1), needle(10, 22, 80, 2)
+    """A name in the question matches along axis 1, the last token along axis 0. Each matches another chunk."""
+    question = torch.zeros(2, 4, 4, dtype=torch.float64)
+    question[0, :, 1] = question[1, :, 0] = 1.0
+    named, needle_chunk = needle(10, 0, 0, 1), needle(10, 22, 80, 2)
     named.digest.retrieval_keys[:, 18, 1] = 80
     for tail, expected in ((1, False), (2, True), (64, True)):
-        kept = replace(SCOUT, tail=tail, reach=0, floor=2, cap=0.1).plan([named, told], [asked] * 3).kept[0]
+        kept = replace(SCOUT, tail=tail, reach=0, floor=2, cap=0.1).plan([named, needle_chunk], [question] * 3).kept[0]
         assert 5 in kept[1]
         assert (4 in kept[0]) == expected
 
@@ -70,25 +70,25 @@ def test_the_budget_lies_between_floor_and_cap():
     assert sum(len(blocks) for blocks in wide.plan(sharp, queries()).kept[0]) - 6 == 4
 
 
-def test_a_token_at_the_end_of_a_block_brings_the_next_block():
+def test_the_score_of_a_token_at_the_end_of_a_block_spreads_to_the_next_block():
     scores, pieces = torch.zeros(1, 12), sized(12)
     scores[0, 7] = 1.0
-    assert pool(scores, pieces, 0)[0].tolist() == [0, 1, 0]
-    assert pool(scores, pieces, 2)[0].tolist() == [0, 3, 2]
+    assert pool_blocks(scores, pieces, 0)[0].tolist() == [0, 1, 0]
+    assert pool_blocks(scores, pieces, 2)[0].tolist() == [0, 3, 2]
 
 
-def test_a_token_at_the_end_of_a_chunk_says_nothing_about_the_next_chunk():
+def test_the_score_of_a_token_at_the_end_of_a_chunk_does_not_spread_to_the_next_chunk():
     scores, pieces = torch.zeros(1, 15), sized(6, 9)
     scores[0, 5] = 1.0
-    assert pool(scores, pieces, 2)[0].tolist() == [1, 2, 0, 0, 0]
+    assert pool_blocks(scores, pieces, 2)[0].tolist() == [1, 2, 0, 0, 0]
     scores[0, 14] = 2.0
-    assert pool(scores, pieces, 2)[0].tolist() == [1, 2, 0, 4, 2]
+    assert pool_blocks(scores, pieces, 2)[0].tolist() == [1, 2, 0, 4, 2]
 
 
 def test_agreement_of_heads_beats_one_head_alone():
     masses = torch.tensor([[0.55, 0.45, 0.0], [0.0, 0.45, 0.55]])
-    assert int(join(masses, 0.5).argmax()) == 1
-    assert float(join(masses, 0.5).sum()) == pytest.approx(1.0)
+    assert int(join_heads(masses, 0.5).argmax()) == 1
+    assert float(join_heads(masses, 0.5).sum()) == pytest.approx(1.0)
 
 
 @given(st.lists(st.integers(1, 14), min_size=1, max_size=5), st.integers(0, 10_000))
@@ -101,13 +101,13 @@ def test_kept_blocks_hold_the_fixed_ones_and_stay_inside_the_chunk(sizes, seed):
         keys = torch.randn(2, part.tokens, 4, generator=generator, dtype=torch.float64)
         pieces.append(replace(part, digest=replace(part.digest, retrieval_keys=keys)))
     kept = SCOUT.plan(pieces, queries()).kept[0]
-    for part, blocks, fixed in zip(pieces, kept, SCOUT.first(pieces), strict=True):
+    for part, blocks, fixed in zip(pieces, kept, SCOUT.composite_blocks(pieces), strict=True):
         assert list(blocks) == sorted(set(blocks))
         assert set(fixed) <= set(blocks) <= set(range(part.blocks))
-    picked = sum(map(len, kept)) - sum(map(len, SCOUT.first(pieces)))
-    assert picked <= max(1, int(0.25 * sum(sizes)))
+    selected = sum(map(len, kept)) - sum(map(len, SCOUT.composite_blocks(pieces)))
+    assert selected <= max(1, int(0.25 * sum(sizes)))
 
 
 def sized(*tokens):
-    """Chunks of so many tokens, in blocks of 4; nobody looks at their digests."""
+    """Return chunks with these token counts, in blocks of 4. Their digests are not used."""
     return [replace(needle(4, 0, 0, 1), tokens=count, block=4) for count in tokens]

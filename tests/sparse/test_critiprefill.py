@@ -11,19 +11,19 @@ from ragkv.kernels.attention import attend
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
 from ragkv.sparse.base import SparsePrefill
-from ragkv.sparse.critiprefill import CritiPrefill, best, criticality, fuse, shares
+from ragkv.sparse.critiprefill import CritiPrefill, block_shares, criticality, fuse_layers, top_blocks
 from tests.tiny import model, tokens
 
 SMALL = CritiPrefill(segment=8, block=2, budget=6, skip=0, threshold=0)
 
 
-def rows(count, heads, seed=0, d=8):
+def random_rows(count, heads, seed=0, d=8):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, heads, d, generator=generator, dtype=torch.float64)
 
 
-def read(params, q, k, v, start=0, layers=1, end=None):
-    """The last of `layers` layers of rows q at positions start.., over k and v at positions 0.."""
+def prefill(params, q, k, v, start=0, layers=1, end=None):
+    """Prefill rows q at positions start.. over k and v at positions 0... Returns the output of the last layer."""
     q_pos, k_pos = torch.arange(start, start + q.shape[0]), torch.arange(k.shape[0])
     sparse = SparsePrefill(params.start(), k.shape[0] if end is None else end)
     for layer in range(layers):
@@ -38,66 +38,66 @@ def dense(q, k, v, start=0):
 @pytest.mark.parametrize("count", [7, 8, 9, 40, 41, 55])
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(8, 1), (8, 2), (8, 8)])
 def test_a_budget_for_everything_is_dense(count, q_heads, kv_heads):
-    q, k, v = rows(count, q_heads, 1), rows(count, kv_heads, 2), rows(count, kv_heads, 3)
-    out, _ = read(CritiPrefill(8, 2, 64, skip=0, threshold=0), q, k, v, layers=2)
+    q, k, v = random_rows(count, q_heads, 1), random_rows(count, kv_heads, 2), random_rows(count, kv_heads, 3)
+    out, _ = prefill(CritiPrefill(8, 2, 64, skip=0, threshold=0), q, k, v, layers=2)
     torch.testing.assert_close(out, dense(q, k, v), rtol=0, atol=1e-12)
 
 
 def test_a_small_budget_is_not_dense_and_reads_less():
-    q, k, v = rows(64, 8, 1), rows(64, 2, 2), rows(64, 2, 3)
-    out, sparse = read(SMALL, q, k, v)
+    q, k, v = random_rows(64, 8, 1), random_rows(64, 2, 2), random_rows(64, 2, 3)
+    out, sparse = prefill(SMALL, q, k, v)
     assert (out - dense(q, k, v)).abs().max() > 1e-2
-    assert sparse.read < sparse.whole
+    assert sparse.computed_pairs < sparse.dense_pairs
 
 
 def test_the_first_and_the_last_segment_are_dense_whatever_the_budget():
-    q, k, v = rows(61, 8, 1), rows(61, 2, 2), rows(61, 2, 3)
-    out, _ = read(SMALL, q, k, v)
+    q, k, v = random_rows(61, 8, 1), random_rows(61, 2, 2), random_rows(61, 2, 3)
+    out, _ = prefill(SMALL, q, k, v)
     torch.testing.assert_close(out[:8], dense(q, k, v)[:8], rtol=0, atol=1e-12)
     torch.testing.assert_close(out[56:], dense(q, k, v)[56:], rtol=0, atol=1e-12)
 
 
-def test_a_budget_larger_than_what_lies_before_a_segment_takes_what_there_is():
-    q, k, v = rows(24, 8, 1), rows(24, 2, 2), rows(24, 2, 3)
-    out, _ = read(CritiPrefill(8, 2, 12, skip=0, threshold=0), q, k, v)
+def test_a_budget_larger_than_the_earlier_tokens_takes_all_of_them():
+    q, k, v = random_rows(24, 8, 1), random_rows(24, 2, 2), random_rows(24, 2, 3)
+    out, _ = prefill(CritiPrefill(8, 2, 12, skip=0, threshold=0), q, k, v)
     torch.testing.assert_close(out[8:16], dense(q, k, v)[8:16], rtol=0, atol=1e-12)
 
 
 def test_early_segments_and_layers_stay_dense():
-    q, k, v = rows(64, 8, 1), rows(64, 2, 2), rows(64, 2, 3)
+    q, k, v = random_rows(64, 8, 1), random_rows(64, 2, 2), random_rows(64, 2, 3)
     late = CritiPrefill(8, 2, 4, skip=0, threshold=24)
-    torch.testing.assert_close(read(late, q, k, v)[0][:24], dense(q, k, v)[:24], rtol=0, atol=1e-12)
+    torch.testing.assert_close(prefill(late, q, k, v)[0][:24], dense(q, k, v)[:24], rtol=0, atol=1e-12)
     skipping = CritiPrefill(8, 2, 4, skip=1, threshold=0)
-    assert read(skipping, q, k, v, layers=1)[1].read == read(skipping, q, k, v, layers=1)[1].whole
-    assert (read(skipping, q, k, v, layers=2)[0] - dense(q, k, v)).abs().max() > 1e-2
+    assert prefill(skipping, q, k, v, layers=1)[1].computed_pairs == prefill(skipping, q, k, v, layers=1)[1].dense_pairs
+    assert (prefill(skipping, q, k, v, layers=2)[0] - dense(q, k, v)).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("pieces", [(24, 40), (8, 16, 40), (32, 16, 16)])
-def test_an_input_read_in_pieces_is_read_as_in_one_go(pieces):
-    q, k, v = rows(64, 8, 1), rows(64, 2, 2), rows(64, 2, 3)
-    whole, _ = read(SMALL, q, k, v, layers=2)
+def test_an_input_read_in_parts_equals_one_pass(pieces):
+    q, k, v = random_rows(64, 8, 1), random_rows(64, 2, 2), random_rows(64, 2, 3)
+    whole, _ = prefill(SMALL, q, k, v, layers=2)
     start, out = 0, []
     for count in pieces:
         stop = start + count
-        out.append(read(SMALL, q[start:stop], k[:stop], v[:stop], start, layers=2, end=64)[0])
+        out.append(prefill(SMALL, q[start:stop], k[:stop], v[:stop], start, layers=2, end=64)[0])
         start = stop
     torch.testing.assert_close(torch.cat(out), whole, rtol=0, atol=1e-12)
 
 
 def test_rows_that_begin_inside_a_segment_are_exact_with_a_budget_for_everything():
-    q, k, v = rows(30, 8, 1), rows(51, 2, 2), rows(51, 2, 3)
-    out, _ = read(CritiPrefill(8, 2, 64, skip=0, threshold=0), q, k, v, start=21)
+    q, k, v = random_rows(30, 8, 1), random_rows(51, 2, 2), random_rows(51, 2, 3)
+    out, _ = prefill(CritiPrefill(8, 2, 64, skip=0, threshold=0), q, k, v, start=21)
     torch.testing.assert_close(out, dense(q, k, v, 21), rtol=0, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(8, 55), st.integers(0, 99))
-def test_nothing_of_the_future_changes_an_earlier_row(cut, seed):
-    q, k, v = rows(64, 4, seed), rows(64, 2, seed + 1), rows(64, 2, seed + 2)
+def test_later_tokens_do_not_change_an_earlier_row(cut, seed):
+    q, k, v = random_rows(64, 4, seed), random_rows(64, 2, seed + 1), random_rows(64, 2, seed + 2)
     k2, v2, q2 = k.clone(), v.clone(), q.clone()
-    stop = cut // 8 * 8  # a segment is chosen for as a whole: rows of one segment share their choice
+    stop = cut // 8 * 8  # all rows of a segment share their selection
     k2[stop:], v2[stop:], q2[stop:] = 9 * k[stop:], -v[stop:], 5 * q[stop:]
-    before, after = read(SMALL, q, k, v, layers=2)[0], read(SMALL, q2, k2, v2, layers=2)[0]
+    before, after = prefill(SMALL, q, k, v, layers=2)[0], prefill(SMALL, q2, k2, v2, layers=2)[0]
     torch.testing.assert_close(after[:stop], before[:stop], rtol=0, atol=0)
 
 
@@ -106,12 +106,12 @@ def test_the_papers_order_of_softmax_and_mask_lets_the_future_change_the_past():
         raw = criticality(q, k, 8, 2)
         return raw.softmax(-1) * torch.tensor([[b < 4 * s for b in range(raw.shape[2])] for s in range(raw.shape[1])])
 
-    q, k = rows(64, 4, 1), rows(64, 2, 2)
+    q, k = random_rows(64, 4, 1), random_rows(64, 2, 2)
     other = k.clone()
     other[32:] *= 9
     assert (literal(q, k)[:, :4] - literal(q, other)[:, :4]).abs().max() > 1e-3
     allowed = torch.tensor([[b < 4 * s for b in range(32)] for s in range(8)])
-    ours = [shares(criticality(q, each, 8, 2), allowed)[:, :4] for each in (k, other)]
+    ours = [block_shares(criticality(q, each, 8, 2), allowed)[:, :4] for each in (k, other)]
     torch.testing.assert_close(*ours, rtol=0, atol=0)
 
 
@@ -121,21 +121,21 @@ def test_golden_scores():
     raw = criticality(q, k, 4, 2)
     assert raw[0].tolist() == [[1, 2, 1, 1], [1, 1.5, 1.5, 1]]
     allowed = torch.tensor([[False] * 4, [True, True, False, False]])
-    score = shares(raw, allowed)
+    score = block_shares(raw, allowed)
     assert score[0, 0].tolist() == [0, 0, 0, 0]
     torch.testing.assert_close(score[0, 1, :2], torch.tensor([0.3775, 0.6225]).double(), rtol=0, atol=6e-5)
     before = torch.tensor([[[0, 0, 0, 0], [0.5, 0.5, 0, 0]]]).double()
     torch.testing.assert_close(
-        fuse(score, before, 0.75)[0, 1, :2], torch.tensor([0.4081, 0.5919]).double(), rtol=0, atol=6e-5
+        fuse_layers(score, before, 0.75)[0, 1, :2], torch.tensor([0.4081, 0.5919]).double(), rtol=0, atol=6e-5
     )
     torch.testing.assert_close(
-        fuse(score, before, 0.25)[0, 1, :2], torch.tensor([0.4694, 0.5306]).double(), rtol=0, atol=6e-5
+        fuse_layers(score, before, 0.25)[0, 1, :2], torch.tensor([0.4694, 0.5306]).double(), rtol=0, atol=6e-5
     )
-    assert best(score, allowed, 1)[0].tolist() == [[False] * 4, [False, True, False, False]]
+    assert top_blocks(score, allowed, 1)[0].tolist() == [[False] * 4, [False, True, False, False]]
 
 
 def test_scores_average_the_query_heads_of_a_group():
-    q, k = rows(16, 8, 1), rows(16, 2, 2)
+    q, k = random_rows(16, 8, 1), random_rows(16, 2, 2)
     apart = criticality(q, k.repeat_interleave(4, dim=1), 8, 2)
     torch.testing.assert_close(criticality(q, k, 8, 2), apart.unflatten(0, (2, 4)).mean(1))
 
@@ -149,13 +149,13 @@ def test_a_model_under_a_budget_for_everything_gives_its_dense_logits():
     torch.testing.assert_close(*logits, rtol=0, atol=1e-10)
 
 
-def test_short_inputs_are_left_alone():
+def test_short_inputs_stay_dense():
     assert not CritiPrefill().applies(4096)
     assert CritiPrefill().applies(4097)
     assert not CritiPrefill(threshold=0).applies(1024)
 
 
 @pytest.mark.parametrize("wrong", [{"segment": 0}, {"block": 0}, {"budget": 8}, {"fusion": 1.5}, {"skip": -1}])
-def test_parameters_that_mean_nothing_are_refused(wrong):
+def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValueError, match=r"must be"):
         CritiPrefill(**wrong)

@@ -10,15 +10,15 @@ from ragkv.kernels.lines import cover, prices
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
 from ragkv.sparse.base import SparsePrefill
-from ragkv.sparse.loopserve import LoopServe, attention, sampled, tiles
-from tests.sparse.test_critiprefill import dense, read, rows
+from ragkv.sparse.loopserve import LoopServe, attention_by_position, index_lines, sample_rows
+from tests.sparse.test_critiprefill import dense, prefill, random_rows
 from tests.tiny import model, tokens
 
 
 def test_sampled_rows_are_spread_and_the_last_is_among_them():
-    assert sampled(10, 5).tolist() == [1, 3, 5, 7, 9]
-    assert sampled(3, 64).tolist() == [0, 1, 2]
-    assert sampled(1000, 64)[-1] == 999
+    assert sample_rows(10, 5).tolist() == [1, 3, 5, 7, 9]
+    assert sample_rows(3, 64).tolist() == [0, 1, 2]
+    assert sample_rows(1000, 64)[-1] == 999
 
 
 def small(**given):
@@ -26,48 +26,48 @@ def small(**given):
 
 
 def test_covering_everything_is_dense():
-    q, k, v = rows(50, 8, 1), rows(50, 2, 2), rows(50, 2, 3)
-    out, sparse = read(small(alpha=1.0), q, k, v)
+    q, k, v = random_rows(50, 8, 1), random_rows(50, 2, 2), random_rows(50, 2, 3)
+    out, sparse = prefill(small(alpha=1.0), q, k, v)
     assert torch.equal(out, dense(q, k, v))
-    assert sparse.read == sparse.whole
+    assert sparse.computed_pairs == sparse.dense_pairs
     assert not small(alpha=1.0).applies(10**6)
 
 
 def test_attention_to_neighbours_is_found_and_little_is_read():
-    k = torch.nn.functional.normalize(rows(96, 4, 1, d=64), dim=-1)
-    q, v = 30 * k + 25 * k.roll(1, 0), rows(96, 4, 3, d=64)
-    out, sparse = read(small(dense=0.8), q, k, v)
-    assert sparse.read < 0.4 * sparse.whole
+    k = torch.nn.functional.normalize(random_rows(96, 4, 1, d=64), dim=-1)
+    q, v = 30 * k + 25 * k.roll(1, 0), random_rows(96, 4, 3, d=64)
+    out, sparse = prefill(small(dense=0.8), q, k, v)
+    assert sparse.computed_pairs < 0.4 * sparse.dense_pairs
     assert (out - dense(q, k, v)).norm() < 0.2 * dense(q, k, v).norm()
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, 60), (21, 39)])
 def test_what_is_computed_is_attention_over_the_tiles_of_the_lines(start, count):
-    q, k, v = rows(count, 4, 1), rows(60, 2, 2), rows(60, 2, 3)
+    q, k, v = random_rows(count, 4, 1), random_rows(60, 2, 2), random_rows(60, 2, 3)
     q_pos, k_pos = torch.arange(start, 60), torch.arange(60)
     params = small(alpha=0.6)
-    at = sampled(count, 8)
-    cells, every = attention(q[at], k, q_pos[at], k_pos, scale=0.3), torch.ones(60, dtype=torch.bool)
+    at = sample_rows(count, 8)
+    cells, every = attention_by_position(q[at], k, q_pos[at], k_pos, scale=0.3), torch.ones(60, dtype=torch.bool)
     lines = cover(cells, q_pos[at], every, 0.6, prices(start, 59, 4, 2.0))
     lines.vertical[:, 0] = lines.slash[:, 0] = True
-    lists = tiles(lines, q_pos, k_pos, 4, 1.0)
-    assert lists is not None
+    index = index_lines(lines, q_pos, k_pos, 4, 1.0)
+    assert index is not None
     offsets = q_pos[:, None] - k_pos
     for head in range(4):
         wanted = (lines.vertical[head] | lines.slash[head][offsets.clamp(min=0)]) & (offsets >= 0)
         for row in range(count):
-            keys = lists.keys(head, (row + lists.offset) // 4, 60)
+            keys = index.keys(head, (row + index.offset) // 4, 60)
             got = torch.zeros(60, dtype=torch.bool)
             assert keys.unique().numel() == keys.numel()
             got[keys] = True
             assert bool((got | ~wanted[row]).all())
-    out, _ = read(params, q, k, v, start)
+    out, _ = prefill(params, q, k, v, start)
     assert bool(out.isfinite().all())
 
 
 def test_lines_are_found_over_a_cache_with_gaps_in_any_order():
     order = torch.cat([torch.arange(40, 60), torch.arange(10), torch.arange(25, 40)])
-    q, k, v = rows(20, 4, 1), rows(45, 2, 2), rows(45, 2, 3)
+    q, k, v = random_rows(20, 4, 1), random_rows(45, 2, 2), random_rows(45, 2, 3)
     q_pos = torch.arange(40, 60)
     everything = SparsePrefill(small(alpha=0.999999, sample=19).start(), 60)
     out = everything(0, q, k, v, q_pos, order, scale=0.3)
@@ -75,39 +75,39 @@ def test_lines_are_found_over_a_cache_with_gaps_in_any_order():
 
 
 def test_no_row_is_left_empty():
-    q, k, v = rows(64, 4, 1), rows(64, 2, 2), rows(64, 2, 3)
+    q, k, v = random_rows(64, 4, 1), random_rows(64, 2, 2), random_rows(64, 2, 3)
     every = torch.ones(64, dtype=torch.bool)
-    lines = cover(torch.zeros(4, 8, 64), sampled(64, 8), every, 0.5, prices(0, 63, 4, 1.0))
+    lines = cover(torch.zeros(4, 8, 64), sample_rows(64, 8), every, 0.5, prices(0, 63, 4, 1.0))
     assert not lines.vertical.any()
     lines.slash[:, 0] = True
-    lists = tiles(lines, torch.arange(64), torch.arange(64), 4, 1.0)
-    assert lists is not None
-    assert bool((lists.counts >= 1).all())
-    out, _ = read(small(alpha=0.01), q, k, v)
+    index = index_lines(lines, torch.arange(64), torch.arange(64), 4, 1.0)
+    assert index is not None
+    assert bool((index.counts >= 1).all())
+    out, _ = prefill(small(alpha=0.01), q, k, v)
     assert bool(out.isfinite().all())
 
 
 def test_too_many_cells_are_read_densely():
-    q, k, v = rows(64, 4, 1) * 0, rows(64, 2, 2), rows(64, 2, 3)
-    out, sparse = read(small(alpha=0.95, dense=0.6), q, k, v)
-    assert sparse.read == sparse.whole
+    q, k, v = random_rows(64, 4, 1) * 0, random_rows(64, 2, 2), random_rows(64, 2, 3)
+    out, sparse = prefill(small(alpha=0.95, dense=0.6), q, k, v)
+    assert sparse.computed_pairs == sparse.dense_pairs
     assert torch.equal(out, dense(q, k, v))
 
 
-def test_an_earlier_turns_lines_are_not_touched_by_a_later_turn():
-    k, v = rows(60, 2, 2), rows(60, 2, 3)
-    choice = small().start()
-    sparse = SparsePrefill(choice, 30)
-    sparse(0, rows(30, 4, 1), k[:30], v[:30], torch.arange(30), torch.arange(30), scale=0.3)
-    kept = [tuple(part.clone() for part in turn) for turn in choice.lines[0]]
+def test_a_later_turn_keeps_the_lines_of_an_earlier_turn():
+    k, v = random_rows(60, 2, 2), random_rows(60, 2, 3)
+    state = small().start()
+    sparse = SparsePrefill(state, 30)
+    sparse(0, random_rows(30, 4, 1), k[:30], v[:30], torch.arange(30), torch.arange(30), scale=0.3)
+    kept = [tuple(part.clone() for part in turn) for turn in state.lines[0]]
     sparse.end = 60
-    sparse(0, rows(30, 4, 4), k, v, torch.arange(30, 60), torch.arange(60), scale=0.3)
-    assert len(choice.lines[0]) == 2
-    assert all(torch.equal(a, b) for a, b in zip(kept[0], choice.lines[0][0], strict=True))
+    sparse(0, random_rows(30, 4, 4), k, v, torch.arange(30, 60), torch.arange(60), scale=0.3)
+    assert len(state.lines[0]) == 2
+    assert all(torch.equal(a, b) for a, b in zip(kept[0], state.lines[0][0], strict=True))
 
 
-def test_what_comes_after_a_turn_cannot_change_it():
-    q, k, v = rows(60, 4, 1), rows(60, 2, 2), rows(60, 2, 3)
+def test_later_turns_do_not_change_an_earlier_one():
+    q, k, v = random_rows(60, 4, 1), random_rows(60, 2, 2), random_rows(60, 2, 3)
     out = []
     for factor in (1, 9):
         later = torch.cat([k[:30], factor * k[30:]]), torch.cat([v[:30], factor * v[30:]])
@@ -126,12 +126,12 @@ def test_a_model_that_covers_nearly_everything_gives_nearly_its_dense_logits():
 
 
 def test_a_turn_no_longer_than_the_sample_is_read_densely():
-    q, k, v = rows(8, 4, 1), rows(60, 2, 2), rows(60, 2, 3)
-    out, _ = read(small(), q, k, v, start=52)
+    q, k, v = random_rows(8, 4, 1), random_rows(60, 2, 2), random_rows(60, 2, 3)
+    out, _ = prefill(small(), q, k, v, start=52)
     assert torch.equal(out, dense(q, k, v, 52))
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": 0}, {"alpha": 1.1}, {"sample": 0}, {"tile": 0}, {"dense": 0}])
-def test_parameters_that_mean_nothing_are_refused(wrong):
+def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValueError, match="must be"):
         LoopServe(**wrong)

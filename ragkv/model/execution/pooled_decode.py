@@ -27,8 +27,8 @@ from ragkv.model.execution.cuda_graphs import capture
 from ragkv.model.execution.graph_layers import decode_layers, kernels_of
 from ragkv.model.execution.merged_weights import merge_weights
 from ragkv.model.kv_cache import ContextCache
-from ragkv.sparse.base import wide
-from ragkv.sparse.blocks import BlockTable, cuboid
+from ragkv.sparse.attention import score_dtype
+from ragkv.sparse.blocks import BlockDigests, cuboid
 from ragkv.sparse.psa import Psa
 
 
@@ -139,15 +139,15 @@ class PooledKV:
 
     def _put(self, layer: int, of: int, cache: ContextCache, sinks: int, host: Tensor) -> Tensor:
         """Copy one layer of a request; returns its sink blocks."""
-        k, v, known = cache.k(layer), cache.v(layer), BlockTable(self.size, sinks, None)
+        k, v, known = cache.k(layer), cache.v(layer), BlockDigests(self.size, sinks, None)
         known.update(k, cache.positions(layer))
         tail = len(k) // self.size
         keys, values = (x[: tail * self.size].unflatten(0, (tail, self.size)) for x in (k, v))
         host.copy_(torch.stack([keys, values]).permute(3, 1, 0, 2, 4).contiguous())
         if tail:
-            self.digests[layer, of, :, :tail] = torch.cat(cuboid(keys.to(wide(self.dtype))), -1).transpose(0, 1)
+            self.digests[layer, of, :, :tail] = torch.cat(cuboid(keys.to(score_dtype(self.dtype))), -1).transpose(0, 1)
         for store, x in zip(self._near, (k, v), strict=True):
-            rows = known.near(x, tail)
+            rows = known.near_rows(x, tail)
             store[layer, of, : len(rows)] = rows
         self.held[layer][of] = len(known.sinks) * self.size + len(k) - tail * self.size
         return known.sinks.cpu()

@@ -22,7 +22,7 @@ from api.middleware.keys import make_key
 from api.observability.metrics import MetricsCollector
 from api.observability.request_counters import RequestCounters
 from api.runtime.engine_thread import EngineThread
-from ragkv.metrics.prometheus import read
+from ragkv.metrics.prometheus import parse_metrics
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.report import Report, Timings
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
@@ -82,7 +82,7 @@ def test_a_parser_of_the_format_takes_it(told: tuple[Service, list[Any]]) -> Non
 def test_it_agrees_with_the_tally_and_with_the_sum_of_the_reports(told: tuple[Service, list[Any]]) -> None:
     service, found = told
     text = scraped(service).text
-    assert read(text).sums == service.worker.metrics.sums
+    assert parse_metrics(text).sums == service.worker.metrics.sums
     for kind in ("context", "kept", "recomputed", "question", "generated", "prefilled"):
         assert value(text, "ragkv_tokens_total", kind=kind) == sum(report["tokens"][kind] for report in found)
     for source, name in (("context", "context_kv"), ("heads", "heads"), ("loaded", "loaded")):
@@ -116,13 +116,13 @@ def test_a_hundred_methods_make_one_label(report: Report) -> None:
 
 def test_methods_that_are_refused_make_none(told: tuple[Service, list[Any]]) -> None:
     service, _ = told
-    before = read(scraped(service).text).sums
+    before = parse_metrics(scraped(service).text).sums
     for place in range(100):
         refused = service.post("/v1/answers", {"question": QUESTIONS[0], "method": f"made-up-{place}"})
         assert refused.status_code == 422
     text = scraped(service).text
     assert "made-up" not in text
-    assert read(text).sums.answers == before.answers
+    assert parse_metrics(text).sums.answers == before.answers
 
 
 # Requests
@@ -169,7 +169,7 @@ def test_it_says_what_the_service_is_and_how(told: tuple[Service, list[Any]]) ->
     while not value(text := scraped(service).text, "ragkv_tier_slots", tier="host", state="used"):
         assert time.monotonic() < deadline
         time.sleep(0.1)  # the engine is asked every few seconds
-    seen = read(text)
+    seen = parse_metrics(text)
     assert (seen.documents, seen.queued, seen.running, seen.waiting, seen.wrong) == (2, 0, 0, 0, ())
     assert (seen.model, seen.method, seen.places) == ("demo", "scout", service.worker.health()["queue"])
     assert {labels["check"] for labels, _ in samples(text)["ragkv_ready"]} == set(
@@ -182,7 +182,7 @@ def test_documents_are_counted_as_soon_as_all_that_waited_is_read(tmp_path: Path
     with serving(settings(tmp_path)) as service:
         service.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]})
         deadline = time.monotonic() + 2
-        while read(scraped(service).text).documents != 2:
+        while parse_metrics(scraped(service).text).documents != 2:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
@@ -192,14 +192,14 @@ def test_what_is_not_known_yet_is_left_out(tmp_path: Path) -> None:
     assert b"ragkv_documents" not in text
     assert b"ragkv_info" not in text
     assert b'ragkv_ready{check="engine"} 0.0' in text
-    assert read(text.decode()).model == ""
+    assert parse_metrics(text.decode()).model == ""
 
 
 def test_two_applications_in_a_process_have_nothing_in_common(tmp_path: Path) -> None:
     first, second = (create_app(settings(tmp_path / name)) for name in "ab")
     first.state.worker.metrics.ended("failed")
     other, _ = second.state.metrics.written("")
-    assert read(other.decode()).sums.ended["failed"] == 0
+    assert parse_metrics(other.decode()).sums.ended["failed"] == 0
 
 
 def test_openmetrics_is_given_to_whoever_names_it(told: tuple[Service, list[Any]]) -> None:

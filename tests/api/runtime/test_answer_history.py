@@ -23,7 +23,7 @@ from api.runtime.request_context import RequestContext, working_for
 from api.schemas.history import holding
 from ragkv.catalog import Catalog
 from ragkv.engine.engine import Engine
-from ragkv.engine.kv_map import KEPT, ChunkMap, KVMap
+from ragkv.engine.kv_map import KEPT, ChunkKVMap, KVMap
 from ragkv.engine.request import RequestState
 from ragkv.report import (
     Answer,
@@ -331,7 +331,7 @@ CHUNKS, BLOCKS, LAYERS = 2, 16, 16
 def remembered(number: int, tenant: str = "", id: str = "") -> RecordedAnswer:
     """An answer of ordinary size, none of whose parts is another one's."""
     chunks = tuple(
-        ChunkMap(i, f"d{number}#{i}", f"d{number}", "T", 16 * BLOCKS, 16, array("B", [KEPT] * BLOCKS * LAYERS))
+        ChunkKVMap(i, f"d{number}#{i}", f"d{number}", "T", 16 * BLOCKS, 16, array("B", [KEPT] * BLOCKS * LAYERS))
         for i in range(CHUNKS)
     )
     told = tuple(

@@ -1,0 +1,143 @@
+"""Parsing of responses and events, and their errors, for both clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import httpx2
+from pydantic import TypeAdapter, ValidationError
+
+from ragkv.client.models import Cited, Done, Event, Job, Reported, Retrieved, Said
+from ragkv.errors import Refused, Unreachable
+from ragkv.report import Answer, Citation, Report
+
+T = TypeVar("T")
+
+MAX_WAIT = 30.0
+"""Longest wait before a retry, in seconds, whatever the service asks for."""
+
+
+def parser(kind: type[T]) -> Callable[[httpx2.Response], T]:
+    """Return a function that parses the JSON body of a response as `kind`."""
+    adapter = TypeAdapter(kind)
+    return lambda response: _validate(adapter, _json(response))
+
+
+def member_parser(kind: type[T], name: str) -> Callable[[httpx2.Response], T]:
+    """Return a function that parses one member of the JSON object in a response as `kind`."""
+    adapter = TypeAdapter(kind)
+    return lambda response: _validate(adapter, _member(response, name))
+
+
+def parse_job_id(response: httpx2.Response) -> str:
+    """Parse the id of a queued job."""
+    return str(_member(response, "job_id"))
+
+
+def parse_prometheus(response: httpx2.Response) -> str:
+    """Return a body in the Prometheus text format."""
+    media_type = response.headers.get("content-type", "")
+    if not media_type.startswith("text/plain"):
+        raise _unexpected(f"metrics of type {media_type!r}")
+    return response.text
+
+
+def ignore_body(response: httpx2.Response) -> None:
+    """Parse nothing."""
+    return None
+
+
+def refusal(response: httpx2.Response) -> Refused | None:
+    """Return the error that a response reports, or None for a success. The body must have been read."""
+    if response.is_success:
+        return None
+    default = f"the service answered {response.status_code} {response.reason_phrase}"
+    return _parse_problem(response.text, response.status_code, default, _retry_after(response))
+
+
+def retry_delay(error: Refused, retries_left: int) -> float | None:
+    """Return how many seconds to wait before a retry, or None if the request is not retried.
+
+    Only a 429 with a Retry-After header is retried: the service was busy and has not started the request.
+    """
+    if error.status != 429 or error.retry_after is None or retries_left <= 0:
+        return None
+    return min(error.retry_after, MAX_WAIT)
+
+
+def unreachable(url: str, error: Exception) -> Unreachable:
+    """Return the error that reports a failed connection."""
+    reason = str(error) or type(error).__name__
+    return Unreachable(f"no answer from {url} ({reason}); is `ragkv serve` running there?")
+
+
+def parse_event(event: httpx2.ServerSentEvent) -> Event | None:
+    """Parse an event of a streamed answer; return None for an unknown kind.
+
+    Raises:
+        Refused: The event is `error`.
+    """
+    if event.event == "error":
+        raise _parse_problem(event.data, 500, "the answer broke off", None)
+    parse = _EVENT_PARSERS.get(event.event)
+    return parse(event.json()) if parse else None
+
+
+def parse_job_event(event: httpx2.ServerSentEvent) -> Job | None:
+    """Parse an event of a job; return None for an unknown kind."""
+    return _validate(_JOB, event.json()) if event.event in ("progress", "done") else None
+
+
+_JOB = TypeAdapter(Job)
+_EVENT_PARSERS: dict[str, Callable[[Any], Event]] = {
+    "retrieval": lambda data: _validate(TypeAdapter(Retrieved), data),
+    "token": lambda data: _validate(TypeAdapter(Said), data),
+    "citation": lambda data: Cited(_validate(TypeAdapter(Citation), data)),
+    "report": lambda data: Reported(_validate(TypeAdapter(Report), data)),
+    "done": lambda data: Done(_validate(TypeAdapter(Answer), data)),
+}
+
+
+def _member(response: httpx2.Response, name: str) -> Any:
+    data = _json(response)
+    if not isinstance(data, dict) or name not in data:
+        raise _unexpected(f"no {name}")
+    return data[name]
+
+
+def _json(response: httpx2.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        raise _unexpected(response.text[:80]) from None
+
+
+def _validate(adapter: TypeAdapter[T], data: Any) -> T:
+    try:
+        return adapter.validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _unexpected(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def _unexpected(what: str) -> Refused:
+    message = f"the response is not that of a ragkv service ({what}); is the address right?"
+    return Refused(502, "strange", message, None)
+
+
+def _parse_problem(text: str, status: int, default: str, retry_after: float | None) -> Refused:
+    """Return the error of a problem+json text. `default` is the message for any other text."""
+    try:
+        problem = json.loads(text)
+    except ValueError:
+        problem = None
+    problem = problem if isinstance(problem, dict) else {}
+    detail = str(problem.get("detail") or default)
+    return Refused(int(problem.get("status", status)), str(problem.get("code", "")), detail, retry_after)
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    seconds = response.headers.get("retry-after", "")
+    return float(seconds) if seconds.isascii() and seconds.isdigit() else None
