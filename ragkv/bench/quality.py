@@ -22,8 +22,8 @@ from typing import Protocol
 from ragkv.bench.score import exact_match, f1
 from ragkv.bench.sets import QuestionSet, SetQuestion
 from ragkv.engine.calibration import gold_blocks
-from ragkv.engine.chunk_source import ChunkSource, InMemoryChunk
 from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
+from ragkv.engine.memory_source import ChunkSource, InMemoryChunk
 from ragkv.engine.methods import FULL, make_method
 from ragkv.engine.prefill import PrefilledContext, Prefiller
 from ragkv.errors import InputError

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ragkv.engine.chunk_source import InMemoryChunk
+from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.needles import NeedleQuestion, NeedleSet, make_needles, span_tokens
 from ragkv.engine.prefill import Prefiller
 from ragkv.model.decoder import DecoderModel

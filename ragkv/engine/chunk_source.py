@@ -1,8 +1,4 @@
-"""Chunk sources: where the prefiller gets the KV blocks of a chunk.
-
-StoredChunk     the KV store and its tiers; a fault encodes the chunk again
-InMemoryChunk   a chunk that was just encoded
-"""
+"""Stored chunks: a chunk's KV blocks from the KV store and its tiers. A fault of the store encodes the chunk again."""
 
 from __future__ import annotations
 
@@ -10,68 +6,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from ragkv.engine.chunk_store import ChunkStore
+from ragkv.engine.cost_model import FREE, CostModel
 from ragkv.engine.kv_transfer import PendingPin
+from ragkv.engine.memory_source import InMemoryChunk, no_blocks
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
 from ragkv.kernels.transfer import PinnedBlocks
 from ragkv.recompute.base import Blocks, Method, Piece, Rows
 from ragkv.store.format.head import Head
 from ragkv.store.tiers import TierBytes
 from ragkv.types import ChunkKV
-
-
-class ChunkSource(Protocol):
-    """A chunk whose blocks can be loaded.
-
-    Attributes:
-        tokens: The chunk's token ids.
-        piece: What a method needs to plan with the chunk.
-    """
-
-    tokens: tuple[int, ...]
-    piece: Piece
-
-    def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
-        """Return per layer the pre-RoPE rows of the wanted blocks."""
-        ...
-
-    def pin(self, wanted: Sequence[Blocks], threads: Executor) -> PendingPin:
-        """Start to pin the wanted blocks in memory, in one of the threads if they have to be fetched."""
-        ...
-
-
-class LoadCosts(Protocol):
-    """Predicts whether loading is quicker than encoding; see `CostModel`."""
-
-    def why_not_load(self, size: int, tokens: int) -> str:
-        """Return why `size` bytes of a chunk of so many tokens are not worth loading, or "" when they are."""
-        ...
-
-
-class InMemoryChunk:
-    """A source over a chunk that was just encoded."""
-
-    def __init__(self, kv: ChunkKV, block: int, exact: bool = False):
-        """Wrap an encoded chunk.
-
-        Args:
-            kv: The chunk.
-            block: Tokens of a block.
-            exact: As in `Piece`.
-        """
-        self.tokens, self._kv = kv.tokens, kv
-        self.piece = Piece(len(kv.tokens), block, kv.digest, exact)
-
-    def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
-        """Return slices of the encoded chunk."""
-        rows = [list(self.piece.rows(blocks)) for blocks in wanted]
-        return [(self._kv.k[layer, r], self._kv.v[layer, r]) for layer, r in enumerate(rows)]
-
-    def pin(self, wanted: Sequence[Blocks], threads: Executor) -> PendingPin:
-        """Pin nothing, because no block is in a tier."""
-        return _no_blocks
 
 
 class StoredChunk:
@@ -93,7 +38,7 @@ class StoredChunk:
         exact: bool,
         encode: Callable[[], ChunkKV],
         repair_entry: Callable[[ChunkKV], ChunkKV] = lambda kv: kv,
-        costs: LoadCosts | None = None,
+        costs: CostModel = FREE,
     ):
         """Open a chunk and read its head record.
 
@@ -103,7 +48,7 @@ class StoredChunk:
             exact: As in `Piece`.
             encode: Encodes the chunk again.
             repair_entry: Stores a chunk that the store did not deliver, and returns it as it would be loaded.
-            costs: Decides whether stored blocks are worth loading. If not, the chunk is encoded. None loads always.
+            costs: Decides whether stored blocks are worth loading. If not, the chunk is encoded.
         """
         self.tokens = tuple(tokens)
         self.hit, self.fallback, self.head_bytes, self.loaded_bytes = False, "", 0, 0
@@ -148,7 +93,7 @@ class StoredChunk:
         """Start to pin the wanted blocks in memory, in one of the threads if they have to be fetched."""
         head = self._loadable_head(wanted)
         if head is None:
-            return _no_blocks
+            return no_blocks
         if not self._store.tiers.missing_bytes(self._key, head, wanted):  # pinning is quicker than starting a thread
             return lambda: self._wait_pinned(partial(self._pin_blocks, head, wanted))
         return partial(self._wait_pinned, threads.submit(self._pin_blocks, head, wanted).result)
@@ -176,8 +121,6 @@ class StoredChunk:
         """
         if not isinstance(self._source, Head):
             return None
-        if self._costs is None:
-            return self._source
         # The tiers are looked up only if loading everything from the store would be too slow.
         reason = self._costs.why_not_load(self._source.layout.wanted_bytes(wanted), len(self.tokens))
         if reason:
@@ -225,7 +168,3 @@ def prefetch(store: ChunkStore, chunks: Sequence[Sequence[int]], method: Method)
                 attended = max(0, method.composite_layers(layers) - 1)
                 with store.quarantining(key):
                     store.tiers.warm(key, head, [first[0]] * attended + [()] * (layers - attended))
-
-
-def _no_blocks() -> PinnedBlocks | None:
-    return None

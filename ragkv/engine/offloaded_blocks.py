@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ragkv.engine.chunk_source import ChunkSource
+from ragkv.engine.memory_source import ChunkSource
 from ragkv.engine.stitch import Stitch
 from ragkv.recompute.base import Blocks, Plan, Rows
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from ragkv.engine.chunk_source import ChunkSource
 from ragkv.engine.kv_transfer import KVTransfer, acquire, make_kv_transfer
+from ragkv.engine.memory_source import ChunkSource
 from ragkv.engine.session import SessionState
 from ragkv.engine.stitch import Stitch
 from ragkv.kernels.transfer import PinnedBlocks

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ragkv.engine.chunk_source import ChunkSource
 from ragkv.engine.kv_transfer import KVTransfer
+from ragkv.engine.memory_source import ChunkSource
 from ragkv.engine.pass_runner import PassRunner, to_host
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions, mean_keys
 from ragkv.engine.session import SessionState

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ragkv import __version__
-from ragkv.engine.chunk_source import InMemoryChunk
+from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.model.kv_cache import ContextCache

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ragkv.engine.adaptive_plan import AdaptivePlan
-from ragkv.engine.chunk_source import ChunkSource
+from ragkv.engine.memory_source import ChunkSource
 from ragkv.engine.offloaded_blocks import OffloadedBlocks
 from ragkv.engine.pass_runner import PassRunner
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions, mean_keys

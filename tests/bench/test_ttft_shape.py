@@ -19,7 +19,7 @@ from ragkv.bench.shapes import SHAPES, random_model, random_tokens
 from ragkv.bench.tiered import MemoryStore, tiered_bench_store
 from ragkv.bench.ttft_shape import GATED, TIMED, ShapeParams, ShapeResult, ttft_shape
 from ragkv.cli import run
-from ragkv.engine.chunk_source import InMemoryChunk
+from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.methods import FULL, METHOD_NAMES, make_method
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import EntryMissing, InputError

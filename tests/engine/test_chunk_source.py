@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from ragkv.config import load_settings
-from ragkv.engine.chunk_source import InMemoryChunk, StoredChunk
+from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
+from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import EntryCorrupt, EntryMissing, NotQuantisable
 from ragkv.model.decoder import DecoderModel

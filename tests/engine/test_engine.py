@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from ingest.pipeline import ingest
-from ragkv.engine.chunk_source import InMemoryChunk, StoredChunk
+from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.cost_model import LinearCost, QuadraticCost
 from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling, decode
+from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.methods import METHODS, make_method
 from ragkv.engine.needles import make_needles
 from ragkv.engine.prefill import Prefiller

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ragkv.engine.chunk_source import InMemoryChunk
 from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling, decode
+from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.policies import DECODE_NAMES, check_decode_policy, make_decode_policy, make_prefill_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions

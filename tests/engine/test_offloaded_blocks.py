@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ragkv.engine.chunk_source import InMemoryChunk
 from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling, decode
+from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.methods import make_method
 from ragkv.engine.offloaded_blocks import OffloadedBlocks
 from ragkv.engine.policies import make_decode_policy

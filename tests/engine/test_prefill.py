@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ragkv.engine.chunk_source import InMemoryChunk
+from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.model.kv_cache import ContextCache

@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from ingest.pipeline import ingest
-from ragkv.engine.chunk_source import InMemoryChunk
 from ragkv.engine.generation import Sampling, decode
+from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.methods import default_method, make_method
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from ragkv.bench.shapes import SHAPES, random_model, random_tokens
-from ragkv.engine.chunk_source import InMemoryChunk
 from ragkv.engine.generation import Sampling, decode
 from ragkv.engine.kv_transfer import make_kv_transfer
+from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.methods import FULL, METHOD_NAMES, make_method
 from ragkv.engine.policies import make_decode_policy
 from ragkv.engine.prefill import Prefiller
