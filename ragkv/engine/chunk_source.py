@@ -25,7 +25,7 @@ class StoredChunk:
     Attributes:
         tokens: The chunk's token ids.
         piece: What a method needs to plan with the chunk.
-        hit: Whether the head record was valid, and no fault has made the chunk be encoded again.
+        hit: Whether the head record was valid and the chunk was not encoded again.
         fallback: Why the chunk was encoded again, "" if it was not.
         head_bytes: Bytes of the head record, from memory or the store.
         loaded_bytes: Bytes of the blocks loaded from host memory or the store.
