@@ -8,7 +8,7 @@ from ingest.loader import load
 from ingest.pipeline import ingest
 from ragkv.catalog import Catalog
 from ragkv.config import load_settings
-from ragkv.engine.chunk_source import ChunkStore
+from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.engine import Engine
 from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder, Retriever
@@ -50,7 +50,7 @@ def open_library(
     return engine
 
 
-def shelf_of(
+def chunk_store_of(
     store: KVStore,
     model: DecoderModel,
     fingerprint: str,
@@ -59,7 +59,7 @@ def shelf_of(
     seal: Seal = CHECKSUMS,
     host_bytes: int = 0,
 ) -> ChunkStore:
-    """A shelf over a store, with so much memory between questions."""
+    """Return a chunk store over a store, with so many bytes of host memory for the tiers."""
     block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, body)
     tiers = Tiers(store, block, TierBudgets(host_bytes), model.device)
     return ChunkStore(tiers, model, fingerprint, collection, body, seal)

@@ -29,7 +29,7 @@ from typing import Literal
 from ragkv.catalog import GRACE_SECONDS, Catalog
 from ragkv.errors import EntryCorrupt, EntryMissing
 from ragkv.store.base import KVStore, StoreStats
-from ragkv.store.format.codec import chunk_key, made_by
+from ragkv.store.format.head import chunk_key, made_by
 from ragkv.store.format.seal import CHECKSUMS, Seal
 from ragkv.types import Key
 

@@ -3,7 +3,7 @@
 One entry of random bytes; a sparse load reads a share of its blocks, in order, as ranges of one size. Contestants:
 
     disk, redis           our stores, by KVStore.read into a buffer that is there; xxh3 of every range is verified
-    host pool             blocks that are in memory (store/tier.py): found, pinned, copied out; they were verified when
+    host pool             blocks that are in memory (store/tiers.py): found, pinned, copied out; they were verified when
                           they came
     redis-py GET          one value per range, asked for one by one     redis-py MGET    all of them in one command
     plain socket 1, 2, 4  one value per range: GET and recv_into a buffer that is there, so many sockets and threads
@@ -42,7 +42,7 @@ from ragkv.store.block_pool import BlockPool
 from ragkv.store.disk_store import DiskStore
 from ragkv.store.format.layout import BlockRanges
 from ragkv.store.redis_link import connected_socket
-from ragkv.store.tier import Tier, TierBytes
+from ragkv.store.tiers import Tier, TierBytes
 from ragkv.types import Key
 
 Progress = Callable[[str, int, int], None]

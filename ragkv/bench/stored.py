@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ragkv.engine.chunk_source import ChunkStore, StoredChunk
+from ragkv.engine.chunk_source import StoredChunk
+from ragkv.engine.chunk_store import ChunkStore
 from ragkv.model.decoder import DecoderModel
 from ragkv.store.disk_store import DiskStore
 from ragkv.store.format.layout import Layout

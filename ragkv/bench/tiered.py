@@ -17,12 +17,13 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from ragkv.engine.chunk_source import ChunkStore, StoredChunk
+from ragkv.engine.chunk_source import StoredChunk
+from ragkv.engine.chunk_store import ChunkStore
 from ragkv.errors import EntryMissing, InputError, StoreError
 from ragkv.model.decoder import DecoderModel
 from ragkv.store import open_store
 from ragkv.store.base import Arrived, KVStore, Range, StoreStats, Swept, ignore
-from ragkv.store.format.codec import Head
+from ragkv.store.format.head import Head
 from ragkv.store.format.layout import Layout
 from ragkv.store.tiers import HEADS_SHARE, TierBudgets, Tiers
 from ragkv.types import ChunkKV, Key
@@ -125,15 +126,15 @@ class TieredBenchStore:
             everything = [range(head.layout.blocks)] * layers
             wanted = [tuple(each) for each in everything]
             if self._tier == "gpu":
-                self._shelf.load(key, head, wanted)
+                self._tiers.load(key, head, wanted)
             else:
-                self._shelf.warm(key, head, wanted)
+                self._tiers.warm(key, head, wanted)
 
     def cool(self) -> None:
         """Before every question: where blocks come from a store, memory has none of them."""
         if self._tier not in WARM:
             for tokens in self._heads:
-                self._tiers.cool(self._shelf.key(tokens))
+                self._tiers.drop_blocks(self._shelf.key(tokens))
 
     def open(self, tokens: Sequence[int], exact: bool) -> StoredChunk:
         """The stored chunk, its head read."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ragkv.model.decoder import DecoderModel
     from ragkv.retrieval import Embedder
     from ragkv.store import KVStore
-    from ragkv.store.redis_store import RedisMemory
+    from ragkv.store.redis_entry import RedisMemory
     from ragkv.types import Key
 
 _SHOWN = 10
@@ -265,7 +265,7 @@ def _kv(engine: Engine, findings: Findings) -> None:
 
 def _wanted(engine: Engine) -> dict[Key, str]:
     """Chunk id by the key it has under the model as it is now."""
-    from ragkv.store.format.codec import chunk_key
+    from ragkv.store.format.head import chunk_key
 
     return {
         chunk_key(engine.fingerprint, engine.seal.salt(info.collection), chunk.tokens): f"{info.collection}/{chunk.id}"

@@ -7,7 +7,8 @@ from contextlib import suppress
 from functools import partial
 
 from ragkv.catalog import Catalog
-from ragkv.engine.chunk_source import ChunkStore, Quarantine, StoredChunk, prefetch
+from ragkv.engine.chunk_source import StoredChunk, prefetch
+from ragkv.engine.chunk_store import ChunkStore, Quarantine
 from ragkv.engine.cost_model import FREE, CostModel
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import NotFound, StoreError, StoreUnavailable
@@ -58,7 +59,7 @@ class ChunkEncoder:
         """
         store = self.store(collection)
         try:
-            store.stored(chunk.tokens)
+            store.verify_stored(chunk.tokens)
         except StoreUnavailable:
             self.store_faults += 1
         except StoreError:

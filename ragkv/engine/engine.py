@@ -237,7 +237,7 @@ class Engine:
             "store": store,
             "reuse": self.reuse_refused or "on",
             "store_faults": self.chunks.store_faults,
-            "quarantined": self.chunks.quarantine.found,
+            "quarantined": self.chunks.quarantine.count,
             "tiers": {name: asdict(pool) for name, pool in self.tiers.stats().items()},
             "documents": documents,
         }

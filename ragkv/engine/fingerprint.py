@@ -10,7 +10,7 @@ import json
 
 from ragkv.model.decoder import DecoderModel
 from ragkv.sparse.base import PrefillPolicy
-from ragkv.store.format.codec import SCHEMA
+from ragkv.store.format.head import SCHEMA
 
 
 def fingerprint(model: DecoderModel, mode: str, body: str, seal: str, ingest_policy: PrefillPolicy | None) -> str:

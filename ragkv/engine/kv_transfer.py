@@ -1,8 +1,9 @@
-"""Carrier: lent blocks into a context cache, beside what the model does.
+"""KV transfer: copies pinned blocks into a context cache while the model computes.
 
-On a GPU it has a stream of its own. Layers are carried in order, a few at a time, with an event behind them: the model
-waits for a layer's event when it comes to that layer (`ContextCache.settle`), and the host waits for none. What is read
-and written stays where it is until the last event has passed: a thread sees to that, and then lets the blocks go.
+On a GPU the copies run on a stream of their own. They run in the order of the layers, a few layers at a time, and each
+launch is followed by an event. The model waits for a layer's event when it reaches the layer
+(`ContextCache.wait_ready`); the host does not wait. The memory that is read and written stays reserved until the last
+event has passed. A background thread waits for that event and then releases the blocks.
 """
 
 from __future__ import annotations
@@ -24,39 +25,46 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Piece
 
 LAYERS = 4
-"""Layers of a launch, but for the first, which the model waits for. Starting a kernel takes Python about as long as a
-layer of a question's blocks takes the bus."""
-
+"""Layers of one launch. Layer 0, which the model waits for, has a launch of its own. Launching a kernel takes Python
+about as long as the bus takes for one layer of a question's blocks."""
 
 THREADS = 4
-"""Chunks that are fetched from the store at once."""
+"""Chunks that are fetched from the store at the same time."""
 
 PendingPin = Callable[[], PinnedBlocks | None]
-"""Waits for blocks that are being lent, to be called once, in the thread that asked: they stay where they lie until
-they are released. None where they have to be loaded."""
+"""Waits for blocks that are being pinned. Call it once, in the thread that asked for them. The blocks stay pinned until
+they are released. None means that they have to be loaded as rows."""
 
 
-def acquire(begun: Mapping[int, PendingPin], held: ExitStack) -> dict[int, PinnedBlocks]:
-    """What is lent in the end, by the chunk's number. held: releases all of it."""
-    lent: dict[int, PinnedBlocks] = {}
-    waiting = dict(begun)
+def acquire(pending: Mapping[int, PendingPin], pins: ExitStack) -> dict[int, PinnedBlocks]:
+    """Wait for pending pins.
+
+    Args:
+        pending: The pins, by chunk index.
+        pins: Receives the release of every pinned chunk.
+
+    Returns:
+        The pinned blocks by chunk index, without the chunks that have to be loaded as rows.
+    """
+    pinned: dict[int, PinnedBlocks] = {}
+    waiting = dict(pending)
     try:
-        for i in begun:
-            loan = waiting.pop(i)()
-            if loan is not None:
-                lent[i] = loan
-                held.callback(loan.release)
+        for i in pending:
+            blocks = waiting.pop(i)()
+            if blocks is not None:
+                pinned[i] = blocks
+                pins.callback(blocks.release)
     finally:
-        for wait in waiting.values():  # after a fault: what others still bring must not stay pinned
+        for wait in waiting.values():  # after a fault, blocks that are still being fetched must not stay pinned
             with suppress(Exception):
-                loan = wait()
-                if loan is not None:
-                    loan.release()
-    return lent
+                blocks = wait()
+                if blocks is not None:
+                    blocks.release()
+    return pinned
 
 
 def make_kv_transfer(model: DecoderModel) -> KVTransfer | None:
-    """For a model on one GPU, where Triton is; None otherwise: blocks are then loaded as rows."""
+    """Return a KV transfer for a model on one GPU with Triton, and None otherwise: blocks are then loaded as rows."""
     if model.spread or model.device.type != "cuda" or model.dtype == torch.float64 or not find_spec("triton"):
         return None
     from ragkv.kernels import triton_transfer
@@ -65,14 +73,23 @@ def make_kv_transfer(model: DecoderModel) -> KVTransfer | None:
 
 
 class KVTransfer:
-    """See the module. Not thread-safe. threads: that bring blocks into memory, for several chunks at once."""
+    """Copies pinned blocks into context caches. Not thread-safe.
+
+    Attributes:
+        threads: Threads that fetch the blocks of several chunks into memory at the same time.
+    """
 
     def __init__(self, model: DecoderModel, kernel: TransferKernel):
-        """kernel: reads addresses, on the model's device. On a CPU all is done when `carry` returns."""
+        """Create the streams and threads.
+
+        Args:
+            model: The model whose caches are filled.
+            kernel: Reads addresses on the model's device. On a CPU the copy is complete when `transfer` returns.
+        """
         self._kernel, self._device = kernel, model.device
         self._stream = torch.cuda.Stream(model.device) if model.device.type == "cuda" else None
-        self._ending = ThreadPoolExecutor(1, thread_name_prefix="carrier")
-        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="lend")
+        self._releasing = ThreadPoolExecutor(1, thread_name_prefix="release")
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pin")
 
     def transfer(
         self,
@@ -81,13 +98,17 @@ class KVTransfer:
         pinned: Mapping[int, PinnedBlocks],
         release: Callable[[], None],
     ) -> None:
-        """Bring the blocks lent of chunks, all of one form but for where they lie, to the rows reserved for them.
+        """Copy pinned blocks to the rows that are reserved for them.
 
-        release: lets all of them go; called when they have been read, or when that fails.
+        Args:
+            stitch: Holds the cache and the positions of the chunks.
+            pieces: All chunks.
+            pinned: Blocks by chunk index. Their formats may differ only in `near`.
+            release: Releases all blocks. It is called when they have been read, or when that fails.
         """
         try:
             table, stops = _table(stitch, pieces, pinned)
-            forms = [each.form for each in pinned.values()]
+            forms = [blocks.form for blocks in pinned.values()]
             form = replace(forms[0], near=all(each.near for each in forms))
             self._launch(stitch, table, stops, form, release)
         except BaseException:
@@ -99,20 +120,21 @@ class KVTransfer:
     def _launch(
         self, stitch: Stitch, table: Tensor, stops: Sequence[int], form: TransferFormat, release: Callable[[], None]
     ) -> None:
-        """stops [L + 1]: entries of layers below each."""
-        cache, at, layers = stitch.cache, stitch.rotary, len(stops) - 1
+        """Launch the copies. `table` and `stops` are as `_table` returns them."""
+        cache, rotary, layers = stitch.cache, stitch.rotary, len(stops) - 1
         if self._stream is None:
-            self._kernel(TransferTable(table), 0, stops[-1], at.cos, at.sin, form)
+            self._kernel(TransferTable(table), 0, stops[-1], rotary.cos, rotary.sin, form)
             release()
             return
         ready = None
-        # The memory of the cache may be in use on the model's stream until now.
+        # The model's stream may still be using the memory of the cache.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             entries = TransferTable(table.pin_memory().to(self._device, non_blocking=True))
             for layer, above in pairwise([0, *range(1, layers, LAYERS), layers]):
                 if stops[above] > stops[layer]:
-                    self._kernel(entries, stops[layer], stops[above] - stops[layer], at.cos, at.sin, form)
+                    count = stops[above] - stops[layer]
+                    self._kernel(entries, stops[layer], count, rotary.cos, rotary.sin, form)
                     ready = torch.cuda.Event(blocking=True)
                     ready.record(self._stream)
                     for number in range(layer, above):
@@ -120,29 +142,30 @@ class KVTransfer:
         if ready is None:
             release()
             return
-        used = (entries, at, cache.tensors)
-        self._ending.submit(_end, ready, release, used)
+        in_use = (entries, rotary, cache.tensors)
+        self._releasing.submit(_release_after, ready, release, in_use)
 
 
-def _end(ready: torch.cuda.Event, release: Callable[[], None], used: object) -> None:
-    """used: memory that must not be another's before."""
+def _release_after(ready: torch.cuda.Event, release: Callable[[], None], in_use: object) -> None:
+    """Release blocks after an event. `in_use` keeps the memory of the copies from being reused before."""
     ready.synchronize()
     release()
 
 
-def _table(stitch: Stitch, pieces: Sequence[Piece], lent: Mapping[int, PinnedBlocks]) -> tuple[Tensor, list[int]]:
-    """([FIELDS, E] as in `Entries`, on the CPU, layer by layer; entries of layers below each, L + 1 numbers)."""
-    loans = list(lent.values())
-    layers = np.concatenate([loan.layers.numpy() for loan in loans])
+def _table(stitch: Stitch, pieces: Sequence[Piece], pinned: Mapping[int, PinnedBlocks]) -> tuple[Tensor, list[int]]:
+    """Return the transfer table [FIELDS, E] on the CPU, layer by layer, and the entries below each layer (L + 1)."""
+    chunks = list(pinned.values())
+    layers = np.concatenate([chunk.layers.numpy() for chunk in chunks])
     order = layers.argsort(kind="stable")
     layers = layers[order]
-    numbers = np.concatenate([loan.addresses.numpy() for loan in loans])[order]
-    blocks = np.concatenate([loan.blocks.numpy() for loan in loans])[order]
-    chunks = np.array([(pieces[i].tokens, stitch.starts[i]) for i in lent])
-    sizes, starts = chunks.repeat([len(loan.blocks) for loan in loans], axis=0)[order].T
-    block = loans[0].form.block
+    addresses = np.concatenate([chunk.addresses.numpy() for chunk in chunks])[order]
+    blocks = np.concatenate([chunk.blocks.numpy() for chunk in chunks])[order]
+    places = np.array([(pieces[i].tokens, stitch.starts[i]) for i in pinned])
+    tokens, starts = places.repeat([len(chunk.blocks) for chunk in chunks], axis=0)[order].T
+    block = chunks[0].form.block
     begin = blocks * block
     positions = begin + starts
-    table = np.stack([numbers, np.minimum(sizes - begin, block), *stitch.addresses(layers, positions), positions])
+    rows = np.minimum(tokens - begin, block)
+    table = np.stack([addresses, rows, *stitch.addresses(layers, positions), positions])
     stops = np.bincount(layers, minlength=stitch.cache.shape.layers).cumsum().tolist()
     return torch.from_numpy(table), [0, *stops]

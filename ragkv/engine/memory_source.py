@@ -1,4 +1,8 @@
-"""What a reader takes blocks from: a chunk that is stored (sources.py), or one that was encoded a moment ago."""
+"""Chunk sources: where the prefiller gets the KV blocks of a chunk.
+
+A chunk that was just encoded is here. A stored chunk is in chunk_source.py; it needs the libraries of the stores, which
+the computing modules must not import.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +11,55 @@ from concurrent.futures import Executor
 from typing import Protocol
 
 from ragkv.engine.kv_transfer import PendingPin
+from ragkv.kernels.transfer import PinnedBlocks
 from ragkv.recompute.base import Blocks, Piece, Rows
 from ragkv.types import ChunkKV
 
 
 class ChunkSource(Protocol):
-    """A chunk the reader can take blocks from."""
+    """A chunk whose blocks can be loaded.
+
+    Attributes:
+        tokens: The chunk's token ids.
+        piece: What a method needs to plan with the chunk.
+    """
 
     tokens: tuple[int, ...]
     piece: Piece
 
     def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
-        """Per layer, the pre-RoPE rows of the wanted blocks."""
+        """Return per layer the pre-RoPE rows of the wanted blocks."""
         ...
 
     def pin(self, wanted: Sequence[Blocks], threads: Executor) -> PendingPin:
-        """Begin to bring the wanted blocks into memory, as they are stored, in one of the threads if need be."""
+        """Start to pin the wanted blocks in memory, in one of the threads if they have to be fetched."""
         ...
 
 
 class InMemoryChunk:
-    """A source in memory: a chunk that was encoded a moment ago."""
+    """A source over a chunk that was just encoded."""
 
     def __init__(self, kv: ChunkKV, block: int, exact: bool = False):
+        """Wrap an encoded chunk.
+
+        Args:
+            kv: The chunk.
+            block: Tokens of a block.
+            exact: As in `Piece`.
+        """
         self.tokens, self._kv = kv.tokens, kv
         self.piece = Piece(len(kv.tokens), block, kv.digest, exact)
 
     def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
-        """Slices of the encoded chunk; nothing is read from anywhere."""
+        """Return slices of the encoded chunk."""
         rows = [list(self.piece.rows(blocks)) for blocks in wanted]
         return [(self._kv.k[layer, r], self._kv.v[layer, r]) for layer, r in enumerate(rows)]
 
     def pin(self, wanted: Sequence[Blocks], threads: Executor) -> PendingPin:
-        """Nothing is stored."""
-        return lambda: None
+        """Pin nothing, because no block is in a tier."""
+        return no_blocks
+
+
+def no_blocks() -> PinnedBlocks | None:
+    """Return None: the pin of a chunk without blocks in a tier."""
+    return None

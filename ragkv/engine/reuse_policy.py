@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ragkv.engine.chunk_source import ChunkStore, StoredChunk
+from ragkv.engine.chunk_source import StoredChunk
+from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.cost_model import TURNS, LinearCost, QuadraticCost, fit_quadratic
 from ragkv.engine.memory_source import ChunkSource
 from ragkv.engine.prefill import Prefiller

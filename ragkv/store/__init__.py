@@ -1,4 +1,5 @@
-"""Where encoded chunks live: base (the contract), codec (what bytes mean), disk, redis and cluster, tiers in memory."""
+"""KV stores for encoded chunks: the contract (base), the byte format (format/), disk, Redis and Redis Cluster backends,
+and the tiers in memory."""
 
 from __future__ import annotations
 
@@ -11,12 +12,18 @@ __all__ = ["KVStore", "open_store"]
 
 
 def open_store(setting: str, data: Path, timeout: float, ttl: float = 0.0, limit: int = 0) -> KVStore:
-    """The store that a setting names: `disk` (files in `data`/kv), or Redis by URL (`rediss` is TLS, `unix` a socket,
-    `redis+cluster` and `rediss+cluster` some nodes of a cluster).
+    """Open the store that a setting names.
 
-    `timeout`: seconds a store may take to connect; it need not answer yet · `ttl`: seconds an entry lives after it was
-    written, 0: for ever · `limit`: bytes that the disk store may hold, 0: any number. Raises ConfigError for any other
-    setting, and for a limit on Redis.
+    Args:
+        setting: `disk` for files in `data`/kv, or a Redis URL (`rediss` for TLS, `unix` for a socket, `redis+cluster`
+            and `rediss+cluster` for some nodes of a cluster).
+        data: The data folder.
+        timeout: Seconds that a store may take to connect. It need not answer yet.
+        ttl: Seconds that an entry lives after it was written, 0 for no expiry.
+        limit: Bytes that the disk store may hold, 0 for no limit.
+
+    Raises:
+        ConfigError: The setting is unknown, or Redis is given a limit.
     """
     if setting == "disk":
         from ragkv.store.disk_store import DiskStore
@@ -28,7 +35,7 @@ def open_store(setting: str, data: Path, timeout: float, ttl: float = 0.0, limit
             "`maxmemory-policy` allkeys-lru, and unset RAGKV_STORE_BYTES"
         )
     if setting.startswith(("redis://", "rediss://", "unix://")):
-        # Imported only here: the disk store must work, and start quickly, without a Redis client.
+        # Imported here, because the disk store must work, and start quickly, without a Redis client.
         from ragkv.store.redis_store import RedisStore
 
         return RedisStore(setting, timeout, ttl or None)
@@ -36,7 +43,7 @@ def open_store(setting: str, data: Path, timeout: float, ttl: float = 0.0, limit
         from ragkv.store.redis_cluster import ClusterStore
 
         return ClusterStore(setting, timeout, ttl or None)
-    # Not the whole setting: it may hold a password.
+    # The setting is not quoted as a whole, because it may contain a password.
     raise ConfigError(
         f"store: {setting.split(':')[0]!r} is unknown; use `disk`, `redis://host:port/db` (`rediss` for TLS), "
         "`redis+cluster://host:port,host:port` or `unix:///path`"

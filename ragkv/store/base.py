@@ -1,6 +1,7 @@
-"""The contract of a KV store. A store moves bytes; what they mean is the codec's business (codec.py).
+"""The contract of a KV store. A store moves bytes; the codec knows what they mean (format/codec.py).
 
-An entry is a head (one value) and a body (one byte string per layer). Backends pass tests/store/test_contract.py.
+An entry is a head (one byte string) and a body (one byte string per layer). Every backend passes
+tests/store/test_contract.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ragkv.types import Key
 
 @dataclass(frozen=True)
 class Range:
-    """`size` bytes from byte `offset` of the body of `layer`."""
+    """`size` bytes of the body of `layer`, from byte `offset` on."""
 
     layer: int
     offset: int
@@ -22,13 +23,18 @@ class Range:
 
 
 Arrived = Callable[[int], None]
-"""Told the number of a range once its bytes are there, in the thread that read them, so that checking one range goes on
-beside reading the next. What it raises ends the read."""
+"""Called with the index of a range when its bytes have arrived, in the thread that read them. So a range can be
+verified while the next one is read. An exception ends the read."""
 
 
 @dataclass(frozen=True)
 class StoreStats:
-    """entries: whole entries · bytes: heads and bodies together, without the backend's own overhead."""
+    """Contents of a store.
+
+    Attributes:
+        entries: Entries that are whole.
+        bytes: Bytes of their heads and bodies, without the backend's overhead.
+    """
 
     entries: int
     bytes: int
@@ -36,69 +42,88 @@ class StoreStats:
 
 @dataclass(frozen=True)
 class Swept:
-    """What `sweep` found. bytes are those of the files · expired: past their time · temporary: of writers that died."""
+    """What `sweep` found. Bytes are those of the files.
+
+    Attributes:
+        expired: Entries past their time to live.
+        temporary: Temporary files of writers that died.
+    """
 
     expired: StoreStats = StoreStats(0, 0)
     temporary: StoreStats = StoreStats(0, 0)
 
 
 def ignore(number: int) -> None:
-    """For readers that check nothing."""
+    """Do nothing: the callback of readers that verify nothing."""
 
 
 class KVStore(Protocol):
-    """Where encoded chunks live.
+    """Stores encoded chunks. Thread-safe.
 
-    Thread-safe. Keys are [0-9a-f]{64}. Every method may raise StoreUnavailable, within a bounded time.
+    Keys match [0-9a-f]{64}. Every method may raise StoreUnavailable, within a bounded time.
     """
 
     def put(self, key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
-        """Store an entry whole: a reader sees the old entry, the new one, or none; never a mixture.
+        """Store an entry atomically: a reader sees the old entry, the new one, or none, but never a mixture.
 
-        Raises StoreFull when there is no room; the previous state is then intact.
+        Raises:
+            StoreFull: There is no room. The previous state is intact.
         """
         ...
 
     def head(self, key: Key) -> bytes:
-        """The head as it was put. Raises EntryMissing; EntryCorrupt when the backend's own framing is damaged."""
+        """Return the head as it was put.
+
+        Raises:
+            EntryMissing: There is no such entry.
+            EntryCorrupt: The backend's own framing is damaged.
+        """
         ...
 
     def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
-        """Fill `out` (writable, contiguous bytes, exactly the sum of the sizes) with the ranges, in order.
+        """Read ranges of the body, and no other bytes. On an error the content of `out` is undefined.
 
-        Reads only those bytes. `arrived` hears of every range once; ranges may arrive in any order.
-        Raises EntryMissing when the entry or a part of it is gone, EntryCorrupt when a range lies outside the body or
-        fewer bytes came back, and what `arrived` raises. On error the content of `out` is undefined.
+        Args:
+            key: The entry.
+            ranges: The ranges. They may arrive in any order.
+            out: Writable, contiguous bytes, exactly the sum of the sizes. Filled with the ranges in their order.
+            arrived: Called once for every range. Its exceptions are passed on.
+
+        Raises:
+            EntryMissing: The entry, or a part of it, is gone.
+            EntryCorrupt: A range lies outside the body, or too few bytes arrived.
         """
         ...
 
     def layers(self, key: Key) -> tuple[int, ...]:
-        """Bytes of each layer of the body, for those who copy an entry without knowing what it means.
+        """Return the bytes of each layer of the body, for copies that do not parse the entry.
 
-        Raises EntryMissing, EntryCorrupt.
+        Raises:
+            EntryMissing: There is no such entry.
+            EntryCorrupt: The backend's own framing is damaged.
         """
         ...
 
     def delete(self, key: Key) -> bool:
-        """Remove the entry; False when there was none."""
+        """Remove an entry. Returns False when there was none."""
         ...
 
     def keys(self) -> Iterator[Key]:
-        """Keys of the entries present when the call began, in no order."""
+        """Return the keys of the entries that are present when the call begins, in no order."""
         ...
 
     def stats(self) -> StoreStats:
-        """Entries and bytes, counted now."""
+        """Count entries and bytes."""
         ...
 
     def sweep(self, dry_run: bool) -> Swept:
-        """Remove what the backend itself knows to be of no use; with `dry_run` only tell of it."""
+        """Remove what the backend itself knows to be useless. With `dry_run`, only count it."""
         ...
 
     def ping(self) -> None:
-        """Return when the store answers; raise StoreUnavailable when it does not."""
+        """Return if the store answers. Raises StoreUnavailable otherwise."""
         ...
 
     def close(self) -> None:
-        """Let go of files and sockets."""
+        """Close files and sockets."""
         ...

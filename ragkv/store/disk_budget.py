@@ -1,13 +1,13 @@
-"""How large a folder of entries may grow: the least recently used go when a new one does not fit.
+"""The size limit of a folder of entries: the least recently used entries are removed when a new one does not fit.
 
-Nobody looks at every file for every entry. A look at the folder says how many bytes are free; what is written since is
-taken off in memory, and the next look comes when that is used up, or after a sixteenth of the limit, whichever is less:
-about sixteen files are looked at for each one written, however many there are. A look that finds too little room makes
-a sixteenth of it.
+The folder is not scanned for every write. A scan tells how many bytes are free, and later writes are subtracted in
+memory. The next scan runs when these bytes are used up, or after a sixteenth of the limit has been written, whichever
+comes first. So about sixteen files are scanned for each file written, however many there are. A scan that finds too
+little room removes enough entries to free a sixteenth of the limit.
 
-Processes may share a folder. Each counts what it writes itself, so together they stay within the limit and a sixteenth
-for every further process that writes at the same moment. Removing is safe at any time: who has the file open goes on
-reading, who comes later misses and encodes again.
+Processes may share a folder. Each counts its own writes, so together they exceed the limit by at most a sixteenth for
+every further process that writes at the same time. Removal is safe at any time: a reader that has the file open keeps
+reading, and a later reader misses and encodes the chunk again.
 """
 
 from __future__ import annotations
@@ -22,33 +22,40 @@ from typing import NamedTuple
 from ragkv.errors import StoreFull
 
 SHARE = 16
-"""A look is taken, and room is made, for at least this part of the limit."""
+"""A scan covers, and frees, at least one part in `SHARE` of the limit."""
 
 
 class _File(NamedTuple):
-    """In the order in which they go: expired ones first, then by last use."""
+    """A file of the folder. Tuples sort in the order of removal: expired files first, then by last use."""
 
-    wanted: bool
+    live: bool
     used: float
     size: int
     path: str
 
 
-class Budget:
-    """Thread-safe. Any method may raise OSError."""
+class DiskBudget:
+    """Keeps a folder within its limit. Thread-safe. Any method may raise OSError."""
 
     def __init__(self, root: Path, limit: int, expired: Callable[[float], bool]):
-        """limit: bytes of all entries · expired: whether a file last changed at that Unix second is past its time."""
+        """Create the budget of a folder.
+
+        Args:
+            root: The folder.
+            limit: Bytes that all entries may have.
+            expired: Tells whether a file that was last changed at a Unix time has expired.
+        """
         self._root, self._limit, self._expired = root, limit, expired
         self._lock = threading.Lock()
         self._free = 0
         self._writing = 0
 
     @contextmanager
-    def room(self, size: int, path: Path) -> Iterator[None]:
-        """Room for a file of `size` bytes while it is written to `path`, and from then on.
+    def reserve(self, size: int, path: Path) -> Iterator[None]:
+        """Reserve room for a file of `size` bytes while the block writes it to `path`.
 
-        Raises StoreFull when it is larger than the limit, or the files of others cannot be removed.
+        Raises:
+            StoreFull: The file is larger than the limit, or too few other files can be removed.
         """
         if size > self._limit:
             raise StoreFull(
@@ -66,9 +73,9 @@ class Budget:
                 self._writing -= size
 
     def _make_room(self, size: int, keep: str) -> int:
-        """Look, and remove what has to go. Returns the bytes that may now be written."""
+        """Scan the folder and remove files if necessary. Returns the bytes that may now be written."""
         share = max(size, self._limit // SHARE)
-        # What the new file replaces is neither counted nor removed: it goes when the new one is whole.
+        # The file that is replaced is neither counted nor removed, because the rename removes it.
         files = [file for file in self._files() if file.path != keep]
         total = sum(file.size for file in files) + self._writing
         if total + size > self._limit:
@@ -85,11 +92,11 @@ class Budget:
 
     def _files(self) -> Iterator[_File]:
         for folder in self._root.glob("??"):
-            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
-                for file in found:
+            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as files:
+                for file in files:
                     if file.name.endswith(".kv"):
                         with suppress(FileNotFoundError):
-                            about = file.stat()
-                            wanted = not self._expired(about.st_mtime)
-                            used = max(about.st_atime, about.st_mtime)
-                            yield _File(wanted, used, about.st_size, file.path)
+                            info = file.stat()
+                            live = not self._expired(info.st_mtime)
+                            used = max(info.st_atime, info.st_mtime)
+                            yield _File(live, used, info.st_size, file.path)

@@ -1,8 +1,8 @@
-"""Files that are there whole or not at all, and what a writer that died leaves of one.
+"""Atomic file writes, and the temporary files of writers that died.
 
-A writer holds a lock (flock) on its temporary file. One that nobody holds and that is older than a minute is left
-behind: the first says that its writer died, in whichever process or container; the second covers the moment between
-creating the file and locking it.
+A writer holds a lock (flock) on its temporary file. A temporary file is abandoned if nobody holds its lock and it is
+older than a minute. Without a lock its writer has died, in whatever process or container it ran. The minute covers the
+moment between creating the file and locking it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-LEFT_BEHIND_AFTER = 60.0
+ABANDONED_AFTER = 60.0
+"""Seconds."""
 
 
 def write_whole(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    """All parts become the file `path`, or nothing does. They are on the disk when this returns. Raises OSError."""
+    """Write a file from its parts, atomically. It is on the disk when this returns.
+
+    Raises:
+        OSError: The file could not be written. A previous file is intact.
+    """
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.tmp")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with suppress(OSError):  # Where a file system has no locks, nothing is ever taken for left behind.
+        with suppress(OSError):  # On a file system without locks no file is ever considered abandoned.
             fcntl.flock(file, fcntl.LOCK_EX)
         for part in parts:
             rest = memoryview(part).cast("B")
@@ -41,7 +46,7 @@ def write_whole(path: Path, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
+    """Write the names in a folder to the disk."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)
@@ -49,16 +54,16 @@ def flush_folder(folder: Path) -> None:
         os.close(file)
 
 
-def left_behind(root: Path) -> Iterator[tuple[Path, int]]:
-    """Temporary files of writers that died (see the top), and their sizes."""
+def abandoned_files(root: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the temporary files of writers that died, and their sizes."""
     for path in root.glob("??/.*.tmp"):
         with suppress(OSError):
-            about = path.stat()
-            if time.time() - about.st_mtime < LEFT_BEHIND_AFTER:
+            info = path.stat()
+            if time.time() - info.st_mtime < ABANDONED_AFTER:
                 continue
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield path, about.st_size
+                yield path, info.st_size
             finally:
                 os.close(file)

@@ -1,21 +1,21 @@
-"""The embedded store: one immutable file per entry, `<root>/<first two hex digits>/<key>.kv`.
+"""The disk store: one immutable file per entry, `<root>/<first two hex digits>/<key>.kv`.
 
-    preamble magic 8s · version u32 · layers u32 · head length u64
+    preamble magic 8s, version u32, layers u32, head length u64
     table    one u64 per layer: its length
-    check    xxh3_64 of both u64
+    check    xxh3_64 of both, u64
     head
-    (zeros up to a page boundary, so that the body can be mapped or read around the page cache)
+    (zeros up to a page boundary, so that the body can be mapped or read with direct I/O)
     body     layer after layer
 
-All numbers are little-endian. A file is written under a temporary name in the same folder, flushed, renamed, and the
-folder flushed: after a crash the old entry is there, or the new one, or none. Files are never changed in place and are
-read through one open file per call, so a reader is not disturbed when the entry is replaced or deleted meanwhile.
+All numbers are little-endian. A file is written under a temporary name in the same folder, flushed and renamed, and
+then the folder is flushed. So after a crash there is the old entry, the new one, or none. Files are never changed in
+place. Each call opens the file once, so a replaced or deleted entry does not disturb a reader.
 
-Before its first entry a store removes temporary files of writers that died (files.py).
+Before it writes its first entry, a store removes the temporary files of writers that died (disk_files.py).
 
-The time of change of a file is when the entry was written: with a `ttl` it is missing after that many seconds, read or
-not. The time of access is when it was last used, told to the file system by us, at most once a minute: the mount may
-well not keep it by itself (noatime, relatime). It is kept only for a budget (budget.py).
+The modification time of a file says when the entry was written. With a `ttl` the entry is missing after that many
+seconds, whether it was read or not. The access time says when it was last used. The store sets it, at most once a
+minute, because mounts often do not (noatime, relatime). It is set only if there is a budget (disk_budget.py).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ import xxhash
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreFull, StoreUnavailable
 from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
-from ragkv.store.disk_budget import Budget
-from ragkv.store.disk_files import flush_folder, left_behind, write_whole
+from ragkv.store.disk_budget import DiskBudget
+from ragkv.store.disk_files import abandoned_files, flush_folder, write_whole
 from ragkv.types import Key
 
 MAGIC = b"ragkvfl\n"
@@ -46,14 +46,21 @@ CHECK = struct.Struct("<Q")
 PAGE = 4096
 MAX_LAYERS = 4096
 TOUCH_AFTER = 60.0
-"""Seconds between two notes that an entry is in use."""
+"""Seconds between two updates of an entry's access time."""
 KEY = re.compile(r"[0-9a-f]{64}")
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """An open file whose preamble is verified. starts: where each layer begins in it, and where the last one ends."""
+    """An open file whose preamble is verified.
+
+    Attributes:
+        file: The file descriptor.
+        head_start: First byte of the head.
+        head_bytes: Bytes of the head.
+        starts: First byte of each layer, and the end of the last one.
+    """
 
     file: int
     head_start: int
@@ -62,17 +69,23 @@ class _Entry:
 
 
 class DiskStore:
-    """KVStore over a folder. Thread-safe; it keeps no file open, and processes may share a folder.
+    """KVStore over a folder. Thread-safe. It keeps no file open, and several processes may share a folder.
 
-    A folder that cannot be made or read is StoreUnavailable when it is used, not here: a fault of the cache must not
-    keep the service from starting.
+    A folder that cannot be created or read raises StoreUnavailable when it is used, not when the store is created,
+    because a fault of the cache must not prevent the service from starting.
     """
 
     def __init__(self, root: Path, ttl: float = 0.0, limit: int = 0) -> None:
-        """`ttl`: seconds an entry lives after it was written, 0: for ever · `limit`: bytes of all files, 0: any."""
+        """Create the store, and its folder if possible.
+
+        Args:
+            root: The folder.
+            ttl: Seconds that an entry lives after it was written, 0 for no expiry.
+            limit: Bytes that all files may have, 0 for no limit.
+        """
         self.root, self._ttl = root, ttl
-        self._budget = Budget(root, limit, self._expired) if limit else None
-        self._tidy = False
+        self._budget = DiskBudget(root, limit, self._expired) if limit else None
+        self._cleaned = False
         with suppress(OSError):
             root.mkdir(parents=True, exist_ok=True)
 
@@ -80,9 +93,9 @@ class DiskStore:
         return f"DiskStore({str(self.root)!r})"
 
     def put(self, key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
-        """See KVStore.put. The entry is on the disk, not only in its cache, when this returns.
+        """See KVStore.put. The entry is on the disk, not only in the page cache, when this returns.
 
-        Over the budget, entries that were not used for the longest time are removed first.
+        If the budget is exceeded, the least recently used entries are removed first.
         """
         path = self._path(key)
         if len(body) > MAX_LAYERS:
@@ -91,10 +104,10 @@ class DiskStore:
         gap = -(len(preamble) + len(head)) % PAGE
         parts = [preamble, head, bytes(gap), *body]
         size = sum(memoryview(part).nbytes for part in parts)
-        with _errors(f"writing {path}"), self._budget.room(size, path) if self._budget else nullcontext():
-            if not self._tidy:
-                self._tidy = True
-                _count(left_behind(self.root), dry_run=False)
+        with _store_errors(f"writing {path}"), self._budget.reserve(size, path) if self._budget else nullcontext():
+            if not self._cleaned:
+                self._cleaned = True
+                _count_files(abandoned_files(self.root), dry_run=False)
             if not path.parent.is_dir():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 flush_folder(self.root)
@@ -104,13 +117,13 @@ class DiskStore:
         """See KVStore.head."""
         with self._open(key) as entry:
             data = bytearray(entry.head_bytes)
-            _fill(entry.file, memoryview(data), entry.head_start, key)
+            _read_into(entry.file, memoryview(data), entry.head_start, key)
             if self._budget:
                 _touch(entry.file)
             return bytes(data)
 
     def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
-        """See KVStore.read. One system call per range, straight into `out`."""
+        """See KVStore.read. Each range is one system call that reads into `out`."""
         if sum(part.size for part in ranges) != out.nbytes:
             raise ValueError(f"{out.nbytes} bytes to fill with ranges of {sum(part.size for part in ranges)} bytes")
         with self._open(key) as entry:
@@ -121,7 +134,7 @@ class DiskStore:
                 start = entry.starts[part.layer] + part.offset
                 if part.offset < 0 or part.size < 0 or start + part.size > entry.starts[part.layer + 1]:
                     raise EntryCorrupt(f"{key}: {part} lies outside its layer")
-                _fill(entry.file, out[filled : filled + part.size], start, key)
+                _read_into(entry.file, out[filled : filled + part.size], start, key)
                 filled += part.size
                 arrived(number)
 
@@ -133,7 +146,7 @@ class DiskStore:
     def delete(self, key: Key) -> bool:
         """See KVStore.delete."""
         path = self._path(key)
-        with _errors(f"deleting {path}"):
+        with _store_errors(f"deleting {path}"):
             try:
                 path.unlink()
             except FileNotFoundError:
@@ -141,14 +154,14 @@ class DiskStore:
         return True
 
     def keys(self) -> Iterator[Key]:
-        """See KVStore.keys. With a `ttl` it looks at every file's age."""
-        with _errors(f"listing {self.root}"):
+        """See KVStore.keys. With a `ttl` it checks the age of every file."""
+        with _store_errors(f"listing {self.root}"):
             files = [path for path in self.root.glob("??/*.kv") if KEY.fullmatch(path.stem)]
-            expired = {path for path, _ in self._past(files)} if self._ttl else set()
+            expired = {path for path, _ in self._expired_files(files)} if self._ttl else set()
         return iter([Key(path.stem) for path in files if path not in expired])
 
     def stats(self) -> StoreStats:
-        """See KVStore.stats. Opens every file: linear in entries. Damaged ones are not counted."""
+        """See KVStore.stats. It opens every file, and does not count damaged ones."""
         entries = size = 0
         for key in self.keys():
             with suppress(EntryMissing, EntryCorrupt), self._open(key) as entry:
@@ -158,9 +171,9 @@ class DiskStore:
 
     def sweep(self, dry_run: bool) -> Swept:
         """See KVStore.sweep."""
-        with _errors(f"sweeping {self.root}"):
-            expired = self._past(self.root.glob("??/*.kv")) if self._ttl else ()
-            return Swept(_count(expired, dry_run), _count(left_behind(self.root), dry_run))
+        with _store_errors(f"sweeping {self.root}"):
+            expired = self._expired_files(self.root.glob("??/*.kv")) if self._ttl else ()
+            return Swept(_count_files(expired, dry_run), _count_files(abandoned_files(self.root), dry_run))
 
     def ping(self) -> None:
         """See KVStore.ping."""
@@ -168,19 +181,19 @@ class DiskStore:
             raise StoreUnavailable(f"{self.root} is not a folder that can be read and written")
 
     def close(self) -> None:
-        """See KVStore.close. Nothing is kept open."""
+        """See KVStore.close. No file is kept open."""
 
     def _expired(self, changed: float) -> bool:
-        """Whether a file last changed at this Unix second is past its time."""
+        """Return whether a file that was last changed at this Unix time has expired."""
         return 0 < self._ttl < time.time() - changed
 
-    def _past(self, files: Iterable[Path]) -> Iterator[tuple[Path, int]]:
-        """Those of the files that are past their time, and their sizes."""
+    def _expired_files(self, files: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+        """Yield the files that have expired, and their sizes."""
         for path in files:
             with suppress(FileNotFoundError):
-                about = path.stat()
-                if self._expired(about.st_mtime):
-                    yield path, about.st_size
+                info = path.stat()
+                if self._expired(info.st_mtime):
+                    yield path, info.st_size
 
     def _path(self, key: Key) -> Path:
         if not KEY.fullmatch(key):
@@ -190,7 +203,7 @@ class DiskStore:
     @contextmanager
     def _open(self, key: Key) -> Iterator[_Entry]:
         path = self._path(key)
-        with _errors(f"reading {path}"):
+        with _store_errors(f"reading {path}"):
             try:
                 file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -204,13 +217,13 @@ class DiskStore:
 
 
 @contextmanager
-def _errors(doing: str) -> Iterator[None]:
-    """OSError becomes StoreFull or StoreUnavailable."""
+def _store_errors(action: str) -> Iterator[None]:
+    """Replace OSError by StoreFull or StoreUnavailable."""
     try:
         yield
     except OSError as error:
         kind = StoreFull if error.errno in FULL else StoreUnavailable
-        raise kind(f"{doing}: {error.strerror or error}") from error
+        raise kind(f"{action}: {error.strerror or error}") from error
 
 
 def _preamble(head_bytes: int, layer_bytes: Sequence[int]) -> bytes:
@@ -221,7 +234,7 @@ def _preamble(head_bytes: int, layer_bytes: Sequence[int]) -> bytes:
 
 
 def _read_preamble(file: int, key: Key) -> _Entry:
-    """Raises EntryCorrupt unless the preamble is whole and the file exactly as long as it says."""
+    """Read the preamble. Raises EntryCorrupt unless it is whole and gives the exact size of the file."""
     data = os.pread(file, PAGE, 0)
     if len(data) < PREAMBLE.size:
         raise EntryCorrupt(f"{key} is cut off at {len(data)} bytes")
@@ -241,7 +254,7 @@ def _read_preamble(file: int, key: Key) -> _Entry:
     return _Entry(file, head_start, head_bytes, starts)
 
 
-def _fill(file: int, out: memoryview, start: int, key: Key) -> None:
+def _read_into(file: int, out: memoryview, start: int, key: Key) -> None:
     filled = 0
     while filled < out.nbytes:
         count = os.preadv(file, [out[filled:]], start + filled)
@@ -251,15 +264,15 @@ def _fill(file: int, out: memoryview, start: int, key: Key) -> None:
 
 
 def _touch(file: int) -> None:
-    """Note that the entry is in use, unless that was noted lately: a question must not cost a write for every chunk."""
-    about = os.fstat(file)
-    if time.time() - about.st_atime > TOUCH_AFTER:
-        with suppress(OSError):  # Another user's file: the order of eviction is the poorer for it, nothing else.
-            os.utime(file, ns=(time.time_ns(), about.st_mtime_ns))
+    """Update the access time, unless that was done lately: a question must not cost a write for every chunk."""
+    info = os.fstat(file)
+    if time.time() - info.st_atime > TOUCH_AFTER:
+        with suppress(OSError):  # The file of another user: only the order of eviction becomes less exact.
+            os.utime(file, ns=(time.time_ns(), info.st_mtime_ns))
 
 
-def _count(files: Iterable[tuple[Path, int]], dry_run: bool) -> StoreStats:
-    """How many there are and their bytes; they are removed unless `dry_run`."""
+def _count_files(files: Iterable[tuple[Path, int]], dry_run: bool) -> StoreStats:
+    """Count files and their bytes, and remove them unless `dry_run`."""
     count = total = 0
     for path, size in files:
         with suppress(FileNotFoundError):

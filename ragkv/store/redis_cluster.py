@@ -1,14 +1,19 @@
-"""The store in a Redis Cluster: each entry as redis.py stores it, on the primary that owns its slot.
+"""The Redis Cluster store: each entry is stored as redis_entry.py describes, on the primary that owns its slot.
 
-All values of an entry share one hash slot, so everything but finding the node is RedisStore's: one for each node, with
-connections and a breaker of its own. A node that is down costs its slots, and the others go on.
+All values of an entry share one hash slot. So this module only finds the node, and a RedisStore for each node does the
+rest, with its own connections and circuit breaker. A node that is down costs its slots; the other nodes keep working.
 
-The slots are learned from the first node that tells (CLUSTER SLOTS), and learned anew, once, when a node answers that a
-key has moved or cannot be reached, since a replica may have taken over. If that does not help the error stands: the
-chunk is encoded again. So do keys of a slot that is just migrating (ASK), until it has arrived.
+The slots are learned with CLUSTER SLOTS from the first node that answers. They are learned again, once, when a node
+answers that a key has moved, or cannot be reached, because a replica may have taken over. If that does not help, the
+error stands and the chunk is encoded again. Keys of a slot that is being migrated (ASK) also fail, until the slot has
+arrived.
 
-A cluster refuses all keys while some slots have no node, unless `cluster-require-full-coverage` is `no`: for a cache
-it should be.
+redis-py's slot map (`redis.cluster.NodesManager`) is not used. Its constructor needs a node that answers, a refresh has
+no time limit over all nodes, and it replaces the server's reason ("cluster support disabled") by its own text. It also
+keeps its own connection pool for every node, beside the links of the RedisStores with their deadlines and breakers.
+
+A cluster refuses all keys while some slots have no node, unless `cluster-require-full-coverage` is `no`. A cluster that
+is used as a cache should have this setting.
 """
 
 from __future__ import annotations
@@ -19,26 +24,34 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import parse_qs
 
 from redis.crc import key_slot
 
 from ragkv.errors import ConfigError, StoreUnavailable
 from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
+from ragkv.store.redis_entry import RedisMemory
 from ragkv.store.redis_link import BREAK_SECONDS, Moved
-from ragkv.store.redis_store import RedisMemory, RedisStore
+from ragkv.store.redis_store import RedisStore
 from ragkv.types import Key
 
 SLOTS_BYTES = 2**20
-"""Time is allowed for a description of the slots of this size."""
+"""The deadline for CLUSTER SLOTS allows for a reply of this size."""
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
+Args = ParamSpec("Args")
 
 
 @dataclass(frozen=True)
-class _Map:
-    """slots: (first, last, address of the primary), in order · nodes: by address, seeds included · learned: when."""
+class _SlotMap:
+    """Which node owns which slots.
+
+    Attributes:
+        slots: (first slot, last slot, address of the primary), in order.
+        nodes: Stores by address, those of the seeds included.
+        learned: When the slots were learned, on the monotonic clock.
+    """
 
     slots: tuple[tuple[int, int, str], ...]
     nodes: dict[str, RedisStore]
@@ -48,20 +61,26 @@ class _Map:
         return [self.nodes[address] for address in dict.fromkeys(address for *_, address in self.slots)]
 
     def owner(self, slot: int) -> RedisStore | None:
-        place = bisect_right(self.slots, slot, key=lambda part: part[0]) - 1
-        return self.nodes[self.slots[place][2]] if place >= 0 and slot <= self.slots[place][1] else None
+        index = bisect_right(self.slots, slot, key=lambda part: part[0]) - 1
+        return self.nodes[self.slots[index][2]] if index >= 0 and slot <= self.slots[index][1] else None
 
 
 class ClusterStore:
-    """KVStore over a Redis Cluster. Thread-safe. Each node is bounded as link.py says."""
+    """KVStore over a Redis Cluster. Thread-safe. redis_link.py describes the time limits of each node."""
 
     def __init__(self, url: str, timeout: float, ttl: float | None = None) -> None:
-        """`redis+cluster://user:password@host:port,host:port?options`: some of its nodes, which need not answer yet.
+        """Prepare a store for the nodes that the URL names.
 
-        Credentials and options are those of every node. `timeout`, `ttl` in seconds. Raises ConfigError for a malformed
-        URL.
+        Args:
+            url: `redis+cluster://user:password@host:port,host:port?options`, naming some of the nodes. They need not
+                answer yet. Credentials and options are used for every node.
+            timeout: Seconds, as in redis_link.py.
+            ttl: Seconds that an entry lives; None for no expiry.
+
+        Raises:
+            ConfigError: The URL is malformed.
         """
-        seeds, url_of = _taken_apart(url)
+        seeds, url_of = _parse_url(url)
         self.where = ",".join(seeds)
         self._timeout = timeout
         self._open: Callable[[str], RedisStore] = lambda address: RedisStore(url_of(address), timeout, ttl)
@@ -70,7 +89,7 @@ class ClusterStore:
         except ConfigError:
             raise _malformed() from None
         self._seeds = tuple(nodes)
-        self._map = _Map((), nodes, -BREAK_SECONDS)  # replaced whole, so it is read without the lock
+        self._map = _SlotMap((), nodes, -BREAK_SECONDS)  # replaced as a whole, so it is read without the lock
         self._learning = threading.Lock()
 
     def __repr__(self) -> str:
@@ -78,92 +97,115 @@ class ClusterStore:
 
     def put(self, key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
         """See KVStore.put."""
-        self._at(key, lambda node: node.put(key, head, body))
+        self._call(key, RedisStore.put, key, head, body)
 
     def head(self, key: Key) -> bytes:
         """See KVStore.head."""
-        return self._at(key, lambda node: node.head(key))
+        return self._call(key, RedisStore.head, key)
 
     def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
-        """See KVStore.read. An entry that moves away when a part of it has arrived is StoreUnavailable."""
-        some = False
+        """See KVStore.read. An entry that moves away after a part of it has arrived is StoreUnavailable."""
+        reported = False
 
-        def told(number: int) -> None:
-            nonlocal some
-            some = True
+        def report(number: int) -> None:
+            nonlocal reported
+            reported = True
             arrived(number)
 
-        self._at(key, lambda node: node.read(key, ranges, out, told), again=lambda: not some)
+        known = self._slot_map(key)
+        node = self._owner(key, known)
+        try:
+            node.read(key, ranges, out, report)
+        except StoreUnavailable as error:
+            other = self._new_owner(key, known, error)
+            if other is None or reported:
+                raise
+            other.read(key, ranges, out, report)
 
     def layers(self, key: Key) -> tuple[int, ...]:
         """See KVStore.layers."""
-        return self._at(key, lambda node: node.layers(key))
+        return self._call(key, RedisStore.layers, key)
 
     def delete(self, key: Key) -> bool:
         """See KVStore.delete."""
-        return self._at(key, lambda node: node.delete(key))
+        return self._call(key, RedisStore.delete, key)
 
     def keys(self) -> Iterator[Key]:
-        """See KVStore.keys. Asks every primary; raises StoreUnavailable when one does not answer."""
-        return iter(set(chain.from_iterable(self._everywhere(RedisStore.keys))))
+        """See KVStore.keys. It asks every primary, and raises StoreUnavailable when one does not answer."""
+        return iter(set(chain.from_iterable(self._call_all(RedisStore.keys))))
 
     def stats(self) -> StoreStats:
-        """See KVStore.stats. Asks every primary; raises StoreUnavailable when one does not answer."""
-        parts = self._everywhere(RedisStore.stats)
+        """See KVStore.stats. It asks every primary, and raises StoreUnavailable when one does not answer."""
+        parts = self._call_all(RedisStore.stats)
         return StoreStats(sum(part.entries for part in parts), sum(part.bytes for part in parts))
 
     def sweep(self, dry_run: bool) -> Swept:
-        """See KVStore.sweep. Nothing, as in RedisStore."""
+        """See KVStore.sweep. There is nothing to do, as in RedisStore."""
         return Swept()
 
     def ping(self) -> None:
         """See KVStore.ping. Every primary must answer."""
-        self._everywhere(RedisStore.ping)
+        self._call_all(RedisStore.ping)
 
     def memory(self) -> tuple[RedisMemory, ...]:
-        """Of every primary. Raises StoreUnavailable when one does not answer, or does not tell."""
-        return tuple(chain.from_iterable(self._everywhere(RedisStore.memory)))
+        """Return what every primary reports about its memory. Raises StoreUnavailable when one does not."""
+        return tuple(chain.from_iterable(self._call_all(RedisStore.memory)))
 
     def close(self) -> None:
         """See KVStore.close."""
         for node in self._map.nodes.values():
             node.close()
 
-    def _at(self, key: Key, use: Callable[[RedisStore], Found], again: Callable[[], bool] = lambda: True) -> Found:
-        """Use the node of a key; where that fails and another node has the key by now, use that one, if `again`."""
-        slot, known = key_slot(key.encode()), self._known()
-        node = known.owner(slot)
-        if node is None:
-            known = self._learned_after(None, known)
-            node = known.owner(slot)
-        if node is None:
-            raise StoreUnavailable(f"slot {slot} of the Redis Cluster at {self.where} has no node")
+    def _call(
+        self, key: Key, method: Callable[Concatenate[RedisStore, Args], Result], *args: Args.args, **named: Args.kwargs
+    ) -> Result:
+        """Call a method of the node that owns a key. If that fails and another node owns the key by now, call that."""
+        known = self._slot_map(key)
+        node = self._owner(key, known)
         try:
-            return use(node)
+            return method(node, *args, **named)
         except StoreUnavailable as error:
-            now = self._learned_after(node if isinstance(error, Moved) else None, known).owner(slot)
-            if now is None or now is node or not again():
+            other = self._new_owner(key, known, error)
+            if other is None:
                 raise
-            return use(now)
+            return method(other, *args, **named)
 
-    def _everywhere(self, use: Callable[[RedisStore], Found]) -> list[Found]:
-        """What each primary gives; all once more where another has taken over from one that does not answer."""
-        known = self._known()
+    def _call_all(self, method: Callable[[RedisStore], Result]) -> list[Result]:
+        """Call a method of every primary. If one does not answer and another node has taken over, call all again."""
+        known = self._map if self._map.slots else self._learn(None, self._map)
         try:
-            return [use(node) for node in known.primaries()]
+            return [method(node) for node in known.primaries()]
         except StoreUnavailable:
-            now = self._learned_after(None, known)
-            if now.primaries() == known.primaries():
+            current = self._learn_again(None, known)
+            if current.primaries() == known.primaries():
                 raise
-            return [use(node) for node in now.primaries()]
+            return [method(node) for node in current.primaries()]
 
-    def _known(self) -> _Map:
+    def _slot_map(self, key: Key) -> _SlotMap:
+        """Return the known slots, learned again if the slot of the key has no node."""
         known = self._map
-        return known if known.slots else self._learn(None, known)
+        known = known if known.slots else self._learn(None, known)
+        return known if known.owner(_slot(key)) else self._learn_again(None, known)
 
-    def _learned_after(self, told_by: RedisStore | None, known: _Map) -> _Map:
-        """The slots after a failure, learned anew unless that was done in the last second. told_by: the node that says
-        a key has moved, and so knows more than `known` tells. Where nobody answers, what is known stays."""
+    def _owner(self, key: Key, known: _SlotMap) -> RedisStore:
+        node = known.owner(_slot(key))
+        if node is None:
+            raise StoreUnavailable(f"slot {_slot(key)} of the Redis Cluster at {self.where} has no node")
+        return node
+
+    def _new_owner(self, key: Key, known: _SlotMap, error: StoreUnavailable) -> RedisStore | None:
+        """Return the node that owns a key after a failure, or None when it is the same node or none."""
+        node = known.owner(_slot(key))
+        owner = self._learn_again(node if isinstance(error, Moved) else None, known).owner(_slot(key))
+        return None if owner is node else owner
+
+    def _learn_again(self, told_by: RedisStore | None, known: _SlotMap) -> _SlotMap:
+        """Learn the slots after a failure, unless that was done within the last second.
+
+        Args:
+            told_by: The node that answers that a key has moved. It knows more than `known`.
+            known: The slots that were used. They stay when no node answers.
+        """
         if told_by is None and time.monotonic() - known.learned < BREAK_SECONDS:
             return self._map
         try:
@@ -171,8 +213,8 @@ class ClusterStore:
         except StoreUnavailable:
             return self._map
 
-    def _learn(self, first: RedisStore | None, known: _Map) -> _Map:
-        """Ask for the slots, `first` before others; nothing to do where another thread has done so since `known`."""
+    def _learn(self, first: RedisStore | None, known: _SlotMap) -> _SlotMap:
+        """Learn the slots from a node, `first` before others, unless another thread has replaced `known` meanwhile."""
         with self._learning:
             if self._map is not known:
                 return self._map
@@ -181,7 +223,7 @@ class ClusterStore:
                 if node is None:
                     continue
                 try:
-                    self._map = self._mapped(node, known.nodes)
+                    self._map = self._ask_for_slots(node, known.nodes)
                     return self._map
                 except StoreUnavailable as error:
                     fault = error
@@ -189,27 +231,36 @@ class ClusterStore:
                     break
             raise fault or StoreUnavailable("no node of the Redis Cluster is known")
 
-    def _mapped(self, node: RedisStore, nodes: dict[str, RedisStore]) -> _Map:
-        """The slots as a node tells them; nodes that are no longer named are closed."""
-        told = node.link.ask("CLUSTER", "SLOTS", size=SLOTS_BYTES)
+    def _ask_for_slots(self, node: RedisStore, nodes: dict[str, RedisStore]) -> _SlotMap:
+        """Return the slots that a node reports, and close nodes that it no longer names."""
+        reply = node.link.command("CLUSTER", "SLOTS", size=SLOTS_BYTES)
         try:
-            slots = sorted((int(first), int(last), _address(at[0], at[1], node)) for first, last, at, *_ in told)
-            named = dict.fromkeys([*self._seeds, *(address for *_, address in slots)])
-            kept = {address: nodes.get(address) or self._open(address) for address in named}
+            slots = sorted((int(first), int(last), _address(at[0], at[1], node)) for first, last, at, *_ in reply)
+            addresses = dict.fromkeys([*self._seeds, *(address for *_, address in slots)])
+            kept = {address: nodes.get(address) or self._open(address) for address in addresses}
         except (TypeError, ValueError, IndexError, ConfigError):
             raise StoreUnavailable(
-                f"Redis at {node.link.where} tells nonsense about the slots of its cluster"
+                f"Redis at {node.link.address} gives no valid description of its cluster's slots"
             ) from None
         for address in nodes.keys() - kept.keys():
             nodes[address].close()
-        return _Map(tuple(slots), kept, time.monotonic())
+        return _SlotMap(tuple(slots), kept, time.monotonic())
 
 
-def _taken_apart(url: str) -> tuple[list[str], Callable[[str], str]]:
-    """(addresses, URL of an address). Raises ConfigError without the URL, which may hold a password."""
+def _slot(key: Key) -> int:
+    slot: int = key_slot(key.encode())
+    return slot
+
+
+def _parse_url(url: str) -> tuple[list[str], Callable[[str], str]]:
+    """Return the addresses of the seeds, and a function from an address to its URL.
+
+    Raises:
+        ConfigError: The URL is malformed. The message does not quote it, because it may contain a password.
+    """
     scheme, _, rest = url.partition("+cluster://")
     place, mark, options = rest.partition("?")
-    who, at, hosts = place.rpartition("@")
+    user, at, hosts = place.rpartition("@")
     hosts, _, database = hosts.partition("/")
     seeds = [host if host.rpartition(":")[2].isdigit() else f"{host}:6379" for host in hosts.split(",")]
     if any(seed.startswith(":") for seed in seeds) or database not in ("", "0") or "db" in parse_qs(options):
@@ -217,7 +268,7 @@ def _taken_apart(url: str) -> tuple[list[str], Callable[[str], str]]:
 
     def url_of(address: str) -> str:
         host, _, port = address.rpartition(":")
-        return f"{scheme}://{who}{at}{f'[{host}]' if ':' in host else host}:{port}{mark}{options}"
+        return f"{scheme}://{user}{at}{f'[{host}]' if ':' in host else host}:{port}{mark}{options}"
 
     return [seed.replace("[", "").replace("]", "") for seed in seeds], url_of
 
@@ -229,6 +280,6 @@ def _malformed() -> ConfigError:
 
 
 def _address(host: Any, port: Any, asked: RedisStore) -> str:
-    """A node that does not know its own name is where it was asked."""
+    """Return a node's address. A node that does not know its own host has the host where it was asked."""
     name = (host or b"").decode()
-    return f"{asked.link.where.rpartition(':')[0] if name in ('', '?') else name}:{int(port)}"
+    return f"{asked.link.address.rpartition(':')[0] if name in ('', '?') else name}:{int(port)}"

@@ -1,13 +1,13 @@
-"""Redis' wire format (RESP 2) over a connected socket: commands out, replies in, and a deadline on every byte.
+"""The Redis protocol (RESP 2) over a connected socket, with a deadline on every byte.
 
     command   *<words>CRLF, then per word $<bytes>CRLF <the word> CRLF
     reply     +text  -error  :number  $<bytes>CRLF <value> CRLF  $-1 (nil)  *<items>CRLF and the items
 
-Large values are neither gathered nor copied: out they go from where they lie, and `fill` has the kernel write them
-where they belong. Only the small things around them, and values smaller than BUFFER, pass through a buffer.
+Large values are not copied: they are sent from the caller's memory, and `fill` lets the kernel write them into the
+caller's buffer. Only the small parts around them, and values smaller than BUFFER, pass through a buffer.
 
-What goes wrong is an OSError (TimeoutError when it takes too long). Then, and when `fill` tells of another value than
-was wanted, nobody knows which reply comes next, and the connection must be closed.
+Failures are OSErrors; a missed deadline is a TimeoutError. After a failure, and after `fill` returned another size than
+was expected, it is unknown which reply comes next, so the connection must be closed.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from typing import TypeAlias
 
 BUFFER = 2**16
 SLICE = 2**20
-"""Most bytes that are sent at once."""
+"""Most bytes of one send call."""
 LARGE = 2**16
-"""A word of this size is sent from where it lies."""
+"""Words of this size are sent without copying them."""
 LINE = 2**16
-"""Longest line; an error text of a server is far shorter."""
+"""Longest line. The error texts of servers are far shorter."""
 VALUE = 2**29
-"""Largest value that Redis has; a length above it is noise."""
+"""Largest value in Redis. A longer length is not valid."""
 NESTED = 8
+"""Deepest nesting of arrays in a reply."""
 
 Command: TypeAlias = "tuple[str | int | bytes | memoryview, ...]"
 
 
 @dataclass(frozen=True)
 class ServerRefusal:
-    """An error that the server answered with: its code in capitals, then what it says."""
+    """An error reply of the server: a code in capitals, then a text."""
 
     text: str
 
     @property
     def code(self) -> str:
-        """The first word, such as WRONGTYPE."""
+        """The error's code, such as WRONGTYPE."""
         return self.text.partition(" ")[0]
 
 
@@ -49,84 +50,86 @@ Reply: TypeAlias = "bytes | int | ServerRefusal | list[Reply] | None"
 
 
 class RespConnection:
-    """One connection, while one thread uses it."""
+    """A connection that one thread uses at a time."""
 
-    def __init__(self, line: socket.socket, patience: float) -> None:
-        """`patience`: seconds in which something must move while commands go out."""
-        self._socket, self._patience = line, patience
-        self._raw = _Timed(line)
+    def __init__(self, connected: socket.socket, patience: float) -> None:
+        """Wrap a connected socket.
+
+        Args:
+            connected: The socket.
+            patience: Seconds within which a send must make progress.
+        """
+        self._socket, self._patience = connected, patience
+        self._raw = _DeadlineReader(connected)
         self._replies = io.BufferedReader(self._raw, BUFFER)
 
     def send(self, commands: Iterable[Command], deadline: float) -> None:
-        """Send commands, one after another; replies may be under way meanwhile."""
-        for piece in packed(commands):
+        """Send commands, one after another. Replies may arrive meanwhile."""
+        for piece in pack_commands(commands):
             for start in range(0, len(piece), SLICE):
-                self._socket.settimeout(min(self._patience, left(deadline)))
+                self._socket.settimeout(min(self._patience, seconds_left(deadline)))
                 self._socket.sendall(piece[start : start + SLICE])
 
     def reply(self, deadline: float) -> Reply:
-        """The next reply, whatever it is."""
+        """Read the next reply of any type."""
         self._raw.deadline = deadline
-        return self._reply(NESTED)
+        return self._read_reply(NESTED)
 
     def fill(self, out: memoryview, deadline: float) -> int | ServerRefusal:
-        """Read a value into `out`. Returns its size, -1 when there is none; `out` is full only if it has this size."""
+        """Read a value into `out`.
+
+        Returns:
+            The size of the value, -1 when there is none, or the server's error. `out` is filled only when the value
+            has its size.
+        """
         self._raw.deadline = deadline
-        kind, text = self._head()
+        kind, text = _split_line(self._replies.readline(LINE))
         if kind == b"-":
             return ServerRefusal(text.decode(errors="replace"))
-        size = _number(text)
+        size = _parse_int(text)
         if kind != b"$":
-            raise ConnectionError(f"a value was to come, not {kind + text[:80]!r}")
+            raise ConnectionError(f"expected a value, not {kind + text[:80]!r}")
         if size == out.nbytes:
             if self._replies.readinto(out) != size:
                 raise ConnectionError("the connection was closed")
-            self._end()
+            self._read_line_end()
         return size
 
-    def settled(self) -> bool:
-        """Whether nothing has been read that no one asked for."""
+    def is_idle(self) -> bool:
+        """Return whether no unexpected bytes have been read."""
         self._raw.deadline = None
         return not self._replies.peek(1)
 
-    def _reply(self, nested: int) -> Reply:
-        kind, text = self._head()
+    def _read_reply(self, nested: int) -> Reply:
+        kind, text = _split_line(self._replies.readline(LINE))
         if kind == b"+":
             return text
         if kind == b"-":
             return ServerRefusal(text.decode(errors="replace"))
-        number = _number(text)
+        number = _parse_int(text)
         if kind == b":":
             return number
         if number == -1 and kind in b"$*":
             return None
         if kind == b"$" and 0 <= number <= VALUE:
             value = self._replies.read(number)
-            self._end()
+            self._read_line_end()
             return value
         if kind == b"*" and number >= 0 and nested:
-            return [self._reply(nested - 1) for _ in range(number)]
+            return [self._read_reply(nested - 1) for _ in range(number)]
         raise ConnectionError(f"this is not Redis' protocol: {kind + text[:80]!r}")
 
-    def _head(self) -> tuple[bytes, bytes]:
-        line = self._replies.readline(LINE)
-        if not line.endswith(b"\r\n"):
-            raise ConnectionError(
-                f"this is not Redis' protocol: {line[:80]!r}" if line else "the connection was closed"
-            )
-        return line[:1], line[1:-2]
-
-    def _end(self) -> None:
-        """The line end after a value: that it is there says that the value was as long as announced."""
+    def _read_line_end(self) -> None:
+        """Read the line end after a value. If it is there, the value was as long as announced."""
         if self._replies.read(2) != b"\r\n":
             raise ConnectionError("a value does not end where it should")
 
 
-class _Timed(io.RawIOBase):
-    """A socket to read from until a deadline; without one nothing is there."""
+class _DeadlineReader(io.RawIOBase):
+    """Reads from a socket until a deadline. Without a deadline it reads nothing."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self._socket = line
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
         self.deadline: float | None = None
 
     def readable(self) -> bool:
@@ -135,20 +138,20 @@ class _Timed(io.RawIOBase):
     def readinto(self, out: memoryview) -> int | None:  # type: ignore[override]
         if self.deadline is None:
             return None
-        self._socket.settimeout(left(self.deadline))
+        self._socket.settimeout(seconds_left(self.deadline))
         return self._socket.recv_into(out)
 
 
-def left(deadline: float) -> float:
-    """Seconds until the deadline. Raises TimeoutError when it has passed."""
+def seconds_left(deadline: float) -> float:
+    """Return the seconds until the deadline. Raises TimeoutError when it has passed."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise TimeoutError("out of time")
     return seconds
 
 
-def packed(commands: Iterable[Command]) -> Iterator[bytes | memoryview]:
-    """Commands as bytes: small words joined, so that a window of commands is one packet, large ones as they are."""
+def pack_commands(commands: Iterable[Command]) -> Iterator[bytes | memoryview]:
+    """Encode commands. Small words are joined, so that many commands make one packet; large words are not copied."""
     small: list[bytes] = []
     held = 0
     for command in commands:
@@ -171,8 +174,15 @@ def packed(commands: Iterable[Command]) -> Iterator[bytes | memoryview]:
         yield b"".join(small)
 
 
-def _number(text: bytes) -> int:
+def _split_line(line: bytes) -> tuple[bytes, bytes]:
+    """Return the type and the text of a reply's first line."""
+    if not line.endswith(b"\r\n"):
+        raise ConnectionError(f"this is not Redis' protocol: {line[:80]!r}" if line else "the connection was closed")
+    return line[:1], line[1:-2]
+
+
+def _parse_int(text: bytes) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ConnectionError(f"a number was to come, not {text[:80]!r}") from None
+        raise ConnectionError(f"expected a number, not {text[:80]!r}") from None

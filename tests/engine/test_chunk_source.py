@@ -1,4 +1,4 @@
-"""Shelf and StoredChunk on the bundled model: body forms, secrets and collections keep to themselves."""
+"""ChunkStore and StoredChunk on the bundled model: bodies, secrets and collections never share entries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ragkv.config import load_settings
-from ragkv.engine.chunk_source import ChunkStore, StoredChunk
+from ragkv.engine.chunk_source import StoredChunk
+from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import EntryCorrupt, EntryMissing, NotQuantisable
@@ -21,7 +22,7 @@ from ragkv.store.format.codec import pack
 from ragkv.store.format.layout import BODIES
 from ragkv.store.format.seal import CHECKSUMS, Keyed
 from ragkv.types import AskOptions, ChunkKV
-from tests.libraries import ANSWER, QUESTION, open_engine, open_library, shelf_of
+from tests.libraries import ANSWER, QUESTION, chunk_store_of, open_engine, open_library
 
 SECRET = "0123456789abcdef"
 TOKENS = tuple(range(300, 450))
@@ -44,69 +45,69 @@ def never() -> ChunkKV:
 
 @pytest.mark.parametrize("seal", [CHECKSUMS, Keyed(SECRET)], ids=["plain", "sealed"])
 @pytest.mark.parametrize("body", BODIES)
-def test_what_put_returns_is_what_comes_back_bit_for_bit(
+def test_put_returns_the_chunk_as_it_is_loaded_bit_for_bit(
     model: DecoderModel, disk: DiskStore, kv: ChunkKV, body: str, seal: Keyed
 ) -> None:
-    shelf = shelf_of(disk, model, "f", "c", body, seal)
-    kept, fault = shelf.put(kv)
-    assert fault is None
-    stored, fresh = StoredChunk(shelf, TOKENS, False, never), InMemoryChunk(kept, shelf.block)
+    store = chunk_store_of(disk, model, "f", "c", body, seal)
+    loaded, error = store.put(kv)
+    assert error is None
+    stored, in_memory = StoredChunk(store, TOKENS, False, never), InMemoryChunk(loaded, store.block)
     wanted = [(0, 3, 9), (), *[(1, 2)] * (model.shape.layers - 2)]
-    for one, other in zip(stored.load(wanted), fresh.load(wanted), strict=True):
+    for one, other in zip(stored.load(wanted), in_memory.load(wanted), strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
-    assert torch.equal(stored.piece.digest.mean_keys, kept.digest.mean_keys)
+    assert torch.equal(stored.piece.digest.mean_keys, loaded.digest.mean_keys)
     row, full, last = {"exact": (512, 32, 12), "int8": (128, 35, 15), "fp8": (128, 35, 15)}[body]
     assert stored.loaded_bytes == row * (2 * full + last + 2 * full * (model.shape.layers - 2))
-    assert torch.equal(kept.k, kv.k) == (body == "exact")
-    assert float((kept.k - kv.k).abs().max() / kv.k.abs().max()) < 0.07
+    assert torch.equal(loaded.k, kv.k) == (body == "exact")
+    assert float((loaded.k - kv.k).abs().max() / kv.k.abs().max()) < 0.07
 
 
 def test_bodies_secrets_and_collections_never_share_an_entry(
     model: DecoderModel, disk: DiskStore, kv: ChunkKV, tmp_path: Path, embedder: Embedder
 ) -> None:
-    """Same model, same document: every pair of settings is a miss to each other, the same ones once more a hit."""
+    """With one model and one document, two different settings miss each other's entries. Equal settings hit."""
     kinds = [(body, secret) for body in BODIES for secret in ("", SECRET, SECRET + "!")]
-    shelves: dict[str, ChunkStore] = {}
+    stores: dict[str, ChunkStore] = {}
     for body, secret in kinds:
         with open_engine(tmp_path, model, embedder, store_body=body, store_secret=secret) as engine:
             for collection in ("mine", "theirs"):
-                shelves[f"{body} {secret} {collection}"] = shelf_of(
+                stores[f"{body} {secret} {collection}"] = chunk_store_of(
                     disk, model, engine.fingerprint, collection, body, engine.seal
                 )
-    assert len({shelf.key(TOKENS) for shelf in shelves.values()}) == len(shelves) == 18
-    for one, other in combinations(list(shelves)[::5], 2):
-        shelves[one].put(kv)
+    assert len({store.key(TOKENS) for store in stores.values()}) == len(stores) == 18
+    for one, other in combinations(list(stores)[::5], 2):
+        stores[one].put(kv)
         with pytest.raises(EntryMissing):
-            shelves[other].head(shelves[other].key(TOKENS), len(TOKENS))
-        disk.delete(shelves[one].key(TOKENS))
-    mine = next(iter(shelves.values()))
+            stores[other].head(stores[other].key(TOKENS), len(TOKENS))
+        disk.delete(stores[one].key(TOKENS))
+    mine = next(iter(stores.values()))
     mine.put(kv)
     mine.put(kv)
     assert list(disk.keys()) == [mine.key(TOKENS)]
 
 
-def test_a_body_of_another_form_under_the_right_name_is_a_miss(
+def test_a_body_of_another_form_under_the_right_key_is_a_miss(
     model: DecoderModel, disk: DiskStore, kv: ChunkKV
 ) -> None:
     for body, other in (("exact", "int8"), ("int8", "fp8"), ("fp8", "exact")):
-        shelf = shelf_of(disk, model, "f", "c", body)
-        disk.put(shelf.key(TOKENS), *pack(kv, shelf.block, "f", other))
+        store = chunk_store_of(disk, model, "f", "c", body)
+        disk.put(store.key(TOKENS), *pack(kv, store.block, "f", other))
         with pytest.raises(EntryCorrupt, match="form"):
-            shelf.head(shelf.key(TOKENS), len(TOKENS))
+            store.head(store.key(TOKENS), len(TOKENS))
 
 
-def test_a_chunk_that_cannot_be_quantised_is_answered_from_and_not_stored(
+def test_a_chunk_that_cannot_be_quantised_is_used_and_not_stored(
     model: DecoderModel, disk: DiskStore, kv: ChunkKV
 ) -> None:
     spoilt = replace(kv, v=kv.v.clone())
     spoilt.v[3, 7, 1, 5] = torch.inf
-    shelf = shelf_of(disk, model, "f", "c", "int8")
-    kept, fault = shelf.put(spoilt)
-    assert isinstance(fault, NotQuantisable)
-    assert kept is spoilt
+    store = chunk_store_of(disk, model, "f", "c", "int8")
+    loaded, error = store.put(spoilt)
+    assert isinstance(error, NotQuantisable)
+    assert loaded is spoilt
     assert list(disk.keys()) == []
-    source = StoredChunk(shelf, TOKENS, False, lambda: shelf.put(spoilt)[0])
+    source = StoredChunk(store, TOKENS, False, lambda: store.put(spoilt)[0])
     assert not source.hit
     assert torch.isinf(source.load([(0,)] * model.shape.layers)[3][1]).sum() == 1
 
@@ -119,7 +120,7 @@ def test_a_quantised_and_sealed_library_answers(tmp_path: Path, model: DecoderMo
         assert report.ratios.cache_hit == 1.0
         assert report.bytes.context_kv == report.tokens.context * 12 * 1024  # float32, whatever the body is
         exact = round(report.tokens.kept * 12) * 1024
-        assert 0 < report.bytes.loaded < 0.29 * exact, "some of it is not read"
+        assert 0 < report.bytes.loaded < 0.29 * exact, "not all blocks are loaded"
         everything = engine.answer(QUESTION, AskOptions(method="scout:repair=none", top_k=4)).report
         assert 0.25 < everything.bytes.loaded / exact < 0.29
         assert report.ratios.load == (report.bytes.loaded + report.bytes.heads) / report.bytes.context_kv
@@ -136,6 +137,6 @@ def test_the_secret_is_shown_by_no_setting_and_no_engine(
     settings = load_settings(data=tmp_path, store_secret=SECRET)
     assert settings.store_secret.get_secret_value() == SECRET
     with open_engine(tmp_path, model, embedder, store_secret=SECRET) as engine:
-        told = [repr(settings), str(settings), str(settings.model_dump()), settings.model_dump_json()]
-        told += [repr(engine.seal), engine.fingerprint, str(engine.health())]
-        assert not any(SECRET in text or SECRET.encode().hex() in text for text in told)
+        texts = [repr(settings), str(settings), str(settings.model_dump()), settings.model_dump_json()]
+        texts += [repr(engine.seal), engine.fingerprint, str(engine.health())]
+        assert not any(SECRET in text or SECRET.encode().hex() in text for text in texts)

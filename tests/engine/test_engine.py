@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ingest.pipeline import ingest
-from ragkv.engine.chunk_source import ChunkStore, StoredChunk
+from ragkv.engine.chunk_source import StoredChunk
+from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.cost_model import LinearCost, QuadraticCost
 from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling, decode

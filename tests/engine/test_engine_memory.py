@@ -1,4 +1,4 @@
-"""The engine with memory between questions: what the tiers give, and that they change no answer."""
+"""The engine with memory tiers: blocks come from memory, and answers do not change."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_the_second_question_reads_nothing_from_the_store(engine: Engine) -> Non
     assert second.answer == first.answer == ANSWER
     chunks = first.report.cache.chunks
     hits = first.report.cache.hits
-    assert hits.store > 0, "what is read of some chunks was fetched ahead, all of it"
+    assert hits.store > 0, "for some chunks everything was prefetched"
     assert hits.host + hits.store == chunks
     assert (second.report.cache.hits.host, second.report.cache.hits.store) == (chunks, 0)
     assert second.report.ratios.cache_hit == 1.0
-    assert second.report.bytes == first.report.bytes  # read from host memory is read, too
+    assert second.report.bytes == first.report.bytes  # loads from host memory are counted too
 
 
 def test_every_method_answers_from_memory_as_from_the_store(engine: Engine) -> None:
@@ -47,7 +47,7 @@ def test_every_method_answers_from_memory_as_from_the_store(engine: Engine) -> N
         assert second.report.cache.hits.host == second.report.cache.chunks
 
 
-def test_blocks_are_fetched_while_the_question_is_embedded(engine: Engine) -> None:
+def test_blocks_are_prefetched_while_the_question_is_embedded(engine: Engine) -> None:
     engine.answer("Skerrow Light architect", AskOptions(max_tokens=1))
     engine.tiers.close()
     held = engine.tiers.stats()["host"]
@@ -55,7 +55,7 @@ def test_blocks_are_fetched_while_the_question_is_embedded(engine: Engine) -> No
     assert held.pinned == 0
 
 
-def test_a_store_that_dies_costs_nothing_for_what_is_in_memory(
+def test_a_store_that_dies_does_not_affect_chunks_in_memory(
     tmp_path: Path, model: DecoderModel, embedder: Embedder
 ) -> None:
     with (
@@ -70,7 +70,7 @@ def test_a_store_that_dies_costs_nothing_for_what_is_in_memory(
         assert answer.report.cache.hits.host == answer.report.cache.chunks
 
 
-def test_a_new_version_is_read_and_a_deleted_one_forgotten(engine: Engine) -> None:
+def test_a_new_version_is_used_and_a_deleted_one_is_dropped(engine: Engine) -> None:
     engine.answer(QUESTION)
     used = engine.tiers.stats()["host"].used
     title = "Skerrow Light"
@@ -82,7 +82,7 @@ def test_a_new_version_is_read_and_a_deleted_one_forgotten(engine: Engine) -> No
     assert engine.tiers.stats()["host"].used == 0
 
 
-def test_health_tells_what_the_pools_hold(engine: Engine) -> None:
+def test_health_reports_the_pools(engine: Engine) -> None:
     engine.answer(QUESTION)
     host = engine.health()["tiers"]["host"]
     assert 0 < host["used"] <= host["slots"]

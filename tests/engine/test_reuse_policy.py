@@ -9,7 +9,7 @@ import pytest
 
 from ragkv.bench.fitted import fitted
 from ragkv.bench.shapes import random_model, random_tokens
-from ragkv.engine.chunk_source import ChunkStore
+from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.cost_model import LinearCost, QuadraticCost
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.methods import make_method

@@ -1,4 +1,4 @@
-"""Random chunks, as a model would have read them, and ways to look at what a store gives back."""
+"""Random chunks as a model would encode them, and helpers that read them back from a store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ragkv.store.base import Arrived, KVStore, Range, ignore
-from ragkv.store.format.codec import Head, chunk_key, fetch, offsets, pack, unpack
+from ragkv.store.format.codec import fetch_blocks, offsets, pack, unpack
+from ragkv.store.format.head import Head, chunk_key
 from ragkv.store.format.layout import Layout, block_ranges
 from ragkv.store.format.seal import CHECKSUMS, Seal
 from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape
@@ -27,7 +28,7 @@ def random_kv(
     pairs: int = 2,
     seed: int = 0,
 ) -> ChunkKV:
-    """A ChunkKV whose K and V are random bits: infinities, NaNs and denormals among them."""
+    """Return a ChunkKV whose K and V are random bits, with infinities, NaNs and denormals among them."""
     generator = torch.Generator().manual_seed(seed)
     blocks = -(-tokens // block)
 
@@ -62,7 +63,7 @@ def finite_kv(
     pairs: int = 2,
     seed: int = 0,
 ) -> ChunkKV:
-    """A ChunkKV whose K and V are numbers as a model has them, which any body can hold."""
+    """Return a ChunkKV whose K and V are ordinary numbers, which any body can hold."""
     kv = random_kv(tokens, block, shape, dtype, pairs, seed)
     generator = torch.Generator().manual_seed(seed)
     k, v = torch.randn((2, *kv.k.shape), generator=generator, dtype=torch.float64).mul(3).to(dtype)
@@ -70,7 +71,7 @@ def finite_kv(
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Equal in dtype, size and every bit: NaN equals itself, 0 is not -0."""
+    """Return whether two tensors are equal in dtype, size and every bit. NaN equals itself; 0 differs from -0."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return torch.equal(one.contiguous().view(BITS[one.dtype]), other.contiguous().view(BITS[other.dtype]))
@@ -79,30 +80,34 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 def packed(
     kv: ChunkKV, block: int = 4, form: str = "exact", seal: Seal = CHECKSUMS
 ) -> tuple[Key, bytes, list[memoryview]]:
-    """Its key under FINGERPRINT and SALT, its head and its body."""
+    """Return the key under FINGERPRINT and SALT, the head and the body of a chunk."""
     return chunk_key(FINGERPRINT, seal.salt(SALT), kv.tokens), *pack(kv, block, FINGERPRINT, form, seal)
 
 
 def read_ranges(store: KVStore, key: Key, *ranges: Range) -> bytes:
-    """What the store fills a buffer with."""
+    """Read ranges into a new buffer."""
     out = bytearray(sum(part.size for part in ranges))
     store.read(key, ranges, memoryview(out))
     return bytes(out)
 
 
 def read_blocks(store: KVStore, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
-    """Blocks straight from a store, as the tiers deliver them; `wanted` holds per layer the block ids, ascending."""
-    found = block_ranges(head.layout, wanted)
-    return unpack(fetch(store, key, head, found), offsets(found), found, head.layout)
+    """Load blocks from a store without tiers. `wanted` holds per layer the block ids, ascending."""
+    ranges = block_ranges(head.layout, wanted)
+    return unpack(fetch_blocks(store, key, head, ranges), offsets(ranges), ranges, head.layout)
 
 
 def wanted_bytes(layout: Layout, wanted: Sequence[Sequence[int]]) -> int:
-    """Bytes of the body that `read_blocks` reads for `wanted`: the sum of the blocks, nothing around them."""
+    """Return the bytes that `read_blocks` reads for `wanted`: the sum of the blocks and nothing else."""
     return sum(size for *_, size in block_ranges(layout, wanted))
 
 
-class MemoryShelf:
-    """Bodies in memory, for tests of the codec alone. ranges: what was read."""
+class MemoryBody:
+    """A store that only reads a body in memory, for tests of the codec.
+
+    Attributes:
+        ranges: The ranges that were read.
+    """
 
     def __init__(self, body: Sequence[memoryview]) -> None:
         self.body = body
@@ -111,5 +116,5 @@ class MemoryShelf:
     def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
         self.ranges += ranges
         out[:] = b"".join(self.body[part.layer][part.offset : part.offset + part.size] for part in ranges)
-        for number in reversed(range(len(ranges))):  # In any order, as the contract allows.
+        for number in reversed(range(len(ranges))):  # in any order, as the contract allows
             arrived(number)

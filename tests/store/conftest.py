@@ -1,4 +1,4 @@
-"""The backends under test, each with a way to damage what it has stored."""
+"""The backends under test, each with a way to damage its stored entries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Vandal(Protocol):
 
 
 class DiskVandal:
-    """In an entry's file the body is at the end, layer after layer."""
+    """Damages files. The body is at the end of an entry's file, layer after layer."""
 
     def __init__(self, root: Path, head: bytes, layers: list[int]) -> None:
         self.root, self.head, self.layers = root, head, layers
@@ -61,7 +61,7 @@ class DiskVandal:
 
 
 class RedisVandal:
-    """The head value begins with a frame of 16 bytes."""
+    """Damages Redis values. The head value begins with a frame of 16 bytes."""
 
     def __init__(self, client: redis.Redis | ClusterClient) -> None:
         self.client = client
@@ -83,27 +83,27 @@ class RedisVandal:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RedisServer]:
-    """A Redis that stays up; tests that stop or fill one start their own."""
+    """A Redis server for all tests. Tests that stop or fill a server start their own."""
     with redis_server() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RedisCluster]:
-    """A Redis Cluster that stays up."""
+    """A Redis Cluster for all tests."""
     with redis_cluster() as running:
         yield running
 
 
 @pytest.fixture
 def own() -> Iterator[RedisServer]:
-    """A Redis of one test, to maltreat."""
+    """A Redis server for one test, which may stop or damage it."""
     with redis_server() as running:
         yield running
 
 
 PATIENCE = 5.0
-"""Seconds a store waits where a test is not about waiting: other tests run beside it."""
+"""The timeout, in seconds, of tests that do not test timeouts. It is long because other tests run at the same time."""
 
 
 @pytest.fixture(params=["disk", "redis", "cluster"])
@@ -127,14 +127,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KVStore]:
 
 
 def client_of(store: KVStore, url: str) -> redis.Redis | ClusterClient:
-    """A plain client for what a Redis store holds; `url`: of a single Redis."""
+    """Return a plain client for the data of a Redis store. `url` is that of the single server."""
     if isinstance(store, ClusterStore):
         return ClusterClient.from_url(f"redis://{store.where.split(',')[0]}")
     return redis.Redis.from_url(url)
 
 
 def vandal_of(store: KVStore, url: str, head: bytes, layers: list[int]) -> Vandal:
-    """The one for this store, holding an entry with this head and layers of these sizes; `url`: of a single Redis."""
+    """Return the vandal for a store with one entry of this head and layers of these sizes; `url` as in `client_of`."""
     if isinstance(store, DiskStore):
         return DiskVandal(store.root, head, layers)
     return RedisVandal(client_of(store, url))

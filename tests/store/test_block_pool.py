@@ -1,4 +1,4 @@
-"""The block pool: what is found, what makes room, and that no slot is ever lost or held twice."""
+"""The block pool finds blocks, evicts the right ones, and never loses a slot or gives it away twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pool_of(slots: int) -> BlockPool:
 
 
 def put(pool: BlockPool, *cells: int, key: Key = ONE) -> NDArray[np.int64]:
-    """Bring blocks in as a tier does; they stay pinned."""
+    """Add blocks as a tier does. They stay pinned."""
     slots = pool.take(len(cells))
     assert slots is not None
     pool.name(key, np.array(cells), slots, GRID)
@@ -69,7 +69,7 @@ def test_a_request_that_finds_no_room_changes_nothing() -> None:
     assert find(pool, A) != [-1]
 
 
-def test_a_dropped_chunk_is_not_found_and_its_slot_is_free_once_nobody_uses_it() -> None:
+def test_a_dropped_chunk_is_not_found_and_its_slot_is_free_after_its_release() -> None:
     pool = pool_of(1)
     slots = put(pool, A)
     pool.drop(ONE)
@@ -80,7 +80,7 @@ def test_a_dropped_chunk_is_not_found_and_its_slot_is_free_once_nobody_uses_it()
 
 
 class Model:
-    """The same in dictionaries, one block after another: what is held, in order of use."""
+    """The same pool with dictionaries, one block at a time. `held` is in the order of use."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -100,13 +100,13 @@ class Model:
         return found
 
     def take(self, count: int) -> list[int] | None:
-        """The slots that have to be free for it, before any of them is taken."""
+        """Return the slots that the pool may take."""
         free = [slot for slot in range(self.slots) if not self.pins[slot] and slot not in self.held.values()]
         idle = [name for name, slot in self.held.items() if not self.pins[slot]]
-        lacking = max(0, count - len(free))
-        if lacking > len(idle):
+        shortage = max(0, count - len(free))
+        if shortage > len(idle):
             return None
-        return free + [self.held.pop(name) for name in idle[:lacking]]
+        return free + [self.held.pop(name) for name in idle[:shortage]]
 
 
 def test_the_order_of_use_holds_through_many_evictions() -> None:
@@ -126,7 +126,7 @@ def test_the_order_of_use_holds_through_many_evictions() -> None:
         for cell, slot in zip(missing.tolist(), taken.tolist(), strict=True):
             model.use((key, cell), slot)
         pool.release(taken)
-        waiting.append(slots[slots >= 0])  # held on to for some turns, as by questions that take long
+        waiting.append(slots[slots >= 0])  # pinned for some turns, as by slow questions
         if turn > 2:
             done = waiting.pop(0)
             pool.release(done)
@@ -136,13 +136,13 @@ def test_the_order_of_use_holds_through_many_evictions() -> None:
 
 
 class Slots(RuleBasedStateMachine):
-    """Any order of finding, taking, naming, releasing and dropping."""
+    """Runs find, take, name, release and drop in any order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool, self.model = pool_of(SLOTS), Model(SLOTS)
         self.pins: list[int] = []
-        self.nameless: list[int] = []
+        self.unnamed: list[int] = []
 
     keys = st.sampled_from([ONE, OTHER])
     cells = st.integers(0, GRID - 1)
@@ -165,13 +165,13 @@ class Slots(RuleBasedStateMachine):
             for slot in slots:
                 self.model.pins[slot] += 1
             self.pins += slots
-            self.nameless += slots
+            self.unnamed += slots
 
-    @precondition(lambda self: self.nameless)
+    @precondition(lambda self: self.unnamed)
     @rule(key=keys, cell=cells)
     def name(self, key: Key, cell: int) -> None:
         if not self.pool.holds(key, np.array([cell])).all():
-            slot = self.nameless.pop()
+            slot = self.unnamed.pop()
             self.pool.name(key, np.array([cell]), np.array([slot]), GRID)
             self.model.use((key, cell), slot)
 
@@ -181,8 +181,8 @@ class Slots(RuleBasedStateMachine):
         slot = self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1)))
         self.pool.release(np.array([slot]))
         self.model.pins[slot] -= 1
-        if slot in self.nameless and slot not in self.pins:
-            self.nameless.remove(slot)
+        if slot in self.unnamed and slot not in self.pins:
+            self.unnamed.remove(slot)
 
     @rule(key=keys)
     def drop(self, key: Key) -> None:

@@ -1,4 +1,4 @@
-"""A chunk, packed and read again bit for bit, and its key."""
+"""The codec packs a chunk and restores it bit for bit, and gives it a key."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.store.base import Range
-from ragkv.store.format.codec import ROUNDED, Head, chunk_key, pack, unpack_head
+from ragkv.store.format.codec import pack
+from ragkv.store.format.head import ROUNDED, Head, chunk_key, unpack_head
 from ragkv.types import Digest, Shape
 from tests.store.chunks import (
     FINGERPRINT,
     SALT,
     SHAPE,
-    MemoryShelf,
+    MemoryBody,
     packed,
     random_kv,
     read_blocks,
@@ -33,14 +34,14 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 def rows(head: Head, blocks: list[int]) -> list[int]:
-    """Token indices of these blocks."""
+    """Return the token indices of blocks."""
     block = head.layout.block
     return [token for b in blocks for token in range(b * block, min((b + 1) * block, head.layout.tokens))]
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), tokens=st.integers(1, 40), block=st.integers(1, 17))
-def test_any_choice_of_blocks_comes_back_bit_for_bit(
+def test_any_choice_of_blocks_is_restored_bit_for_bit(
     data: st.DataObject, dtype: torch.dtype, tokens: int, block: int
 ) -> None:
     kv_heads = data.draw(st.integers(1, 3))
@@ -50,16 +51,16 @@ def test_any_choice_of_blocks_comes_back_bit_for_bit(
     head = unpack_head(record, key, FINGERPRINT, SALT)
     chosen = st.sets(st.integers(0, head.layout.blocks - 1)).map(sorted)
     wanted = [data.draw(chosen) for _ in range(shape.layers)]
-    shelf = MemoryShelf(body)
-    loaded = read_blocks(shelf, key, head, wanted)
+    store = MemoryBody(body)
+    loaded = read_blocks(store, key, head, wanted)
     for layer, (k, v) in enumerate(loaded):
         assert same_bits(k, kv.k[layer, rows(head, wanted[layer])])
         assert same_bits(v, kv.v[layer, rows(head, wanted[layer])])
-    assert sum(part.size for part in shelf.ranges) == wanted_bytes(head.layout, wanted)
+    assert sum(part.size for part in store.ranges) == wanted_bytes(head.layout, wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_head_brings_back_tokens_layout_and_digest(dtype: torch.dtype) -> None:
+def test_the_head_restores_tokens_layout_and_digest(dtype: torch.dtype) -> None:
     kv = random_kv(dtype=dtype)
     key, record, body = packed(kv)
     head = unpack_head(record, key, FINGERPRINT, SALT)
@@ -93,14 +94,14 @@ def test_a_body_is_its_blocks_each_k_then_v() -> None:
         layout.range(3, 0)
 
 
-def test_neighbouring_blocks_are_read_as_one_range() -> None:
+def test_adjacent_blocks_are_read_as_one_range() -> None:
     key, record, body = packed(random_kv())
     head = unpack_head(record, key, FINGERPRINT, SALT)
-    shelf = MemoryShelf(body)
-    read_blocks(shelf, key, head, [[0, 1, 2, 4, 5], [], [0, 5]])
+    store = MemoryBody(body)
+    read_blocks(store, key, head, [[0, 1, 2, 4, 5], [], [0, 5]])
     full = head.layout.range(0, 0).size
     last = head.layout.range(0, 5).size
-    assert shelf.ranges == [
+    assert store.ranges == [
         Range(0, 0, 3 * full),
         Range(0, 4 * full, full + last),
         Range(2, 0, full),
@@ -111,20 +112,20 @@ def test_neighbouring_blocks_are_read_as_one_range() -> None:
 def test_layers_without_wanted_blocks_give_empty_tensors() -> None:
     key, record, body = packed(random_kv())
     head = unpack_head(record, key, FINGERPRINT, SALT)
-    shelf = MemoryShelf(body)
-    assert [(k.shape, v.dtype) for k, v in read_blocks(shelf, key, head, [[], [], []])] == [
+    store = MemoryBody(body)
+    assert [(k.shape, v.dtype) for k, v in read_blocks(store, key, head, [[], [], []])] == [
         ((0, 2, 8), torch.float32)
     ] * 3
-    assert shelf.ranges == []
-    assert [len(k) for k, _ in read_blocks(shelf, key, head, [[], [5], []])] == [0, 2, 0]
+    assert store.ranges == []
+    assert [len(k) for k, _ in read_blocks(store, key, head, [[], [5], []])] == [0, 2, 0]
 
 
 @pytest.mark.parametrize("wanted", [[[0]], [[1, 0], [], []], [[1, 1], [], []], [[6], [], []], [[-1], [], []]])
-def test_blocks_that_cannot_be_wanted_are_a_mistake_of_the_caller(wanted: list[list[int]]) -> None:
+def test_invalid_block_ids_are_refused(wanted: list[list[int]]) -> None:
     key, record, body = packed(random_kv())
     head = unpack_head(record, key, FINGERPRINT, SALT)
     with pytest.raises(ValueError, match="blocks wanted"):
-        read_blocks(MemoryShelf(body), key, head, wanted)
+        read_blocks(MemoryBody(body), key, head, wanted)
 
 
 def test_keys_too_large_for_half_precision_stay_finite() -> None:
@@ -141,7 +142,7 @@ def test_equal_chunks_are_equal_bytes() -> None:
     assert list(map(bytes, one[2])) == list(map(bytes, other[2]))
 
 
-def test_what_cannot_be_stored_is_a_mistake_of_the_caller() -> None:
+def test_chunks_that_cannot_be_stored_are_refused() -> None:
     kv = random_kv()
     wrong = [
         replace(kv, v=kv.v[:, :-1]),
@@ -159,13 +160,13 @@ def test_what_cannot_be_stored_is_a_mistake_of_the_caller() -> None:
 
 
 def test_a_key_is_the_same_in_every_process() -> None:
-    code = "from ragkv.store.format.codec import chunk_key; print(chunk_key('model', 'salt', (1, 2, 70000)))"
+    code = "from ragkv.store.format.head import chunk_key; print(chunk_key('model', 'salt', (1, 2, 70000)))"
     command = [sys.executable, "-c", code]
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=60, check=True)
     assert chunk_key("model", "salt", (1, 2, 70000)) == done.stdout.strip()
-    # Spelled out, so that a change of the encoding, which loses every stored chunk, does not go unseen.
+    # A literal, because a change of the encoding would lose every stored chunk and must be noticed.
     golden = "b512b74e7adc2a30128506770b5df78937c1d1db0dfcbbc08f42a95c6c55c4ff"
     assert done.stdout.strip() == golden
 

@@ -27,7 +27,7 @@ def key_of(name: str) -> Key:
 KEY = key_of("a chunk")
 
 
-def test_what_was_put_comes_back(store: KVStore) -> None:
+def test_an_entry_that_was_put_can_be_read(store: KVStore) -> None:
     store.put(KEY, HEAD, BODY)
     assert store.head(KEY) == HEAD
     assert read_ranges(store, KEY, *(Range(layer, 0, len(data)) for layer, data in enumerate(BODY))) == b"".join(BODY)
@@ -39,29 +39,29 @@ def test_ranges_fill_the_buffer_in_the_order_given(store: KVStore) -> None:
     assert found == b"layer" + bytes([3, 4, 3, 4]) + b"second"
 
 
-def test_every_range_is_told_once_when_its_bytes_are_there(store: KVStore) -> None:
+def test_every_range_is_reported_once_when_its_bytes_have_arrived(store: KVStore) -> None:
     store.put(KEY, HEAD, BODY)
     ranges = [Range(0, 5, 4000), Range(1, 0, 6), Range(0, 0, 1), Range(2, 0, 0)]
     out = memoryview(bytearray(sum(part.size for part in ranges)))
     starts = list(accumulate((part.size for part in ranges), initial=0))
-    told: list[int] = []
+    reported: list[int] = []
 
     def arrived(number: int) -> None:
         part = ranges[number]
         assert out[starts[number] : starts[number + 1]] == BODY[part.layer][part.offset : part.offset + part.size]
-        told.append(number)
+        reported.append(number)
 
     store.read(KEY, ranges, out, arrived)
-    assert sorted(told) == [0, 1, 2, 3]
+    assert sorted(reported) == [0, 1, 2, 3]
 
 
-def test_what_the_listener_raises_ends_the_read_and_the_store_goes_on(store: KVStore) -> None:
+def test_an_error_of_the_callback_ends_the_read_and_the_store_keeps_working(store: KVStore) -> None:
     store.put(KEY, HEAD, BODY)
 
     def refuse(number: int) -> None:
-        raise EntryCorrupt("not what I wanted")
+        raise EntryCorrupt("refused by the callback")
 
-    with pytest.raises(EntryCorrupt, match="not what I wanted"):
+    with pytest.raises(EntryCorrupt, match="refused by the callback"):
         store.read(KEY, [Range(0, 0, 100), Range(2, 0, 5000)], memoryview(bytearray(5100)), refuse)
     assert read_ranges(store, KEY, Range(1, 0, 6)) == b"second"
 
@@ -101,7 +101,7 @@ def test_a_range_outside_the_body_is_corrupt(store: KVStore, outside: Range) -> 
         read_ranges(store, KEY, Range(0, 0, 4), outside)
 
 
-def test_a_buffer_that_does_not_fit_the_ranges_is_a_mistake_of_the_caller(store: KVStore) -> None:
+def test_a_buffer_of_another_size_than_the_ranges_is_refused(store: KVStore) -> None:
     store.put(KEY, HEAD, BODY)
     with pytest.raises(ValueError, match="bytes to fill"):
         store.read(KEY, [Range(0, 0, 4)], memoryview(bytearray(5)))
@@ -116,28 +116,28 @@ def test_an_unknown_key_is_missing(store: KVStore) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../../etc/passwd", "A" * 64, "0" * 63, "0" * 65, "0" * 63 + "\n", "*" * 64])
-def test_a_name_that_is_no_key_goes_nowhere(store: KVStore, name: str) -> None:
+def test_a_malformed_key_is_refused(store: KVStore, name: str) -> None:
     for use in (store.head, store.delete, lambda key: store.put(key, HEAD, BODY)):
         with pytest.raises(ValueError, match="not a key"):
             use(Key(name))
     assert list(store.keys()) == []
 
 
-def test_the_sizes_of_the_layers_are_told(store: KVStore) -> None:
+def test_layers_returns_the_size_of_each_layer(store: KVStore) -> None:
     store.put(KEY, HEAD, BODY)
     assert store.layers(KEY) == tuple(map(len, BODY))
     with pytest.raises(EntryMissing):
         store.layers(key_of("another"))
 
 
-def test_sweeping_leaves_entries_alone(store: KVStore) -> None:
+def test_a_sweep_keeps_live_entries(store: KVStore) -> None:
     store.put(KEY, HEAD, BODY)
     for dry_run in (True, False):
         assert store.sweep(dry_run) == Swept(StoreStats(0, 0), StoreStats(0, 0))
     assert store.stats().entries == 1
 
 
-def test_a_deleted_entry_is_gone_whole(store: KVStore) -> None:
+def test_a_deleted_entry_is_completely_gone(store: KVStore) -> None:
     store.put(KEY, HEAD, BODY)
     assert store.delete(KEY)
     assert not store.delete(KEY)
@@ -160,7 +160,7 @@ def test_a_second_put_replaces_the_whole_entry(store: KVStore) -> None:
         read_ranges(store, KEY, Range(2, 0, 1))
 
 
-def test_keys_and_stats_tell_what_is_there(store: KVStore) -> None:
+def test_keys_and_stats_cover_all_entries(store: KVStore) -> None:
     assert (list(store.keys()), store.stats()) == ([], StoreStats(0, 0))
     names = {key_of(str(number)) for number in range(150)}
     for name in names:
@@ -175,8 +175,8 @@ def test_the_store_answers(store: KVStore) -> None:
     store.ping()
 
 
-def test_a_reader_meets_the_old_entry_or_the_new_one(store: KVStore) -> None:
-    """Two writers swap and delete one entry while a reader asks for it: heads and layers are never patched together."""
+def test_a_reader_sees_the_old_entry_or_the_new_one(store: KVStore) -> None:
+    """Two writers replace and delete an entry while a reader reads it. Each read returns bytes of one version only."""
     stop = threading.Event()
     faults: list[Exception] = []
 
@@ -192,20 +192,20 @@ def test_a_reader_meets_the_old_entry_or_the_new_one(store: KVStore) -> None:
     writers = [threading.Thread(target=write, args=(letter,)) for letter in (b"a", b"b")]
     for writer in writers:
         writer.start()
-    met = 0
+    reads_done = 0
     until = time.monotonic() + 20
     try:
-        while met < 200 and time.monotonic() < until and not faults:
-            for look in (lambda: store.head(KEY), lambda: read_ranges(store, KEY, Range(0, 5, 60_000))):
+        while reads_done < 200 and time.monotonic() < until and not faults:
+            for read in (lambda: store.head(KEY), lambda: read_ranges(store, KEY, Range(0, 5, 60_000))):
                 try:
-                    found = look()
+                    data = read()
                 except EntryMissing:
                     continue
-                met += 1
-                assert len(set(found)) == 1
+                reads_done += 1
+                assert len(set(data)) == 1
     finally:
         stop.set()
         for writer in writers:
             writer.join()
     assert not faults
-    assert met >= 200
+    assert reads_done >= 200

@@ -1,4 +1,4 @@
-"""Bits flipped and values cut short anywhere in what a real store holds: found out, or not content."""
+"""Flipped bits and truncated values anywhere in a real store are detected, unless they are not content."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from redis.cluster import RedisCluster
 from ragkv.errors import EntryCorrupt, EntryMissing
 from ragkv.store.base import KVStore
 from ragkv.store.disk_store import CHECK, PAGE, PREAMBLE, DiskStore
-from ragkv.store.format.codec import FRAME, fetch, offsets, unpack, unpack_head
+from ragkv.store.format.codec import fetch_blocks, offsets, unpack
+from ragkv.store.format.head import FRAME, unpack_head
 from ragkv.store.format.layout import block_ranges
 from ragkv.store.format.seal import CHECKSUMS, Keyed, Seal
-from ragkv.store.redis_store import FRAME as REDIS_FRAME
+from ragkv.store.redis_entry import FRAME as REDIS_FRAME
 from ragkv.types import Key
 from tests.redis_server import RedisServer
 from tests.store.chunks import FINGERPRINT, SALT, finite_kv, packed
@@ -29,7 +30,12 @@ Read = Callable[[], tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class Place:
-    """A stretch of stored bytes. value: a file, or the name of a Redis value · content: a reader must notice damage."""
+    """A range of stored bytes.
+
+    Attributes:
+        value: A file, or the name of a Redis value.
+        content: Whether a reader must detect damage here.
+    """
 
     what: str
     value: Path | str
@@ -40,8 +46,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Entry:
-    """A stored chunk. read: all of it, verified: head and rows · places: where its bytes lie · ends: where, in each
-    value, one part ends and the next begins."""
+    """A stored chunk.
+
+    Attributes:
+        read: Reads and verifies the head and all blocks.
+        places: Where its bytes are.
+        ends: In each value, where one part ends and the next begins.
+    """
 
     read: Read
     places: list[Place]
@@ -107,7 +118,7 @@ def reader(store: KVStore, key: Key, seal: Seal) -> Read:
         data = store.head(key)
         head = unpack_head(data, key, FINGERPRINT, seal.salt(SALT), seal)
         found = block_ranges(head.layout, [range(head.layout.blocks)] * head.layout.shape.layers)
-        raw = fetch(store, key, head, found)
+        raw = fetch_blocks(store, key, head, found)
         unpack(raw, offsets(found), found, head.layout)
         return data, raw.numpy().tobytes()
 
@@ -118,8 +129,8 @@ def outcome(entry: Entry, whole: tuple[bytes, bytes]) -> str:
     try:
         found = entry.read()
     except (EntryCorrupt, EntryMissing):
-        return "found out"
-    return "the same" if found == whole else "accepted with other content"
+        return "detected"
+    return "unchanged" if found == whole else "accepted with other content"
 
 
 def flip(entry: Entry, value: Path | str, at: int, bit: int) -> None:
@@ -135,7 +146,7 @@ def flip(entry: Entry, value: Path | str, at: int, bit: int) -> None:
 
 
 def flips(entry: Entry, places: list[Place], count: int) -> Iterator[tuple[str, str]]:
-    """(where, outcome) of `count` bits flipped one at a time, as many in each place."""
+    """Flip `count` bits, one at a time, equally many in each place, and yield (where, outcome) for each."""
     whole, chance = entry.read(), random.Random(count)
     for number in range(count):
         place = places[number % len(places)]
@@ -149,22 +160,22 @@ def flips(entry: Entry, places: list[Place], count: int) -> Iterator[tuple[str, 
 def test_a_thousand_flipped_bits_are_a_thousand_found_out(entry: Entry) -> None:
     found = list(flips(entry, [place for place in entry.places if place.content], FLIPS))
     assert len(found) == FLIPS
-    assert [(where, what) for where, what in found if what != "found out"] == []
+    assert [(where, what) for where, what in found if what != "detected"] == []
 
 
-def test_a_bit_flipped_in_what_is_not_content_changes_nothing_that_is_read(entry: Entry) -> None:
+def test_a_flipped_bit_outside_the_content_does_not_change_what_is_read(entry: Entry) -> None:
     found = list(flips(entry, [place for place in entry.places if not place.content], 100))
     assert [(where, what) for where, what in found if what == "accepted with other content"] == []
 
 
 def test_what_is_cut_short_anywhere_is_a_miss(entry: Entry) -> None:
-    """At every boundary and beside it. Nothing is mapped into memory, so a short file cannot kill the reader."""
+    """Truncate at every boundary and beside it. Files are not memory-mapped, so a short file cannot kill a reader."""
     whole = entry.read()
     for value, ends in entry.ends.items():
         data = entry.bytes_of(value)
         assert ends[-1] == len(data)
         for size in sorted({near for end in ends for near in (end - 1, end, end + 1) if 0 <= near < len(data)}):
             entry.write(value, data[:size])
-            assert outcome(entry, whole) == "found out", f"cut to {size} of {len(data)} bytes"
+            assert outcome(entry, whole) == "detected", f"cut to {size} of {len(data)} bytes"
         entry.write(value, data)
         assert entry.read() == whole

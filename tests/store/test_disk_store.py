@@ -1,4 +1,4 @@
-"""Faults of the disk, made to happen: full, killed writers, files that go away."""
+"""The disk store under faults: a full disk, killed writers, files that disappear."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ print("done")
 """
 
 
-def test_a_file_over_the_allowed_size_is_full_and_nothing_has_changed(tmp_path: Path) -> None:
+def test_a_file_over_the_allowed_size_is_store_full_and_changes_nothing(tmp_path: Path) -> None:
     done = child(FILL, tmp_path / "kv", 1_000_000)
     assert done.stdout.endswith("done\n"), done.stderr
     assert os.strerror(errno.EFBIG) in done.stdout
@@ -101,7 +101,7 @@ def test_a_crash_between_write_and_rename_leaves_no_entry(tmp_path: Path) -> Non
     with pytest.raises(EntryMissing):
         store.head(Key("c" * 64))
     store.put(KEYS[0], HEAD, body())
-    assert left.exists(), "too young to tell from one that is just being written"
+    assert left.exists(), "too young: it could belong to a writer that is still running"
 
     an_hour_ago = time.time() - 3600
     os.utime(left, (an_hour_ago, an_hour_ago))
@@ -109,7 +109,7 @@ def test_a_crash_between_write_and_rename_leaves_no_entry(tmp_path: Path) -> Non
     assert not left.exists()
 
 
-def test_a_temporary_file_that_is_still_being_written_is_left_alone(tmp_path: Path) -> None:
+def test_a_temporary_file_that_is_still_being_written_is_kept(tmp_path: Path) -> None:
     store = DiskStore(tmp_path)
     store.put(KEYS[0], HEAD, body())
     busy = tmp_path / "00" / f".{KEYS[0]}.0123456789abcdef.tmp"
@@ -130,22 +130,22 @@ def test_a_temporary_file_that_is_still_being_written_is_left_alone(tmp_path: Pa
 def test_an_entry_is_flushed_before_it_gets_its_name_and_the_folder_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killing a process does not lose what the kernel holds; only the order of the calls tells about a power cut."""
+    """A killed process loses nothing in the kernel's cache. Only the order of the calls protects from a power cut."""
     calls: list[str] = []
     flush, rename = os.fsync, os.rename
 
-    def noted_flush(file: int) -> None:
+    def recording_fsync(file: int) -> None:
         flush(file)
         calls.append("flush " + ("folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "file"))
 
-    def noted_rename(old: Path, new: Path) -> None:
+    def recording_rename(old: Path, new: Path) -> None:
         rename(old, new)
         calls.append("rename")
 
     store = DiskStore(tmp_path)
     store.put(KEYS[0], HEAD, body())
-    monkeypatch.setattr(os, "fsync", noted_flush)
-    monkeypatch.setattr(os, "rename", noted_rename)
+    monkeypatch.setattr(os, "fsync", recording_fsync)
+    monkeypatch.setattr(os, "rename", recording_rename)
     store.put(KEYS[1], HEAD, body())
     assert calls == ["flush file", "rename", "flush folder"]
 
@@ -164,7 +164,7 @@ def write():
         letter = bytes([number % 256])
         store.put(Key(f"{number % 40:064x}"), letter * 500, [letter * 30_000] * 3)
 
-seen = 0
+read = 0
 for moment in range(25):
     writer = os.fork()
     if not writer:
@@ -176,8 +176,8 @@ for moment in range(25):
         out = bytearray(90_000)
         store.read(key, [Range(layer, 0, 30_000) for layer in range(3)], memoryview(out))
         assert set(out) == set(store.head(key)) and len(set(out)) == 1, key
-        seen += 1
-print(seen)
+        read += 1
+print(read)
 """
 
 
@@ -207,7 +207,7 @@ def test_the_body_starts_at_a_page(tmp_path: Path) -> None:
 
 
 def bytes_read() -> tuple[int, int]:
-    """(bytes this thread has read so far, length of this very report, which the next report counts)."""
+    """Return the bytes that this thread has read so far, and the length of this report, which the next one counts."""
     file = os.open("/proc/thread-self/io", os.O_RDONLY)
     try:
         report = os.read(file, 4096)
@@ -246,7 +246,7 @@ def test_a_file_of_another_kind_is_corrupt(tmp_path: Path) -> None:
     assert store.head(KEYS[0]) == HEAD
 
 
-def test_strange_files_in_the_folder_are_no_entries(tmp_path: Path) -> None:
+def test_foreign_files_in_the_folder_are_not_entries(tmp_path: Path) -> None:
     store = DiskStore(tmp_path)
     store.put(KEYS[0], HEAD, body())
     for name in ("README.kv", f"{'F' * 64}.kv", f"{KEYS[1]}.kv.bak"):
@@ -255,7 +255,7 @@ def test_strange_files_in_the_folder_are_no_entries(tmp_path: Path) -> None:
     assert store.stats() == StoreStats(1, 500 + 9000)
 
 
-def test_a_folder_that_cannot_be_made_is_unavailable_when_it_is_used(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_unavailable_when_it_is_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     store = DiskStore(tmp_path / "file" / "kv")
     for use in (
@@ -268,7 +268,7 @@ def test_a_folder_that_cannot_be_made_is_unavailable_when_it_is_used(tmp_path: P
             use()
 
 
-def test_a_folder_that_goes_away_is_unavailable_and_comes_back(tmp_path: Path) -> None:
+def test_a_folder_that_disappears_is_unavailable_until_it_is_created_again(tmp_path: Path) -> None:
     store = DiskStore(tmp_path / "kv")
     store.put(KEYS[0], HEAD, body())
     shutil.rmtree(tmp_path / "kv")

@@ -1,4 +1,4 @@
-"""Heads that are damaged, forged, or someone else's are refused, whatever they hold."""
+"""Damaged, forged and foreign heads are refused, whatever they contain."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.errors import EntryCorrupt
-from ragkv.store.format.codec import FRAME, chunk_key, unpack_head
+from ragkv.store.format.head import FRAME, chunk_key, unpack_head
 from ragkv.types import Key, Shape
 from tests.store.chunks import FINGERPRINT, SALT, packed, random_kv
 
 
 def reseal(record: bytes) -> bytes:
-    """A frame around any record, as a forger would make it."""
+    """Return a record in a valid frame, as a forger would make it."""
     frame = FRAME.unpack_from(packed(random_kv())[1])
     return FRAME.pack(frame[0], frame[1], len(record), xxhash.xxh3_128_digest(record)) + record
 
 
 def altered(head: bytes, change: dict[str, object] | None = None, **tensors: torch.Tensor | None) -> bytes:
-    """A head whose checksum is right and whose metadata or tensors are not those that were packed."""
+    """Return a head with a valid checksum and changed metadata or tensors."""
     record = head[FRAME.size :]
     (size,) = struct.unpack_from("<Q", record)
-    told = json.loads(json.loads(record[8 : 8 + size])["__metadata__"]["ragkv"])
+    metadata = json.loads(json.loads(record[8 : 8 + size])["__metadata__"]["ragkv"])
     parts = {**safetensors.torch.load(record), **tensors}
     kept = {name: tensor for name, tensor in parts.items() if tensor is not None}
-    return reseal(safetensors.torch.save(kept, {"ragkv": json.dumps({**told, **(change or {})})}))
+    return reseal(safetensors.torch.save(kept, {"ragkv": json.dumps({**metadata, **(change or {})})}))
 
 
 def test_any_flipped_byte_of_a_head_is_corrupt() -> None:
@@ -74,7 +74,7 @@ FORGERIES = {
     "landmark outside": (None, {"landmarks": torch.full((3, 6, 4), 22, dtype=torch.int32)}),
     "landmark below": (None, {"landmarks": torch.full((3, 6, 4), -1, dtype=torch.int32)}),
     "too few landmarks": (None, {"landmarks": torch.zeros((3, 6, 3), dtype=torch.int32)}),
-    "more tokens than told": (None, {"tokens": torch.zeros(23, dtype=torch.int32)}),
+    "more tokens than declared": (None, {"tokens": torch.zeros(23, dtype=torch.int32)}),
     "huge": ({"tokens": 2**62}, {}),
     "huge block": ({"block": 2**62}, {}),
     "no block": ({"block": 0}, {}),

@@ -1,4 +1,4 @@
-"""How long entries live: by age on both backends, and by last use where the disk store has a budget."""
+"""The lifetime of entries: by age on both backends, and by last use if the disk store has a budget."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = [Key(f"{number * 0x9E3779B97F4A7C15 % 2**64:016x}" + "0" * 48) for number in range(400)]
-"""Spread over the folders, as hashes are."""
+"""Spread over the folders as hashes are."""
 HEAD = b"h" * 100
 FILE = 8192
-"""Bytes of an entry's file: a page for preamble and head, a page of body."""
+"""Bytes of an entry's file: one page for preamble and head, one page of body."""
 
 
 def put(store: DiskStore, key: Key) -> None:
@@ -38,13 +38,13 @@ def path_of(store: DiskStore, key: Key) -> Path:
 
 
 def age(store: DiskStore, key: Key, seconds: float) -> None:
-    """Make it look written and last used so long ago."""
+    """Set the times of an entry back by so many seconds."""
     then = time.time() - seconds
     os.utime(path_of(store, key), (then, then))
 
 
 def total(root: Path) -> int:
-    """Bytes of all entries, while others may remove some."""
+    """Return the bytes of all entries. Others may remove some meanwhile."""
     size = 0
     for path in root.glob("??/*.kv"):
         with suppress(FileNotFoundError):
@@ -55,7 +55,7 @@ def total(root: Path) -> int:
 # Age
 
 
-def test_an_entry_past_its_time_is_missing_and_swept(tmp_path: Path) -> None:
+def test_an_expired_entry_is_missing_and_is_swept(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, ttl=100)
     for key in KEYS[:3]:
         put(store, key)
@@ -74,7 +74,7 @@ def test_an_entry_past_its_time_is_missing_and_swept(tmp_path: Path) -> None:
     assert store.sweep(dry_run=False).expired == StoreStats(0, 0)
 
 
-def test_reading_does_not_make_an_entry_younger_and_writing_does(tmp_path: Path) -> None:
+def test_a_read_does_not_renew_an_entry_and_a_write_does(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, ttl=100, limit=10 * FILE)
     put(store, KEYS[0])
     age(store, KEYS[0], 99)
@@ -92,7 +92,7 @@ def test_without_a_lifetime_nothing_expires(tmp_path: Path) -> None:
     assert store.sweep(dry_run=False).expired == StoreStats(0, 0)
 
 
-def test_in_redis_the_server_expires_every_value_the_head_first(own: RedisServer) -> None:
+def test_redis_expires_every_value_and_the_head_first(own: RedisServer) -> None:
     store, client = RedisStore(own.url, 5.0, ttl=0.15), redis.Redis.from_url(own.url)
     store.put(KEYS[0], HEAD, [b"one", b"two"])
     left = [client.pttl(f"ragkv:{{{KEYS[0]}}}:{name}") for name in ("head", "body:0", "body:1")]
@@ -105,10 +105,10 @@ def test_in_redis_the_server_expires_every_value_the_head_first(own: RedisServer
     store.put(KEYS[0], HEAD, [b"one"])
     assert store.head(KEYS[0]) == HEAD
     time.sleep(1.3)
-    assert client.dbsize() == 0, "nothing outlives its time"
+    assert client.dbsize() == 0, "every value has expired"
 
 
-def test_in_redis_an_entry_without_a_lifetime_stays(own: RedisServer) -> None:
+def test_an_entry_without_a_ttl_stays_in_redis(own: RedisServer) -> None:
     short, long = RedisStore(own.url, 5.0, ttl=100), RedisStore(own.url, 5.0)
     short.put(KEYS[0], HEAD, [b"one"])
     long.put(KEYS[0], HEAD, [b"one"])
@@ -119,7 +119,7 @@ def test_in_redis_an_entry_without_a_lifetime_stays(own: RedisServer) -> None:
 # Budget
 
 
-def test_the_least_recently_used_entries_go(tmp_path: Path) -> None:
+def test_the_least_recently_used_entries_are_removed(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, limit=32 * FILE)
     for number, key in enumerate(KEYS[:32]):
         put(store, key)
@@ -131,7 +131,7 @@ def test_the_least_recently_used_entries_go(tmp_path: Path) -> None:
     assert total(tmp_path) <= 32 * FILE
     assert kept >= {*KEYS[:5], KEYS[40]}
     assert not kept & {*KEYS[5:7]}, "used least recently"
-    assert kept >= {*KEYS[8:32]}, "no more than a sixteenth goes at a time"
+    assert kept >= {*KEYS[8:32]}, "at most a sixteenth is removed at a time"
 
 
 NOATIME = """
@@ -149,21 +149,21 @@ for number, key in enumerate(KEYS[:16]):
     age(store, key, 1000 - number)
 path_of(store, KEYS[0]).read_bytes()
 store.layers(KEYS[0])
-assert time.time() - used(KEYS[0]) > 900, "neither the mount nor a look notes a use"
+assert time.time() - used(KEYS[0]) > 900, "neither the mount nor layers() updates the access time"
 store.head(KEYS[0])
-noted = used(KEYS[0])
-assert time.time() - noted < 10 and time.time() - path_of(store, KEYS[0]).stat().st_mtime > 900
+updated = used(KEYS[0])
+assert time.time() - updated < 10 and time.time() - path_of(store, KEYS[0]).stat().st_mtime > 900
 store.head(KEYS[0])
-assert used(KEYS[0]) == noted, "once a minute is enough"
+assert used(KEYS[0]) == updated, "once a minute is enough"
 DiskStore(store.root).head(KEYS[2])
-assert time.time() - used(KEYS[2]) > 900, "without a budget nobody asks"
+assert time.time() - used(KEYS[2]) > 900, "without a budget it is not updated"
 put(store, KEYS[20])
 assert set(store.keys()) == {KEYS[0], *KEYS[2:16], KEYS[20]}
 print("done")
 """
 
 
-def test_use_is_noted_where_the_mount_keeps_no_times_of_access(tmp_path: Path) -> None:
+def test_the_access_time_is_updated_on_a_mount_that_does_not_keep_it(tmp_path: Path) -> None:
     mount = f"mount -t tmpfs -o noatime none {tmp_path}"
     if subprocess.run(["unshare", "-Urm", "sh", "-c", mount], capture_output=True, check=False).returncode:
         pytest.skip("this kernel does not let us mount a disk")
@@ -172,7 +172,7 @@ def test_use_is_noted_where_the_mount_keeps_no_times_of_access(tmp_path: Path) -
     assert done.stdout == "done\n", done.stderr
 
 
-def test_expired_entries_go_before_used_ones(tmp_path: Path) -> None:
+def test_expired_entries_are_removed_before_live_ones(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, ttl=100, limit=16 * FILE)
     for key in KEYS[:16]:
         put(store, key)
@@ -184,7 +184,7 @@ def test_expired_entries_go_before_used_ones(tmp_path: Path) -> None:
     assert set(store.keys()) == {*KEYS[:9], *KEYS[10:16], KEYS[20]}
 
 
-def test_an_entry_never_makes_room_for_itself_by_going(tmp_path: Path) -> None:
+def test_replacing_an_entry_does_not_remove_it_first(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, limit=FILE)
     for _ in range(3):
         put(store, KEYS[0])
@@ -193,7 +193,7 @@ def test_an_entry_never_makes_room_for_itself_by_going(tmp_path: Path) -> None:
     assert list(store.keys()) == [KEYS[1]]
 
 
-def test_an_entry_over_the_whole_budget_is_full_and_nothing_has_changed(tmp_path: Path) -> None:
+def test_an_entry_larger_than_the_budget_is_store_full_and_changes_nothing(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, limit=4 * FILE)
     for key in KEYS[:4]:
         put(store, key)
@@ -202,7 +202,7 @@ def test_an_entry_over_the_whole_budget_is_full_and_nothing_has_changed(tmp_path
     assert set(store.keys()) == set(KEYS[:4])
 
 
-def test_a_reader_with_the_file_open_goes_on_while_it_is_evicted(tmp_path: Path) -> None:
+def test_a_reader_with_the_file_open_is_not_disturbed_by_its_eviction(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, limit=2 * FILE)
     store.put(KEYS[0], HEAD, [b"x" * 2000, b"y" * 2000])
     out = bytearray(4000)
@@ -218,12 +218,12 @@ def test_a_reader_with_the_file_open_goes_on_while_it_is_evicted(tmp_path: Path)
     assert out == b"x" * 2000 + b"y" * 2000
 
 
-def test_the_folder_is_not_looked_at_for_every_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_not_scanned_for_every_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DiskStore(tmp_path, limit=80 * FILE)
-    looks, scandir = [0], os.scandir
+    scans, scandir = [0], os.scandir
 
     def counted(path: Path) -> object:
-        looks[0] += 1
+        scans[0] += 1
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", counted)
@@ -231,10 +231,10 @@ def test_the_folder_is_not_looked_at_for_every_entry(tmp_path: Path, monkeypatch
         put(store, key)
     folders = len(list(tmp_path.glob("??")))
     assert total(tmp_path) <= 80 * FILE
-    assert looks[0] / folders <= 200 / (80 / 16) + 16, "once for a sixteenth of the limit"
+    assert scans[0] / folders <= 200 / (80 / 16) + 16, "one scan for each sixteenth of the limit"
 
 
-def test_a_budget_set_later_holds_from_the_next_entry_on(tmp_path: Path) -> None:
+def test_a_budget_that_is_set_later_holds_from_the_next_write_on(tmp_path: Path) -> None:
     store = DiskStore(tmp_path)
     for key in KEYS[:40]:
         put(store, key)
@@ -245,13 +245,13 @@ def test_a_budget_set_later_holds_from_the_next_entry_on(tmp_path: Path) -> None
 def test_threads_stay_within_the_budget_together(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, limit=20 * FILE)
     faults: list[Exception] = []
-    seen: list[int] = []
+    totals: list[int] = []
 
     def write(part: int) -> None:
         try:
             for key in KEYS[part:160:4]:
                 put(store, key)
-                seen.append(total(tmp_path))
+                totals.append(total(tmp_path))
         except Exception as error:
             faults.append(error)
 
@@ -261,8 +261,8 @@ def test_threads_stay_within_the_budget_together(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert not faults
-    assert max(seen) <= 20 * FILE
-    assert min(seen[-50:]) > 10 * FILE, "no more goes than must"
+    assert max(totals) <= 20 * FILE
+    assert min(totals[-50:]) > 10 * FILE, "not more is removed than necessary"
 
 
 WRITE = """
@@ -287,7 +287,7 @@ def test_processes_share_a_folder_and_its_budget(tmp_path: Path) -> None:
     for writer in writers:
         _, faults = writer.communicate()
         assert writer.returncode == 0, faults
-    # Counting a folder that changes meanwhile counts what has just gone beside what has just come.
+    # The folder changes while it is counted, so removed and new files may be counted together.
     assert most <= limit + 2 * limit // 16 + 4 * FILE, "the limit, and a sixteenth for each further writer"
     store = DiskStore(tmp_path, limit=limit)
     put(store, KEYS[0])
@@ -295,6 +295,6 @@ def test_processes_share_a_folder_and_its_budget(tmp_path: Path) -> None:
     assert all(store.head(key) in (b"head", HEAD) for key in set(store.keys()))
 
 
-def test_redis_is_told_its_budget_by_its_own_settings(tmp_path: Path) -> None:
+def test_a_limit_for_redis_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="maxmemory"):
         open_store("redis://localhost:6379/0", tmp_path, 0.25, limit=1000)

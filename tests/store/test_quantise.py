@@ -1,4 +1,4 @@
-"""Quantised bodies: how far numbers move, byte for byte what is stored, and what is refused."""
+"""Quantised bodies: the error bounds, the exact stored bytes, and the numbers that are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ragkv.errors import NotQuantisable
-from ragkv.store.format.codec import as_stored, fetch, offsets, pack, unpack, unpack_head
+from ragkv.store.format.codec import as_stored, fetch_blocks, offsets, pack, unpack
+from ragkv.store.format.head import unpack_head
 from ragkv.store.format.layout import BODIES, Layout, block_ranges
 from ragkv.store.format.quantise import FORMS, dequantise, quantise
 from ragkv.types import ChunkKV, Digest, Shape
@@ -20,7 +21,7 @@ from tests.store.chunks import (
     FINGERPRINT,
     SALT,
     SHAPE,
-    MemoryShelf,
+    MemoryBody,
     finite_kv,
     packed,
     random_kv,
@@ -35,8 +36,8 @@ LARGEST = 8e6
 """Near the largest number that has a float16 scale."""
 
 
-def there_and_back(k: Tensor, v: Tensor, form: str) -> tuple[Tensor, Tensor]:
-    """Blocks [m, n, Hkv, d] quantised, and back, in their dtype."""
+def round_trip(k: Tensor, v: Tensor, form: str) -> tuple[Tensor, Tensor]:
+    """Quantise and restore blocks [m, n, Hkv, d]."""
     many, tokens, heads, d = k.shape
     layout = Layout(Shape(1, heads, heads, d), many * tokens, tokens, k.dtype, form)
     raw = quantise(k, v, layout)
@@ -49,7 +50,7 @@ def there_and_back(k: Tensor, v: Tensor, form: str) -> tuple[Tensor, Tensor]:
 
 @st.composite
 def numbers(draw: st.DrawFn) -> Tensor:
-    """[m, n, Hkv, d], of sizes from below float16's smallest to near the largest that has a scale."""
+    """Draw [m, n, Hkv, d], from below the smallest float16 to near the largest number that has a scale."""
     dtype = draw(st.sampled_from(DTYPES))
     size = [draw(st.integers(1, 4)), draw(st.integers(1, 9)), draw(st.integers(1, 3)), 2 * draw(st.integers(1, 4))]
     generator = torch.Generator().manual_seed(draw(st.integers(0, 999)))
@@ -60,19 +61,19 @@ def numbers(draw: st.DrawFn) -> Tensor:
 
 
 def scale_of(x: Tensor, dim: int, form: str) -> Tensor:
-    """The scale from below, as real numbers: what is stored is at most a float16 step above."""
+    """Return the exact scale. The stored scale is at most one float16 step above it."""
     return x.double().abs().amax(dim, keepdim=True) / FORMS[form].largest
 
 
 def half_up(scale: Tensor) -> Tensor:
-    """The largest that a stored scale may be."""
+    """Return the largest allowed stored scale."""
     return torch.maximum(scale * (1 + 2.0**-10), torch.full_like(scale, 2.0**-24) + scale)
 
 
 @settings(max_examples=150, deadline=None)
 @given(x=numbers(), dim=st.sampled_from([1, 3]))
-def test_int8_moves_no_number_by_more_than_half_a_step(x: Tensor, dim: int) -> None:
-    back = there_and_back(x, x, "int8")[0 if dim == 1 else 1]
+def test_int8_changes_no_number_by_more_than_half_a_step(x: Tensor, dim: int) -> None:
+    back = round_trip(x, x, "int8")[0 if dim == 1 else 1]
     step = half_up(scale_of(x, dim, "int8"))
     rounding = x.double().abs().amax(dim, keepdim=True) * (0 if x.dtype == torch.float64 else torch.finfo(x.dtype).eps)
     assert bool(((back.double() - x.double()).abs() <= step / 2 * (1 + 1e-5) + rounding).all())
@@ -80,8 +81,8 @@ def test_int8_moves_no_number_by_more_than_half_a_step(x: Tensor, dim: int) -> N
 
 @settings(max_examples=150, deadline=None)
 @given(x=numbers(), dim=st.sampled_from([1, 3]))
-def test_fp8_moves_no_number_by_more_than_a_sixteenth(x: Tensor, dim: int) -> None:
-    back = there_and_back(x, x, "fp8")[0 if dim == 1 else 1].double()
+def test_fp8_changes_no_number_by_more_than_a_sixteenth(x: Tensor, dim: int) -> None:
+    back = round_trip(x, x, "fp8")[0 if dim == 1 else 1].double()
     step = half_up(scale_of(x, dim, "fp8"))
     bound = torch.maximum(x.double().abs() / 16, step / 1024) * (1 + 1e-5)
     rounding = 0 if x.dtype == torch.float64 else torch.finfo(x.dtype).eps
@@ -90,12 +91,12 @@ def test_fp8_moves_no_number_by_more_than_a_sixteenth(x: Tensor, dim: int) -> No
 
 
 @pytest.mark.parametrize("form", QUANTISED)
-def test_a_large_channel_of_k_and_a_large_token_of_v_cost_the_others_nothing(form: str) -> None:
+def test_a_large_channel_of_k_or_token_of_v_does_not_change_the_others(form: str) -> None:
     k, v = torch.randn(1, 16, 2, 8), torch.randn(1, 16, 2, 8)
     loud_k, loud_v = k.clone(), v.clone()
     loud_k[:, :, 0, 3] *= 1000
     loud_v[:, 5, 1] *= 1000
-    quiet, loud = there_and_back(k, v, form), there_and_back(loud_k, loud_v, form)
+    quiet, loud = round_trip(k, v, form), round_trip(loud_k, loud_v, form)
     others_k, others_v = torch.ones_like(k, dtype=torch.bool), torch.ones_like(v, dtype=torch.bool)
     others_k[:, :, 0, 3], others_v[:, 5, 1] = False, False
     assert same_bits(loud[0][others_k], quiet[0][others_k])
@@ -106,13 +107,13 @@ def test_a_large_channel_of_k_and_a_large_token_of_v_cost_the_others_nothing(for
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float16, 65504.0), (torch.float32, 8.3e6)])
 def test_the_largest_numbers_stay_finite(form: str, dtype: torch.dtype, largest: float) -> None:
     x = torch.tensor([largest, -largest, 1.0, 0.0], dtype=dtype).view(1, 2, 1, 2)
-    for back in there_and_back(x, x, form):
+    for back in round_trip(x, x, form):
         assert bool(back.isfinite().all())
         assert back.flatten()[:2].tolist() == pytest.approx([largest, -largest], rel=0.004)
 
 
 def tiny(k: list[list[float]], v: list[list[float]]) -> ChunkKV:
-    """One layer, one kv head of two dimensions."""
+    """Return a chunk of one layer and one KV head of two dimensions."""
     tokens = len(k)
     blocks = -(-tokens // 2)
     digest = Digest(
@@ -162,7 +163,7 @@ def test_a_tiny_fp8_body_byte_for_byte() -> None:
     assert bytes(body).hex() == "".join(expected)
 
 
-def test_every_fp8_code_means_the_number_that_torch_says() -> None:
+def test_every_fp8_code_is_restored_as_torch_does() -> None:
     codes = torch.arange(256, dtype=torch.int16).to(torch.uint8)
     numbers = codes.view(torch.float8_e4m3fn).float()
     raw = torch.zeros((1, 256 + 256 + 512 + 256), dtype=torch.uint8)
@@ -172,7 +173,7 @@ def test_every_fp8_code_means_the_number_that_torch_says() -> None:
     out = torch.empty((2, 1, 1, 256))
     dequantise(raw.view(-1), np.array([0]), np.array([1]), layout, out)
     finite = numbers.isfinite()
-    assert int((~finite).sum()) == 2, "the codes of NaN, which quantising never makes"
+    assert int((~finite).sum()) == 2, "the codes of NaN, which quantise never produces"
     for part in out:
         assert same_bits(part.view(-1)[finite], numbers[finite] / 2)
 
@@ -189,7 +190,7 @@ def test_numbers_without_a_scale_are_refused(form: str, bad: float, part: str) -
     pack(replace(kv, **{part: spoilt}), 4, FINGERPRINT)
 
 
-def test_a_form_that_there_is_not_and_an_odd_head_size_are_mistakes_of_the_caller() -> None:
+def test_an_unknown_body_and_an_odd_head_size_are_refused() -> None:
     with pytest.raises(ValueError, match="int4"):
         pack(finite_kv(), 4, FINGERPRINT, "int4")
     odd = finite_kv(shape=Shape(1, 1, 1, 3))
@@ -200,7 +201,7 @@ def test_a_form_that_there_is_not_and_an_odd_head_size_are_mistakes_of_the_calle
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), form=st.sampled_from(BODIES), dtype=st.sampled_from(DTYPES))
-def test_any_choice_of_blocks_comes_back_as_the_whole_chunk_would(
+def test_any_choice_of_blocks_is_restored_as_in_the_whole_chunk(
     data: st.DataObject, form: str, dtype: torch.dtype
 ) -> None:
     tokens, block = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 17))
@@ -212,13 +213,13 @@ def test_any_choice_of_blocks_comes_back_as_the_whole_chunk_would(
     assert (head.layout.body, head.layout.body_bytes) == (form, sum(map(len, body)))
     whole = as_stored(kv, head, body)
     wanted = [data.draw(st.sets(st.integers(0, head.layout.blocks - 1)).map(sorted)) for _ in range(shape.layers)]
-    shelf = MemoryShelf(body)
-    for layer, (k, v) in enumerate(read_blocks(shelf, key, head, wanted)):
+    store = MemoryBody(body)
+    for layer, (k, v) in enumerate(read_blocks(store, key, head, wanted)):
         rows = [t for b in wanted[layer] for t in range(b * block, min((b + 1) * block, tokens))]
         assert same_bits(k, whole.k[layer, rows])
         assert same_bits(v, whole.v[layer, rows])
     assert (
-        sum(part.size for part in shelf.ranges) == wanted_bytes(head.layout, wanted) == head.layout.wanted_bytes(wanted)
+        sum(part.size for part in store.ranges) == wanted_bytes(head.layout, wanted) == head.layout.wanted_bytes(wanted)
     )
     if form == "exact":
         assert same_bits(whole.k, kv.k)
@@ -232,21 +233,21 @@ def test_blocks_unpack_from_equal_slots_in_any_order(form: str, dtype: torch.dty
     key, record, body = packed(kv, form=form)
     head = unpack_head(record, key, FINGERPRINT, SALT)
     layout = head.layout
-    found = block_ranges(layout, [[0, 2, 5], [], [1, 5]])
-    raw = fetch(MemoryShelf(body), key, head, found)
+    ranges = block_ranges(layout, [[0, 2, 5], [], [1, 5]])
+    raw = fetch_blocks(MemoryBody(body), key, head, ranges)
     slots = torch.full((9, layout.full_bytes), 0xA5, dtype=torch.uint8)
     places = [7, 2, 0, 8, 3]
-    for (*_, size), start, place in zip(found, offsets(found).tolist(), places, strict=True):
+    for (*_, size), start, place in zip(ranges, offsets(ranges).tolist(), places, strict=True):
         assert start % layout.row_bytes == layout.full_bytes % layout.row_bytes == 0
         slots[place, :size] = raw[start : start + size]
-    scattered = unpack(slots.view(-1), np.array(places) * layout.full_bytes, found, layout)
-    for one, other in zip(scattered, unpack(raw, offsets(found), found, layout), strict=True):
+    scattered = unpack(slots.view(-1), np.array(places) * layout.full_bytes, ranges, layout)
+    for one, other in zip(scattered, unpack(raw, offsets(ranges), ranges, layout), strict=True):
         assert same_bits(one[0], other[0])
         assert same_bits(one[1], other[1])
 
 
 @pytest.mark.parametrize("form", QUANTISED)
-def test_a_quantised_body_is_about_a_byte_a_number(form: str) -> None:
+def test_a_quantised_body_takes_about_one_byte_per_number(form: str) -> None:
     shape = Shape(2, 6, 2, 64)
     exact, small = (Layout(shape, 512, 16, torch.bfloat16, body) for body in ("exact", form))
     assert (exact.full_bytes, small.full_bytes) == (2 * 16 * 128 * 2, 35 * 128)
@@ -258,7 +259,7 @@ def test_a_quantised_body_is_about_a_byte_a_number(form: str) -> None:
 
 @pytest.mark.parametrize("form", QUANTISED)
 def test_no_body_is_mistaken_for_another(form: str) -> None:
-    """One key for all, as if the fingerprint did not tell them apart: the head does."""
+    """All bodies share a key here, as if the fingerprint did not differ. The head tells them apart."""
     kv = finite_kv(shape=SHAPE)
     key, record, _ = packed(kv, form=form)
     head = unpack_head(record, key, FINGERPRINT, SALT)
@@ -266,7 +267,7 @@ def test_no_body_is_mistaken_for_another(form: str) -> None:
     assert head.layout != unpack_head(packed(kv)[1], key, FINGERPRINT, SALT).layout
 
 
-def test_random_bits_are_stored_exactly_by_exact_bodies_alone() -> None:
+def test_only_exact_bodies_store_random_bits() -> None:
     kv = random_kv()
     assert bool((~kv.k.isfinite()).any())
     pack(kv, 4, FINGERPRINT)

@@ -1,4 +1,4 @@
-"""The store over a real Redis Cluster: where entries go, what a node that is down or a slot that moves costs."""
+"""The store over a real Redis Cluster: where entries are, and what a dead node or a moved slot costs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def admin(node: RedisServer) -> redis.Redis:
 
 
 def name_of(node: RedisServer) -> bytes:
-    """What the cluster calls it."""
+    """Return the node's id in the cluster."""
     found: bytes = admin(node).execute_command("CLUSTER MYID")
     return found
 
@@ -51,15 +51,15 @@ def put_all(url: str) -> ClusterStore:
     return store
 
 
-def seconds(use: Callable[[], object]) -> float:
-    """Until it raised StoreUnavailable."""
+def unavailable_after(use: Callable[[], object]) -> float:
+    """Return the seconds until the call raised StoreUnavailable."""
     began = time.monotonic()
     with pytest.raises(StoreUnavailable):
         use()
     return time.monotonic() - began
 
 
-def test_entries_lie_whole_on_the_node_of_their_slot(empty: RedisCluster) -> None:
+def test_each_entry_is_whole_on_the_node_of_its_slot(empty: RedisCluster) -> None:
     store = put_all(empty.url)
     for node in empty.nodes:
         names = {name.decode() for name in admin(node).scan_iter()}
@@ -71,13 +71,13 @@ def test_entries_lie_whole_on_the_node_of_their_slot(empty: RedisCluster) -> Non
     store.ping()
 
 
-def test_every_primary_tells_of_its_memory(empty: RedisCluster) -> None:
+def test_every_primary_reports_its_memory(empty: RedisCluster) -> None:
     found = ClusterStore(empty.url, TIMEOUT).memory()
     assert {each.where for each in found} == {f"127.0.0.1:{node.port}" for node in empty.nodes}
     assert {(each.limit, each.policy) for each in found} == {(0, "noeviction")}
 
 
-def test_one_node_that_answers_is_enough_to_find_the_others(empty: RedisCluster) -> None:
+def test_one_seed_that_answers_is_enough_to_find_the_other_nodes(empty: RedisCluster) -> None:
     put_all(empty.url)
     for node in empty.nodes:
         store = ClusterStore(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{node.port}", TIMEOUT)
@@ -89,7 +89,7 @@ Moving = tuple[ClusterStore, Key, RedisServer, RedisServer, int]
 
 @pytest.fixture
 def moving(empty: RedisCluster) -> Iterator[Moving]:
-    """A store that knows the slots, a key it holds, the node of the key, another node, and the slot; moved back."""
+    """A store that knows the slots, one of its keys, the key's node, another node, and the slot. It is moved back."""
     store, key = put_all(empty.url), KEYS[0]
     source = empty.of(key)
     target = next(node for node in empty.nodes if node is not source)
@@ -111,14 +111,14 @@ def move(source: RedisServer, target: RedisServer, slot: int) -> None:
 
 
 def end_move(source: RedisServer, target: RedisServer, slot: int) -> None:
-    for node in (target, source):  # the third one hears of it when it does
+    for node in (target, source):  # the third node learns it later
         admin(node).execute_command("CLUSTER", "SETSLOT", slot, "NODE", name_of(target))
 
 
-def test_an_entry_whose_slot_has_moved_is_found_at_once(moving: Moving) -> None:
+def test_an_entry_of_a_moved_slot_is_found_at_once(moving: Moving) -> None:
     store, key, source, target, slot = moving
     begin_move(source, target, slot)
-    assert store.head(key) == HEAD  # still here
+    assert store.head(key) == HEAD  # not moved yet
     move(source, target, slot)
     end_move(source, target, slot)
     assert read_ranges(store, key, Range(1, 0, 9), Range(2, 5, 40_000 - 5)) == b"\1" * 9 + b"\2" * (40_000 - 5)
@@ -128,7 +128,7 @@ def test_an_entry_whose_slot_has_moved_is_found_at_once(moving: Moving) -> None:
     assert admin(target).dbsize() + admin(source).dbsize() > 0
 
 
-def test_an_entry_on_its_way_is_unavailable_until_it_has_arrived(moving: Moving) -> None:
+def test_an_entry_that_is_being_migrated_is_unavailable_until_it_has_arrived(moving: Moving) -> None:
     store, key, source, target, slot = moving
     begin_move(source, target, slot)
     move(source, target, slot)
@@ -141,12 +141,12 @@ def test_an_entry_on_its_way_is_unavailable_until_it_has_arrived(moving: Moving)
     assert store.head(key) == HEAD
 
 
-def test_a_read_is_not_begun_anew_once_something_was_told(moving: Moving) -> None:
+def test_a_read_is_not_retried_after_a_range_was_reported(moving: Moving) -> None:
     store, key, source, target, slot = moving
-    told: list[int] = []
+    reported: list[int] = []
 
     def arrived(number: int) -> None:
-        told.append(number)
+        reported.append(number)
         if number == 0:
             begin_move(source, target, slot)
             move(source, target, slot)
@@ -155,7 +155,7 @@ def test_a_read_is_not_begun_anew_once_something_was_told(moving: Moving) -> Non
     ranges = [Range(layer, at, 100) for layer in range(3) for at in range(0, 40_000, 400)]
     with pytest.raises(StoreUnavailable, match="MOVED"):
         store.read(key, ranges, memoryview(bytearray(100 * len(ranges))), arrived)
-    assert len(told) == len(set(told))
+    assert len(reported) == len(set(reported))
     store.read(key, ranges, memoryview(bytearray(100 * len(ranges))))
 
 
@@ -171,14 +171,14 @@ def test_a_node_that_is_down_costs_its_slots_until_a_replica_takes_over() -> Non
         until = time.monotonic() + 15
         while admin(replica).dbsize() < admin(lost).dbsize() and time.monotonic() < until:
             time.sleep(0.02)
-        time.sleep(BREAK_SECONDS)  # the slots were learned long ago
+        time.sleep(BREAK_SECONDS)  # so that the slots may be learned again
         lost.process.kill()
         lost.process.wait()
         for key in gone:
-            assert seconds(lambda key=key: store.head(key)) < 0.2
-            assert seconds(lambda key=key: store.put(key, HEAD, BODY)) < 0.2
+            assert unavailable_after(lambda key=key: store.head(key)) < 0.2
+            assert unavailable_after(lambda key=key: store.put(key, HEAD, BODY)) < 0.2
         for use in (store.ping, store.stats, lambda: list(store.keys())):
-            assert seconds(use) < 0.5
+            assert unavailable_after(use) < 0.5
         assert [store.head(key) for key in there] == [HEAD] * len(there)
         store.put(there[0], b"new", BODY)
         admin(replica).execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
@@ -187,20 +187,20 @@ def test_a_node_that_is_down_costs_its_slots_until_a_replica_takes_over() -> Non
         assert set(store.keys()) == set(KEYS)
 
 
-def test_a_server_that_is_no_cluster_is_unavailable_and_says_so(server: RedisServer) -> None:
+def test_a_server_without_cluster_support_is_unavailable_and_says_so(server: RedisServer) -> None:
     store = ClusterStore(server.url.replace("redis://", "redis+cluster://"), TIMEOUT)
     with pytest.raises(StoreUnavailable, match="cluster support disabled"):
         store.ping()
 
 
-def test_a_cluster_that_is_not_there_costs_about_one_timeout() -> None:
+def test_a_cluster_that_is_down_costs_about_one_timeout() -> None:
     store = ClusterStore("redis+cluster://" + ",".join(f"127.0.0.1:{free_port()}" for _ in range(5)), TIMEOUT)
     for use in (store.ping, lambda: store.head(KEYS[0]), lambda: list(store.keys())):
-        assert seconds(use) < 0.5
+        assert unavailable_after(use) < 0.5
     assert "127.0.0.1" in repr(store)
 
 
-def test_a_password_is_used_on_every_node_and_never_said() -> None:
+def test_a_password_is_used_on_every_node_and_never_shown() -> None:
     with redis_server("--requirepass", SECRET, "--cluster-enabled", "yes", "--cluster-port", str(free_port())) as node:
         with redis.Redis(port=node.port, password=SECRET) as own:
             own.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
@@ -222,7 +222,7 @@ def test_a_malformed_url_is_refused_and_not_quoted(rest: str) -> None:
     assert SECRET not in str(wrong.value) + repr(wrong.value.__cause__)
 
 
-def test_addresses_may_leave_out_the_port_and_be_of_ipv6() -> None:
+def test_addresses_may_omit_the_port_and_may_be_ipv6() -> None:
     assert ClusterStore("rediss+cluster://one,two:7000,[::1],[fe80::2]:7001/0", TIMEOUT).where == (
         "one:6379,two:7000,::1:6379,fe80::2:7001"
     )

@@ -1,4 +1,4 @@
-"""Faults of Redis, made to happen to real servers: killed, frozen, full, replaced by something else."""
+"""The Redis store with real servers that are killed, frozen, full or replaced by something else."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def uses(store: RedisStore) -> list[Callable[[], object]]:
     ]
 
 
-def refused(use: Callable[[], object]) -> float:
-    """Seconds until it raised StoreUnavailable."""
+def unavailable_after(use: Callable[[], object]) -> float:
+    """Return the seconds until the call raised StoreUnavailable."""
     began = time.monotonic()
     with pytest.raises(StoreUnavailable):
         use()
@@ -54,9 +54,9 @@ def test_a_killed_server_is_unavailable_at_once_and_back_after_the_break(own: Re
     store.put(KEY, HEAD, BODY)
     own.process.send_signal(signal.SIGKILL)
     own.process.wait()
-    assert refused(lambda: store.head(KEY)) < 0.2
+    assert unavailable_after(lambda: store.head(KEY)) < 0.2
     for use in uses(store):
-        assert refused(use) < 0.2
+        assert unavailable_after(use) < 0.2
     with redis_server(port=own.port):
         wait_for_the_breaker()
         with pytest.raises(EntryMissing):
@@ -65,7 +65,7 @@ def test_a_killed_server_is_unavailable_at_once_and_back_after_the_break(own: Re
         assert store.head(KEY) == HEAD
 
 
-def test_a_server_killed_while_it_is_used_gives_nothing_but_unavailable(own: RedisServer) -> None:
+def test_a_server_killed_during_reads_is_unavailable_and_nothing_else(own: RedisServer) -> None:
     store = RedisStore(own.url, TIMEOUT)
     store.put(KEY, HEAD, [bytes(4 * 2**20)] * 3)
     ranges = [Range(layer, 0, 4 * 2**20) for layer in range(3)]
@@ -98,27 +98,27 @@ def test_a_frozen_server_costs_about_one_timeout_and_answers_are_not_mixed_up_la
         store.put(KEY, HEAD, BODY)
         own.process.send_signal(signal.SIGSTOP)
         try:
-            assert refused(uses(store)[number]) < 0.5
+            assert unavailable_after(uses(store)[number]) < 0.5
             for use in uses(store):
-                assert refused(use) < 0.2
+                assert unavailable_after(use) < 0.2
         finally:
             own.process.send_signal(signal.SIGCONT)
         if number < 3:
             wait_for_the_breaker()
             store.ping()
-            # The frozen server may have done the put it was sent; the bytes are the same.
+            # The frozen server may have executed the put later. The bytes are the same.
             assert store.head(KEY) == HEAD
             assert read_ranges(store, KEY, Range(1, 7, 100), Range(2, 0, 9)) == b"\1" * 100 + b"\2" * 9
 
 
 def test_a_new_connection_to_a_frozen_server_costs_about_one_timeout(own: RedisServer) -> None:
     own.process.send_signal(signal.SIGSTOP)
-    assert refused(RedisStore(own.url, TIMEOUT).ping) < 0.5
-    assert refused(RedisStore(f"{own.url}/3", TIMEOUT).ping) < 0.5
+    assert unavailable_after(RedisStore(own.url, TIMEOUT).ping) < 0.5
+    assert unavailable_after(RedisStore(f"{own.url}/3", TIMEOUT).ping) < 0.5
 
 
 def put_until_full(store: RedisStore) -> list[Key]:
-    """The keys of the large entries that found room."""
+    """Put large entries until the store is full, and return their keys."""
     stored = []
     for number in range(100):
         key = Key(f"{number:064x}")
@@ -149,12 +149,12 @@ def test_a_full_server_is_full_and_goes_on_answering() -> None:
         assert store.head(KEY) == b"new"
 
 
-def test_a_server_that_was_down_at_first_is_used_when_it_comes() -> None:
+def test_a_server_that_starts_later_is_used() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     store = RedisStore(f"redis://127.0.0.1:{port}", TIMEOUT)
-    assert refused(store.ping) < 0.2
+    assert unavailable_after(store.ping) < 0.2
     with redis_server(port=port):
         wait_for_the_breaker()
         store.ping()
@@ -162,10 +162,10 @@ def test_a_server_that_was_down_at_first_is_used_when_it_comes() -> None:
 
 def test_a_listener_that_never_answers_costs_about_one_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        assert refused(RedisStore(f"redis://127.0.0.1:{mute.getsockname()[1]}", TIMEOUT).ping) < 0.5
+        assert unavailable_after(RedisStore(f"redis://127.0.0.1:{mute.getsockname()[1]}", TIMEOUT).ping) < 0.5
 
 
-def test_a_server_of_another_kind_is_unavailable() -> None:
+def test_a_server_of_another_protocol_is_unavailable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
 
         def answer() -> None:
@@ -176,19 +176,19 @@ def test_a_server_of_another_kind_is_unavailable() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert refused(RedisStore(f"redis://127.0.0.1:{other.getsockname()[1]}", TIMEOUT).ping) < 0.5
+        assert unavailable_after(RedisStore(f"redis://127.0.0.1:{other.getsockname()[1]}", TIMEOUT).ping) < 0.5
         thread.join()
 
 
-def test_a_url_cannot_undo_the_bounds(own: RedisServer) -> None:
+def test_a_url_cannot_change_the_time_limits(own: RedisServer) -> None:
     store = RedisStore(f"{own.url}/0?socket_timeout=30&retry_on_timeout=yes&decode_responses=yes&protocol=3", TIMEOUT)
     store.put(KEY, HEAD, BODY)
     assert store.head(KEY) == HEAD
     own.process.send_signal(signal.SIGSTOP)
-    assert refused(store.ping) < 0.5
+    assert unavailable_after(store.ping) < 0.5
 
 
-def test_a_server_that_takes_no_writes_still_serves_reads(own: RedisServer) -> None:
+def test_a_read_only_server_still_serves_reads(own: RedisServer) -> None:
     store = RedisStore(own.url, TIMEOUT)
     store.put(KEY, HEAD, BODY)
     with redis.Redis.from_url(own.url) as admin:
@@ -198,11 +198,11 @@ def test_a_server_that_takes_no_writes_still_serves_reads(own: RedisServer) -> N
         assert store.head(KEY) == HEAD
 
 
-def test_a_server_that_cannot_save_is_full(own: RedisServer) -> None:
+def test_a_server_that_cannot_save_is_store_full(own: RedisServer) -> None:
     store = RedisStore(own.url, TIMEOUT)
     store.put(KEY, HEAD, BODY)
     with redis.Redis.from_url(own.url) as admin:
-        # Its folder goes away, so the snapshot fails, and Redis takes no more writes until one succeeds.
+        # Its folder is removed, so the snapshot fails, and Redis refuses writes until a snapshot succeeds.
         admin.config_set("save", "3600 1")
         (own.folder / "log").unlink()
         own.folder.rmdir()

@@ -1,4 +1,4 @@
-"""What the link takes for granted about redis-py, and how it keeps connections fit for the next user."""
+"""The link: what it assumes about redis-py, and that every connection is clean for its next user."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMEOUT = 0.25
 
 @contextmanager
 def impostor(talk: Callable[[socket.socket], None], visits: int = 1) -> Iterator[str]:
-    """The URL of a listener that talks so, to this many visitors, each in turn."""
+    """Yield the URL of a listener that runs `talk` for so many connections, one after another."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -37,7 +37,7 @@ def impostor(talk: Callable[[socket.socket], None], visits: int = 1) -> Iterator
                     with line:
                         talk(line)
                 except OSError:
-                    pass  # the other end has hung up
+                    pass  # the other end has closed the connection
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -47,7 +47,7 @@ def impostor(talk: Callable[[socket.socket], None], visits: int = 1) -> Iterator
             thread.join()
 
 
-def test_the_socket_of_redis_py_is_ours_to_use_and_redis_py_goes_on_with_it(server: RedisServer) -> None:
+def test_a_socket_of_redis_py_can_be_used_directly_and_then_by_redis_py_again(server: RedisServer) -> None:
     pool = redis.ConnectionPool.from_url(server.url, protocol=2)
     connection = pool.get_connection()
     line = connected_socket(connection)
@@ -62,7 +62,7 @@ def test_the_socket_of_redis_py_is_ours_to_use_and_redis_py_goes_on_with_it(serv
     pool.disconnect()
 
 
-def test_the_pool_hands_out_no_connection_with_a_reply_unread(server: RedisServer) -> None:
+def test_the_pool_hands_out_no_connection_with_an_unread_reply(server: RedisServer) -> None:
     pool = redis.ConnectionPool.from_url(server.url, protocol=2)
     connection = pool.get_connection()
     line = connected_socket(connection)
@@ -77,36 +77,36 @@ def test_a_connection_is_used_again_after_replies_of_every_kind(own: RedisServer
     link = ServerLink(own.url, TIMEOUT)
     with redis.Redis.from_url(own.url) as admin:
         before = admin.info("stats")["total_connections_received"]
-        replies = link.exchange([("SET", "a", 1), ("GET", "a"), ("LPUSH", "a", 2), ("GET", "no")], link.deadline(0))
+        replies = link.pipeline([("SET", "a", 1), ("GET", "a"), ("LPUSH", "a", 2), ("GET", "no")], link.deadline(0))
         assert replies[:2] + replies[3:] == [b"OK", b"1", None]
-        assert link.ask("GET", "a") == b"1"
+        assert link.command("GET", "a") == b"1"
         assert admin.info("stats")["total_connections_received"] == before + 1
 
 
-def test_a_reply_too_many_is_no_ones_and_its_connection_is_closed() -> None:
+def test_a_connection_with_an_unexpected_reply_is_closed() -> None:
     def talk(line: socket.socket) -> None:
         line.recv(1000)
         line.sendall(b"+PONG\r\n+PONG\r\n")
         assert line.recv(1000) == b""
 
-    with impostor(talk) as url, pytest.raises(StoreUnavailable, match="nobody asked"):
-        ServerLink(url, TIMEOUT).ask("PING")
+    with impostor(talk) as url, pytest.raises(StoreUnavailable, match="an unexpected reply"):
+        ServerLink(url, TIMEOUT).command("PING")
 
 
-def test_what_is_raised_while_a_connection_is_used_closes_it(own: RedisServer) -> None:
+def test_an_exception_during_its_use_closes_a_connection(own: RedisServer) -> None:
     link = ServerLink(own.url, TIMEOUT)
 
     def leave_early() -> None:
-        with link.line() as wire:
+        with link.connection() as wire:
             wire.send([("ECHO", "stale")], link.deadline(0))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         leave_early()
-    assert link.ask("ECHO", "fresh") == b"fresh"
+    assert link.command("ECHO", "fresh") == b"fresh"
 
 
-def test_replies_and_ranges_that_trickle_are_given_up_in_time() -> None:
+def test_slow_replies_and_ranges_end_at_the_deadline() -> None:
     def talk(line: socket.socket) -> None:
         line.recv(1000)
         for byte in b"$1000\r\n" + bytes(1000):
@@ -124,7 +124,7 @@ def test_replies_and_ranges_that_trickle_are_given_up_in_time() -> None:
             assert TIMEOUT <= time.monotonic() - began < 2 * TIMEOUT
 
 
-def test_a_server_that_takes_a_large_entry_and_then_hangs_does_not_use_up_the_time_for_it() -> None:
+def test_a_server_that_hangs_after_a_large_entry_does_not_use_up_the_deadline_of_the_entry() -> None:
     size = 64 * 2**20
 
     def talk(line: socket.socket) -> None:
@@ -141,7 +141,7 @@ def test_a_server_that_takes_a_large_entry_and_then_hangs_does_not_use_up_the_ti
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a Redis that speaks TLS only, with a certificate of its own that the URL names."""
+    """The URL of a Redis server that only accepts TLS. The URL names its own certificate."""
     folder = tmp_path_factory.mktemp("tls")
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
@@ -154,7 +154,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"rediss://:sesame@127.0.0.1:{port}/1?ssl_ca_certs={certificate}"
 
 
-def test_ranges_come_through_tls(tls: str) -> None:
+def test_ranges_are_read_over_tls(tls: str) -> None:
     store = RedisStore(tls, 1.0)
     body = [bytes([layer]) * (6 * 2**20) for layer in range(2)]
     store.put(KEY, b"head", body)
@@ -168,13 +168,13 @@ def test_an_unknown_certificate_is_refused(tls: str) -> None:
         RedisStore(tls.partition("?")[0], 1.0).ping()
 
 
-def test_a_socket_that_was_missing_is_found_after_a_second(tmp_path: Path) -> None:
+def test_a_unix_socket_that_appears_later_is_used_after_a_second(tmp_path: Path) -> None:
     path = tmp_path / "redis.sock"
     link = ServerLink(f"unix://{path}", TIMEOUT)
     with pytest.raises(StoreUnavailable):
-        link.ask("PING")
+        link.command("PING")
     with redis_server("--unixsocket", str(path)):
         with pytest.raises(StoreUnavailable, match="left alone"):
-            link.ask("PING")
+            link.command("PING")
         time.sleep(BREAK_SECONDS)
-        assert link.ask("PING") == b"PONG"
+        assert link.command("PING") == b"PONG"

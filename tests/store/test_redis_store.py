@@ -1,4 +1,4 @@
-"""What the Redis store sends, keeps and says: bytes, names, passwords."""
+"""The Redis store: the bytes it sends, the values it keeps, and that it never shows passwords."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import redis
 
 from ragkv.errors import ConfigError, EntryCorrupt, EntryMissing, StoreUnavailable
 from ragkv.store.base import Range, StoreStats
-from ragkv.store.format.codec import chunk_key, pack, unpack_head
+from ragkv.store.format.codec import pack
+from ragkv.store.format.head import chunk_key, unpack_head
 from ragkv.store.redis_store import RedisStore
 from ragkv.types import Key, Shape
 from tests.redis_server import RedisServer, redis_server
@@ -27,7 +28,7 @@ SECRET = "open-sesame"
 
 
 def reply_bytes(size: int) -> int:
-    """Bytes of a bulk reply on the wire: $<size>CRLF, the data, CRLF."""
+    """Return the bytes of a bulk reply: $<size>CRLF, the data, CRLF."""
     return len(f"${size}\r\n") + size + 2
 
 
@@ -43,17 +44,17 @@ def test_only_the_wanted_bytes_leave_the_server(own: RedisServer) -> None:
         admin.config_resetstat()
         line = admin.connection_pool.get_connection()
 
-        def told(section: str) -> bytes:
+        def info(section: str) -> bytes:
             line.send_command("INFO", section)
             return line.read_response()
 
         def output(text: bytes) -> int:
             return int(text.split(b"total_net_output_bytes:")[1].split()[0])
 
-        before = told("stats")
+        before = info("stats")
         read_blocks(store, key, head, wanted)
-        after = told("stats")
-        commands = told("commandstats")
+        after = info("stats")
+        commands = info("commandstats")
         admin.connection_pool.release(line)
     full, last = head.layout.range(0, 0).size, head.layout.range(0, 12).size
     replies = 0
@@ -76,7 +77,7 @@ def test_a_connection_sends_nothing_but_the_commands_of_the_store(own: RedisServ
         store.head(KEY)
         read_ranges(store, KEY, Range(0, 0, 5))
         store.delete(KEY)
-        calls = {name: told["calls"] for name, told in admin.info("commandstats").items()}
+        calls = {name: entry["calls"] for name, entry in admin.info("commandstats").items()}
         clients = admin.info("stats")["total_connections_received"]
     assert calls == {
         "cmdstat_config|resetstat": 1,
@@ -106,7 +107,7 @@ def test_an_entry_that_lost_a_layer_is_missing_and_not_counted(own: RedisServer)
         assert list(store.keys()) == []
 
 
-def test_values_of_another_kind_are_corrupt_and_can_be_replaced(own: RedisServer) -> None:
+def test_values_of_another_type_are_corrupt_and_can_be_replaced(own: RedisServer) -> None:
     store = RedisStore(own.url, TIMEOUT)
     with redis.Redis.from_url(own.url) as admin:
         store.put(KEY, HEAD, BODY)
@@ -121,23 +122,23 @@ def test_values_of_another_kind_are_corrupt_and_can_be_replaced(own: RedisServer
             read_ranges(store, KEY, Range(0, 0, 1))
         store.put(KEY, HEAD, BODY)
         assert read_ranges(store, KEY, Range(0, 0, 1)) == b"\0"
-        for mend in (lambda: store.delete(KEY), lambda: store.put(KEY, HEAD, BODY)):
+        for repair in (lambda: store.delete(KEY), lambda: store.put(KEY, HEAD, BODY)):
             admin.delete(f"ragkv:{{{KEY}}}:head")
             admin.rpush(f"ragkv:{{{KEY}}}:head", "a list")
-            mend()
+            repair()
         assert store.head(KEY) == HEAD
         admin.set("ragkv:{nothing of ours}:head", "x")
         assert list(store.keys()) == [KEY]
 
 
-def test_all_values_of_an_entry_lie_in_one_cluster_slot(own: RedisServer) -> None:
+def test_all_values_of_an_entry_are_in_one_cluster_slot(own: RedisServer) -> None:
     RedisStore(own.url, TIMEOUT).put(KEY, HEAD, BODY)
     with redis.Redis.from_url(own.url) as admin:
         slots = {redis.crc.key_slot(name) for name in admin.scan_iter()}
     assert len(slots) == 1
 
 
-def test_nothing_is_left_behind_by_a_smaller_entry(own: RedisServer) -> None:
+def test_a_smaller_entry_removes_the_surplus_layers(own: RedisServer) -> None:
     store = RedisStore(own.url, TIMEOUT)
     store.put(KEY, HEAD, BODY)
     store.put(KEY, HEAD, BODY[:1])
@@ -151,7 +152,7 @@ def test_writing_needs_room_for_the_entry_once_on_the_server_and_never_in_the_cl
     store = RedisStore(own.url, TIMEOUT)
     body = [bytes(6 * 2**20) for _ in range(8)]
     with redis.Redis.from_url(own.url) as admin:
-        for times in (1, 2):  # the second time beside the entry that it replaces
+        for times in (1, 2):  # the second time beside the entry that is replaced
             before = admin.info("memory")["used_memory"] - (48 * 2**20 if times == 2 else 0)
             admin.config_resetstat()
             tracemalloc.start()
@@ -176,11 +177,11 @@ def test_a_writer_that_is_cut_off_changes_nothing(own: RedisServer) -> None:
     assert read_ranges(store, KEY, Range(0, 0, 40_000)) == BODY[0]
 
 
-def everything_said(error: BaseException) -> str:
+def full_text(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)) + repr(error)
 
 
-def test_a_password_is_used_and_never_said() -> None:
+def test_a_password_is_used_and_never_shown() -> None:
     with redis_server("--requirepass", SECRET) as locked:
         address = f"127.0.0.1:{locked.port}"
         store = RedisStore(f"redis://:{SECRET}@{address}/2", TIMEOUT)
@@ -191,16 +192,16 @@ def test_a_password_is_used_and_never_said() -> None:
         locked.process.wait()
         with pytest.raises(StoreUnavailable) as down:
             store.ping()
-        assert SECRET not in everything_said(down.value)
+        assert SECRET not in full_text(down.value)
     with redis_server("--requirepass", "another") as locked:
         address = f"127.0.0.1:{locked.port}"
         for url in (f"redis://:{SECRET}@{address}", f"redis://{address}", f"redis://nobody:{SECRET}@{address}"):
             with pytest.raises(StoreUnavailable) as wrong:
                 RedisStore(url, TIMEOUT).ping()
-            assert SECRET not in everything_said(wrong.value)
+            assert SECRET not in full_text(wrong.value)
 
 
-def test_a_server_that_quotes_the_password_is_not_repeated() -> None:
+def test_a_password_quoted_by_the_server_is_redacted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
 
         def answer() -> None:
@@ -214,7 +215,7 @@ def test_a_server_that_quotes_the_password_is_not_repeated() -> None:
         with pytest.raises(StoreUnavailable, match=r"\*\*\*") as wrong:
             RedisStore(f"redis://:{SECRET}@127.0.0.1:{other.getsockname()[1]}", TIMEOUT).ping()
         thread.join()
-        assert SECRET not in everything_said(wrong.value)
+        assert SECRET not in full_text(wrong.value)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,7 @@ def test_a_malformed_url_is_refused_and_not_quoted(url: str) -> None:
     assert SECRET not in str(wrong.value) + repr(wrong.value.__cause__)
 
 
-def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:
+def test_a_unix_socket_works_too(tmp_path: Path) -> None:
     path = tmp_path / "redis.sock"
     with redis_server("--unixsocket", str(path)):
         store = RedisStore(f"unix://{path}?db=1", TIMEOUT)

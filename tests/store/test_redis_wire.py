@@ -1,4 +1,4 @@
-"""The Redis protocol over real sockets: any split of the bytes, any noise, any delay."""
+"""The Redis protocol over real sockets, with any split of the bytes, invalid bytes and delays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragkv.store.redis_wire import Reply, RespConnection, ServerRefusal, packed
+from ragkv.store.redis_wire import Reply, RespConnection, ServerRefusal, pack_commands
 
 WORDS = st.one_of(st.text(max_size=20), st.integers(), st.binary(max_size=200))
 COMMANDS = st.lists(st.lists(WORDS, min_size=1, max_size=5).map(tuple), max_size=20)
@@ -24,7 +24,7 @@ def soon(seconds: float = 5.0) -> float:
 
 @contextmanager
 def answered(*parts: bytes, pause: float = 0.0, close: bool = False) -> Iterator[RespConnection]:
-    """A wire whose other end sends these parts, one after another."""
+    """Yield a connection whose other end sends these parts, one after another."""
     here, there = socket.socketpair()
 
     def send() -> None:
@@ -35,7 +35,7 @@ def answered(*parts: bytes, pause: float = 0.0, close: bool = False) -> Iterator
             if close:
                 there.close()
         except OSError:
-            pass  # the test has what it wanted
+            pass  # the test has closed the connection
 
     thread = threading.Thread(target=send)
     thread.start()
@@ -53,13 +53,13 @@ def on_the_wire(command: Sequence[str | int | bytes]) -> bytes:
 
 
 @given(COMMANDS)
-def test_commands_are_packed_as_redis_wants_them(commands: list[tuple[str | int | bytes, ...]]) -> None:
-    assert b"".join(bytes(piece) for piece in packed(commands)) == b"".join(map(on_the_wire, commands))
+def test_commands_are_encoded_as_redis_expects_them(commands: list[tuple[str | int | bytes, ...]]) -> None:
+    assert b"".join(bytes(piece) for piece in pack_commands(commands)) == b"".join(map(on_the_wire, commands))
 
 
-def test_a_large_value_is_sent_from_where_it_lies_and_small_ones_are_one_packet() -> None:
+def test_a_large_value_is_sent_without_a_copy_and_small_ones_are_one_packet() -> None:
     large = bytearray(3 * 2**20)
-    pieces = list(packed([("SET", "a", b"small"), ("SET", "b", memoryview(large)), ("SET", "c", b"small")]))
+    pieces = list(pack_commands([("SET", "a", b"small"), ("SET", "b", memoryview(large)), ("SET", "c", b"small")]))
     assert [len(piece) for piece in pieces if isinstance(piece, memoryview)] == [len(large)]
     assert [piece.obj is large for piece in pieces if isinstance(piece, memoryview)] == [True]
     assert len(pieces) == 3
@@ -80,16 +80,16 @@ def test_a_large_value_is_sent_from_where_it_lies_and_small_ones_are_one_packet(
         (b"-WRONGTYPE Operation against\r\n", ServerRefusal("WRONGTYPE Operation against")),
     ],
 )
-def test_every_kind_of_reply_is_read_whole(sent: bytes, reply: Reply) -> None:
+def test_every_type_of_reply_is_read_completely(sent: bytes, reply: Reply) -> None:
     for parts in ([sent], [sent[at : at + 1] for at in range(len(sent))]):
         with answered(*parts, b":7\r\n") as wire:
             assert wire.reply(soon()) == reply
             assert wire.reply(soon()) == 7
-            assert wire.settled()
+            assert wire.is_idle()
 
 
 @given(st.lists(st.integers(0, 200_000), min_size=1, max_size=4), st.lists(st.integers(1, 150_000), max_size=6))
-def test_values_land_in_the_buffer_however_they_are_split(sizes: list[int], cuts: list[int]) -> None:
+def test_values_arrive_in_the_buffer_however_they_are_split(sizes: list[int], cuts: list[int]) -> None:
     values = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
     sent = b"".join(b"$%d\r\n%b\r\n" % (len(value), value) for value in values)
     parts = []
@@ -102,15 +102,15 @@ def test_values_land_in_the_buffer_however_they_are_split(sizes: list[int], cuts
         for size in sizes:
             assert wire.fill(out[start : start + size], soon()) == size
             start += size
-        assert wire.settled()
+        assert wire.is_idle()
     assert out == b"".join(values)
 
 
-@pytest.mark.parametrize(("sent", "told"), [(b"$3\r\n", 3), (b"$-1\r\n", -1), (b"$5\r\n", 5)])
-def test_a_value_of_another_size_is_told_and_not_read(sent: bytes, told: int) -> None:
+@pytest.mark.parametrize(("sent", "size"), [(b"$3\r\n", 3), (b"$-1\r\n", -1), (b"$5\r\n", 5)])
+def test_a_value_of_another_size_is_not_read_and_its_size_is_returned(sent: bytes, size: int) -> None:
     out = bytearray(b"1234")
     with answered(sent + b"abcde\r\n") as wire:
-        assert wire.fill(memoryview(out), soon()) == told
+        assert wire.fill(memoryview(out), soon()) == size
     assert out == b"1234"
 
 
@@ -129,19 +129,19 @@ NOISE = [
 
 
 @pytest.mark.parametrize("noise", NOISE)
-def test_noise_is_an_error_of_the_connection(noise: bytes) -> None:
+def test_invalid_bytes_are_a_connection_error(noise: bytes) -> None:
     with answered(noise) as wire, pytest.raises(ConnectionError):
         wire.reply(soon())
 
 
 @pytest.mark.parametrize("noise", [b"HTTP/1.1 400 Bad Request\r\n", b"$x\r\n", b":2\r\n", b"*2\r\n", b"$2\r\nabcd\r\n"])
-def test_noise_instead_of_a_value_is_an_error_of_the_connection(noise: bytes) -> None:
+def test_invalid_bytes_instead_of_a_value_are_a_connection_error(noise: bytes) -> None:
     with answered(noise) as wire, pytest.raises(ConnectionError):
         wire.fill(memoryview(bytearray(2)), soon())
 
 
 @pytest.mark.parametrize("sent", [b"", b"$10", b"$10\r\nabc", b"$3\r\nabc", b"*2\r\n:1\r\n"])
-def test_an_end_in_the_middle_is_an_error_of_the_connection(sent: bytes) -> None:
+def test_an_early_end_is_a_connection_error(sent: bytes) -> None:
     with answered(sent, close=True) as wire, pytest.raises(ConnectionError):
         wire.reply(soon())
     size = 10 if b"10" in sent else 3
@@ -150,7 +150,7 @@ def test_an_end_in_the_middle_is_an_error_of_the_connection(sent: bytes) -> None
 
 
 @pytest.mark.parametrize("sent", [b"$200\r\n" + b"x" * 200 + b"\r\n", b"+" + b"x" * 200, b"*90\r\n" + b":1\r\n" * 90])
-def test_a_reply_that_trickles_in_ends_at_the_deadline(sent: bytes) -> None:
+def test_a_slow_reply_ends_at_the_deadline(sent: bytes) -> None:
     with answered(*(sent[at : at + 1] for at in range(100)), pause=0.01) as wire:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
@@ -158,7 +158,7 @@ def test_a_reply_that_trickles_in_ends_at_the_deadline(sent: bytes) -> None:
         assert 0.2 <= time.monotonic() - began < 0.3
 
 
-def test_a_value_that_trickles_in_ends_at_the_deadline() -> None:
+def test_a_slow_value_ends_at_the_deadline() -> None:
     with answered(b"$100000\r\n", *[b"x" * 700] * 100, pause=0.01) as wire:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
@@ -166,13 +166,13 @@ def test_a_value_that_trickles_in_ends_at_the_deadline() -> None:
         assert 0.2 <= time.monotonic() - began < 0.3
 
 
-def test_what_nobody_asked_for_is_noticed() -> None:
+def test_an_unexpected_reply_is_noticed() -> None:
     with answered(b":1\r\n:2\r\n") as wire:
         assert wire.reply(soon()) == 1
-        assert not wire.settled()
+        assert not wire.is_idle()
 
 
-def test_a_listener_that_takes_nothing_ends_the_sending() -> None:
+def test_a_listener_that_reads_nothing_ends_the_send_at_the_deadline() -> None:
     with answered() as wire:
         began = time.monotonic()
         with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""Seals: what each refuses, and that the secret is shown nowhere."""
+"""Seals: what each refuses, and that the secret is never shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ragkv.errors import EntryCorrupt
 from ragkv.store.base import KVStore
-from ragkv.store.format.codec import Head, chunk_key, pack, unpack_head
+from ragkv.store.format.codec import pack
+from ragkv.store.format.head import Head, chunk_key, unpack_head
 from ragkv.store.format.seal import CHECKSUMS, Keyed, make_seal
 from ragkv.types import ChunkKV, Key
 from tests.store.chunks import FINGERPRINT, SALT, finite_kv, packed, random_kv, read_blocks, same_bits
@@ -27,7 +28,7 @@ Sealed = tuple[KVStore, Key, Head, ChunkKV, list[bytes]]
 
 @pytest.fixture
 def sealed(store: KVStore) -> Sealed:
-    """A sealed chunk in a real store: its key, its head, what it was, its body."""
+    """A sealed chunk in a real store: the store, its key, its head, the original chunk and its body."""
     kv = finite_kv()
     key, record, body = packed(kv, seal=SEAL)
     store.put(key, record, body)
@@ -38,7 +39,7 @@ def unpack(record: bytes, key: Key) -> Head:
     return unpack_head(record, key, FINGERPRINT, SEAL.salt(SALT), SEAL)
 
 
-def test_a_sealed_chunk_comes_back_bit_for_bit(sealed: Sealed) -> None:
+def test_a_sealed_chunk_is_restored_bit_for_bit(sealed: Sealed) -> None:
     store, key, head, kv, _ = sealed
     assert head.tags.shape == (3, 6, 16)
     for layer, (k, v) in enumerate(read_blocks(store, key, head, ALL)):
@@ -46,7 +47,7 @@ def test_a_sealed_chunk_comes_back_bit_for_bit(sealed: Sealed) -> None:
         assert same_bits(v, kv.v[layer])
 
 
-def test_without_the_secret_the_key_of_a_text_cannot_be_told() -> None:
+def test_keys_depend_on_the_secret() -> None:
     tokens = (1, 2, 3)
     seals = [CHECKSUMS, SEAL, Keyed(SECRET + "!")]
     keys = {chunk_key(FINGERPRINT, seal.salt(name), tokens) for seal in seals for name in ("mine", "theirs")}
@@ -54,11 +55,11 @@ def test_without_the_secret_the_key_of_a_text_cannot_be_told() -> None:
     assert len({seal.name for seal in seals}) == 3
     again = Keyed(SECRET)
     assert (again.name, again.salt("mine")) == (SEAL.name, SEAL.salt("mine"))
-    assert SEAL.salt("mine") != hmac.digest(SECRET.encode(), b"mine", "sha256").hex(), "a key of its own for each use"
+    assert SEAL.salt("mine") != hmac.digest(SECRET.encode(), b"mine", "sha256").hex(), "each use has its own key"
 
 
 def test_golden_tags() -> None:
-    """Spelled out, so that a change, which loses every sealed chunk, does not go unseen."""
+    """Compare with literals, because a change would lose every sealed chunk and must be noticed."""
     key = hmac.digest(SECRET.encode(), b"ragkv seal 1: block", hashlib.sha256)
     assert SEAL.block(b"a block") == hmac.new(key, b"a block", hashlib.sha256).digest()[:16]
     assert SEAL.block(b"a block").hex() == "3b23ec6b5487f9a81313c9ba4aa62222"
@@ -94,12 +95,14 @@ def test_a_chunk_that_was_changed_is_refused_although_all_checksums_are_made_ane
     changed = kv.v.clone()
     changed[1, 8:12] = 1.0
     store.put(key, *pack(replace(kv, v=changed), 4, FINGERPRINT))
-    assert unpack_head(store.head(key), chunk_key(FINGERPRINT, SALT, kv.tokens), FINGERPRINT, SALT), "well made"
+    assert unpack_head(store.head(key), chunk_key(FINGERPRINT, SALT, kv.tokens), FINGERPRINT, SALT), (
+        "valid without a secret"
+    )
     with pytest.raises(EntryCorrupt, match="another secret"):
         unpack(store.head(key), key)
 
 
-def test_a_head_with_other_tags_is_refused_although_its_checksum_is_made_anew(sealed: Sealed) -> None:
+def test_a_head_with_changed_tags_is_refused_even_with_a_new_checksum(sealed: Sealed) -> None:
     store, key, _, _, body = sealed
     mine = store.head(key)
     for tensors in (
@@ -119,21 +122,21 @@ def test_a_changed_block_under_the_sealed_head_is_refused(sealed: Sealed) -> Non
     part = head.layout.range(1, 2)
     changed = bytearray(body[1])
     changed[part.offset : part.offset + part.size] = torch.ones(part.size // 4).numpy().tobytes()
-    store.put(key, store.head(key), [body[0], bytes(changed), body[2]])  # the store's own sums fit
+    store.put(key, store.head(key), [body[0], bytes(changed), body[2]])  # the store's own checksums are valid
     with pytest.raises(EntryCorrupt, match="layer 1, block 2"):
         read_blocks(store, key, head, ALL)
     assert same_bits(read_blocks(store, key, head, [[0], [1, 3], [5]])[1][0], kv.k[1, [4, 5, 6, 7, 12, 13, 14, 15]])
 
 
-@pytest.mark.parametrize("trade", ["layers", "positions", "chunks"])
-def test_blocks_that_trade_places_are_refused(sealed: Sealed, trade: str) -> None:
+@pytest.mark.parametrize("swap", ["layers", "positions", "chunks"])
+def test_blocks_that_trade_places_are_refused(sealed: Sealed, swap: str) -> None:
     store, key, head, _, body = sealed
     size = head.layout.full_bytes
     layers = [bytearray(layer) for layer in body]
     one = slice(2 * size, 3 * size)
-    if trade == "layers":
+    if swap == "layers":
         layers[0][one], layers[1][one] = layers[1][one], layers[0][one]
-    elif trade == "positions":
+    elif swap == "positions":
         layers[0][one], layers[0][:size] = layers[0][:size], layers[0][one]
     else:
         other_key, other_head, other = packed(finite_kv(seed=1), seal=SEAL)
@@ -145,7 +148,7 @@ def test_blocks_that_trade_places_are_refused(sealed: Sealed, trade: str) -> Non
     assert read_blocks(store, key, head, [[3], [3], [3]])
 
 
-def test_a_whole_entry_under_the_name_of_another_is_refused(sealed: Sealed) -> None:
+def test_a_whole_entry_under_another_key_is_refused(sealed: Sealed) -> None:
     store, key, *_ = sealed
     other_key, other_head, other = packed(finite_kv(seed=1), seal=SEAL)
     assert unpack(other_head, other_key)
@@ -154,7 +157,7 @@ def test_a_whole_entry_under_the_name_of_another_is_refused(sealed: Sealed) -> N
         unpack(store.head(key), key)
 
 
-def test_an_entry_of_another_secret_or_of_none_is_refused_even_under_the_right_name() -> None:
+def test_an_entry_with_another_secret_or_none_is_refused_even_under_the_right_key() -> None:
     kv = finite_kv()
     key, mine, _ = packed(kv, seal=SEAL)
     assert unpack(mine, key)
@@ -166,7 +169,7 @@ def test_an_entry_of_another_secret_or_of_none_is_refused_even_under_the_right_n
 
 
 @pytest.mark.parametrize(("change", "tensors"), FORGERIES.values(), ids=FORGERIES)
-def test_forged_heads_do_not_get_as_far_as_being_parsed(
+def test_forged_heads_are_refused_before_they_are_parsed(
     change: dict[str, object] | None, tensors: dict[str, torch.Tensor]
 ) -> None:
     key, mine, _ = packed(random_kv(), seal=SEAL)

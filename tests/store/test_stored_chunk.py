@@ -1,4 +1,4 @@
-"""A chunk in a real store: whole, damaged where it is read, damaged where it is not."""
+"""A chunk in a real store: intact, damaged in the blocks that are read, and damaged elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from ragkv.errors import EntryCorrupt
 from ragkv.store.base import KVStore, StoreStats
 from ragkv.store.disk_store import DiskStore
-from ragkv.store.format.codec import Head, unpack_head
+from ragkv.store.format.head import Head, unpack_head
 from ragkv.types import ChunkKV, Key
 from tests.redis_server import RedisServer
 from tests.store.chunks import FINGERPRINT, SALT, packed, random_kv, read_blocks, same_bits
@@ -18,7 +18,7 @@ from tests.store.conftest import Vandal, vandal_of
 
 @pytest.fixture
 def stored(store: KVStore, server: RedisServer) -> tuple[KVStore, Key, Head, ChunkKV, Vandal]:
-    """A chunk in a real store, and someone to damage it."""
+    """A chunk in a real store, and a vandal for it."""
     kv = random_kv()
     key, record, body = packed(kv)
     store.put(key, record, body)
@@ -29,7 +29,7 @@ def stored(store: KVStore, server: RedisServer) -> tuple[KVStore, Key, Head, Chu
 Stored = tuple[KVStore, Key, Head, ChunkKV, Vandal]
 
 
-def test_a_stored_chunk_comes_back_bit_for_bit(stored: Stored) -> None:
+def test_a_stored_chunk_is_restored_bit_for_bit(stored: Stored) -> None:
     store, key, head, kv, _ = stored
     assert store.stats() == StoreStats(1, head.bytes + head.layout.body_bytes)
     for layer, (k, v) in enumerate(read_blocks(store, key, head, [range(6)] * 3)):
@@ -59,7 +59,7 @@ def test_a_flipped_byte_of_a_loaded_block_is_corrupt(stored: Stored) -> None:
     assert same_bits(read_blocks(store, key, head, [[], [2], []])[1][0], kv.k[1, 8:12])
 
 
-def test_damage_in_blocks_that_are_not_loaded_does_no_harm(stored: Stored) -> None:
+def test_damage_in_blocks_that_are_not_loaded_is_harmless(stored: Stored) -> None:
     store, key, head, kv, vandal = stored
     for layer, block in ((0, 0), (0, 2), (1, 1), (2, 5)):
         part = head.layout.range(layer, block)
@@ -70,7 +70,7 @@ def test_damage_in_blocks_that_are_not_loaded_does_no_harm(stored: Stored) -> No
     assert same_bits(loaded[2][0], kv.k[2, 16:20])
 
 
-def test_a_cut_layer_is_corrupt(stored: Stored) -> None:
+def test_a_truncated_layer_is_corrupt(stored: Stored) -> None:
     store, key, head, _, vandal = stored
     vandal.cut(key, 2, head.layout.layer_bytes - 1)
     with pytest.raises(EntryCorrupt):

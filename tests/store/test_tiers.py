@@ -1,4 +1,4 @@
-"""Tiers: the same rows from every tier, each block read once, and no memory held beyond the budgets."""
+"""Tiers return the same rows from every tier, read each block once, and stay within their budgets."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from ragkv.errors import EntryCorrupt, EntryMissing
 from ragkv.store.base import Arrived, Range, ignore
 from ragkv.store.disk_store import DiskStore
-from ragkv.store.format.codec import Head, unpack_head
+from ragkv.store.format.head import Head, unpack_head
 from ragkv.store.format.layout import BODIES, Layout
-from ragkv.store.tier import TierBytes
-from ragkv.store.tiers import TierBudgets, Tiers
+from ragkv.store.tiers import TierBudgets, TierBytes, Tiers
 from ragkv.types import ChunkKV, Key
 from tests.store.chunks import (
     FINGERPRINT,
@@ -39,24 +38,24 @@ ALL = [[0, 1, 2, 3, 4, 5]] * 3
 
 
 class CountingStore(DiskStore):
-    """A disk store that counts what is read, and can be held up."""
+    """A disk store that counts the bytes it reads and can be made to wait."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.bytes = 0
-        self.reuse_policy = threading.Event()
-        self.reuse_policy.set()
+        self.gate = threading.Event()
+        self.gate.set()
         self.reading = threading.Event()
 
     def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
         self.reading.set()
-        self.reuse_policy.wait(10)
+        self.gate.wait(10)
         self.bytes += out.nbytes
         super().read(key, ranges, out, arrived)
 
 
 class Case:
-    """A store with one chunk in it, and tiers over it with room for so many blocks."""
+    """A store with one chunk, and tiers over it with room for so many blocks."""
 
     def __init__(
         self, folder: Path, slots: int, seed: int = 0, form: str = "exact", gpu: int = 0, device: torch.device = CPU
@@ -65,7 +64,7 @@ class Case:
         self.key, self.head = self.put(finite_kv(seed=seed) if form != "exact" else random_kv(seed=seed))
         layout = Layout(SHAPE, BLOCK, BLOCK, torch.float32, form)
         size = layout.full_bytes
-        # One part in eight is for heads; the host pool has `slots` whole slots.
+        # One part in eight is for heads. The host pool has exactly `slots` slots.
         budgets = TierBudgets(host=-(-slots * size * 8 // 7), gpu=gpu * size)
         self.tiers = Tiers(self.store, layout, budgets, device)
 
@@ -75,14 +74,14 @@ class Case:
         return key, unpack_head(record, key, FINGERPRINT, SALT)
 
     def load(self, wanted: Sequence[Sequence[int]]) -> TierBytes:
-        """Where the bytes came from; they are compared with what the store holds."""
+        """Load blocks, compare them with those of the store, and return their bytes by tier."""
         loaded = self.tiers.load(self.key, self.head, wanted)
         truth = read_blocks(DiskStore(self.store.root), self.key, self.head, wanted)
         for (k, v), (true_k, true_v) in zip(loaded.rows, truth, strict=True):
             assert same_bits(k.cpu(), true_k)
             assert same_bits(v.cpu(), true_v)
-        assert sum(loaded.seen.values()) == wanted_bytes(self.head.layout, wanted)
-        return +loaded.seen
+        assert sum(loaded.tier_bytes.values()) == wanted_bytes(self.head.layout, wanted)
+        return +loaded.tier_bytes
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ choices = st.lists(st.sets(st.integers(0, 5)).map(sorted), min_size=3, max_size=
 
 @settings(max_examples=30, deadline=None)
 @given(first=choices, second=choices, slots=st.integers(0, 20))
-def test_rows_are_those_of_the_store_whatever_is_held(
+def test_rows_equal_those_of_the_store_whatever_is_cached(
     tmp_path_factory: pytest.TempPathFactory, first: list[list[int]], second: list[list[int]], slots: int
 ) -> None:
     held = Case(tmp_path_factory.mktemp("tiers"), slots)
@@ -104,7 +103,7 @@ def test_rows_are_those_of_the_store_whatever_is_held(
     assert held.tiers.stats()["host"].pinned == 0
 
 
-def test_what_was_read_once_comes_from_memory(case: Callable[..., Case]) -> None:
+def test_a_block_that_was_read_once_comes_from_memory(case: Callable[..., Case]) -> None:
     it = case(18)
     assert it.load([[0, 1], [], [5]]) == {"store": 5 * SLOT // 2}
     read = it.store.bytes
@@ -119,14 +118,14 @@ def test_without_a_budget_everything_comes_from_the_store(case: Callable[..., Ca
     assert it.load(ALL) == it.load(ALL) == {"store": it.head.layout.body_bytes}
 
 
-def test_a_request_larger_than_the_pool_passes_it_by(case: Callable[..., Case]) -> None:
+def test_a_request_larger_than_the_pool_bypasses_it(case: Callable[..., Case]) -> None:
     it = case(4)
     it.load([[0], [], []])
     assert it.load(ALL) == {"store": it.head.layout.body_bytes}
     assert it.load([[0], [], []]) == {"host": SLOT}
 
 
-def test_a_block_on_its_way_is_not_read_twice(case: Callable[..., Case]) -> None:
+def test_a_block_that_is_being_fetched_is_not_fetched_twice(case: Callable[..., Case]) -> None:
     it = case(18)
     it.store.gate.clear()
     with ThreadPoolExecutor(8) as threads:
@@ -139,7 +138,7 @@ def test_a_block_on_its_way_is_not_read_twice(case: Callable[..., Case]) -> None
     assert it.tiers.stats()["host"].pinned == 0
 
 
-def test_who_waited_for_a_read_that_failed_reads_for_himself(case: Callable[..., Case]) -> None:
+def test_a_request_that_waited_for_a_failed_fetch_fetches_itself(case: Callable[..., Case]) -> None:
     it = case(18)
     it.store.gate.clear()
     record, body = packed(random_kv(), BLOCK)[1:]
@@ -175,7 +174,7 @@ def test_a_dropped_chunk_is_read_again(case: Callable[..., Case]) -> None:
     assert it.load(ALL) == {"store": it.head.layout.body_bytes}
 
 
-def test_chunks_share_the_pool_and_the_longest_unused_goes_first(case: Callable[..., Case]) -> None:
+def test_chunks_share_the_pool_and_the_least_recently_used_block_is_evicted_first(case: Callable[..., Case]) -> None:
     it = case(18)
     it.load(ALL)
     other, head = it.put(random_kv(tokens=8, seed=5))
@@ -186,7 +185,7 @@ def test_chunks_share_the_pool_and_the_longest_unused_goes_first(case: Callable[
     assert it.tiers.stats()["host"].evicted >= 6
 
 
-def test_a_head_is_read_and_checked_once(case: Callable[..., Case]) -> None:
+def test_a_head_is_read_and_verified_once(case: Callable[..., Case]) -> None:
     it = case(1000)
     reads: list[int] = []
 
@@ -201,7 +200,7 @@ def test_a_head_is_read_and_checked_once(case: Callable[..., Case]) -> None:
     assert len(reads) == 2
 
 
-def test_heads_beyond_their_budget_make_room(case: Callable[..., Case]) -> None:
+def test_heads_beyond_their_budget_are_evicted(case: Callable[..., Case]) -> None:
     it = case(100)  # room for heads: 100 slots / 7
     names = [Key(f"{number:064x}") for number in range(50)]
     for name in names:
@@ -210,7 +209,7 @@ def test_heads_beyond_their_budget_make_room(case: Callable[..., Case]) -> None:
     assert len(kept) < len(names)
 
 
-def test_what_fails_ahead_of_time_is_nobodys_fault(case: Callable[..., Case], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_prefetch_is_only_logged(case: Callable[..., Case], caplog: pytest.LogCaptureFixture) -> None:
     it = case(18)
     it.store.delete(it.key)
     it.tiers.prefetch(lambda: it.load(ALL) and None)
@@ -235,7 +234,7 @@ def test_the_same_rows_come_from_store_host_and_gpu(tmp_path: Path, form: str) -
 
 
 @on_a_gpu
-def test_what_the_gpu_has_no_room_for_stays_in_host_memory(tmp_path: Path) -> None:
+def test_blocks_that_do_not_fit_on_the_gpu_stay_in_host_memory(tmp_path: Path) -> None:
     it = Case(tmp_path, 18, gpu=4, device=torch.device("cuda"))
     assert it.load(ALL).keys() == {"store"}
     assert it.load(ALL).keys() == {"host"}

@@ -1,4 +1,4 @@
-"""Where each block of a stored chunk lies: arithmetic only, no bytes."""
+"""The byte layout of a stored chunk: where each block lies. This file only calculates; it reads no bytes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,28 @@ from ragkv.store.base import Range
 from ragkv.types import Shape
 
 BODIES = ("exact", "int8", "fp8")
-"""How K and V are stored: every bit, or a byte a number with float16 scales (quantise.py)."""
+"""How K and V are stored: exactly, or as one byte per number with float16 scales (quantise.py)."""
 
 Part = tuple[int, int, int, int]
-"""layer, block, offset and size in bytes: plain numbers, because a load reads hundreds."""
+"""(layer, block, offset, size), the last two in bytes. Plain numbers, because one load reads hundreds of parts."""
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class BlockRanges:
-    """Blocks of one chunk, m of them, none twice: arrays, because one question names hundreds, and as a rule all of
-    them are in memory. Iterating gives each as a `Part`.
+    """The byte ranges of m different blocks of one chunk.
 
-    layer, block [m] · offset, size [m]: bytes in the layer's body · blocks: B of the chunk · grid: its L · B.
+    They are arrays, because one question names hundreds of blocks, and usually all of them are in memory. Iteration
+    yields each block as a `Part`.
+
+    Attributes:
+        layer: [m].
+        block: [m].
+        offset: [m], first byte in the layer's body.
+        size: [m], bytes.
+        blocks: B, the blocks of the chunk.
+        grid: L · B, the blocks of all its layers.
     """
 
     layer: Numbers
@@ -45,17 +53,17 @@ class BlockRanges:
 
     @property
     def cells(self) -> Numbers:
-        """[m], each block's number among all of the chunk, layer by layer."""
+        """[m], the number of each block among the blocks of all layers, counted layer by layer."""
         return self.layer * self.blocks + self.block
 
     @property
     def bytes(self) -> int:
-        """Of all."""
+        """The sum of the sizes."""
         return int(self.size.sum())
 
-    def some(self, which: Numbers) -> BlockRanges:
-        """Those at places `which`."""
-        if which.shape[0] == len(self):  # places ascend, so these are all
+    def select(self, which: Numbers) -> BlockRanges:
+        """Return the ranges at indices `which`, which must ascend."""
+        if which.shape[0] == len(self):  # indices ascend, so these are all
             return self
         layer, block, offset, size = (each[which] for each in (self.layer, self.block, self.offset, self.size))
         return BlockRanges(layer, block, offset, size, self.blocks, self.grid)
@@ -63,17 +71,23 @@ class BlockRanges:
 
 @dataclass(frozen=True)
 class Layout:
-    """The body of a chunk: per layer its blocks one after another, without gaps.
+    """The body of a chunk: per layer its blocks, one after another, without gaps.
 
-    A block of n tokens is whole rows of `row_bytes`, so a block that begins at a row, in the body or in any buffer cut
-    into equal slots, has all its parts at rows:
+    A block of n tokens consists of whole rows of `row_bytes` bytes. So when a block begins at a row boundary, in the
+    body or in a buffer of equal slots, all its parts begin at row boundaries:
 
         exact       n rows K · n rows V                         [2, n, Hkv, d] in `dtype`
         int8, fp8   n rows K · n rows V · 2 rows · s rows       codes [2, n, Hkv, d], a byte each; then, as float16,
-                                                                scales of K [Hkv, d] and of V [n, Hkv], zeros behind
+                                                                scales of K [Hkv, d] and of V [n, Hkv], then zeros
 
-    So every (layer, block) is one byte range, adjacent blocks are adjacent bytes, and all full blocks are equally long.
-    dtype: of the model, in which blocks come back whatever `body` is.
+    So every (layer, block) is one byte range, adjacent blocks are adjacent bytes, and all full blocks have one size.
+
+    Attributes:
+        shape: Sizes of the model's cache.
+        tokens: Tokens of the chunk.
+        block: Tokens of a full block.
+        dtype: The model's dtype. Blocks are unpacked to it, whatever `body` is.
+        body: One of `BODIES`.
     """
 
     shape: Shape
@@ -83,7 +97,7 @@ class Layout:
     body: str = "exact"
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a body that there is not, or that this shape cannot have."""
+        """Raise ValueError for an unknown body, or for one that the shape does not allow."""
         if self.body not in BODIES:
             raise ValueError(f"body {self.body!r} is none of {', '.join(BODIES)}")
         if self.body != "exact" and self.shape.head_dim % 2:
@@ -91,17 +105,17 @@ class Layout:
 
     @property
     def blocks(self) -> int:
-        """B: the last one may hold fewer tokens than `block`."""
+        """B, the number of blocks. The last one may hold fewer than `block` tokens."""
         return -(-self.tokens // self.block)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token's K (or V) in one layer, as stored, without scales."""
+        """Bytes of one token's K, or V, in one layer as stored, without scales."""
         return self.shape.kv_heads * self.shape.head_dim * (self.dtype.itemsize if self.body == "exact" else 1)
 
     @property
     def full_bytes(self) -> int:
-        """Bytes of a block that holds `block` tokens."""
+        """Bytes of a full block."""
         return self.bytes_of(self.block)
 
     @property
@@ -120,26 +134,26 @@ class Layout:
         return self.shape.layers * self.layer_bytes
 
     def bytes_of(self, tokens: int) -> int:
-        """Bytes of a block of `tokens` tokens."""
+        """Return the bytes of a block of so many tokens."""
         rows = 2 * tokens
         if self.body != "exact":
             rows += 2 + -(-2 * tokens // self.shape.head_dim)
         return rows * self.row_bytes
 
     def block_tokens(self, block: int) -> int:
-        """n_b. Raises ValueError for a block that the chunk has not."""
+        """Return n_b, the tokens of a block. Raises ValueError when the chunk has no such block."""
         if not 0 <= block < self.blocks:
             raise ValueError(f"block {block} of a chunk with {self.blocks} blocks")
         return min(self.block, self.tokens - block * self.block)
 
     def range(self, layer: int, block: int) -> Range:
-        """The bytes of one block of one layer. Raises ValueError for a layer or block that the chunk has not."""
+        """Return the byte range of one block. Raises ValueError when the chunk has no such layer or block."""
         if not 0 <= layer < self.shape.layers:
             raise ValueError(f"layer {layer} of {self.shape.layers}")
         return Range(layer, block * self.full_bytes, self.bytes_of(self.block_tokens(block)))
 
     def wanted_bytes(self, wanted: Sequence[Sequence[int]]) -> int:
-        """Bytes of the blocks that `wanted` names per layer, ascending: what reading them reads."""
+        """Return the bytes of blocks, given per layer as ascending block ids."""
         last = self.blocks - 1
         ends = sum(1 for blocks in wanted if blocks and blocks[-1] == last)
         full = self.full_bytes
@@ -147,7 +161,15 @@ class Layout:
 
 
 def block_ranges(layout: Layout, wanted: Sequence[Sequence[int]]) -> BlockRanges:
-    """The blocks that `wanted` names, layer by layer. Raises ValueError unless each layer's ids exist and ascend."""
+    """Return the byte ranges of blocks, layer by layer.
+
+    Args:
+        layout: The chunk's layout.
+        wanted: Per layer the block ids.
+
+    Raises:
+        ValueError: The ids of a layer do not ascend, or one does not exist.
+    """
     layers, count, stride = layout.shape.layers, layout.blocks, layout.full_bytes
     if len(wanted) != layers:
         raise ValueError(f"blocks wanted of {len(wanted)} layers, the chunk has {layers}")
@@ -155,24 +177,24 @@ def block_ranges(layout: Layout, wanted: Sequence[Sequence[int]]) -> BlockRanges
     block = np.fromiter(chain.from_iterable(wanted), np.int64, layer.shape[0])
     cells = layer * count + block
     wrong = (block < 0) | (block >= count)
-    wrong[1:] |= cells[1:] <= cells[:-1]  # ids that exist ascend in their layers when their cells do
+    wrong[1:] |= cells[1:] <= cells[:-1]  # valid ids ascend within their layers when their cells do
     if wrong.any():
         raise ValueError(f"layer {layer[wrong.argmax()]}: the blocks wanted must ascend and be below {count}")
     size = np.where(block == count - 1, layout.last_bytes, stride)
     return BlockRanges(layer, block, block * stride, size, count, layers * count)
 
 
-def joined(found: BlockRanges) -> list[Range]:
-    """Neighbours become one range: fewer reads, same bytes."""
-    if not len(found):
+def merge_adjacent(ranges: BlockRanges) -> list[Range]:
+    """Merge adjacent blocks into one range each: the same bytes in fewer reads."""
+    if not len(ranges):
         return []
-    ranges = []
-    each = iter(found)
-    layer, _, start, size = next(each)
-    for other, _, offset, more in each:
-        if other == layer and offset == start + size:
-            size += more
+    merged = []
+    parts = iter(ranges)
+    layer, _, start, size = next(parts)
+    for next_layer, _, next_start, next_size in parts:
+        if next_layer == layer and next_start == start + size:
+            size += next_size
         else:
-            ranges.append(Range(layer, start, size))
-            layer, start, size = other, offset, more
-    return [*ranges, Range(layer, start, size)]
+            merged.append(Range(layer, start, size))
+            layer, start, size = next_layer, next_start, next_size
+    return [*merged, Range(layer, start, size)]

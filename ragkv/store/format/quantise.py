@@ -1,17 +1,18 @@
-"""K and V in a byte a number: a block of one layer to its bytes (`Layout` says where each part lies) and back.
+"""Quantised K and V: one byte per number. `Layout` says where each part of a block lies.
 
-    K   one scale per kv head and dimension over the block's tokens: before RoPE a few channels are large in every token
-    V   one scale per token and kv head
+    K   one scale per KV head and dimension over the tokens of a block, because before RoPE a few channels are large in
+        every token
+    V   one scale per token and KV head
 
     int8   code = round(x / scale), scale = largest / 127      |x - x'| <= scale / 2
     fp8    code = float8_e4m3fn(x / scale), scale = largest / 448
                                                                |x - x'| <= max(|x| / 16, scale / 1024)
 
-Scales are float16, rounded up, so that no code overflows. The bounds hold before x' = code · scale is rounded to the
-model's dtype. A channel of zeros has scale 0 and comes back as zeros.
+Scales are float16 and rounded up, so that no code overflows. The bounds hold before x' = code · scale is rounded to
+the model's dtype. A channel of zeros has scale 0 and is restored as zeros.
 
-Numbers that are not finite, or so large that float16 cannot hold their scale, would take their whole channel with them.
-They are refused, not clamped: a chunk that holds any is not stored, and costs an encoding whenever it is asked for.
+A number that is not finite, or too large for a float16 scale, would spoil its whole channel. Such numbers are refused,
+not clamped: a chunk that holds one is not stored, so every question that needs it encodes it again.
 """
 
 from __future__ import annotations
@@ -28,32 +29,46 @@ from ragkv.store.format.layout import Layout
 
 
 class QuantisedFormat(NamedTuple):
-    """dtype: of the codes · largest: code that a scale maps the largest number to."""
+    """The number format of quantised codes.
+
+    Attributes:
+        dtype: The dtype of the codes.
+        largest: The code of the largest number of a channel.
+    """
 
     dtype: torch.dtype
     largest: float
 
 
 PIECE = 2**18
-"""Numbers turned at a time on a CPU."""
+"""Numbers that are converted at a time on a CPU."""
 
 FORMS = {"int8": QuantisedFormat(torch.int8, 127.0), "fp8": QuantisedFormat(torch.float8_e4m3fn, 448.0)}
 
 
 def quantise(k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-    """Blocks k, v [m, n, Hkv, d] -> their bytes [m, layout.bytes_of(n)] uint8. Raises NotQuantisable."""
+    """Quantise blocks k, v [m, n, Hkv, d] to bytes [m, layout.bytes_of(n)], uint8.
+
+    Raises:
+        NotQuantisable: A number is not finite, or too large for a float16 scale.
+    """
     form, (many, tokens) = FORMS[layout.body], k.shape[:2]
-    k_codes, k_scales = _coded(k, 1, form)
-    v_codes, v_scales = _coded(v, 3, form)
+    k_codes, k_scales = _encode(k, 1, form)
+    v_codes, v_scales = _encode(v, 3, form)
     pieces = [piece.flatten(1) for piece in (k_codes, v_codes, k_scales, v_scales)]
     pieces.append(torch.zeros((many, layout.bytes_of(tokens) - sum(p.shape[1] for p in pieces)), dtype=torch.uint8))
     return torch.cat(pieces, dim=1)
 
 
 def dequantise(raw: Tensor, begin: NDArray[np.int64], counts: NDArray[np.int64], layout: Layout, out: Tensor) -> None:
-    """Blocks as bytes, anywhere in `raw` (uint8, on the device of `out`), into out [2, sum of counts, Hkv, d].
+    """Restore K and V of m blocks from their bytes.
 
-    begin [m]: the row where each block begins · counts [m]: its tokens.
+    Args:
+        raw: Bytes that hold the blocks, uint8, on the device of `out`.
+        begin: [m], the row of `raw` where each block begins.
+        counts: [m], the tokens of each block.
+        layout: The chunk's layout.
+        out: [2, sum of counts, Hkv, d], filled with K and V in the model's dtype.
     """
     form, shape = FORMS[layout.body], layout.shape
     row, rows, before = layout.row_bytes, int(counts.sum()), counts.cumsum() - counts
@@ -70,29 +85,29 @@ def dequantise(raw: Tensor, begin: NDArray[np.int64], counts: NDArray[np.int64],
     k_scales = lines.index_select(0, at_k).view(torch.float16).view(-1, shape.kv_heads, shape.head_dim).float()
     # A scale that was rounded up must not lift the largest float16 to infinity.
     limit = min(torch.finfo(out.dtype).max, torch.finfo(torch.float32).max)
-    # On a CPU in pieces that its caches hold: between the steps, whole questions would go out to memory and back.
+    # A CPU works in pieces that fit its caches. Otherwise the whole load would go to memory and back between steps.
     step = max(1, PIECE // row) if raw.device.type == "cpu" else max(1, rows)
     for start in range(0, rows, step):
         at_k_codes, at_v_codes, at_v, of_block = (at[start : start + step] for at in per_token)
-        k = _numbers(lines.index_select(0, at_k_codes), form).view(-1, shape.kv_heads, shape.head_dim)
-        v = _numbers(lines.index_select(0, at_v_codes), form).view(-1, shape.kv_heads, shape.head_dim)
+        k = _decode(lines.index_select(0, at_k_codes), form).view(-1, shape.kv_heads, shape.head_dim)
+        v = _decode(lines.index_select(0, at_v_codes), form).view(-1, shape.kv_heads, shape.head_dim)
         v_scales = raw.view(-1, 2 * shape.kv_heads).index_select(0, at_v).view(torch.float16).float()
         out[0, start : start + step] = k.mul_(k_scales.index_select(0, of_block)).clamp_(-limit, limit)
         out[1, start : start + step] = v.mul_(v_scales.unsqueeze(-1)).clamp_(-limit, limit)
 
 
-def _numbers(codes: Tensor, form: QuantisedFormat) -> Tensor:
-    """Codes, as bytes, as float32."""
+def _decode(codes: Tensor, form: QuantisedFormat) -> Tensor:
+    """Convert codes, given as bytes, to float32."""
     if form.dtype == torch.int8:
         return codes.view(torch.int8).float()
-    # e4m3 moved up by 7 bits is a float16 whose exponent counts from 15, not 7: 2^8 too small, subnormals included.
-    # On a CPU torch's own conversion takes ten times as long.
+    # An e4m3 number shifted left by 7 bits is a float16 whose exponent bias is 15 instead of 7. So it is 2^8 too small,
+    # subnormals included. On a CPU torch's own conversion takes ten times as long.
     bits = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
     return bits.view(torch.float16).float().mul_(256.0)
 
 
-def _coded(x: Tensor, dim: int, form: QuantisedFormat) -> tuple[Tensor, Tensor]:
-    """Codes and scales as bytes (the last axis is bytes); one scale for all numbers along `dim`."""
+def _encode(x: Tensor, dim: int, form: QuantisedFormat) -> tuple[Tensor, Tensor]:
+    """Return codes and scales as bytes along the last axis, with one scale for all numbers along `dim`."""
     x = x.detach().float()
     scale = x.abs().amax(dim, keepdim=True) / form.largest
     half = scale.half()

@@ -1,12 +1,12 @@
-"""What makes a stored chunk believable: tags over its bytes, and the names of collections inside its key.
+"""Seals: tags that verify a stored chunk, and the salts that stand for collections in its key.
 
-    Checksums   xxh3: finds accidents (a bit flip, a short file, a mixed-up entry). Who may write to the store can
-                compute them anew.
-    Keyed       HMAC-SHA256 under a secret that the store never sees: who may write to the store without the secret can
-                lose entries, but can neither change one nor guess the key of a text in somebody's collection.
+    Checksums   xxh3. They find accidents: a flipped bit, a short file, a mixed-up entry. Anyone who can write to the
+                store can compute them.
+    Keyed       HMAC-SHA256 under a secret that the store never sees. Someone who can write to the store but lacks the
+                secret can delete entries. He can neither change one nor guess the key of a text in a collection.
 
-A block's tag covers its bytes alone. Its layer, its position and its chunk are the tag's place in the head, and the
-head's record, tokens and fingerprint included, is tagged whole: blocks that trade places fail.
+The tag of a block covers only the block's bytes. The place of the tag in the head record gives the layer, position and
+chunk, and the whole record, with its tokens and fingerprint, has a tag of its own. So swapped blocks fail verification.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ import xxhash
 Data = bytes | memoryview
 
 RECORD_BYTES = 16
-"""Bytes of a record's tag. Half of an HMAC-SHA256 is the least that RFC 2104 advises, and takes 2^128 guesses."""
+"""Bytes of a record's tag. Half of an HMAC-SHA256 is the shortest tag that RFC 2104 recommends; a forgery takes 2^128
+guesses."""
 
 
 class Seal(Protocol):
-    """Computes tags. Equal bytes have equal tags, in every process."""
+    """Computes tags. Equal bytes get equal tags in every process."""
 
     @property
     def name(self) -> str:
-        """Goes into the fingerprint: entries under another seal are another's."""
+        """The seal's part of the fingerprint. Entries under another seal are misses."""
         ...
 
     @property
@@ -36,20 +37,20 @@ class Seal(Protocol):
         ...
 
     def salt(self, collection: str) -> str:
-        """What stands for a collection in the keys of its chunks."""
+        """Return the text that stands for a collection in the keys of its chunks."""
         ...
 
     def record(self, data: Data) -> bytes:
-        """The tag of a head's record, RECORD_BYTES bytes."""
+        """Return the tag of a head record, `RECORD_BYTES` bytes."""
         ...
 
     def block(self, data: Data) -> bytes:
-        """The tag of a block, T bytes."""
+        """Return the tag of a block, T bytes."""
         ...
 
 
 class Checksums:
-    """xxh3_128 of a record, xxh3_64 of a block; a collection stands for itself."""
+    """xxh3_128 for records, xxh3_64 for blocks. The salt of a collection is its name."""
 
     name = "xxh3"
     block_bytes = 8
@@ -68,12 +69,15 @@ class Checksums:
 
 
 class Keyed:
-    """HMAC-SHA256, cut to 16 bytes, under a key of its own for each use, so that no tag serves as another."""
+    """HMAC-SHA256, truncated to 16 bytes. Each use has its own key, so that no tag can serve as another."""
 
     block_bytes = 16
 
     def __init__(self, secret: str):
-        """Any text. What it takes to try secrets against a stored head is one hash each, so it should be random."""
+        """Derive the keys from a secret, which may be any text.
+
+        It should be random: a guess can be tested against a stored head with one hash.
+        """
         self._salts, self._records, self._blocks, mark = (
             hmac.digest(secret.encode(), b"ragkv seal 1: " + use, "sha256")
             for use in (b"collection", b"record", b"block", b"name")
@@ -100,5 +104,5 @@ CHECKSUMS = Checksums()
 
 
 def make_seal(secret: str) -> Seal:
-    """Keyed where there is a secret, else checksums."""
+    """Return a keyed seal if there is a secret, else checksums."""
     return Keyed(secret) if secret else CHECKSUMS

@@ -1,7 +1,8 @@
-"""Transfer of pinned blocks: the result equals loaded rows, and nothing stays pinned."""
+"""Pinned blocks: transferred rows equal loaded rows, and no block stays pinned."""
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,7 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ragkv.engine.chunk_source import ChunkStore, StoredChunk
+from ragkv.engine.chunk_source import StoredChunk
+from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.kv_transfer import KVTransfer, acquire
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.stitch import Stitch
@@ -24,6 +26,9 @@ from ragkv.store.format.layout import BODIES, Layout
 from ragkv.store.tiers import TierBudgets, Tiers
 from ragkv.timing import StepTimer
 from tests import tiny
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when a kernel is defined: its interpreter runs on the CPU
 
 triton_transfer = pytest.importorskip("ragkv.kernels.triton_transfer")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -41,34 +46,34 @@ def model():
 
 
 class Case:
-    """A store that holds the chunks, and two prefillers over it: one transfers blocks, one loads rows."""
+    """A store with the chunks, and two prefillers over it: one transfers pinned blocks, the other loads rows."""
 
     def __init__(self, folder, model, body="exact", host=ROOM, gpu=0):
         self.model, self.body, self.folder = model, body, folder
         self.transferring = Prefiller(model, PREFIX, kv_transfer=KVTransfer(model, triton_transfer.transfer_blocks))
         self.loading = Prefiller(model, PREFIX)
-        self.loading._kv_transfer = None
-        self.store = DiskStore(folder)
+        self.loading._runner._kv_transfer = None
+        self.disk = DiskStore(folder)
         layout = Layout(model.shape, 4, 4, model.dtype, body)
-        self.tiers = [Tiers(self.store, layout, TierBudgets(host, gpu), model.device) for _ in range(2)]
-        self.chunk_stores = [ChunkStore(tiers, model, "f", "c", body) for tiers in self.tiers]
+        self.tiers = [Tiers(self.disk, layout, TierBudgets(host, gpu), model.device) for _ in range(2)]
+        self.stores = [ChunkStore(tiers, model, "f", "c", body) for tiers in self.tiers]
         for chunk in CHUNKS:
-            assert self.chunk_stores[0].put(self.loading.encode(chunk))[1] is None
+            assert self.stores[0].put(self.loading.encode(chunk))[1] is None
 
     def prefill(self, prefiller, which, method):
-        """Prefill one question; return (context, sources)."""
-        chunk_store = self.chunk_stores[which]
+        """Return (context, sources) of one question."""
+        store = self.stores[which]
         encode = [lambda chunk=chunk: self.loading.encode(chunk) for chunk in CHUNKS]
         sources = [
-            StoredChunk(chunk_store, c, i == 0, e, lambda kv: chunk_store.put(kv)[0])
+            StoredChunk(store, c, i == 0, e, lambda kv: store.put(kv)[0])
             for i, (c, e) in enumerate(zip(CHUNKS, encode, strict=True))
         ]
-        return prefiller.prefill_sparse(sources, QUESTION, method, 8, StepTimer()), sources
+        return prefiller.prefill_sparse(sources, QUESTION, method, StepTimer(), PrefillOptions(8)), sources
 
-    def compare(self, method, rounds=2):
-        """Prefill the same question with both, first from the store and then from memory."""
-        for _ in range(rounds):
-            (one, sources), (other, theirs) = (
+    def compare(self, method, turns=2):
+        """Prefill one question both ways, first from the store, then from memory."""
+        for _ in range(turns):
+            (one, ours), (other, theirs) = (
                 self.prefill(prefiller, which, method)
                 for which, prefiller in enumerate((self.transferring, self.loading))
             )
@@ -77,14 +82,14 @@ class Case:
             for layer in range(4):
                 torch.testing.assert_close(one.cache.k(layer), other.cache.k(layer), rtol=1e-4, atol=1e-4)
                 assert torch.equal(one.cache.positions(layer), other.cache.positions(layer))
-            seen = [[(s.tier, s.loaded_bytes, s.hit, s.fallback) for s in sources] for sources in (sources, theirs)]
-            assert seen[0] == seen[1]
+            facts = [[(s.tier, s.loaded_bytes, s.hit, s.fallback) for s in sources] for sources in (ours, theirs)]
+            assert facts[0] == facts[1]
         assert self.pinned() == 0
         return sources
 
     def pinned(self):
-        """Count blocks that are still pinned when the GPU is done."""
-        self.transferring._kv_transfer._ending.shutdown()
+        """Return the blocks that are still pinned when the GPU is done."""
+        self.transferring._runner._kv_transfer._releasing.shutdown()
         return sum(stats.pinned for stats in self.tiers[0].stats().values())
 
 
@@ -93,48 +98,48 @@ def scout(model, **fields):
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_transferred_blocks_give_the_same_logits_as_loaded_ones(tmp_path, model, body):
-    sources = Case(tmp_path, model, body).compare(Reuse(4))
-    assert {source.tier for source in sources} == {"host"}
+def test_transferred_blocks_answer_like_loaded_ones(tmp_path, model, body):
+    ours = Case(tmp_path, model, body).compare(Reuse(4))
+    assert {source.tier for source in ours} == {"host"}
 
 
 @pytest.mark.parametrize("name", ["scout", "fusion", "samkv", "blend", "encoded"])
-def test_transferred_blocks_give_the_same_logits_under_every_kind_of_plan(tmp_path, model, name):
+def test_transferred_blocks_answer_like_loaded_ones_under_every_kind_of_plan(tmp_path, model, name):
     methods = {
         "scout": scout(model),
         "fusion": scout(model, update="fusion"),
         "samkv": SamKV(layers=(2, 3), extremes="dynamic"),
         "blend": CacheBlend(4),
-        "encoded": ReuseEncoded(4),  # such keys have other rotations, so their blocks are not pinned
+        "encoded": ReuseEncoded(4),  # its keys have other positions, so its blocks are not pinned
     }
     Case(tmp_path, model).compare(methods[name])
 
 
-@pytest.mark.parametrize(("near", "seen"), [((True, True), True), ((True, False), False), ((False, False), False)])
-def test_blocks_are_near_only_if_all_of_them_are(tmp_path, model, near, seen):
-    """Many programs suit the GPU's own memory. Over the bus they would only occupy the GPU."""
+@pytest.mark.parametrize(("near", "expected"), [((True, True), True), ((True, False), False), ((False, False), False)])
+def test_blocks_are_near_only_if_all_of_them_are(tmp_path, model, near, expected):
+    """A kernel for the GPU's own memory runs many programs. Reading over the bus, they would block other work."""
     case, forms = Case(tmp_path, model), []
     _, sources = case.prefill(case.loading, 0, Reuse(4))
     stitch = Stitch(model, [source.piece for source in sources], 0, 128)
-    requested = [((0, 1), (0,), ())] * 4
-    stitch.reserve([source.piece for source in sources], requested)
-    with ThreadPoolExecutor(1) as threads, ExitStack() as stack:
-        pinned_blocks = acquire({i: sources[i].pin([each[i] for each in requested], threads) for i in range(2)}, stack)
-        pinned_blocks = {i: replace(each, form=replace(each.form, near=near[i])) for i, each in pinned_blocks.items()}
-        transfer = KVTransfer(model, lambda *seen: forms.append(seen[-1]))
-        transfer.transfer(stitch, [source.piece for source in sources], pinned_blocks, stack.pop_all().close)
-    assert {form.near for form in forms} == {seen}
+    wanted = [((0, 1), (0,), ())] * 4
+    stitch.reserve([source.piece for source in sources], wanted)
+    with ThreadPoolExecutor(1) as threads, ExitStack() as pins:
+        pinned = acquire({i: sources[i].pin([each[i] for each in wanted], threads) for i in range(2)}, pins)
+        pinned = {i: replace(each, form=replace(each.form, near=near[i])) for i, each in pinned.items()}
+        kv_transfer = KVTransfer(model, lambda *args: forms.append(args[-1]))
+        kv_transfer.transfer(stitch, [source.piece for source in sources], pinned, pins.pop_all().close)
+    assert {form.near for form in forms} == {expected}
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
-def test_blocks_in_the_pool_of_a_gpu_are_transferred_from_there(tmp_path, model):
-    sources = Case(tmp_path, model, gpu=ROOM).compare(Reuse(4))
-    assert {source.tier for source in sources} == {"gpu"}
+def test_blocks_in_the_gpu_pool_are_transferred_from_there(tmp_path, model):
+    ours = Case(tmp_path, model, gpu=ROOM).compare(Reuse(4))
+    assert {source.tier for source in ours} == {"gpu"}
 
 
 @pytest.mark.parametrize("host", [0, 40_000])
-def test_blocks_without_room_in_memory_are_loaded(tmp_path, model, host):
-    """There is no pool, or one that holds only some of the chunks."""
+def test_blocks_that_memory_has_no_room_for_are_loaded(tmp_path, model, host):
+    """No pool at all, and a pool that holds only some of the chunks."""
     case = Case(tmp_path, model, host=host)
     slots = case.tiers[0].stats()["host"].slots
     assert slots < 4 * sum(-(-len(chunk) // 4) for chunk in CHUNKS)
@@ -145,9 +150,9 @@ def test_blocks_without_room_in_memory_are_loaded(tmp_path, model, host):
 def test_a_damaged_chunk_is_encoded_again_and_the_others_are_transferred(tmp_path, model):
     case = Case(tmp_path, model)
     healthy, _ = case.prefill(case.loading, 1, Reuse(4))
-    chunk_store = case.chunk_stores[0]
-    chunk_store.head(chunk_store.key(CHUNKS[1]), len(CHUNKS[1]))  # loads it into memory
-    (file,) = tmp_path.glob(f"*/{chunk_store.key(CHUNKS[1])}.kv")
+    store = case.stores[0]
+    store.head(store.key(CHUNKS[1]), len(CHUNKS[1]))  # keeps the head record in memory
+    (file,) = tmp_path.glob(f"*/{store.key(CHUNKS[1])}.kv")
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
@@ -167,19 +172,16 @@ def test_a_source_that_fails_leaves_nothing_pinned(tmp_path, model):
 
             return wait
 
-    chunk_store = case.chunk_stores[0]
-    sources = [
-        StoredChunk(chunk_store, CHUNKS[0], True, lambda: None),
-        Broken(chunk_store, CHUNKS[1], False, lambda: None),
-    ]
-    sources.append(StoredChunk(chunk_store, CHUNKS[2], False, lambda: None))
+    store = case.stores[0]
+    sources = [StoredChunk(store, CHUNKS[0], True, lambda: None), Broken(store, CHUNKS[1], False, lambda: None)]
+    sources.append(StoredChunk(store, CHUNKS[2], False, lambda: None))
     with pytest.raises(RuntimeError, match="out of order"):
-        case.transferring.prefill_sparse(sources, QUESTION, Reuse(4), 8, StepTimer())
+        case.transferring.prefill_sparse(sources, QUESTION, Reuse(4), StepTimer(), PrefillOptions(8))
     assert case.pinned() == 0
 
 
-class CountedCopy:
-    """A pending copy that counts its waits."""
+class Event:
+    """Counts the calls of `wait`."""
 
     waited = 0
 
@@ -204,7 +206,7 @@ ACCESSES = {
 def test_every_access_to_a_layer_waits_once_for_its_pending_copy(name):
     cache = ContextCache(tiny.model().shape, 4, torch.float32)
     cache.reserve(1, torch.arange(2))
-    one, other = CountedCopy(), CountedCopy()
+    one, other = Event(), Event()
     cache.record_event(1, one)
     cache.record_event(2, other)
     ACCESSES[name](cache)
