@@ -1,8 +1,8 @@
 """The two paths that docs/architecture.md lists: one question by function, one KV byte range by hand.
 
-Both are recorded while a real service answers one question over HTTP, with a disk store and nothing in memory. A function
-is on the question's path if it is on the stack while one of the pieces of work is called. A hand is a file that is on the
-stack, from the chunk source down, while the bytes are read.
+Both are recorded while a real service answers one question over HTTP, with a disk store and nothing in memory. A
+function is on the question's path if it is on the stack while a piece of work is called. A hand is a file that is on
+the stack, from the chunk source down, while the bytes are read.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from api.runtime.answer_history import RecordedAnswer
 from api.runtime.tenants import Tenant
 from api.schemas.common import DESCRIBED
-from ragkv.engine.kv_map import ChunkMap
+from ragkv.engine.kv_map import ChunkKVMap
 from ragkv.report import Citation, Ratios, Report
 
 QUESTION_CHARS = 200
@@ -166,7 +166,7 @@ def to_answer_map(recorded: RecordedAnswer, texts: Sequence[list[str] | None]) -
     return {"block": recorded.map.block, "layers": recorded.map.layers, "chunks": chunks}
 
 
-def _chunk(chunk: ChunkMap, citation: int | None, texts: list[str] | None, answer: str) -> dict[str, Any]:
+def _chunk(chunk: ChunkKVMap, citation: int | None, texts: list[str] | None, answer: str) -> dict[str, Any]:
     content: dict[str, Any] = {
         "chunk_id": chunk.chunk_id,
         "document_id": chunk.document_id,

@@ -14,6 +14,7 @@ from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.kv_transfer import KVTransfer, acquire
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.stitch import Stitch
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
@@ -52,7 +53,7 @@ class Case:
         self.model, self.body, self.folder = model, body, folder
         self.transferring = Prefiller(model, PREFIX, kv_transfer=KVTransfer(model, triton_transfer.transfer_blocks))
         self.loading = Prefiller(model, PREFIX)
-        self.loading._runner._kv_transfer = None
+        self.loading.runner._kv_transfer = None
         self.disk = DiskStore(folder)
         layout = Layout(model.shape, 4, 4, model.dtype, body)
         self.tiers = [Tiers(self.disk, layout, TierBudgets(host, gpu), model.device) for _ in range(2)]
@@ -85,11 +86,11 @@ class Case:
             facts = [[(s.tier, s.loaded_bytes, s.hit, s.fallback) for s in sources] for sources in (ours, theirs)]
             assert facts[0] == facts[1]
         assert self.pinned() == 0
-        return sources
+        return ours
 
     def pinned(self):
         """Return the blocks that are still pinned when the GPU is done."""
-        self.transferring._runner._kv_transfer._releasing.shutdown()
+        self.transferring.runner._kv_transfer._releasing.shutdown()
         return sum(stats.pinned for stats in self.tiers[0].stats().values())
 
 
@@ -166,7 +167,7 @@ def test_a_source_that_fails_leaves_nothing_pinned(tmp_path, model):
     case = Case(tmp_path, model)
 
     class Broken(StoredChunk):
-        def pin(self, requested, threads):
+        def pin(self, wanted, threads):
             def wait():
                 raise RuntimeError("out of order")
 

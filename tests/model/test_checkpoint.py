@@ -19,7 +19,7 @@ from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.errors import ConfigError, ModelUnsupported
 from ragkv.model.decoder import DecoderModel
 from ragkv.timing import StepTimer
-from ragkv.types import Document
+from ragkv.types import AskOptions, Document
 from tests import tiny
 from tests.libraries import open_engine
 
@@ -111,7 +111,7 @@ def encoded_before(folders, tmp_path_factory, embedder) -> Path:
     data = tmp_path_factory.mktemp("before")
     with open_engine(data, DecoderModel.load(str(folders["llama"]), "cpu"), embedder) as engine:
         ingest(engine, Document("tarn", "Tarn", "The harbour of Tarn was built in 1889. " * 20))
-        assert engine.answer("Who?", method="reuse", max_tokens=1).report.ratios.cache_hit == 1.0
+        assert engine.answer("Who?", AskOptions(method="reuse", max_tokens=1)).report.ratios.cache_hit == 1.0
     return data
 
 
@@ -126,7 +126,7 @@ def test_old_entries_are_never_used_after_any_change_of_the_model(folders, encod
         fingerprint, old = engine.fingerprint, set(engine.store.keys())
     with open_engine(tmp_path / "data", after, embedder) as engine:
         assert engine.fingerprint != fingerprint
-        cache = engine.answer("Who?", method="reuse", max_tokens=1).report.cache
+        cache = engine.answer("Who?", AskOptions(method="reuse", max_tokens=1)).report.cache
         assert (cache.hits.store, cache.misses) == (0, cache.chunks)
         assert {fallback.reason for fallback in cache.fallbacks} == {"missing"}
         assert len(set(engine.store.keys()) - old) == cache.chunks

@@ -116,7 +116,7 @@ def test_a_hundred_variants_of_a_method_make_one_label(report: Report) -> None:
 
 def test_refused_methods_make_no_label(answered: tuple[Service, list[Any]]) -> None:
     service, _ = answered
-    before = read(scraped(service).text).sums
+    before = parse_metrics(scraped(service).text).sums
     for place in range(100):
         refused = service.post("/v1/answers", {"question": QUESTIONS[0], "method": f"made-up-{place}"})
         assert refused.status_code == 422
@@ -199,7 +199,7 @@ def test_two_applications_of_a_process_share_no_metrics(tmp_path: Path) -> None:
     first, second = (create_app(settings(tmp_path / name)) for name in "ab")
     first.state.engine_thread.metrics.ended("failed")
     other, _ = second.state.metrics.render("")
-    assert read(other.decode()).sums.ended["failed"] == 0
+    assert parse_metrics(other.decode()).sums.ended["failed"] == 0
 
 
 def test_openmetrics_is_sent_if_the_client_accepts_it(answered: tuple[Service, list[Any]]) -> None:
