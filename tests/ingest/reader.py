@@ -66,7 +66,7 @@ class FileReader:
         name = f"{self.fingerprint} {collection} {chunk.tokens}"
         return Key(hashlib.sha256(name.encode()).hexdigest())
 
-    def remember(self, chunk: Chunk, collection: str) -> Key:
+    def encode_and_store(self, chunk: Chunk, collection: str) -> Key:
         key = self.key(chunk, collection)
         path = self.folder / "kv" / key
         if not path.exists():
@@ -77,7 +77,7 @@ class FileReader:
                 path.unlink()
         return key
 
-    def forget(self, keys: Iterable[Key], claim: int | None = None) -> None:
+    def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
         with self.catalog.removing(keys, mine=claim) as free:
             for key in free:
                 (self.folder / "kv" / key).unlink(missing_ok=True)

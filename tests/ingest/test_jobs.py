@@ -133,7 +133,7 @@ def test_a_fault_of_ours_fails_the_document_and_the_queue_moves_on(
     jobs: Jobs, reader: FileReader, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Breaking(FileReader):
-        def remember(self, chunk: Chunk, collection: str) -> Key:
+        def encode_and_store(self, chunk: Chunk, collection: str) -> Key:
             if chunk.document_id == "a":
                 raise ZeroDivisionError("secret detail")
             return super().encode_and_store(chunk, collection)
@@ -317,7 +317,7 @@ def test_a_collection_that_was_deleted_is_not_brought_back(jobs: Jobs, reader: F
     theirs = jobs.submit([make_document("a", collection="theirs")])
     jobs.run_next(reader)
     assert jobs.abandon("default")
-    reader.forget(reader.catalog.clear("default"))
+    reader.evict(reader.catalog.clear("default"))
     assert not jobs.abandon("default")
     run_all(jobs, reader)
     assert (statuses(jobs.get(job_id)), jobs.get(job_id).status) == (["completed", "cancelled"], "completed")
@@ -380,7 +380,7 @@ from ingest.jobs import Jobs
 from tests.ingest.reader import FileReader
 
 class Slow(FileReader):
-    def remember(self, chunk, collection):
+    def encode_and_store(self, chunk, collection):
         key = super().encode_and_store(chunk, collection)
         print(chunk.id, flush=True)
         time.sleep(0.05)

@@ -186,7 +186,7 @@ def test_reindex_reads_again_what_another_model_read(reader: FileReader) -> None
     reader.fingerprint = "other model"
     ingest(reader, make_document("b", seed=1))
     assert reindex(reader).reread == 1
-    assert {d.prefiller for d in reader.catalog.documents()} == {"other model/64"}
+    assert {d.reader for d in reader.catalog.documents()} == {"other model/64"}
     assert reader.stored() == reader.catalog.keys()
     assert reindex(reader).reread == 0
 
