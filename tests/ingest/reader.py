@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ingest.jobs import Jobs
 from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog, EmbedderIdentity
 from ragkv.retrieval import Retrieval, Retriever
@@ -98,3 +99,15 @@ def make_document(document_id: str, words: int = 200, seed: int = 0, collection:
         picked = " ".join(f"word{n}" for n in rng.integers(0, 500, min(10, words - start)))
         sentences.append(picked.capitalize() + ".")
     return Document(document_id, f"Title of {document_id}", " ".join(sentences), {}, collection)
+
+
+def run_next(jobs: Jobs, reader: FileReader, between: Callable[[], object] = lambda: None) -> str | None:
+    """Ingest the next waiting document and call `between` after each step; returns the job's id, None without one."""
+    steps = jobs.steps(reader)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            job_id: str | None = end.value
+            return job_id
+        between()

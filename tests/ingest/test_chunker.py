@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ingest import chunker as chunk_module
-from ingest.chunker import LEAST_ROOM, split
+from ingest.chunker import LEAST_ROOM, split, split_steps
+from ingest.steps import IngestStep
 from ragkv.errors import ConfigError, InvalidDocument
 from ragkv.types import Chunk, Document
 
@@ -180,11 +181,11 @@ def test_hostile_texts_take_a_bounded_time(prompt: DemoPrompt, text: str) -> Non
 
 
 def test_progress_counts_characters_to_the_end(prompt: DemoPrompt) -> None:
-    text, seen = sentences(1500), []
-    split(Document("a.txt", "T", text), prompt, 256, lambda done, total: seen.append((done, total)))
-    assert len(seen) > 2
-    assert seen == sorted(seen)
-    assert seen[-1] == (len(text), len(text))
+    text = sentences(1500)
+    steps = list(split_steps(Document("a.txt", "T", text), prompt, 256))
+    assert len(steps) > 2
+    assert steps == sorted(steps)
+    assert steps[-1] == IngestStep("split", len(text), len(text))
 
 
 def test_token_ids_are_shared_between_chunks(prompt: DemoPrompt) -> None:

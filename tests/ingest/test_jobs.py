@@ -24,7 +24,7 @@ from ingest.pipeline import ingest, remove
 from ragkv.catalog import database
 from ragkv.errors import CatalogCorrupt, InputError, InvalidDocument, NotFound, StoreUnavailable
 from ragkv.types import Chunk, Document, Key
-from tests.ingest.reader import FileReader, make_document
+from tests.ingest.reader import FileReader, make_document, run_next
 
 LIMIT = 100_000
 
@@ -43,7 +43,7 @@ def jobs(reader: FileReader) -> Jobs:
 
 def run_all(jobs: Jobs, reader: FileReader) -> int:
     count = 0
-    while jobs.run_next(reader):
+    while run_next(jobs, reader):
         count += 1
     return count
 
@@ -61,19 +61,19 @@ def test_a_job_goes_from_queued_to_completed(jobs: Jobs, reader: FileReader) -> 
     job = jobs.get(job_id)
     assert (job.status, statuses(job), job.started, job.finished) == ("queued", ["queued"] * 2, None, None)
     assert ids(reader) == []
-    assert jobs.run_next(reader) == job_id
+    assert run_next(jobs, reader) == job_id
     assert (jobs.get(job_id).status, statuses(jobs.get(job_id))) == ("running", ["completed", "queued"])
-    assert jobs.run_next(reader) == job_id
+    assert run_next(jobs, reader) == job_id
     job = jobs.get(job_id)
     assert (job.status, statuses(job), job.error) == ("completed", ["completed"] * 2, None)
     assert job.created <= (job.started or 0) <= (job.finished or 0)
-    assert jobs.run_next(reader) is None
+    assert run_next(jobs, reader) is None
     assert ids(reader) == ["a", "b"]
 
 
 def test_jobs_run_in_the_order_they_came(jobs: Jobs, reader: FileReader) -> None:
     order = [jobs.submit([make_document(name)]) for name in "cab"]
-    assert [jobs.run_next(reader) for _ in order] == order
+    assert [run_next(jobs, reader) for _ in order] == order
     assert [job.id for job in jobs.recent()] == order[::-1]
 
 
@@ -82,7 +82,7 @@ def test_the_backlog_counts_what_waits_and_nothing_that_is_done(jobs: Jobs, read
     jobs.submit([make_document("a"), make_document("b", seed=1), Rejected("c", InvalidDocument("c"))])
     jobs.submit([make_document("d", seed=2)])
     assert jobs.backlog() == Backlog(documents=3, queued=2, running=0)
-    jobs.run_next(reader)
+    run_next(jobs, reader)
     assert jobs.backlog() == Backlog(documents=2, queued=1, running=1)
     run_all(jobs, reader)
     assert jobs.backlog() == Backlog(documents=0, queued=0, running=0)
@@ -126,7 +126,7 @@ def test_a_job_of_nothing_but_bad_documents_has_failed_at_once(jobs: Jobs, reade
     assert job.error is not None
     assert "not UTF-8" in job.error.message
     assert job.finished
-    assert jobs.run_next(reader) is None
+    assert run_next(jobs, reader) is None
 
 
 def test_a_fault_of_ours_fails_the_document_and_the_queue_moves_on(
@@ -224,7 +224,7 @@ def test_a_finished_job_is_not_joined(jobs: Jobs, reader: FileReader) -> None:
 
 def test_progress_is_seen_while_a_document_is_read(jobs: Jobs, reader: FileReader) -> None:
     job_id, seen = jobs.submit([make_document("a")]), []
-    jobs.run_next(reader, lambda: seen.append(jobs.get(job_id)))
+    run_next(jobs, reader, lambda: seen.append(jobs.get(job_id)))
     assert {job.status for job in seen} == {"running"}
     assert {"split", "embed", "encode"} <= {job.stage for job in seen}
     assert all(job.done <= job.total for job in seen)
@@ -237,18 +237,18 @@ def test_cancelling_stops_between_chunks_and_leaves_nothing(jobs: Jobs, reader: 
         if reader.encoded == 2:
             jobs.cancel(job_id)
 
-    assert jobs.run_next(reader, cancel_while_encoding) == job_id
+    assert run_next(jobs, reader, cancel_while_encoding) == job_id
     job = jobs.get(job_id)
     assert (job.status, statuses(job)) == ("cancelled", ["cancelled"] * 2)
     assert job.finished
-    assert jobs.run_next(reader) is None
+    assert run_next(jobs, reader) is None
     assert (ids(reader), reader.stored()) == ([], set())
     assert reader.encoded == 2
 
 
 def test_cancelling_keeps_what_is_in_the_catalogue(jobs: Jobs, reader: FileReader) -> None:
     job_id = jobs.submit([make_document("a"), make_document("b")])
-    jobs.run_next(reader)
+    run_next(jobs, reader)
     job = jobs.cancel(job_id)
     assert (job.status, statuses(job)) == ("cancelled", ["completed", "cancelled"])
     assert jobs.cancel(job_id) == job, "a finished job stays as it is"
@@ -266,7 +266,7 @@ def test_a_deleted_document_is_not_brought_back_by_a_job(jobs: Jobs, reader: Fil
             assert jobs.withdraw("default", "a")
             remove(reader, "default", "a")
 
-    jobs.run_next(reader, delete_while_encoding)
+    run_next(jobs, reader, delete_while_encoding)
     run_all(jobs, reader)
     assert statuses(jobs.get(job_id)) == ["cancelled", "completed"]
     assert jobs.get(job_id).status == "completed"
@@ -305,7 +305,7 @@ def test_a_document_deleted_at_the_last_moment_does_not_come_back(
 
     monkeypatch.setattr(reader.catalog, "put_document", put_late)
     job_id = jobs.submit([make_document("a"), make_document("b")])
-    jobs.run_next(reader)
+    run_next(jobs, reader)
     monkeypatch.undo()
     assert (statuses(jobs.get(job_id)), ids(reader)) == (["cancelled", "queued"], [])
     run_all(jobs, reader)
@@ -315,7 +315,7 @@ def test_a_document_deleted_at_the_last_moment_does_not_come_back(
 def test_a_collection_that_was_deleted_is_not_brought_back(jobs: Jobs, reader: FileReader) -> None:
     job_id = jobs.submit([make_document("a"), make_document("b")])
     theirs = jobs.submit([make_document("a", collection="theirs")])
-    jobs.run_next(reader)
+    run_next(jobs, reader)
     assert jobs.abandon("default")
     reader.evict(reader.catalog.clear("default"))
     assert not jobs.abandon("default")
@@ -345,29 +345,51 @@ def test_a_document_that_is_there_as_it_is_is_unchanged(jobs: Jobs, reader: File
 def test_a_break_between_two_documents_does_not_count_as_time_they_need(jobs: Jobs, reader: FileReader) -> None:
     job_id, seen = jobs.submit([make_document(name) for name in "abc"]), list[float | None]()
     began = time.monotonic()
-    jobs.run_next(reader, lambda: seen.append(jobs.get(job_id).eta_seconds))
+    run_next(jobs, reader, lambda: seen.append(jobs.get(job_id).eta_seconds))
     assert seen[0] is None, "nothing is known yet"
     took = time.monotonic() - began
     with reader.catalog.write() as connection:
         connection.execute("UPDATE jobs SET started = started - 10000, updated = updated - 10000")
-    jobs.run_next(reader, lambda: seen.append(jobs.get(job_id).eta_seconds))
+    run_next(jobs, reader, lambda: seen.append(jobs.get(job_id).eta_seconds))
     assert seen[-1] is not None
     assert seen[-1] < 20 * took + 1
 
 
 def test_a_pause_puts_the_document_back_with_what_is_encoded(tmp_path: Path, jobs: Jobs, reader: FileReader) -> None:
     job_id = jobs.submit([make_document("a")])
-    jobs.run_next(reader, lambda: jobs.pause() if reader.encoded == 3 else None)
+    run_next(jobs, reader, lambda: jobs.pause() if reader.encoded == 3 else None)
     job = jobs.get(job_id)
     assert (job.status, statuses(job)) == ("queued", ["queued"])
-    assert jobs.run_next(reader) is None, "a paused queue starts nothing"
+    assert run_next(jobs, reader) is None, "a paused queue starts nothing"
     assert len(reader.stored()) == 3
 
     later = Jobs(reader.catalog, LIMIT)
     assert later.recover() == 0
-    assert later.run_next(reader) == job_id
+    assert run_next(later, reader) == job_id
     assert later.get(job_id).status == "completed"
     assert reader.encoded == len(reader.stored())
+
+
+def test_a_closed_ingest_puts_the_document_back_with_what_is_encoded(jobs: Jobs, reader: FileReader) -> None:
+    job_id = jobs.submit([make_document("a")])
+    for _ in range(MAX_ATTEMPTS + 1):
+        steps = jobs.steps(reader)
+        for step in steps:
+            if (step.stage, step.done) == ("encode", 3):
+                break
+        steps.close()
+        job = jobs.get(job_id)
+        assert (job.status, statuses(job), len(reader.stored())) == ("queued", ["queued"], 3)
+    assert run_all(jobs, reader) == 1
+    assert jobs.get(job_id).status == "completed"
+    assert reader.encoded == len(reader.stored())
+
+
+def test_the_steps_of_a_job_end_with_the_commit(jobs: Jobs, reader: FileReader) -> None:
+    jobs.submit([make_document("a")])
+    steps = list(jobs.steps(reader))
+    assert list(dict.fromkeys(step.stage for step in steps)) == ["split", "embed", "encode", "commit"]
+    assert list(jobs.steps(reader)) == []
 
 
 # Crashes and full disks
@@ -377,7 +399,7 @@ WORKER = """
 import sys, time
 from pathlib import Path
 from ingest.jobs import Jobs
-from tests.ingest.reader import FileReader
+from tests.ingest.reader import FileReader, run_next
 
 class Slow(FileReader):
     def encode_and_store(self, chunk, collection):
@@ -389,7 +411,7 @@ class Slow(FileReader):
 reader = Slow(Path(sys.argv[1]))
 jobs = Jobs(reader.catalog, 100_000)
 jobs.recover()
-while jobs.run_next(reader):
+while run_next(jobs, reader):
     pass
 """
 
@@ -418,18 +440,22 @@ def test_a_killed_worker_loses_nothing_and_does_not_start_over(
     assert reader.encoded == len(reader.stored()) - len(kept)
 
 
-def test_a_document_that_keeps_killing_the_process_is_given_up(jobs: Jobs, reader: FileReader) -> None:
+def test_a_document_that_keeps_killing_the_process_is_given_up(
+    jobs: Jobs, reader: FileReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Dying(BaseException):
         pass
 
-    def die() -> None:
+    def die(chunk: Chunk, collection: str) -> Key:
         raise Dying
 
     job_id = jobs.submit([make_document("a"), make_document("b")])
+    monkeypatch.setattr(reader, "encode_and_store", die)
     for _ in range(MAX_ATTEMPTS):
         with pytest.raises(Dying):
-            jobs.run_next(reader, die)
+            run_next(jobs, reader)
         jobs.recover()
+    monkeypatch.undo()
     assert statuses(jobs.get(job_id)) == ["failed", "queued"]
     error = jobs.get(job_id).documents[0].error
     assert error is not None
@@ -443,31 +469,31 @@ def test_pauses_do_not_count_as_deaths(reader: FileReader) -> None:
     for _ in range(MAX_ATTEMPTS + 1):
         jobs = Jobs(reader.catalog, LIMIT)
         jobs.recover()
-        jobs.run_next(reader, jobs.pause)
+        run_next(jobs, reader, jobs.pause)
     assert statuses(jobs.get(job_id)) == ["queued"]
 
 
 FULL = """
 from ingest.jobs import Jobs
 from ragkv.errors import StoreFull
-from tests.ingest.reader import FileReader, make_document
+from tests.ingest.reader import FileReader, make_document, run_next
 
 reader, ballast = FileReader(Path(sys.argv[1])), Ballast(sys.argv[1])
 jobs = Jobs(reader.catalog, 100_000)
 job_id = jobs.submit([make_document("a", words=2000), make_document("b")])
 ballast.fill()
 try:
-    jobs.run_next(reader)
+    run_next(jobs, reader)
     sys.exit("it started")
 except StoreFull:
     print([document.status for document in jobs.get(job_id).documents])
 ballast.drop()
 try:
-    jobs.run_next(reader, lambda: ballast.path.exists() or ballast.fill())
+    run_next(jobs, reader, lambda: ballast.path.exists() or ballast.fill())
 except StoreFull:
     pass  # the failure itself could not be written down either
 ballast.drop()
-while jobs.run_next(reader):
+while run_next(jobs, reader):
     pass
 print([(document.status, document.error and document.error.code) for document in jobs.get(job_id).documents])
 assert reader.stored() == reader.catalog.keys()
@@ -487,10 +513,10 @@ def test_what_could_not_be_written_down_is_written_later(tmp_path: Path, monkeyp
     job_id = jobs.submit([make_document("a"), make_document("b")])
     other = sqlite3.connect(tmp_path / "catalog.sqlite", isolation_level=None)
     with pytest.raises(StoreUnavailable, match="busy"):
-        jobs.run_next(reader, lambda: other.in_transaction or other.execute("BEGIN IMMEDIATE"))  # type: ignore[arg-type]
+        run_next(jobs, reader, lambda: other.in_transaction or other.execute("BEGIN IMMEDIATE"))  # type: ignore[arg-type]
     assert statuses(jobs.get(job_id)) == ["running", "queued"]
     other.close()
-    assert jobs.run_next(reader) == job_id
+    assert run_next(jobs, reader) == job_id
     assert statuses(jobs.get(job_id)) == ["failed", "completed"]
     reader.close()
 
@@ -501,7 +527,7 @@ def test_a_damaged_catalogue_stops_the_worker(tmp_path: Path, jobs: Jobs, reader
     with reader.catalog.write() as connection:
         connection.execute("DELETE FROM vectors")
     with pytest.raises(CatalogCorrupt, match="ragkv reindex"):
-        jobs.run_next(FileReader(tmp_path))
+        run_next(jobs, FileReader(tmp_path))
 
 
 def test_the_index_is_saved_when_a_job_is_done(tmp_path: Path, jobs: Jobs, reader: FileReader) -> None:

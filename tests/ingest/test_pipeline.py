@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingest.pipeline import Paused, Stage, content_hash, ingest, reindex, remove
+from ingest.pipeline import Paused, Stage, content_hash, ingest, ingest_steps, reindex, remove
 from ragkv.errors import EmbedderChanged, InvalidDocument, NotFound
 from ragkv.types import Document
 from tests.ingest.reader import FileReader, WordEmbedder, make_document
@@ -153,6 +153,20 @@ def test_work_that_is_paused_keeps_what_it_encoded(reader: FileReader) -> None:
     assert reader.catalog.documents() == []
     outcome = ingest(reader, make_document("a"))
     assert reader.encoded == outcome.chunks, "nothing is encoded twice"
+    assert reader.stored() == reader.catalog.keys()
+
+
+@pytest.mark.parametrize("stage", ["split", "embed", "encode", "commit"])
+def test_steps_that_are_closed_keep_what_they_encoded_and_the_old_version(reader: FileReader, stage: Stage) -> None:
+    outcome = ingest(reader, make_document("a"))
+    documents, old = reader.catalog.documents(), reader.stored()
+    steps = ingest_steps(reader, make_document("a", seed=1))
+    next(step for step in steps if step.stage == stage)
+    encoded = reader.encoded - outcome.chunks
+    steps.close()
+    assert reader.catalog.documents() == documents
+    assert len(reader.stored() - old) == encoded
+    assert ingest(reader, make_document("a", seed=1)).status == "replaced"
     assert reader.stored() == reader.catalog.keys()
 
 

@@ -16,7 +16,7 @@ from ingest.jobs import Jobs
 from ingest.pipeline import Stage, ingest, reindex, remove
 from ragkv.admin.quota import Quota
 from ragkv.errors import QuotaExceeded
-from tests.ingest.reader import FileReader, make_document
+from tests.ingest.reader import FileReader, make_document, run_next
 from tests.quick import quick_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,7 +52,7 @@ def test_a_document_over_the_quota_is_refused_with_the_numbers_and_costs_nothing
 def test_the_others_of_a_job_go_on(reader: FileReader) -> None:
     jobs = Jobs(reader.catalog, 2**20)
     job = jobs.submit([make_document("b", seed=1), make_document("c", words=20, seed=2)])
-    while jobs.run_next(reader):
+    while run_next(jobs, reader):
         pass
     first, second = jobs.get(job).documents
     assert first.error is not None

@@ -319,7 +319,7 @@ def test_answers_are_as_the_schema_says(service: Service) -> None:
         described = operation["responses"]["200"]["content"]["application/json"]["schema"]
         jsonschema.validate(get(service, path), {**schema, **described})
         assert operation["description"]
-    for name in ("Brief", "ChunkMap"):
+    for name in ("AnswerSummaryOut", "ChunkMapOut"):
         model = schema["components"]["schemas"][name]
         for example in model["examples"]:
             jsonschema.validate(example, {**schema, **model})
