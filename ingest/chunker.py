@@ -3,7 +3,8 @@
     atoms    the splitter cuts the text into small pieces: at paragraphs, then sentences, then words
     pack     atoms are joined to as few chunks as fit, of about the same size; each cut is at the strongest pause near
              the even position, and never right after a heading
-    exact    the size of a chunk is that of its real prompt piece, wrapper included; sums over atoms only guide the search
+    exact    the size of a chunk is that of its real prompt piece, wrapper included; the sums over atoms only guide the
+             search
 
 Counting the tokens of atoms and adding them up is about five times faster than letting the splitter call the tokenizer.
 """

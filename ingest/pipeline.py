@@ -34,8 +34,20 @@ from ragkv.errors import RagkvError
 from ragkv.types import Chunk, Document, Key
 
 __all__ = [
-    *("IngestEngine", "IngestOutcome", "IngestProgress", "IngestStep", "Paused", "ReindexOutcome", "Stage"),
-    *("content_hash", "ingest", "ingest_steps", "reader_of", "reindex", "reindex_steps", "remove"),
+    "IngestEngine",
+    "IngestOutcome",
+    "IngestProgress",
+    "IngestStep",
+    "Paused",
+    "ReindexOutcome",
+    "Stage",
+    "content_hash",
+    "ingest",
+    "ingest_steps",
+    "reader_of",
+    "reindex",
+    "reindex_steps",
+    "remove",
 ]
 
 EMBED_BATCH = 32

@@ -16,8 +16,6 @@ from api.errors import fault_of
 from api.runtime.answer_stream import AnswerStream
 from api.runtime.request_context import RequestContext, bind
 from api.runtime.tenants import Tenant
-from ragkv.engine.engine import Engine
-from ragkv.engine.request import RequestState
 from ragkv.report import Answer
 from ragkv.types import AskOptions
 
@@ -86,10 +84,8 @@ class Ask:
         question, method = self._question.value, self._method.value or None
         collection = self._tenant.inside(self._collection.value.strip() or "default")
 
-        def begin(engine: Engine) -> RequestState:
-            return engine.prefill(question, AskOptions(collection=collection, method=method))
-
-        return AnswerStream(self._worker, _silence, begin, None, self._tenant.name, self._settings.deadline, True)
+        options = AskOptions(collection=collection, method=method)
+        return AnswerStream(self._worker, _silence, question, options, self._tenant.name, self._settings.deadline, True)
 
     async def _tell(self, answer: Answer, id: str) -> None:
         self._answer.set_text(answer.answer)

@@ -16,8 +16,6 @@ from api.routes.event_stream import EventStream, described, ending, event
 from api.runtime.answer_channel import RetrievalDone
 from api.runtime.answer_stream import AnswerStream
 from api.schemas.common import QuestionIn
-from ragkv.engine.engine import Engine
-from ragkv.engine.request import RequestState
 from ragkv.report import Answer
 from ragkv.types import AskOptions
 
@@ -59,15 +57,10 @@ async def answer(
     """
     collection = tenant.inside(question.collection)
 
-    def begin(engine: Engine) -> RequestState:
-        given = question.model_dump(include={"top_k", "filter", "method", "prefill", "decode", "max_tokens"})
-        return engine.prefill(
-            question.question, AskOptions(collection=collection, conversation=question.conversation_id, **given)
-        )
-
-    turn = (collection, question.conversation_id) if question.conversation_id is not None else None
+    given = question.model_dump(include={"top_k", "filter", "method", "prefill", "decode", "max_tokens"})
+    options = AskOptions(collection=collection, conversation=question.conversation_id, **given)
     seconds = min(settings.deadline, question.deadline_s or settings.deadline)
-    asking = AnswerStream(worker, request.receive, begin, turn, tenant.name, seconds, question.stream)
+    asking = AnswerStream(worker, request.receive, question.question, options, tenant.name, seconds, question.stream)
     if not question.stream:
         return JSONResponse(dataclasses.asdict(await asking.whole()))
     return EventStream(asking, _events(asking, await asking.prefilled(), request.state.request_id))

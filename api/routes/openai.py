@@ -16,8 +16,6 @@ from api.routes.event_stream import EventStream, described, ending, event
 from api.routes.openai_chat import ChatReply, method_of, options_of, question_of
 from api.runtime.answer_stream import AnswerStream
 from api.schemas.openai import Chat, Completion, Model, Models, OpenAIError
-from ragkv.engine.engine import Engine
-from ragkv.engine.request import RequestState
 from ragkv.errors import NotFound
 
 router = APIRouter()
@@ -53,11 +51,8 @@ async def chat_completions(
     question, method = question_of(chat), method_of(chat, worker.model)
     wanted = options_of(chat, method, tenant.inside(chat.ragkv.collection))
 
-    def begin(engine: Engine) -> RequestState:
-        return engine.prefill(question, wanted)
-
     seconds = min(settings.deadline, chat.ragkv.deadline_s or settings.deadline)
-    asking = AnswerStream(worker, request.receive, begin, None, tenant.name, seconds, bool(chat.stream))
+    asking = AnswerStream(worker, request.receive, question, wanted, tenant.name, seconds, bool(chat.stream))
     if not chat.stream:
         return JSONResponse(ChatReply(chat.model).completion(await asking.whole()))
     await asking.prefilled()

@@ -72,7 +72,7 @@ def test_a_catalogue_that_cannot_be_read_makes_it_not_ready(tmp_path: Path) -> N
 
     with serving(settings(tmp_path)) as service:
         service.worker.submit(damage).result(30)
-        service.worker._examined = 0.0
+        service.worker._health.examined = 0.0
         service.worker.wake()
         until(lambda: service.client.get("/readyz").status_code == 503)
         checks = service.client.get("/readyz").json()["checks"]

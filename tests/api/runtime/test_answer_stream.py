@@ -20,7 +20,6 @@ from api.runtime import answer_stream as asking
 from api.runtime.answer_channel import AnswerChannel
 from api.runtime.answer_stream import AnswerStream
 from ragkv.engine.engine import Engine
-from ragkv.engine.request import RequestState
 from ragkv.errors import InputError
 from ragkv.types import AskOptions
 from tests.api.conftest import Service
@@ -186,10 +185,8 @@ def test_a_reader_that_does_not_read_is_waited_for_and_holds_nobody_up(service: 
             if sent[-1].startswith(b"event: token"):
                 await reads.wait()
 
-        def begin(engine: Engine) -> RequestState:
-            return engine.prefill(QUESTIONS[0], AskOptions(max_tokens=40))
-
-        asked = AnswerStream(service.worker, receive, begin, None, "", 60, True)
+        options = AskOptions(max_tokens=40)
+        asked = AnswerStream(service.worker, receive, QUESTIONS[0], options, "", 60, True)
         stream = EventStream(asked, _events(asked, await asked.prefilled(), "none"))
         reader = asyncio.create_task(stream({"type": "http"}, receive, send))
         quick = {"question": QUESTIONS[2], "max_tokens": 3}
@@ -261,7 +258,7 @@ def test_an_asker_has_all_text_however_it_came(service: Service) -> None:
             await never.wait()
             return {"type": "http.disconnect"}
 
-        asked = AnswerStream(service.worker, receive, lambda engine: engine.prefill(QUESTIONS[0]), None, "", 60, True)
+        asked = AnswerStream(service.worker, receive, QUESTIONS[0], AskOptions(), "", 60, True)
         await asked.prefilled()
         text = "".join([piece async for piece in asked.pieces()])
         answer = asked.answer()
