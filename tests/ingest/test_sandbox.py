@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ingest.formats.base import Parsed
 from ingest.formats.docx import PART_BYTES
 from ingest.loader import Rejected, read
-from ingest.sandbox import Allowance, parse, run, understood
+from ingest.sandbox import Allowance, decode_reply, parse, run
 from ragkv.errors import InputError, InvalidDocument, TooLarge
 from tests.ingest.formats.files import docx, packed, painted, paragraph, pdf, stream
 from tests.ingest.formats.test_docx import BILLION
@@ -189,12 +189,12 @@ REPLIES = [
 @pytest.mark.parametrize("reply", REPLIES, ids=range(len(REPLIES)))
 def test_a_reply_that_is_none_is_a_damaged_file(reply: bytes) -> None:
     with pytest.raises(InvalidDocument, match="in the middle of its reply"):
-        understood(reply)
+        decode_reply(reply)
 
 
 def test_a_fault_is_told_in_the_childs_words() -> None:
     with pytest.raises(TooLarge, match="so large"):
-        understood(b'{"kind": "large", "words": "so large"}')
+        decode_reply(b'{"kind": "large", "words": "so large"}')
 
 
 @settings(deadline=None, max_examples=40)
@@ -206,7 +206,7 @@ def test_a_fault_is_told_in_the_childs_words() -> None:
 def test_no_reply_is_believed_to_be_text_that_is_none(told: object) -> None:
     reply = {"kind": "parsed", "title": "t", "text": told, "metadata": told}
     try:
-        parsed = understood(json.dumps(reply).encode())
+        parsed = decode_reply(json.dumps(reply).encode())
     except InputError:
         return
     assert isinstance(parsed.text, str)
