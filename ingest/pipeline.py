@@ -137,6 +137,18 @@ class IngestOutcome:
 
 
 @dataclass(frozen=True)
+class _Version:
+    """A version of a document that is ready to be encoded. vectors: [chunks, dimension]."""
+
+    document: Document
+    content_hash: str
+    reader: str
+    chunks: Sequence[Chunk]
+    vectors: NDArray[np.float32]
+    keys: Sequence[Key]
+
+
+@dataclass(frozen=True)
 class ReindexOutcome:
     """The result of a reindex.
 
@@ -159,8 +171,8 @@ def ingest_steps(
 ) -> Generator[IngestStep, None, IngestOutcome]:
     """Make a document answerable in place of its old version, one unit of work at a time.
 
-    It does nothing when the content has not changed. The quota applies to new content only: a document that is in the
-    catalogue is never refused because another model reads it again.
+    Unchanged content is left as it is. The quota applies to new content only: a document that is in the catalogue is
+    never refused because another model reads it again.
 
     What is thrown in at a step stops the work and leaves the old version in place. An exception deletes the KV encoded
     so far, unless it is Paused; Paused and `close()` keep that KV, so that the next attempt finds it. At the `index`
@@ -174,8 +186,8 @@ def ingest_steps(
             the new version to remove.
 
     Yields:
-        A step after each section of text that was split, before each batch that is embedded and each chunk that is
-        encoded, before the commit, and before the index is refreshed.
+        A step after each section that was split, before each batch that is embedded and each chunk that is encoded,
+        before the commit, and before the index is refreshed.
 
     Raises:
         InvalidDocument: The document has no text.
@@ -199,22 +211,8 @@ def ingest_steps(
         admit(catalog.tokens(document.collection, document.id))
     vectors = yield from _embed_steps(embedder, [(chunk.title, chunk.text) for chunk in chunks])
     keys = [engine.key(chunk, document.collection) for chunk in chunks]
-    claim = catalog.claim(keys, engine.fingerprint)
-    try:
-        yield from _encode_steps(engine, document.collection, chunks, claim)
-        yield IngestStep("commit", len(chunks), len(chunks))
-        orphans = catalog.put_document(
-            document, digest, chunks, vectors, keys, embedder.identity, reader, claim, admit, check_wanted
-        )
-    except Paused:
-        raise
-    except Exception:
-        with suppress(RagkvError):
-            # In this order: on a full disk nothing can be written to the catalogue until evicted KV has made room.
-            engine.evict(keys, claim)
-            catalog.release(claim)
-        raise
-    engine.evict(orphans)
+    version = _Version(document, digest, reader, chunks, vectors, keys)
+    engine.evict((yield from _store_steps(engine, version, admit, check_wanted)))
     yield IngestStep("index", len(chunks), len(chunks))
     engine.retriever.refresh(document.collection)
     return IngestOutcome(document.id, document.collection, "replaced" if known else "added", len(chunks), tokens)
@@ -279,6 +277,41 @@ def _embed_steps(
         batch = [f"{title}\n{text}" for title, text in passages[start : start + EMBED_BATCH]]
         vectors[start : start + len(batch)] = embedder.encode(batch)
     return vectors
+
+
+def _store_steps(
+    engine: IngestEngine,
+    version: _Version,
+    admit: Callable[[int], None] | None,
+    check_wanted: Callable[[], None] | None,
+) -> Generator[IngestStep, None, list[Key]]:
+    """Encode and commit a version under a claim. Returns the keys that no chunk refers to any more."""
+    catalog, document, chunks, keys = engine.catalog, version.document, version.chunks, version.keys
+    claim = catalog.claim(keys, engine.fingerprint)
+    try:
+        yield from _encode_steps(engine, document.collection, chunks, claim)
+        yield IngestStep("commit", len(chunks), len(chunks))
+        embedder = engine.retriever.embedder.identity
+        return catalog.put_document(
+            document,
+            version.content_hash,
+            chunks,
+            version.vectors,
+            keys,
+            embedder,
+            version.reader,
+            claim,
+            admit,
+            check_wanted,
+        )
+    except Paused:
+        raise
+    except Exception:
+        with suppress(RagkvError):
+            # In this order: on a full disk nothing can be written to the catalogue until evicted KV has made room.
+            engine.evict(keys, claim)
+            catalog.release(claim)
+        raise
 
 
 def _encode_steps(

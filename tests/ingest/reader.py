@@ -1,4 +1,4 @@
-"""A small engine for tests of ingest: real catalogue, real index, real files; only the language model is missing."""
+"""A small engine for tests of ingest: the catalogue, the index and the files are real, the language model is not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIMENSION = 32
 
 
 class WordEmbedder:
-    """Bag of hashed words. Texts that share words are near each other; quick, and the same in every process."""
+    """Embeds a text as a bag of hashed words: fast, and the same in every process."""
 
     def __init__(self, name: str = "words", dimension: int = DIMENSION):
         self.identity = EmbedderIdentity(name, dimension)
@@ -37,7 +37,7 @@ class WordEmbedder:
 
 
 class WordPrompt:
-    """The bundled model's wrapper, one token per word or mark."""
+    """The wrapper of the bundled model, with one token per word or punctuation mark."""
 
     def chunk(self, title: str, text: str) -> tuple[int, ...]:
         words = re.findall(r"\w+|[^\w\s]|\n", f"Document: {title}\n{text}\n")
@@ -49,7 +49,7 @@ class WordModel:
     prompt: WordPrompt
 
 
-class FileReader:
+class FileEngine:
     """Keeps the KV of a chunk as a file that holds its tokens."""
 
     def __init__(self, folder: Path, fingerprint: str = "model", chunk_tokens: int = 64, embedder: str = "words"):
@@ -74,7 +74,7 @@ class FileReader:
             self.encoded += 1
             try:
                 path.write_text(str(chunk.tokens))
-            except OSError:  # as with the real store: a fault costs time later, nothing else
+            except OSError:  # as with the real store, a fault costs nothing but time later
                 path.unlink()
         return key
 
@@ -84,7 +84,7 @@ class FileReader:
                 (self.folder / "kv" / key).unlink(missing_ok=True)
 
     def stored(self) -> set[str]:
-        """Keys that have KV."""
+        """Return the keys whose KV is stored."""
         return {path.name for path in (self.folder / "kv").iterdir()}
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class FileReader:
 
 
 def make_document(document_id: str, words: int = 200, seed: int = 0, collection: str = "default") -> Document:
-    """A document of sentences over a small vocabulary, another one for each seed."""
+    """Make a document of random sentences over a small vocabulary."""
     rng = np.random.default_rng(seed)
     sentences = []
     for start in range(0, words, 10):
@@ -101,9 +101,9 @@ def make_document(document_id: str, words: int = 200, seed: int = 0, collection:
     return Document(document_id, f"Title of {document_id}", " ".join(sentences), {}, collection)
 
 
-def run_next(jobs: Jobs, reader: FileReader, between: Callable[[], object] = lambda: None) -> str | None:
+def run_next(jobs: Jobs, engine: FileEngine, between: Callable[[], object] = lambda: None) -> str | None:
     """Ingest the next waiting document and call `between` after each step; returns the job's id, None without one."""
-    steps = jobs.steps(reader)
+    steps = jobs.steps(engine)
     while True:
         try:
             next(steps)

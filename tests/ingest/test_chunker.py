@@ -80,7 +80,7 @@ def test_chunks_fit_and_lose_nothing(prompt: DemoPrompt, text: str, title: str, 
 
 @SLOW
 @given(PROSE.map(lambda text: text * 5), st.integers(20, 200))
-def test_where_sections_are_cut_does_not_matter_for_the_text(prompt: DemoPrompt, text: str, section: int) -> None:
+def test_sections_do_not_change_the_text(prompt: DemoPrompt, text: str, section: int) -> None:
     assume(text.strip())
     document = Document("a.txt", "Title", text)
     with pytest.MonkeyPatch.context() as patch:
@@ -94,7 +94,7 @@ def sentences(count: int) -> str:
     )
 
 
-def test_what_fits_stays_one_chunk(prompt: DemoPrompt) -> None:
+def test_a_text_that_fits_stays_one_chunk(prompt: DemoPrompt) -> None:
     (chunk,) = split(Document("a.txt", "Boats", sentences(5)), prompt, 256)
     assert (chunk.title, chunk.text) == ("Boats", sentences(5))
 
@@ -124,7 +124,7 @@ def test_a_heading_stays_with_the_text_under_it(prompt: DemoPrompt, name: str) -
     assert not [chunk.text for chunk in chunks if chunk.text.splitlines()[-1].startswith("#")]
 
 
-def test_markdown_is_known_by_name_or_format(prompt: DemoPrompt) -> None:
+def test_markdown_is_detected_by_name_or_format(prompt: DemoPrompt) -> None:
     text = "\n".join(f"| row {n} | {n * 37} |" for n in range(80))
     table = "| a | b |\n|---|---|\n" + text
     ways = [("a.md", {}), ("a", {"format": "markdown"})]
@@ -151,7 +151,7 @@ def test_a_title_is_one_line(prompt: DemoPrompt) -> None:
     assert chunk.title == "a.txt"
 
 
-def test_too_small_a_chunk_size_is_a_setting_that_cannot_work(prompt: DemoPrompt) -> None:
+def test_too_small_a_chunk_size_is_a_config_error(prompt: DemoPrompt) -> None:
     with pytest.raises(ConfigError, match=f"{LEAST_ROOM} are needed"):
         split(Document("a.txt", "T", "text"), prompt, len(prompt.chunk("T", "")) + LEAST_ROOM - 1)
 

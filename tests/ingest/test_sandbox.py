@@ -1,4 +1,4 @@
-"""The process that reads a document: it ends with all it started, takes no more than it may, and is not believed."""
+"""The process that parses a document: it ends with all it started, keeps its limits, and is not trusted."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ SECONDS = 20.0
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module named `reads` for a child to run; a test writes it."""
+    """Path of a module named `reads` for a child to run. The test writes it."""
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path / "reads.py"
 
 
 def gone(pid: int, seconds: float = 5.0) -> bool:
-    """The process has ended, within so many seconds."""
+    """Whether the process ends within `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
             return True
-        if state == "Z":  # ended; whoever adopted it has not looked yet
+        if state == "Z":  # it has ended, and its parent has not waited for it yet
             return True
         time.sleep(0.02)
     return False

@@ -57,13 +57,13 @@ def test_a_request_cancelled_before_its_turn_never_runs(service: Service) -> Non
     assert not ran.is_set()
 
 
-def test_a_request_that_fails_leaves_the_worker_working(service: Service) -> None:
+def test_a_request_that_fails_leaves_the_thread_running(service: Service) -> None:
     with pytest.raises(ZeroDivisionError):
         service.worker.submit(lambda engine: 1 / 0).result(30)
     assert service.worker.submit(lambda engine: engine.model.name).result(30) == "demo"
 
 
-def test_a_crowd_that_never_ends_does_not_keep_documents_from_being_read(tmp_path: Path) -> None:
+def test_endless_requests_do_not_keep_documents_from_being_ingested(tmp_path: Path) -> None:
     with running(tmp_path) as worker:
         done = threading.Event()
 
@@ -82,19 +82,19 @@ def test_a_crowd_that_never_ends_does_not_keep_documents_from_being_read(tmp_pat
             done.set()
 
 
-def test_shutdown_puts_a_half_read_document_back_and_the_next_start_reads_it(tmp_path: Path) -> None:
+def test_shutdown_queues_a_document_again_and_the_next_start_ingests_it(tmp_path: Path) -> None:
     with running(tmp_path) as worker:
         job_id = worker.jobs.submit([Document("tale", "Tale", TALE)])
         worker.wake()
         until(worker, job_id, stage="encode")
         waiting = worker.submit(lambda engine: "answered")
-        begun = time.monotonic()
+        started = time.monotonic()
         worker.pause()
         with pytest.raises(Stopping):
             worker.submit(lambda engine: None)
         assert waiting.result(30) == "answered"
         worker.close(60)
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - started < 10
         assert worker.health()["status"] == "failed"
     catalog = Catalog.open(tmp_path / "catalog.sqlite")
     job = Jobs(catalog, 1).get(job_id)
@@ -110,7 +110,7 @@ def test_shutdown_puts_a_half_read_document_back_and_the_next_start_reads_it(tmp
 
 def test_without_its_kv_store_the_service_is_degraded_and_answers(tmp_path: Path) -> None:
     with redis_server() as server:
-        pass  # gone again: nothing listens there
+        pass  # stopped again: nothing listens there
     with running(tmp_path, store=server.url) as worker:
         assert worker.health()["status"] == "degraded"
         job_id = worker.jobs.submit([Document("tale", "Tale", TALE[:300])])
