@@ -65,9 +65,9 @@ class CatalogService:
         found = self._catalog.find(document.collection, document.id)
         return found if found and (found.content_hash, found.reader) == (digest, self._reader) else None
 
-    def page(self, collection: str, after: str, limit: int, wanted: Filter | None) -> list[DocumentInfo]:
+    def page(self, collection: str, after: str, limit: int, conditions: Filter | None) -> list[DocumentInfo]:
         """See Catalog.page."""
-        return self._catalog.page(collection, after, limit, wanted)
+        return self._catalog.page(collection, after, limit, conditions)
 
     def whole(self, collection: str, document_id: str) -> tuple[DocumentInfo, str]:
         """Return a document and its text. Raises NotFound."""

@@ -136,20 +136,20 @@ def test_a_silent_stream_sends_comments(service: Service, monkeypatch: pytest.Mo
 
 
 def test_the_question_of_a_client_that_disconnects_is_dropped_before_the_next_step(service: Service) -> None:
-    worker, states, counts = service.worker, list[tuple[Any, Any]](), list[int]()
+    engine_thread, states, counts = service.worker, list[tuple[Any, Any]](), list[int]()
 
     def note(_: str, __: AskOptions, state: RequestState) -> None:
         states.append((weakref.ref(state.sequence.cache), state.sequence.tokens))
 
-    with endless(worker):
-        before = worker.health()["cancelled"]
-        with on_prefill(worker, note), streamed(service, QUESTIONS[0], max_tokens=2000) as (_, events):
+    with endless(engine_thread):
+        before = engine_thread.health()["cancelled"]
+        with on_prefill(engine_thread, note), streamed(service, QUESTIONS[0], max_tokens=2000) as (_, events):
             assert [next(events)[0] for _ in range(3)] == ["retrieval", "token", "token"]
-            (future,) = worker._waited_for
+            (future,) = engine_thread._waited_for
             future.add_done_callback(lambda _: counts.append(len(states[0][1])))
-        until(lambda: worker.health()["running"] == 0)
+        until(lambda: engine_thread.health()["running"] == 0)
         ((cache, tokens),), (generated,) = states, counts
-    assert worker.health()["cancelled"] == before + 1
+    assert engine_thread.health()["cancelled"] == before + 1
     assert generated <= len(tokens) <= generated + 1, "the step that was under way, and none after it"
     assert cache() is None
 

@@ -31,7 +31,9 @@ QUESTIONS = (
 
 
 @contextmanager
-def on_prefill(worker: EngineThread, observe: Callable[[str, AskOptions, RequestState], object]) -> Iterator[None]:
+def on_prefill(
+    engine_thread: EngineThread, observe: Callable[[str, AskOptions, RequestState], object]
+) -> Iterator[None]:
     """Call `observe` after each prefill."""
 
     def patch(engine: Engine) -> None:
@@ -47,11 +49,11 @@ def on_prefill(worker: EngineThread, observe: Callable[[str, AskOptions, Request
     def restore(engine: Engine) -> None:
         del engine.prefill
 
-    worker.submit(patch).result(30)
+    engine_thread.submit(patch).result(30)
     try:
         yield
     finally:
-        worker.submit(restore).result(60)
+        engine_thread.submit(restore).result(60)
 
 
 def disable_stops(engine: Engine) -> None:
@@ -60,7 +62,7 @@ def disable_stops(engine: Engine) -> None:
 
 
 @contextmanager
-def endless(worker: EngineThread) -> Iterator[None]:
+def endless(engine_thread: EngineThread) -> Iterator[None]:
     """Answers end at their longest only."""
 
     def change(engine: Engine) -> tuple[Any, Any]:
@@ -71,11 +73,11 @@ def endless(worker: EngineThread) -> Iterator[None]:
     def restore(engine: Engine) -> None:
         engine.model.stop_ids, engine.model.profile = kept
 
-    kept = worker.submit(change).result(30)
+    kept = engine_thread.submit(change).result(30)
     try:
         yield
     finally:
-        worker.submit(restore).result(60)
+        engine_thread.submit(restore).result(60)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -86,51 +88,54 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_clients_are_answered_together_and_as_if_they_were_alone(service: Service) -> None:
-    worker, running = service.worker, []
-    alone = [worker.submit(lambda engine, q=question: engine.answer(q)).result(60) for question in QUESTIONS]
-    with on_prefill(worker, lambda *_: running.append(worker.health()["running"])):
+    engine_thread, running = service.worker, []
+    alone = [engine_thread.submit(lambda engine, q=question: engine.answer(q)).result(60) for question in QUESTIONS]
+    with on_prefill(engine_thread, lambda *_: running.append(engine_thread.health()["running"])):
         with held(service):
-            together = [worker.ask(question) for question in QUESTIONS]
+            together = [engine_thread.ask(question) for question in QUESTIONS]
         assert [future.result(60).answer for future in together] == [answer.answer for answer in alone]
     assert running == [0, 1, 2, 3]
     tokens = [(a.report.tokens, b.result().report.tokens) for a, b in zip(alone, together, strict=True)]
     assert all(a == b for a, b in tokens)
-    assert worker.health()["running"] == 0
+    assert engine_thread.health()["running"] == 0
 
 
 def test_a_cancelled_answer_is_dropped_before_the_next_step(service: Service) -> None:
-    worker, caches = service.worker, []
-    with endless(worker), on_prefill(worker, lambda *made: caches.append(weakref.ref(made[2].sequence.cache))):
-        before = worker.health()["cancelled"]
-        long = worker.ask(QUESTIONS[0], AskOptions(max_tokens=600))
-        short = worker.ask(QUESTIONS[2], AskOptions(max_tokens=3))
+    engine_thread, caches = service.worker, []
+    with (
+        endless(engine_thread),
+        on_prefill(engine_thread, lambda *made: caches.append(weakref.ref(made[2].sequence.cache))),
+    ):
+        before = engine_thread.health()["cancelled"]
+        long = engine_thread.ask(QUESTIONS[0], AskOptions(max_tokens=600))
+        short = engine_thread.ask(QUESTIONS[2], AskOptions(max_tokens=3))
         assert short.result(60).report.tokens.generated == 3
-        assert worker.health()["running"] == 1
+        assert engine_thread.health()["running"] == 1
         assert long.cancel()
-        until(lambda: worker.health()["running"] == 0)
-    assert worker.health()["cancelled"] == before + 1
+        until(lambda: engine_thread.health()["running"] == 0)
+    assert engine_thread.health()["cancelled"] == before + 1
     assert caches[0]() is None
     with pytest.raises(CancelledError):
         long.result(1)
 
 
 def test_a_client_that_hangs_up_frees_its_place(service: Service) -> None:
-    worker = service.worker
-    with endless(worker):
-        before = worker.health()["cancelled"]
+    engine_thread = service.worker
+    with endless(engine_thread):
+        before = engine_thread.health()["cancelled"]
         with pytest.raises(httpx.TimeoutException):
             service.post("/v1/answers", {"question": QUESTIONS[0], "max_tokens": 1000}, timeout=1)
-        until(lambda: worker.health()["cancelled"] == before + 1)
-        assert worker.health()["running"] == 0
+        until(lambda: engine_thread.health()["cancelled"] == before + 1)
+        assert engine_thread.health()["running"] == 0
 
 
 def test_a_conversation_is_answered_in_order_and_no_other_question_waits_for_it(service: Service) -> None:
-    worker, order = service.worker, []
+    engine_thread, order = service.worker, []
     pair = AskOptions(conversation="pair")
-    with on_prefill(worker, lambda question, *_: order.append(question)):
+    with on_prefill(engine_thread, lambda question, *_: order.append(question)):
         with held(service):
-            first, second = worker.ask(QUESTIONS[0], pair), worker.ask(QUESTIONS[2], pair)
-            other = worker.ask(QUESTIONS[3])
+            first, second = engine_thread.ask(QUESTIONS[0], pair), engine_thread.ask(QUESTIONS[2], pair)
+            other = engine_thread.ask(QUESTIONS[3])
             first.add_done_callback(lambda _: order.append("first answered"))
         answers = [future.result(60) for future in (first, second, other)]
     assert [answer.report.tokens.history > 0 for answer in answers] == [False, True, False]
@@ -163,39 +168,39 @@ def test_a_question_that_cannot_be_prefilled_fails_alone(service: Service) -> No
 @contextmanager
 def small(data: Path) -> Iterator[EngineThread]:
     """An engine thread that decodes two answers at once, over one document."""
-    worker = EngineThread(settings(data, batch=2))
-    worker.start().result(60)
+    engine_thread = EngineThread(settings(data, batch=2))
+    engine_thread.start().result(60)
     try:
-        worker.jobs.submit([Document("harbour", "Tarn", HARBOUR["text"])])
-        worker.wake()
-        until(lambda: worker.submit(lambda engine: engine.catalog.count()[0]).result(30) == 1)
-        yield worker
+        engine_thread.jobs.submit([Document("harbour", "Tarn", HARBOUR["text"])])
+        engine_thread.wake()
+        until(lambda: engine_thread.submit(lambda engine: engine.catalog.count()[0]).result(30) == 1)
+        yield engine_thread
     finally:
-        worker.close(60)
+        engine_thread.close(60)
 
 
 def test_no_more_answers_run_than_the_batch_holds_and_they_start_in_order(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     def note(_: str, options: AskOptions, __: RequestState) -> None:
-        seen.append((options.seed, worker.health()["running"]))
+        seen.append((options.seed, engine_thread.health()["running"]))
 
-    with small(tmp_path) as worker, on_prefill(worker, note):
-        futures = [worker.ask(QUESTIONS[place % 2], AskOptions(seed=place)) for place in range(6)]
+    with small(tmp_path) as engine_thread, on_prefill(engine_thread, note):
+        futures = [engine_thread.ask(QUESTIONS[place % 2], AskOptions(seed=place)) for place in range(6)]
         assert all(future.result(60).answer for future in futures)
     assert [place for place, _ in seen] == list(range(6))
     assert max(running for _, running in seen) == 1
 
 
 def test_at_shutdown_running_answers_are_finished_and_queued_questions_are_rejected(tmp_path: Path) -> None:
-    with small(tmp_path) as worker:
-        worker.submit(disable_stops).result(30)
-        running = [worker.ask(question, AskOptions(max_tokens=60)) for question in QUESTIONS[:2]]
-        waiting = worker.ask(QUESTIONS[1])
-        until(lambda: worker.health()["running"] == 2)
-        worker.close(60)
+    with small(tmp_path) as engine_thread:
+        engine_thread.submit(disable_stops).result(30)
+        running = [engine_thread.ask(question, AskOptions(max_tokens=60)) for question in QUESTIONS[:2]]
+        waiting = engine_thread.ask(QUESTIONS[1])
+        until(lambda: engine_thread.health()["running"] == 2)
+        engine_thread.close(60)
         assert [future.result(1).report.tokens.generated for future in running] == [60, 60]
         with pytest.raises(Stopping):
             waiting.result(1)
         with pytest.raises(Stopping):
-            worker.ask(QUESTIONS[0])
+            engine_thread.ask(QUESTIONS[0])

@@ -41,31 +41,31 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, 
 
 def test_one_tenant_leaves_room_for_the_other_and_they_take_turns(narrow: tuple[Service, dict[str, str]]) -> None:
     service, keys = narrow
-    worker, order = service.worker, []
+    engine_thread, order = service.worker, []
 
     def noted(tenant: str) -> Callable[[Engine], Any]:
         return lambda engine: order.append(tenant)
 
     with held(service):
-        waiting = [worker.submit(noted("acme"), tenant="acme") for _ in range(3)]
+        waiting = [engine_thread.submit(noted("acme"), tenant="acme") for _ in range(3)]
         with pytest.raises(Busy):
-            worker.submit(noted("acme"), tenant="acme")
+            engine_thread.submit(noted("acme"), tenant="acme")
         refused = service.post("/v1/answers", {"question": QUESTIONS[0]}, headers={"X-API-Key": keys["acme"]})
-        waiting.append(worker.submit(noted("zeta"), tenant="zeta"))
-        assert worker.health()["waiting"] == 4
+        waiting.append(engine_thread.submit(noted("zeta"), tenant="zeta"))
+        assert engine_thread.health()["waiting"] == 4
     assert [future.result(30) for future in waiting] == [None] * 4
     assert order == ["acme", "zeta", "acme", "acme"]
     assert (refused.status_code, refused.json()["code"]) == (429, "busy")
     assert 1 <= int(refused.headers["retry-after"]) <= 60
-    assert worker.health()["refused"] >= 2
+    assert engine_thread.health()["refused"] >= 2
 
 
 def test_a_place_in_the_queue_is_free_as_soon_as_its_client_has_left(narrow: tuple[Service, dict[str, str]]) -> None:
-    worker = narrow[0].worker
+    engine_thread = narrow[0].worker
     with held(narrow[0]):
-        left = [worker.submit(lambda engine: None, tenant="acme") for _ in range(3)]
+        left = [engine_thread.submit(lambda engine: None, tenant="acme") for _ in range(3)]
         assert all(future.cancel() for future in left)
-        stays = worker.submit(lambda engine: "served", tenant="acme")
+        stays = engine_thread.submit(lambda engine: "served", tenant="acme")
     assert stays.result(30) == "served"
 
 

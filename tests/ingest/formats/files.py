@@ -48,8 +48,8 @@ def pdf(*pages: str | bytes, info: Mapping[str, str] | None = None, trailer: byt
         kids.append(b"%d 0 R" % len(objects))
     objects[1] = b"<< /Type /Pages /Kids [%s] /Count %d >>" % (b" ".join(kids), len(kids))
     if info:
-        told = " ".join(f"/{key} ({value})" for key, value in info.items())
-        objects.append(f"<< {told} >>".encode("cp1252"))
+        entries = " ".join(f"/{key} ({value})" for key, value in info.items())
+        objects.append(f"<< {entries} >>".encode("cp1252"))
         trailer += b" /Info %d 0 R" % len(objects)
     return _assembled(objects, trailer)
 
@@ -86,8 +86,8 @@ def paragraph(text: str, style: str = "", more: str = "") -> str:
 
 def table(*rows: Sequence[str]) -> str:
     """Make a Word table. Each cell is one paragraph."""
-    told = "".join("<w:tr>" + "".join(f"<w:tc>{paragraph(cell)}</w:tc>" for cell in row) + "</w:tr>" for row in rows)
-    return f"<w:tbl>{told}</w:tbl>"
+    xml = "".join("<w:tr>" + "".join(f"<w:tc>{paragraph(cell)}</w:tc>" for cell in row) + "</w:tr>" for row in rows)
+    return f"<w:tbl>{xml}</w:tbl>"
 
 
 def docx(body: str, title: str = "", styles: str = "", before: str = "", space: str = W, **parts: str) -> bytes:
@@ -105,10 +105,10 @@ def docx(body: str, title: str = "", styles: str = "", before: str = "", space: 
     if title:
         core = "http://schemas.openxmlformats.org/package/2006/metadata/core-properties"
         dublin = "http://purl.org/dc/elements/1.1/"
-        told = (
+        xml = (
             f'<cp:coreProperties xmlns:cp="{core}" xmlns:dc="{dublin}"><dc:title>{title}</dc:title></cp:coreProperties>'
         )
-        files["docProps/core.xml"] = told.encode()
+        files["docProps/core.xml"] = xml.encode()
     for name, content in parts.items():
         files[f"word/{name}.xml"] = f"<w:{name} {names}>{content}</w:{name}>".encode()
     return archive(files)
