@@ -8,6 +8,7 @@ when the process ends are orphans, which `ragkv gc` removes.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable
 from math import inf
@@ -20,9 +21,11 @@ from ingest.loader import checked
 from ingest.pipeline import content_hash, reader_of
 from ingest.sandbox import Allowance
 from ragkv.catalog import CollectionInfo, DocumentInfo
-from ragkv.engine.engine import Engine
-from ragkv.errors import Busy, NotFound
+from ragkv.engine.engine import FORGOTTEN_AT_ONCE, Engine
+from ragkv.errors import Busy, NotFound, RagkvError
 from ragkv.types import Document, Filter, Key
+
+logger = logging.getLogger("ragkv.api")
 
 PARSERS = 2
 """Uploaded files that are parsed at a time. Further ones wait; other requests do not."""
@@ -134,9 +137,15 @@ class CatalogService:
             outdated |= {each for each in recorded if any(created.get(id, inf) > each.asked for id in each.documents)}
         return outdated
 
-    def take_unreferenced(self, limit: int) -> list[Key]:
-        """Remove and return up to `limit` keys of unreferenced KV."""
-        return [self._unreferenced.popleft() for _ in range(min(limit, len(self._unreferenced)))]
+    def evict_unreferenced(self, engine: Engine) -> None:
+        """Evict some of the KV that nothing refers to any more. Only the engine's thread may call this."""
+        keys = [self._unreferenced.popleft() for _ in range(min(FORGOTTEN_AT_ONCE, len(self._unreferenced)))]
+        if not keys:
+            return
+        try:
+            engine.evict(keys)
+        except RagkvError as error:  # the KV stays as an orphan
+            logger.warning("the KV of %d chunks is not deleted: %s", len(keys), error)
 
     @property
     def has_unreferenced(self) -> bool:

@@ -34,7 +34,7 @@ class _Running:
 
 
 class DecodeLoop:
-    """Belongs to the engine's thread. Any thread may read `count`."""
+    """Decodes the answers of prefilled questions together. Only the engine's thread may use it, except for `count`."""
 
     def __init__(self, engine: Engine, metrics: MetricsRecorder, history: AnswerHistory):
         """Make an empty loop. `metrics` counts how questions end, `history` keeps the answers."""

@@ -21,7 +21,6 @@ served in the order in which they came.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -40,9 +39,9 @@ from api.runtime.request_queue import QueuedQuestion, QueuedTask, RequestQueue, 
 from ingest.jobs import Jobs
 from ingest.steps import IngestStep
 from ragkv.config import Settings
-from ragkv.engine.engine import FORGOTTEN_AT_ONCE, Engine
+from ragkv.engine.engine import Engine
 from ragkv.engine.methods import usable
-from ragkv.errors import Busy, CatalogCorrupt, RagkvError, Stopping, StoreError
+from ragkv.errors import Busy, CatalogCorrupt, Stopping, StoreError
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.report import Answer
 from ragkv.types import AskOptions
@@ -55,8 +54,6 @@ TURN = 4
 """Requests served in one turn."""
 STEPS = 64
 """Decode steps of one turn."""
-_MEMORY = 0.2
-"""Weight of the latest request in the running mean of the time that one takes."""
 
 logger = logging.getLogger("ragkv.api")
 
@@ -89,7 +86,6 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._pausing = self._closing = self._documents_queued = False
         self._ends = inf
-        self._seconds = 1.0
         self.metrics, self.history = MetricsRecorder(), AnswerHistory(settings.history)
         self._health = EngineHealth()
 
@@ -151,8 +147,7 @@ class EngineThread:
                 self._queue.sweep(self._decode_loop.abandoned)
             if self._queue.full(request.tenant):
                 self.metrics.ended("refused")
-                ahead = self._queue.ahead(request.tenant)
-                raise Busy(len(self._queue), max(1, min(60, math.ceil(ahead * self._seconds))))
+                raise Busy(len(self._queue), self._queue.retry_after(request.tenant))
             self._queue.enqueue(request)
             self._waited_for.add(request.future)
             self._changed.notify()
@@ -271,7 +266,7 @@ class EngineThread:
                 self._wait()
         while decode_loop.count:
             decode_loop.step()
-        self._evict_unreferenced(engine)
+        self.catalog_service.evict_unreferenced(engine)
 
     def _take_turn(self, engine: Engine, decode_loop: DecodeLoop, ingesting: bool) -> None:
         """Serve some of the waiting requests.
@@ -285,10 +280,10 @@ class EngineThread:
                 because the next chunk makes them wait.
         """
         taken = 0
-        self._evict_unreferenced(engine)
+        self.catalog_service.evict_unreferenced(engine)
         for _ in range(STEPS):
             for seconds in decode_loop.step():
-                self._record_seconds(seconds)
+                self._queue.record_seconds(seconds)
             if taken < TURN and self._serve_first(engine, decode_loop):
                 taken += 1
             elif not decode_loop.count or (taken == TURN and not ingesting):
@@ -313,7 +308,7 @@ class EngineThread:
                 resolve(first.future, first.work(engine))
         except BaseException as error:
             reject(first.future, error)
-        self._record_seconds(time.monotonic() - started)
+        self._queue.record_seconds(time.monotonic() - started)
         return True
 
     def _ingest_next(self, engine: Engine) -> Generator[IngestStep, None, None]:
@@ -334,18 +329,6 @@ class EngineThread:
         else:
             if job_id is not None:
                 self._documents_queued = True
-
-    def _evict_unreferenced(self, engine: Engine) -> None:
-        """Evict some of the KV that nothing refers to any more."""
-        if keys := self.catalog_service.take_unreferenced(FORGOTTEN_AT_ONCE):
-            try:
-                engine.evict(keys)
-            except RagkvError as error:  # the KV stays as an orphan
-                logger.warning("the KV of %d chunks is not deleted: %s", len(keys), error)
-
-    def _record_seconds(self, seconds: float) -> None:
-        """Add the engine's time for one request to the running mean."""
-        self._seconds += _MEMORY * (seconds - self._seconds)
 
     def _wait(self) -> None:
         with self._changed:

@@ -10,6 +10,7 @@ alone a tenant fills half of the queue, two tenants fill a third each, and a new
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -25,6 +26,9 @@ from ragkv.report import Answer
 from ragkv.types import AskOptions
 
 T = TypeVar("T")
+
+_MEMORY = 0.2
+"""Weight of the latest request in the running mean of the time that one takes."""
 
 SessionName = tuple[str, str]
 """Collection and name of a conversation."""
@@ -98,6 +102,7 @@ class RequestQueue:
         self.capacity = capacity
         self._shared = shared
         self._queues: OrderedDict[str, deque[QueuedQuestion | QueuedTask]] = OrderedDict()
+        self._seconds = 1.0
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -112,6 +117,14 @@ class RequestQueue:
         """Count the requests that would be served before one that this tenant adds now."""
         own = len(self._queues.get(tenant, ()))
         return own + sum(min(own + 1, len(queue)) for name, queue in self._queues.items() if name != tenant)
+
+    def record_seconds(self, seconds: float) -> None:
+        """Add the engine's time for one request to the running mean."""
+        self._seconds += _MEMORY * (seconds - self._seconds)
+
+    def retry_after(self, tenant: str) -> int:
+        """Estimate the seconds, 1 to 60, after which a refused request of this tenant finds the queue served."""
+        return max(1, min(60, math.ceil(self.ahead(tenant) * self._seconds)))
 
     def enqueue(self, request: QueuedQuestion | QueuedTask) -> None:
         """Add a request behind those of its tenant."""

@@ -116,3 +116,15 @@ def test_a_question_belongs_to_the_conversation_of_its_options() -> None:
     options = AskOptions(collection="notes", conversation="chat")
     assert QueuedQuestion("Who?", options, Future()).session == ("notes", "chat")
     assert QueuedQuestion("Who?", AskOptions(collection="notes"), Future()).session is None
+
+
+def test_a_refused_request_is_told_when_the_queue_will_be_served() -> None:
+    queue = RequestQueue(4)
+    fill(queue, "aaab")
+    assert queue.retry_after("a") == 4, "one second for each before anything was served"
+    for _ in range(50):
+        queue.record_seconds(0.01)
+    assert queue.retry_after("a") == 1
+    for _ in range(50):
+        queue.record_seconds(100.0)
+    assert queue.retry_after("a") == 60
