@@ -1,1 +1,1 @@
-"""Documents in: bytes to text, text to chunks, chunks to vectors and KV, all of it into the catalogue."""
+"""Ingest: bytes to text, text to chunks, chunks to vectors and KV, and all of it into the catalogue."""

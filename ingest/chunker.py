@@ -1,17 +1,18 @@
-"""Documents to chunks: even pieces that end where the text pauses and fit the model's chunk size, wrapper included.
+"""Cut documents into chunks of even size that end at a pause of the text and fit the model's chunk size.
 
-    atoms    the splitter cuts the text into small pieces at paragraphs, sentences, then words
-    pack     atoms are joined to chunks: as few as fit, of about the same size, cut at the strongest pause near the
-             even position, never right after a heading
-    exact    a chunk's size is that of its real prompt piece; the sums over atoms only guide the search
+    atoms    the splitter cuts the text into small pieces: at paragraphs, then sentences, then words
+    pack     atoms are joined to as few chunks as fit, of about the same size; each cut is at the strongest pause near
+             the even position, and never right after a heading
+    exact    the size of a chunk is that of its real prompt piece, wrapper included; the sums over atoms only guide the
+             search
 
-Counting tokens of atoms and adding them up is about five times faster than letting the splitter call the tokenizer.
+Counting the tokens of atoms and adding them up is about five times faster than letting the splitter call the tokenizer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import PurePath
 from typing import Protocol
 
@@ -19,48 +20,61 @@ import numpy as np
 from numpy.typing import NDArray
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
+from ingest.steps import IngestStep, run_to_end
 from ragkv.errors import ConfigError, InvalidDocument
 from ragkv.types import Chunk, Document
 
 SECTION = 32768
-"""Characters given to the splitter at once: its worst cases (no spaces, no sentences) are quadratic."""
+"""Characters given to the splitter at once. Its worst cases (no spaces, no sentences) are quadratic."""
 TITLE_SHARE = 0.25
-"""Part of a chunk's tokens that a title may take; a longer one is shortened."""
+"""Share of a chunk's tokens that its title may take. A longer title is shortened."""
 FILL = 0.9
-"""How full chunks are planned, so that there is a choice of pauses below the limit."""
+"""Share of the limit that a planned chunk fills. The rest leaves a choice of pauses."""
 LEAST_ROOM = 16
-"""Tokens of text that a chunk must have room for."""
+"""Fewest tokens of text that a chunk must have room for."""
 
-# What cutting there costs, in parts of a chunk's size that the cut may be moved to avoid it.
+# The cost of a cut at each place, as the share of a chunk's size by which the cut may be moved to avoid it.
 _PARAGRAPH, _LINE, _SENTENCE, _WORD, _MIDST, _AFTER_HEADING = 0.0, 0.15, 0.25, 0.6, 1.0, 2.0
 _ENDS = ".!?…:;。！？"
 _CLOSERS = "\"'”’»)]*_"
 _WIDE_ENDS = "。！？"
 _NEAR = 256
-"""Characters around a cut that are looked at."""
-
-Progress = Callable[[int, int], None]
+"""Characters around a cut that are examined."""
 
 
 class PromptPiece(Protocol):
     """The part of ragkv.model.prompt.Prompt that chunking needs."""
 
     def chunk(self, title: str, text: str) -> tuple[int, ...]:
-        """Token ids of wrapper, title and text."""
+        """Return the token ids of wrapper, title and text."""
         ...
 
 
-def split(document: Document, prompt: PromptPiece, limit: int, progress: Progress | None = None) -> list[Chunk]:
-    """The chunks of a document, in order; each has at most `limit` tokens and their texts hold all but white space.
+def split(document: Document, prompt: PromptPiece, limit: int) -> list[Chunk]:
+    """Split a document without a pause. See `split_steps`."""
+    return run_to_end(split_steps(document, prompt, limit))
 
-    progress: called with (characters done, characters). Raises InvalidDocument when there is no text, ConfigError
-    when `limit` leaves no room for any.
+
+def split_steps(document: Document, prompt: PromptPiece, limit: int) -> Generator[IngestStep, None, list[Chunk]]:
+    """Split a document into its chunks, in order. Their texts together hold everything but white space.
+
+    Args:
+        document: The document.
+        prompt: Makes the prompt piece of a chunk.
+        limit: Most tokens of a chunk.
+
+    Yields:
+        A `split` step, in characters, after each section of the text.
+
+    Raises:
+        InvalidDocument: The document has no text.
+        ConfigError: `limit` leaves no room for text.
     """
     title = _short_title(document, prompt, limit)
     room = limit - len(prompt.chunk(title, ""))
     if room < LEAST_ROOM:
         raise ConfigError(f"chunk_tokens {limit} leaves {room} tokens for text, {LEAST_ROOM} are needed; raise it")
-    ends, sizes = _atoms(document, prompt, room, progress or _silent)
+    ends, sizes = yield from _atoms(document, prompt, room)
     ids: dict[int, int] = {}
     chunks: list[Chunk] = []
     for text, tokens in _pack(document.text, ends, sizes, room, limit, lambda text: prompt.chunk(title, text)):
@@ -73,12 +87,8 @@ def split(document: Document, prompt: PromptPiece, limit: int, progress: Progres
     return chunks
 
 
-def _silent(done: int, total: int) -> None:
-    """Nobody watches."""
-
-
 def _short_title(document: Document, prompt: PromptPiece, limit: int) -> str:
-    """The title on one line, cut to its share of the chunk."""
+    """Return the title on one line, cut to its share of the chunk."""
     title = " ".join(document.title.split()) or " ".join(document.id.split())
     wrapper = len(prompt.chunk("", ""))
     share = max(1, int(TITLE_SHARE * (limit - wrapper)))
@@ -90,9 +100,9 @@ def _short_title(document: Document, prompt: PromptPiece, limit: int) -> str:
 
 
 def _atoms(
-    document: Document, prompt: PromptPiece, room: int, progress: Progress
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(end of each atom as character offset, tokens up to there), both [atoms + 1] and starting with 0."""
+    document: Document, prompt: PromptPiece, room: int
+) -> Generator[IngestStep, None, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Return (end of each atom as character offset, tokens up to there), both [atoms + 1] and starting with 0."""
     markdown = document.metadata.get("format") == "markdown" or PurePath(document.id).suffix.lower() == ".md"
     splitter_of = MarkdownSplitter if markdown else TextSplitter
     wrapper = len(prompt.chunk("", ""))
@@ -102,7 +112,7 @@ def _atoms(
         return len(prompt.chunk("", stripped)) - wrapper + text.count("\n") if stripped else 0
 
     def cut(text: str, capacity: int) -> Iterator[tuple[int, int]]:
-        """(characters, tokens) of pieces of at most `capacity` characters, smaller where those have many tokens."""
+        """Yield (characters, tokens) of pieces of at most `capacity` characters, smaller where tokens are many."""
         for piece in splitter_of(capacity, trim=False).chunks(text):
             tokens = size(piece)
             if tokens > room and capacity > 1:
@@ -116,12 +126,12 @@ def _atoms(
             lengths.append(length)
             tokens.append(count)
         done += len(section)
-        progress(done, len(document.text))
+        yield IngestStep("split", done, len(document.text))
     return np.cumsum(lengths, dtype=np.int64), np.cumsum(tokens, dtype=np.int64)
 
 
 def _sections(text: str) -> Iterator[str]:
-    """`text` in pieces of at most SECTION characters, cut at the last paragraph, line or word in their second half."""
+    """Yield pieces of at most SECTION characters, cut at the last paragraph, line or word in their second half."""
     start = 0
     while len(text) - start > SECTION:
         end = start + SECTION
@@ -143,7 +153,7 @@ def _pack(
     limit: int,
     encode: Callable[[str], tuple[int, ...]],
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(text, tokens) of each chunk. ends, sizes: as from _atoms."""
+    """Yield (text, tokens) of each chunk. `ends` and `sizes` come from `_atoms`."""
     first, last = 0, len(ends) - 1
     while first < last:
         most = last
@@ -162,7 +172,7 @@ def _pack(
 
 
 def _cut(text: str, ends: NDArray[np.int64], sizes: NDArray[np.int64], first: int, most: int, room: int) -> int:
-    """Where the chunk that begins at atom `first` ends, at `most` or before."""
+    """Return the atom at which the chunk that begins at atom `first` ends, `most` at the latest."""
     rest = int(sizes[-1] - sizes[first])
     if rest <= room and most == len(ends) - 1:
         return most
@@ -179,7 +189,7 @@ def _cut(text: str, ends: NDArray[np.int64], sizes: NDArray[np.int64], first: in
 
 
 def _pause(text: str, at: int) -> float:
-    """What it costs to cut `text` at this offset."""
+    """Return the cost of a cut of `text` at this offset."""
     left = right = at
     while left > max(0, at - _NEAR) and text[left - 1].isspace():
         left -= 1

@@ -1,7 +1,9 @@
-"""The tables of ingest jobs. Functions run inside a transaction of the caller; job_view.py tells what the tables say.
+"""The tables of ingest jobs: every change of a job. `job_view` reads them.
 
-queued → running → completed | failed | cancelled        a document, and a job over its documents
-                 → unchanged                             a document that was there as it is
+    queued → running → completed | failed | cancelled    a document, and a job over its documents
+                     → unchanged                         a document that was there with the same content
+
+All functions run inside a transaction of the caller.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ingest.job_view import DocumentStatus, JobFault
+from ingest.steps import IngestStep
 from ragkv.types import Document
 
 MAX_ATTEMPTS = 3
-"""Starts of one document before it counts as what kills the process."""
+"""Starts of one document after which it is taken to be what kills the process."""
 KEPT_JOBS = 1000
-"""Finished jobs that stay on record."""
+"""Finished jobs that are kept."""
 PACE_MEMORY = 0.1
-"""Weight of the latest document in the running mean of how long one takes."""
+"""Weight of the latest document in the running mean of the time that one takes."""
 
 _ACTIVE = "('queued', 'running')"
 _NEXT = f"""
@@ -38,7 +41,7 @@ ORDER BY jobs.row DESC LIMIT 1
 
 
 class JobPlace(NamedTuple):
-    """A document's place in the tables."""
+    """The row of a document: its job, and its position in the job."""
 
     job: int
     position: int
@@ -47,7 +50,7 @@ class JobPlace(NamedTuple):
 def insert(
     connection: sqlite3.Connection, job_id: str, collection: str, digest: str, entries: Sequence[dict[str, str | None]]
 ) -> str:
-    """Queue a job; returns its id, or that of the job which already waits with the same documents and nothing newer."""
+    """Queue a job. Returns its id, or that of a job that already waits with the same documents and nothing newer."""
     ids = json.dumps([entry["id"] for entry in entries])
     waiting = connection.execute(_LATEST, (collection, ids)).fetchone()
     if waiting and waiting[1] == digest:
@@ -63,14 +66,14 @@ def insert(
         " VALUES (:job, :position, :id, :status, :code, :message, :payload)",
         [{**entry, "job": job, "position": position} for position, entry in enumerate(entries)],
     )
-    _settle(connection, job)
+    _finish_job(connection, job)
     sql = "DELETE FROM jobs WHERE finished IS NOT NULL AND row <= (SELECT max(row) FROM jobs) - ?"
     connection.execute(sql, (KEPT_JOBS,))
     return job_id
 
 
-def take(connection: sqlite3.Connection) -> tuple[JobPlace, Document] | None:
-    """The next waiting document, now running; None when nothing waits."""
+def start_next(connection: sqlite3.Connection) -> tuple[JobPlace, Document] | None:
+    """Mark the next waiting document as running and return it; None when nothing waits."""
     row = connection.execute(_NEXT).fetchone()
     if row is None:
         return None
@@ -87,8 +90,8 @@ def take(connection: sqlite3.Connection) -> tuple[JobPlace, Document] | None:
     return place, Document(row[3], title, text, metadata, row[2])
 
 
-def put_back(connection: sqlite3.Connection, place: JobPlace) -> None:
-    """A running document waits again; that start does not count."""
+def requeue(connection: sqlite3.Connection, place: JobPlace) -> None:
+    """Queue a running document again. That start does not count as an attempt."""
     sql = (
         "UPDATE job_documents SET status = 'queued', attempts = attempts - 1"
         " WHERE job = ? AND position = ? AND status = 'running'"
@@ -99,7 +102,7 @@ def put_back(connection: sqlite3.Connection, place: JobPlace) -> None:
 
 
 def finish(connection: sqlite3.Connection, place: JobPlace, status: DocumentStatus, error: JobFault | None) -> None:
-    """A running document is done with."""
+    """Record the outcome of a running document."""
     facts = (status, error.code if error else None, error.message if error else None)
     sql = (
         "UPDATE job_documents SET status = ?, error_code = ?, error_message = ?, payload = NULL"
@@ -107,11 +110,11 @@ def finish(connection: sqlite3.Connection, place: JobPlace, status: DocumentStat
     )
     connection.execute(sql, (*facts, *place))
     connection.execute("UPDATE jobs SET updated = ? WHERE row = ?", (time.time(), place.job))
-    _settle(connection, place.job)
+    _finish_job(connection, place.job)
 
 
-def pace(connection: sqlite3.Connection, place: JobPlace, seconds: float) -> None:
-    """A document of the job took so long."""
+def record_pace(connection: sqlite3.Connection, place: JobPlace, seconds: float) -> None:
+    """Add the time of one document to the running mean of the job."""
     connection.execute(
         "INSERT INTO paces (job, seconds) VALUES (?, ?) ON CONFLICT (job) DO UPDATE"
         " SET seconds = coalesce(seconds + ? * (excluded.seconds - seconds), excluded.seconds)",
@@ -119,45 +122,43 @@ def pace(connection: sqlite3.Connection, place: JobPlace, seconds: float) -> Non
     )
 
 
-def running(connection: sqlite3.Connection, place: JobPlace) -> bool:
-    """Whether the document is still wanted by the one who took it."""
+def is_running(connection: sqlite3.Connection, place: JobPlace) -> bool:
+    """Whether the document is still to be ingested: it was neither cancelled nor withdrawn."""
     sql = "SELECT status FROM job_documents WHERE job = ? AND position = ?"
     row = connection.execute(sql, place).fetchone()
     return row is not None and row[0] == "running"
 
 
-def report(
-    connection: sqlite3.Connection, place: JobPlace, stage: str, done: int, total: int, rest: float | None
-) -> None:
-    """How far the running document is. rest: seconds it still needs, None while that is not known."""
+def record_progress(connection: sqlite3.Connection, place: JobPlace, step: IngestStep, rest: float | None) -> None:
+    """Record how far the running document is. rest: seconds it still needs; None while that is not known."""
     sql = "UPDATE jobs SET stage = ?, done = ?, total = ?, updated = ? WHERE row = ?"
-    connection.execute(sql, (stage, done, total, time.time(), place.job))
+    connection.execute(sql, (*step, time.time(), place.job))
     sql = "INSERT INTO paces (job, rest) VALUES (?, ?) ON CONFLICT (job) DO UPDATE SET rest = excluded.rest"
     connection.execute(sql, (place.job, rest))
 
 
 def cancel(connection: sqlite3.Connection, job_id: str) -> None:
-    """Drop what a job has not finished."""
+    """Cancel the documents that a job has not finished."""
     found = connection.execute("SELECT row FROM jobs WHERE id = ?", (job_id,)).fetchone()
-    if found is not None and _drop(connection, "job = ?", found):
+    if found is not None and _cancel_unfinished(connection, "job = ?", found):
         connection.execute("UPDATE jobs SET status = 'cancelled' WHERE row = ?", found)
 
 
 def withdraw(connection: sqlite3.Connection, collection: str, document_id: str) -> bool:
-    """Drop a document from every job that has not finished it or has failed at it; True when there was one."""
+    """Cancel a document in every job that has not finished it or failed at it. Returns whether there was one."""
     which, arguments = "id = ? AND job IN (SELECT row FROM jobs WHERE collection = ?)", (document_id, collection)
     sql = f"UPDATE job_documents SET status = 'cancelled' WHERE {which} AND status = 'failed'"
     failed = connection.execute(sql, arguments).rowcount
-    return _drop(connection, which, arguments) or failed > 0
+    return _cancel_unfinished(connection, which, arguments) or failed > 0
 
 
 def abandon(connection: sqlite3.Connection, collection: str) -> bool:
-    """Drop all that waits for a collection; True when there was anything."""
-    return _drop(connection, "job IN (SELECT row FROM jobs WHERE collection = ?)", (collection,))
+    """Cancel all that waits for a collection. Returns whether anything did."""
+    return _cancel_unfinished(connection, "job IN (SELECT row FROM jobs WHERE collection = ?)", (collection,))
 
 
 def waits(connection: sqlite3.Connection, collection: str, document_id: str) -> bool:
-    """Whether a version of the document is still to be read."""
+    """Whether a version of the document is still to be ingested."""
     sql = (
         "SELECT 1 FROM job_documents JOIN jobs ON row = job"
         f" WHERE job_documents.id = ? AND collection = ? AND job_documents.status IN {_ACTIVE}"
@@ -166,7 +167,7 @@ def waits(connection: sqlite3.Connection, collection: str, document_id: str) -> 
 
 
 def recover(connection: sqlite3.Connection) -> int:
-    """Queue again what was running; fail what has been started too often. Returns how many are queued again."""
+    """Queue again what was running, and fail what was started too often. Returns how many are queued again."""
     lost = f"not finished: the process died {MAX_ATTEMPTS} times while reading this document"
     connection.execute(
         "UPDATE job_documents SET status = 'failed', error_code = 'interrupted', error_message = ?, payload = NULL"
@@ -176,33 +177,33 @@ def recover(connection: sqlite3.Connection) -> int:
     again = connection.execute("UPDATE job_documents SET status = 'queued' WHERE status = 'running'").rowcount
     for (job,) in connection.execute("SELECT row FROM jobs WHERE status = 'running'").fetchall():
         connection.execute("UPDATE jobs SET status = 'queued', stage = '' WHERE row = ?", (job,))
-        _settle(connection, job)
+        _finish_job(connection, job)
     return again
 
 
-def name(connection: sqlite3.Connection, place: JobPlace) -> str:
-    """Id of the document's job."""
+def job_id_of(connection: sqlite3.Connection, place: JobPlace) -> str:
+    """Return the id of the document's job."""
     return str(connection.execute("SELECT id FROM jobs WHERE row = ?", (place.job,)).fetchone()[0])
 
 
-def finished(connection: sqlite3.Connection, place: JobPlace) -> bool:
-    """Whether the document's job is done."""
+def is_finished(connection: sqlite3.Connection, place: JobPlace) -> bool:
+    """Whether the document's job is finished."""
     sql = "SELECT finished FROM jobs WHERE row = ?"
     return connection.execute(sql, (place.job,)).fetchone()[0] is not None
 
 
-def _drop(connection: sqlite3.Connection, which: str, arguments: Sequence[object]) -> bool:
-    """Cancel the unfinished documents that `which` describes; True when there were any."""
+def _cancel_unfinished(connection: sqlite3.Connection, which: str, arguments: Sequence[object]) -> bool:
+    """Cancel the unfinished documents that the condition `which` selects. Returns whether there were any."""
     unfinished = f"{which} AND status IN {_ACTIVE}"
     jobs = connection.execute(f"SELECT DISTINCT job FROM job_documents WHERE {unfinished}", arguments).fetchall()
     connection.execute(f"UPDATE job_documents SET status = 'cancelled', payload = NULL WHERE {unfinished}", arguments)
     for (job,) in jobs:
-        _settle(connection, job)
+        _finish_job(connection, job)
     return bool(jobs)
 
 
-def _settle(connection: sqlite3.Connection, job: int | None) -> None:
-    """Finish the job when none of its documents waits any more."""
+def _finish_job(connection: sqlite3.Connection, job: int | None) -> None:
+    """Finish the job when none of its documents is queued or running."""
     sql = "SELECT DISTINCT status FROM job_documents WHERE job = ?"
     statuses = {status for (status,) in connection.execute(sql, (job,))}
     if statuses & {"queued", "running"}:

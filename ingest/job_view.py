@@ -1,6 +1,6 @@
-"""What the tables say of a job: how far it is, what failed, when it will be done.
+"""Read ingest jobs from their tables: how far a job is, what failed, and when it will be done.
 
-These functions run inside a transaction of the caller.
+All functions run inside a transaction of the caller.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 from ragkv.errors import NotFound
 
 FAILED_SHOWN = 20
-"""Failed documents that are listed with a job; looking at a job must not cost what it has documents."""
+"""Failed documents listed with a job. The cost of a look at a job must not grow with its documents."""
 
 Status = Literal["queued", "running", "completed", "failed", "cancelled"]
 DocumentStatus = Literal["queued", "running", "completed", "unchanged", "failed", "cancelled"]
@@ -30,7 +30,12 @@ _DOCUMENTS = "SELECT id, status, error_code, error_message FROM job_documents WH
 
 @dataclass(frozen=True)
 class JobFault:
-    """code: the kind of fault in snake case, `internal_error` for one of ours."""
+    """Why a document or a job failed.
+
+    Attributes:
+        code: The kind of fault in snake case; `internal_error` for a bug of the service.
+        message: What to show to the client.
+    """
 
     code: str
     message: str
@@ -38,8 +43,13 @@ class JobFault:
 
 @dataclass(frozen=True)
 class JobEntry:
-    """A document of a job. completed: it was read and is in the catalogue · unchanged: it was there with this very
-    content, so nothing was done."""
+    """A document of a job.
+
+    Attributes:
+        id: Id of the document, or the name of a file that the loader rejected.
+        status: `completed` means that it was ingested; `unchanged`, that it was there with the same content.
+        error: Why it failed.
+    """
 
     id: str
     status: DocumentStatus
@@ -48,7 +58,16 @@ class JobEntry:
 
 @dataclass(frozen=True)
 class Counts:
-    """Documents of a job. done: those that are completed, unchanged, failed or cancelled; the others wait."""
+    """The documents of a job, counted by status.
+
+    Attributes:
+        total: All documents.
+        done: Those that are completed, unchanged, failed or cancelled. The others wait or run.
+        completed: Ingested.
+        unchanged: There with the same content.
+        failed: Not ingested because of a fault.
+        cancelled: Not ingested because the client cancelled the job or removed the document.
+    """
 
     total: int
     done: int
@@ -60,11 +79,24 @@ class Counts:
 
 @dataclass(frozen=True)
 class IngestJob:
-    """stage, done, total: of the document being read (see ingest.pipeline.Progress) · times: Unix seconds.
+    """The state of a job. Times are Unix seconds.
 
-    completed: at least one document is in the catalogue · failed: none is, error says why for the first · last_error:
-    of the last document that failed, also of a job that is completed · eta_seconds: until it is done, at the pace it
-    has; None while that is not known · documents: see Listed.
+    Attributes:
+        id: Id of the job.
+        collection: Collection of its documents.
+        status: `completed` means that at least one document is in the catalogue, `failed` that none is.
+        stage: Stage of the running document (ingest.steps.Stage).
+        done: Units of the stage that are done.
+        total: Units of the stage.
+        counts: The documents by status.
+        eta_seconds: Seconds until the job is done at its present pace; None while that is not known.
+        error: Why the first document failed, where the whole job failed.
+        last_error: Why the latest failed document failed, also in a completed job.
+        documents: The listed documents (see Listed).
+        created: When it was submitted.
+        started: When its first document was started.
+        updated: When it last changed.
+        finished: When it ended.
     """
 
     id: str
@@ -86,7 +118,13 @@ class IngestJob:
 
 @dataclass(frozen=True)
 class Backlog:
-    """What waits. documents: that no job has begun to read · queued, running: jobs."""
+    """What waits to be ingested.
+
+    Attributes:
+        documents: Documents that are not started.
+        queued: Jobs of which no document was started.
+        running: Jobs that are under way.
+    """
 
     documents: int
     queued: int
@@ -94,7 +132,7 @@ class Backlog:
 
 
 def backlog(connection: sqlite3.Connection) -> Backlog:
-    """Of all collections. Read from two indices: jobs that are done with cost nothing."""
+    """Count what waits in all collections. It reads two indices, so finished jobs cost nothing."""
     sql = "SELECT status, count(*) FROM jobs WHERE status IN ('queued', 'running') GROUP BY status"
     jobs = dict(connection.execute(sql).fetchall())
     documents = connection.execute(
@@ -105,7 +143,7 @@ def backlog(connection: sqlite3.Connection) -> Backlog:
 
 
 def get(connection: sqlite3.Connection, job_id: str, listed: Listed) -> IngestJob:
-    """Raises NotFound."""
+    """Return a job. Raises NotFound."""
     row = connection.execute(f"{_JOBS} WHERE id = ?", (job_id,)).fetchone()
     if row is None:
         raise NotFound(f"there is no job {job_id!r}")
@@ -115,7 +153,7 @@ def get(connection: sqlite3.Connection, job_id: str, listed: Listed) -> IngestJo
 def recent(
     connection: sqlite3.Connection, limit: int, prefix: str, status: Status | None, listed: Listed
 ) -> list[IngestJob]:
-    """The latest jobs, newest first. prefix: of their collections' names · status: only those of it."""
+    """Return the latest jobs, newest first. See `Jobs.recent`."""
     where = "substr(collection, 1, length(?)) = ? AND (? IS NULL OR status = ?)"
     found = connection.execute(
         f"{_JOBS} WHERE {where} ORDER BY row DESC LIMIT ?", (prefix, prefix, status, status, limit)
@@ -144,7 +182,13 @@ def _documents(connection: sqlite3.Connection, job: int, listed: Listed) -> tupl
 
 
 def _eta(waiting: int, seconds: float | None, rest: float | None) -> float | None:
-    """seconds: that one document takes · rest: that the one being read still needs; None where it is not known."""
+    """Estimate the seconds until a job is done.
+
+    Args:
+        waiting: Documents that are queued.
+        seconds: Mean time of one document; None while it is not known.
+        rest: Time that the running document still needs; None while it is not known.
+    """
     rest = seconds if rest is None else rest
     if rest is None or (waiting and seconds is None):
         return None

@@ -1,4 +1,4 @@
-"""Ingest jobs: a table in the catalogue is the truth, one worker takes documents from it, a crash loses nothing."""
+"""Ingest jobs. A table in the catalogue is the truth, one thread takes documents from it, and a crash loses nothing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 
 from ingest import job_table, job_view
 from ingest.job_table import JobPlace
 from ingest.job_view import Backlog, Counts, DocumentStatus, IngestJob, JobEntry, JobFault, Listed, Status
 from ingest.loader import MAX_NAME, Rejected, checked
-from ingest.pipeline import IngestEngine, Paused, Stage, ingest
+from ingest.pipeline import IngestEngine, IngestOutcome, ingest_steps
+from ingest.steps import IngestStep, Paused
 from ragkv.catalog import Catalog
 from ragkv.errors import CatalogCorrupt, InputError, RagkvError
 from ragkv.types import Document
@@ -29,20 +30,26 @@ REPORT_SECONDS = 0.25
 
 
 class Jobs:
-    """The jobs of a catalogue. Thread-safe, but run_next belongs to the one thread that owns the engine."""
+    """The jobs of a catalogue. Thread-safe, except that `steps` belongs to the thread that owns the engine."""
 
     def __init__(self, catalog: Catalog, max_document_bytes: int):
         self._catalog = catalog
         self._limit = max_document_bytes
         self._pausing = threading.Event()
-        self._owed: list[tuple[JobPlace, DocumentStatus, JobFault | None]] = []
+        self._unrecorded: list[tuple[JobPlace, DocumentStatus, JobFault | None]] = []
 
     def submit(self, items: Sequence[Document | Rejected], collection: str | None = None) -> str:
-        """Queue documents of one collection; returns the job's id. Raises InputError when there are none.
+        """Queue documents of one collection and return the job's id.
 
-        A document that cannot be ingested fails in the job, the others go on. Sending what is already waiting, with
-        nothing newer behind it, returns the job that has it. collection: theirs; where none is given, the documents'
-        own, or `default` when all were rejected.
+        A document that cannot be ingested fails in the job; the others go on. Where the same documents already wait,
+        with nothing newer behind them, the id of that job is returned.
+
+        Args:
+            items: The documents, and files that the loader rejected.
+            collection: Their collection. None takes the documents' own, or `default` where all were rejected.
+
+        Raises:
+            InputError: There are no items, or they belong to several collections.
         """
         collections = {item.collection for item in items if isinstance(item, Document)}
         collections |= {collection} if collection is not None else set()
@@ -55,160 +62,213 @@ class Jobs:
             return job_table.insert(connection, uuid.uuid4().hex, collection, digest, entries)
 
     def get(self, job_id: str, listed: Listed = "all") -> IngestJob:
-        """listed: which of its documents come with it. Raises NotFound."""
+        """Return a job. `listed` selects the documents that come with it. Raises NotFound."""
         with self._catalog.read() as connection:
             return job_view.get(connection, job_id, listed)
 
     def recent(
         self, limit: int = 50, prefix: str = "", status: Status | None = None, listed: Listed = "failed"
     ) -> list[IngestJob]:
-        """The latest jobs, newest first. prefix: of their collections' names · status: only those of it."""
+        """Return the latest jobs, newest first.
+
+        Args:
+            limit: Most jobs.
+            prefix: What the name of their collection starts with.
+            status: Only jobs of this status; None for all.
+            listed: Which of their documents come with them.
+        """
         with self._catalog.read() as connection:
             return job_view.recent(connection, limit, prefix, status, listed)
 
     def backlog(self) -> Backlog:
-        """What waits, of all collections."""
+        """Count what waits in all collections."""
         with self._catalog.read() as connection:
             return job_view.backlog(connection)
 
     def cancel(self, job_id: str, listed: Listed = "all") -> IngestJob:
-        """Stop a job: what waits is dropped, what is being read stops at its next chunk. Raises NotFound.
+        """Stop a job. Waiting documents are dropped, and the running one stops at its next chunk.
 
-        Documents already in the catalogue stay there; so does one that is being written to it at this moment.
+        Documents that are in the catalogue stay there, and so does one that is being committed at this moment.
+
+        Raises:
+            NotFound: There is no such job.
         """
         with self._catalog.write() as connection:
             job_table.cancel(connection, job_id)
         return self.get(job_id, listed)
 
     def withdraw(self, collection: str, document_id: str) -> bool:
-        """A document was deleted: no job brings it back. True when one would have, or had failed to."""
+        """Drop a deleted document from all jobs, so that none brings it back.
+
+        Returns:
+            Whether a job would have ingested it, or had failed to.
+        """
         with self._catalog.write() as connection:
             return job_table.withdraw(connection, collection, document_id)
 
     def abandon(self, collection: str) -> bool:
-        """A collection was deleted: no job that waits now brings any of it back. True when one would have."""
+        """Drop all that waits for a deleted collection. Returns whether anything did."""
         with self._catalog.write() as connection:
             return job_table.abandon(connection, collection)
 
     def waits(self, collection: str, document_id: str) -> bool:
-        """Whether a version of the document is still to be read."""
+        """Whether a version of the document is still to be ingested."""
         with self._catalog.read() as connection:
             return job_table.waits(connection, collection, document_id)
 
     def recover(self) -> int:
-        """Queue again what a process was reading when it died. Call once, before any run_next. Returns how many."""
+        """Queue again what a process was ingesting when it died. Returns how many. Call it once, before `steps`."""
         with self._catalog.write() as connection:
             return job_table.recover(connection)
 
     def pause(self) -> None:
-        """Stop at the next chunk and queue that document again; run_next then does nothing more. For shutdown."""
+        """Stop the running document at its next step and queue it again; `steps` then takes no other. For shutdown."""
         self._pausing.set()
 
-    def run_next(self, engine: IngestEngine, between: Callable[[], None] | None = None) -> str | None:
-        """Ingest the next waiting document; returns its job's id, None when nothing waits.
+    def steps(self, engine: IngestEngine) -> Generator[IngestStep, None, str | None]:
+        """Ingest the next waiting document, one unit of work at a time.
 
-        between: called between chunks, where the engine is free to answer questions. Faults of the document go into
-        the job. Raises StoreFull, StoreUnavailable when not even that can be written: call again later; CatalogCorrupt.
+        Between two steps the engine is free for other work. A fault of the document is recorded in the job. `pause`
+        and closing the generator queue the document again and keep its KV; a cancelled document stops at the next
+        step and its KV is evicted.
+
+        Yields:
+            Each step before the document is committed.
+
+        Returns:
+            The id of the document's job; None when nothing waits.
+
+        Raises:
+            StoreFull: The disk is full, so that not even a fault can be recorded. Call again later.
+            StoreUnavailable: The catalogue cannot be written. Call again later.
+            CatalogCorrupt: The catalogue is damaged.
         """
-        self._record()
-        taken = self._take()
-        if taken is None:
+        self._record_outcomes()
+        started = self._start_next()
+        if started is None:
             return None
-        place, document = taken
+        place, document = started
         with self._catalog.read() as connection:
-            job_id = job_table.name(connection, place)
-        watch = _Watch(self._catalog, place, self._pausing, between)
+            job_id = job_table.job_id_of(connection, place)
+        checkpoint = _Checkpoint(self._catalog, place, self._pausing)
         try:
-            outcome = ingest(engine, document, watch, watch.check)
-            self._owed.append((place, "unchanged" if outcome.status == "unchanged" else "completed", None))
-        except Paused:
+            outcome = yield from _checked_steps(engine, document, checkpoint)
+            self._unrecorded.append((place, "unchanged" if outcome.status == "unchanged" else "completed", None))
+        except (Paused, GeneratorExit) as stop:
             with self._catalog.write() as connection:
-                job_table.put_back(connection, place)
+                job_table.requeue(connection, place)
+            if isinstance(stop, GeneratorExit):
+                raise
         except _Cancelled:
             pass
         except CatalogCorrupt:
             raise
-        except RagkvError as fault:
-            self._owed.append((place, "failed", JobFault(code_of(type(fault)), str(fault))))
-        except Exception as fault:
-            logger.exception("document %r of job %s", document.id, job_id)
-            message = f"{type(fault).__name__} while reading the document; see the log"
-            self._owed.append((place, "failed", JobFault("internal_error", message)))
-        self._record(watch.seconds)
+        except Exception as error:
+            self._unrecorded.append((place, "failed", _fault_of(error, document.id, job_id)))
+        self._record_outcomes(checkpoint.seconds)
         with self._catalog.read() as connection:
-            finished = job_table.finished(connection, place)
+            finished = job_table.is_finished(connection, place)
         if finished:
             engine.retriever.save()
         return job_id
 
-    def _take(self) -> tuple[JobPlace, Document] | None:
+    def _start_next(self) -> tuple[JobPlace, Document] | None:
         if self._pausing.is_set():
             return None
         with self._catalog.write() as connection:
-            return job_table.take(connection)
+            return job_table.start_next(connection)
 
-    def _record(self, seconds: float | None = None) -> None:
-        """Write down what became of documents; what a full disk kept from being written is tried again here.
+    def _record_outcomes(self, seconds: float | None = None) -> None:
+        """Record the outcomes of documents, also those that a full disk kept from being recorded earlier.
 
-        seconds: that the last of them took.
+        seconds: the time that the last of them took.
         """
-        while self._owed:
+        while self._unrecorded:
             with self._catalog.write() as connection:
-                job_table.finish(connection, *self._owed[0])
-                if seconds is not None and len(self._owed) == 1:
-                    job_table.pace(connection, self._owed[0][0], seconds)
-            self._owed.pop(0)
+                job_table.finish(connection, *self._unrecorded[0])
+                if seconds is not None and len(self._unrecorded) == 1:
+                    job_table.record_pace(connection, self._unrecorded[0][0], seconds)
+            self._unrecorded.pop(0)
 
 
 class _Cancelled(Exception):
-    """The document being read is no longer wanted."""
+    """The running document is no longer wanted."""
 
 
-class _Watch:
-    """The Progress of a document in a job: writes it down, and stops the work when it is to stop."""
+class _Checkpoint:
+    """Called between two steps of a document: stops the work where it must stop, and records the progress."""
 
-    def __init__(self, catalog: Catalog, place: JobPlace, pausing: threading.Event, between: Callable[[], None] | None):
-        self._catalog, self._place, self._pausing, self._between = catalog, place, pausing, between
+    def __init__(self, catalog: Catalog, place: JobPlace, pausing: threading.Event):
+        self._catalog, self._place, self._pausing = catalog, place, pausing
         self._stage, self._written = "", 0.0
-        self._began = self._entered = time.monotonic()
+        self._started = self._stage_started = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Since the document was taken up."""
-        return time.monotonic() - self._began
+        """Time since the document was started."""
+        return time.monotonic() - self._started
 
-    def check(self) -> None:
-        """Raises _Cancelled when the document is no longer wanted."""
+    def check_wanted(self) -> None:
+        """Raise _Cancelled when the document is no longer wanted."""
         with self._catalog.read() as connection:
-            wanted = job_table.running(connection, self._place)
+            wanted = job_table.is_running(connection, self._place)
         if not wanted:
             raise _Cancelled
 
-    def __call__(self, stage: Stage, done: int, total: int) -> None:
-        if self._between and stage != "index":
-            self._between()
-        if stage == "index":
-            return  # committed: too late to stop
-        self.check()
+    def __call__(self, step: IngestStep) -> None:
+        """Raise _Cancelled or Paused, else record the step."""
+        self.check_wanted()
         if self._pausing.is_set():
             raise Paused
         now = time.monotonic()
-        if stage != self._stage:
-            self._entered = now
-        if stage != self._stage or now - self._written >= REPORT_SECONDS:
-            self._stage, self._written = stage, now
+        if step.stage != self._stage:
+            self._stage_started = now
+        if step.stage != self._stage or now - self._written >= REPORT_SECONDS:
+            self._stage, self._written = step.stage, now
             with self._catalog.write() as connection:
-                job_table.report(connection, self._place, stage, done, total, self._rest(done, total))
+                job_table.record_progress(connection, self._place, step, self._seconds_left(step))
 
-    def _rest(self, done: int, total: int) -> float | None:
-        """Seconds until the document is read, which is nearly all encoding; None where that has not gone far enough."""
-        if self._stage != "encode" or not done:
+    def _seconds_left(self, step: IngestStep) -> float | None:
+        """Estimate the rest of the document, nearly all of which is encoding; None before any chunk is encoded."""
+        if step.stage != "encode" or not step.done:
             return None
-        return (total - done) * (time.monotonic() - self._entered) / done
+        return (step.total - step.done) * (time.monotonic() - self._stage_started) / step.done
+
+
+def _checked_steps(
+    engine: IngestEngine, document: Document, checkpoint: _Checkpoint
+) -> Generator[IngestStep, None, IngestOutcome]:
+    """Yield the steps of an ingest up to the commit, with a checkpoint after each.
+
+    What stops the work here is thrown into the ingest, which decides whether its KV is kept.
+    """
+    steps = ingest_steps(engine, document, checkpoint.check_wanted)
+    try:
+        step = next(steps)
+        while True:
+            try:
+                if step.stage != "index":  # at `index` the document is committed, and it is too late to stop
+                    yield step
+                    checkpoint(step)
+            except BaseException as stop:
+                step = steps.throw(stop)
+            else:
+                step = next(steps)
+    except StopIteration as end:
+        outcome: IngestOutcome = end.value
+        return outcome
+
+
+def _fault_of(error: Exception, document_id: str, job_id: str) -> JobFault:
+    """Return the fault to record. An unexpected error goes to the log; the fault does not show its message."""
+    if isinstance(error, RagkvError):
+        return JobFault(code_of(type(error)), str(error))
+    logger.error("document %r of job %s", document_id, job_id, exc_info=error)
+    return JobFault("internal_error", f"{type(error).__name__} while reading the document; see the log")
 
 
 def _entry(item: Document | Rejected, limit: int) -> dict[str, str | None]:
-    """The row of a document that is sent."""
+    """Return the table row of a submitted document."""
     row: dict[str, str | None] = {"status": "queued", "code": None, "message": None, "payload": None}
     try:
         if isinstance(item, Rejected):
@@ -227,10 +287,10 @@ def _entry(item: Document | Rejected, limit: int) -> dict[str, str | None]:
 
 
 def code_of(kind: type[Exception]) -> str:
-    """What a kind of fault is called in a JobError."""
+    """Name a kind of error as `JobFault.code` does, in snake case."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def _storable(name: str) -> str:
-    """A label for what could not be ingested, its name included."""
+    """Escape and shorten a text so that the table can hold it, whatever a file was called."""
     return name.encode(errors="backslashreplace").decode()[: 4 * MAX_NAME]

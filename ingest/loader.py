@@ -1,7 +1,9 @@
-"""Bytes to documents: .txt and .md files, .jsonl lines {"id", "text", "title"?, "metadata"?}, folders of them; and what
-ingest/formats reads: .html .pdf .docx .csv. Text is read here, those in a process of their own.
+"""Load documents from files and folders.
 
-A fault is about one document. `load` hands it out as a Rejected and goes on; `parse` raises it.
+Text files are read here: .txt, .md, and .jsonl with one {"id", "text", "title"?, "metadata"?} a line. The formats of
+`ingest/formats` (.html .pdf .docx .csv) are parsed in a process of their own.
+
+A fault concerns one document. `load` and `read` return it as a Rejected and go on; `parse` raises it.
 """
 
 from __future__ import annotations
@@ -31,12 +33,17 @@ _UNDERLINE = re.compile(r"^ {0,3}(=+|-+)[ \t]*$")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n---[ \t]*\n", re.DOTALL)
 _FENCE = re.compile(r"^ {0,3}(```|~~~)")
 _HEADING_WITHIN = 65536
-"""Characters in which the first heading is looked for."""
+"""Characters at the start of a text that are searched for a heading."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A document that cannot be ingested. source: its file, or file and line."""
+    """A document that cannot be ingested.
+
+    Attributes:
+        source: Its file, or its file and line.
+        error: Why it is rejected.
+    """
 
     source: str
     error: InputError
@@ -49,13 +56,19 @@ def load(
     root: Path | None = None,
     allowed: Allowance = USUAL,
 ) -> Iterator[Document | Rejected]:
-    """Documents of files and folders, in the order given; folders are walked in sorted order.
+    """Load the documents of files and folders in the given order. Folders are walked in sorted order.
 
-    Files named by the caller must have a known suffix; in folders, hidden and other files are passed over.
-    A file's document id is its path relative to `root` (default: the working folder), so that ingesting it again
-    replaces it; outside of root, relative to the folder that holds what was named.
-    limit: bytes of one document, checked before reading, and of its text. allowed: what reading a file may take, where
-    that runs in a process of its own. An id that comes twice is rejected the second time.
+    Files that the caller names must have a known suffix. In folders, hidden files and files with other suffixes are
+    skipped. The id of a file's document is its path, so that ingesting the file again replaces the document. An id that
+    occurs twice is rejected the second time.
+
+    Args:
+        paths: Files and folders.
+        limit: Most bytes of a document, checked before it is read, and of its text.
+        collection: Collection of the documents.
+        root: Ids are relative to this folder, by default the working folder. Outside of it they are relative to the
+            folder that holds the named path.
+        allowed: What parsing a file in its own process may take.
     """
     seen: dict[str, str] = {}
     for path, name in named(paths, root):
@@ -70,7 +83,7 @@ def load(
 
 
 def named(paths: Iterable[Path], root: Path | None = None) -> Iterator[tuple[Path, str]]:
-    """The files that `load` reads, and what each is called, without opening them."""
+    """Yield the files that `load` reads, each with its document id, without opening them."""
     for given in paths:
         for path in _files(given):
             yield path, _name(path, given, root or Path.cwd())
@@ -79,9 +92,18 @@ def named(paths: Iterable[Path], root: Path | None = None) -> Iterator[tuple[Pat
 def parse(
     data: bytes, name: str, limit: int, collection: str = "default", allowed: Allowance = USUAL
 ) -> list[Document]:
-    """The documents in an uploaded file. name: the file's name; decides the format and is the id, never a path to open.
+    """Parse an uploaded file. Any thread may call this, and several at a time.
 
-    May be called from any thread, and from several. Raises InvalidDocument, TooLarge.
+    Args:
+        data: The bytes of the file.
+        name: Name of the file. It selects the format and becomes the id; it is never opened.
+        limit: Most bytes of a document and of its text.
+        collection: Collection of the documents.
+        allowed: What parsing the file in its own process may take.
+
+    Raises:
+        InvalidDocument: The file or a document in it cannot be ingested.
+        TooLarge: The file or a document in it is longer than `limit`.
     """
     documents = []
     for item in read(data, name, limit, collection, allowed):
@@ -94,27 +116,27 @@ def parse(
 def read(
     data: bytes, name: str, limit: int, collection: str = "default", allowed: Allowance = USUAL
 ) -> list[Document | Rejected]:
-    """As `parse`, with faults handed out instead of raised."""
+    """Parse an uploaded file as `parse` does, but return faults instead of raising them."""
     return list(_read(io.BytesIO(data), len(data), name, limit, collection, allowed))
 
 
 def checked(document: Document, limit: int) -> Document:
-    """The document, when it can be ingested. Raises InvalidDocument, TooLarge."""
-    what = f"document {document.id!r}"
+    """Return the document if it can be ingested. Raises InvalidDocument and TooLarge."""
+    label = f"document {document.id!r}"
     for name, value in (("id", document.id), ("collection", document.collection)):
         if not value.strip() or len(value) > MAX_NAME or not value.isprintable():
-            raise InvalidDocument(f"{what}: the {name} must be 1 to {MAX_NAME} printable characters")
+            raise InvalidDocument(f"{label}: the {name} must be 1 to {MAX_NAME} printable characters")
     if not document.text.strip():
-        raise InvalidDocument(f"{what} is empty")
+        raise InvalidDocument(f"{label} is empty")
     for part, value in (("title", document.title), ("text", document.text)):
         try:
             check_text(value)
         except InvalidDocument as error:
-            raise InvalidDocument(f"{what}: its {part}: {error}") from None
+            raise InvalidDocument(f"{label}: its {part}: {error}") from None
     size = len(document.text.encode())
     if size > limit:
-        raise TooLarge(f"{what} has {size} bytes, the limit is {limit} (max_document_bytes)")
-    _check_metadata(document.metadata, what)
+        raise TooLarge(f"{label} has {size} bytes, the limit is {limit} (max_document_bytes)")
+    _check_metadata(document.metadata, label)
     return document
 
 
@@ -139,7 +161,7 @@ def _name(path: Path, given: Path, root: Path) -> str:
 
 
 def _printable(name: str) -> str:
-    """File names may hold bytes that are no UTF-8; an id has to be stored and shown."""
+    """Escape bytes that are not UTF-8: file names may hold them, but an id is stored and shown."""
     return name.encode(errors="backslashreplace").decode()
 
 
@@ -158,7 +180,7 @@ def _load_file(path: Path, name: str, limit: int, collection: str, allowed: Allo
 def _read(
     file: BinaryIO, size: int, name: str, limit: int, collection: str, allowed: Allowance
 ) -> Iterator[Document | Rejected]:
-    """The documents of one open file, by the suffix of its name."""
+    """Yield the documents of one open file. The suffix of its name selects the format."""
     suffix = PurePath(name).suffix.lower()
     if suffix == ".jsonl":
         yield from _lines(file, name, limit, collection)
@@ -176,7 +198,7 @@ def _read(
 
 
 def _parsed(file: BinaryIO, size: int, suffix: str, limit: int, allowed: Allowance) -> Parsed:
-    """Raises InvalidDocument and TooLarge, without the file's name."""
+    """Parse a file of any format but .jsonl. Raises InvalidDocument and TooLarge without the file's name."""
     if suffix not in SUFFIXES:
         raise InvalidDocument(f"unknown format {suffix or 'without a suffix'}; known: {', '.join(SUFFIXES)}")
     if size > limit:
@@ -193,7 +215,7 @@ def _parsed(file: BinaryIO, size: int, suffix: str, limit: int, allowed: Allowan
 
 
 def _lines(file: BinaryIO, name: str, limit: int, collection: str) -> Iterator[Document | Rejected]:
-    # JSON may escape every character of a text: six bytes for one.
+    # JSON may escape every character of a text, which takes six bytes for one.
     longest = 6 * limit + 65536
     number, documents = 0, False
     while line := file.readline(longest + 1):
@@ -216,7 +238,7 @@ def _lines(file: BinaryIO, name: str, limit: int, collection: str) -> Iterator[D
 
 
 def _line(text: str, where: str, collection: str) -> Document:
-    """One .jsonl line. Keys other than the four are passed over."""
+    """Parse one .jsonl line. Keys other than the four are ignored."""
     try:
         entry = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -238,15 +260,15 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
 
 
-def _check_metadata(metadata: Mapping[str, Any], what: str) -> None:
+def _check_metadata(metadata: Mapping[str, Any], label: str) -> None:
     try:
         json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidDocument(f"{what}: its metadata is not JSON: {error}") from None
+        raise InvalidDocument(f"{label}: its metadata is not JSON: {error}") from None
 
 
 def _heading(text: str) -> str:
-    """Text of the first Markdown heading outside code; "" when there is none."""
+    """Return the text of the first Markdown heading outside of code; "" when there is none."""
     fenced, before = "", ""
     for line in _FRONT_MATTER.sub("", text[:_HEADING_WITHIN]).split("\n"):
         fence = _FENCE.match(line)

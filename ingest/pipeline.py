@@ -1,9 +1,15 @@
-"""What happens to a document, step by step. The catalogue changes once, at the end of the work, in one transaction:
-a crash anywhere leaves the old version whole or the new one whole. KV without catalogue rows is an orphan, no fault.
+"""What happens to a document, step by step.
 
-    hash → (unchanged: done) → split → quota → embed → claim → encode → commit → forget orphans → index
+    hash → (unchanged: done) → split → quota → embed → claim → encode → commit → evict orphans → index
 
-The claim keeps others from removing KV that is stored, or found in the store, before the catalogue refers to it.
+The catalogue changes once, at the end of the work, in one transaction. A crash anywhere therefore leaves either the
+whole old version or the whole new one. KV without catalogue rows is an orphan, which is no fault.
+
+The claim keeps other processes from removing KV that is stored, or was found in the store, before the catalogue
+refers to it.
+
+`ingest_steps` is a generator that yields after each unit of work, so that its caller may do something else in between.
+`ingest` runs it to its end.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,30 +26,34 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ingest.chunker import PromptPiece, split
+from ingest.chunker import PromptPiece, split_steps
+from ingest.steps import IngestProgress, IngestStep, Paused, Stage, no_progress, run_to_end
 from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog, DocumentVersion, EmbedderIdentity, Passage
 from ragkv.errors import RagkvError
 from ragkv.types import Chunk, Document, Key
 
+__all__ = [
+    "IngestEngine",
+    "IngestOutcome",
+    "IngestProgress",
+    "IngestStep",
+    "Paused",
+    "ReindexOutcome",
+    "Stage",
+    "content_hash",
+    "ingest",
+    "ingest_steps",
+    "reader_of",
+    "reindex",
+    "reindex_steps",
+    "remove",
+]
+
 EMBED_BATCH = 32
+"""Chunks that are embedded at once."""
 RENEW_SECONDS = 300.0
-"""How often a long ingest says that its claim is still needed."""
-
-Stage = Literal["split", "embed", "encode", "commit", "index"]
-
-
-class IngestProgress(Protocol):
-    """Told how far a stage is, between chunks; may raise to stop the work.
-
-    Nothing is then left behind, unless it raised Paused. done and total count characters in `split`, chunks elsewhere.
-    """
-
-    def __call__(self, stage: Stage, done: int, total: int, /) -> None: ...
-
-
-class Paused(Exception):
-    """A Progress raises it to stop work that will be taken up again: the KV encoded so far is kept for then."""
+"""How often a long ingest renews its claim."""
 
 
 class IngestModel(Protocol):
@@ -95,21 +105,29 @@ class IngestEngine(Protocol):
     def quota(self) -> Quota: ...
 
     def key(self, chunk: Chunk, collection: str) -> Key:
-        """The name of a chunk's KV."""
+        """Return the key of a chunk's KV."""
         ...
 
     def encode_and_store(self, chunk: Chunk, collection: str) -> Key:
-        """Encode a chunk and store its KV, unless it is there."""
+        """Encode a chunk and store its KV, unless it is stored already."""
         ...
 
     def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
-        """Delete KV that no chunk refers to and nobody claims, but for the caller's own claim."""
+        """Delete KV that no chunk refers to and that no claim other than `claim` holds."""
         ...
 
 
 @dataclass(frozen=True)
 class IngestOutcome:
-    """What became of a document. chunks, tokens: of the version that is now in the catalogue."""
+    """The result of the ingest of one document.
+
+    Attributes:
+        document_id: Id of the document.
+        collection: Its collection.
+        status: Whether it is new, replaces an old version, or was there with the same content.
+        chunks: Chunks of the version that is now in the catalogue.
+        tokens: Tokens of these chunks.
+    """
 
     document_id: str
     collection: str
@@ -120,29 +138,51 @@ class IngestOutcome:
 
 @dataclass(frozen=True)
 class ReindexOutcome:
-    """embedded: chunks that got new vectors · reread: documents split and encoded again for the present model."""
+    """The result of a reindex.
+
+    Attributes:
+        embedded: Chunks that got new vectors.
+        reread: Documents that were split and encoded again for the present model.
+    """
 
     embedded: int
     reread: int
 
 
-def no_progress(stage: Stage, done: int, total: int) -> None:
-    """Nobody watches."""
+def ingest(engine: IngestEngine, document: Document, progress: IngestProgress = no_progress) -> IngestOutcome:
+    """Ingest a document without a pause. See `ingest_steps`, also for what `progress` may raise."""
+    return run_to_end(ingest_steps(engine, document), progress)
 
 
-def ingest(
-    engine: IngestEngine,
-    document: Document,
-    progress: IngestProgress = no_progress,
-    wanted: Callable[[], None] | None = None,
-) -> IngestOutcome:
-    """Read a document and make it answerable, in place of its old version. Does nothing when nothing changed.
+def ingest_steps(
+    engine: IngestEngine, document: Document, check_wanted: Callable[[], None] | None = None
+) -> Generator[IngestStep, None, IngestOutcome]:
+    """Make a document answerable in place of its old version, one unit of work at a time.
 
-    wanted: asked at the last moment, in the transaction that makes the change; raises where the change is to be left,
-    and may read the catalogue. Whoever withdraws a document before it gets no new version, after it he finds one.
-    The document must have passed ingest.loader.checked. Raises InvalidDocument, QuotaExceeded, ConfigError,
-    EmbedderChanged, StoreFull. A quota is asked about new content only: what is in is never thrown out by being read
-    again for another model.
+    Unchanged content is left as it is. The quota applies to new content only: a document that is in the catalogue is
+    never refused because another model reads it again.
+
+    What is thrown in at a step stops the work and leaves the old version in place. An exception deletes the KV encoded
+    so far, unless it is Paused; Paused and `close()` keep that KV, so that the next attempt finds it. At the `index`
+    step the document is already committed.
+
+    Args:
+        engine: The engine that encodes the chunks.
+        document: It must have passed `ingest.loader.checked`.
+        check_wanted: Called inside the transaction that commits the document; it may read the catalogue. What it
+            raises undoes that transaction. A removal before the transaction is seen here, and a removal after it finds
+            the new version to remove.
+
+    Yields:
+        A step after each section that was split, before each batch that is embedded and each chunk that is encoded,
+        before the commit, and before the index is refreshed.
+
+    Raises:
+        InvalidDocument: The document has no text.
+        QuotaExceeded: The collection has no room for it.
+        ConfigError: The chunk size is too small.
+        EmbedderChanged: The catalogue holds vectors of another embedder.
+        StoreFull: The disk is full.
     """
     catalog, embedder = engine.catalog, engine.retriever.embedder
     catalog.check_embedder(embedder.identity)
@@ -151,62 +191,49 @@ def ingest(
     if known and (known.content_hash, known.reader) == (digest, reader):
         return IngestOutcome(document.id, document.collection, "unchanged", known.chunks, known.tokens)
 
-    chunks = split(document, engine.model.prompt, engine.chunk_tokens, lambda done, of: progress("split", done, of))
+    chunks = yield from split_steps(document, engine.model.prompt, engine.chunk_tokens)
     tokens = sum(len(chunk.tokens) for chunk in chunks)
     admit = None
     if engine.quota.limit and (known is None or known.content_hash != digest):
         admit = partial(engine.quota.admit, document, tokens)
         admit(catalog.tokens(document.collection, document.id))
-    vectors = _embed(embedder, [(chunk.title, chunk.text) for chunk in chunks], progress)
+    vectors = yield from _embed_steps(embedder, [(chunk.title, chunk.text) for chunk in chunks])
     keys = [engine.key(chunk, document.collection) for chunk in chunks]
-    claim, renewed = catalog.claim(keys, engine.fingerprint), time.monotonic()
-    try:
-        for done, chunk in enumerate(chunks):
-            progress("encode", done, len(chunks))
-            engine.encode_and_store(chunk, document.collection)
-            if time.monotonic() - renewed > RENEW_SECONDS:
-                catalog.renew(claim)
-                renewed = time.monotonic()
-        progress("commit", len(chunks), len(chunks))
-        version = DocumentVersion(document, digest, chunks, vectors, keys, embedder.identity, reader)
-        orphans = catalog.put_document(version, claim, admit, wanted)
-    except Paused:
-        raise
-    except Exception:
-        with suppress(RagkvError):
-            # In this order: on a full disk nothing can be written to the catalogue, but its KV makes room.
-            engine.evict(keys, claim)
-            catalog.release(claim)
-        raise
-    engine.evict(orphans)
-    progress("index", len(chunks), len(chunks))
+    version = DocumentVersion(document, digest, chunks, vectors, keys, embedder.identity, reader)
+    engine.evict((yield from _store_steps(engine, version, admit, check_wanted)))
+    yield IngestStep("index", len(chunks), len(chunks))
     engine.retriever.refresh(document.collection)
     return IngestOutcome(document.id, document.collection, "replaced" if known else "added", len(chunks), tokens)
 
 
 def remove(engine: IngestEngine, collection: str, document_id: str) -> None:
-    """Forget a document, its vectors and its KV. Raises NotFound."""
+    """Remove a document, its vectors and its KV. Raises NotFound."""
     engine.evict(engine.catalog.remove(collection, document_id))
-    # The index drops the rows when it is next asked; until then the catalogue does not know them, so no hit names them.
+    # The index drops the rows at the next search. Until then no hit names them: the catalogue does not know them.
 
 
 def reindex(engine: IngestEngine, progress: IngestProgress = no_progress) -> ReindexOutcome:
-    """Embed every chunk again with the present embedder, then read again what another model or chunk size has read.
+    """Reindex all documents without a pause. See `reindex_steps`."""
+    return run_to_end(reindex_steps(engine), progress)
 
-    Questions are answered from the old vectors until all new ones are there.
+
+def reindex_steps(engine: IngestEngine) -> Generator[IngestStep, None, ReindexOutcome]:
+    """Embed every chunk with the present embedder, then ingest again what another model or chunk size has read.
+
+    Questions are answered from the old vectors until all new ones are stored.
     """
     catalog, embedder = engine.catalog, engine.retriever.embedder
     passages: list[Passage] = []
     while page := catalog.passages(passages[-1].row if passages else 0):
         passages += page
-    vectors = _embed(embedder, [(passage.title, passage.text) for passage in passages], progress)
+    vectors = yield from _embed_steps(embedder, [(passage.title, passage.text) for passage in passages])
     catalog.replace_vectors([passage.row for passage in passages], vectors, embedder.identity)
     catalog.rebuild_full_text()
     reread, reader = 0, reader_of(engine)
     documents = catalog.documents(None)
     for info in documents:
         if info.reader != reader:
-            ingest(engine, catalog.original(info.collection, info.id), progress)
+            yield from ingest_steps(engine, catalog.original(info.collection, info.id))
             reread += 1
     for collection in {info.collection for info in documents}:
         engine.retriever.refresh(collection)
@@ -215,23 +242,62 @@ def reindex(engine: IngestEngine, progress: IngestProgress = no_progress) -> Rei
 
 
 def content_hash(document: Document) -> str:
-    """What tells two versions of a document apart: title, text and metadata."""
+    """Hash the title, text and metadata. Two versions of a document differ in it."""
     content = [document.title, document.text, dict(document.metadata)]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def reader_of(engine: IngestEngine) -> str:
-    """What reads a document: a change of model or chunk size means that documents have to be read again."""
+    """Name the model and chunk size that read documents. Where it changes, documents have to be ingested again."""
     return f"{engine.fingerprint}/{engine.chunk_tokens}"
 
 
-def _embed(
-    embedder: IngestEmbedder, passages: Sequence[tuple[str, str]], progress: IngestProgress
-) -> NDArray[np.float32]:
-    """[len(passages), dimension]. passages: (title, text); a title often holds the name that the text calls `it`."""
+def _embed_steps(
+    embedder: IngestEmbedder, passages: Sequence[tuple[str, str]]
+) -> Generator[IngestStep, None, NDArray[np.float32]]:
+    """Embed (title, text) pairs; returns [passages, dimension].
+
+    The title is embedded too, because it often holds the name that the text refers to as `it`.
+    """
     vectors = np.empty((len(passages), embedder.identity.dimension), np.float32)
     for start in range(0, len(passages), EMBED_BATCH):
-        progress("embed", start, len(passages))
+        yield IngestStep("embed", start, len(passages))
         batch = [f"{title}\n{text}" for title, text in passages[start : start + EMBED_BATCH]]
         vectors[start : start + len(batch)] = embedder.encode(batch)
     return vectors
+
+
+def _store_steps(
+    engine: IngestEngine,
+    version: DocumentVersion,
+    admit: Callable[[int], None] | None,
+    check_wanted: Callable[[], None] | None,
+) -> Generator[IngestStep, None, list[Key]]:
+    """Encode and commit a version under a claim. Returns the keys that no chunk refers to any more."""
+    catalog, document, chunks, keys = engine.catalog, version.document, version.chunks, version.keys
+    claim = catalog.claim(keys, engine.fingerprint)
+    try:
+        yield from _encode_steps(engine, document.collection, chunks, claim)
+        yield IngestStep("commit", len(chunks), len(chunks))
+        return catalog.put_document(version, claim, admit, check_wanted)
+    except Paused:
+        raise
+    except Exception:
+        with suppress(RagkvError):
+            # In this order: on a full disk nothing can be written to the catalogue until evicted KV has made room.
+            engine.evict(keys, claim)
+            catalog.release(claim)
+        raise
+
+
+def _encode_steps(
+    engine: IngestEngine, collection: str, chunks: Sequence[Chunk], claim: int
+) -> Generator[IngestStep, None, None]:
+    """Encode the chunks and store their KV. The claim is renewed before it can expire."""
+    renewed = time.monotonic()
+    for done, chunk in enumerate(chunks):
+        yield IngestStep("encode", done, len(chunks))
+        engine.encode_and_store(chunk, collection)
+        if time.monotonic() - renewed > RENEW_SECONDS:
+            engine.catalog.renew(claim)
+            renewed = time.monotonic()

@@ -1,14 +1,14 @@
-"""Parsers read what strangers wrote, so they run in a process of their own: it can be killed, and takes only so much.
+"""Parse untrusted files in a process of their own, which has limits and can be killed.
 
     service                                         child
-    parse: python -m ingest.formats FORMAT …,  →    confine: limits on itself, never to be raised
+    parse: python -m ingest.formats FORMAT …,  →    confine: set limits on itself that cannot be raised again
            the file as its standard input           read the file, write a reply to standard output, end
-    read the reply, so many bytes at most
+    read the reply, up to a number of bytes
     kill the child and all that it started
 
-The child gets no environment, so no secrets; it may take so much memory and time, start no process and write no file.
-Whatever a file grows to when it is unpacked, the service holds the reply and no more. A child whose parent dies ends
-by its own alarm. Root may start processes all the same: run the service as an ordinary user.
+The child gets no environment, so no secrets. Its memory and time are limited, and it can start no process and write no
+file. However large a file becomes when it is unpacked, the service holds no more than the reply. A child whose parent
+dies is ended by its own alarm. Root may start processes in spite of the limits, so run the service as an ordinary user.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ _PIECE = 65536
 
 @dataclass(frozen=True)
 class Allowance:
-    """What reading one document may take. seconds: of the clock · memory: bytes of address space."""
+    """What parsing one document may take.
+
+    Attributes:
+        seconds: Wall-clock time.
+        memory: Bytes of address space.
+    """
 
     seconds: float = 30.0
     memory: int = 2**30
@@ -47,28 +52,36 @@ USUAL = Allowance()
 
 
 def parse(file: BinaryIO, suffix: str, limit: int, allowed: Allowance = USUAL) -> Parsed:
-    """Title and text of a file at its beginning, on disk or in memory. suffix: one of FORMATS.
+    """Parse a file in a child process.
 
-    limit: bytes of the file, and of its text. Raises InvalidDocument and TooLarge without the file's name, OSError
-    where no process can be started.
+    Args:
+        file: The file, at its beginning, on disk or in memory.
+        suffix: One of FORMATS.
+        limit: Most bytes of the file, and of its text.
+        allowed: What the child may take.
+
+    Raises:
+        InvalidDocument: The file cannot be parsed. The message does not name the file.
+        TooLarge: The file or its text is too long. The message does not name the file.
+        OSError: No process can be started.
     """
     arguments = [FORMATS[suffix], str(limit), repr(allowed.seconds), str(allowed.memory)]
     most = 2 * limit + 65536  # in JSON a line end, a quote or a backslash has two bytes
-    return understood(run("ingest.formats", arguments, file, most, allowed.seconds))
+    return decode_reply(run("ingest.formats", arguments, file, most, allowed.seconds))
 
 
-def understood(reply: bytes) -> Parsed:
-    """What the process has to say. Nothing of it is believed: a file may have taken it over. Raises as `parse` does."""
+def decode_reply(reply: bytes) -> Parsed:
+    """Decode the reply of the child. It is not trusted, for a file may have taken the child over. Raises as `parse`."""
     try:
-        told = json.loads(reply)
-        kind = told["kind"]
+        content = json.loads(reply)
+        kind = content["kind"]
         if kind == "parsed":
-            return Parsed(_text(told["title"]), _text(told["text"]), dict(told["metadata"]))
+            return Parsed(_text(content["title"]), _text(content["text"]), dict(content["metadata"]))
         fault = {"invalid": InvalidDocument, "large": TooLarge}[kind]
-        words = _text(told["words"])
+        message = _text(content["words"])
     except (ValueError, TypeError, KeyError, RecursionError):
         raise InvalidDocument("its parser crashed in the middle of its reply; the file is damaged") from None
-    raise fault(words)
+    raise fault(message)
 
 
 def _text(value: object) -> str:
@@ -78,13 +91,24 @@ def _text(value: object) -> str:
 
 
 def run(module: str, arguments: Sequence[str], file: BinaryIO, most: int, seconds: float) -> bytes:
-    """What `python -m module arguments…` writes when it reads `file` as its standard input; nothing of it lives on.
+    """Run `python -m module arguments…` with `file` as its standard input and return what it writes.
 
-    Raises InvalidDocument for a child that takes longer or dies, TooLarge for one that writes more than `most` bytes,
-    OSError where none can be started.
+    Nothing that it started outlives this call.
+
+    Args:
+        module: The module to run.
+        arguments: Its arguments.
+        file: Its standard input.
+        most: Most bytes of its output.
+        seconds: Most wall-clock time.
+
+    Raises:
+        InvalidDocument: The child took too long, or died.
+        TooLarge: The child wrote more than `most` bytes.
+        OSError: No process can be started.
     """
     command = [sys.executable, "-P", "-s", "-m", module, *arguments]
-    # The child finds the libraries that this process has found, and knows nothing else of it.
+    # The child finds the libraries that this process finds, and learns nothing else of it.
     paths = os.pathsep.join(map(os.path.abspath, sys.path))
     with _on_disk(file) as stdin:
         deadline = time.monotonic() + seconds
@@ -107,9 +131,9 @@ def run(module: str, arguments: Sequence[str], file: BinaryIO, most: int, second
 
 
 def _read(pipe: int, most: int, deadline: float) -> bytes | None:
-    """All that comes, but for what is over most + 1 bytes; None when the end has not come in time."""
+    """Read up to most + 1 bytes until the pipe ends; returns None if it has not ended at the deadline."""
     reply = bytearray()
-    ready = select.poll()  # select.select knows no file numbers over 1023
+    ready = select.poll()  # select.select cannot wait for file numbers over 1023
     ready.register(pipe, select.POLLIN)
     while len(reply) <= most:
         left = deadline - time.monotonic()
@@ -123,7 +147,7 @@ def _read(pipe: int, most: int, deadline: float) -> bytes | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the child and all that it started. It is not waited for before: until then its number is nobody else's."""
+    """Kill the child and all that it started. Its id cannot be reused before the child is waited for."""
     if process.stdout:
         process.stdout.close()
     os.killpg(process.pid, signal.SIGKILL)
@@ -136,7 +160,7 @@ def _ending(code: int) -> str:
 
 @contextmanager
 def _on_disk(file: BinaryIO) -> Iterator[BinaryIO]:
-    """The file as one that a process can be given: what is in memory goes into a temporary one without a name."""
+    """Yield a file that a process can be given. A file in memory is copied into an unnamed temporary one."""
     if not isinstance(file, io.BytesIO):
         yield file
         return

@@ -1,4 +1,4 @@
-"""What is text: bytes in UTF-8, characters that a document may hold. Faults are told without the document's name."""
+"""UTF-8 text: decode it, and check the characters that a document may hold. Faults do not name the document."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 
 from ragkv.errors import InvalidDocument
 
-# Control characters that text has no use for, NUL apart: it is refused wherever it stands.
+# Control characters that text has no use for. NUL is not among them: it is refused wherever it occurs.
 _CONTROL = re.compile("[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _CONTROL_SHARE = 0.01
 
 
 def decode(data: bytes) -> str:
-    """UTF-8 text with \\n line ends. Raises InvalidDocument with the offset of the first byte that is not text."""
+    """Decode UTF-8 and normalise line ends to \\n. Raises InvalidDocument with the offset of the first bad byte."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise InvalidDocument("byte 0 starts UTF-16 text; save the file as UTF-8")
     try:
@@ -24,7 +24,7 @@ def decode(data: bytes) -> str:
 
 
 def check_text(text: str) -> None:
-    """Raises InvalidDocument for what no text holds. Offsets are of bytes in UTF-8."""
+    """Raise InvalidDocument for characters that text does not hold. Offsets count bytes in UTF-8."""
     position = text.find("\0")
     if position >= 0:
         raise InvalidDocument(f"byte {len(text[:position].encode(errors='replace'))} is NUL, this is not text")

@@ -90,8 +90,8 @@ class AskPanel:
         return AnswerStream(
             self._engine_thread,
             _wait_forever,
-            lambda engine: engine.prefill(question, options),
-            None,
+            question,
+            options,
             self._tenant.name,
             self._settings.deadline,
             True,

@@ -54,15 +54,13 @@ async def answer(
     time (`deadline_s`, or the limit of the service if that is shorter) is a 504. The service keeps the answer for a
     while under the id of its request: `GET /v1/answers/{answer_id}`.
     """
-    collection = tenant.inside(question.collection)
-    options = question.options(collection)
-    session = (collection, question.conversation_id) if question.conversation_id is not None else None
+    options = question.options(tenant.inside(question.collection))
     seconds = min(settings.deadline, question.deadline_s or settings.deadline)
     stream = AnswerStream(
         engine_thread,
         request.receive,
-        lambda engine: engine.prefill(question.question, options),
-        session,
+        question.question,
+        options,
         tenant.name,
         seconds,
         question.stream,

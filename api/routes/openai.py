@@ -54,8 +54,8 @@ async def chat_completions(
     stream = AnswerStream(
         engine_thread,
         request.receive,
-        lambda engine: engine.prefill(question, options),
-        None,
+        question,
+        options,
         tenant.name,
         seconds,
         bool(chat.stream),

@@ -1,7 +1,7 @@
-"""Progress: how far the answer to one question is. The engine's thread writes it, the loop of who asked reads it.
+"""The progress of one answer: the engine's thread writes it, and the event loop of the client's request reads it.
 
-It holds the newest state and no list of events, so it stays as small as the answer however slowly somebody reads: what
-was said since he last looked is one piece then.
+A channel holds the newest state and no list of events, so it is never larger than the answer, however slowly the client
+reads. All text that came since the last look is then one piece.
 """
 
 from __future__ import annotations
@@ -13,26 +13,34 @@ from dataclasses import dataclass
 from ragkv.engine.request import RequestState
 from ragkv.report import Citation
 
-KNOWN = ("retrieve", "open", "plan", "load", "repair", "prefill")
-"""Steps whose time is known when a question was read."""
+PREFILL_STEPS = ("retrieve", "open", "plan", "load", "repair", "prefill")
+"""Steps whose time is known once a question is prefilled."""
 
 
 @dataclass(frozen=True)
 class RetrievalDone:
-    """What is known when a question was read. timings_ms: of the report's, those of the steps so far."""
+    """What is known once a question is prefilled.
+
+    Attributes:
+        citations: The citations of the answer.
+        timings_ms: Milliseconds of each step so far, named as in the report.
+    """
 
     citations: tuple[Citation, ...]
     timings_ms: dict[str, float]
 
 
 class AnswerChannel:
-    """Of one question. news: set in its loop whenever there is something new.
+    """The progress of the answer to one question.
 
-    retrieval: once the question was read · text: of the answer so far, what no later token changes.
+    Attributes:
+        news: Set in the event loop whenever the state changed.
+        retrieval: What is known once the question is prefilled; None before.
+        text: The part of the answer that no later token changes.
     """
 
     def __init__(self) -> None:
-        """Made in the loop that is to be told."""
+        """Make a channel in the event loop that reads it."""
         self.news = asyncio.Event()
         self.retrieval: RetrievalDone | None = None
         self.text = ""
@@ -40,24 +48,24 @@ class AnswerChannel:
         self._notified = False
 
     def prefilled(self, request: RequestState) -> None:
-        """The question was read."""
-        self.retrieval = RetrievalDone(request.citations, {name: request.timer.elapsed(name) for name in KNOWN})
+        """Publish that the question is prefilled."""
+        self.retrieval = RetrievalDone(request.citations, {name: request.timer.elapsed(name) for name in PREFILL_STEPS})
         self.notify()
 
     def publish(self, text: str) -> None:
-        """The answer goes on."""
+        """Publish the text of the answer so far."""
         if text != self.text:
             self.text = text
             self.notify()
 
     def notify(self) -> None:
-        """There is something new. From any thread; a loop that does not listen is called once, not over and over."""
+        """Set `news`, from any thread. Until the loop acknowledges, it is called only once."""
         if not self._notified:
             self._notified = True
-            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            with suppress(RuntimeError):  # the loop is closed, so nobody listens any more
                 self._loop.call_soon_threadsafe(self.news.set)
 
     def acknowledge(self) -> None:
-        """What is new is looked at next: whatever comes after this rings again."""
+        """Clear `news`. The reader looks at the state next; whatever changes afterwards notifies again."""
         self.news.clear()
         self._notified = False

@@ -1,11 +1,11 @@
-"""History: the latest answers, in memory, for whoever wants to see what they were read from. A restart forgets them.
+"""The latest answers, kept in memory so that clients can see what each was read from. A restart empties the history.
 
-Bounded by their number: the oldest make room. An answer is found by the id of its request, which the client may have
-chosen; where a tenant uses one twice the later answer takes the place of the earlier.
+The number of answers is bounded: the oldest make room. An answer is found by the id of its request, which the client
+may have chosen. Where a tenant uses an id twice, the later answer replaces the earlier one.
 
-An answer may quote what it was read from, so it goes with its documents, its collection or its conversation. Whoever
-removes one of these says so here (`forget`), and what another process removed is looked for whenever answers are shown
-(holdings.py).
+An answer may quote its documents, so it is removed together with its documents, its collection or its conversation.
+Code that removes one of these calls `forget`. What another process removed is found whenever answers are shown
+(catalog_service.py).
 """
 
 from __future__ import annotations
@@ -23,9 +23,18 @@ from ragkv.report import Answer
 
 @dataclass(frozen=True, eq=False)
 class RecordedAnswer:
-    """One answer. id: of its request · tenant: whose it is · collection: as it is called inside · conversation: empty
-    for none · when: it was answered, Unix seconds; no two of a history have the same · full_ms: to the first token, as
-    full recompute is estimated to take for it."""
+    """One answer and where it came from.
+
+    Attributes:
+        id: Id of its request.
+        tenant: The tenant that asked.
+        collection: Its collection, by the internal name.
+        conversation: Its conversation; empty for none.
+        answer: The answer.
+        map: Which KV blocks it was read from.
+        full_ms: Estimated milliseconds to the first token with full recompute.
+        when: When it was answered, in Unix seconds. No two answers of a history have the same.
+    """
 
     id: str
     tenant: str
@@ -38,17 +47,21 @@ class RecordedAnswer:
 
     @property
     def asked(self) -> float:
-        """When reading it began, Unix seconds."""
+        """When its prefill began, in Unix seconds."""
         return self.when - self.answer.report.timings_ms.total / 1000
 
     @property
     def documents(self) -> frozenset[str]:
-        """Ids of the documents it stands on: those it cites, and in a conversation those of its earlier turns."""
+        """Ids of the documents it was read from: the cited ones and, in a conversation, those of earlier turns."""
         return frozenset(chunk.document_id for chunk in self.map.chunks)
 
 
 class AnswerHistory:
-    """Thread-safe. limit: answers it keeps."""
+    """The latest answers of all tenants. Thread-safe.
+
+    Attributes:
+        limit: Most answers that are kept.
+    """
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -56,18 +69,18 @@ class AnswerHistory:
         self._answers: OrderedDict[tuple[str, str], RecordedAnswer] = OrderedDict()
         self._latest = 0.0
 
-    def record(self, answered: RecordedAnswer) -> None:
-        """Keep an answer that was given now; the oldest goes where there are too many."""
-        key = (answered.tenant, answered.id)
+    def record(self, recorded: RecordedAnswer) -> None:
+        """Keep an answer that was given now. The oldest is dropped where there are too many."""
+        key = (recorded.tenant, recorded.id)
         with self._lock:
             self._latest = max(time.time(), math.nextafter(self._latest, math.inf))
-            self._answers[key] = replace(answered, when=self._latest)
+            self._answers[key] = replace(recorded, when=self._latest)
             self._answers.move_to_end(key)
             while len(self._answers) > self.limit:
                 self._answers.popitem(last=False)
 
     def page(self, tenant: str, limit: int, before: float = math.inf) -> list[RecordedAnswer]:
-        """The tenant's answers that were given before that moment, newest first."""
+        """Return the tenant's answers that were given before that moment, newest first."""
         found: list[RecordedAnswer] = []
         with self._lock:
             for each in reversed(self._answers.values()):
@@ -78,12 +91,12 @@ class AnswerHistory:
         return found
 
     def find(self, tenant: str, id: str) -> RecordedAnswer | None:
-        """The tenant's answer to this request, or None."""
+        """Return the tenant's answer to this request, or None."""
         with self._lock:
             return self._answers.get((tenant, id))
 
-    def forget(self, gone: Callable[[RecordedAnswer], bool]) -> None:
-        """Drop the answers of which this is true."""
+    def forget(self, which: Callable[[RecordedAnswer], bool]) -> None:
+        """Drop the answers for which `which` is true."""
         with self._lock:
-            for key in [key for key, each in self._answers.items() if gone(each)]:
+            for key in [key for key, each in self._answers.items() if which(each)]:
                 del self._answers[key]

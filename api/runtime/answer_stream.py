@@ -1,17 +1,18 @@
-"""Asking: a question as the loop of the service sees it, until its answer is there, its client has gone, or its time is
-up. Where any of these ends the waiting, the engine lets go of the question before its next step.
+"""A question as its HTTP request sees it, until the answer is there, the client disconnects, or the deadline passes.
 
-    await asking.whole()                        the answer; or, as it comes:
-    await asking.begun()                        the question was read, or refused
-    async for piece in asking.pieces(): …       the text
-    asking.answer()                             and whole
+Where any of these ends the wait, the engine drops the question before its next step.
+
+    await stream.whole()                         the whole answer; or piece by piece:
+    await stream.prefilled()                     the question is prefilled, or was refused
+    async for piece in stream.pieces(): …        the text
+    stream.answer()                              the whole answer
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from starlette.types import Receive
@@ -19,47 +20,65 @@ from starlette.types import Receive
 from api.errors import Gone
 from api.runtime.answer_channel import AnswerChannel, RetrievalDone
 from api.runtime.engine_thread import EngineThread
-from api.runtime.request_queue import SessionName
-from ragkv.engine.engine import Engine
-from ragkv.engine.request import RequestState
 from ragkv.errors import Expired
 from ragkv.report import Answer
+from ragkv.types import AskOptions
 
 KEEP_ALIVE = 10.0
-"""Seconds of silence after which a stream shows that it lives: less than what proxies wait."""
+"""Seconds without text after which `pieces` yields an empty piece. Proxies wait longer than this."""
 
 
 class AnswerStream:
-    """See the module. Of one request, in one loop."""
+    """One question of one HTTP request. It belongs to the event loop of that request."""
 
     def __init__(
         self,
-        worker: EngineThread,
+        engine_thread: EngineThread,
         receive: Receive,
-        begin: Callable[[Engine], RequestState],
-        turn: SessionName | None,
+        question: str,
+        options: AskOptions,
         tenant: str,
         seconds: float,
         listening: bool,
     ):
-        """receive: of the request, whose body was read · seconds: from now to the last token · listening: whether
-        `begun` and `pieces` are wanted, or only `whole`. Raises as `Worker.ask`."""
+        """Queue the question.
+
+        Args:
+            engine_thread: The thread that answers it.
+            receive: Of the HTTP request, whose body was read.
+            question: The question.
+            options: How it is asked.
+            tenant: The tenant whose request it is.
+            seconds: Time from now to the last token.
+            listening: Whether `prefilled` and `pieces` are used, or only `whole`.
+
+        Raises:
+            Busy: The queue is full.
+            Stopping: The service is shutting down.
+        """
         self._deadline = time.monotonic() + seconds
         self._receive = receive
-        self._progress = AnswerChannel()
-        self._gone = False
-        progress = self._progress if listening else None
-        self._future = worker.ask(begin, turn, tenant, self._deadline, progress)
-        self._future.add_done_callback(lambda _: self._progress.notify())
-        self._watch = asyncio.create_task(self._watch_client())
+        self._channel = AnswerChannel()
+        self._disconnected = False
+        channel = self._channel if listening else None
+        self._future = engine_thread.ask(question, options, tenant, self._deadline, channel)
+        self._future.add_done_callback(lambda _: self._channel.notify())
+        self._client_task = asyncio.create_task(self._watch_client())
 
     def cancel(self) -> None:
-        """Nobody waits any more: in the line it never begins, in a batch it is let go of before the next step."""
+        """Give up the question. In the queue it is never prefilled, in a batch it is dropped before the next step."""
         self._future.cancel()
-        self._watch.cancel()
+        self._client_task.cancel()
 
     async def whole(self) -> Answer:
-        """The answer. Raises what went wrong with the question, Expired, Stopping, Gone; then nobody waits any more."""
+        """Wait for the answer. The question is given up when this raises.
+
+        Raises:
+            Expired: The deadline has passed.
+            Stopping: The service is shutting down.
+            Gone: The client has disconnected.
+            Exception: What `Engine.prefill` and decoding raise.
+        """
         try:
             while not self._future.done():
                 await self._wait()
@@ -68,58 +87,61 @@ class AnswerStream:
             self.cancel()
 
     async def prefilled(self) -> RetrievalDone:
-        """The question was read. Raises as `whole`."""
+        """Wait until the question is prefilled. Raises as `whole`."""
         try:
-            while (known := self._progress.retrieval) is None:
+            while (retrieval := self._channel.retrieval) is None:
                 if self._future.done():
                     self.answer()
                 await self._wait()
-            return known
+            return retrieval
         except BaseException:
             self.cancel()
             raise
 
     async def pieces(self) -> AsyncIterator[str]:
-        """The text of the answer, piece by piece; an empty one after each KEEP_ALIVE of silence. Together they are
-        exactly the answer. Raises as `whole`, but goes on waiting until `leave`."""
-        said = ""
+        """Yield the text of the answer piece by piece. All pieces together are exactly the answer.
+
+        An empty piece comes after each KEEP_ALIVE without text. This raises as `whole`, but the question is not given
+        up before `cancel`.
+        """
+        sent = ""
         while True:
             done = self._future.done()
-            text = self.answer().answer if done else self._progress.text
-            # Some tokenizers say earlier text in another way when more is known: what was said stays said.
-            if len(text) > len(said) and text.startswith(said):
-                yield text[len(said) :]
-                said = text
+            text = self.answer().answer if done else self._channel.text
+            # Some tokenizers render earlier text differently once more tokens are known. Sent text cannot be changed.
+            if len(text) > len(sent) and text.startswith(sent):
+                yield text[len(sent) :]
+                sent = text
             if done:
                 return
             if not await self._wait(KEEP_ALIVE):
                 yield ""
 
     def answer(self) -> Answer:
-        """The answer that is there. Raises what went wrong instead."""
+        """Return the finished answer, or raise the error that the question failed with."""
         return self._future.result(0)
 
     async def _wait(self, silence: float | None = None) -> bool:
-        """Until there is news; False after so many seconds without. Raises Gone, Expired."""
+        """Wait for news; returns False after `silence` seconds without any. Raises Gone and Expired."""
         left = max(0.0, self._deadline - time.monotonic())
         try:
             async with asyncio.timeout(left if silence is None else min(left, silence)):
-                await self._progress.news.wait()
+                await self._channel.news.wait()
         except TimeoutError:
             pass
-        heard = self._progress.news.is_set()
-        self._progress.acknowledge()
+        has_news = self._channel.news.is_set()
+        self._channel.acknowledge()
         if self._future.done():
             return True
-        if self._gone:
+        if self._disconnected:
             raise Gone
         if time.monotonic() >= self._deadline:
             raise Expired
-        return heard
+        return has_news
 
     async def _watch_client(self) -> None:
-        with suppress(Exception):  # a connection that cannot be read from is as good as closed
+        with suppress(Exception):  # a connection that cannot be read counts as closed
             while (await self._receive())["type"] != "http.disconnect":
                 pass
-        self._gone = True
-        self._progress.notify()
+        self._disconnected = True
+        self._channel.notify()

@@ -1,12 +1,14 @@
-"""Holdings: the catalogue for routes. They look and remove without the engine, so neither of the two waits. An answer
-that is remembered goes with the documents it stands on.
+"""The catalogue for the HTTP routes. They read and remove documents without waiting for the engine.
 
-KV that nobody needs any more is the engine's to delete: its keys wait here until the worker takes them. What the end of
-the process leaves of them is an orphan, which `ragkv gc` removes.
+A recorded answer is removed together with the documents it was read from.
+
+Only the engine deletes KV, so the keys of unreferenced KV wait here until its thread takes them. Keys that still wait
+when the process ends are orphans, which `ragkv gc` removes.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable
 from math import inf
@@ -19,19 +21,29 @@ from ingest.loader import checked
 from ingest.pipeline import content_hash, reader_of
 from ingest.sandbox import Allowance
 from ragkv.catalog import CollectionInfo, DocumentInfo
+from ragkv.engine.chunk_encoder import EVICTED_AT_ONCE
 from ragkv.engine.engine import Engine
-from ragkv.errors import Busy, NotFound
+from ragkv.errors import Busy, NotFound, RagkvError
 from ragkv.types import Document, Filter, Key
 
+logger = logging.getLogger("ragkv.api")
+
 PARSERS = 2
-"""Uploads whose files are read at a time; others wait, and no other request waits for them."""
+"""Uploaded files that are parsed at a time. Further ones wait; other requests do not."""
 WATCHERS = 64
-"""Clients that follow a job at a time."""
+"""Most clients that follow a job at a time."""
 
 
 class CatalogService:
-    """Thread-safe. token_bytes: of KV of one token, as the model computes it · parsing: for threads that read files ·
-    allowed: what each file may take · watchers: clients that follow a job."""
+    """Reads and removes documents, collections and recorded answers. Thread-safe.
+
+    Attributes:
+        token_bytes: Bytes of KV of one token, as the model computes it.
+        max_document_bytes: Longest document.
+        parsing: Limits the threads that parse files.
+        allowed: What parsing one file may take.
+        watchers: Clients that follow a job.
+    """
 
     def __init__(self, engine: Engine, jobs: Jobs, history: AnswerHistory):
         self.token_bytes = engine.model.token_bytes
@@ -45,9 +57,11 @@ class CatalogService:
         self.watchers = 0
 
     def unchanged(self, document: Document) -> DocumentInfo | None:
-        """The document, where it is there with this very content and nothing newer waits; None where it has to be read.
+        """Return the stored document if it has this content and nothing newer waits; None if it has to be ingested.
 
-        Raises InvalidDocument, TooLarge.
+        Raises:
+            InvalidDocument: The document cannot be ingested.
+            TooLarge: It is longer than allowed.
         """
         digest = content_hash(checked(document, self.max_document_bytes))
         if self._jobs.waits(document.collection, document.id):
@@ -55,12 +69,12 @@ class CatalogService:
         found = self._catalog.find(document.collection, document.id)
         return found if found and (found.content_hash, found.reader) == (digest, self._reader) else None
 
-    def page(self, collection: str, after: str, limit: int, wanted: Filter | None) -> list[DocumentInfo]:
+    def page(self, collection: str, after: str, limit: int, conditions: Filter | None) -> list[DocumentInfo]:
         """See Catalog.page."""
-        return self._catalog.page(collection, after, limit, wanted)
+        return self._catalog.page(collection, after, limit, conditions)
 
     def whole(self, collection: str, document_id: str) -> tuple[DocumentInfo, str]:
-        """The document and its text. Raises NotFound."""
+        """Return a document and its text. Raises NotFound."""
         info, document = self._catalog.info_and_original(collection, document_id)
         return info, document.text
 
@@ -69,74 +83,84 @@ class CatalogService:
         return self._catalog.collections(prefix)
 
     def remove(self, collection: str, document_id: str) -> None:
-        """Forget a document, whether it is there, waits, is being read or has failed. Raises NotFound."""
-        waited = self._jobs.withdraw(collection, document_id)  # first, so that no job brings it back afterwards
+        """Remove a document, whether it is stored, waits, is being ingested or has failed. Raises NotFound."""
+        was_queued = self._jobs.withdraw(collection, document_id)  # first, so that no job brings it back afterwards
         try:
             self._unreferenced.extend(self._catalog.remove(collection, document_id))
         except NotFound:
-            if not waited:
+            if not was_queued:
                 raise
         self._history.forget(lambda each: each.collection == collection and document_id in each.documents)
 
     def remove_collection(self, collection: str) -> None:
-        """Forget all documents and conversations of a collection, and what waits for it. Raises NotFound."""
-        waited = self._jobs.abandon(collection)
+        """Remove all documents and conversations of a collection, and what waits for it. Raises NotFound."""
+        was_queued = self._jobs.abandon(collection)
         try:
             self._unreferenced.extend(self._catalog.clear(collection))
         except NotFound:
-            if not waited:
+            if not was_queued:
                 raise
         self._history.forget(lambda each: each.collection == collection)
 
     def answers(self, tenant: str, limit: int, before: float) -> list[RecordedAnswer]:
-        """The tenant's answers that were given before that moment, newest first. One that stands on a document which
-        somebody removed behind our back is forgotten now."""
-        while gone := self._gone(found := self._history.page(tenant, limit, before)):
-            self._history.forget(gone.__contains__)
+        """Return the tenant's answers that were given before that moment, newest first.
+
+        Answers from documents that another process removed are dropped now.
+        """
+        while outdated := self._outdated(found := self._history.page(tenant, limit, before)):
+            self._history.forget(outdated.__contains__)
         return found
 
     def answer(self, tenant: str, id: str) -> RecordedAnswer:
-        """The tenant's answer to this request. Raises NotFound."""
+        """Return the tenant's answer to this request. Raises NotFound."""
         found = self._history.find(tenant, id)
-        if found is not None and (gone := self._gone([found])):
-            self._history.forget(gone.__contains__)
+        if found is not None and (outdated := self._outdated([found])):
+            self._history.forget(outdated.__contains__)
         elif found is not None:
             return found
         raise NotFound(f"no answer {id!r} is remembered")
 
-    def texts(self, answered: RecordedAnswer) -> list[list[str] | None]:
-        """What the blocks of each chunk of an answer's map say; None for a chunk that is not there any more."""
-        chunks = answered.map.chunks
-        there = self._catalog.chunks(answered.collection, [chunk.row for chunk in chunks])
-        found = [there.get(chunk.row) for chunk in chunks]
-        return [self._prompt.blocks(chunk.tokens, answered.map.block) if chunk else None for chunk in found]
+    def texts(self, recorded: RecordedAnswer) -> list[list[str] | None]:
+        """Return the text of each block of each chunk of an answer's map; None for a chunk that is not stored now."""
+        chunks = recorded.map.chunks
+        stored = self._catalog.chunks(recorded.collection, [chunk.row for chunk in chunks])
+        found = [stored.get(chunk.row) for chunk in chunks]
+        return [self._prompt.blocks(chunk.tokens, recorded.map.block) if chunk else None for chunk in found]
 
-    def _gone(self, answers: Iterable[RecordedAnswer]) -> set[RecordedAnswer]:
-        """Those that stand on a document which is not there any more, or another one of its name."""
-        of: dict[str, list[RecordedAnswer]] = {}
+    def _outdated(self, answers: Iterable[RecordedAnswer]) -> set[RecordedAnswer]:
+        """Return the answers from a document that is no longer stored, or was replaced since."""
+        by_collection: dict[str, list[RecordedAnswer]] = {}
         for each in answers:
-            of.setdefault(each.collection, []).append(each)
-        gone = set()
-        for collection, these in of.items():
-            came = self._catalog.creation_times(collection, frozenset().union(*(each.documents for each in these)))
-            gone |= {each for each in these if any(came.get(id, inf) > each.asked for id in each.documents)}
-        return gone
+            by_collection.setdefault(each.collection, []).append(each)
+        outdated = set()
+        for collection, recorded in by_collection.items():
+            created = self._catalog.creation_times(
+                collection, frozenset().union(*(each.documents for each in recorded))
+            )
+            outdated |= {each for each in recorded if any(created.get(id, inf) > each.asked for id in each.documents)}
+        return outdated
 
-    def take_unreferenced(self, limit: int) -> list[Key]:
-        """Keys whose KV nobody needs; handed out once."""
-        return [self._unreferenced.popleft() for _ in range(min(limit, len(self._unreferenced)))]
+    def evict_unreferenced(self, engine: Engine) -> None:
+        """Evict some of the KV that nothing refers to any more. Only the engine's thread may call this."""
+        keys = [self._unreferenced.popleft() for _ in range(min(EVICTED_AT_ONCE, len(self._unreferenced)))]
+        if not keys:
+            return
+        try:
+            engine.evict(keys)
+        except RagkvError as error:  # the KV stays as an orphan
+            logger.warning("the KV of %d chunks is not deleted: %s", len(keys), error)
 
     @property
     def has_unreferenced(self) -> bool:
-        """Whether there are such keys."""
+        """Whether keys of unreferenced KV wait."""
         return bool(self._unreferenced)
 
     def watch(self) -> None:
-        """A client begins to follow a job. Raises Busy when too many do."""
+        """Count a client that begins to follow a job. Raises Busy when too many do."""
         if self.watchers >= WATCHERS:
             raise Busy(self.watchers, 10)
         self.watchers += 1
 
     def leave(self) -> None:
-        """It has gone."""
+        """Count a client that stops following a job."""
         self.watchers -= 1

@@ -1,7 +1,7 @@
-"""Answering: the questions whose answers are being decoded, all of them together, a step at a time.
+"""The questions whose answers are being decoded. They share a batch, and each step makes one token for every answer.
 
-A future stays pending until its answer is there, so that whoever waits for it may cancel it at any time: before its
-next step the request is let go of. So is one whose time is up.
+A future stays pending until its answer is there, so that its client may cancel it at any time. A request that was
+cancelled, or whose deadline has passed, is dropped before the next step.
 """
 
 from __future__ import annotations
@@ -25,130 +25,138 @@ logger = logging.getLogger("ragkv.api")
 
 
 @dataclass
-class _Open:
+class _Running:
+    """A question that is prefilled and not answered. seconds: of the engine's time that it took so far."""
+
     question: QueuedQuestion
-    request: RequestState
+    state: RequestState
     seconds: float
 
 
 class DecodeLoop:
-    """Owned by the thread of the engine; the count may be read from any."""
+    """Decodes the answers of prefilled questions together. Only the engine's thread may use it, except for `count`."""
 
     def __init__(self, engine: Engine, metrics: MetricsRecorder, history: AnswerHistory):
-        """tally: told how each question ends · history: keeps the answers."""
+        """Make an empty loop. `metrics` counts how questions end, `history` keeps the answers."""
         self._engine, self._metrics, self._history = engine, metrics, history
         self._batch = Batch(engine.model, engine.settings.batch, engine.settings.batch_bytes, engine.graph_decoder)
-        self._open: dict[int, _Open] = {}
+        self._running: dict[int, _Running] = {}
 
     @property
     def free(self) -> bool:
-        """Whether another question may begin."""
+        """Whether there is room for another question."""
         return self._batch.free
 
     @property
     def count(self) -> int:
-        """Questions that were begun and are not answered."""
-        return len(self._open)
+        """Number of questions that are prefilled and not answered."""
+        return len(self._running)
 
-    def answers_session(self, turn: SessionName | None) -> bool:
-        """Whether a turn of this conversation is being answered."""
-        return turn is not None and any(each.question.session == turn for each in self._open.values())
+    def answers_session(self, session: SessionName | None) -> bool:
+        """Whether a question of this conversation is being answered."""
+        return session is not None and any(each.question.session == session for each in self._running.values())
 
-    def abandoned(self, what: QueuedQuestion | QueuedTask) -> bool:
-        """Whether nobody waits for it any more, or may; counted, so to be asked no more when it is True."""
-        if isinstance(what, QueuedQuestion):
-            if time.monotonic() >= what.deadline:
-                reject(what.future, Expired())
+    def abandoned(self, request: QueuedQuestion | QueuedTask) -> bool:
+        """Whether nobody waits for the request any more. An expired question is rejected here.
+
+        Each True is counted in the metrics, so the caller must drop the request then.
+        """
+        if isinstance(request, QueuedQuestion):
+            if time.monotonic() >= request.deadline:
+                reject(request.future, Expired())
                 self._metrics.ended("expired")
-            elif what.future.cancelled():
+            elif request.future.cancelled():
                 self._metrics.ended("cancelled")
-        return what.future.done()
+        return request.future.done()
 
     def prefill(self, question: QueuedQuestion) -> None:
-        """Read a question, up to its first token's logits."""
+        """Prefill a question, up to the logits of its first token, and add it to the batch."""
         started = time.monotonic()
         with working_for(question.context):
             try:
-                begun = question.prefill(self._engine)
+                state = self._engine.prefill(question.question, question.options)
             except BaseException as error:
                 self._fail(question, error)
                 return
-        question.context.timer = begun.timer
-        id = self._batch.join(begun.sequence)
-        self._open[id] = _Open(question, begun, time.monotonic() - started)
+        question.context.timer = state.timer
+        id = self._batch.join(state.sequence)
+        self._running[id] = _Running(question, state, time.monotonic() - started)
         if question.channel is not None:
-            question.channel.prefilled(begun)
+            question.channel.prefilled(state)
 
     def step(self) -> list[float]:
-        """One token for all that run; returns the engine's time, in seconds, for each question that was answered."""
-        for id, each in list(self._open.items()):
+        """Decode one token of every running answer.
+
+        Returns:
+            The engine's time, in seconds, for each question that was answered in this step.
+        """
+        for id, each in list(self._running.items()):
             if self.abandoned(each.question):
                 self._batch.cancel(id)
-                del self._open[id]
-        if not self._open:
+                del self._running[id]
+        if not self._running:
             return []
         started = time.monotonic()
         events = self._batch.step()
         share = (time.monotonic() - started) / max(1, len(events))
-        taken = []
+        finished = []
         for event in events:
-            each = self._open[event.id]
+            each = self._running[event.id]
             each.seconds += share
             if event.ended:
-                taken.append(self._close(event))
+                finished.append(self._end(event))
             elif each.question.channel is not None:
-                each.question.channel.publish(each.request.detokenizer.stable_text())
-        return taken
+                each.question.channel.publish(each.state.detokenizer.stable_text())
+        return finished
 
     def clear(self) -> None:
-        """Let go of all that is open."""
+        """Drop all running questions."""
         self._batch.clear()
-        self._open.clear()
+        self._running.clear()
 
-    def _close(self, event: Event) -> float:
-        each = self._open.pop(event.id)
+    def _end(self, event: Event) -> float:
+        each = self._running.pop(event.id)
         with working_for(each.question.context):
             if event.fault is not None:
                 self._fail(each.question, event.fault)
             elif not self.abandoned(each.question):
-                self._finish(each)
+                self._finalize(each)
         return each.seconds
 
-    def _finish(self, each: _Open) -> None:
+    def _finalize(self, each: _Running) -> None:
         try:
-            answer = self._engine.finalize(each.request)
+            answer = self._engine.finalize(each.state)
         except BaseException as error:
             self._fail(each.question, error)
             return
-        full_ms = _full(self._engine, answer.report)
+        full_ms = _full_recompute_ms(self._engine, answer.report)
         self._metrics.answered(answer.report, full_ms)
         self._record_answer(each, answer, full_ms)
         each.question.context.report = answer.report
         resolve(each.question.future, answer)
 
-    def _record_answer(self, each: _Open, answer: Answer, full_ms: float) -> None:
-        """Into the history, before whoever asked has the answer: he may look for it there at once."""
-        question, talk = each.question, each.request.session
+    def _record_answer(self, each: _Running, answer: Answer, full_ms: float) -> None:
+        """Record the answer in the history, before its client has it: the client may look for it at once."""
+        question, session = each.question, each.state.session
         if not self._history.limit or not question.context.id:
             return
         try:
-            read = self._engine.map(each.request)
-        except Exception:  # the answer is right without the picture of it
-            logger.exception("an answer is not remembered: its map cannot be made")
+            kv_map = self._engine.map(each.state)
+        except Exception:  # the answer is right without its map
+            logger.exception("an answer is not recorded: its map cannot be made")
             return
-        whose = (question.context.id, question.tenant, talk.collection, talk.name)
-        self._history.record(RecordedAnswer(*whose, answer, read, full_ms))
+        names = (question.context.id, question.tenant, session.collection, session.name)
+        self._history.record(RecordedAnswer(*names, answer, kv_map, full_ms))
 
     def _fail(self, question: QueuedQuestion, error: BaseException) -> None:
         status = fault_of(error).status if isinstance(error, Exception) else 500
-        if status == 500:  # where it went wrong is told with the response, if there is anybody to get one
+        if status == 500:  # the traceback is logged with the response, if the client still waits for one
             logger.error("a question failed: %s", type(error).__name__)
         self._metrics.ended("invalid" if status < 500 else "failed")
         reject(question.future, error)
 
 
-def _full(engine: Engine, report: Report) -> float:
-    """Milliseconds to the first token, had chunks and question been prefilled: estimated, its own retrieval included; 0
-    where nothing was measured."""
+def _full_recompute_ms(engine: Engine, report: Report) -> float:
+    """Estimate the milliseconds to the first token with full recompute, retrieval included; 0 without measurements."""
     prefill = engine.costs.full(report.tokens.context + report.tokens.question)
     return report.timings_ms.retrieve + prefill if prefill else 0.0

@@ -1,28 +1,31 @@
-"""Worker: the one thread that owns the engine. It answers what is asked and, in between, ingests what is queued.
+"""The one thread that owns the engine. It answers questions and, in between, ingests queued documents.
 
-Questions wait in a bounded line; documents wait in the catalogue (ingest.jobs), so they outlive the process. While a
-document is read, questions are answered between its chunks.
+Questions wait in a bounded queue. Documents wait in the catalogue (ingest.jobs), so they outlive the process. Answers
+are decoded together (decode_loop.py).
 
-Answers are decoded together (answering.py). Who is served when:
+`EngineThread._serve` alternates between two things:
 
-    a round     one step, a token for every answer that runs; then the first of the line, if there is a place for it: a
-                question is read up to its first token, anything else is done. So a crowd that arrives delays an answer
-                that runs by one reading a token, and an answer that runs delays a question by one step.
-    a turn      rounds until TURN of the line were taken, at most STEPS; then it is a document's turn. Between two
-                chunks of one that is being read the answers that run use up the STEPS first, or end: so an answer of
-                so many tokens waits for one chunk, and a chunk for TURN questions and STEPS steps.
+    a turn      at most STEPS rounds. A round is one decode step, which makes a token for every running answer, and then
+                the first request of the queue, if there is room for it: a question is prefilled, a task is done. A turn
+                ends after TURN requests; while a document is being ingested, the running answers use up the STEPS.
+    a step      one unit of ingest, at most the encoding of one chunk.
 
-Who is the first of the line, line.py says: tenants take turns, and each one's requests are served as they came.
+So requests that arrive together delay a running answer by one prefill per token, and a running answer delays a question
+by one decode step. An answer of up to STEPS tokens waits for one chunk, and a chunk waits for at most TURN requests and
+STEPS decode steps.
+
+The queue decides which request is first (request_queue.py): tenants take turns, and the requests of one tenant are
+served in the order in which they came.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import closing
 from math import inf
 from typing import Any, TypeVar
 
@@ -30,37 +33,41 @@ from api.runtime.answer_channel import AnswerChannel
 from api.runtime.answer_history import AnswerHistory
 from api.runtime.catalog_service import CatalogService
 from api.runtime.decode_loop import DecodeLoop
+from api.runtime.engine_health import IDLE_SECONDS, EngineHealth
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, QueuedTask, RequestQueue, SessionName, reject, resolve
 from ingest.jobs import Jobs
+from ingest.steps import IngestStep
 from ragkv.config import Settings
-from ragkv.engine.chunk_encoder import EVICTED_AT_ONCE
 from ragkv.engine.engine import Engine
 from ragkv.engine.methods import usable
-from ragkv.engine.request import RequestState
-from ragkv.errors import Busy, CatalogCorrupt, EmbedderChanged, RagkvError, Stopping, StoreError
+from ragkv.errors import Busy, CatalogCorrupt, Stopping, StoreError
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.report import Answer
+from ragkv.types import AskOptions
 
 T = TypeVar("T")
 
+DEFAULTS = AskOptions()
+
 TURN = 4
-"""Requests taken in a row before a waiting document is read on, by one chunk."""
+"""Requests served in one turn."""
 STEPS = 64
-"""Steps of the answers that run before the same."""
-IDLE_SECONDS = 5.0
-"""How often an idle worker looks after its health, and for jobs that another process queued."""
-_MEMORY = 0.2
-"""Weight of the latest request in the running mean of how long one takes."""
+"""Decode steps of one turn."""
 
 logger = logging.getLogger("ragkv.api")
 
 
 class EngineThread:
-    """Thread-safe. `jobs`, `holdings`, `model` and `methods` exist once the future of `start` has completed.
+    """Owns the engine in a thread of its own. Its methods may be called from any thread.
 
-    model: name of the loaded one · methods: those it can be asked with · tally: of all that was asked ·
-    history: the latest answers.
+    Attributes:
+        jobs: The ingest jobs. This attribute and the next three exist once the future of `start` has completed.
+        catalog_service: The catalogue for the routes.
+        model: Name of the loaded model.
+        methods: Methods that the model can be asked with.
+        metrics: Counts the questions.
+        history: The latest answers.
     """
 
     jobs: Jobs
@@ -69,7 +76,7 @@ class EngineThread:
     methods: tuple[str, ...]
 
     def __init__(self, settings: Settings, shared: bool = False):
-        """shared: several tenants ask, so none may fill the line."""
+        """Prepare the thread without starting it. shared: several tenants ask, so none may fill the queue."""
         self._settings = settings
         self._queue = RequestQueue(settings.queue, shared)
         self._waited_for: set[Future[Any]] = set()
@@ -77,106 +84,131 @@ class EngineThread:
         self._changed = threading.Condition()
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._pausing = self._closing = self._queued = False
+        self._pausing = self._closing = self._documents_queued = False
         self._ends = inf
-        self._seconds = 1.0
         self.metrics, self.history = MetricsRecorder(), AnswerHistory(settings.history)
-        self._health: dict[str, Any] = {"status": "starting"}
-        self._examined = -inf
+        self._health = EngineHealth()
 
     def start(self) -> Future[None]:
-        """Open the engine; the future completes when it is open, or fails with what went wrong. Call once."""
-        self._ready.set_running_or_notify_cancel()  # from here on whoever waits for it cannot cancel it
+        """Open the engine. The future completes when it is open, or fails with what went wrong. Call it once."""
+        self._ready.set_running_or_notify_cancel()  # nobody can cancel it from here on
         self._thread.start()
         return self._ready
 
-    def submit(self, task: Callable[[Engine], T], turn: SessionName | None = None, tenant: str = "") -> Future[T]:
-        """Have `task` called with the engine. Cancelling the future before its turn takes it out of the line.
-        turn: not while a turn of this conversation is being answered · tenant: whose request it is.
+    def submit(self, task: Callable[[Engine], T], session: SessionName | None = None, tenant: str = "") -> Future[T]:
+        """Queue a call of `task` with the engine. Cancelling the future before its turn removes it from the queue.
 
-        Raises Busy when the line is full, Stopping during shutdown.
+        Args:
+            task: What to call.
+            session: The task waits until no question of this conversation is being answered.
+            tenant: The tenant whose request it is.
+
+        Raises:
+            Busy: The queue is full.
+            Stopping: The service is shutting down.
         """
         future: Future[T] = Future()
-        self._join(QueuedTask(task, future, turn, tenant))
+        self._enqueue(QueuedTask(task, future, session, tenant))
         return future
 
     def ask(
         self,
-        begin: Callable[[Engine], RequestState],
-        turn: SessionName | None = None,
+        question: str,
+        options: AskOptions = DEFAULTS,
         tenant: str = "",
         deadline: float = inf,
-        progress: AnswerChannel | None = None,
+        channel: AnswerChannel | None = None,
     ) -> Future[Answer]:
-        """Have a question answered, together with others. turn: the conversation it is of, its collection first ·
-        tenant: whose it is · deadline: on the monotonic clock · progress: told how far it is.
+        """Queue a question. It is answered together with others.
 
-        The future may be cancelled until the answer is there. It fails with what `begin` raised, with Expired and with
-        Stopping. Raises as `submit`.
+        The future may be cancelled until the answer is there. It fails with what `Engine.prefill` raised, with Expired
+        or with Stopping.
+
+        Args:
+            question: The question.
+            options: How it is asked. Questions of one conversation are answered one after another.
+            tenant: The tenant whose request it is.
+            deadline: On the monotonic clock.
+            channel: Receives the progress of the answer.
+
+        Raises:
+            Busy: The queue is full.
+            Stopping: The service is shutting down.
         """
         future: Future[Answer] = Future()
-        self._join(QueuedQuestion(begin, future, turn, tenant, deadline, progress))
+        self._enqueue(QueuedQuestion(question, options, future, tenant, deadline, channel))
         return future
 
-    def _join(self, what: QueuedTask | QueuedQuestion) -> None:
+    def _enqueue(self, request: QueuedTask | QueuedQuestion) -> None:
         with self._changed:
             if self._pausing:
                 raise Stopping("the service is shutting down")
-            if self._queue.full(what.tenant) and self._decode_loop is not None:
+            if self._queue.full(request.tenant) and self._decode_loop is not None:
                 self._queue.sweep(self._decode_loop.abandoned)
-            if self._queue.full(what.tenant):
+            if self._queue.full(request.tenant):
                 self.metrics.ended("refused")
-                ahead = self._queue.ahead(what.tenant)
-                raise Busy(len(self._queue), max(1, min(60, math.ceil(ahead * self._seconds))))
-            self._queue.join(what)
-            self._waited_for.add(what.future)
+                raise Busy(len(self._queue), self._queue.retry_after(request.tenant))
+            self._queue.enqueue(request)
+            self._waited_for.add(request.future)
             self._changed.notify()
-        what.future.add_done_callback(self._waited_for.discard)
+        request.future.add_done_callback(self._waited_for.discard)
 
     def wake(self) -> None:
-        """A job was queued."""
+        """Tell the thread that a job was queued."""
         with self._changed:
-            self._queued = True
+            self._documents_queued = True
             self._changed.notify()
 
     def health(self) -> dict[str, Any]:
-        """The engine's health as of its last free moment, and what waits now.
+        """Return the engine's health as it was when last examined, and the load as it is now.
 
-        waiting: requests in the line · queue: its places · running: answers being decoded · how many questions ended
-        without an answer since the start, by outcome (tally.py).
+        `waiting` counts the queued requests, `queue` is the capacity of the queue and `running` counts the answers
+        being decoded. Further keys count the questions that ended without an answer since the start, by outcome
+        (ragkv/metrics/sums.py).
         """
         status = {"status": "failed"} if self._ready.done() and not self._thread.is_alive() else {}
         running = self._decode_loop.count if self._decode_loop is not None else 0
         now = {"waiting": len(self._queue), "queue": self._queue.capacity, "running": running}
-        return {**self._health, **status, **now, **{str(how): count for how, count in self.metrics.sums.ended.items()}}
+        return {
+            **self._health.latest,
+            **status,
+            **now,
+            **{str(how): count for how, count in self.metrics.sums.ended.items()},
+        }
 
     @property
     def running(self) -> bool:
-        """Whether the thread has begun and not ended."""
+        """Whether the thread was started and has not ended."""
         return self._thread.is_alive()
 
     @property
     def stopping(self) -> bool:
-        """Whether shutdown has begun."""
+        """Whether the service is shutting down."""
         return self._pausing
 
     def pause(self, seconds: float = inf) -> None:
-        """Shutdown begins: the document being read goes back into the queue at its next chunk, nothing new is taken.
-        seconds: until `close`, at the latest, is done."""
+        """Begin the shutdown. Nothing new is accepted, and the running document is queued again at its next step.
+
+        Args:
+            seconds: Time until `close` must have returned.
+        """
         self._pausing = True
         self._ends = min(self._ends, time.monotonic() + seconds)
         if hasattr(self, "jobs"):
             self.jobs.pause()
 
     def reject_waiting(self) -> None:
-        """Whoever still waits is told that the service ends; their answers are let go of."""
+        """Fail all requests that still wait or run with Stopping."""
         self.pause()
         for future in list(self._waited_for):
             reject(future, Stopping("the service is shutting down"))
 
     def close(self, seconds: float) -> None:
-        """Finish the answers that run, refuse those in the line, close the engine; wait at most `seconds` for it, less
-        where `pause` has said so."""
+        """Finish the running answers, reject the queued requests and close the engine.
+
+        Args:
+            seconds: Longest wait for the thread to end. An earlier end given to `pause` holds.
+        """
         self.pause(seconds)
         with self._changed:
             self._closing = True
@@ -200,131 +232,107 @@ class EngineThread:
             except BaseException as error:
                 self._ready.set_exception(error)
                 return
-            self._decode_loop = answering = DecodeLoop(engine, self.metrics, self.history)
+            self._decode_loop = decode_loop = DecodeLoop(engine, self.metrics, self.history)
             try:
-                self._serve(engine, answering)
+                self._serve(engine, decode_loop)
             finally:
                 self.reject_waiting()
-                answering.clear()
+                decode_loop.clear()
 
     def _resume(self, engine: Engine) -> None:
-        again = self.jobs.recover()
-        if again:
-            logger.info("%d documents are read again: the last process did not finish them", again)
+        requeued = self.jobs.recover()
+        if requeued:
+            logger.info("%d documents are queued again: the last process did not finish them", requeued)
         if self._pausing:
             self.jobs.pause()
-        self._queued = True
-        self._examine(engine)
+        self._documents_queued = True
+        self._health.examine(engine, self.jobs)
 
-    def _serve(self, engine: Engine, answering: DecodeLoop) -> None:
-        read = False
+    def _serve(self, engine: Engine, decode_loop: DecodeLoop) -> None:
+        """Alternate turns of questions with steps of ingest until `close`; then finish the running answers."""
+        ingested = False
         while not self._closing:
-            self._turn(engine, answering, reading=False)
-            if self._ingest_next(engine, answering):
-                read = True
+            self._take_turn(engine, decode_loop, ingesting=False)
+            with closing(self._ingest_next(engine)) as steps:
+                for _ in steps:
+                    self._take_turn(engine, decode_loop, ingesting=True)
+                    self._health.examine(engine, self.jobs)
+            if self._documents_queued:
+                ingested = True
                 continue
-            self._examine(engine, anew=read)
-            read = False
-            if not answering.count:
+            self._health.examine(engine, self.jobs, now=ingested)
+            ingested = False
+            if not decode_loop.count:
                 self._wait()
-        while answering.count:
-            answering.step()
-        self._tidy(engine)
+        while decode_loop.count:
+            decode_loop.step()
+        self.catalog_service.evict_unreferenced(engine)
 
-    def _turn(self, engine: Engine, answering: DecodeLoop, reading: bool) -> None:
-        """Answer some of those who wait. Not all: more may come than leave, and documents wait for their turn too.
+    def _take_turn(self, engine: Engine, decode_loop: DecodeLoop, ingesting: bool) -> None:
+        """Serve some of the waiting requests.
 
-        reading: whether a document is being read, and its next chunk will keep everybody waiting.
+        Not all of them: more may arrive than are answered, and documents wait for their turn too.
+
+        Args:
+            engine: The engine.
+            decode_loop: The answers that run.
+            ingesting: Whether a document is being ingested. The answers that run then use up the steps of this turn,
+                because the next chunk makes them wait.
         """
         taken = 0
-        self._tidy(engine)
+        self.catalog_service.evict_unreferenced(engine)
         for _ in range(STEPS):
-            for seconds in answering.step():
-                self._seconds += _MEMORY * (seconds - self._seconds)
-            if taken < TURN and self._take(engine, answering):
+            for seconds in decode_loop.step():
+                self._queue.record_seconds(seconds)
+            if taken < TURN and self._serve_first(engine, decode_loop):
                 taken += 1
-            elif not answering.count or (taken == TURN and not reading):
+            elif not decode_loop.count or (taken == TURN and not ingesting):
                 return
 
-    def _tidy(self, engine: Engine) -> None:
-        """Delete some of the KV that nobody needs any more."""
-        if keys := self.catalog_service.take_unreferenced(EVICTED_AT_ONCE):
-            try:
-                engine.evict(keys)
-            except RagkvError as error:  # it stays, as an orphan
-                logger.warning("the KV of %d chunks is not deleted: %s", len(keys), error)
-
-    def _take(self, engine: Engine, answering: DecodeLoop) -> bool:
-        """Serve the first of the line that may be served now; False when there is none."""
+    def _serve_first(self, engine: Engine, decode_loop: DecodeLoop) -> bool:
+        """Serve the first request of the queue that may be served now; False when there is none."""
         with self._changed:
-            self._queue.sweep(answering.abandoned)
+            self._queue.sweep(decode_loop.abandoned)
             first = self._queue.take(
-                aside=lambda what: answering.answers_session(what.session),
-                ready=lambda what: not self._closing and (answering.free or isinstance(what, QueuedTask)),
+                aside=lambda request: decode_loop.answers_session(request.session),
+                ready=lambda request: not self._closing and (decode_loop.free or isinstance(request, QueuedTask)),
             )
         if first is None:
             return False
         if isinstance(first, QueuedQuestion):
-            answering.prefill(first)
+            decode_loop.prefill(first)
             return True
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             with working_for(first.context):
                 resolve(first.future, first.work(engine))
         except BaseException as error:
             reject(first.future, error)
-        self._seconds += _MEMORY * (time.monotonic() - begun - self._seconds)
+        self._queue.record_seconds(time.monotonic() - started)
         return True
 
-    def _ingest_next(self, engine: Engine, answering: DecodeLoop) -> bool:
-        """Read one waiting document; False when there is none, or no place to write it."""
+    def _ingest_next(self, engine: Engine) -> Generator[IngestStep, None, None]:
+        """Ingest the next waiting document, if there is one, step by step.
+
+        Afterwards `_documents_queued` says whether another document may wait. A full disk or a locked catalogue ends
+        the steps; the document is tried again later.
+        """
         with self._changed:
-            self._queued = False
+            self._documents_queued = False
         try:
-            return self.jobs.run_next(engine, lambda: self._between_chunks(engine, answering)) is not None
-        except StoreError as error:  # a full disk, a locked catalogue: tried again in a while
+            job_id = yield from self.jobs.steps(engine)
+        except StoreError as error:
             logger.warning("ingest waits: %s", error)
-            return False
         except CatalogCorrupt as error:
             logger.critical("%s", error)
             self.jobs.pause()
-            return False
-
-    def _between_chunks(self, engine: Engine, answering: DecodeLoop) -> None:
-        self._turn(engine, answering, reading=True)
-        self._examine(engine)
-
-    def _examine(self, engine: Engine, anew: bool = False) -> None:
-        """Ask the engine how it is, if that was not done lately, or documents came in since (`anew`)."""
-        if not anew and time.monotonic() - self._examined < IDLE_SECONDS:
-            return
-        try:
-            self._health = {**engine.health(), "index": _index(engine), **_backlog(self.jobs)}
-        except Exception as error:
-            self._health = {"status": "failed", "reason": str(error)}
-        self._examined = time.monotonic()
+        else:
+            if job_id is not None:
+                self._documents_queued = True
 
     def _wait(self) -> None:
         with self._changed:
             self._changed.wait_for(
-                lambda: self._queue or self._queued or self._closing or self.catalog_service.has_unreferenced,
+                lambda: self._queue or self._documents_queued or self._closing or self.catalog_service.has_unreferenced,
                 IDLE_SECONDS,
             )
-
-
-def _backlog(jobs: Jobs) -> dict[str, int]:
-    waiting = jobs.backlog()
-    return {
-        "documents_waiting": waiting.documents,
-        "jobs_queued": waiting.queued,
-        "jobs_running": waiting.running,
-    }
-
-
-def _index(engine: Engine) -> str:
-    """`ok`, or why nothing can be found in it."""
-    try:
-        engine.catalog.check_embedder(engine.retriever.embedder.identity)
-    except EmbedderChanged as error:
-        return str(error)
-    return "ok"

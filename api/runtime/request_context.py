@@ -1,7 +1,7 @@
-"""Account: what is known of one request while it is served. Its log line and its trace are made of it.
+"""What is known of one HTTP request while it is served. Its log line and its trace are made from it.
 
-The request's own task has it from the middleware on (`bind`), the engine's thread while it works for the request
-(`at_work`); whatever is logged there says whose it is.
+`bind` sets the context of the request's own task. `working_for` sets it in the engine's thread while that works for the
+request. Log lines written in either carry the id of the request.
 """
 
 from __future__ import annotations
@@ -17,8 +17,15 @@ from ragkv.timing import StepTimer
 
 @dataclass
 class RequestContext:
-    """id, tenant: of the request, "" where there is none · fault: the code of the problem it was answered with ·
-    watch: of its question, once that was read · report: of its answer, once that is there."""
+    """The context of one request.
+
+    Attributes:
+        id: Id of the request; empty where there is none.
+        tenant: Its tenant; empty where there is none.
+        fault: Code of the problem it was answered with.
+        timer: Of its question, once that is prefilled.
+        report: Of its answer, once that is there.
+    """
 
     id: str = ""
     tenant: str = ""
@@ -27,23 +34,23 @@ class RequestContext:
     report: Report | None = None
 
 
-_CURRENT: ContextVar[RequestContext | None] = ContextVar("account", default=None)
+_CURRENT: ContextVar[RequestContext | None] = ContextVar("request_context", default=None)
 
 
 def current() -> RequestContext:
-    """Of the request that this is done for; one that nobody keeps where it is for none."""
+    """Return the context of the current request; outside of any, a new one that nobody keeps."""
     return _CURRENT.get() or RequestContext()
 
 
-def bind(account: RequestContext) -> None:
-    """From here on this task works for it. To its end: the server's line about a fault comes after the last of ours."""
-    _CURRENT.set(account)
+def bind(context: RequestContext) -> None:
+    """Make this the context of the running task until its end: the server logs a fault after our last line."""
+    _CURRENT.set(context)
 
 
 @contextmanager
-def working_for(account: RequestContext) -> Iterator[None]:
-    """In here this thread works for it."""
-    token = _CURRENT.set(account)
+def working_for(context: RequestContext) -> Iterator[None]:
+    """Make this the current context inside the `with` block."""
+    token = _CURRENT.set(context)
     try:
         yield
     finally:

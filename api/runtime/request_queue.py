@@ -1,14 +1,16 @@
-"""Line: who waits for the engine, and who is next.
+"""The queue of requests that wait for the engine, and the order in which they are served.
 
-Tenants take turns, one thing each; of one tenant, first come, first served. What is of a conversation whose turn is
-being answered steps aside until it is, and those behind it do not wait for that.
+Tenants take turns, one request each. The requests of one tenant are served in the order in which they came. A request
+of a conversation that is being answered is passed over until that answer is there; the requests behind it do not wait
+for it.
 
-The line has so many places. Where tenants share it, one may have as many waiting as there are places left: alone it
-fills half of the line, two fill a third each, and whoever comes new finds room.
+The queue has a fixed capacity. Where tenants share it, each may have as many requests waiting as there are free places:
+alone a tenant fills half of the queue, two tenants fill a third each, and a new tenant always finds room.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -20,10 +22,13 @@ from typing import Any, TypeVar
 from api.runtime.answer_channel import AnswerChannel
 from api.runtime.request_context import RequestContext, current
 from ragkv.engine.engine import Engine
-from ragkv.engine.request import RequestState
 from ragkv.report import Answer
+from ragkv.types import AskOptions
 
 T = TypeVar("T")
+
+_MEMORY = 0.2
+"""Weight of the latest request in the running mean of the time that one takes."""
 
 SessionName = tuple[str, str]
 """Collection and name of a conversation."""
@@ -31,95 +36,122 @@ SessionName = tuple[str, str]
 
 @dataclass(frozen=True)
 class QueuedQuestion:
-    """What to begin, and who waits for it. turn: of which conversation, None: of none · deadline: on the monotonic
-    clock; from then on nobody waits · progress: told how far it is · account: of the request that asks; where it has
-    an id the answer is remembered under it."""
+    """A question that waits to be answered.
 
-    prefill: Callable[[Engine], RequestState]
+    Attributes:
+        question: The question.
+        options: How it is asked.
+        future: Receives the answer.
+        tenant: The tenant whose request it is.
+        deadline: On the monotonic clock. The question expires then.
+        channel: Receives the progress of the answer.
+        context: Of the request that asks. Where it has an id, the answer is recorded under it.
+    """
+
+    question: str
+    options: AskOptions
     future: Future[Answer]
-    session: SessionName | None
     tenant: str = ""
     deadline: float = inf
     channel: AnswerChannel | None = None
     context: RequestContext = field(default_factory=current)
 
+    @property
+    def session(self) -> SessionName | None:
+        """The conversation that the question belongs to."""
+        name = self.options.conversation
+        return None if name is None else (self.options.collection, name)
+
 
 @dataclass(frozen=True)
 class QueuedTask:
-    """Anything else than a question. turn: as of one, whose turns it waits for · account: as of one."""
+    """Work for the engine that is no question.
+
+    Attributes:
+        work: Called with the engine.
+        future: Receives what `work` returns.
+        session: The conversation whose running answer the task waits for.
+        tenant: The tenant whose request it is.
+        context: Of the request.
+    """
 
     work: Callable[[Engine], Any]
     future: Future[Any]
-    session: SessionName | None
+    session: SessionName | None = None
     tenant: str = ""
     context: RequestContext = field(default_factory=current)
 
 
 def resolve(future: Future[T], result: T) -> None:
-    """Complete a future, unless somebody cancelled or failed it: any thread may, at any time."""
+    """Complete a future, unless it is done already: any thread may cancel or fail it at any time."""
     with suppress(InvalidStateError):
         future.set_result(result)
 
 
 def reject(future: Future[Any], error: BaseException) -> None:
-    """The same with an error."""
+    """Fail a future, unless it is done already."""
     with suppress(InvalidStateError):
         future.set_exception(error)
 
 
 class RequestQueue:
-    """See the module. Not thread-safe."""
+    """The waiting requests of all tenants. Not thread-safe."""
 
     def __init__(self, capacity: int, shared: bool = False):
-        """capacity: places · shared: whether one tenant must leave room for others."""
+        """Make an empty queue. shared: whether a tenant must leave room for others."""
         self.capacity = capacity
         self._shared = shared
         self._queues: OrderedDict[str, deque[QueuedQuestion | QueuedTask]] = OrderedDict()
+        self._seconds = 1.0
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
     def full(self, tenant: str) -> bool:
-        """Whether there is no place for this tenant."""
+        """Whether there is no room for a request of this tenant."""
         left = self.capacity - len(self)
         own = len(self._queues.get(tenant, ()))
         return left <= 0 or (self._shared and own >= left)
 
     def ahead(self, tenant: str) -> int:
-        """How many are served before one that this tenant would add."""
+        """Count the requests that would be served before one that this tenant adds now."""
         own = len(self._queues.get(tenant, ()))
         return own + sum(min(own + 1, len(queue)) for name, queue in self._queues.items() if name != tenant)
 
-    def join(self, what: QueuedQuestion | QueuedTask) -> None:
-        """To the end of what its tenant has waiting."""
-        self._queues.setdefault(what.tenant, deque()).append(what)
+    def record_seconds(self, seconds: float) -> None:
+        """Add the engine's time for one request to the running mean."""
+        self._seconds += _MEMORY * (seconds - self._seconds)
+
+    def retry_after(self, tenant: str) -> int:
+        """Estimate the seconds, 1 to 60, after which a refused request of this tenant finds the queue served."""
+        return max(1, min(60, math.ceil(self.ahead(tenant) * self._seconds)))
+
+    def enqueue(self, request: QueuedQuestion | QueuedTask) -> None:
+        """Add a request behind those of its tenant."""
+        self._queues.setdefault(request.tenant, deque()).append(request)
 
     def take(
         self, aside: Callable[[QueuedQuestion | QueuedTask], bool], ready: Callable[[QueuedQuestion | QueuedTask], bool]
     ) -> QueuedQuestion | QueuedTask | None:
-        """The first that does not step aside leaves the line, if it is ready; else nobody does."""
+        """Remove and return the first request, passing over those that are `aside`; None if it is not `ready`."""
         for tenant, queue in self._queues.items():
-            for place, what in enumerate(queue):
-                if aside(what):
+            for place, request in enumerate(queue):
+                if aside(request):
                     continue
-                if not ready(what):
+                if not ready(request):
                     return None
                 del queue[place]
                 self._queues.move_to_end(tenant)
-                self._tidy()
-                return what
+                self._drop_empty()
+                return request
         return None
 
-    def sweep(self, gone: Callable[[QueuedQuestion | QueuedTask], bool]) -> None:
-        """Whoever is gone leaves the line."""
+    def sweep(self, abandoned: Callable[[QueuedQuestion | QueuedTask], bool]) -> None:
+        """Remove the abandoned requests."""
         for tenant, queue in list(self._queues.items()):
-            self._queues[tenant] = deque(what for what in queue if not gone(what))
-        self._tidy()
+            self._queues[tenant] = deque(request for request in queue if not abandoned(request))
+        self._drop_empty()
 
-    def clear(self) -> None:
-        """All leave."""
-        self._queues.clear()
-
-    def _tidy(self) -> None:
+    def _drop_empty(self) -> None:
         for tenant in [tenant for tenant, queue in self._queues.items() if not queue]:
             del self._queues[tenant]

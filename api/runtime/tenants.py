@@ -1,7 +1,8 @@
-"""Tenants: whose collections a request may name.
+"""Tenants: which collections a request may name.
 
-Inside, a tenant's collection is `tenant:collection`, so that catalogue, index, KV keys and conversations are apart
-without knowing of tenants. Without tenants a collection is called as it is.
+Internally a tenant's collection is called `tenant:collection`. That keeps the catalogue, the index, KV keys and
+conversations of tenants apart, and none of these has to know about tenants. Without tenants a collection keeps its
+name.
 """
 
 from __future__ import annotations
@@ -11,22 +12,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tenant:
-    """name: of letters, digits and hyphens; empty: the service knows no tenants."""
+    """A tenant.
+
+    Attributes:
+        name: Letters, digits and hyphens; empty where the service has no tenants.
+    """
 
     name: str = ""
 
     def inside(self, collection: str) -> str:
-        """What a collection of the tenant is called in the catalogue."""
+        """Return the name that a collection of the tenant has in the catalogue."""
         return f"{self.name}:{collection}" if self.name else collection
 
     def outside(self, collection: str) -> str:
-        """What the tenant calls it."""
+        """Return the name that the tenant knows a collection by."""
         return collection.removeprefix(f"{self.name}:") if self.name else collection
 
     def told(self, message: str) -> str:
-        """What a message says to the tenant: it knows its collections by its own names only."""
+        """Rewrite a message so that it names collections as the tenant knows them."""
         return message.replace(f"'{self.name}:", "'") if self.name else message
 
     def owns(self, collection: str) -> bool:
-        """Whether a collection of the catalogue is the tenant's."""
+        """Whether a collection of the catalogue belongs to the tenant."""
         return not self.name or collection.startswith(f"{self.name}:")

@@ -1,4 +1,5 @@
-"""Files that are no plain text, to title and text: a module a format, in a process of its own (ingest/sandbox.py).
+"""Parsers of formats other than plain text, one module each. They run in a process of their own (ingest/sandbox.py).
 
-What is imported here is imported once a document: it stays light, and each format's libraries are its own.
+That process imports this package once per document. The package therefore imports little, and each format imports only
+its own libraries.
 """

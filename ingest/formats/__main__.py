@@ -1,6 +1,7 @@
-"""The process that reads one document: python -m ingest.formats FORMAT LIMIT SECONDS MEMORY <file >reply
+"""The process that parses one document: python -m ingest.formats FORMAT LIMIT SECONDS MEMORY <file >reply
 
-The reply is one JSON object. "kind" is "parsed", with "title", "text", "metadata"; "invalid" or "large", with "words".
+The reply is one JSON object. Its "kind" is "parsed", with "title", "text" and "metadata", or "invalid" or "large", with
+"words": the message.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ragkv.errors import InputError, InvalidDocument, TooLarge
 
 
 def parser_of(name: str) -> Parser:
-    """Imports what this format needs, and nothing of the others."""
+    """Import and return the parser of a format. The libraries of other formats are not imported."""
     match name:
         case "html":
             from ingest.formats.html import parse
@@ -31,7 +32,7 @@ def parser_of(name: str) -> Parser:
 
 
 def main(name: str, limit: int, seconds: float, memory: int) -> bytes:
-    """Read standard input as a file of this format; returns the reply."""
+    """Parse standard input as a file of this format and return the reply."""
     parse = parser_of(name)
     confine(seconds, memory)
     try:
@@ -41,14 +42,14 @@ def main(name: str, limit: int, seconds: float, memory: int) -> bytes:
     except InputError as fault:
         return reply("large" if isinstance(fault, TooLarge) else "invalid", words=str(fault))
     except MemoryError:
-        words = f"reading it needs more than {memory // 2**20} MiB of memory (parse_bytes)"
+        message = f"reading it needs more than {memory // 2**20} MiB of memory (parse_bytes)"
     except Exception as error:  # whatever a damaged file makes a library raise
-        words = f"it cannot be read as {name}: {type(error).__name__}: {str(error)[:200]}"
-    return reply("invalid", words=words)
+        message = f"it cannot be read as {name}: {type(error).__name__}: {str(error)[:200]}"
+    return reply("invalid", words=message)
 
 
 def read(parse: Parser, limit: int) -> Parsed:
-    """What standard input holds. Raises InvalidDocument and TooLarge."""
+    """Parse standard input. Raises InvalidDocument and TooLarge."""
     data = sys.stdin.buffer.read(limit + 1)
     if len(data) > limit:
         raise TooLarge(f"it has over {limit} bytes (max_document_bytes)")
@@ -64,6 +65,7 @@ def read(parse: Parser, limit: int) -> Parsed:
 
 
 def reply(kind: str, **content: object) -> bytes:
+    """Encode a reply as JSON."""
     return json.dumps({"kind": kind, **content}, ensure_ascii=False).encode(errors="replace")
 
 
@@ -71,4 +73,4 @@ if __name__ == "__main__":
     _, name, limit, seconds, memory = sys.argv
     sys.stdout.buffer.write(main(name, int(limit), float(seconds), int(memory)))
     sys.stdout.buffer.flush()
-    os._exit(0)  # nothing is left to tidy up, and taking a large tree apart takes time
+    os._exit(0)  # nothing is left to clean up, and freeing a large tree takes time

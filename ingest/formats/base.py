@@ -1,4 +1,4 @@
-"""What the formats share: what a parser hands out, and blocks of text that it is put together from."""
+"""What the formats share: the result of a parser, and the blocks of text that it is put together from."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from typing import Any, NamedTuple
 from ragkv.errors import TooLarge
 
 LINE = "\u2028"
-"""Ends a line inside a block."""
+"""Separates lines inside a block."""
 MAX_TITLE = 300
-"""Characters of a title."""
+"""Most characters of a title."""
 ROW_CHARACTERS = 1000
-"""A longer table row is no row of figures but laid out text: its cells become blocks of their own."""
+"""Most characters of a table row. A longer one is layout rather than a table, so each cell becomes its own blocks."""
 
-# What some files hold between their letters and no text can: control characters and halves of surrogate pairs.
+# Characters that occur in files but cannot be in text: control characters and halves of surrogate pairs.
 _NO_TEXT = re.compile("[\0-\x08\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 class Parsed(NamedTuple):
-    """A document as its file tells it. title: one line, empty where the file names none. metadata: JSON."""
+    """The content of a file.
+
+    Attributes:
+        title: One line; empty where the file has no title.
+        text: The text.
+        metadata: JSON values.
+    """
 
     title: str
     text: str
@@ -28,26 +34,30 @@ class Parsed(NamedTuple):
 
 
 Parser = Callable[[bytes, int], Parsed]
-"""(bytes of a file, bytes its text may have) → Parsed. Raises InvalidDocument, TooLarge, without the file's name."""
+"""(bytes of a file, most bytes of its text) → Parsed. Raises InvalidDocument and TooLarge without the file's name."""
 
 
 def one_line(text: str) -> str:
-    """For titles: white space is single spaces, and what is too long ends at MAX_TITLE."""
+    """Make a title: white space becomes single spaces, and a long text is cut at MAX_TITLE."""
     return " ".join(_NO_TEXT.sub("", text[: 8 * MAX_TITLE]).split())[:MAX_TITLE].rstrip()
 
 
 def without_controls(text: str) -> str:
+    """Remove the characters that cannot be in text."""
     return _NO_TEXT.sub("", text)
 
 
 class TextRoom:
-    """How much text there may still be. limit: bytes; characters are counted on the way, bytes when all is there."""
+    """Counts how much text there may still be.
+
+    The limit is in bytes. Only characters are counted here; the bytes are counted once the text is complete.
+    """
 
     def __init__(self, limit: int):
         self._limit = self._left = limit
 
     def take(self, text: str) -> str:
-        """The text, when it fits. Raises TooLarge."""
+        """Return the text if it still fits. Raises TooLarge."""
         self._left -= len(text)
         if self._left < 0:
             raise TooLarge(f"its text has over {self._limit} bytes (max_document_bytes)")
@@ -55,7 +65,13 @@ class TextRoom:
 
 
 class TextBlock(NamedTuple):
-    """mark: what tells its kind, `## ` of a heading, `- ` of a list item, `| ` of a table row, or none."""
+    """A paragraph, heading, list item or table row.
+
+    Attributes:
+        mark: The kind: `## ` for a heading, `- ` for a list item, `| ` for a table row, or empty.
+        text: The text without the mark.
+        place: Where in the document the block is.
+    """
 
     mark: str
     text: str
@@ -63,15 +79,15 @@ class TextBlock(NamedTuple):
 
 
 class TextBlocks:
-    """Puts the text of a marked-up document together, in the order in which a parser meets it.
+    """Collects the text of a marked-up document in the order in which a parser meets it.
 
-    Paragraphs are parted by an empty line; items of a list, and rows of a table, follow one another line by line.
-    Cells of a row are parted by ` | `.
+    Paragraphs are separated by an empty line. Items of a list and rows of a table follow one another line by line, and
+    the cells of a row are separated by ` | `.
     """
 
     def __init__(self, limit: int):
         self.place = ""
-        """Where in the document the parser is; `joined` can leave places out."""
+        """Where in the document the parser is. `joined` can leave places out."""
         self._room = TextRoom(limit)
         self._parts: list[str] = []
         self._mark = ""
@@ -79,15 +95,15 @@ class TextBlocks:
         self._rows: list[list[list[TextBlock]]] = []
 
     def write(self, text: str) -> None:
-        """Text of the block that is open. Raises TooLarge."""
+        """Add text to the open block. Raises TooLarge."""
         self._parts.append(self._room.take(text))
 
     def mark(self, mark: str) -> None:
-        """What the next block begins with."""
+        """Set the mark of the next block."""
         self._mark = mark
 
     def pause(self, verbatim: bool = False) -> None:
-        """The block ends here. verbatim: its white space stays as it is, else it is single spaces."""
+        """End the open block. Its white space becomes single spaces, unless `verbatim` keeps it."""
         whole = "".join(self._parts)
         self._parts.clear()
         if verbatim:
@@ -100,15 +116,18 @@ class TextBlocks:
         self._mark = ""
 
     def open_row(self) -> None:
+        """Begin a table row."""
         self.pause()
         self._rows.append([])
 
     def open_cell(self) -> None:
+        """Begin a cell of the open row."""
         self.pause()
         if self._rows:
             self._rows[-1].append([])
 
     def close_row(self) -> None:
+        """End the open row."""
         self.pause()
         if not self._rows:
             return
@@ -123,15 +142,15 @@ class TextBlocks:
                 self._add(block)
 
     def heading(self) -> str:
-        """The first one, else nothing."""
+        """Return the text of the first heading; empty when there is none."""
         return next((block.text for block in self._blocks if block.mark.startswith("#")), "")
 
     def length(self, place: str) -> int:
-        """Characters of one place."""
+        """Count the characters of one place."""
         return sum(len(block.text) for block in self._blocks if block.place == place)
 
     def joined(self, *without: str) -> str:
-        """The text of all places, but for those."""
+        """Return the text of all places except these."""
         text: list[str] = []
         before = ""
         for block in self._blocks:

@@ -1,4 +1,4 @@
-"""What the process that reads a document takes from itself before it looks at it."""
+"""The limits that a parser process sets on itself before it looks at a file."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ import resource
 import signal
 
 OPEN_FILES = 32
-"""Files that it may hold open."""
+"""Most open files."""
 
 
 def confine(seconds: float, memory: int) -> None:
-    """Limit this process, for good. memory: bytes of address space.
+    """Limit this process for good.
 
-    It can write no file and start no process, and it ends a second after `seconds`, whether its parent lives or not.
-    What it needs it has to have imported.
+    It can then write no file and start no process. It ends about a second after `seconds`, whether its parent lives or
+    not. All modules that it needs must be imported before.
+
+    Args:
+        seconds: Wall-clock time and CPU time.
+        memory: Bytes of address space.
     """
     seconds = math.ceil(seconds) + 1
     limits = {
         resource.RLIMIT_AS: memory,
-        resource.RLIMIT_CPU: seconds,  # who takes over a parser can turn off an alarm, but not this
+        resource.RLIMIT_CPU: seconds,  # code that took over a parser can turn off the alarm, but not this
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_NPROC: 0,

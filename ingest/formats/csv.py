@@ -1,9 +1,9 @@
-"""CSV to paragraphs, one a row, each cell a line that begins with the name of its column:
+"""CSV to text. Each row becomes a paragraph, and each cell a line that starts with the name of its column:
 
     name,town            name: Ada
     Ada,Tarn      →      town: Tarn
 
-Text that stands so in a chunk can be found and understood without the rest of the table.
+A chunk that holds such a row can be found and understood without the rest of the table.
 """
 
 from __future__ import annotations
@@ -21,13 +21,18 @@ from ragkv.errors import InvalidDocument
 
 DELIMITERS = ",;\t|"
 SAMPLE_ROWS = 50
-"""Rows by which the delimiter is found."""
+"""Rows that are used to detect the delimiter."""
 _SAMPLE = 65536
 _NUMBER = re.compile(r"[+-]?[\d.,\s]*\d[\d.,\s]*%?")
 
 
 def parse(data: bytes, limit: int) -> Parsed:
-    """Columns are named by the first row, by number where that is all numbers. Raises InvalidDocument, TooLarge."""
+    """Parse CSV. The first row names the columns, unless it is all numbers: then columns are numbered.
+
+    Raises:
+        InvalidDocument: The file is not CSV, or has no rows.
+        TooLarge: The text has over `limit` bytes.
+    """
     text = decode(data)
     csv.field_size_limit(max(limit, 1))
     rows = _rows(text, _delimiter(text))
@@ -47,7 +52,7 @@ def parse(data: bytes, limit: int) -> Parsed:
 
 
 def _delimiter(text: str) -> str:
-    """The one that gives most rows the same number of cells, two at least; a comma where none does."""
+    """Return the delimiter that gives most rows the same number of cells, at least two; by default a comma."""
     sample = text if len(text) <= _SAMPLE else text[: text.rfind("\n", 0, _SAMPLE) + 1]
     best, most = ",", 0
     for delimiter in DELIMITERS:
@@ -64,7 +69,7 @@ def _delimiter(text: str) -> str:
 
 
 def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
-    """Rows with anything in them, their cells without white space around. Raises InvalidDocument."""
+    """Yield the rows that are not empty, with stripped cells. Raises InvalidDocument."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     line = 1
     while True:
@@ -81,7 +86,7 @@ def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
 
 
 def _names(row: Sequence[str]) -> list[str]:
-    """The row, when it names columns: all that is in it is different, and not all of it numbers. Else nothing."""
+    """Return the row if it names columns: its cells are all different, and not all numbers. Else return []."""
     names = [" ".join(name.split()) for name in row]
     filled = [name for name in names if name]
     return names if len(set(filled)) == len(filled) and not all(map(_NUMBER.fullmatch, filled)) else []
@@ -92,6 +97,6 @@ def _paragraph(names: Sequence[str], row: Sequence[str], room: TextRoom) -> str:
     for number, cell in enumerate(row):
         if cell:
             name = (names[number] if number < len(names) else "") or f"column {number + 1}"
-            value = "\n".join(line for line in cell.split("\n") if line.strip())  # an empty line would part the row
+            value = "\n".join(line for line in cell.split("\n") if line.strip())  # an empty line would split the row
             lines.append(room.take(f"{name}: {value}"))
     return "\n".join(lines)

@@ -1,14 +1,18 @@
-"""HTML to the text that a reader of the page sees, without what stands around it.
+"""HTML to the text that a reader of the page sees, without navigation and the like.
 
-The tree is selectolax's (lexbor), so that tags nobody closed end where a browser ends them. It is walked once, without
-recursion; blocks go to one of three places:
+selectolax (lexbor) builds the tree, so that unclosed tags end where a browser ends them. The tree is walked once and
+without recursion. Each block belongs to one of three places:
 
     main      in <main> or <article>
     body      elsewhere
     around    navigation, page header and footer, sidebars
 
-What is around is left out, and the body, too, where main holds a fair part of the text: but a page is never emptied.
-Headings keep their level as `#` marks.
+Blocks `around` are left out. So are blocks in `body` where `main` holds a fair part of the text. A page is never left
+empty. Headings keep their level as `#` marks.
+
+This is written by hand because trafilatura 2.3 would lose tested behaviour: it returns hidden elements (`hidden`,
+`display: none`, closed dialogs, options) and nothing at all for deeply nested pages, and it splits lines at <br> into
+paragraphs.
 """
 
 from __future__ import annotations
@@ -24,11 +28,11 @@ from ragkv.errors import InvalidDocument
 
 MAIN, BODY, AROUND = "main", "body", "around"
 MAIN_SHARE = 0.25
-"""Of the text that is not around: where main has less, it is not what the page is about."""
+"""Share of the text outside `around` that `main` must hold for `body` to be left out."""
 LEAST_SHARE = 0.1
-"""Where all the rest has no more than this share of what is around, nothing is around."""
+"""Where the rest holds no more than this share of the text `around`, nothing is left out."""
 ANCHORS = {"¶", "§", "#"}
-"""Texts of links from a heading to itself."""
+"""Texts of links that point from a heading to itself."""
 
 _UNSEEN = {
     *("audio", "button", "canvas", "datalist", "embed", "head", "iframe", "map", "noscript", "object", "script"),
@@ -44,7 +48,7 @@ _HEADINGS = {"h1", "h2", "h3", "h4", "h5", "h6"}
 _MAIN_TAGS, _MAIN_ROLES = {"main", "article"}, {"main", "article"}
 _AROUND_TAGS = {"nav", "search"}
 _AROUND_PAGE = {"header", "footer", "aside"}
-"""Of the page. Inside main they belong to what is read: the head of an article, a note."""
+"""Tags that are `around` the page. Inside `main` they are content: the head of an article, a note."""
 _AROUND_ROLES = {"navigation", "banner", "contentinfo", "complementary", "search", "menu", "menubar"}
 _HIDING = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden)", re.IGNORECASE)
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
@@ -54,11 +58,16 @@ _CODE_POINTS = {"utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-
 
 
 def parse(data: bytes, limit: int) -> Parsed:
-    """Title: of <title>, else of the first <h1>. Raises InvalidDocument for bytes that are no text."""
+    """Parse a page. The title is that of <title>, or else of the first <h1>.
+
+    Raises:
+        InvalidDocument: The bytes are no text.
+        TooLarge: The text has over `limit` bytes.
+    """
     try:
         tree = LexborHTMLParser(decode(data))
     except SelectolaxError:
-        raise MemoryError from None  # any text is a page; all it can lack is room
+        raise MemoryError from None  # any text is a page, so only memory can be missing
     page = _Page(limit)
     if tree.body is not None:
         _walk(page, tree.body)
@@ -70,7 +79,7 @@ def parse(data: bytes, limit: int) -> Parsed:
 
 
 class _Page:
-    """The blocks of a page, element by element."""
+    """Collects the blocks of a page, element by element."""
 
     def __init__(self, limit: int):
         self._blocks = TextBlocks(limit)
@@ -79,7 +88,7 @@ class _Page:
         self._verbatim = 0
 
     def enter(self, node: LexborNode) -> bool:
-        """True where its children are to be met, too."""
+        """Enter a node. Returns whether to visit its children."""
         tag, blocks = node.tag or "", self._blocks
         if tag == "-text":
             text = node.text_content or ""
@@ -111,6 +120,7 @@ class _Page:
         return True
 
     def leave(self, node: LexborNode) -> None:
+        """Leave a node."""
         tag, blocks = node.tag or "", self._blocks
         if tag.startswith("-"):
             return
@@ -125,7 +135,7 @@ class _Page:
         blocks.place = place
 
     def text(self) -> str:
-        """What is left out is never nearly all there is."""
+        """Return the text. What is left out is never nearly all of it."""
         blocks = self._blocks
         main, body, around = (blocks.length(place) for place in (MAIN, BODY, AROUND))
         if main + body <= LEAST_SHARE * around:
@@ -136,7 +146,7 @@ class _Page:
 
 
 def _walk(page: _Page, body: LexborNode) -> None:
-    """Every node on the way down and on the way up. Nesting has no limit, recursion would."""
+    """Visit every node on the way down and on the way up. Nesting has no limit, as recursion would have."""
     node, depth = body, 0
     while True:
         child = node.first_child if page.enter(node) else None
@@ -164,14 +174,14 @@ def _unseen(node: LexborNode, tag: str) -> bool:
         tag in _UNSEEN
         or "hidden" in attributes
         or (tag == "dialog" and "open" not in attributes)
-        # Of icons and anchors. A page that was saved with a dialogue open may have it on all the rest.
+        # Icons and anchors. A page that was saved with an open dialog may have it on all other blocks.
         or (attributes.get("aria-hidden") == "true" and tag not in _BLOCKS)
         or _HIDING.search(attributes.get("style") or "") is not None
     )
 
 
 def _place(node: LexborNode, tag: str, outside: str) -> str:
-    """Where an element is, by its tag, its role and what it is in."""
+    """Return the place of an element, by its tag, its role and the place of its parent."""
     role = (node.attributes.get("role") or "").strip().lower()
     if outside == AROUND or tag in _AROUND_TAGS or role in _AROUND_ROLES:
         return AROUND
@@ -181,9 +191,10 @@ def _place(node: LexborNode, tag: str, outside: str) -> str:
 
 
 def decode(data: bytes) -> str:
-    """A byte order mark counts first, then what <meta> declares, then UTF-8 and Windows-1252, as in browsers.
+    """Decode a page as browsers do: by its byte order mark, else by <meta>, else as UTF-8, else as Windows-1252.
 
-    Raises InvalidDocument.
+    Raises:
+        InvalidDocument: The bytes are no text.
     """
     for mark, name in _BOMS:
         if data.startswith(mark):
@@ -201,7 +212,7 @@ def decode(data: bytes) -> str:
 
 
 def _codec(label: str) -> str | None:
-    """Python's name of a character set, None where there is none that a page could be in."""
+    """Return Python's name of a character set; None for one that no page can be in."""
     try:
         name = codecs.lookup(label).name
         "".encode(name)
@@ -209,12 +220,12 @@ def _codec(label: str) -> str | None:
         return None
     if name in _LATIN:
         return "cp1252"
-    # The declaration was read as ASCII, so the page is in none of these, whatever it says.
+    # The declaration could be read as ASCII, so the page is in none of these.
     return "utf-8" if name in _CODE_POINTS else name
 
 
 def _checked(data: bytes, codec: str) -> str:
-    """Bytes that are no character become `�`, as long as they are few."""
+    """Decode the data. Invalid bytes become `�` as long as they are few. Raises InvalidDocument."""
     text = data.decode(codec, errors="replace")
     if text.count("\ufffd") > 0.01 * len(text):
         raise InvalidDocument(f"it is not text in {codec}; save it as UTF-8")

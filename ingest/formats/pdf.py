@@ -1,7 +1,7 @@
-"""PDF to text, page by page, with pypdf. Pages are parted by an empty line.
+"""PDF to text, page by page, with pypdf. Pages are separated by an empty line.
 
-A PDF says where letters are painted, not what is a word or a paragraph: lines end where they end on the page. Where the
-next one goes on in small letters the two are joined, and so are the halves of a word.
+A PDF says where letters are painted, and not what is a word or a paragraph, so lines end where they end on the page.
+Where the next line goes on in lower case the two are joined, and so are the halves of a hyphenated word.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from ingest.formats.base import Parsed, TextRoom, one_line, without_controls
 from ragkv.errors import InvalidDocument
 
 UNREADABLE_SHARE = 0.1
-"""Of characters that are none. A page over it is painted in letters that nothing names."""
+"""Share of unreadable characters above which a page counts as unreadable: its fonts name no characters."""
 _HEADER_WITHIN = 1024
 _NO_TITLE = re.compile(r"untitled.*|.*\.(docx?|odt|rtf|tex|dvi|indd|pptx?|xlsx?|pdf|ps|qxd)", re.IGNORECASE)
 
 
 def parse(data: bytes, limit: int) -> Parsed:
-    """metadata: pages, and those that could not be read, where there are any. Title: of the properties.
+    """Parse a PDF. The title comes from its properties; the metadata holds the page count and any unread pages.
 
-    Raises InvalidDocument for what is no PDF, needs a password or has no text, TooLarge.
+    Raises:
+        InvalidDocument: The file is no PDF, needs a password or has no text.
+        TooLarge: The text has over `limit` bytes.
     """
     if b"%PDF-" not in data[:_HEADER_WITHIN]:
         raise InvalidDocument("it is no PDF")
@@ -46,7 +48,7 @@ def parse(data: bytes, limit: int) -> Parsed:
 
 
 def _text(reader: PdfReader, pages: int, room: TextRoom) -> tuple[str, list[int]]:
-    """The text of all pages, and numbers of those that cannot be read, from 1. A bad page stops no other."""
+    """Return the text of all pages, and the numbers, from 1, of the unread ones. A bad page stops no other."""
     texts: list[str] = []
     unread: list[int] = []
     fault = ""
@@ -55,7 +57,7 @@ def _text(reader: PdfReader, pages: int, room: TextRoom) -> tuple[str, list[int]
             painted = reader.pages[number].extract_text()
         except MemoryError:
             raise
-        except Exception as error:  # pypdf raises what Python raises of what the file made it do
+        except Exception as error:  # pypdf does not catch the errors that a bad file makes it run into
             unread.append(number + 1)
             fault = f"{type(error).__name__}: {error}"
             continue
@@ -72,7 +74,7 @@ def _text(reader: PdfReader, pages: int, room: TextRoom) -> tuple[str, list[int]
 
 
 def _flow(page: str) -> str:
-    """The lines of a page, joined where a sentence or a word goes on."""
+    """Join the lines of a page where a sentence or a word goes on."""
     lines: list[str] = []
     for line in (line.strip() for line in page.split("\n")):
         before = lines[-1] if lines else ""

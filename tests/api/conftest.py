@@ -34,14 +34,14 @@ class Service:
     Attributes:
         url: Address of the service.
         port: Port of the service.
-        worker: Its engine thread.
+        engine_thread: Its engine thread.
         client: HTTP client of the service.
         app: The application.
     """
 
     url: str
     port: int
-    worker: EngineThread
+    engine_thread: EngineThread
     client: httpx.Client
     app: FastAPI
 

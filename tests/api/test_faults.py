@@ -31,7 +31,7 @@ from tests.libraries import open_engine
 @pytest.fixture
 def beside(service: Service, model: DecoderModel, embedder: Embedder) -> Iterator[Engine]:
     """An engine of another process on the data folder of the service, as `ragkv rm` opens one."""
-    data = service.worker.submit(lambda engine: engine.settings.data).result(30)
+    data = service.engine_thread.submit(lambda engine: engine.settings.data).result(30)
     with open_engine(data, model, embedder, chunk_tokens=128) as engine:
         yield engine
 
@@ -40,7 +40,7 @@ def beside(service: Service, model: DecoderModel, embedder: Embedder) -> Iterato
 def held(service: Service) -> Iterator[None]:
     """Keep the engine busy while the context is open."""
     release, started = threading.Event(), threading.Event()
-    busy = service.worker.submit(lambda engine: started.set() or release.wait(60))
+    busy = service.engine_thread.submit(lambda engine: started.set() or release.wait(60))
     started.wait(60)
     try:
         yield
@@ -63,7 +63,9 @@ def cited(response: httpx.Response) -> list[tuple[str, str]]:
 
 def stored(service: Service) -> tuple[set[str], set[str]]:
     """Return the keys that chunks refer to, and the keys in the store."""
-    return service.worker.submit(lambda engine: (set(engine.catalog.keys()), set(engine.store.keys()))).result(30)
+    return service.engine_thread.submit(lambda engine: (set(engine.catalog.keys()), set(engine.store.keys()))).result(
+        30
+    )
 
 
 def tale(title: str, keeper: str, chapters: int) -> dict[str, str]:
@@ -121,11 +123,11 @@ def test_a_version_swapped_by_another_process_in_the_middle_of_a_search_is_found
 
         engine.catalog.chunks = swap_first  # type: ignore[method-assign]
 
-    service.worker.submit(race).result(30)
+    service.engine_thread.submit(race).result(30)
     try:
         assert cited(ask(service, "raced")) == [("lamp", "Lamp 2")]
     finally:
-        service.worker.submit(lambda engine: engine.catalog.__dict__.pop("chunks")).result(30)
+        service.engine_thread.submit(lambda engine: engine.catalog.__dict__.pop("chunks")).result(30)
 
 
 def test_a_document_deleted_during_a_question_is_never_cited_afterwards(service: Service, beside: Engine) -> None:
@@ -142,7 +144,7 @@ def test_a_document_deleted_during_a_question_is_never_cited_afterwards(service:
 
         return store, restore
 
-    interrupted, restore = service.worker.submit(interrupt).result(30)
+    interrupted, restore = service.engine_thread.submit(interrupt).result(30)
     try:
         assert cited(ask(service, "deleted")) == before, "the snapshot it began with"
         assert interrupted.happened

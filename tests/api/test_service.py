@@ -130,7 +130,7 @@ def test_an_unknown_job_and_an_empty_collection_are_not_found(service: Service) 
 
 def test_health_answers_at_once_while_the_engine_is_busy(service: Service) -> None:
     release = threading.Event()
-    held = service.worker.submit(lambda engine: release.wait(30))
+    held = service.engine_thread.submit(lambda engine: release.wait(30))
     try:
         healthy = service.client.get("/healthz", timeout=5)
     finally:
@@ -141,11 +141,13 @@ def test_health_answers_at_once_while_the_engine_is_busy(service: Service) -> No
 
 def test_a_full_queue_is_a_429_with_retry_after(service: Service) -> None:
     release = threading.Event()
-    waiting = [service.worker.submit(lambda engine: release.wait(30))]
+    waiting = [service.engine_thread.submit(lambda engine: release.wait(30))]
     try:
-        while service.worker.health()["waiting"]:
+        while service.engine_thread.health()["waiting"]:
             time.sleep(0.01)  # until the engine holds the first one
-        waiting += [service.worker.submit(lambda engine: True) for _ in range(service.worker.health()["queue"])]
+        waiting += [
+            service.engine_thread.submit(lambda engine: True) for _ in range(service.engine_thread.health()["queue"])
+        ]
         refused = ask(service, "Who built the harbour of Tarn?")
     finally:
         release.set()

@@ -48,7 +48,7 @@ def rows(printed: str) -> dict[str, list[str]]:
 
 def test_one_frame_shows_the_figures_of_the_tally(asked: Service, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "--url", asked.url, "--once"]) == 0
-    printed, sums = rows(capsys.readouterr().out), asked.worker.metrics.sums
+    printed, sums = rows(capsys.readouterr().out), asked.engine_thread.metrics.sums
     assert sums.answered == len(QUESTIONS)
     assert printed["cache hit"] == [f"{sums.cache_hit:.1%}"]
     assert printed["host"] == [f"{sums.hit_by('host'):.1%}"]
@@ -73,7 +73,7 @@ def test_the_last_minute_is_the_difference_of_two_looks(asked: Service) -> None:
     assert lately is not None
     assert (lately.sums.answered, lately.seconds) == (1, 2.0)
     assert lately.sums.seconds["ttft"].count == 1
-    assert record.ever(record.latest.started + 100) == TopSpan(asked.worker.metrics.sums, 100.0)
+    assert record.ever(record.latest.started + 100) == TopSpan(asked.engine_thread.metrics.sums, 100.0)
 
 
 def seen(started: float, answers: int) -> ScrapedMetrics:

@@ -224,7 +224,7 @@ def test_metrics_are_prometheus_text(service, scripted):
 
     with Client(service.url) as client:
         fetched, awaited = parse_metrics(client.metrics()), parse_metrics(asyncio.run(fetch()))
-        assert fetched.sums == awaited.sums == service.worker.metrics.sums
+        assert fetched.sums == awaited.sums == service.engine_thread.metrics.sums
     url, prepared = scripted
     prepared.append((200, {"Content-Type": "text/html"}, b"<html>"))
     with Client(url) as client, pytest.raises(Refused, match=r"text/html.*is the address right"):

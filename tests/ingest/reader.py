@@ -1,16 +1,17 @@
-"""A small engine for tests of ingest: real catalogue, real index, real files; only the language model is missing."""
+"""A small engine for tests of ingest: the catalogue, the index and the files are real, the language model is not."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ingest.jobs import Jobs
 from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog, EmbedderIdentity
 from ragkv.retrieval import Retrieval, Retriever
@@ -20,7 +21,7 @@ DIMENSION = 32
 
 
 class WordEmbedder:
-    """Bag of hashed words. Texts that share words are near each other; quick, and the same in every process."""
+    """Embeds a text as a bag of hashed words: fast, and the same in every process."""
 
     def __init__(self, name: str = "words", dimension: int = DIMENSION):
         self.identity = EmbedderIdentity(name, dimension)
@@ -36,7 +37,7 @@ class WordEmbedder:
 
 
 class WordPrompt:
-    """The bundled model's wrapper, one token per word or mark."""
+    """The wrapper of the bundled model, with one token per word or punctuation mark."""
 
     def chunk(self, title: str, text: str) -> tuple[int, ...]:
         words = re.findall(r"\w+|[^\w\s]|\n", f"Document: {title}\n{text}\n")
@@ -48,7 +49,7 @@ class WordModel:
     prompt: WordPrompt
 
 
-class FileReader:
+class FileEngine:
     """Keeps the KV of a chunk as a file that holds its tokens."""
 
     def __init__(self, folder: Path, fingerprint: str = "model", chunk_tokens: int = 64, embedder: str = "words"):
@@ -66,24 +67,24 @@ class FileReader:
         name = f"{self.fingerprint} {collection} {chunk.tokens}"
         return Key(hashlib.sha256(name.encode()).hexdigest())
 
-    def remember(self, chunk: Chunk, collection: str) -> Key:
+    def encode_and_store(self, chunk: Chunk, collection: str) -> Key:
         key = self.key(chunk, collection)
         path = self.folder / "kv" / key
         if not path.exists():
             self.encoded += 1
             try:
                 path.write_text(str(chunk.tokens))
-            except OSError:  # as with the real store: a fault costs time later, nothing else
+            except OSError:  # as with the real store, a fault costs nothing but time later
                 path.unlink()
         return key
 
-    def forget(self, keys: Iterable[Key], claim: int | None = None) -> None:
+    def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
         with self.catalog.removing(keys, mine=claim) as free:
             for key in free:
                 (self.folder / "kv" / key).unlink(missing_ok=True)
 
     def stored(self) -> set[str]:
-        """Keys that have KV."""
+        """Return the keys whose KV is stored."""
         return {path.name for path in (self.folder / "kv").iterdir()}
 
     def close(self) -> None:
@@ -91,10 +92,22 @@ class FileReader:
 
 
 def make_document(document_id: str, words: int = 200, seed: int = 0, collection: str = "default") -> Document:
-    """A document of sentences over a small vocabulary, another one for each seed."""
+    """Make a document of random sentences over a small vocabulary."""
     rng = np.random.default_rng(seed)
     sentences = []
     for start in range(0, words, 10):
         picked = " ".join(f"word{n}" for n in rng.integers(0, 500, min(10, words - start)))
         sentences.append(picked.capitalize() + ".")
     return Document(document_id, f"Title of {document_id}", " ".join(sentences), {}, collection)
+
+
+def run_next(jobs: Jobs, engine: FileEngine, between: Callable[[], object] = lambda: None) -> str | None:
+    """Ingest the next waiting document and call `between` after each step; returns the job's id, None without one."""
+    steps = jobs.steps(engine)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            job_id: str | None = end.value
+            return job_id
+        between()

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ingest import chunker as chunk_module
-from ingest.chunker import LEAST_ROOM, split
+from ingest.chunker import LEAST_ROOM, split, split_steps
+from ingest.steps import IngestStep
 from ragkv.errors import ConfigError, InvalidDocument
 from ragkv.types import Chunk, Document
 
@@ -79,7 +80,7 @@ def test_chunks_fit_and_lose_nothing(prompt: DemoPrompt, text: str, title: str, 
 
 @SLOW
 @given(PROSE.map(lambda text: text * 5), st.integers(20, 200))
-def test_where_sections_are_cut_does_not_matter_for_the_text(prompt: DemoPrompt, text: str, section: int) -> None:
+def test_sections_do_not_change_the_text(prompt: DemoPrompt, text: str, section: int) -> None:
     assume(text.strip())
     document = Document("a.txt", "Title", text)
     with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +94,7 @@ def sentences(count: int) -> str:
     )
 
 
-def test_what_fits_stays_one_chunk(prompt: DemoPrompt) -> None:
+def test_a_text_that_fits_stays_one_chunk(prompt: DemoPrompt) -> None:
     (chunk,) = split(Document("a.txt", "Boats", sentences(5)), prompt, 256)
     assert (chunk.title, chunk.text) == ("Boats", sentences(5))
 
@@ -123,7 +124,7 @@ def test_a_heading_stays_with_the_text_under_it(prompt: DemoPrompt, name: str) -
     assert not [chunk.text for chunk in chunks if chunk.text.splitlines()[-1].startswith("#")]
 
 
-def test_markdown_is_known_by_name_or_format(prompt: DemoPrompt) -> None:
+def test_markdown_is_detected_by_name_or_format(prompt: DemoPrompt) -> None:
     text = "\n".join(f"| row {n} | {n * 37} |" for n in range(80))
     table = "| a | b |\n|---|---|\n" + text
     ways = [("a.md", {}), ("a", {"format": "markdown"})]
@@ -150,7 +151,7 @@ def test_a_title_is_one_line(prompt: DemoPrompt) -> None:
     assert chunk.title == "a.txt"
 
 
-def test_too_small_a_chunk_size_is_a_setting_that_cannot_work(prompt: DemoPrompt) -> None:
+def test_too_small_a_chunk_size_is_a_config_error(prompt: DemoPrompt) -> None:
     with pytest.raises(ConfigError, match=f"{LEAST_ROOM} are needed"):
         split(Document("a.txt", "T", "text"), prompt, len(prompt.chunk("T", "")) + LEAST_ROOM - 1)
 
@@ -180,11 +181,11 @@ def test_hostile_texts_take_a_bounded_time(prompt: DemoPrompt, text: str) -> Non
 
 
 def test_progress_counts_characters_to_the_end(prompt: DemoPrompt) -> None:
-    text, seen = sentences(1500), []
-    split(Document("a.txt", "T", text), prompt, 256, lambda done, total: seen.append((done, total)))
-    assert len(seen) > 2
-    assert seen == sorted(seen)
-    assert seen[-1] == (len(text), len(text))
+    text = sentences(1500)
+    steps = list(split_steps(Document("a.txt", "T", text), prompt, 256))
+    assert len(steps) > 2
+    assert steps == sorted(steps)
+    assert steps[-1] == IngestStep("split", len(text), len(text))
 
 
 def test_token_ids_are_shared_between_chunks(prompt: DemoPrompt) -> None:

@@ -1,4 +1,4 @@
-"""Jobs: the table is the truth, one bad document stops no other, and no crash loses or repeats work without end."""
+"""Jobs: the table is the truth, a bad document stops no other, and no crash loses work or repeats it without end."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from ingest.pipeline import ingest, remove
 from ragkv.catalog import database
 from ragkv.errors import CatalogCorrupt, InputError, InvalidDocument, NotFound, StoreUnavailable
 from ragkv.types import Chunk, Document, Key
-from tests.ingest.reader import FileReader, make_document
+from tests.ingest.reader import FileEngine, make_document, run_next
 
 LIMIT = 100_000
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[FileReader]:
-    opened = FileReader(tmp_path)
+def engine(tmp_path: Path) -> Iterator[FileEngine]:
+    opened = FileEngine(tmp_path)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def jobs(reader: FileReader) -> Jobs:
-    return Jobs(reader.catalog, LIMIT)
+def jobs(engine: FileEngine) -> Jobs:
+    return Jobs(engine.catalog, LIMIT)
 
 
-def run_all(jobs: Jobs, reader: FileReader) -> int:
+def run_all(jobs: Jobs, engine: FileEngine) -> int:
     count = 0
-    while jobs.run_next(reader):
+    while run_next(jobs, engine):
         count += 1
     return count
 
@@ -52,44 +52,44 @@ def statuses(job: IngestJob) -> list[str]:
     return [document.status for document in job.documents]
 
 
-def ids(reader: FileReader) -> list[str]:
-    return [document.id for document in reader.catalog.documents()]
+def ids(engine: FileEngine) -> list[str]:
+    return [document.id for document in engine.catalog.documents()]
 
 
-def test_a_job_goes_from_queued_to_completed(jobs: Jobs, reader: FileReader) -> None:
+def test_a_job_goes_from_queued_to_completed(jobs: Jobs, engine: FileEngine) -> None:
     job_id = jobs.submit([make_document("a"), make_document("b", seed=1)])
     job = jobs.get(job_id)
     assert (job.status, statuses(job), job.started, job.finished) == ("queued", ["queued"] * 2, None, None)
-    assert ids(reader) == []
-    assert jobs.run_next(reader) == job_id
+    assert ids(engine) == []
+    assert run_next(jobs, engine) == job_id
     assert (jobs.get(job_id).status, statuses(jobs.get(job_id))) == ("running", ["completed", "queued"])
-    assert jobs.run_next(reader) == job_id
+    assert run_next(jobs, engine) == job_id
     job = jobs.get(job_id)
     assert (job.status, statuses(job), job.error) == ("completed", ["completed"] * 2, None)
     assert job.created <= (job.started or 0) <= (job.finished or 0)
-    assert jobs.run_next(reader) is None
-    assert ids(reader) == ["a", "b"]
+    assert run_next(jobs, engine) is None
+    assert ids(engine) == ["a", "b"]
 
 
-def test_jobs_run_in_the_order_they_came(jobs: Jobs, reader: FileReader) -> None:
+def test_jobs_run_in_the_order_they_came(jobs: Jobs, engine: FileEngine) -> None:
     order = [jobs.submit([make_document(name)]) for name in "cab"]
-    assert [jobs.run_next(reader) for _ in order] == order
+    assert [run_next(jobs, engine) for _ in order] == order
     assert [job.id for job in jobs.recent()] == order[::-1]
 
 
-def test_the_backlog_counts_what_waits_and_nothing_that_is_done(jobs: Jobs, reader: FileReader) -> None:
+def test_the_backlog_counts_waiting_documents_only(jobs: Jobs, engine: FileEngine) -> None:
     assert jobs.backlog() == Backlog(documents=0, queued=0, running=0)
     jobs.submit([make_document("a"), make_document("b", seed=1), Rejected("c", InvalidDocument("c"))])
     jobs.submit([make_document("d", seed=2)])
     assert jobs.backlog() == Backlog(documents=3, queued=2, running=0)
-    jobs.run_next(reader)
+    run_next(jobs, engine)
     assert jobs.backlog() == Backlog(documents=2, queued=1, running=1)
-    run_all(jobs, reader)
+    run_all(jobs, engine)
     assert jobs.backlog() == Backlog(documents=0, queued=0, running=0)
 
 
-def test_the_backlog_walks_no_table(reader: FileReader) -> None:
-    with reader.catalog.read() as connection:
+def test_the_backlog_scans_no_table(engine: FileEngine) -> None:
+    with engine.catalog.read() as connection:
         asked: list[str] = []
         connection.set_trace_callback(asked.append)
         job_view.backlog(connection)
@@ -99,7 +99,7 @@ def test_the_backlog_walks_no_table(reader: FileReader) -> None:
     assert not [plan for plan in plans if "USING" not in plan or plan.startswith("SCAN")], plans
 
 
-def test_a_bad_document_fails_alone(jobs: Jobs, reader: FileReader) -> None:
+def test_a_bad_document_fails_alone(jobs: Jobs, engine: FileEngine) -> None:
     items: list[Document | Rejected] = [
         make_document("a"),
         Document("empty", "t", "  "),
@@ -110,37 +110,37 @@ def test_a_bad_document_fails_alone(jobs: Jobs, reader: FileReader) -> None:
         make_document("b"),
     ]
     job_id = jobs.submit(items)
-    assert run_all(jobs, reader) == 2
+    assert run_all(jobs, engine) == 2
     job = jobs.get(job_id)
     assert job.status == "completed"
     assert statuses(job) == ["completed", "failed", "failed", "failed", "failed", "failed", "completed"]
     assert [document.error.code for document in job.documents if document.error] == [
         "invalid_document", "invalid_document", "too_large", "invalid_document", "invalid_document",
     ]  # fmt: skip
-    assert ids(reader) == ["a", "b"]
+    assert ids(engine) == ["a", "b"]
 
 
-def test_a_job_of_nothing_but_bad_documents_has_failed_at_once(jobs: Jobs, reader: FileReader) -> None:
+def test_a_job_of_nothing_but_bad_documents_has_failed_at_once(jobs: Jobs, engine: FileEngine) -> None:
     job = jobs.get(jobs.submit([*read(b"\xff", "a.txt", LIMIT)]))
     assert (job.status, statuses(job)) == ("failed", ["failed"])
     assert job.error is not None
     assert "not UTF-8" in job.error.message
     assert job.finished
-    assert jobs.run_next(reader) is None
+    assert run_next(jobs, engine) is None
 
 
-def test_a_fault_of_ours_fails_the_document_and_the_queue_moves_on(
-    jobs: Jobs, reader: FileReader, caplog: pytest.LogCaptureFixture
+def test_an_unexpected_error_fails_the_document_and_the_queue_moves_on(
+    jobs: Jobs, engine: FileEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Breaking(FileReader):
-        def remember(self, chunk: Chunk, collection: str) -> Key:
+    class Breaking(FileEngine):
+        def encode_and_store(self, chunk: Chunk, collection: str) -> Key:
             if chunk.document_id == "a":
                 raise ZeroDivisionError("secret detail")
             return super().encode_and_store(chunk, collection)
 
-    reader.__class__ = Breaking
+    engine.__class__ = Breaking
     job_id = jobs.submit([make_document("a"), make_document("b")])
-    run_all(jobs, reader)
+    run_all(jobs, engine)
     job = jobs.get(job_id)
     assert statuses(job) == ["failed", "completed"]
     error = job.documents[0].error
@@ -148,7 +148,7 @@ def test_a_fault_of_ours_fails_the_document_and_the_queue_moves_on(
     assert error.code == "internal_error"
     assert "secret" not in error.message
     assert "secret detail" in caplog.text
-    assert reader.stored() == reader.catalog.keys()
+    assert engine.stored() == engine.catalog.keys()
 
 
 def test_a_job_needs_documents_of_one_collection(jobs: Jobs) -> None:
@@ -163,20 +163,22 @@ def test_an_unknown_job_is_not_found(jobs: Jobs) -> None:
             ask("x")
 
 
-def test_what_is_done_with_is_not_kept(jobs: Jobs, reader: FileReader) -> None:
+def test_finished_documents_keep_no_payload(jobs: Jobs, engine: FileEngine) -> None:
     jobs.submit([make_document("a"), Document("bad", "t", "")])
     cancelled = jobs.submit([make_document("b")])
     jobs.cancel(cancelled)
-    run_all(jobs, reader)
-    with reader.catalog.read() as connection:
+    run_all(jobs, engine)
+    with engine.catalog.read() as connection:
         assert connection.execute("SELECT count(*) FROM job_documents WHERE payload IS NOT NULL").fetchone() == (0,)
 
 
-def test_old_jobs_are_forgotten(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_jobs_are_deleted(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_table, "KEPT_JOBS", 2)
     waiting = jobs.submit([make_document("a")])
     failed = [jobs.submit([Document("bad", "t", " " * n)]) for n in range(4)]
-    assert [job.id for job in jobs.recent()] == [failed[3], failed[2], waiting], "what still waits is never forgotten"
+    assert [job.id for job in jobs.recent()] == [failed[3], failed[2], waiting], (
+        "a job that still waits is never deleted"
+    )
     with pytest.raises(NotFound):
         jobs.get(failed[0])
 
@@ -184,22 +186,22 @@ def test_old_jobs_are_forgotten(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> 
 # Twice the same
 
 
-def test_the_same_documents_waiting_twice_are_one_job(jobs: Jobs, reader: FileReader) -> None:
+def test_the_same_documents_waiting_twice_are_one_job(jobs: Jobs, engine: FileEngine) -> None:
     first = jobs.submit([make_document("a")])
     assert jobs.submit([make_document("a")]) == first
     assert jobs.submit([make_document("a", collection="other")]) != first
     assert jobs.submit([make_document("a"), make_document("b")]) != first
 
 
-def test_the_last_version_sent_wins(jobs: Jobs, reader: FileReader) -> None:
+def test_the_last_version_sent_wins(jobs: Jobs, engine: FileEngine) -> None:
     one, two = make_document("a", seed=1), make_document("a", seed=2)
     first, second, third = (jobs.submit([version]) for version in (one, two, one))
     assert len({first, second, third}) == 3
-    run_all(jobs, reader)
-    assert reader.catalog.original("default", "a") == one
+    run_all(jobs, engine)
+    assert engine.catalog.original("default", "a") == one
 
 
-def test_concurrent_submissions_of_one_document_are_one_job(jobs: Jobs, reader: FileReader) -> None:
+def test_concurrent_submissions_of_one_document_are_one_job(jobs: Jobs, engine: FileEngine) -> None:
     found: list[str] = []
     threads = [threading.Thread(target=lambda: found.append(jobs.submit([make_document("a")]))) for _ in range(8)]
     for thread in threads:
@@ -210,196 +212,218 @@ def test_concurrent_submissions_of_one_document_are_one_job(jobs: Jobs, reader: 
     assert len(set(found)) == 1
 
 
-def test_a_finished_job_is_not_joined(jobs: Jobs, reader: FileReader) -> None:
+def test_a_finished_job_is_not_joined(jobs: Jobs, engine: FileEngine) -> None:
     first = jobs.submit([make_document("a")])
-    run_all(jobs, reader)
+    run_all(jobs, engine)
     assert jobs.submit([make_document("a")]) != first
-    encoded = reader.encoded
-    run_all(jobs, reader)
-    assert reader.encoded == encoded
+    encoded = engine.encoded
+    run_all(jobs, engine)
+    assert engine.encoded == encoded
 
 
-# Progress, cancelling, deleting, pausing
+# Progress, cancelling, deleting and pausing
 
 
-def test_progress_is_seen_while_a_document_is_read(jobs: Jobs, reader: FileReader) -> None:
+def test_progress_is_recorded_while_a_document_is_ingested(jobs: Jobs, engine: FileEngine) -> None:
     job_id, seen = jobs.submit([make_document("a")]), []
-    jobs.run_next(reader, lambda: seen.append(jobs.get(job_id)))
+    run_next(jobs, engine, lambda: seen.append(jobs.get(job_id)))
     assert {job.status for job in seen} == {"running"}
     assert {"split", "embed", "encode"} <= {job.stage for job in seen}
     assert all(job.done <= job.total for job in seen)
 
 
-def test_cancelling_stops_between_chunks_and_leaves_nothing(jobs: Jobs, reader: FileReader) -> None:
+def test_cancelling_stops_between_chunks_and_leaves_nothing(jobs: Jobs, engine: FileEngine) -> None:
     job_id = jobs.submit([make_document("a"), make_document("b")])
 
     def cancel_while_encoding() -> None:
-        if reader.encoded == 2:
+        if engine.encoded == 2:
             jobs.cancel(job_id)
 
-    assert jobs.run_next(reader, cancel_while_encoding) == job_id
+    assert run_next(jobs, engine, cancel_while_encoding) == job_id
     job = jobs.get(job_id)
     assert (job.status, statuses(job)) == ("cancelled", ["cancelled"] * 2)
     assert job.finished
-    assert jobs.run_next(reader) is None
-    assert (ids(reader), reader.stored()) == ([], set())
-    assert reader.encoded == 2
+    assert run_next(jobs, engine) is None
+    assert (ids(engine), engine.stored()) == ([], set())
+    assert engine.encoded == 2
 
 
-def test_cancelling_keeps_what_is_in_the_catalogue(jobs: Jobs, reader: FileReader) -> None:
+def test_cancelling_keeps_what_is_in_the_catalogue(jobs: Jobs, engine: FileEngine) -> None:
     job_id = jobs.submit([make_document("a"), make_document("b")])
-    jobs.run_next(reader)
+    run_next(jobs, engine)
     job = jobs.cancel(job_id)
     assert (job.status, statuses(job)) == ("cancelled", ["completed", "cancelled"])
     assert jobs.cancel(job_id) == job, "a finished job stays as it is"
-    assert ids(reader) == ["a"]
+    assert ids(engine) == ["a"]
 
 
-def test_a_deleted_document_is_not_brought_back_by_a_job(jobs: Jobs, reader: FileReader) -> None:
-    ingest(reader, make_document("a"))
+def test_a_deleted_document_is_not_brought_back_by_a_job(jobs: Jobs, engine: FileEngine) -> None:
+    ingest(engine, make_document("a"))
     job_id = jobs.submit([make_document("a", seed=2), make_document("b")])
     other = jobs.submit([make_document("a", seed=3)])
     theirs = jobs.submit([make_document("a", collection="theirs")])
 
     def delete_while_encoding() -> None:
-        if reader.catalog.find("default", "a") and jobs.get(job_id).stage == "encode":
+        if engine.catalog.find("default", "a") and jobs.get(job_id).stage == "encode":
             assert jobs.withdraw("default", "a")
-            remove(reader, "default", "a")
+            remove(engine, "default", "a")
 
-    jobs.run_next(reader, delete_while_encoding)
-    run_all(jobs, reader)
+    run_next(jobs, engine, delete_while_encoding)
+    run_all(jobs, engine)
     assert statuses(jobs.get(job_id)) == ["cancelled", "completed"]
     assert jobs.get(job_id).status == "completed"
     assert jobs.get(other).status == "cancelled"
     assert jobs.get(theirs).status == "completed"
-    assert [(d.collection, d.id) for d in reader.catalog.documents()] == [("default", "b"), ("theirs", "a")]
-    assert reader.stored() == reader.catalog.keys()
+    assert [(d.collection, d.id) for d in engine.catalog.documents()] == [("default", "b"), ("theirs", "a")]
+    assert engine.stored() == engine.catalog.keys()
     assert not jobs.withdraw("default", "a")
 
 
 @pytest.mark.parametrize("when", ["before its transaction", "inside it"])
 def test_a_document_deleted_at_the_last_moment_does_not_come_back(
-    jobs: Jobs, reader: FileReader, monkeypatch: pytest.MonkeyPatch, when: str
+    jobs: Jobs, engine: FileEngine, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     def delete() -> None:
         assert jobs.withdraw("default", "a")
         with contextlib.suppress(NotFound):
-            remove(reader, "default", "a")
+            remove(engine, "default", "a")
 
-    deleting, put = threading.Thread(target=delete), reader.catalog.put_document
+    deleting, put = threading.Thread(target=delete), engine.catalog.put_document
 
     def put_late(*arguments: Any) -> list[Key]:
-        *others, wanted = arguments
+        *others, check_wanted = arguments
 
-        def asked() -> None:
+        def check_late() -> None:
             deleting.start()  # it has to wait until the transaction is over
-            wanted()
+            check_wanted()
 
         if when == "inside it":
-            unreferenced = put(*others, asked)
+            unreferenced = put(*others, check_late)
             deleting.join()  # before the job writes down that the document is there
             return unreferenced
         deleting.start()
         deleting.join()
         return put(*arguments)
 
-    monkeypatch.setattr(reader.catalog, "put_document", put_late)
+    monkeypatch.setattr(engine.catalog, "put_document", put_late)
     job_id = jobs.submit([make_document("a"), make_document("b")])
-    jobs.run_next(reader)
+    run_next(jobs, engine)
     monkeypatch.undo()
-    assert (statuses(jobs.get(job_id)), ids(reader)) == (["cancelled", "queued"], [])
-    run_all(jobs, reader)
-    assert (ids(reader), reader.stored()) == (["b"], reader.catalog.keys())
+    assert (statuses(jobs.get(job_id)), ids(engine)) == (["cancelled", "queued"], [])
+    run_all(jobs, engine)
+    assert (ids(engine), engine.stored()) == (["b"], engine.catalog.keys())
 
 
-def test_a_collection_that_was_deleted_is_not_brought_back(jobs: Jobs, reader: FileReader) -> None:
+def test_a_collection_that_was_deleted_is_not_brought_back(jobs: Jobs, engine: FileEngine) -> None:
     job_id = jobs.submit([make_document("a"), make_document("b")])
     theirs = jobs.submit([make_document("a", collection="theirs")])
-    jobs.run_next(reader)
+    run_next(jobs, engine)
     assert jobs.abandon("default")
-    reader.forget(reader.catalog.clear("default"))
+    engine.evict(engine.catalog.clear("default"))
     assert not jobs.abandon("default")
-    run_all(jobs, reader)
+    run_all(jobs, engine)
     assert (statuses(jobs.get(job_id)), jobs.get(job_id).status) == (["completed", "cancelled"], "completed")
     assert jobs.get(theirs).status == "completed"
-    assert [(d.collection, d.id) for d in reader.catalog.documents()] == [("theirs", "a")]
-    assert reader.stored() == reader.catalog.keys()
+    assert [(d.collection, d.id) for d in engine.catalog.documents()] == [("theirs", "a")]
+    assert engine.stored() == engine.catalog.keys()
     with pytest.raises(NotFound, match="no collection 'default'"):
-        reader.catalog.clear("default")
+        engine.catalog.clear("default")
 
 
-def test_a_document_that_is_there_as_it_is_is_unchanged(jobs: Jobs, reader: FileReader) -> None:
+def test_a_document_with_the_same_content_is_unchanged(jobs: Jobs, engine: FileEngine) -> None:
     jobs.submit([make_document("a")])
-    run_all(jobs, reader)
-    encoded = reader.encoded
+    run_all(jobs, engine)
+    encoded = engine.encoded
     job_id = jobs.submit([make_document("a"), Document("bad", "", " ")])
-    run_all(jobs, reader)
+    run_all(jobs, engine)
     job = jobs.get(job_id, "failed")
-    assert (job.status, reader.encoded) == ("completed", encoded)
+    assert (job.status, engine.encoded) == ("completed", encoded)
     assert job.counts == Counts(2, 2, completed=0, unchanged=1, failed=1, cancelled=0)
     assert [document.id for document in job.documents] == ["bad"]
     assert job.last_error == job.documents[0].error
     assert statuses(jobs.get(job_id)) == ["unchanged", "failed"]
 
 
-def test_a_break_between_two_documents_does_not_count_as_time_they_need(jobs: Jobs, reader: FileReader) -> None:
+def test_a_break_between_two_documents_does_not_count_as_time_they_need(jobs: Jobs, engine: FileEngine) -> None:
     job_id, seen = jobs.submit([make_document(name) for name in "abc"]), list[float | None]()
     began = time.monotonic()
-    jobs.run_next(reader, lambda: seen.append(jobs.get(job_id).eta_seconds))
+    run_next(jobs, engine, lambda: seen.append(jobs.get(job_id).eta_seconds))
     assert seen[0] is None, "nothing is known yet"
     took = time.monotonic() - began
-    with reader.catalog.write() as connection:
+    with engine.catalog.write() as connection:
         connection.execute("UPDATE jobs SET started = started - 10000, updated = updated - 10000")
-    jobs.run_next(reader, lambda: seen.append(jobs.get(job_id).eta_seconds))
+    run_next(jobs, engine, lambda: seen.append(jobs.get(job_id).eta_seconds))
     assert seen[-1] is not None
     assert seen[-1] < 20 * took + 1
 
 
-def test_a_pause_puts_the_document_back_with_what_is_encoded(tmp_path: Path, jobs: Jobs, reader: FileReader) -> None:
+def test_a_pause_puts_the_document_back_with_what_is_encoded(tmp_path: Path, jobs: Jobs, engine: FileEngine) -> None:
     job_id = jobs.submit([make_document("a")])
-    jobs.run_next(reader, lambda: jobs.pause() if reader.encoded == 3 else None)
+    run_next(jobs, engine, lambda: jobs.pause() if engine.encoded == 3 else None)
     job = jobs.get(job_id)
     assert (job.status, statuses(job)) == ("queued", ["queued"])
-    assert jobs.run_next(reader) is None, "a paused queue starts nothing"
-    assert len(reader.stored()) == 3
+    assert run_next(jobs, engine) is None, "a paused queue starts nothing"
+    assert len(engine.stored()) == 3
 
-    later = Jobs(reader.catalog, LIMIT)
+    later = Jobs(engine.catalog, LIMIT)
     assert later.recover() == 0
-    assert later.run_next(reader) == job_id
+    assert run_next(later, engine) == job_id
     assert later.get(job_id).status == "completed"
-    assert reader.encoded == len(reader.stored())
+    assert engine.encoded == len(engine.stored())
+
+
+def test_a_closed_ingest_puts_the_document_back_with_what_is_encoded(jobs: Jobs, engine: FileEngine) -> None:
+    job_id = jobs.submit([make_document("a")])
+    for _ in range(MAX_ATTEMPTS + 1):
+        steps = jobs.steps(engine)
+        for step in steps:
+            if (step.stage, step.done) == ("encode", 3):
+                break
+        steps.close()
+        job = jobs.get(job_id)
+        assert (job.status, statuses(job), len(engine.stored())) == ("queued", ["queued"], 3)
+    assert run_all(jobs, engine) == 1
+    assert jobs.get(job_id).status == "completed"
+    assert engine.encoded == len(engine.stored())
+
+
+def test_the_steps_of_a_job_end_with_the_commit(jobs: Jobs, engine: FileEngine) -> None:
+    jobs.submit([make_document("a")])
+    steps = list(jobs.steps(engine))
+    assert list(dict.fromkeys(step.stage for step in steps)) == ["split", "embed", "encode", "commit"]
+    assert list(jobs.steps(engine)) == []
 
 
 # Crashes and full disks
 
 
-WORKER = """
+PROCESS = """
 import sys, time
 from pathlib import Path
 from ingest.jobs import Jobs
-from tests.ingest.reader import FileReader
+from tests.ingest.reader import FileEngine, run_next
 
-class Slow(FileReader):
-    def remember(self, chunk, collection):
+class Slow(FileEngine):
+    def encode_and_store(self, chunk, collection):
         key = super().encode_and_store(chunk, collection)
         print(chunk.id, flush=True)
         time.sleep(0.05)
         return key
 
-reader = Slow(Path(sys.argv[1]))
-jobs = Jobs(reader.catalog, 100_000)
+engine = Slow(Path(sys.argv[1]))
+jobs = Jobs(engine.catalog, 100_000)
 jobs.recover()
-while jobs.run_next(reader):
+while run_next(jobs, engine):
     pass
 """
 
 
-def test_a_killed_worker_loses_nothing_and_does_not_start_over(
-    tmp_path: Path, root: Path, jobs: Jobs, reader: FileReader
+def test_a_killed_process_loses_nothing_and_does_not_start_over(
+    tmp_path: Path, root: Path, jobs: Jobs, engine: FileEngine
 ) -> None:
     job_id = jobs.submit([make_document("a"), make_document("b")])
     worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(tmp_path)], cwd=root, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROCESS, str(tmp_path)], cwd=root, stdout=subprocess.PIPE, text=True
     )
     assert worker.stdout is not None
     assert worker.stdout.readline() == "a#0\n"
@@ -408,110 +432,116 @@ def test_a_killed_worker_loses_nothing_and_does_not_start_over(
     worker.wait(10)
     worker.stdout.close()
     assert jobs.get(job_id).status == "running"
-    kept = reader.stored()
+    kept = engine.stored()
     assert kept
-    assert Jobs(reader.catalog, LIMIT).recover() == 1
+    assert Jobs(engine.catalog, LIMIT).recover() == 1
     assert jobs.get(job_id).status == "queued"
-    assert run_all(jobs, reader) == 2
+    assert run_all(jobs, engine) == 2
     assert jobs.get(job_id).status == "completed"
-    assert kept <= reader.stored() == reader.catalog.keys()
-    assert reader.encoded == len(reader.stored()) - len(kept)
+    assert kept <= engine.stored() == engine.catalog.keys()
+    assert engine.encoded == len(engine.stored()) - len(kept)
 
 
-def test_a_document_that_keeps_killing_the_process_is_given_up(jobs: Jobs, reader: FileReader) -> None:
+def test_a_document_that_keeps_killing_the_process_is_given_up(
+    jobs: Jobs, engine: FileEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Dying(BaseException):
         pass
 
-    def die() -> None:
+    def die(chunk: Chunk, collection: str) -> Key:
         raise Dying
 
     job_id = jobs.submit([make_document("a"), make_document("b")])
+    monkeypatch.setattr(engine, "encode_and_store", die)
     for _ in range(MAX_ATTEMPTS):
         with pytest.raises(Dying):
-            jobs.run_next(reader, die)
+            run_next(jobs, engine)
         jobs.recover()
+    monkeypatch.undo()
     assert statuses(jobs.get(job_id)) == ["failed", "queued"]
     error = jobs.get(job_id).documents[0].error
     assert error is not None
     assert error.code == "interrupted"
-    run_all(jobs, reader)
-    assert ids(reader) == ["b"]
+    run_all(jobs, engine)
+    assert ids(engine) == ["b"]
 
 
-def test_pauses_do_not_count_as_deaths(reader: FileReader) -> None:
-    job_id = Jobs(reader.catalog, LIMIT).submit([make_document("a")])
+def test_pauses_do_not_count_as_deaths(engine: FileEngine) -> None:
+    job_id = Jobs(engine.catalog, LIMIT).submit([make_document("a")])
     for _ in range(MAX_ATTEMPTS + 1):
-        jobs = Jobs(reader.catalog, LIMIT)
+        jobs = Jobs(engine.catalog, LIMIT)
         jobs.recover()
-        jobs.run_next(reader, jobs.pause)
+        run_next(jobs, engine, jobs.pause)
     assert statuses(jobs.get(job_id)) == ["queued"]
 
 
 FULL = """
 from ingest.jobs import Jobs
 from ragkv.errors import StoreFull
-from tests.ingest.reader import FileReader, make_document
+from tests.ingest.reader import FileEngine, make_document, run_next
 
-reader, ballast = FileReader(Path(sys.argv[1])), Ballast(sys.argv[1])
-jobs = Jobs(reader.catalog, 100_000)
+engine, ballast = FileEngine(Path(sys.argv[1])), Ballast(sys.argv[1])
+jobs = Jobs(engine.catalog, 100_000)
 job_id = jobs.submit([make_document("a", words=2000), make_document("b")])
 ballast.fill()
 try:
-    jobs.run_next(reader)
+    run_next(jobs, engine)
     sys.exit("it started")
 except StoreFull:
     print([document.status for document in jobs.get(job_id).documents])
 ballast.drop()
 try:
-    jobs.run_next(reader, lambda: ballast.path.exists() or ballast.fill())
+    run_next(jobs, engine, lambda: ballast.path.exists() or ballast.fill())
 except StoreFull:
     pass  # the failure itself could not be written down either
 ballast.drop()
-while jobs.run_next(reader):
+while run_next(jobs, engine):
     pass
 print([(document.status, document.error and document.error.code) for document in jobs.get(job_id).documents])
-assert reader.stored() == reader.catalog.keys()
+assert engine.stored() == engine.catalog.keys()
 """
 
 
-def test_a_full_disk_fails_what_is_being_read_and_passes(on_a_small_disk: Callable[[str], str]) -> None:
+def test_a_full_disk_fails_the_running_document_only(on_a_small_disk: Callable[[str], str]) -> None:
     waiting, after = on_a_small_disk(FULL).splitlines()
     assert waiting == "['queued', 'queued']"
     assert after == "[('failed', 'store_full'), ('completed', None)]"
 
 
-def test_what_could_not_be_written_down_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outcome_that_could_not_be_recorded_is_recorded_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
-    reader = FileReader(tmp_path)
-    jobs = Jobs(reader.catalog, LIMIT)
+    engine = FileEngine(tmp_path)
+    jobs = Jobs(engine.catalog, LIMIT)
     job_id = jobs.submit([make_document("a"), make_document("b")])
     other = sqlite3.connect(tmp_path / "catalog.sqlite", isolation_level=None)
     with pytest.raises(StoreUnavailable, match="busy"):
-        jobs.run_next(reader, lambda: other.in_transaction or other.execute("BEGIN IMMEDIATE"))  # type: ignore[arg-type]
+        run_next(jobs, engine, lambda: other.in_transaction or other.execute("BEGIN IMMEDIATE"))
     assert statuses(jobs.get(job_id)) == ["running", "queued"]
     other.close()
-    assert jobs.run_next(reader) == job_id
+    assert run_next(jobs, engine) == job_id
     assert statuses(jobs.get(job_id)) == ["failed", "completed"]
-    reader.close()
+    engine.close()
 
 
-def test_a_damaged_catalogue_stops_the_worker(tmp_path: Path, jobs: Jobs, reader: FileReader) -> None:
-    ingest(reader, make_document("b"))
+def test_a_damaged_catalogue_stops_the_queue(tmp_path: Path, jobs: Jobs, engine: FileEngine) -> None:
+    ingest(engine, make_document("b"))
     jobs.submit([make_document("a")])
-    with reader.catalog.write() as connection:
+    with engine.catalog.write() as connection:
         connection.execute("DELETE FROM vectors")
     with pytest.raises(CatalogCorrupt, match="ragkv reindex"):
-        jobs.run_next(FileReader(tmp_path))
+        run_next(jobs, FileEngine(tmp_path))
 
 
-def test_the_index_is_saved_when_a_job_is_done(tmp_path: Path, jobs: Jobs, reader: FileReader) -> None:
+def test_the_index_is_saved_when_a_job_is_done(tmp_path: Path, jobs: Jobs, engine: FileEngine) -> None:
     jobs.submit([make_document("a")])
-    run_all(jobs, reader)
+    run_all(jobs, engine)
     assert len(list((tmp_path / "index").iterdir())) == 1
 
 
-def test_documents_come_out_of_the_table_as_they_went_in(jobs: Jobs, reader: FileReader) -> None:
+def test_documents_come_out_of_the_table_as_they_went_in(jobs: Jobs, engine: FileEngine) -> None:
     document = replace(make_document("ü/1"), title="Título", metadata={"a": [1, {"b": None}], "c": "\u2028"})
     jobs.submit([document])
-    run_all(jobs, reader)
-    assert reader.catalog.original("default", "ü/1") == document
+    run_all(jobs, engine)
+    assert engine.catalog.original("default", "ü/1") == document

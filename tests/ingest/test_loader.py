@@ -1,4 +1,4 @@
-"""Loading: what is text becomes a document, what is not is named, and one bad document stops no other."""
+"""Loading: text becomes documents, other files are rejected by name, and a bad document stops no other."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_suffixes_are_known_in_any_case() -> None:
         (b" \n\t \xc2\xa0\n", "is empty"),
     ],
 )
-def test_what_is_not_text_is_named_with_its_place(data: bytes, said: str) -> None:
+def test_bytes_that_are_not_text_are_rejected_with_their_offset(data: bytes, said: str) -> None:
     for name in ("a.txt", "a.md"):
         with pytest.raises(InvalidDocument, match=said):
             parse(data, name, LIMIT)
@@ -117,7 +117,7 @@ def test_what_is_not_text_is_named_with_its_place(data: bytes, said: str) -> Non
 
 @settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=400), st.sampled_from(["a.txt", "a.md", "a.jsonl", "a.bin", "", "\0", "../a.md"]))
-def test_no_bytes_cause_anything_but_an_input_error(data: bytes, name: str) -> None:
+def test_any_bytes_cause_an_input_error_at_most(data: bytes, name: str) -> None:
     for item in read(data, name, 200):
         if isinstance(item, Document):
             assert len(item.text.encode()) <= 200
@@ -150,7 +150,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line[:60])
-def test_a_bad_line_is_named_and_the_others_are_read(line: str) -> None:
+def test_a_bad_line_is_rejected_by_number_and_the_others_are_read(line: str) -> None:
     good = '{"id": "%s", "text": "fine"}'
     items = read("\n".join([good % "a", line, good % "b"]).encode(), "many.jsonl", LIMIT)
     rejected = [item for item in items if isinstance(item, Rejected)]
@@ -293,7 +293,7 @@ def test_files_of_all_formats_in_a_folder_are_read(tmp_path: Path) -> None:
     assert [(item.source, str(item.error)) for item in rejected] == [("docs/e.pdf", "docs/e.pdf: it is no PDF")]
 
 
-def test_reading_takes_no_more_than_it_is_allowed(tmp_path: Path) -> None:
+def test_parsing_keeps_its_limits(tmp_path: Path) -> None:
     write(tmp_path, a_dot_html=b"<div>" * 100_000, b_dot_html="<p>b")
     slow, quick = load([tmp_path], 1 << 20, allowed=Allowance(seconds=3.0))
     assert isinstance(slow, Rejected)

@@ -1,4 +1,4 @@
-"""Ingest: nothing happens twice, a version is there whole or not at all, and KV without a chunk does not stay."""
+"""Ingest: nothing is done twice, a version is stored whole or not at all, and KV without a chunk is evicted."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingest.pipeline import Paused, Stage, content_hash, ingest, reindex, remove
+from ingest.pipeline import Paused, Stage, content_hash, ingest, ingest_steps, reindex, remove
 from ragkv.errors import EmbedderChanged, InvalidDocument, NotFound
 from ragkv.types import Document
-from tests.ingest.reader import FileReader, WordEmbedder, make_document
+from tests.ingest.reader import FileEngine, WordEmbedder, make_document
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[FileReader]:
-    opened = FileReader(tmp_path)
+def engine(tmp_path: Path) -> Iterator[FileEngine]:
+    opened = FileEngine(tmp_path)
     yield opened
     opened.close()
 
 
-def state(reader: FileReader) -> tuple[object, ...]:
-    catalog = reader.catalog
+def state(engine: FileEngine) -> tuple[object, ...]:
+    catalog = engine.catalog
     documents = catalog.documents()
     chunks = [catalog.chunks_of(d.collection, d.id) for d in documents]
-    return documents, chunks, catalog.generation("default"), reader.stored()
+    return documents, chunks, catalog.generation("default"), engine.stored()
 
 
-def texts(reader: FileReader, document_id: str = "a") -> str:
-    return " ".join(chunk.text for chunk in reader.catalog.chunks_of("default", document_id))
+def texts(engine: FileEngine, document_id: str = "a") -> str:
+    return " ".join(chunk.text for chunk in engine.catalog.chunks_of("default", document_id))
 
 
 def stop_at(stage: Stage, at: int, error: Exception) -> Callable[[Stage, int, int], None]:
@@ -41,25 +41,25 @@ def stop_at(stage: Stage, at: int, error: Exception) -> Callable[[Stage, int, in
     return progress
 
 
-def test_a_document_becomes_answerable(reader: FileReader) -> None:
+def test_a_document_becomes_answerable(engine: FileEngine) -> None:
     document = make_document("a")
-    outcome = ingest(reader, document)
-    assert (outcome.status, outcome.chunks) == ("added", len(reader.catalog.chunks_of("default", "a")))
+    outcome = ingest(engine, document)
+    assert (outcome.status, outcome.chunks) == ("added", len(engine.catalog.chunks_of("default", "a")))
     assert outcome.chunks > 3
-    assert outcome.tokens == reader.catalog.document("default", "a").tokens
-    assert texts(reader) == document.text
-    assert reader.catalog.original("default", "a") == document
-    assert reader.stored() == reader.catalog.keys()
-    best = reader.retriever.search(reader.catalog.chunks_of("default", "a")[2].text)[0]
+    assert outcome.tokens == engine.catalog.document("default", "a").tokens
+    assert texts(engine) == document.text
+    assert engine.catalog.original("default", "a") == document
+    assert engine.stored() == engine.catalog.keys()
+    best = engine.retriever.search(engine.catalog.chunks_of("default", "a")[2].text)[0]
     assert best.chunk.id == "a#2"
 
 
-def test_ingesting_the_same_again_does_nothing(reader: FileReader) -> None:
-    first = ingest(reader, make_document("a"))
-    before, encoded, stages = state(reader), reader.encoded, []
-    again = ingest(reader, make_document("a"), lambda stage, done, total: stages.append(stage))
+def test_ingesting_the_same_again_does_nothing(engine: FileEngine) -> None:
+    first = ingest(engine, make_document("a"))
+    before, encoded, stages = state(engine), engine.encoded, []
+    again = ingest(engine, make_document("a"), lambda stage, done, total: stages.append(stage))
     assert again == replace(first, status="unchanged")
-    assert (state(reader), reader.encoded, stages) == (before, encoded, [])
+    assert (state(engine), engine.encoded, stages) == (before, encoded, [])
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_ingesting_the_same_again_does_nothing(reader: FileReader) -> None:
     [{"title": "Another title"}, {"text": "Another text."}, {"metadata": {"year": 2000}}],
     ids=["title", "text", "metadata"],
 )
-def test_any_new_content_replaces_the_version(reader: FileReader, change: dict[str, object]) -> None:
-    ingest(reader, make_document("a"))
+def test_any_new_content_replaces_the_version(engine: FileEngine, change: dict[str, object]) -> None:
+    ingest(engine, make_document("a"))
     changed = replace(make_document("a"), **change)  # type: ignore[arg-type]
-    assert ingest(reader, changed).status == "replaced"
-    assert reader.catalog.original("default", "a") == changed
-    assert reader.stored() == reader.catalog.keys(), "KV of the old version must be gone"
+    assert ingest(engine, changed).status == "replaced"
+    assert engine.catalog.original("default", "a") == changed
+    assert engine.stored() == engine.catalog.keys(), "KV of the old version must be evicted"
 
 
 def test_order_of_metadata_is_no_change() -> None:
@@ -82,40 +82,40 @@ def test_order_of_metadata_is_no_change() -> None:
 
 
 @pytest.mark.parametrize("change", [{"fingerprint": "other model"}, {"chunk_tokens": 40}], ids=["model", "chunk size"])
-def test_another_reader_reads_again(reader: FileReader, change: dict[str, object]) -> None:
-    ingest(reader, make_document("a"))
-    old = reader.stored()
+def test_another_model_or_chunk_size_ingests_again(engine: FileEngine, change: dict[str, object]) -> None:
+    ingest(engine, make_document("a"))
+    old = engine.stored()
     for name, value in change.items():
-        setattr(reader, name, value)
-    assert ingest(reader, make_document("a")).status == "replaced"
-    assert reader.stored() == reader.catalog.keys()
-    assert not reader.stored() & old
+        setattr(engine, name, value)
+    assert ingest(engine, make_document("a")).status == "replaced"
+    assert engine.stored() == engine.catalog.keys()
+    assert not engine.stored() & old
 
 
-def test_text_that_stays_is_not_encoded_again(reader: FileReader) -> None:
-    ingest(reader, make_document("a"))
-    encoded = reader.encoded
-    ingest(reader, replace(make_document("a"), metadata={"year": 2000}))
-    assert reader.encoded == encoded
-    assert reader.stored() == reader.catalog.keys()
+def test_text_that_stays_is_not_encoded_again(engine: FileEngine) -> None:
+    ingest(engine, make_document("a"))
+    encoded = engine.encoded
+    ingest(engine, replace(make_document("a"), metadata={"year": 2000}))
+    assert engine.encoded == encoded
+    assert engine.stored() == engine.catalog.keys()
 
 
-def test_removing_a_document_removes_what_only_it_needed(reader: FileReader) -> None:
-    ingest(reader, replace(make_document("a"), title="Same"))
-    ingest(reader, replace(make_document("a"), title="Same", id="b"))
-    remove(reader, "default", "a")
-    assert reader.stored() == reader.catalog.keys() != set()
-    assert {hit.chunk.document_id for hit in reader.retriever.search("word1 word2")} == {"b"}
-    remove(reader, "default", "b")
-    assert reader.stored() == set()
-    assert reader.retriever.search("word1 word2") == []
+def test_removing_a_document_evicts_what_only_it_needed(engine: FileEngine) -> None:
+    ingest(engine, replace(make_document("a"), title="Same"))
+    ingest(engine, replace(make_document("a"), title="Same", id="b"))
+    remove(engine, "default", "a")
+    assert engine.stored() == engine.catalog.keys() != set()
+    assert {hit.chunk.document_id for hit in engine.retriever.search("word1 word2")} == {"b"}
+    remove(engine, "default", "b")
+    assert engine.stored() == set()
+    assert engine.retriever.search("word1 word2") == []
     with pytest.raises(NotFound):
-        remove(reader, "default", "b")
+        remove(engine, "default", "b")
 
 
-def test_progress_is_told_stage_by_stage(reader: FileReader) -> None:
+def test_progress_is_reported_stage_by_stage(engine: FileEngine) -> None:
     seen: list[tuple[str, int, int]] = []
-    outcome = ingest(reader, make_document("a"), lambda *step: seen.append(step))
+    outcome = ingest(engine, make_document("a"), lambda *step: seen.append(step))
     assert list(dict.fromkeys(stage for stage, _, _ in seen)) == ["split", "embed", "encode", "commit", "index"]
     assert [step for step in seen if step[0] == "encode"] == [
         ("encode", n, outcome.chunks) for n in range(outcome.chunks)
@@ -127,11 +127,11 @@ def test_progress_is_told_stage_by_stage(reader: FileReader) -> None:
     ("stage", "at"), [("split", 1999), ("embed", 0), ("encode", 0), ("encode", 3), ("commit", None)]
 )
 def test_work_that_is_stopped_leaves_the_old_version_and_no_orphans(
-    reader: FileReader, stage: Stage, at: int | None
+    engine: FileEngine, stage: Stage, at: int | None
 ) -> None:
-    ingest(reader, make_document("a"))
+    ingest(engine, make_document("a"))
     new = make_document("a", words=400, seed=1)
-    before = state(reader)
+    before = state(engine)
     where = {"split": len(new.text), "commit": None}.get(stage, at)
 
     class Stop(Exception):
@@ -142,70 +142,84 @@ def test_work_that_is_stopped_leaves_the_old_version_and_no_orphans(
             raise Stop
 
     with pytest.raises(Stop):
-        ingest(reader, new, progress)
-    assert state(reader) == before
+        ingest(engine, new, progress)
+    assert state(engine) == before
 
 
-def test_work_that_is_paused_keeps_what_it_encoded(reader: FileReader) -> None:
+def test_work_that_is_paused_keeps_what_it_encoded(engine: FileEngine) -> None:
     with pytest.raises(Paused):
-        ingest(reader, make_document("a"), stop_at("encode", 3, Paused()))
-    assert len(reader.stored()) == 3
-    assert reader.catalog.documents() == []
-    outcome = ingest(reader, make_document("a"))
-    assert reader.encoded == outcome.chunks, "nothing is encoded twice"
-    assert reader.stored() == reader.catalog.keys()
+        ingest(engine, make_document("a"), stop_at("encode", 3, Paused()))
+    assert len(engine.stored()) == 3
+    assert engine.catalog.documents() == []
+    outcome = ingest(engine, make_document("a"))
+    assert engine.encoded == outcome.chunks, "nothing is encoded twice"
+    assert engine.stored() == engine.catalog.keys()
 
 
-def test_an_empty_document_is_invalid(reader: FileReader) -> None:
+@pytest.mark.parametrize("stage", ["split", "embed", "encode", "commit"])
+def test_steps_that_are_closed_keep_what_they_encoded_and_the_old_version(engine: FileEngine, stage: Stage) -> None:
+    outcome = ingest(engine, make_document("a"))
+    documents, old = engine.catalog.documents(), engine.stored()
+    steps = ingest_steps(engine, make_document("a", seed=1))
+    next(step for step in steps if step.stage == stage)
+    encoded = engine.encoded - outcome.chunks
+    steps.close()
+    assert engine.catalog.documents() == documents
+    assert len(engine.stored() - old) == encoded
+    assert ingest(engine, make_document("a", seed=1)).status == "replaced"
+    assert engine.stored() == engine.catalog.keys()
+
+
+def test_an_empty_document_is_invalid(engine: FileEngine) -> None:
     with pytest.raises(InvalidDocument):
-        ingest(reader, Document("a", "t", " \n "))
-    assert reader.catalog.documents() == []
+        ingest(engine, Document("a", "t", " \n "))
+    assert engine.catalog.documents() == []
 
 
 # Reindex
 
 
-def test_another_embedder_is_refused_until_reindex(reader: FileReader) -> None:
+def test_another_embedder_is_refused_until_reindex(engine: FileEngine) -> None:
     for name in "ab":
-        ingest(reader, make_document(name, seed=ord(name)))
-    encoded, stored = reader.encoded, reader.stored()
-    reader.retriever.embedder = WordEmbedder("other", 16)
-    for attempt in (lambda: ingest(reader, make_document("c")), lambda: reader.retriever.search("word1")):
+        ingest(engine, make_document(name, seed=ord(name)))
+    encoded, stored = engine.encoded, engine.stored()
+    engine.retriever.embedder = WordEmbedder("other", 16)
+    for attempt in (lambda: ingest(engine, make_document("c")), lambda: engine.retriever.search("word1")):
         with pytest.raises(EmbedderChanged, match="ragkv reindex"):
             attempt()
-    done = reindex(reader)
-    assert (done.embedded, done.reread) == (reader.catalog.count()[1], 0)
-    assert reader.catalog.vectors("default")[1].shape == (done.embedded, 16)
-    assert reader.retriever.search(reader.catalog.chunks_of("default", "b")[1].text)[0].chunk.id == "b#1"
-    assert (reader.encoded, reader.stored()) == (encoded, stored), "the language model has nothing to do with it"
-    assert ingest(reader, make_document("c")).status == "added"
+    done = reindex(engine)
+    assert (done.embedded, done.reread) == (engine.catalog.count()[1], 0)
+    assert engine.catalog.vectors("default")[1].shape == (done.embedded, 16)
+    assert engine.retriever.search(engine.catalog.chunks_of("default", "b")[1].text)[0].chunk.id == "b#1"
+    assert (engine.encoded, engine.stored()) == (encoded, stored), "the language model has nothing to do with it"
+    assert ingest(engine, make_document("c")).status == "added"
 
 
-def test_reindex_reads_again_what_another_model_read(reader: FileReader) -> None:
-    ingest(reader, make_document("a"))
-    reader.fingerprint = "other model"
-    ingest(reader, make_document("b", seed=1))
-    assert reindex(reader).reread == 1
-    assert {d.prefiller for d in reader.catalog.documents()} == {"other model/64"}
-    assert reader.stored() == reader.catalog.keys()
-    assert reindex(reader).reread == 0
+def test_reindex_ingests_again_what_another_model_read(engine: FileEngine) -> None:
+    ingest(engine, make_document("a"))
+    engine.fingerprint = "other model"
+    ingest(engine, make_document("b", seed=1))
+    assert reindex(engine).reread == 1
+    assert {d.reader for d in engine.catalog.documents()} == {"other model/64"}
+    assert engine.stored() == engine.catalog.keys()
+    assert reindex(engine).reread == 0
 
 
-def test_reindex_mends_lost_vectors_and_words(reader: FileReader) -> None:
-    ingest(reader, make_document("a"))
-    rows, vectors = reader.catalog.vectors("default")
-    with reader.catalog.write() as connection:
+def test_reindex_restores_lost_vectors_and_words(engine: FileEngine) -> None:
+    ingest(engine, make_document("a"))
+    rows, vectors = engine.catalog.vectors("default")
+    with engine.catalog.write() as connection:
         connection.execute("DELETE FROM vectors")
         connection.execute("INSERT INTO chunk_words (chunk_words) VALUES ('delete-all')")
-    reindex(reader)
-    again, restored = reader.catalog.vectors("default")
+    reindex(engine)
+    again, restored = engine.catalog.vectors("default")
     assert again.tolist() == rows.tolist()
     np.testing.assert_array_equal(restored, vectors)
-    assert len(reader.catalog.match("default", "title", 100)) == len(rows)
+    assert len(engine.catalog.match("default", "title", 100)) == len(rows)
 
 
-def test_reindex_of_nothing_is_nothing(reader: FileReader) -> None:
-    assert reindex(reader).embedded == 0
+def test_reindex_of_nothing_is_nothing(engine: FileEngine) -> None:
+    assert reindex(engine).embedded == 0
 
 
 # Faults
@@ -214,26 +228,26 @@ def test_reindex_of_nothing_is_nothing(reader: FileReader) -> None:
 FULL = """
 from ingest.pipeline import ingest
 from ragkv.errors import StoreFull
-from tests.ingest.reader import FileReader, make_document
+from tests.ingest.reader import FileEngine, make_document
 
-reader, ballast = FileReader(Path(sys.argv[1])), Ballast(sys.argv[1])
-ingest(reader, make_document("a"))
-before = reader.catalog.documents(), reader.stored()
+engine, ballast = FileEngine(Path(sys.argv[1])), Ballast(sys.argv[1])
+ingest(engine, make_document("a"))
+before = engine.catalog.documents(), engine.stored()
 ballast.fill(leaving=120_000)
 try:
-    ingest(reader, make_document("a", words=6000, seed=1))
+    ingest(engine, make_document("a", words=6000, seed=1))
     sys.exit("it fitted")
 except StoreFull as error:
     print(error)
-assert (reader.catalog.documents(), reader.stored()) == before
+assert (engine.catalog.documents(), engine.stored()) == before
 ballast.drop()
-assert ingest(reader, make_document("a", words=6000, seed=1)).status == "replaced"
-assert reader.stored() == reader.catalog.keys()
+assert ingest(engine, make_document("a", words=6000, seed=1)).status == "replaced"
+assert engine.stored() == engine.catalog.keys()
 print("recovered")
 """
 
 
-def test_a_full_disk_keeps_the_old_version_and_passes(on_a_small_disk: Callable[[str], str]) -> None:
+def test_a_full_disk_keeps_the_old_version(on_a_small_disk: Callable[[str], str]) -> None:
     printed = on_a_small_disk(FULL)
     assert "no space left" in printed
     assert "recovered" in printed

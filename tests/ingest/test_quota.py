@@ -1,4 +1,4 @@
-"""How much KV a collection may hold: what does not fit is refused before it costs anything, and what is in stays."""
+"""Quotas: a document that does not fit is refused before it costs anything, and stored documents stay."""
 
 from __future__ import annotations
 
@@ -16,88 +16,88 @@ from ingest.jobs import Jobs
 from ingest.pipeline import Stage, ingest, reindex, remove
 from ragkv.admin.quota import Quota
 from ragkv.errors import QuotaExceeded
-from tests.ingest.reader import FileReader, make_document
+from tests.ingest.reader import FileEngine, make_document, run_next
 from tests.quick import quick_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BYTES = 10
-"""Of one token."""
+"""KV bytes of one token."""
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[FileReader]:
-    """With one document, and a quota of its own size and 100 tokens more."""
-    opened = FileReader(tmp_path)
+def engine(tmp_path: Path) -> Iterator[FileEngine]:
+    """An engine with one document, and a quota of its size plus 100 tokens."""
+    opened = FileEngine(tmp_path)
     tokens = ingest(opened, make_document("a")).tokens
     opened.quota = Quota((tokens + 100) * BYTES, BYTES)
     yield opened
     opened.close()
 
 
-def test_a_document_over_the_quota_is_refused_with_the_numbers_and_costs_nothing(reader: FileReader) -> None:
-    used, stored, encoded = reader.catalog.tokens("default") * BYTES, reader.stored(), reader.encoded
+def test_a_document_over_the_quota_is_refused_with_the_numbers_and_costs_nothing(engine: FileEngine) -> None:
+    used, stored, encoded = engine.catalog.tokens("default") * BYTES, engine.stored(), engine.encoded
     stages: list[str] = []
     with pytest.raises(QuotaExceeded) as refused:
-        ingest(reader, make_document("b", seed=1), lambda stage, done, total: stages.append(stage))
+        ingest(engine, make_document("b", seed=1), lambda stage, done, total: stages.append(stage))
     numbers = list(map(int, re.findall(r"\d+", str(refused.value))))
     assert numbers[0] == used
     assert numbers[1] > 100 * BYTES
-    assert numbers[2] == reader.quota.limit
+    assert numbers[2] == engine.quota.limit
     assert "remove documents" in str(refused.value)
     assert set(stages) == {"split"}
-    assert (reader.stored(), reader.encoded) == (stored, encoded)
-    assert [d.id for d in reader.catalog.documents()] == ["a"]
+    assert (engine.stored(), engine.encoded) == (stored, encoded)
+    assert [d.id for d in engine.catalog.documents()] == ["a"]
 
 
-def test_the_others_of_a_job_go_on(reader: FileReader) -> None:
-    jobs = Jobs(reader.catalog, 2**20)
+def test_the_other_documents_of_the_job_go_on(engine: FileEngine) -> None:
+    jobs = Jobs(engine.catalog, 2**20)
     job = jobs.submit([make_document("b", seed=1), make_document("c", words=20, seed=2)])
-    while jobs.run_next(reader):
+    while run_next(jobs, engine):
         pass
     first, second = jobs.get(job).documents
     assert first.error is not None
     assert (first.error.code, second.status) == ("quota_exceeded", "completed")
 
 
-def test_up_to_the_last_byte_it_fits(reader: FileReader) -> None:
-    tokens = ingest(reader, make_document("b", words=30, seed=1)).tokens
-    used = reader.catalog.tokens("default")
+def test_a_document_fits_up_to_the_last_byte(engine: FileEngine) -> None:
+    tokens = ingest(engine, make_document("b", words=30, seed=1)).tokens
+    used = engine.catalog.tokens("default")
     small = replace(make_document("b", words=30, seed=1), id="c")
-    reader.quota = Quota((used + tokens) * BYTES - 1, BYTES)
+    engine.quota = Quota((used + tokens) * BYTES - 1, BYTES)
     with pytest.raises(QuotaExceeded):
-        ingest(reader, small)
-    reader.quota = Quota((used + tokens) * BYTES, BYTES)
-    assert ingest(reader, small).status == "added"
+        ingest(engine, small)
+    engine.quota = Quota((used + tokens) * BYTES, BYTES)
+    assert ingest(engine, small).status == "added"
 
 
-def test_removing_a_document_makes_room(reader: FileReader) -> None:
+def test_removing_a_document_makes_room(engine: FileEngine) -> None:
     with pytest.raises(QuotaExceeded):
-        ingest(reader, make_document("b", seed=1))
-    remove(reader, "default", "a")
-    assert ingest(reader, make_document("b", seed=1)).status == "added"
+        ingest(engine, make_document("b", seed=1))
+    remove(engine, "default", "a")
+    assert ingest(engine, make_document("b", seed=1)).status == "added"
 
 
-def test_a_new_version_takes_the_place_of_the_old_one(reader: FileReader) -> None:
-    assert ingest(reader, make_document("a", seed=1)).status == "replaced"
+def test_a_new_version_takes_the_place_of_the_old_one(engine: FileEngine) -> None:
+    assert ingest(engine, make_document("a", seed=1)).status == "replaced"
     with pytest.raises(QuotaExceeded):
-        ingest(reader, make_document("a", words=600, seed=2))
-    assert reader.catalog.original("default", "a") == make_document("a", seed=1)
+        ingest(engine, make_document("a", words=600, seed=2))
+    assert engine.catalog.original("default", "a") == make_document("a", seed=1)
 
 
-def test_each_collection_has_its_own(reader: FileReader) -> None:
-    assert ingest(reader, make_document("a", collection="other")).status == "added"
+def test_each_collection_has_its_own_quota(engine: FileEngine) -> None:
+    assert ingest(engine, make_document("a", collection="other")).status == "added"
 
 
-def test_what_is_in_may_be_sent_and_read_again_over_the_quota(reader: FileReader) -> None:
-    reader.quota = Quota(1, BYTES)
-    assert ingest(reader, make_document("a")).status == "unchanged"
-    reader.fingerprint = "other model"
-    assert reindex(reader).reread == 1
-    assert reader.stored() == reader.catalog.keys()
+def test_stored_documents_may_be_ingested_again_over_the_quota(engine: FileEngine) -> None:
+    engine.quota = Quota(1, BYTES)
+    assert ingest(engine, make_document("a")).status == "unchanged"
+    engine.fingerprint = "other model"
+    assert reindex(engine).reread == 1
+    assert engine.stored() == engine.catalog.keys()
 
 
-def test_two_ingests_at_once_do_not_share_the_last_room(reader: FileReader, tmp_path: Path) -> None:
-    other = FileReader(tmp_path)
+def test_two_ingests_at_once_do_not_share_the_last_room(engine: FileEngine, tmp_path: Path) -> None:
+    other = FileEngine(tmp_path)
     small = [make_document(name, words=40, seed=n) for n, name in enumerate("bc")]
 
     def meanwhile(stage: Stage, done: int, total: int) -> None:
@@ -105,9 +105,9 @@ def test_two_ingests_at_once_do_not_share_the_last_room(reader: FileReader, tmp_
             ingest(other, small[1])
 
     with pytest.raises(QuotaExceeded):
-        ingest(reader, small[0], meanwhile)
-    assert [d.id for d in reader.catalog.documents()] == ["a", "c"]
-    assert reader.stored() == reader.catalog.keys(), "what was encoded in vain is gone"
+        ingest(engine, small[0], meanwhile)
+    assert [d.id for d in engine.catalog.documents()] == ["a", "c"]
+    assert engine.stored() == engine.catalog.keys(), "KV that was encoded in vain is evicted"
     other.close()
 
 

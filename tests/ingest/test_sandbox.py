@@ -1,4 +1,4 @@
-"""The process that reads a document: it ends with all it started, takes no more than it may, and is not believed."""
+"""The process that parses a document: it ends with all it started, keeps its limits, and is not trusted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ingest.formats.base import Parsed
 from ingest.formats.docx import PART_BYTES
 from ingest.loader import Rejected, read
-from ingest.sandbox import Allowance, parse, run, understood
+from ingest.sandbox import Allowance, decode_reply, parse, run
 from ragkv.errors import InputError, InvalidDocument, TooLarge
 from tests.ingest.formats.files import docx, packed, painted, paragraph, pdf, stream
 from tests.ingest.formats.test_docx import BILLION
@@ -29,20 +29,20 @@ SECONDS = 20.0
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module named `reads` for a child to run; a test writes it."""
+    """Path of a module named `reads` for a child to run. The test writes it."""
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path / "reads.py"
 
 
-def gone(pid: int, seconds: float = 5.0) -> bool:
-    """The process has ended, within so many seconds."""
+def has_ended(pid: int, seconds: float = 5.0) -> bool:
+    """Whether the process ends within `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except FileNotFoundError:
             return True
-        if state == "Z":  # ended; whoever adopted it has not looked yet
+        if state == "Z":  # it has ended, and its parent has not waited for it yet
             return True
         time.sleep(0.02)
     return False
@@ -59,17 +59,17 @@ Path(__file__).with_name("pids").write_text(f"{{os.getpid()}} {{other.pid}}")
 
 def test_a_child_that_hangs_is_killed_with_all_that_it_started(module: Path) -> None:
     module.write_text(STARTS_ANOTHER.format(stdout="None", then="time.sleep(60)"))
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(InvalidDocument, match=r"took longer than 3 s \(parse_seconds\)"):
         run("reads", [], io.BytesIO(b"x"), 100, 3.0)
-    assert time.monotonic() - begun < 10
-    assert all(gone(int(pid)) for pid in module.with_name("pids").read_text().split())
+    assert time.monotonic() - started < 10
+    assert all(has_ended(int(pid)) for pid in module.with_name("pids").read_text().split())
 
 
 def test_what_a_child_left_behind_does_not_outlive_its_reply(module: Path) -> None:
     module.write_text(STARTS_ANOTHER.format(stdout="subprocess.DEVNULL", then="print('said', end='')"))
     assert run("reads", [], io.BytesIO(b"x"), 100, SECONDS) == b"said"
-    assert all(gone(int(pid)) for pid in module.with_name("pids").read_text().split())
+    assert all(has_ended(int(pid)) for pid in module.with_name("pids").read_text().split())
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def confined(root: Path, file: Path, seconds: float, then: str) -> subprocess.Po
 
 def test_a_confined_process_can_do_nothing_but_reckon_for_a_while(root: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
-    # Nobody is there to kill these: they end by their own limits.
+    # No parent kills these processes: they end by their own limits.
     with (
         confined(root, file, 0.5, "time.sleep(60)") as asleep,
         confined(root, file, 0.5, "signal.alarm(0)\nwhile True: pass") as busy,
@@ -189,12 +189,12 @@ REPLIES = [
 @pytest.mark.parametrize("reply", REPLIES, ids=range(len(REPLIES)))
 def test_a_reply_that_is_none_is_a_damaged_file(reply: bytes) -> None:
     with pytest.raises(InvalidDocument, match="in the middle of its reply"):
-        understood(reply)
+        decode_reply(reply)
 
 
 def test_a_fault_is_told_in_the_childs_words() -> None:
     with pytest.raises(TooLarge, match="so large"):
-        understood(b'{"kind": "large", "words": "so large"}')
+        decode_reply(b'{"kind": "large", "words": "so large"}')
 
 
 @settings(deadline=None, max_examples=40)
@@ -203,10 +203,10 @@ def test_a_fault_is_told_in_the_childs_words() -> None:
         st.none() | st.integers() | st.text(), lambda inner: st.dictionaries(st.text(), inner) | st.lists(inner)
     )
 )
-def test_no_reply_is_believed_to_be_text_that_is_none(told: object) -> None:
-    reply = {"kind": "parsed", "title": "t", "text": told, "metadata": told}
+def test_a_reply_whose_text_is_no_text_is_refused(value: object) -> None:
+    reply = {"kind": "parsed", "title": "t", "text": value, "metadata": value}
     try:
-        parsed = understood(json.dumps(reply).encode())
+        parsed = decode_reply(json.dumps(reply).encode())
     except InputError:
         return
     assert isinstance(parsed.text, str)

@@ -57,7 +57,7 @@ def test_an_unexpected_error_has_the_headers(service: Service, monkeypatch: pyte
     def broken() -> Any:
         raise ZeroDivisionError("a secret of the service")
 
-    monkeypatch.setattr(service.worker, "health", broken)
+    monkeypatch.setattr(service.engine_thread, "health", broken)
     response = httpx.get(f"{service.url}/healthz")  # the server closes the connection afterwards
     assert response.status_code == 500
     check_strict(response)

@@ -82,7 +82,7 @@ def test_the_prometheus_parser_accepts_the_text(answered: tuple[Service, list[An
 def test_metrics_match_the_sums_of_the_reports(answered: tuple[Service, list[Any]]) -> None:
     service, found = answered
     text = scraped(service).text
-    assert parse_metrics(text).sums == service.worker.metrics.sums
+    assert parse_metrics(text).sums == service.engine_thread.metrics.sums
     for kind in ("context", "kept", "recomputed", "question", "generated", "prefilled"):
         assert value(text, "ragkv_tokens_total", kind=kind) == sum(report["tokens"][kind] for report in found)
     for source, name in (("context", "context_kv"), ("heads", "heads"), ("loaded", "loaded")):
@@ -171,7 +171,7 @@ def test_info_and_gauges_describe_the_service(answered: tuple[Service, list[Any]
         time.sleep(0.1)  # the engine is asked every few seconds
     seen = parse_metrics(text)
     assert (seen.documents, seen.queued, seen.running, seen.waiting, seen.wrong) == (2, 0, 0, 0, ())
-    assert (seen.model, seen.method, seen.places) == ("demo", "scout", service.worker.health()["queue"])
+    assert (seen.model, seen.method, seen.places) == ("demo", "scout", service.engine_thread.health()["queue"])
     assert {labels["check"] for labels, _ in samples(text)["ragkv_ready"]} == set(
         service.client.get("/readyz").json()["checks"]
     )

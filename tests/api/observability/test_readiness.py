@@ -34,7 +34,9 @@ def test_a_working_service_is_ready_with_all_checks_ok(service: Service) -> None
 
 def test_a_full_queue_degrades_readiness_but_stays_200(service: Service) -> None:
     with held(service):
-        waiting = [service.worker.submit(lambda engine: None) for _ in range(service.worker.health()["queue"])]
+        waiting = [
+            service.engine_thread.submit(lambda engine: None) for _ in range(service.engine_thread.health()["queue"])
+        ]
         full = service.client.get("/readyz")
     assert (full.status_code, full.json()["checks"]["queue"]["status"]) == (200, "degraded")
     assert [future.result(30) for future in waiting] == [None] * len(waiting)
@@ -71,9 +73,9 @@ def test_a_damaged_catalogue_makes_the_service_not_ready(tmp_path: Path) -> None
         engine.catalog.count = damaged  # type: ignore[method-assign]
 
     with serving(settings(tmp_path)) as service:
-        service.worker.submit(damage).result(30)
-        service.worker._examined = 0.0
-        service.worker.wake()
+        service.engine_thread.submit(damage).result(30)
+        service.engine_thread._health.examined = 0.0
+        service.engine_thread.wake()
         until(lambda: service.client.get("/readyz").status_code == 503)
         checks = service.client.get("/readyz").json()["checks"]
         assert checks["catalogue"] == {"status": "failed", "detail": "catalog.sqlite is damaged"}

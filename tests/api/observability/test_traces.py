@@ -161,7 +161,7 @@ def test_a_failed_request_is_an_error_span_with_its_finished_steps(
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError(MARK)
 
-    engine = traced.service.worker.submit(lambda engine: engine).result(30)
+    engine = traced.service.engine_thread.submit(lambda engine: engine).result(30)
     monkeypatch.setattr(engine, "finalize", broken)
     assert httpx.post(f"{traced.service.url}/v1/answers", json=QUESTION).status_code == 500
     request, steps = traced.spans()

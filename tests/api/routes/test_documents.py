@@ -57,11 +57,11 @@ def test_putting_unchanged_content_does_nothing(service: Service) -> None:
     def count(engine: Any) -> None:
         engine.model.forward = lambda passes: encoded.append(passes) or type(engine.model).forward(engine.model, passes)
 
-    service.worker.submit(count).result(30)
+    service.engine_thread.submit(count).result(30)
     try:
         again = [put(service, "lamp", SAYS, "put", wait=wait) for wait in (False, True)]
     finally:
-        service.worker.submit(lambda engine: engine.model.__dict__.pop("forward")).result(30)
+        service.engine_thread.submit(lambda engine: engine.model.__dict__.pop("forward")).result(30)
     assert [each.status_code for each in again] == [200, 200]
     assert again[0].json() == again[1].json() == get(service, "lamp", "put").json()
     assert service.client.get("/v1/jobs?limit=1").json() == latest, "no job was made"
@@ -70,7 +70,7 @@ def test_putting_unchanged_content_does_nothing(service: Service) -> None:
 
 def test_a_document_shows_its_size_hash_and_times(service: Service) -> None:
     shown = put(service, "known", SAYS, "put", wait=True).json()
-    size = service.worker.catalog_service.token_bytes
+    size = service.engine_thread.catalog_service.token_bytes
     assert {name: shown[name] for name in ("id", "collection", "title", "metadata", "chunks", "bytes")} == {
         "id": "known", "collection": "put", "title": "Lamp", "metadata": {"year": 1889}, "chunks": 1, "bytes": 38,
     }  # fmt: skip
@@ -201,9 +201,9 @@ def test_deleting_does_not_wait_for_the_engine(service: Service) -> None:
     failed = service.post("/v1/documents?wait=true", {"id": "failed", "text": " ", "collection": "busy"}).json()
     with held(service):
         waiting = put(service, "waits", SAYS, "busy").json()["job_id"]
-        while service.worker.health()["waiting"]:
+        while service.engine_thread.health()["waiting"]:
             pass
-        crowd = [service.worker.submit(lambda engine: True) for _ in range(32)]  # the line is full
+        crowd = [service.engine_thread.submit(lambda engine: True) for _ in range(32)]  # the line is full
         began = time.monotonic()
         answers = [delete(service, name, "busy").status_code for name in ("there", "failed", "waits", "waits", "never")]
         assert time.monotonic() - began < 5
@@ -246,7 +246,7 @@ def test_a_document_deleted_during_retrieval_is_never_cited_afterwards(service: 
 
         engine.retriever.search = searched
 
-    service.worker.submit(stop_in_the_middle).result(30)
+    service.engine_thread.submit(stop_in_the_middle).result(30)
     try:
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(ask, service, "asked")
@@ -256,6 +256,6 @@ def test_a_document_deleted_during_retrieval_is_never_cited_afterwards(service: 
             assert ("lamp", "Lamp") in cited(answer.result(60)), "the snapshot it began with"
     finally:
         go_on.set()
-        service.worker.submit(lambda engine: engine.retriever.__dict__.pop("search")).result(30)
+        service.engine_thread.submit(lambda engine: engine.retriever.__dict__.pop("search")).result(30)
     assert cited(ask(service, "asked")) == [("other", "other")]
     assert clean(service)

@@ -103,13 +103,13 @@ def test_a_disconnected_watcher_no_longer_polls_the_job(service: Service, monkey
     with held(service):
         job_id = send(service, "left")
         polls: list[str] = []
-        get_job = service.worker.jobs.get
+        get_job = service.engine_thread.jobs.get
 
         def counted(*arguments: Any) -> Any:
             polls.append(arguments[0])
             return get_job(*arguments)
 
-        monkeypatch.setattr(service.worker.jobs, "get", counted)
+        monkeypatch.setattr(service.engine_thread.jobs, "get", counted)
         path = f"/v1/jobs/{job_id}/events"
         with service.client.stream("GET", path) as one, service.client.stream("GET", path) as two:
             lines = [one.iter_lines(), two.iter_lines()]
@@ -118,9 +118,9 @@ def test_a_disconnected_watcher_no_longer_polls_the_job(service: Service, monkey
             assert check_problem(refused, 429)["code"] == "busy"
             assert int(refused.headers["retry-after"]) > 0
         until = time.monotonic() + 10
-        while service.worker.catalog_service.watchers and time.monotonic() < until:
+        while service.engine_thread.catalog_service.watchers and time.monotonic() < until:
             time.sleep(0.02)
-        assert service.worker.catalog_service.watchers == 0
+        assert service.engine_thread.catalog_service.watchers == 0
         before = len(polls)
         time.sleep(0.6)
         assert len(polls) == before

@@ -92,13 +92,13 @@ def test_the_asynchronous_client_gets_the_same_answer(service: Service) -> None:
 
 
 def test_a_disconnected_stream_frees_its_place(service: Service, client: openai.OpenAI) -> None:
-    with endless(service.worker):
-        before = service.worker.health()["cancelled"]
+    with endless(service.engine_thread):
+        before = service.engine_thread.health()["cancelled"]
         stream = client.chat.completions.create(model="demo", messages=asked(WHO), stream=True, max_tokens=2000)
         assert next(iter(stream)).choices[0].delta.role == "assistant"
         stream.close()
-        until(lambda: service.worker.health()["running"] == 0)
-    assert service.worker.health()["cancelled"] == before + 1
+        until(lambda: service.engine_thread.health()["running"] == 0)
+    assert service.engine_thread.health()["cancelled"] == before + 1
 
 
 def test_chat_options_reach_the_engine(service: Service, client: openai.OpenAI) -> None:
@@ -126,7 +126,7 @@ def test_a_seed_repeats_a_sampled_answer(service: Service, client: openai.OpenAI
         made = client.chat.completions.create(model="demo", messages=asked(WHO), max_tokens=12, **more)
         return made.choices[0].message.content
 
-    with endless(service.worker):
+    with endless(service.engine_thread):
         hot = {"temperature": 2.0}
         assert sampled(seed=7, **hot) == sampled(seed=7, **hot)
         assert len({sampled(**hot) for _ in range(3)} | {sampled(seed=7, **hot)}) > 1
@@ -219,7 +219,9 @@ def test_harmless_parameters_pass(client: openai.OpenAI) -> None:
 
 def test_a_full_queue_raises_the_clients_rate_limit_error(service: Service, client: openai.OpenAI) -> None:
     with held(service):
-        waiting = [service.worker.submit(lambda engine: None) for _ in range(service.worker.health()["queue"])]
+        waiting = [
+            service.engine_thread.submit(lambda engine: None) for _ in range(service.engine_thread.health()["queue"])
+        ]
         with pytest.raises(openai.RateLimitError) as refused:
             client.chat.completions.create(model="demo", messages=asked(WHO))
     assert int(refused.value.response.headers["retry-after"]) >= 1

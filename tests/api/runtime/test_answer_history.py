@@ -1,8 +1,9 @@
-"""The history of answers: what is remembered, for whom, for how long, and what is shown of it."""
+"""The history of answers: what is recorded, for which tenant, for how long, and what is shown of it."""
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import time
 import tracemalloc
@@ -20,9 +21,8 @@ import pytest
 from api.middleware.keys import make_key
 from api.runtime.answer_history import AnswerHistory, RecordedAnswer
 from api.runtime.request_context import RequestContext, working_for
-from api.schemas.history import holding
+from api.schemas.history import blocks_with_answer
 from ragkv.catalog import Catalog
-from ragkv.engine.engine import Engine
 from ragkv.engine.kv_map import KEPT, ChunkKVMap, KVMap
 from ragkv.engine.request import RequestState
 from ragkv.report import (
@@ -40,13 +40,14 @@ from ragkv.report import (
 )
 from ragkv.types import AskOptions
 from tests.api.conftest import HARBOUR, Service, serving, settings
+from tests.api.runtime.test_decode_loop import on_prefill
 
 ASK = {"question": "Who built the harbour of Tarn?"}
 
 
 @pytest.fixture
 def collection(service: Service) -> str:
-    """A collection of its own, with a document of several blocks."""
+    """Name of a new collection with one document of several blocks."""
     name = f"history-{uuid.uuid4().hex[:8]}"
     put(service, name, "mill", "The mill of Orm was built by Ida Falk. 水車 " * 4 + "It was burnt down in 1901.")
     return name
@@ -60,7 +61,7 @@ def put(service: Service, collection: str, id: str, text: str) -> None:
 
 
 def ask(service: Service, collection: str = "default", id: str = "", **more: Any) -> tuple[str, Any]:
-    """(its id, the answer)."""
+    """Return (id, answer)."""
     given = {"X-Request-ID": id} if id else {}
     answer = service.post("/v1/answers", {**ASK, "collection": collection, **more}, headers=given)
     assert answer.status_code == 200
@@ -114,39 +115,39 @@ def test_the_latest_answer_of_an_id_wins(service: Service, collection: str) -> N
     assert [each["id"] for each in listed(service, collection)] == ["twice"]
 
 
-def test_streamed_answers_and_those_of_openais_route_are_remembered_too(service: Service) -> None:
+def test_streamed_answers_and_those_of_the_openai_route_are_recorded_too(service: Service) -> None:
     streamed = service.post("/v1/answers", {**ASK, "stream": True}, headers={"X-Request-ID": "streamed"})
     assert get(service, "/streamed")["answer"] in streamed.text
     chat = {"model": "demo", "messages": [{"role": "user", "content": ASK["question"]}]}
-    said = service.post("/v1/chat/completions", chat, headers={"X-Request-ID": "chat"}).json()
-    assert get(service, "/chat")["answer"] == said["choices"][0]["message"]["content"]
+    completion = service.post("/v1/chat/completions", chat, headers={"X-Request-ID": "chat"}).json()
+    assert get(service, "/chat")["answer"] == completion["choices"][0]["message"]["content"]
 
 
-def test_what_is_refused_is_not_remembered(service: Service) -> None:
+def test_a_refused_question_is_not_recorded(service: Service) -> None:
     service.post("/v1/answers", {**ASK, "method": "guess"}, headers={"X-Request-ID": "refused"})
     for path in ("/refused", "/refused/map", "/nothing", "/nothing/map"):
         assert get(service, path, 404)["code"] == "not_found"
 
 
-def test_the_map_says_what_was_read_and_what_stands_there(service: Service, collection: str) -> None:
+def test_the_map_shows_which_blocks_were_read_and_their_text(service: Service, collection: str) -> None:
     id, answer = ask(service, collection, question="Who built the mill of Orm?", method="scout")
     read = get(service, f"/{id}/map")
     (chunk,) = read["chunks"]
-    (told,) = answer["report"]["chunks"]
+    (reported,) = answer["report"]["chunks"]
     assert (read["block"], len(chunk["states"])) == (16, read["layers"])
-    assert (chunk["chunk_id"], chunk["citation"], chunk["tokens"]) == (told["chunk_id"], 1, told["tokens"])
-    for b, share in enumerate(told["kept"]):
+    assert (chunk["chunk_id"], chunk["citation"], chunk["tokens"]) == (reported["chunk_id"], 1, reported["tokens"])
+    for b, share in enumerate(reported["kept"]):
         assert share == sum(layer[b] in "kr" for layer in chunk["states"]) / read["layers"]
     document = service.client.get(f"/v1/documents/mill?collection={collection}&text=true").json()
     assert "".join(chunk["texts"]) == f"Document: mill\n{document['text']}\n"
-    assert len(chunk["texts"]) == told["blocks"] > 2
+    assert len(chunk["texts"]) == reported["blocks"] > 2
     assert "\ufffd" not in "".join(chunk["texts"])
     held = "".join(chunk["texts"][b] for b in chunk["holds_answer"])
     assert answer["answer"]
     assert answer["answer"].lower() in held.lower()
 
 
-def test_shares_are_told_where_something_was_computed_again(service: Service) -> None:
+def test_the_map_shows_recomputed_shares_only_where_there_are_any(service: Service) -> None:
     id, _ = ask(service, method="full", top_k=2)
     for chunk in get(service, f"/{id}/map")["chunks"]:
         assert chunk["recomputed"] == [[1.0] * len(chunk["texts"])] * len(chunk["states"])
@@ -175,11 +176,11 @@ def test_citations_are_numbered_and_chunks_of_earlier_turns_have_no_number(servi
         ([], "Ada", []),
     ],
 )
-def test_blocks_hold_the_answer_where_its_words_stand(texts: list[str], answer: str, held: list[int]) -> None:
-    assert holding(texts, answer) == held
+def test_blocks_that_contain_words_of_the_answer_are_found(texts: list[str], answer: str, held: list[int]) -> None:
+    assert blocks_with_answer(texts, answer) == held
 
 
-def test_a_replaced_chunk_is_no_longer_there_and_its_answer_is(service: Service, collection: str) -> None:
+def test_an_answer_outlives_the_chunk_of_a_replaced_document(service: Service, collection: str) -> None:
     id, _ = ask(service, collection, question="Who built the mill?")
     put(service, collection, "mill", "The mill of Orm is a museum.")
     (chunk,) = get(service, f"/{id}/map")["chunks"]
@@ -188,68 +189,65 @@ def test_a_replaced_chunk_is_no_longer_there_and_its_answer_is(service: Service,
     assert get(service, f"/{id}")["answer"]
 
 
-def test_an_answer_goes_with_a_document_it_stands_on(service: Service, collection: str) -> None:
+def test_an_answer_is_removed_with_a_document_it_was_read_from(service: Service, collection: str) -> None:
     put(service, collection, "quay", "The quay of Orm was paved by Sten Berg.")
     both, _ = ask(service, collection, question="Who paved the quay?", top_k=2)
     mill, _ = ask(service, collection, question="Who built the mill of Orm?", top_k=1)
     service.client.delete(f"/v1/documents/quay?collection={collection}")
-    assert service.worker.history.find("", both) is None, "it is gone at once, not when somebody looks"
+    assert service.engine_thread.history.find("", both) is None, "it is removed at once, not at the next look"
     get(service, f"/{both}", 404)
     get(service, f"/{both}/map", 404)
     assert [each["id"] for each in listed(service, collection)] == [mill]
     assert b"Sten" not in json.dumps(listed(service, collection)).encode()
 
 
-def test_answers_go_with_their_collection_and_their_conversation(service: Service, collection: str) -> None:
+def test_answers_are_removed_with_their_collection_and_their_conversation(service: Service, collection: str) -> None:
     alone, _ = ask(service, collection)
-    talked, _ = ask(service, collection, conversation_id="mills")
+    in_conversation, _ = ask(service, collection, conversation_id="mills")
     service.client.delete(f"/v1/conversations/mills?collection={collection}")
     assert [each["id"] for each in listed(service, collection)] == [alone]
-    get(service, f"/{talked}", 404)
+    get(service, f"/{in_conversation}", 404)
     service.client.delete(f"/v1/collections/{collection}")
-    assert service.worker.history.find("", alone) is None
+    assert service.engine_thread.history.find("", alone) is None
     assert listed(service, collection) == []
     get(service, f"/{alone}", 404)
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_what_another_process_removed_is_not_shown_although_nobody_said_so(
-    service: Service, collection: str, again: bool
-) -> None:
+def test_what_another_process_removed_is_not_shown(service: Service, collection: str, again: bool) -> None:
     id, _ = ask(service, collection)
     catalog = Catalog.open(service.app.state.settings.data / "catalog.sqlite")
     unwanted = catalog.remove(collection, "mill")
     catalog.close()
-    service.worker.submit(lambda engine: engine.evict(unwanted)).result(30)
+    service.engine_thread.submit(lambda engine: engine.evict(unwanted)).result(30)
     if again:  # a new document of the same name is not the one that was removed
         put(service, collection, "mill", "The mill of Orm is a museum.")
     assert listed(service, collection) == []
     get(service, f"/{id}", 404)
-    assert service.worker.history.find("", id) is None
+    assert service.engine_thread.history.find("", id) is None
 
 
-def test_an_answer_whose_document_went_while_it_was_decoded_is_given_and_not_shown(
+def test_an_answer_whose_document_is_removed_while_it_is_decoded_is_returned_and_not_shown(
     service: Service, collection: str
 ) -> None:
-    def begin(engine: Engine) -> RequestState:
-        begun = engine.prefill("Who built the mill of Orm?", AskOptions(collection=collection))
-        service.worker.catalog_service.remove(collection, "mill")
-        return begun
+    def remove(*prefilled: object) -> None:
+        service.engine_thread.catalog_service.remove(collection, "mill")
 
-    with working_for(RequestContext("late")):
-        answer = service.worker.ask(begin).result(30)
+    options = AskOptions(collection=collection)
+    with on_prefill(service.engine_thread, remove), working_for(RequestContext("late")):
+        answer = service.engine_thread.ask("Who built the mill of Orm?", options).result(30)
     assert answer.citations[0].document_id == "mill"
     get(service, "/late", 404)
     assert listed(service, collection) == []
 
 
-def test_an_answer_is_given_although_its_map_cannot_be_made(
+def test_an_answer_is_returned_although_its_map_cannot_be_made(
     service: Service, collection: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(begun: RequestState) -> KVMap:
+    def fail(state: RequestState) -> KVMap:
         raise ZeroDivisionError
 
-    engine = service.worker.submit(lambda engine: engine).result(30)
+    engine = service.engine_thread.submit(lambda engine: engine).result(30)
     with monkeypatch.context() as broken:
         broken.setattr(engine, "map", fail)
         id, _ = ask(service, collection)
@@ -275,7 +273,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, 
             client.close()
 
 
-def test_a_tenant_sees_its_own_answers_and_nobody_elses(shared: tuple[Service, dict[str, httpx.Client]]) -> None:
+def test_a_tenant_sees_its_own_answers_only(shared: tuple[Service, dict[str, httpx.Client]]) -> None:
     _, clients = shared
     for name, client in clients.items():
         for id in (f"of-{name}", "of-both")[: 1 if name == "zeta" else 2]:
@@ -294,7 +292,7 @@ def test_a_tenant_sees_its_own_answers_and_nobody_elses(shared: tuple[Service, d
     assert len(acme.get("/v1/answers").json()["answers"]) == 2, "the same name, another tenant's document"
 
 
-def test_a_service_may_keep_none(tmp_path: Path) -> None:
+def test_a_service_may_keep_no_answers(tmp_path: Path) -> None:
     with serving(settings(tmp_path, history=0)) as service:
         assert service.post("/v1/documents?wait=true", HARBOUR).status_code == 200
         id, _ = ask(service)
@@ -303,11 +301,11 @@ def test_a_service_may_keep_none(tmp_path: Path) -> None:
 
 
 def test_the_estimate_of_full_recompute_is_summed_and_shown(service: Service) -> None:
-    before = service.worker.metrics.sums
+    before = service.engine_thread.metrics.sums
     ids = [ask(service, method=method)[0] for method in ("full", "scout")]
     shown = {each["id"]: each["full_ms"] for each in get(service, "", limit=5)["answers"]}
     assert all(shown[id] > 0 for id in ids)
-    after = service.worker.metrics.sums.since(before)
+    after = service.engine_thread.metrics.sums.since(before)
     assert after.full_seconds == pytest.approx(sum(shown[id] for id in ids) / 1000)
 
 
@@ -319,7 +317,7 @@ def test_answers_are_as_the_schema_says(service: Service) -> None:
         described = operation["responses"]["200"]["content"]["application/json"]["schema"]
         jsonschema.validate(get(service, path), {**schema, **described})
         assert operation["description"]
-    for name in ("Brief", "ChunkMap"):
+    for name in ("AnswerSummaryOut", "ChunkMapOut"):
         model = schema["components"]["schemas"][name]
         for example in model["examples"]:
             jsonschema.validate(example, {**schema, **model})
@@ -328,13 +326,13 @@ def test_answers_are_as_the_schema_says(service: Service) -> None:
 CHUNKS, BLOCKS, LAYERS = 2, 16, 16
 
 
-def remembered(number: int, tenant: str = "", id: str = "") -> RecordedAnswer:
-    """An answer of ordinary size, none of whose parts is another one's."""
+def recorded(number: int, tenant: str = "", id: str = "") -> RecordedAnswer:
+    """Make an answer of ordinary size that shares no part with another one."""
     chunks = tuple(
         ChunkKVMap(i, f"d{number}#{i}", f"d{number}", "T", 16 * BLOCKS, 16, array("B", [KEPT] * BLOCKS * LAYERS))
         for i in range(CHUNKS)
     )
-    told = tuple(
+    reports = tuple(
         ChunkReport(c.chunk_id, c.document_id, c.title, c.tokens, BLOCKS, tuple([b / 7 for b in range(BLOCKS)]), 0.0)
         for c in chunks
     )
@@ -349,7 +347,7 @@ def remembered(number: int, tenant: str = "", id: str = "") -> RecordedAnswer:
         bytes=ByteCounts(1, 1, 1),
         decoding=DecodeReport(8, 1.0, 1.0, 0, "stop"),
         timings_ms=Timings(*[1.0] * 9),
-        chunks=told,
+        chunks=reports,
     )
     cited = tuple(Citation(c.document_id, c.chunk_id, c.title, 0.1) for c in chunks)
     answer = Answer(f"question {number} " * 4, f"answer {number}", cited, report)
@@ -361,10 +359,12 @@ def test_memory_is_bounded_however_many_answers_there_were() -> None:
     tracemalloc.start()
     try:
         for number in range(400):
-            history.record(remembered(number))
+            history.record(recorded(number))
+        gc.collect()  # of the services that run beside this test
         full = tracemalloc.get_traced_memory()[0]
         for number in range(400, 10_400):
-            history.record(remembered(number))
+            history.record(recorded(number))
+        gc.collect()
         assert tracemalloc.get_traced_memory()[0] < 1.1 * full
     finally:
         tracemalloc.stop()
@@ -372,9 +372,9 @@ def test_memory_is_bounded_however_many_answers_there_were() -> None:
     assert [each.id for each in history.page("", 1000)] == [f"id-{n}" for n in range(10_399, 10_199, -1)]
 
 
-def test_recording_and_looking_cost_next_to_nothing() -> None:
+def test_recording_and_reading_the_history_is_cheap() -> None:
     history = AnswerHistory(10_000)
-    made = [remembered(number, tenant=f"t{number % 7}") for number in range(2000)]
+    made = [recorded(number, tenant=f"t{number % 7}") for number in range(2000)]
     many = [dataclasses.replace(each, id=f"{each.id}-{n}") for n in range(5) for each in made]
     began = time.perf_counter()
     for each in many:
@@ -387,12 +387,12 @@ def test_recording_and_looking_cost_next_to_nothing() -> None:
     assert (time.perf_counter() - began) / 100 < 0.005
 
 
-def test_answers_of_several_threads_are_all_there_and_no_two_at_the_same_moment() -> None:
+def test_answers_of_several_threads_are_all_recorded_at_different_times() -> None:
     history = AnswerHistory(1000)
 
     def record(start: int) -> None:
         for number in range(start, start + 100):
-            history.record(remembered(number))
+            history.record(recorded(number))
             history.page("", 5)
             history.forget(lambda each: each.id == "nobody")
 

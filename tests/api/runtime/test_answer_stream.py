@@ -1,4 +1,4 @@
-"""Answers as server-sent events: what is sent, when, and what happens to those who read slowly or leave."""
+"""Answers as server-sent events: what is sent and when, and what happens when clients read slowly or disconnect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from api.routes.answers import _events
 from api.routes.event_stream import EventStream
-from api.runtime import answer_stream as asking
+from api.runtime import answer_stream
 from api.runtime.answer_channel import AnswerChannel
 from api.runtime.answer_stream import AnswerStream
 from ragkv.engine.engine import Engine
@@ -24,37 +24,37 @@ from ragkv.engine.request import RequestState
 from ragkv.errors import InputError
 from ragkv.types import AskOptions
 from tests.api.conftest import Service
-from tests.api.runtime.test_decode_loop import QUESTIONS, endless, until
+from tests.api.runtime.test_decode_loop import QUESTIONS, endless, on_prefill, until
 from tests.api.streams import streamed
 from tests.api.test_faults import held
 
 PROBLEM = "application/problem+json"
 
 
-def test_the_events_come_in_order_and_say_what_the_whole_answer_says(service: Service) -> None:
+def test_events_come_in_order_and_add_up_to_the_whole_answer(service: Service) -> None:
     for question in QUESTIONS:
         whole = service.post("/v1/answers", {"question": question}).json()
         with streamed(service, question) as (response, events):
-            told = list(events)
-        names = [name for name, _ in told if name]
+            received = list(events)
+        names = [name for name, _ in received if name]
         tokens = names.count("token")
         assert names == ["retrieval", *["token"] * tokens, *["citation"] * 2, "report", "done"]
         assert tokens >= 1
         assert response.headers["content-type"].startswith("text/event-stream")
         assert "no-cache" in response.headers["cache-control"]
         assert response.headers["x-accel-buffering"] == "no"
-        done = told[-1][1]
-        assert "".join(data["text"] for name, data in told if name == "token") == done["answer"] == whole["answer"]
-        assert [data for name, data in told if name == "citation"] == done["citations"] == whole["citations"]
-        assert told[0][1]["citations"] == done["citations"]
-        assert told[-2][1] == done["report"]
-        known = told[0][1]["timings_ms"]
+        done = received[-1][1]
+        assert "".join(data["text"] for name, data in received if name == "token") == done["answer"] == whole["answer"]
+        assert [data for name, data in received if name == "citation"] == done["citations"] == whole["citations"]
+        assert received[0][1]["citations"] == done["citations"]
+        assert received[-2][1] == done["report"]
+        known = received[0][1]["timings_ms"]
         assert known.items() <= done["report"]["timings_ms"].items()
         assert set(known) >= {"retrieve", "prefill"}
         assert done["report"]["tokens"] == whole["report"]["tokens"]
 
 
-def test_each_event_is_as_described(service: Service) -> None:
+def test_each_event_matches_its_schema(service: Service) -> None:
     paths = service.client.get("/openapi.json").json()["paths"]
     kinds = [paths[path]["post"]["responses"]["200"]["content"] for path in ("/v1/answers", "/v1/chat/completions")]
     ours, openais = (kind["text/event-stream"] for kind in kinds)
@@ -69,9 +69,9 @@ def test_each_event_is_as_described(service: Service) -> None:
 
 
 def test_tokens_come_while_the_answer_is_decoded(service: Service) -> None:
-    with endless(service.worker), streamed(service, QUESTIONS[0], max_tokens=60) as (_, events):
+    with endless(service.engine_thread), streamed(service, QUESTIONS[0], max_tokens=60) as (_, events):
         seen = [next(events)[0], next(events)[0]]
-        assert service.worker.health()["running"] == 1, "the first token is here and the last one is not made"
+        assert service.engine_thread.health()["running"] == 1, "the first token is here and the last one is not made"
         rest = list(events)
     assert seen == ["retrieval", "token"]
     assert rest[-1][1]["report"]["tokens"]["generated"] == 60
@@ -87,7 +87,7 @@ def test_tokens_come_while_the_answer_is_decoded(service: Service) -> None:
         ({"question": "Who?", "conversation_id": "a", "method": "multi-infllm"}, 422, "invalid_request"),
     ],
 )
-def test_what_goes_wrong_before_the_first_event_has_its_own_status(
+def test_a_fault_before_the_first_event_has_its_own_status(
     service: Service, body: dict[str, Any], status: int, code: str
 ) -> None:
     refused = service.post("/v1/answers", {**body, "stream": True})
@@ -95,84 +95,77 @@ def test_what_goes_wrong_before_the_first_event_has_its_own_status(
     assert refused.json()["code"] == code
 
 
-def test_a_full_line_is_told_by_its_status(service: Service) -> None:
+def test_a_full_queue_has_its_own_status(service: Service) -> None:
     with held(service):
-        waiting = [service.worker.submit(lambda engine: None) for _ in range(service.worker.health()["queue"])]
+        waiting = [
+            service.engine_thread.submit(lambda engine: None) for _ in range(service.engine_thread.health()["queue"])
+        ]
         refused = service.post("/v1/answers", {"question": QUESTIONS[0], "stream": True})
     assert (refused.status_code, refused.json()["code"]) == (429, "busy")
     assert int(refused.headers["retry-after"]) >= 1
     assert [future.result(30) for future in waiting] == [None] * len(waiting)
 
 
-def test_what_goes_wrong_later_is_the_last_event(service: Service) -> None:
+def test_a_later_fault_is_the_last_event(service: Service) -> None:
     def spoil(engine: Engine) -> None:
-        def spoiled(begun: Any) -> Any:
+        def spoiled(state: Any) -> Any:
             del engine.finalize
             raise InputError("spoiled")
 
         engine.finalize = spoiled  # type: ignore[method-assign]
 
-    service.worker.submit(spoil).result(30)
+    service.engine_thread.submit(spoil).result(30)
     with streamed(service, QUESTIONS[0]) as (response, events):
-        told = list(events)
+        received = list(events)
     assert response.status_code == 200
-    name, problem = told[-1]
+    name, problem = received[-1]
     assert (name, problem["status"], problem["detail"]) == ("error", 422, "spoiled")
     assert problem["request_id"] == response.headers["x-request-id"]
-    assert "done" not in dict(told)
+    assert "done" not in dict(received)
     with streamed(service, QUESTIONS[0]) as (_, events):
         assert list(events)[-1][0] == "done"
 
 
-def test_a_silent_stream_shows_that_it_lives(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "KEEP_ALIVE", 0.05)
+def test_a_silent_stream_sends_comments(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_stream, "KEEP_ALIVE", 0.05)
     release = threading.Event()
-    with endless(service.worker), streamed(service, QUESTIONS[0], max_tokens=20) as (_, events):
+    with endless(service.engine_thread), streamed(service, QUESTIONS[0], max_tokens=20) as (_, events):
         assert next(events)[0] == "retrieval"
-        busy = service.worker.submit(lambda engine: release.wait(30))
+        busy = service.engine_thread.submit(lambda engine: release.wait(30))
         comments = [data for name, data in events if not name and not release.set()]
     assert busy.result(30)
     assert comments
 
 
-def test_a_client_that_leaves_is_let_go_of_before_the_next_step(service: Service) -> None:
-    worker, begun = service.worker, []
+def test_the_question_of_a_client_that_disconnects_is_dropped_before_the_next_step(service: Service) -> None:
+    engine_thread, states, counts = service.engine_thread, list[tuple[Any, Any]](), list[int]()
 
-    def remember(engine: Engine) -> None:
-        begin = engine.prefill
+    def note(_: str, __: AskOptions, state: RequestState) -> None:
+        states.append((weakref.ref(state.sequence.cache), state.sequence.tokens))
 
-        def noted(*arguments: Any, **wanted: Any) -> Any:
-            del engine.prefill
-            made = begin(*arguments, **wanted)
-            begun.extend((weakref.ref(made.sequence.cache), made.sequence.tokens))
-            return made
-
-        engine.prefill = noted  # type: ignore[method-assign]
-
-    with endless(worker):
-        before = worker.health()["cancelled"]
-        worker.submit(remember).result(30)
-        with streamed(service, QUESTIONS[0], max_tokens=2000) as (_, events):
+    with endless(engine_thread):
+        before = engine_thread.health()["cancelled"]
+        with on_prefill(engine_thread, note), streamed(service, QUESTIONS[0], max_tokens=2000) as (_, events):
             assert [next(events)[0] for _ in range(3)] == ["retrieval", "token", "token"]
-            (future,) = worker._waited_for
-            future.add_done_callback(lambda _: begun.append(len(begun[1])))
-        until(lambda: worker.health()["running"] == 0)
-        cache, tokens, said = begun
-    assert worker.health()["cancelled"] == before + 1
-    assert said <= len(tokens) <= said + 1, "the step that was under way, and none after it"
+            (future,) = engine_thread._waited_for
+            future.add_done_callback(lambda _: counts.append(len(states[0][1])))
+        until(lambda: engine_thread.health()["running"] == 0)
+        ((cache, tokens),), (generated,) = states, counts
+    assert engine_thread.health()["cancelled"] == before + 1
+    assert generated <= len(tokens) <= generated + 1, "the step that was under way, and none after it"
     assert cache() is None
 
 
-def test_a_client_that_leaves_the_line_is_never_begun(service: Service) -> None:
-    before = service.worker.health()["cancelled"]
+def test_the_queued_question_of_a_client_that_disconnects_is_never_prefilled(service: Service) -> None:
+    before = service.engine_thread.health()["cancelled"]
     for stream in (False, True):
         with held(service), pytest.raises(httpx.TimeoutException):
             service.post("/v1/answers", {"question": QUESTIONS[0], "stream": stream}, timeout=0.3)
-    until(lambda: service.worker.health()["cancelled"] == before + 2)
-    assert service.worker.health()["waiting"] == 0
+    until(lambda: service.engine_thread.health()["cancelled"] == before + 2)
+    assert service.engine_thread.health()["waiting"] == 0
 
 
-def test_a_reader_that_does_not_read_is_waited_for_and_holds_nobody_up(service: Service) -> None:
+def test_a_client_that_does_not_read_delays_no_other(service: Service) -> None:
     async def read() -> list[bytes]:
         sent: list[bytes] = []
         reads, never = asyncio.Event(), asyncio.Event()
@@ -186,22 +179,20 @@ def test_a_reader_that_does_not_read_is_waited_for_and_holds_nobody_up(service: 
             if sent[-1].startswith(b"event: token"):
                 await reads.wait()
 
-        def begin(engine: Engine) -> RequestState:
-            return engine.prefill(QUESTIONS[0], AskOptions(max_tokens=40))
-
-        asked = AnswerStream(service.worker, receive, begin, None, "", 60, True)
+        options = AskOptions(max_tokens=40)
+        asked = AnswerStream(service.engine_thread, receive, QUESTIONS[0], options, "", 60, True)
         stream = EventStream(asked, _events(asked, await asked.prefilled(), "none"))
         reader = asyncio.create_task(stream({"type": "http"}, receive, send))
         quick = {"question": QUESTIONS[2], "max_tokens": 3}
         answered = await asyncio.to_thread(service.post, "/v1/answers", quick)
         assert answered.json()["report"]["tokens"]["generated"] == 3
-        await asyncio.to_thread(until, lambda: service.worker.health()["running"] == 0)
+        await asyncio.to_thread(until, lambda: service.engine_thread.health()["running"] == 0)
         assert sum(each.startswith(b"event: token") for each in sent) == 1
         reads.set()
         await reader
         return sent
 
-    with endless(service.worker):
+    with endless(service.engine_thread):
         sent = asyncio.run(read())
     tokens = [json.loads(each.partition(b"data: ")[2])["text"] for each in sent if each.startswith(b"event: token")]
     (done,) = (json.loads(each.partition(b"data: ")[2]) for each in sent if each.startswith(b"event: done"))
@@ -210,50 +201,50 @@ def test_a_reader_that_does_not_read_is_waited_for_and_holds_nobody_up(service: 
     assert done["report"]["tokens"]["generated"] == 40
 
 
-def test_a_connection_nobody_reads_from_is_answered_in_full(service: Service) -> None:
+def test_a_client_that_reads_late_gets_the_whole_answer(service: Service) -> None:
     body = json.dumps({"question": QUESTIONS[0], "stream": True}).encode()
     head = "POST /v1/answers HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", service.port), timeout=30) as line:
         line.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         time.sleep(1)
         assert service.post("/v1/answers", {"question": QUESTIONS[2]}).status_code == 200
-        told = b""
-        while b"event: done" not in told:
+        received = b""
+        while b"event: done" not in received:
             piece = line.recv(65536)
-            assert piece, told[-300:]
-            told += piece
-    assert b"event: error" not in told
+            assert piece, received[-300:]
+            received += piece
+    assert b"event: error" not in received
 
 
-def test_what_a_slow_reader_missed_comes_as_one_piece() -> None:
+def test_text_that_a_slow_client_missed_comes_as_one_piece() -> None:
     async def read() -> list[str]:
-        progress = AnswerChannel()
+        channel = AnswerChannel()
         seen = []
-        progress.publish("Ada")
-        await progress.news.wait()
-        for text in ("Ada B", "Ada Bro", "Ada Brook"):  # while he is busy
-            progress.publish(text)
-        progress.acknowledge()
-        seen.append(progress.text)
-        assert not progress.news.is_set()
-        progress.publish("Ada Brook of")
-        await asyncio.wait_for(progress.news.wait(), 5)
-        seen.append(progress.text)
+        channel.publish("Ada")
+        await channel.news.wait()
+        for text in ("Ada B", "Ada Bro", "Ada Brook"):  # while the reader is busy
+            channel.publish(text)
+        channel.acknowledge()
+        seen.append(channel.text)
+        assert not channel.news.is_set()
+        channel.publish("Ada Brook of")
+        await asyncio.wait_for(channel.news.wait(), 5)
+        seen.append(channel.text)
         return seen
 
     assert asyncio.run(read()) == ["Ada Brook", "Ada Brook of"]
 
 
-def test_progress_whose_reader_is_gone_disturbs_nobody() -> None:
+def test_a_channel_of_a_closed_loop_can_be_published_to() -> None:
     async def make() -> AnswerChannel:
         return AnswerChannel()
 
-    progress = asyncio.run(make())
-    progress.publish("into the void")
-    assert progress.text == "into the void"
+    channel = asyncio.run(make())
+    channel.publish("into the void")
+    assert channel.text == "into the void"
 
 
-def test_an_asker_has_all_text_however_it_came(service: Service) -> None:
+def test_all_pieces_together_are_the_answer(service: Service) -> None:
     async def ask() -> tuple[str, str]:
         never = asyncio.Event()
 
@@ -261,7 +252,7 @@ def test_an_asker_has_all_text_however_it_came(service: Service) -> None:
             await never.wait()
             return {"type": "http.disconnect"}
 
-        asked = AnswerStream(service.worker, receive, lambda engine: engine.prefill(QUESTIONS[0]), None, "", 60, True)
+        asked = AnswerStream(service.engine_thread, receive, QUESTIONS[0], AskOptions(), "", 60, True)
         await asked.prefilled()
         text = "".join([piece async for piece in asked.pieces()])
         answer = asked.answer()

@@ -1,4 +1,4 @@
-"""Several who ask at once: answered together, in order, and let go of as soon as they leave."""
+"""Several clients ask at once: they are answered together and in order, and dropped as soon as they leave."""
 
 from __future__ import annotations
 
@@ -30,27 +30,54 @@ QUESTIONS = (
 )
 
 
-def beginning(question: str, **more: Any) -> Callable[[Engine], RequestState]:
-    return lambda engine: engine.prefill(question, AskOptions(**more))
+@contextmanager
+def on_prefill(
+    engine_thread: EngineThread, observe: Callable[[str, AskOptions, RequestState], object]
+) -> Iterator[None]:
+    """Call `observe` after each prefill."""
+
+    def patch(engine: Engine) -> None:
+        prefill = engine.prefill
+
+        def observed(question: str, options: AskOptions) -> RequestState:
+            state = prefill(question, options)
+            observe(question, options, state)
+            return state
+
+        engine.prefill = observed  # type: ignore[method-assign]
+
+    def restore(engine: Engine) -> None:
+        del engine.prefill
+
+    engine_thread.submit(patch).result(30)
+    try:
+        yield
+    finally:
+        engine_thread.submit(restore).result(60)
+
+
+def disable_stops(engine: Engine) -> None:
+    """Let answers end at their longest only."""
+    engine.model.stop_ids, engine.model.profile = frozenset(), replace(engine.model.profile, stop=())
 
 
 @contextmanager
-def endless(worker: EngineThread) -> Iterator[None]:
+def endless(engine_thread: EngineThread) -> Iterator[None]:
     """Answers end at their longest only."""
 
     def change(engine: Engine) -> tuple[Any, Any]:
         kept = engine.model.stop_ids, engine.model.profile
-        engine.model.stop_ids, engine.model.profile = frozenset(), replace(kept[1], stop=())
+        disable_stops(engine)
         return kept
 
-    def back(engine: Engine) -> None:
+    def restore(engine: Engine) -> None:
         engine.model.stop_ids, engine.model.profile = kept
 
-    kept = worker.submit(change).result(30)
+    kept = engine_thread.submit(change).result(30)
     try:
         yield
     finally:
-        worker.submit(back).result(60)
+        engine_thread.submit(restore).result(60)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -60,95 +87,78 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_askers_are_answered_together_and_as_if_they_were_alone(service: Service) -> None:
-    worker, company = service.worker, []
-
-    def watched(question: str) -> Callable[[Engine], RequestState]:
-        def begin(engine: Engine) -> RequestState:
-            company.append(worker.health()["running"])
-            return engine.prefill(question)
-
-        return begin
-
-    alone = [worker.submit(lambda engine, q=question: engine.answer(q)).result(60) for question in QUESTIONS]
-    with held(service):
-        together = [worker.ask(watched(question)) for question in QUESTIONS]
-    assert [future.result(60).answer for future in together] == [answer.answer for answer in alone]
-    assert company == [0, 1, 2, 3]
+def test_clients_are_answered_together_and_as_if_they_were_alone(service: Service) -> None:
+    engine_thread, running = service.engine_thread, []
+    alone = [engine_thread.submit(lambda engine, q=question: engine.answer(q)).result(60) for question in QUESTIONS]
+    with on_prefill(engine_thread, lambda *_: running.append(engine_thread.health()["running"])):
+        with held(service):
+            together = [engine_thread.ask(question) for question in QUESTIONS]
+        assert [future.result(60).answer for future in together] == [answer.answer for answer in alone]
+    assert running == [0, 1, 2, 3]
     tokens = [(a.report.tokens, b.result().report.tokens) for a, b in zip(alone, together, strict=True)]
     assert all(a == b for a, b in tokens)
-    assert worker.health()["running"] == 0
+    assert engine_thread.health()["running"] == 0
 
 
-def test_a_running_answer_that_is_given_up_is_let_go_of_before_the_next_step(service: Service) -> None:
-    worker, caches = service.worker, []
-
-    def begin_long(engine: Engine) -> RequestState:
-        begun = engine.prefill(QUESTIONS[0], AskOptions(max_tokens=600))
-        caches.append(weakref.ref(begun.sequence.cache))
-        return begun
-
-    with endless(worker):
-        before = worker.health()["cancelled"]
-        long, short = worker.ask(begin_long), worker.ask(beginning(QUESTIONS[2], max_tokens=3))
+def test_a_cancelled_answer_is_dropped_before_the_next_step(service: Service) -> None:
+    engine_thread, caches = service.engine_thread, []
+    with (
+        endless(engine_thread),
+        on_prefill(engine_thread, lambda *made: caches.append(weakref.ref(made[2].sequence.cache))),
+    ):
+        before = engine_thread.health()["cancelled"]
+        long = engine_thread.ask(QUESTIONS[0], AskOptions(max_tokens=600))
+        short = engine_thread.ask(QUESTIONS[2], AskOptions(max_tokens=3))
         assert short.result(60).report.tokens.generated == 3
-        assert worker.health()["running"] == 1
+        assert engine_thread.health()["running"] == 1
         assert long.cancel()
-        until(lambda: worker.health()["running"] == 0)
-    assert worker.health()["cancelled"] == before + 1
+        until(lambda: engine_thread.health()["running"] == 0)
+    assert engine_thread.health()["cancelled"] == before + 1
     assert caches[0]() is None
     with pytest.raises(CancelledError):
         long.result(1)
 
 
 def test_a_client_that_hangs_up_frees_its_place(service: Service) -> None:
-    worker = service.worker
-    with endless(worker):
-        before = worker.health()["cancelled"]
+    engine_thread = service.engine_thread
+    with endless(engine_thread):
+        before = engine_thread.health()["cancelled"]
         with pytest.raises(httpx.TimeoutException):
             service.post("/v1/answers", {"question": QUESTIONS[0], "max_tokens": 1000}, timeout=1)
-        until(lambda: worker.health()["cancelled"] == before + 1)
-        assert worker.health()["running"] == 0
+        until(lambda: engine_thread.health()["cancelled"] == before + 1)
+        assert engine_thread.health()["running"] == 0
 
 
-def test_a_turn_waits_for_the_one_before_it_and_nobody_waits_for_that(service: Service) -> None:
-    worker, order = service.worker, []
-
-    def noted(name: str, question: str, **more: Any) -> Callable[[Engine], RequestState]:
-        def begin(engine: Engine) -> RequestState:
-            order.append(name)
-            return engine.prefill(question, AskOptions(**more))
-
-        return begin
-
-    turn = ("default", "pair")
-    with held(service):
-        first = worker.ask(noted("first", QUESTIONS[0], conversation="pair"), turn)
-        second = worker.ask(noted("second", QUESTIONS[2], conversation="pair"), turn)
-        other = worker.ask(noted("other", QUESTIONS[3]))
-        first.add_done_callback(lambda _: order.append("first answered"))
-    answers = [future.result(60) for future in (first, second, other)]
+def test_a_conversation_is_answered_in_order_and_no_other_question_waits_for_it(service: Service) -> None:
+    engine_thread, order = service.engine_thread, []
+    pair = AskOptions(conversation="pair")
+    with on_prefill(engine_thread, lambda question, *_: order.append(question)):
+        with held(service):
+            first, second = engine_thread.ask(QUESTIONS[0], pair), engine_thread.ask(QUESTIONS[2], pair)
+            other = engine_thread.ask(QUESTIONS[3])
+            first.add_done_callback(lambda _: order.append("first answered"))
+        answers = [future.result(60) for future in (first, second, other)]
     assert [answer.report.tokens.history > 0 for answer in answers] == [False, True, False]
-    assert order.index("other") < order.index("second")
-    assert order.index("first answered") < order.index("second")
-    said = service.client.get("/v1/conversations/pair").json()["turns"]
-    assert [turn["question"] for turn in said] == [QUESTIONS[0], QUESTIONS[2]]
+    assert order.index(QUESTIONS[3]) < order.index(QUESTIONS[2])
+    assert order.index("first answered") < order.index(QUESTIONS[2])
+    turns = service.client.get("/v1/conversations/pair").json()["turns"]
+    assert [turn["question"] for turn in turns] == [QUESTIONS[0], QUESTIONS[2]]
     assert service.client.delete("/v1/conversations/pair").status_code == 204
 
 
 def test_a_conversation_that_is_removed_during_its_first_turn_stays_removed(service: Service) -> None:
-    turn, path = ("default", "brief"), "/v1/conversations/brief"
-    with endless(service.worker):
-        answer = service.worker.ask(beginning(QUESTIONS[0], conversation="brief", max_tokens=50), turn)
-        until(lambda: service.worker.health()["running"] == 1)
+    path = "/v1/conversations/brief"
+    with endless(service.engine_thread):
+        answer = service.engine_thread.ask(QUESTIONS[0], AskOptions(conversation="brief", max_tokens=50))
+        until(lambda: service.engine_thread.health()["running"] == 1)
         assert service.client.delete(path).status_code == 204
         assert answer.result(1).report.tokens.generated == 50
     assert service.client.get(path).status_code == 404
 
 
-def test_a_question_that_cannot_begin_fails_alone(service: Service) -> None:
+def test_a_question_that_cannot_be_prefilled_fails_alone(service: Service) -> None:
     with held(service):
-        futures = [service.worker.ask(beginning(question)) for question in (QUESTIONS[0], " ", QUESTIONS[1])]
+        futures = [service.engine_thread.ask(question) for question in (QUESTIONS[0], " ", QUESTIONS[1])]
     assert futures[0].result(60).answer
     with pytest.raises(InputError, match="empty"):
         futures[1].result(60)
@@ -157,48 +167,40 @@ def test_a_question_that_cannot_begin_fails_alone(service: Service) -> None:
 
 @contextmanager
 def small(data: Path) -> Iterator[EngineThread]:
-    """A worker that runs two answers at once, over one document."""
-    worker = EngineThread(settings(data, batch=2))
-    worker.start().result(60)
+    """An engine thread that decodes two answers at once, over one document."""
+    engine_thread = EngineThread(settings(data, batch=2))
+    engine_thread.start().result(60)
     try:
-        worker.jobs.submit([Document("harbour", "Tarn", HARBOUR["text"])])
-        worker.wake()
-        until(lambda: worker.submit(lambda engine: engine.catalog.count()[0]).result(30) == 1)
-        yield worker
+        engine_thread.jobs.submit([Document("harbour", "Tarn", HARBOUR["text"])])
+        engine_thread.wake()
+        until(lambda: engine_thread.submit(lambda engine: engine.catalog.count()[0]).result(30) == 1)
+        yield engine_thread
     finally:
-        worker.close(60)
+        engine_thread.close(60)
 
 
-def test_no_more_than_its_places_run_at_once_and_they_begin_in_order(tmp_path: Path) -> None:
+def test_no_more_answers_run_than_the_batch_holds_and_they_start_in_order(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
-    def noted(place: int) -> Callable[[Engine], RequestState]:
-        def begin(engine: Engine) -> RequestState:
-            seen.append((place, worker.health()["running"]))
-            return engine.prefill(QUESTIONS[place % 2])
+    def note(_: str, options: AskOptions, __: RequestState) -> None:
+        seen.append((options.seed, engine_thread.health()["running"]))
 
-        return begin
-
-    with small(tmp_path) as worker:
-        futures = [worker.ask(noted(place)) for place in range(6)]
+    with small(tmp_path) as engine_thread, on_prefill(engine_thread, note):
+        futures = [engine_thread.ask(QUESTIONS[place % 2], AskOptions(seed=place)) for place in range(6)]
         assert all(future.result(60).answer for future in futures)
     assert [place for place, _ in seen] == list(range(6))
     assert max(running for _, running in seen) == 1
 
 
-def test_at_shutdown_the_answers_that_run_are_finished_and_the_line_is_refused(tmp_path: Path) -> None:
-    with small(tmp_path) as worker:
-
-        def begin_last(engine: Engine) -> RequestState:
-            engine.model.stop_ids, engine.model.profile = frozenset(), replace(engine.model.profile, stop=())
-            return engine.prefill(QUESTIONS[0], AskOptions(max_tokens=60))
-
-        running = worker.ask(begin_last), worker.ask(beginning(QUESTIONS[1], max_tokens=60))
-        waiting = worker.ask(beginning(QUESTIONS[1]))
-        until(lambda: worker.health()["running"] == 2)
-        worker.close(60)
+def test_at_shutdown_running_answers_are_finished_and_queued_questions_are_rejected(tmp_path: Path) -> None:
+    with small(tmp_path) as engine_thread:
+        engine_thread.submit(disable_stops).result(30)
+        running = [engine_thread.ask(question, AskOptions(max_tokens=60)) for question in QUESTIONS[:2]]
+        waiting = engine_thread.ask(QUESTIONS[1])
+        until(lambda: engine_thread.health()["running"] == 2)
+        engine_thread.close(60)
         assert [future.result(1).report.tokens.generated for future in running] == [60, 60]
         with pytest.raises(Stopping):
             waiting.result(1)
         with pytest.raises(Stopping):
-            worker.ask(beginning(QUESTIONS[0]))
+            engine_thread.ask(QUESTIONS[0])

@@ -28,18 +28,18 @@ TALE = "\n\n".join(
 
 @contextmanager
 def running(data: Path, **more: str) -> Iterator[EngineThread]:
-    worker = EngineThread(settings(data, **more))
-    worker.start().result(60)
+    engine_thread = EngineThread(settings(data, **more))
+    engine_thread.start().result(60)
     try:
-        yield worker
+        yield engine_thread
     finally:
-        worker.close(60)
+        engine_thread.close(60)
 
 
-def until(worker: EngineThread, job_id: str, *, stage: str = "", finished: bool = False) -> IngestJob:
+def until(engine_thread: EngineThread, job_id: str, *, stage: str = "", finished: bool = False) -> IngestJob:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        job = worker.jobs.get(job_id)
+        job = engine_thread.jobs.get(job_id)
         if (finished and job.finished) or (stage and job.stage == stage):
             return job
         time.sleep(0.01)
@@ -48,61 +48,61 @@ def until(worker: EngineThread, job_id: str, *, stage: str = "", finished: bool 
 
 def test_a_request_cancelled_before_its_turn_never_runs(service: Service) -> None:
     release, ran = threading.Event(), threading.Event()
-    held = service.worker.submit(lambda engine: release.wait(30))
-    unwanted = service.worker.submit(lambda engine: ran.set())
+    held = service.engine_thread.submit(lambda engine: release.wait(30))
+    unwanted = service.engine_thread.submit(lambda engine: ran.set())
     assert unwanted.cancel()
     release.set()
     assert held.result(30)
-    assert service.worker.submit(lambda engine: "next").result(30) == "next"
+    assert service.engine_thread.submit(lambda engine: "next").result(30) == "next"
     assert not ran.is_set()
 
 
-def test_a_request_that_fails_leaves_the_worker_working(service: Service) -> None:
+def test_a_request_that_fails_leaves_the_thread_running(service: Service) -> None:
     with pytest.raises(ZeroDivisionError):
-        service.worker.submit(lambda engine: 1 / 0).result(30)
-    assert service.worker.submit(lambda engine: engine.model.name).result(30) == "demo"
+        service.engine_thread.submit(lambda engine: 1 / 0).result(30)
+    assert service.engine_thread.submit(lambda engine: engine.model.name).result(30) == "demo"
 
 
-def test_a_crowd_that_never_ends_does_not_keep_documents_from_being_read(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
+def test_endless_requests_do_not_keep_documents_from_being_ingested(tmp_path: Path) -> None:
+    with running(tmp_path) as engine_thread:
         done = threading.Event()
 
         def ask_again(engine: Engine) -> None:
             if not done.is_set():
-                worker.submit(ask_again)
+                engine_thread.submit(ask_again)
                 time.sleep(0.001)
 
         for _ in range(4):
-            worker.submit(ask_again)
-        job_id = worker.jobs.submit([Document("tale", "Tale", TALE[:600])])
-        worker.wake()
+            engine_thread.submit(ask_again)
+        job_id = engine_thread.jobs.submit([Document("tale", "Tale", TALE[:600])])
+        engine_thread.wake()
         try:
-            assert until(worker, job_id, finished=True).status == "completed"
+            assert until(engine_thread, job_id, finished=True).status == "completed"
         finally:
             done.set()
 
 
-def test_shutdown_puts_a_half_read_document_back_and_the_next_start_reads_it(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        job_id = worker.jobs.submit([Document("tale", "Tale", TALE)])
-        worker.wake()
-        until(worker, job_id, stage="encode")
-        waiting = worker.submit(lambda engine: "answered")
-        begun = time.monotonic()
-        worker.pause()
+def test_shutdown_queues_a_document_again_and_the_next_start_ingests_it(tmp_path: Path) -> None:
+    with running(tmp_path) as engine_thread:
+        job_id = engine_thread.jobs.submit([Document("tale", "Tale", TALE)])
+        engine_thread.wake()
+        until(engine_thread, job_id, stage="encode")
+        waiting = engine_thread.submit(lambda engine: "answered")
+        started = time.monotonic()
+        engine_thread.pause()
         with pytest.raises(Stopping):
-            worker.submit(lambda engine: None)
+            engine_thread.submit(lambda engine: None)
         assert waiting.result(30) == "answered"
-        worker.close(60)
-        assert time.monotonic() - begun < 10
-        assert worker.health()["status"] == "failed"
+        engine_thread.close(60)
+        assert time.monotonic() - started < 10
+        assert engine_thread.health()["status"] == "failed"
     catalog = Catalog.open(tmp_path / "catalog.sqlite")
     job = Jobs(catalog, 1).get(job_id)
     assert (job.status, catalog.find("default", "tale")) == ("queued", None)
     catalog.close()
-    with running(tmp_path) as worker:
-        assert until(worker, job_id, finished=True).status == "completed"
-        answer = worker.submit(
+    with running(tmp_path) as engine_thread:
+        assert until(engine_thread, job_id, finished=True).status == "completed"
+        answer = engine_thread.submit(
             lambda engine: engine.answer("What did the keeper count?", AskOptions(max_tokens=1))
         ).result(30)
         assert answer.report.cache.misses == 0
@@ -110,13 +110,13 @@ def test_shutdown_puts_a_half_read_document_back_and_the_next_start_reads_it(tmp
 
 def test_without_its_kv_store_the_service_is_degraded_and_answers(tmp_path: Path) -> None:
     with redis_server() as server:
-        pass  # gone again: nothing listens there
-    with running(tmp_path, store=server.url) as worker:
-        assert worker.health()["status"] == "degraded"
-        job_id = worker.jobs.submit([Document("tale", "Tale", TALE[:300])])
-        worker.wake()
-        assert until(worker, job_id, finished=True).status == "completed"
-        answer = worker.submit(
+        pass  # stopped again: nothing listens there
+    with running(tmp_path, store=server.url) as engine_thread:
+        assert engine_thread.health()["status"] == "degraded"
+        job_id = engine_thread.jobs.submit([Document("tale", "Tale", TALE[:300])])
+        engine_thread.wake()
+        assert until(engine_thread, job_id, finished=True).status == "completed"
+        answer = engine_thread.submit(
             lambda engine: engine.answer("What did the keeper count?", AskOptions(max_tokens=1))
         ).result(30)
         assert len(answer.report.cache.fallbacks) == len(answer.report.chunks) > 0
@@ -135,8 +135,8 @@ def test_an_unknown_model_stops_the_start(tmp_path: Path) -> None:
 
 def test_a_damaged_catalogue_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "catalog.sqlite").write_bytes(b"this was a catalogue" * 100)
-    worker = EngineThread(settings(tmp_path))
+    engine_thread = EngineThread(settings(tmp_path))
     with pytest.raises(CatalogCorrupt):
-        worker.start().result(60)
-    worker.close(10)
+        engine_thread.start().result(60)
+    engine_thread.close(10)
     assert (tmp_path / "catalog.sqlite").read_bytes().startswith(b"this was")

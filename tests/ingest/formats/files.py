@@ -16,17 +16,17 @@ IMAGE = b"<< /Type /XObject /Subtype /Image /Width 1 /Height 1 /ColorSpace /Devi
 
 
 def stream(data: bytes, entries: bytes = b"") -> bytes:
-    """A PDF stream object."""
+    """Make a PDF stream object."""
     return b"<< %s /Length %d >>\nstream\n%s\nendstream" % (entries, len(data), data)
 
 
 def packed(data: bytes) -> bytes:
-    """The same, deflated."""
+    """Make a deflated PDF stream object."""
     return stream(zlib.compress(data, 9), b"/Filter /FlateDecode")
 
 
 def painted(text: str) -> bytes:
-    """A page's content stream that paints these lines."""
+    """Make the content stream of a page that paints these lines."""
     lines = text.split("\n")
     escaped = [line.replace("\\", r"\\").replace("(", r"\(").replace(")", r"\)") for line in lines]
     shown = " ".join(f"({line}) Tj 0 -14 Td" for line in escaped)
@@ -34,7 +34,7 @@ def painted(text: str) -> bytes:
 
 
 def pdf(*pages: str | bytes, info: Mapping[str, str] | None = None, trailer: bytes = b"") -> bytes:
-    """A page for each: text to paint, or a whole stream object."""
+    """Make a PDF with one page per argument: text to paint, or a whole stream object."""
     objects = [b"<< /Type /Catalog /Pages 2 0 R >>", b"", _FONT, IMAGE[:-2] + b">>\nstream\n\0\nendstream"]
     kids = []
     for page in pages:
@@ -48,8 +48,8 @@ def pdf(*pages: str | bytes, info: Mapping[str, str] | None = None, trailer: byt
         kids.append(b"%d 0 R" % len(objects))
     objects[1] = b"<< /Type /Pages /Kids [%s] /Count %d >>" % (b" ".join(kids), len(kids))
     if info:
-        told = " ".join(f"/{key} ({value})" for key, value in info.items())
-        objects.append(f"<< {told} >>".encode("cp1252"))
+        entries = " ".join(f"/{key} ({value})" for key, value in info.items())
+        objects.append(f"<< {entries} >>".encode("cp1252"))
         trailer += b" /Info %d 0 R" % len(objects)
     return _assembled(objects, trailer)
 
@@ -70,7 +70,7 @@ def _assembled(objects: Sequence[bytes], trailer: bytes) -> bytes:
 
 
 def archive(parts: Mapping[str, bytes]) -> bytes:
-    """A zip archive."""
+    """Make a zip archive."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as package:
         for name, data in parts.items():
@@ -79,19 +79,19 @@ def archive(parts: Mapping[str, bytes]) -> bytes:
 
 
 def paragraph(text: str, style: str = "", more: str = "") -> str:
-    """A Word paragraph of one run. more: further properties, as XML."""
+    """Make a Word paragraph of one run. more: further properties, as XML."""
     named = f'<w:pStyle w:val="{style}"/>' if style else ""
     return f"<w:p><w:pPr>{named}{more}</w:pPr><w:r><w:t>{escape(text)}</w:t></w:r></w:p>"
 
 
 def table(*rows: Sequence[str]) -> str:
-    """A Word table; each cell is one paragraph."""
-    told = "".join("<w:tr>" + "".join(f"<w:tc>{paragraph(cell)}</w:tc>" for cell in row) + "</w:tr>" for row in rows)
-    return f"<w:tbl>{told}</w:tbl>"
+    """Make a Word table. Each cell is one paragraph."""
+    xml = "".join("<w:tr>" + "".join(f"<w:tc>{paragraph(cell)}</w:tc>" for cell in row) + "</w:tr>" for row in rows)
+    return f"<w:tbl>{xml}</w:tbl>"
 
 
 def docx(body: str, title: str = "", styles: str = "", before: str = "", space: str = W, **parts: str) -> bytes:
-    """A Word document. body, styles, parts (notes): XML inside their roots; before: what stands ahead of the root."""
+    """Make a Word document. body, styles, parts (notes): XML inside their roots; before: XML ahead of the root."""
     names = f'xmlns:w="{space}" xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
     files = {
         "[Content_Types].xml": b'<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"/>',
@@ -105,10 +105,10 @@ def docx(body: str, title: str = "", styles: str = "", before: str = "", space: 
     if title:
         core = "http://schemas.openxmlformats.org/package/2006/metadata/core-properties"
         dublin = "http://purl.org/dc/elements/1.1/"
-        told = (
+        xml = (
             f'<cp:coreProperties xmlns:cp="{core}" xmlns:dc="{dublin}"><dc:title>{title}</dc:title></cp:coreProperties>'
         )
-        files["docProps/core.xml"] = told.encode()
+        files["docProps/core.xml"] = xml.encode()
     for name, content in parts.items():
         files[f"word/{name}.xml"] = f"<w:{name} {names}>{content}</w:{name}>".encode()
     return archive(files)

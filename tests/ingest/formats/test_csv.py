@@ -1,4 +1,4 @@
-"""CSV: each row is a paragraph that says by itself what its cells are."""
+"""CSV: each row is a paragraph that names its own cells."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_first_row_that_names_nothing_is_a_row(first: str) -> None:
         (b" , \n\n", "empty"),
     ],
 )  # fmt: skip
-def test_faults_are_told_with_their_place(data: bytes, said: str) -> None:
+def test_faults_name_their_line(data: bytes, said: str) -> None:
     with pytest.raises(InvalidDocument, match=said):
         parse(data, LIMIT)
 

@@ -1,4 +1,4 @@
-"""Word documents: all that is printed is read, in order; other archives and bombs are refused."""
+"""Word documents: all printed text is read in order; other archives and bombs are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_headings_paragraphs_lists_and_tables_keep_their_shape(space: dict[str, 
     assert parsed.metadata == {"format": "docx"}
 
 
-def test_the_title_is_of_the_properties_or_the_first_heading() -> None:
+def test_the_title_comes_from_the_properties_or_the_first_heading() -> None:
     body = paragraph("text") + paragraph("Head", "berschrift1")
     assert parse(docx(body, title=" The \n yard", styles=STYLES), LIMIT).title == "The yard"
     assert parse(docx(body, styles=STYLES), LIMIT).title == "Head"
@@ -94,7 +94,7 @@ BILLION = (
         (docx("<w:p/>", before='<!DOCTYPE l SYSTEM "file:///etc/passwd">'), "document type"),
     ],
 )
-def test_what_is_no_word_document_is_refused_in_words(data: bytes, said: str) -> None:
+def test_other_files_are_refused_with_a_reason(data: bytes, said: str) -> None:
     with pytest.raises(InvalidDocument, match=said):
         parse(data, LIMIT)
 

@@ -1,4 +1,4 @@
-"""HTML: what a reader of the page sees is there, what stands around it is not, and no page is emptied."""
+"""HTML: visible content is kept, what surrounds it is left out, and no page is left empty."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_title_is_the_first_heading_where_the_page_has_none() -> None:
         "<select><option>GONE</select>", "<iframe>GONE</iframe>", '<h2><a href="#kept">¶</a></h2>',
     ],
 )  # fmt: skip
-def test_what_nobody_sees_is_not_there(unseen: str) -> None:
+def test_invisible_elements_are_left_out(unseen: str) -> None:
     assert text(f"<p>kept</p>{unseen}<p>kept") == "kept\n\nkept"
 
 
@@ -58,7 +58,7 @@ def test_a_paragraph_sign_that_is_no_link_stays() -> None:
     assert text("<p>by <b>§</b> 5 and <a href='#5'>section 5</a>") == "by § 5 and section 5"
 
 
-def test_what_stands_around_the_page_is_left_out() -> None:
+def test_what_surrounds_the_content_is_left_out() -> None:
     page = """<header>Shop logo</header><nav><ul><li>Home<li>Prices</ul></nav><div role="navigation">Crumbs</div>
         <main><header>By Ada</header><h1>Prices</h1><p>Tea is 2.</p><aside>Note</aside><nav>On this page</nav></main>
         <div>Others also read</div><footer>Imprint</footer>"""
@@ -78,7 +78,7 @@ def test_main_must_hold_a_fair_part_of_the_text() -> None:
         "<table><tr><td>All there is</table>", "<body aria-hidden='true'><div aria-hidden='true'>All there is</div>",
     ],
 )  # fmt: skip
-def test_a_page_is_never_emptied(page: str) -> None:
+def test_a_page_is_never_left_empty(page: str) -> None:
     assert text(page).replace("# ", "").split() == ["All", "there", "is"]
 
 
@@ -87,7 +87,7 @@ def test_a_page_laid_out_by_tables_is_read_block_by_block() -> None:
     assert text(f"<table><tr><td>Menu<td><h2>Head</h2><p>{long}</table>").split("\n\n")[:2] == ["Menu", "## Head"]
 
 
-def test_tags_that_nobody_closed_end_where_a_browser_ends_them() -> None:
+def test_unclosed_tags_end_where_a_browser_ends_them() -> None:
     assert text("<div hidden><p>gone</div><p>kept <b>bold<p>more</div></i>") == "kept bold\n\nmore"
 
 

@@ -1,4 +1,4 @@
-"""PDF: text page by page; scans, passwords and other files are refused in words, a bad page stops no other."""
+"""PDF: text page by page; scans, passwords and other files are refused with a reason, a bad page stops no other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_pages_are_paragraphs_and_counted() -> None:
     assert parsed == ("The Yard", "Calloway (Yard)\n\nFounded 1890.", {"format": "pdf", "pages": 3})
 
 
-def test_lines_that_go_on_in_small_letters_are_joined() -> None:
+def test_lines_that_go_on_in_lower_case_are_joined() -> None:
     page = "The keeper was\nborn in Lind-\nmouth.\nhe said\nSo. And\n- one\n- two"
     assert parse(pdf(page), LIMIT).text == "The keeper was born in Lindmouth.\nhe said\nSo. And\n- one\n- two"
 
@@ -34,7 +34,7 @@ def test_packed_streams_are_read() -> None:
 
 
 @pytest.mark.parametrize("title", ["untitled", "Microsoft Word - draft.doc", "main.dvi", " "])
-def test_a_title_that_names_no_document_is_none(title: str) -> None:
+def test_a_meaningless_title_is_dropped(title: str) -> None:
     assert parse(pdf("Tea", info={"Title": title}), LIMIT).title == ""
 
 
@@ -54,7 +54,7 @@ def test_a_bad_page_is_named_and_stops_no_other() -> None:
     assert parsed.metadata == {"format": "pdf", "pages": 3, "unread_pages": [2]}
 
 
-def test_letters_that_fonts_do_not_name_are_no_text() -> None:
+def test_characters_that_fonts_do_not_name_are_no_text() -> None:
     with pytest.raises(InvalidDocument, match="its fonts name no characters; it needs OCR first"):
         parse(pdf(stream(b"BT /F1 12 Tf (" + bytes(range(1, 8)) * 4 + b") Tj ET")), LIMIT)
 
@@ -71,7 +71,7 @@ def test_letters_that_fonts_do_not_name_are_no_text() -> None:
     ],
     ids=["png", "zip", "cut", "garbage", "password", "aes"],
 )
-def test_what_cannot_be_read_is_refused_in_words(data: bytes, said: str) -> None:
+def test_unreadable_files_are_refused_with_a_reason(data: bytes, said: str) -> None:
     with pytest.raises(InvalidDocument, match=said):
         parse(data, LIMIT)
 

@@ -1,0 +1,55 @@
+"""The health of the engine, examined by its own thread and readable from any."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+from typing import Any
+
+from ingest.jobs import Jobs
+from ragkv.engine.engine import Engine
+from ragkv.errors import EmbedderChanged
+
+IDLE_SECONDS = 5.0
+"""How often an idle thread examines its health, and looks for jobs that another process queued."""
+
+
+class EngineHealth:
+    """The latest health report of an engine.
+
+    Attributes:
+        latest: `status` and further facts about the engine, its index and the waiting documents.
+        examined: When the engine was last examined, on the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.latest: dict[str, Any] = {"status": "starting"}
+        self.examined = -inf
+
+    def examine(self, engine: Engine, jobs: Jobs, now: bool = False) -> None:
+        """Examine the engine if that is due, or at once if `now`. Only the engine's thread may call this."""
+        if not now and time.monotonic() - self.examined < IDLE_SECONDS:
+            return
+        try:
+            self.latest = {**engine.health(), "index": _index(engine), **_backlog(jobs)}
+        except Exception as error:
+            self.latest = {"status": "failed", "reason": str(error)}
+        self.examined = time.monotonic()
+
+
+def _backlog(jobs: Jobs) -> dict[str, int]:
+    backlog = jobs.backlog()
+    return {
+        "documents_waiting": backlog.documents,
+        "jobs_queued": backlog.queued,
+        "jobs_running": backlog.running,
+    }
+
+
+def _index(engine: Engine) -> str:
+    """Return `ok`, or why the index cannot be searched."""
+    try:
+        engine.catalog.check_embedder(engine.retriever.embedder.identity)
+    except EmbedderChanged as error:
+        return str(error)
+    return "ok"

@@ -1,0 +1,57 @@
+"""Steps of ingest: what a generator of ingest yields after each unit of work, and how to run one to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Literal, NamedTuple, Protocol, TypeVar
+
+T = TypeVar("T")
+
+Stage = Literal["split", "embed", "encode", "commit", "index"]
+
+
+class IngestStep(NamedTuple):
+    """How far the ingest of a document is.
+
+    Attributes:
+        stage: What happens next, or in `split` what has just happened.
+        done: Units done: characters in `split`, chunks in the other stages.
+        total: Units of the whole stage.
+    """
+
+    stage: Stage
+    done: int
+    total: int
+
+
+class Paused(Exception):
+    """Stops an ingest that will be taken up again. The KV encoded so far is kept for then."""
+
+
+class IngestProgress(Protocol):
+    """Called with the fields of each IngestStep. It may raise to stop the work."""
+
+    def __call__(self, stage: Stage, done: int, total: int, /) -> None: ...
+
+
+def no_progress(stage: Stage, done: int, total: int) -> None:
+    """Ignore the progress."""
+
+
+def run_to_end(steps: Generator[IngestStep, None, T], progress: IngestProgress = no_progress) -> T:
+    """Run all steps without a pause and return their result.
+
+    What `progress` raises is thrown into the steps, so that they clean up before it propagates.
+    """
+    try:
+        step = next(steps)
+        while True:
+            try:
+                progress(*step)
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = next(steps)
+    except StopIteration as end:
+        result: T = end.value
+        return result
