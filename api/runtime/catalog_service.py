@@ -21,6 +21,7 @@ from ingest.loader import checked
 from ingest.pipeline import content_hash, reader_of
 from ingest.sandbox import Allowance
 from ragkv.catalog import CollectionInfo, DocumentInfo
+from ragkv.config import IngestSettings
 from ragkv.engine.chunk_encoder import EVICTED_AT_ONCE
 from ragkv.engine.engine import Engine
 from ragkv.errors import Busy, NotFound, RagkvError
@@ -47,9 +48,10 @@ class CatalogService:
 
     def __init__(self, engine: Engine, jobs: Jobs, history: AnswerHistory):
         self.token_bytes = engine.model.token_bytes
-        self.max_document_bytes = engine.settings.max_document_bytes
+        limits = engine.settings.part(IngestSettings)
+        self.max_document_bytes = limits.max_document_bytes
         self.parsing = anyio.CapacityLimiter(PARSERS)
-        self.allowed = Allowance(engine.settings.parse_seconds, engine.settings.parse_bytes)
+        self.allowed = Allowance(limits.parse_seconds, limits.parse_bytes)
         self._catalog, self._jobs, self._history = engine.catalog, jobs, history
         self._prompt = engine.model.prompt
         self._reader = reader_of(engine)

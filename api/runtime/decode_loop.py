@@ -14,6 +14,7 @@ from api.errors import fault_of
 from api.runtime.answer_history import AnswerHistory, RecordedAnswer
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, QueuedTask, SessionName, reject, resolve
+from ragkv.config import ServingSettings
 from ragkv.engine.batch import Batch, Event
 from ragkv.engine.engine import Engine
 from ragkv.engine.request import RequestState
@@ -39,7 +40,8 @@ class DecodeLoop:
     def __init__(self, engine: Engine, metrics: MetricsRecorder, history: AnswerHistory):
         """Make an empty loop. `metrics` counts how questions end, `history` keeps the answers."""
         self._engine, self._metrics, self._history = engine, metrics, history
-        self._batch = Batch(engine.model, engine.settings.batch, engine.settings.batch_bytes, engine.graph_decoder)
+        serving = engine.settings.part(ServingSettings)
+        self._batch = Batch(engine.model, serving.batch, serving.batch_bytes, engine.graph_decoder)
         self._running: dict[int, _Running] = {}
 
     @property
