@@ -11,10 +11,10 @@ from pathlib import Path
 
 import httpx
 
-from ragkv.samples import folder
+from ragkv.cli.samples import samples_folder
 
 SERVE = ("-m", "ragkv.cli", "serve", "--port", "0")
-LIGHT = [path for path in sorted(folder().glob("*.md")) if path.name[:2] in ("01", "02")]
+LIGHT = [path for path in sorted(samples_folder().glob("*.md")) if path.name[:2] in ("01", "02")]
 
 
 def ragkv(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

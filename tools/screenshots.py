@@ -19,8 +19,8 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect, sync_playwright
 
+from ragkv.cli.samples import samples_folder
 from ragkv.client import Client
-from ragkv.samples import folder
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -67,9 +67,9 @@ def shot(page: Page, name: str) -> None:
 
 def main() -> None:
     """Ingest, ask, draw."""
-    told = [json.loads(line)["q"] for line in (folder() / "questions.jsonl").read_text().splitlines()[:ASKED]]
+    told = [json.loads(line)["q"] for line in (samples_folder() / "questions.jsonl").read_text().splitlines()[:ASKED]]
     with tempfile.TemporaryDirectory() as data, served(Path(data)) as url, Client(url) as client:
-        client.wait(client.upload(sorted(folder().glob("*.md"))))
+        client.wait(client.upload(sorted(samples_folder().glob("*.md"))))
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": WIDTH, "height": 800})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from ragkv.bench.backends import BACKENDS, chosen_backend, preferring, unless_full
-from ragkv.bench.roofline import Counted, Floors, Speeds, floors, settled
+from ragkv.bench.roofline import Floors, Speeds, WorkCounter, floors, settled
 from ragkv.bench.shapes import random_tokens
 from ragkv.bench.tiered import TieredBenchStore
 from ragkv.engine.chunk_source import StoredChunk
@@ -77,18 +77,18 @@ class AskedSample:
         self._stored.cool()
         model, watch = self.reader.model, StepTimer(self.reader.model.device)
         read, sources = self._read(method, next(self._questions), watch)
-        counted, plan = Counted(model), read.plan
+        counter, plan = WorkCounter(model), read.plan
         context = sum(map(len, self.chunks))
         if plan is None or method is None:
             kept = again = float(context)
-            passes = counted.full(self.tokens)
+            passes = counter.prefill_full(self.tokens)
         else:
             pieces = [source.piece for source in sources]
             layers = [[len(piece.rows(b)) for piece, b in zip(pieces, each, strict=True)] for each in plan.kept]
             kept, again = statistics.fmean(map(sum, layers)), sum(recomputed(plan.recompute))
             first, depth = method.first(pieces), method.depth(model.shape.layers)
             prefix = len(self.reader.prefix_tokens)
-            passes = counted.sparse(plan, pieces, prefix, self.question, first, depth)
+            passes = counter.prefill_sparse(plan, pieces, prefix, self.question, first, depth)
         heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
         row = model.token_bytes // model.shape.layers
         return Sample(

@@ -119,7 +119,7 @@ def floors(passes: Sequence[PassWork], link: float, at: Speeds) -> Floors:
     )
 
 
-class Counted:
+class WorkCounter:
     """What passes of one model amount to."""
 
     def __init__(self, model: DecoderModel):
@@ -133,12 +133,12 @@ class Counted:
         self._row_bytes = 2 * shape.kv_heads * shape.head_dim * self._size
         self._pair = 4 * shape.q_heads * shape.head_dim
 
-    def full(self, tokens: int) -> list[PassWork]:
+    def prefill_full(self, tokens: int) -> list[PassWork]:
         """A prefill of so many tokens, of which the last one gives logits."""
         layer = (tokens, tokens * (tokens + 1) // 2, tokens)
         return [self._whole([layer] * self._layers)]
 
-    def sparse(
+    def prefill_sparse(
         self, plan: Plan, pieces: Sequence[Piece], prefix: int, question: int, first: Sequence[Blocks], depth: int
     ) -> list[PassWork]:
         """A question by a plan that was carried out. prefix, question: tokens of them · first, depth: of the composite

@@ -90,7 +90,7 @@ class MemoryStore:
 
 
 class TieredBenchStore:
-    """Chunks of one model in one tier: `put` all of them, `settle` once, then `open` them again and again."""
+    """Chunks of one model in one tier: `put` all of them, `fill_tier` once, then `open` them again and again."""
 
     def __init__(self, model: DecoderModel, store: KVStore, tier: str):
         self._model, self._store, self._tier = model, store, tier
@@ -106,7 +106,7 @@ class TieredBenchStore:
             raise fault
         self._heads[kv.tokens], _ = self._shelf.head(self._shelf.key(kv.tokens), len(kv.tokens))
 
-    def settle(self) -> None:
+    def fill_tier(self) -> None:
         """Everything is put: bring it where it is to be read from. Raises StoreError, torch.OutOfMemoryError."""
         layers = self._model.shape.layers
         blocks = self._block.full_bytes * layers * sum(head.layout.blocks for head in self._heads.values())

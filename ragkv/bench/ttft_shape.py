@@ -219,7 +219,7 @@ def _fill(
         if number >= len(trial):
             encode, store = encode + watch.elapsed("encode"), store + watch.elapsed("store")
         progress("encode", number + 1, len(trial) + len(chunks))
-    stored.settle()
+    stored.fill_tier()
     return encode, store
 
 

@@ -15,11 +15,11 @@ from rich.table import Table
 from ingest.loader import load
 from ingest.pipeline import ingest
 from ragkv.bench.score import exact_match, f1
+from ragkv.cli.samples import samples_folder
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.methods import FULL
 from ragkv.report import Report
-from ragkv.samples import folder
 from ragkv.types import AskOptions, Document
 
 METHODS = (FULL, "samkv-fusion", "scout")
@@ -48,9 +48,9 @@ class DemoAnswer:
 def run(settings: Settings, console: Console) -> None:
     """Ingest the samples into a data folder of their own, ask with every method, print the comparison."""
     own = settings.model_copy(update={"data": settings.data / "demo"})
-    questions = chosen(read_questions(folder() / "questions.jsonl"))
+    questions = chosen(read_questions(samples_folder() / "questions.jsonl"))
     with Engine.open(own) as engine:
-        read_samples(engine, folder(), console)
+        read_samples(engine, samples_folder(), console)
         for method in METHODS:  # the first question of a process pays for loading the embedder, in nobody's figures
             engine.answer(questions[0].text, AskOptions(collection=COLLECTION, method=method, max_tokens=1))
         rows: dict[str, list[DemoAnswer]] = {method: [] for method in METHODS}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ingest.pipeline import ingest
+from ragkv.cli.samples import samples_folder
 from ragkv.engine.chunk_source import ChunkStore, StoredChunk
 from ragkv.engine.cost_model import LinearCost, QuadraticCost
 from ragkv.engine.generation import Sampling, decode
@@ -20,7 +21,6 @@ from ragkv.engine.prefill import Prefiller
 from ragkv.engine.reuse_policy import ReusePolicy
 from ragkv.errors import InputError, NotCalibrated, NotFound
 from ragkv.recompute.samkv import SamKV
-from ragkv.samples import folder
 from ragkv.store.format.codec import pack
 from ragkv.store.format.layout import Layout
 from ragkv.timing import StepTimer
@@ -32,7 +32,7 @@ TWO = ("01", "02")
 
 
 def questions():
-    return [json.loads(line)["q"] for line in (folder() / "questions.jsonl").read_text().splitlines()]
+    return [json.loads(line)["q"] for line in (samples_folder() / "questions.jsonl").read_text().splitlines()]
 
 
 def files(engine):
