@@ -29,7 +29,7 @@ from tests.quick import quick_engine, quick_settings
 from tests.redis_server import RedisServer, redis_server
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 QUESTION = "word1 word2 word3?"
 
 
