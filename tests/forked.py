@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -37,7 +38,7 @@ class ProgramOptions:
     """One program.
 
     Attributes:
-        arguments: of `ragkv`, or "-c" and a Python program.
+        arguments: of `ragkv`; or those of an interpreter, from "-c" or "-m" on.
         folder: its working directory.
         environment: all of it.
         out: file that standard output is appended to.
@@ -140,6 +141,10 @@ def _main(options: ProgramOptions) -> None:
     if options.arguments[:1] == ("-c",):
         sys.argv = ["-c", *options.arguments[2:]]
         exec(compile(options.arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+        return
+    if options.arguments[:1] == ("-m",):
+        sys.argv = list(options.arguments[1:])
+        runpy.run_module(options.arguments[1], run_name="__main__", alter_sys=True)
         return
     sys.argv = ["ragkv", *options.arguments]
     from ragkv.cli import main

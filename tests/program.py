@@ -41,7 +41,7 @@ def served(
     for each other far longer than they work.
 
     Args:
-        program: another one that serves, as "-c" and Python.
+        program: arguments of `ragkv`; or those of an interpreter, from "-c" or "-m" on.
         new_interpreter: start an interpreter, which imports everything itself, instead of a fork (tests/forked.py).
     """
     given = {**os.environ, "PYTHONPATH": ROOT, "RAGKV_THREADS": "1", **environment}
@@ -57,7 +57,8 @@ def served(
 def _started(
     program: Sequence[str], cwd: Path, environment: dict[str, str], out: Path
 ) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "ragkv.cli", *program]
+    interpreter = [sys.executable] if program[0] in ("-c", "-m") else [sys.executable, "-m", "ragkv.cli"]
+    command = [*interpreter, *program]
     with (
         out.open("a") as log,
         subprocess.Popen(command, cwd=cwd, env=environment, stdout=log, stderr=subprocess.PIPE, text=True) as process,

@@ -90,7 +90,7 @@ def quality(
     settings = settings_from(None, None, model, device, store_body=body)
     from ragkv.bench.plot import check_plot
     from ragkv.bench.plot import plot as draw
-    from ragkv.bench.quality import ask_all
+    from ragkv.bench.quality import QualityParams, ask_all
     from ragkv.bench.record import RunRecord
     from ragkv.bench.stored import disk
     from ragkv.bench.table import markdown, rows
@@ -105,8 +105,10 @@ def quality(
     asked = _sets(loaded, natural, longbench or [], chunks, (sets, questions, seed), max_tokens if fit else 0)
     record = RunRecord(out_file, loaded, asked, max_tokens, settings.prefix, settings.store_body) if out_file else None
     with disk(loaded, settings.store_body) as store, progress() as told:
-        kept = (record.done, record.keep) if record else ()
-        outcomes = ask_all(loaded, asked, methods, told, max_tokens, settings.prefix, store, *kept)
+        params = QualityParams(max_tokens, settings.prefix, store)
+        if record is not None:
+            params = dataclasses.replace(params, done=record.done, keep=record.keep)
+        outcomes = ask_all(loaded, asked, methods, told, params)
     result = rows(outcomes)
     write_json(file, [dataclasses.asdict(row) for row in result])
     kind = "natural" if natural else "LongBench" if longbench else "generated"
