@@ -10,8 +10,8 @@ With a store both use the same numbers: the chunks in memory are those that the 
 counts in both.
 
 The full prefill of a set's chunks runs once and its questions share it. This changes no answer, because the question's
-rows come last; its time is added to each of them. Under a prefill policy every question is a prefill of its own, because
-what a policy reads depends on where the input ends.
+rows come last; its time is added to each of them. Under a prefill policy every question is a prefill of its own,
+because what a policy reads depends on where the input ends.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class BenchStore(Protocol):
     """A store to measure with."""
 
     def put(self, kv: ChunkKV) -> ChunkKV:
-        """Store a chunk and return it as the store returns it: digests rounded, K and V too if the body is quantised."""
+        """Store a chunk. Returns it as the store has it: digests rounded, and K and V if the body is quantised."""
         ...
 
     def open(self, kv: ChunkKV, exact: bool) -> ReadChunk:

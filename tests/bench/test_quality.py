@@ -19,9 +19,8 @@ from ragkv.errors import InputError
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("count", "questions"), [(1, 10), pytest.param(4, 25, marks=pytest.mark.soak)])
 def test_scout_finds_the_answer_with_a_tenth_of_the_blocks(model, count, questions):
-    sets = needle_sets(
-        count, 8, model.profile.chunk_tokens - 32, questions, 1, lambda text: len(model.prompt.plain(text))
-    )
+    tokens = model.profile.chunk_tokens - 32
+    sets = needle_sets(count, 8, tokens, questions, 1, lambda text: len(model.prompt.plain(text)))
     outcomes = ask_all(model, sets, ("full", "samkv-fusion", "scout"), lambda *_: None)
     by_method = {row.method: row for row in rows(outcomes)}
     full, literal, scout = (by_method[name] for name in ("full", "samkv-fusion", "scout"))
