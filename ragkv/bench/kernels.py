@@ -1,15 +1,15 @@
-"""`ragkv bench kernels`: every kernel of our own against the least time that its bytes and its arithmetic take.
+"""`ragkv bench kernels`: our kernels compared with their rooflines.
 
-The setting is that of a long question: a model's shape, a context of 16k tokens of which a seventh is kept, decoding of
-one request and of sixteen. Kernels are timed as they run in a recorded graph, over more data than the L2 holds, and
+The setting is a long question: the sizes of a model, a context of 16k tokens of which a seventh is kept, and decoding
+of one request and of sixteen. Kernels are timed in a recorded graph, over more data than fits into the L2 cache, and
 compared with the float32 reference on the same numbers. The bound of a kernel is the largest of
 
     memory      bytes read and written, at the speed of a long copy
     link        bytes read from page-locked host memory, at the speed of the copy engine
     arithmetic  of visible query-key pairs, at the speed of a large product
-    launch      what the smallest kernel takes in such a graph: nothing is quicker
+    launch      time of the smallest kernel in such a graph
 
-`share` is the bound over the time taken.
+`share` is the bound / the time taken.
 """
 
 from __future__ import annotations
@@ -35,15 +35,23 @@ from ragkv.store.format.layout import Layout
 from ragkv.types import Shape
 
 TURNS = 4
-"""Sets of data that a kernel goes through in turn."""
+"""Sets of data that a kernel uses in turn."""
 BLOCK = 16
-"""Tokens of a block that is carried."""
+"""Tokens of a transferred block."""
 
 
 @dataclass(frozen=True)
 class KernelParams:
-    """keys: of the context · rows: that a repairing pass computes again, and `kept` that it attends to · blend: rows of
-    a pass over the whole context · question: its rows · batches: requests that decode together."""
+    """Sizes.
+
+    Attributes:
+        keys: keys of the context.
+        rows: rows that a repair pass recomputes.
+        kept: keys that it attends to.
+        blend: rows of a pass over the whole context.
+        question: rows of the question.
+        batches: numbers of requests that decode together.
+    """
 
     keys: int = 16384
     rows: int = 2160
@@ -55,7 +63,7 @@ class KernelParams:
 
 @dataclass(frozen=True)
 class KernelWork:
-    """Bytes of the device's memory, bytes over the link, arithmetic."""
+    """Work of a kernel: bytes of device memory, bytes over the link, arithmetic operations."""
 
     memory: float
     link: float = 0.0
@@ -64,7 +72,7 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class Case:
-    """runs: the kernel, once for each set of data · error: relative L2 distance to the reference; None: unmeasured."""
+    """A kernel in one setting. runs: one per set of data. error: relative L2, to the reference; None: not measured."""
 
     kernel: str
     setting: str
@@ -75,7 +83,7 @@ class Case:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """us, bound: microseconds · by: what bounds it."""
+    """One kernel in one setting. us, bound: microseconds. by: what bounds it."""
 
     kernel: str
     setting: str
@@ -87,7 +95,7 @@ class KernelRow:
 
 
 def bound(work: KernelWork, at: Speeds, launch: float) -> tuple[float, str]:
-    """(microseconds, what they are made of). launch: microseconds."""
+    """(bound in microseconds, what bounds it). launch: microseconds."""
     times = {
         "memory": 1e6 * work.memory / at.copy,
         "link": 1e6 * work.link / at.link,

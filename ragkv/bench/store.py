@@ -1,17 +1,16 @@
-"""`ragkv bench store`: how fast a store delivers some blocks of an entry, next to what Redis clients and sockets give.
+"""`ragkv bench store`: throughput of sparse loads from the stores, compared with Redis clients and plain sockets.
 
-One entry of random bytes; a sparse load reads a share of its blocks, in order, as ranges of one size. Contestants:
+There is one entry of random bytes. A sparse load reads a share of its blocks, in order, as ranges of one size. Readers:
 
-    disk, redis           our stores, by KVStore.read into a buffer that is there; xxh3 of every range is verified
-    host pool             blocks that are in memory (store/tier.py): found, pinned, copied out; they were verified when
-                          they came
+    disk, redis           our stores, by KVStore.read into an allocated buffer; xxh3 of every range is verified
+    host pool             blocks in memory (store/tier.py): looked up, pinned, copied out; they were verified when they
+                          were loaded
     redis-py GET          one value per range, asked for one by one     redis-py MGET    all of them in one command
-    plain socket 1, 2, 4  one value per range: GET and recv_into a buffer that is there, so many sockets and threads
+    plain socket 1, 2, 4  one value per range: GET and recv_into an allocated buffer, with as many sockets and threads
 
-and once more the whole entry: all layers from our stores, one value of the same size by redis-py. Only our stores
-verify what they read. All take turns in one run, so that a slow moment of the machine meets them all; every one reads
-once before the clock starts, and what it delivers then is compared with the truth. The disk is read from the page
-cache.
+The whole entry is read too: all layers from our stores, and one value of the same size by redis-py. Only our stores
+verify what they read. The readers take turns, so that a slow moment of the machine affects all of them. Each reads once
+before timing starts, and the result of that load is checked. The disk store reads from the page cache.
 """
 
 from __future__ import annotations
@@ -52,13 +51,21 @@ KEY = Key("be7c" * 16)
 PREFIX = "ragkv-bench:"
 SOCKETS = (1, 2, 4)
 WHOLE = 0
-"""Instead of a size of ranges: the whole entry."""
+"""Stands for the whole entry in place of a range size."""
 
 
 @dataclass(frozen=True)
 class StoreParams:
-    """An entry of layers · layer_bytes · ranges: sizes of the ranges, bytes · share: of the blocks, read by a sparse
-    load · repeat: timed loads of each contestant · seed: of the bytes and of the blocks chosen."""
+    """What is measured.
+
+    Attributes:
+        layers: layers of the entry.
+        layer_bytes: bytes of a layer.
+        ranges: sizes of the ranges, bytes.
+        share: share of the blocks that a sparse load reads.
+        repeat: timed loads of each reader.
+        seed: seed of the bytes and of the choice of blocks.
+    """
 
     layers: int = 8
     layer_bytes: int = 16 * 2**20
@@ -70,8 +77,16 @@ class StoreParams:
 
 @dataclass(frozen=True)
 class StoreRow:
-    """One contestant at one size of ranges (WHOLE: the whole entry) · bytes: of a load · gb_per_s: 10^9 bytes per
-    second in the median load · p50, p99: milliseconds · verified: whether checksums were looked at."""
+    """One reader at one size of ranges.
+
+    Attributes:
+        range_bytes: size of the ranges; WHOLE: the whole entry.
+        bytes: bytes of a load.
+        gb_per_s: 10^9 bytes per second in the median load.
+        p50: median milliseconds.
+        p99: 99th percentile, milliseconds.
+        verified: whether checksums were verified.
+    """
 
     reader: str
     range_bytes: int
@@ -84,8 +99,13 @@ class StoreRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The Redis store at one size of ranges, by median times: how many times as fast as redis-py's single GETs and as
-    the best of the plain sockets, and the part of a whole entry's time that a sparse load takes."""
+    """The Redis store at one size of ranges, compared by median times.
+
+    Attributes:
+        to_get: time of redis-py's single GETs / time of the store.
+        to_socket: time of the fastest plain socket / time of the store.
+        to_whole: time of a sparse load / time of the whole entry.
+    """
 
     range_bytes: int
     to_get: float
@@ -95,7 +115,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class StoreResult:
-    """server: what was measured beside the disk · hiredis: whether redis-py parsed with it · share: see StoreParams."""
+    """All rows. server: the Redis that was measured. hiredis: whether redis-py used it."""
 
     server: str
     hiredis: bool
@@ -109,7 +129,7 @@ class StoreResult:
 
 @dataclass(frozen=True, eq=False)
 class _Contestant:
-    """`load` reads into `out`, or where that is None returns what it has read; `expected` is what it must be."""
+    """`load` reads into `out`, or returns the bytes if that is None; they must be `expected`."""
 
     reader: str
     range_bytes: int
@@ -120,9 +140,10 @@ class _Contestant:
 
 
 def store(setting: str, timeout: float, params: StoreParams, progress: Progress) -> StoreResult:
-    """Measure the disk store and a Redis: the one that `setting` names, or where that is `disk` one started for this.
+    """Measure the disk store and a Redis: the one that `setting` names, or, if that is `disk`, one started for the run.
 
-    What is written is removed again. Without a redis-server only the disk is measured. Raises ConfigError, StoreError.
+    All entries are removed afterwards. Without a redis-server only the disk is measured. Raises ConfigError and
+    StoreError.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragkv-bench-store-")))
