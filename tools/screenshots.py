@@ -67,9 +67,8 @@ def shot(page: Page, name: str) -> None:
 
 def main() -> None:
     """Ingest, ask, draw."""
-    questions = [
-        json.loads(line)["q"] for line in (samples_folder() / "questions.jsonl").read_text().splitlines()[:ASKED]
-    ]
+    lines = (samples_folder() / "questions.jsonl").read_text().splitlines()
+    questions = [json.loads(line)["q"] for line in lines[:ASKED]]
     with tempfile.TemporaryDirectory() as data, served(Path(data)) as url, Client(url) as client:
         client.wait(client.upload(sorted(samples_folder().glob("*.md"))))
         with sync_playwright() as playwright:

@@ -162,7 +162,7 @@ def tiered_bench_store(model: DecoderModel, tier: str, url: str = "") -> Iterato
     if tier == "gpu" and torch.device(model.device).type != "cuda":
         raise InputError(f"tier gpu: the model is on {model.device}")
     if tier == "redis" and not url:
-        raise InputError("tier redis: name the server, redis://host:port/db")
+        raise InputError("tier redis: say which server, redis://host:port/db")
     with TemporaryDirectory(prefix="ragkv-tier-") as folder:
         store: KVStore = MemoryStore()
         if tier not in WARM:
