@@ -155,7 +155,7 @@ def hold(
     held: list[Held] = []
     for number, dialogue in enumerate(dialogues):
         held.append(_hold(engine, dialogue, method, params))
-        progress("talk", number + 1, len(dialogues))
+        progress("ask", number + 1, len(dialogues))
     return held
 
 

@@ -124,7 +124,7 @@ def measure(
         bench.attention("repair", params.rows, params.kept),
         bench.attention("a share of the whole context", params.blend, params.keys),
         bench.attention("question", params.question, params.kept),
-        bench.carry(triton_transfer, params.kept),
+        bench.transfer(triton_transfer, params.kept),
     ]
     found = []
     for number, made in enumerate(cases):
@@ -178,14 +178,14 @@ class _Bench:
         qkv, at = self.draw(count, (form.q_heads + 2 * form.kv_heads) * form.head_dim), self.turns(count)
         moved = 4 * qkv.numel() + 4 * at.numel()
         runs = [partial(kernels.turn, qkv, at, at, places, i, shape, None) for i in range(TURNS)]
-        wanted = step_reference.rope_append(qkv.float(), at.float(), at.float(), _wide(places), 0, shape, None)
-        yield Case("turn", setting, KernelWork(moved), runs, _far(runs[0](), wanted))
+        expected = step_reference.rope_append(qkv.float(), at.float(), at.float(), _wide(places), 0, shape, None)
+        yield Case("turn", setting, KernelWork(moved), runs, _far(runs[0](), expected))
         q, splits = self.draw(count, form.q_heads, form.head_dim), splits_of(count, form.kv_heads, params.keys + 1)
         scale = form.head_dim**-0.5
         runs = [partial(kernels.attend, q, places, i, shape, scale=scale, splits=splits) for i in range(TURNS)]
-        wanted = step_reference.attend(q.float(), _wide(places), 0, shape, scale=scale, splits=1)
+        expected = step_reference.attend(q.float(), _wide(places), 0, shape, scale=scale, splits=1)
         pairs = count * (params.keys + 1)
-        yield Case("attend", setting, self.attending(count, pairs, pairs), runs, _far(runs[0](), wanted))
+        yield Case("attend", setting, self.attending(count, pairs, pairs), runs, _far(runs[0](), expected))
 
     def between(self, kernels: ModuleType, count: int, setting: str) -> Iterator[Case]:
         """`add_norm` and `gated` of so many rows."""
@@ -194,13 +194,13 @@ class _Bench:
         x, y = ([self.draw(count, hidden) for _ in range(turns)] for _ in (0, 1))
         weight = self.draw(hidden)
         runs = [partial(kernels.add_norm, a, b, weight, 1e-5) for a, b in zip(x, y, strict=True)]
-        wanted = step_reference.add_norm(x[0].float(), y[0].float(), weight.float(), 1e-5)[1]
-        error = _far(kernels.add_norm(x[0], y[0], weight, 1e-5)[1], wanted)
+        expected = step_reference.add_norm(x[0].float(), y[0].float(), weight.float(), 1e-5)[1]
+        error = _far(kernels.add_norm(x[0], y[0], weight, 1e-5)[1], expected)
         yield Case("add_norm", setting, KernelWork(8.0 * count * hidden), runs, error)
         gates = [self.draw(count, 2 * wide) for _ in range(turns)]
         runs = [partial(kernels.gated, gate) for gate in gates]
-        wanted = step_reference.gated(gates[0].float())
-        yield Case("gated", setting, KernelWork(6.0 * count * wide), runs, _far(kernels.gated(gates[0]), wanted))
+        expected = step_reference.gated(gates[0].float())
+        yield Case("gated", setting, KernelWork(6.0 * count * wide), runs, _far(kernels.gated(gates[0]), expected))
 
     def rows(self, kernels: ModuleType, count: int) -> Iterator[Case]:
         """What a pass of so many rows does beside products and attention."""
@@ -212,8 +212,10 @@ class _Bench:
         k, v = (self.draw(count, form.kv_heads, form.head_dim) for _ in (0, 1))
         runs = [partial(kernels.place, x, at, at, slots, k, v, self.shape, None) for x in qkv]
         wide = at.float()
-        wanted = row_reference.rope_scatter(qkv[0].float(), wide, wide, slots, k.float(), v.float(), self.shape, None)
-        yield Case("place", setting, KernelWork(4.0 * qkv[0].numel() + 4.0 * at.numel()), runs, _far(runs[0](), wanted))
+        expected = row_reference.rope_scatter(qkv[0].float(), wide, wide, slots, k.float(), v.float(), self.shape, None)
+        yield Case(
+            "place", setting, KernelWork(4.0 * qkv[0].numel() + 4.0 * at.numel()), runs, _far(runs[0](), expected)
+        )
 
     def attention(self, name: str, count: int, keys: int) -> Iterator[Case]:
         """Attention by positions: `count` of `keys` rows ask, those of a question the last ones, others anywhere."""
@@ -226,8 +228,8 @@ class _Bench:
         k, v = ([self.draw(keys, form.kv_heads, form.head_dim) for _ in range(TURNS)] for _ in (0, 1))
         runs = [partial(attend_planned, q, a, b, seen, scale=scale) for a, b in zip(k, v, strict=True)]
         some = slice(-64, None)
-        wanted = attend_lse(q[some].float(), k[0].float(), v[0].float(), q_at[some], k_at, scale=scale)[0]
-        error = _far(runs[0]()[some], wanted)
+        expected = attend_lse(q[some].float(), k[0].float(), v[0].float(), q_at[some], k_at, scale=scale)[0]
+        error = _far(runs[0]()[some], expected)
         work = self.attending(count, keys, pairs)
         yield Case("attend_lists", f"{name}: {count} rows, {keys} keys", work, runs, error)
 
@@ -237,7 +239,7 @@ class _Bench:
         moved = 4 * keys * form.kv_heads * form.head_dim + 4 * rows * form.q_heads * form.head_dim
         return KernelWork(moved, flops=4.0 * pairs * form.q_heads * form.head_dim)
 
-    def carry(self, kernels: ModuleType, tokens: int) -> Iterator[Case]:
+    def transfer(self, kernels: ModuleType, tokens: int) -> Iterator[Case]:
         """Blocks of so many tokens of `TURNS` layers, out of host memory and out of the device's, in no order."""
         form, count = self.form, tokens // BLOCK
         one = Shape(1, form.q_heads, form.kv_heads, form.head_dim)
@@ -273,9 +275,9 @@ def _wide(places: CachePointers) -> CachePointers:
     return CachePointers(places.table[:, :1], k, v)
 
 
-def _far(found: object, wanted: Tensor) -> float:
+def _far(found: object, expected: Tensor) -> float:
     assert isinstance(found, Tensor)
-    return float((found.float() - wanted).norm() / wanted.norm())
+    return float((found.float() - expected).norm() / expected.norm())
 
 
 def grid(rows: Sequence[KernelRow]) -> TextGrid:

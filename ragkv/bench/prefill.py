@@ -176,25 +176,25 @@ class Input:
         cuda = self._model.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(self._model.device)
-        watch = StepTimer(self._model.device)
-        start = watch.total()
+        timer = StepTimer(self._model.device)
+        start = timer.total()
         sparse = None if policy is None else SparsePrefill(policy.start(), len(self._tokens))
         self._model.forward([append(self._cache, self._tokens, 0, attention=sparse)])
-        spent = watch.total() - start
+        elapsed = timer.total() - start
         self.peak = torch.cuda.max_memory_allocated(self._model.device) if cuda else 0
-        return spent
+        return elapsed
 
     def split(self, policy: PrefillPolicy | None) -> Split:
         """One prefill in parts, and what it gives. Raises torch.OutOfMemoryError."""
         self._cache.truncate([0] * self._model.shape.layers)
-        watch = StepTimer(self._model.device)
-        sparse = None if policy is None else SparsePrefill(TimedChoice(policy.start(), watch), len(self._tokens))
-        # Queries of all layers would be several times the cache: only the hidden states are wanted.
-        capture, start = Capture(q=_Nothing()), watch.total()
-        timed = TimedAttention(sparse, watch)
+        timer = StepTimer(self._model.device)
+        sparse = None if policy is None else SparsePrefill(TimedChoice(policy.start(), timer), len(self._tokens))
+        # Queries of all layers would be several times the cache: only the hidden states are kept.
+        capture, start = Capture(q=_Nothing()), timer.total()
+        timed = TimedAttention(sparse, timer)
         logits = self._model.forward([append(self._cache, self._tokens, 0, capture=capture, attention=timed)])[0][-1]
-        whole, scoring = watch.total() - start, watch.elapsed("scoring")
-        attention = watch.elapsed("attention") - scoring
+        whole, scoring = timer.total() - start, timer.elapsed("scoring")
+        attention = timer.elapsed("attention") - scoring
         if capture.entered is None:
             raise ValueError("the pass ran no layer")
         read = 1.0 if sparse is None else sparse.read / sparse.whole
@@ -204,28 +204,28 @@ class Input:
 class TimedChoice:
     """A choice whose time is booked as `scoring`."""
 
-    def __init__(self, choice: PrefillState, watch: StepTimer):
-        self._choice, self._watch = choice, watch
+    def __init__(self, choice: PrefillState, timer: StepTimer):
+        self._choice, self._timer = choice, timer
 
     def select(
         self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int, scale: float
     ) -> BlockSparseIndex | None:
         """See `Choice`."""
-        with self._watch.step("scoring"):
+        with self._timer.step("scoring"):
             return self._choice.select(layer, q, k, q_pos, k_pos, end=end, scale=scale)
 
 
 class TimedAttention:
     """An attention, dense where there is none, whose time is booked as `attention`; a choice inside it counts, too."""
 
-    def __init__(self, attention: Attention | None, watch: StepTimer):
-        self._attention, self._watch = attention, watch
+    def __init__(self, attention: Attention | None, timer: StepTimer):
+        self._attention, self._timer = attention, timer
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
     ) -> Tensor:
         """See `Attention`."""
-        with self._watch.step("attention"):
+        with self._timer.step("attention"):
             if self._attention is None:
                 return attend(q, k, v, q_pos, k_pos, scale=scale)
             return self._attention(layer, q, k, v, q_pos, k_pos, scale=scale)
@@ -250,12 +250,12 @@ def _at_length(model: DecoderModel, params: PrefillParams, tokens: Sequence[int]
     peaks = dict.fromkeys(running, 0)
     for turn in range(params.warmup + params.repeat):
         for name, policy in list(running.items()):
-            spent = unless_full(lambda policy=policy: given.run(policy))  # type: ignore[misc]
-            if spent is None:
+            elapsed = unless_full(lambda policy=policy: given.run(policy))  # type: ignore[misc]
+            if elapsed is None:
                 notes[name] = OUT_OF_MEMORY
                 del running[name]
             elif turn >= params.warmup:
-                times[name].append(spent)
+                times[name].append(elapsed)
                 peaks[name] = max(peaks[name], given.peak)
     rows, exact = [], None
     for name in entries:

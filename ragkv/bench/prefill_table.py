@@ -43,8 +43,8 @@ def backends(result: PrefillResult) -> list[str]:
     notes = []
     for length, group in groupby(result.backends, key=lambda one: one.length):
         found = sorted(group, key=lambda one: one.ms)
-        told = ", ".join(f"{one.name} {one.ms:.1f} ms" for one in found)
-        notes.append(f"dense attention of {length} tokens alone, best first: {told}")
+        listed = ", ".join(f"{one.name} {one.ms:.1f} ms" for one in found)
+        notes.append(f"dense attention of {length} tokens alone, best first: {listed}")
     return notes
 
 

@@ -220,8 +220,8 @@ class _Bench:
         whole = b"".join(self._body)
         names = self._put(client, {f"{PREFIX}whole": whole})
         self._contestants.append(_Contestant("redis-py GET", WHOLE, each(client, names), None, whole))
-        told: Any = client.info("server")
-        return f"Redis {told['redis_version']}"
+        info: Any = client.info("server")
+        return f"Redis {info['redis_version']}"
 
     def run(self, server: str, progress: Progress) -> StoreResult:
         """Everybody once untimed, then everybody in turn, each turn in another order."""

@@ -32,7 +32,7 @@ def steps(result: ShapeResult) -> TextGrid:
 
 def notes(result: ShapeResult) -> list[str]:
     """Notes: the setting that the figures were measured in."""
-    backends = ", ".join(f"{name} {spent:.1f} ms" for name, spent in result.backends.items()) or "none ran"
+    backends = ", ".join(f"{name} {ms:.1f} ms" for name, ms in result.backends.items()) or "none ran"
     at, heads = result.speeds, len(result.retrieval_heads)
     found = [
         f"full by {result.backend or 'no kernel'}; {backends} (the first is torch's choice)",

@@ -162,8 +162,8 @@ def _catalog(settings: Settings, parts: DoctorParts, findings: Findings) -> None
     with findings.checking("catalogue"):
         parts.catalog = catalog = Catalog.open(path)
         documents, chunks = catalog.count()
-        told = findings.ok if documents else findings.note
-        told("catalogue", f"{documents} documents, {chunks} chunks in {path}")
+        report = findings.ok if documents else findings.note
+        report("catalogue", f"{documents} documents, {chunks} chunks in {path}")
 
 
 def _store(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
@@ -243,28 +243,28 @@ def _kv(engine: Engine, findings: Findings) -> None:
     """Print the chunks without KV, which are encoded again when needed, and the unused entries of the store."""
     from ingest.pipeline import reader_of
 
-    wanted, stale = _wanted(engine), 0
+    expected, stale = _expected(engine), 0
     for info in engine.catalog.documents(None):
         stale += info.reader != reader_of(engine)
     if stale:
         findings.note("kv", f"{stale} documents were read by another model or chunk size: run `ragkv reindex`")
     stored = set(engine.store.keys())
-    missing = [chunk for key, chunk in wanted.items() if key not in stored]
+    missing = [chunk for key, chunk in expected.items() if key not in stored]
     if missing:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         listed = ", ".join(missing[:_SHOWN])
         words = (
-            f"{len(missing)} of {len(wanted)} chunks have no KV and are encoded at the first question that needs them"
+            f"{len(missing)} of {len(expected)} chunks have no KV and are encoded at the first question that needs them"
         )
         findings.note("kv", f"{words}: {listed}{more}")
     else:
-        findings.ok("kv", f"all {len(wanted)} chunks have their KV in the store")
-    orphans = len(stored - set(wanted))
+        findings.ok("kv", f"all {len(expected)} chunks have their KV in the store")
+    orphans = len(stored - set(expected))
     if orphans:
         findings.note("kv", f"{orphans} entries belong to no chunk of this catalogue and model: `ragkv gc`")
 
 
-def _wanted(engine: Engine) -> dict[Key, str]:
+def _expected(engine: Engine) -> dict[Key, str]:
     """Chunk ids by their key under the current model."""
     from ragkv.store.format.codec import chunk_key
 

@@ -138,14 +138,14 @@ def _ready(response: httpx2.Response, key: bool, findings: Findings) -> None:
         words = "the key in RAGKV_KEY is not known there" if key else "it wants an API key: set RAGKV_KEY"
         findings.fault("ready", f"not known: {words} (`ragkv key TENANT` makes one, RAGKV_API_KEYS there lets it in)")
         return
-    told = _object(response)
-    for name, check in dict(told.get("checks", {})).items():
+    content = _object(response)
+    for name, check in dict(content.get("checks", {})).items():
         tell = {"ok": findings.ok, "failed": findings.fault}.get(check["status"], findings.note)
         tell(name, check["detail"] or check["status"])
-    queue = told.get("queue", {})
-    if told.get("status") == "ready" and queue:
+    queue = content.get("queue", {})
+    if content.get("status") == "ready" and queue:
         findings.ok("ready", f"{queue['waiting']} of {queue['places']} places taken, {queue['running']} being answered")
-    elif told.get("status") != "ready":
+    elif content.get("status") != "ready":
         findings.fault("ready", "no questions are answered now")
 
 
@@ -157,10 +157,10 @@ def _status(response: httpx2.Response) -> str:
 
 def _object(response: httpx2.Response) -> dict[str, Any]:
     try:
-        told = response.json()
+        content = response.json()
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _size(count: int) -> str:

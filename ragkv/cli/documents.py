@@ -126,8 +126,8 @@ def reindex(data: Data = None, store: Store = None, model: Model = None, device:
     settings = settings_from(data, store, model, device)
     from ingest.pipeline import reindex as again
 
-    with opened(settings) as engine, progress() as told:
-        done = again(engine, functools.partial(_about, told, "all documents"))
+    with opened(settings) as engine, progress() as report:
+        done = again(engine, functools.partial(_report_progress, report, "all documents"))
     out().print(f"{done.embedded} chunks embedded again, {done.reread} documents read again")
     return 0
 
@@ -152,13 +152,13 @@ def _ingest_all(engine: Engine, items: Iterable[Document | Rejected], failed: in
 
     counts: Counter[str] = Counter()
     console = out()
-    with progress() as told:
+    with progress() as report:
         for item in items:
             if not isinstance(item, Document):
                 failed += fail(item.error, 1)
                 continue
             try:
-                outcome = read(engine, item, functools.partial(_about, told, item.id))
+                outcome = read(engine, item, functools.partial(_report_progress, report, item.id))
             except InputError as error:
                 failed += fail(error, 1)
                 continue
@@ -172,8 +172,8 @@ def _ingest_all(engine: Engine, items: Iterable[Document | Rejected], failed: in
     return 1 if failed else 0
 
 
-def _about(told: Progress, document_id: str, stage: str, done: int, total: int) -> None:
-    told(f"{stage:<6} {document_id[-40:]}", done, total)
+def _report_progress(report: Progress, document_id: str, stage: str, done: int, total: int) -> None:
+    report(f"{stage:<6} {document_id[-40:]}", done, total)
 
 
 @contextmanager

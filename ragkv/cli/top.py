@@ -145,10 +145,10 @@ def frame(record: TopRecord, url: str, fault: str) -> RenderableType:
         table.add_column("since the start" if span is shown[-1] else f"last {span.seconds:.0f} s", justify="right")
     for name, figure in FIGURES:
         table.add_row(name, *(figure(span) for span in shown))
-    told = Text(printable(fault), style="bold red") if fault else _state(seen)
+    status = Text(printable(fault), style="bold red") if fault else _state(seen)
     about = " · ".join(filter(None, (url, seen.model, seen.method, f"up {_age(shown[-1].seconds)}")))
     return Group(
-        Text(printable(f"ragkv  {about}"), style="bold"), told, Text(""), table, Text(""), Text(_waiting(seen))
+        Text(printable(f"ragkv  {about}"), style="bold"), status, Text(""), table, Text(""), Text(_waiting(seen))
     )
 
 
