@@ -27,8 +27,9 @@ OLDEST_PINS := transformers==5.17.0 huggingface-hub==1.5.0
 # Two files at a time, one thread each: on two cores that is quicker than one file with two threads.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-# Tests that start no server and no browser (tests/test_packaging.py holds that) and take a minute together.
-CHECKED := tests/catalog tests/ingest/formats tests/ingest/test_chunker.py tests/metrics tests/model tests/recompute \
+# Tests that start no server and no browser (tests/test_packaging.py checks that) and take a minute together.
+CHECKED := $(filter-out tests/engine/test_engine%.py tests/engine/test_cost_model.py,$(wildcard tests/engine/test_*.py)) \
+           tests/catalog tests/ingest/formats tests/ingest/test_chunker.py tests/metrics tests/model tests/recompute \
            tests/retrieval tests/sparse tests/test_architecture.py tests/test_docs.py tests/test_samples.py tests/test_timing.py
 
 # `make test-oldest` leaves these out. They import no transformers (tests/test_architecture.py), or reach it only through

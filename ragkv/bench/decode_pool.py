@@ -191,11 +191,11 @@ class _ObservedDecoder(PooledDecoder):
         order = rank(q, kv.digests[layer], kv.hidden[layer])
         for of in range(min(self._count, len(q))):
             ranked = int(kv.pool.ranked[layer, of])
-            asked = q[of].float().unflatten(0, (kv.shape.kv_heads, -1))
+            query = q[of].float().unflatten(0, (kv.shape.kv_heads, -1))
             near = self._pointers.k[layer][of][: int(self._pointers.table[2, layer, of]) + 1].float()
-            beside = (torch.einsum("hgd,nhd->hgn", asked, near) * self._model.scale).logsumexp(-1)
+            beside = (torch.einsum("hgd,nhd->hgn", query, near) * self._model.scale).logsumexp(-1)
             keys = kv.pool.blocks[layer][of][:, :, 0].to(q.device).float()
-            each = (torch.einsum("hgd,hbnd->hgbn", asked, keys) * self._model.scale).logsumexp(-1)
+            each = (torch.einsum("hgd,hbnd->hgbn", query, keys) * self._model.scale).logsumexp(-1)
             listed = order[of, :, :ranked]
             mass = each.gather(2, listed[:, None].expand(-1, each.shape[1], -1))
             taken = torch.arange(ranked, device=q.device) < self.reads[-1].read[of][:, None]

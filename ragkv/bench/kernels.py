@@ -110,7 +110,7 @@ def bound(work: KernelWork, at: Speeds, launch: float) -> tuple[float, str]:
 def measure(
     form: ModelShape, params: KernelParams, device: str, progress: Callable[[str, int, int], None]
 ) -> tuple[Speeds, list[KernelRow]]:
-    """On a GPU, in bfloat16. Raises InputError elsewhere."""
+    """Measure on a GPU, in bfloat16. Raises InputError on another device."""
     if not device.startswith("cuda") or not torch.cuda.is_available():
         raise InputError("kernels are measured on a GPU: give --device cuda where there is one")
     from ragkv.kernels import triton_decode_step, triton_rows, triton_transfer
@@ -137,7 +137,7 @@ def measure(
 
 
 def _us(runs: Sequence[Callable[[], object]]) -> float:
-    """Microseconds of one, recorded together."""
+    """Microseconds of one run; all runs are recorded in one graph."""
     from triton.testing import do_bench_cudagraph
 
     taken: float = do_bench_cudagraph(lambda: [run() for run in runs])
@@ -160,12 +160,12 @@ class _Bench:
         return self.draw(count, self.form.head_dim // 2).repeat(1, 2)
 
     def smallest(self, kernels: ModuleType) -> Callable[[], object]:
-        """As little work as a kernel can have."""
+        """A kernel with the least possible work."""
         tiny = self.draw(1, 32)
         return lambda: kernels.gated(tiny)
 
     def steps(self, kernels: ModuleType, params: KernelParams, count: int) -> Iterator[Case]:
-        """What a decode step of `count` requests does beside its products."""
+        """Kernels of a decode step of `count` requests, without its products."""
         form, shape, setting = self.form, self.shape, f"{count} decoding at {params.keys}"
         yield from self.between(kernels, count, setting)
         k, v = (
@@ -203,7 +203,7 @@ class _Bench:
         yield Case("gated", setting, KernelWork(6.0 * count * wide), runs, _far(kernels.gated(gates[0]), expected))
 
     def rows(self, kernels: ModuleType, count: int) -> Iterator[Case]:
-        """What a pass of so many rows does beside products and attention."""
+        """Kernels of a pass, without products and attention."""
         form, setting = self.form, f"{count} rows"
         yield from self.between(kernels, count, setting)
         all_heads = form.q_heads + 2 * form.kv_heads
@@ -218,7 +218,7 @@ class _Bench:
         )
 
     def attention(self, name: str, count: int, keys: int) -> Iterator[Case]:
-        """Attention by positions: `count` of `keys` rows ask, those of a question the last ones, others anywhere."""
+        """Attention by positions of `count` of `keys` rows: the last ones for a question, else random ones."""
         form, scale = self.form, self.form.head_dim**-0.5
         k_at = torch.arange(keys)
         q_at = k_at[-count:] if name == "question" else torch.randperm(keys)[:count].sort().values
@@ -240,7 +240,7 @@ class _Bench:
         return KernelWork(moved, flops=4.0 * pairs * form.q_heads * form.head_dim)
 
     def transfer(self, kernels: ModuleType, tokens: int) -> Iterator[Case]:
-        """Blocks of so many tokens of `TURNS` layers, out of host memory and out of the device's, in no order."""
+        """Transfer of blocks of `tokens` tokens in `TURNS` layers, from host and device memory, in random order."""
         form, count = self.form, tokens // BLOCK
         one = Shape(1, form.q_heads, form.kv_heads, form.head_dim)
         k, v = (self.draw(count * BLOCK, form.kv_heads, form.head_dim) for _ in (0, 1))
@@ -270,7 +270,7 @@ class _Bench:
 
 
 def _wide(places: CachePointers) -> CachePointers:
-    """The same rows as float32, for the reference, of the first layer alone."""
+    """The rows of the first layer as float32, for the reference."""
     k, v = ([[each.float() for each in store[0]]] for store in (places.k, places.v))
     return CachePointers(places.table[:, :1], k, v)
 

@@ -162,16 +162,16 @@ def measure(
 
 
 class Input:
-    """One input and the cache that it is read into, again and again."""
+    """One input and its KV cache, for any number of prefills."""
 
     def __init__(self, model: DecoderModel, tokens: Sequence[int]):
-        """Raises torch.OutOfMemoryError."""
+        """Allocate the cache. Raises torch.OutOfMemoryError."""
         self._model, self._tokens = model, tokens
         self._cache = ContextCache(model.shape, len(tokens), model.dtype, model.devices)
         self.peak = 0
 
     def run(self, policy: PrefillPolicy | None) -> float:
-        """Milliseconds of one prefill. Raises torch.OutOfMemoryError."""
+        """Prefill once and return the milliseconds. Raises torch.OutOfMemoryError."""
         self._cache.truncate([0] * self._model.shape.layers)
         cuda = self._model.device.type == "cuda"
         if cuda:
@@ -185,7 +185,7 @@ class Input:
         return elapsed
 
     def split(self, policy: PrefillPolicy | None) -> Split:
-        """One prefill in parts, and what it gives. Raises torch.OutOfMemoryError."""
+        """Prefill once with its parts timed. Raises torch.OutOfMemoryError."""
         self._cache.truncate([0] * self._model.shape.layers)
         timer = StepTimer(self._model.device)
         sparse = None if policy is None else SparsePrefill(TimedChoice(policy.start(), timer), len(self._tokens))
@@ -202,7 +202,7 @@ class Input:
 
 
 class TimedChoice:
-    """A choice whose time is booked as `scoring`."""
+    """A choice of keys that is timed as `scoring`."""
 
     def __init__(self, choice: PrefillState, timer: StepTimer):
         self._choice, self._timer = choice, timer
@@ -216,7 +216,7 @@ class TimedChoice:
 
 
 class TimedAttention:
-    """An attention, dense where there is none, whose time is booked as `attention`; a choice inside it counts, too."""
+    """An attention, dense for None, that is timed as `attention`, including the choice of keys inside it."""
 
     def __init__(self, attention: Attention | None, timer: StepTimer):
         self._attention, self._timer = attention, timer

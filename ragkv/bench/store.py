@@ -162,7 +162,7 @@ def store(setting: str, timeout: float, params: StoreParams, progress: Progress)
 
 
 class _Bench:
-    """The entry, what is made of it on the servers, and who reads it."""
+    """The entry, its copies on the servers, and the readers."""
 
     def __init__(self, params: StoreParams) -> None:
         self._params = params
@@ -174,11 +174,11 @@ class _Bench:
         self._closing = ExitStack()
 
     def close(self) -> None:
-        """Remove what was stored and close every connection."""
+        """Remove all entries and close all connections."""
         self._closing.close()
 
     def enter(self, name: str, opened: KVStore) -> None:
-        """Let one of our stores take part."""
+        """Add one of our stores."""
         self._closing.callback(opened.close)
         opened.put(KEY, b"bench", self._body)
         self._closing.callback(opened.delete, KEY)
@@ -190,7 +190,7 @@ class _Bench:
             self._contestants.append(_Contestant(name, size, load, out, b"".join(parts), verified=True))
 
     def hold(self, name: str) -> None:
-        """Let a pool in host memory take part that holds all blocks chosen, in slots of their size."""
+        """Add a pool in host memory that holds all chosen blocks, in slots of their size."""
         for size, ranges in self._chosen.items():
             data = b"".join(map(self._bytes, ranges))
             layer, offset = np.array([(part.layer, part.offset) for part in ranges]).T
@@ -202,7 +202,7 @@ class _Bench:
             self._contestants.append(_Contestant(name, size, _held(tier, found, data), None, data))
 
     def rivals(self, url: str) -> str:
-        """Let others take part, with the same bytes on the same server; returns what server it is."""
+        """Add the other readers, with the same bytes on the same server. Returns the server's version."""
         client = redis.Redis.from_url(url, protocol=2)
         self._closing.callback(client.close)
         lines: list[Any] = [client.connection_pool.get_connection() for _ in range(max(SOCKETS))]
@@ -224,7 +224,7 @@ class _Bench:
         return f"Redis {info['redis_version']}"
 
     def run(self, server: str, progress: Progress) -> StoreResult:
-        """Everybody once untimed, then everybody in turn, each turn in another order."""
+        """Run every reader once untimed, then all readers in turns, each turn in another order."""
         for one in self._contestants:
             got: Any = one.load()
             if (b"".join(got) if one.out is None else one.out) != one.expected:
@@ -249,7 +249,7 @@ class _Bench:
         )
 
     def _choose(self, size: int) -> list[Range]:
-        """A share of the blocks of this size, at least one, in order."""
+        """The chosen share of the blocks of this size, at least one, in order."""
         params = self._params
         blocks = [(layer, at) for layer in range(params.layers) for at in range(0, params.layer_bytes - size + 1, size)]
         count = max(1, round(params.share * len(blocks)))
@@ -266,13 +266,13 @@ class _Bench:
 
 
 def _held(tier: Tier, found: BlockRanges, data: bytes) -> Load:
-    """The parts out of a pool, which brings them in the first time. Rows as an 8B shape has them in bfloat16."""
+    """Read the parts from a pool, which loads them the first time. Rows have the size of an 8B model in bfloat16."""
     given = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return lambda: [memoryview(tier.fetch(KEY, 2048, found, lambda _: given, TierBytes()).numpy())]  # type: ignore[arg-type]
 
 
 def _buffer(parts: Sequence[bytes]) -> memoryview:
-    """Room for these parts, its pages there before a clock starts."""
+    """A buffer for these parts. Its pages are touched before anything is timed."""
     return memoryview(bytearray(b"\1") * sum(map(len, parts)))
 
 
@@ -296,7 +296,7 @@ def _row(one: _Contestant, seconds: Sequence[float]) -> StoreRow:
 
 
 def _compared(rows: Sequence[StoreRow], sizes: Sequence[int]) -> tuple[Comparison, ...]:
-    """Nothing where there was no Redis, or no one to compare with."""
+    """Comparisons of the Redis store with the other readers; empty without them."""
     speed = {(row.reader, row.range_bytes): row.gb_per_s for row in rows}
     time_of = {(row.reader, row.range_bytes): row.p50 for row in rows}
     if ("redis-py GET", WHOLE) not in speed:

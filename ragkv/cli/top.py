@@ -85,16 +85,16 @@ def top(
     address = settings.url or f"http://127.0.0.1:{settings.port}"
     with Client(address, settings.key.get_secret_value(), timeout=_SECONDS) as client:
         record = TopRecord()
-        record.add(time.monotonic(), look(client))
+        record.add(time.monotonic(), scrape(client))
         console = out()
         if once or not console.is_terminal:
             console.print(frame(record, client.url, ""))
         else:
-            _watch(client, record, interval, console)
+            _refresh(client, record, interval, console)
     return 0
 
 
-def look(client: Client) -> ScrapedMetrics:
+def scrape(client: Client) -> ScrapedMetrics:
     """Scrape the metrics. Raises Refused and Unreachable with messages for the user at the terminal."""
     from ragkv.metrics.prometheus import read
 
@@ -112,7 +112,7 @@ def look(client: Client) -> ScrapedMetrics:
         raise Refused(error.status, error.code, words) from None
 
 
-def _watch(client: Client, record: TopRecord, interval: float, console: Console) -> None:
+def _refresh(client: Client, record: TopRecord, interval: float, console: Console) -> None:
     """Refresh until Ctrl-C. If the service goes away, keep the last figures and wait for it."""
     from rich.live import Live
 
@@ -123,7 +123,7 @@ def _watch(client: Client, record: TopRecord, interval: float, console: Console)
                 live.update(frame(record, client.url, fault), refresh=True)
                 time.sleep(interval)
                 try:
-                    record.add(time.monotonic(), look(client))
+                    record.add(time.monotonic(), scrape(client))
                     fault = ""
                 except ServiceError as error:
                     fault = str(error)

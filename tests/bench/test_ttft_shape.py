@@ -1,4 +1,4 @@
-"""First tokens of a shape with random weights: every method from every tier, ratios, floors, what is shown."""
+"""First tokens of random weights: every method from every tier, ratios, floors, and output."""
 
 from __future__ import annotations
 
