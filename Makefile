@@ -24,15 +24,20 @@ SOURCES := ragkv api ingest tools
 TORCH_PIN   := torch==2.13.0
 OLDEST_PINS := transformers==5.17.0 huggingface-hub==1.5.0
 
-# Two files at a time, a thread each: on two cores that is quicker than one file with two threads.
+# Two files at a time, one thread each: on two cores that is quicker than one file with two threads.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-# These import no transformers (tests/test_architecture.py), or reach it through the engine alone, whose tests run; the
-# newcomer's path (tests/test_readme_path.py) runs, too, and is the whole program.
+# Tests that start no server and no browser (tests/test_packaging.py checks that) and take a minute together.
+CHECKED := $(filter-out tests/engine/test_engine%.py tests/engine/test_cost_model.py,$(wildcard tests/engine/test_*.py)) \
+           tests/catalog tests/ingest/formats tests/ingest/test_chunker.py tests/metrics tests/model tests/recompute \
+           tests/retrieval tests/sparse tests/test_architecture.py tests/test_docs.py tests/test_samples.py tests/test_timing.py
+
+# `make test-oldest` leaves these out. They import no transformers (tests/test_architecture.py), or reach it only through
+# the engine, whose tests run. tests/test_readme_path.py runs as well; it covers the whole program.
 UNTOUCHED := tests/kernels tests/store tests/test_packaging.py tests/test_architecture.py \
              tests/api tests/client tests/ingest tests/cli/test_cli.py tests/test_program.py tests/test_shutdown.py
 
-.PHONY: help demo serve test soak test-oldest lint bench screenshots lock clean redis chromium poppler python
+.PHONY: help demo serve check test soak test-oldest lint bench screenshots lock clean redis chromium poppler python
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -42,6 +47,9 @@ demo: $(READY) ## ingest sample documents, ask questions, compare methods
 
 serve: $(READY) ## API and dashboard on 127.0.0.1:8000
 	$(BIN)/ragkv serve $(ARGS)
+
+check: lint ## lint, and the tests that need no server: two minutes, before every commit
+	$(TEST) $(CHECKED) $(ARGS)
 
 test: $(READY) redis chromium ## the whole test suite; ARGS="-k name" narrows it
 	$(TEST) $(ARGS)
@@ -57,7 +65,7 @@ lint: $(READY) ## ruff, ruff format, mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES)
 
-bench: $(READY) ## benchmarks; BENCH="quality ttft prefill decode store serve"
+bench: $(READY) ## benchmarks; BENCH="quality ttft prefill decode store kernels dialogues"
 	for name in $(BENCH); do $(BIN)/ragkv bench $$name $(ARGS); done
 
 screenshots: $(READY) chromium poppler ## draw the pictures of README anew

@@ -7,12 +7,12 @@ from pathlib import Path
 from ingest.loader import load
 from ingest.pipeline import ingest
 from ragkv.catalog import Catalog
+from ragkv.cli.samples import samples_folder
 from ragkv.config import load_settings
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.engine import Engine
 from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder, Retriever
-from ragkv.samples import folder
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
 from ragkv.store.format.layout import Layout
@@ -27,8 +27,8 @@ QUESTION, ANSWER = "Who did the architect of the Skerrow Light marry?", "Aldous 
 
 def documents(numbers: tuple[str, ...] = SIX) -> list[Document]:
     """Sample documents by number."""
-    paths = [path for path in sorted(folder().glob("*.md")) if path.name[:2] in numbers]
-    return [document for document in load(paths, 2**20, root=folder()) if isinstance(document, Document)]
+    paths = [path for path in sorted(samples_folder().glob("*.md")) if path.name[:2] in numbers]
+    return [document for document in load(paths, 2**20, root=samples_folder()) if isinstance(document, Document)]
 
 
 def open_engine(data: Path, model: DecoderModel, embedder: Embedder, **settings: object) -> Engine:

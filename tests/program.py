@@ -8,50 +8,63 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
-from ragkv.samples import folder
+from ragkv.cli.samples import samples_folder
+from tests.forked import forked, run_forked
 
-SERVE = ("-m", "ragkv.cli", "serve", "--port", "0")
-LIGHT = [path for path in sorted(folder().glob("*.md")) if path.name[:2] in ("01", "02")]
+ROOT = str(Path(__file__).resolve().parent.parent)
+SERVE = ("serve", "--port", "0")
+LIGHT = [path for path in sorted(samples_folder().glob("*.md")) if path.name[:2] in ("01", "02")]
 
 
-def ragkv(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run one command to its end."""
-    root = str(Path(__file__).resolve().parent.parent)
-    return subprocess.run(
-        [sys.executable, "-m", "ragkv.cli", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": root, **environment},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+def ragkv(
+    *arguments: object, cwd: Path, new_interpreter: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end, in a fork (tests/forked.py) or in an interpreter that is started for it."""
+    words, given = [*map(str, arguments)], {**os.environ, "PYTHONPATH": ROOT, **environment}
+    if not new_interpreter:
+        return run_forked(words, cwd, given, timeout=110)
+    command = [sys.executable, "-m", "ragkv.cli", *words]
+    return subprocess.run(command, cwd=cwd, env=given, capture_output=True, text=True, timeout=110, check=False)
 
 
 @contextmanager
 def served(
-    cwd: Path, program: Sequence[str] = SERVE, **environment: str
-) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """`ragkv serve` on a free port; killed with SIGKILL at the end. program: another one that does that. What it logs
-    comes to the end of the file `log`.
+    cwd: Path, program: Sequence[str] = SERVE, new_interpreter: bool = False, **environment: str
+) -> Iterator[tuple[Any, httpx.Client]]:
+    """Run `ragkv serve` on a free port; yields the process and a client. It is killed with SIGKILL at the end.
 
-    One thread: two that share a busy core wait for each other far longer than they work.
+    Standard output, the log, is appended to the file `log`. The service has one thread: two that share a busy core wait
+    for each other far longer than they work.
+
+    Args:
+        program: arguments of `ragkv`; or those of an interpreter, from "-c" or "-m" on.
+        new_interpreter: start an interpreter, which imports everything itself, instead of a fork (tests/forked.py).
     """
-    root = str(Path(__file__).resolve().parent.parent)
-    command = [sys.executable, *program]
-    surroundings = {**os.environ, "PYTHONPATH": root, "RAGKV_THREADS": "1", **environment}
+    given = {**os.environ, "PYTHONPATH": ROOT, "RAGKV_THREADS": "1", **environment}
+    start: Any = _started if new_interpreter else forked
+    with start(program, cwd, given, cwd / "log") as process:
+        while "serving at" not in (line := process.stderr.readline()):
+            assert line, "the service ended before it served"
+        with httpx.Client(base_url=line.split()[-1], timeout=100) as client:
+            yield process, client
+
+
+@contextmanager
+def _started(
+    program: Sequence[str], cwd: Path, environment: dict[str, str], out: Path
+) -> Iterator[subprocess.Popen[str]]:
+    interpreter = [sys.executable] if program[0] in ("-c", "-m") else [sys.executable, "-m", "ragkv.cli"]
+    command = [*interpreter, *program]
     with (
-        (cwd / "log").open("a") as log,
-        subprocess.Popen(command, cwd=cwd, env=surroundings, stdout=log, stderr=subprocess.PIPE, text=True) as process,
+        out.open("a") as log,
+        subprocess.Popen(command, cwd=cwd, env=environment, stdout=log, stderr=subprocess.PIPE, text=True) as process,
     ):
         try:
-            while "serving at" not in (line := process.stderr.readline()):
-                assert line, "the service ended before it served"
-            with httpx.Client(base_url=line.split()[-1], timeout=100) as client:
-                yield process, client
+            yield process
         finally:
             process.kill()
 

@@ -17,8 +17,8 @@ import pytest
 
 from ingest.pipeline import ingest
 from ragkv.catalog import Catalog
+from ragkv.cli.samples import samples_folder
 from ragkv.retrieval import Retriever
-from ragkv.samples import folder
 from ragkv.types import AskOptions
 from tests.ingest.conftest import on_a_small_disk  # noqa: F401
 from tests.ingest.reader import WordEmbedder, make_document
@@ -53,7 +53,7 @@ def test_so_it_is_a_hundred_times_over(tmp_path: Path, root: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_the_program_killed_while_it_ingests_can_be_run_again(tmp_path: Path, root: Path) -> None:
     """The whole program, with the bundled model. A collection and the doctor find nothing wrong after each kill."""
-    pages, rng = sorted(folder().glob("*.md"))[:6], random.Random(3)
+    pages, rng = sorted(samples_folder().glob("*.md"))[:6], random.Random(3)
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
 
     def command(*arguments: object) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import http.server
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 import threading
 import tomllib
 import zipfile
@@ -16,9 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
 from packaging.requirements import Requirement
 
 import ragkv
+from ragkv.cli.bench import bench
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -56,6 +60,14 @@ def test_the_wheel_carries_the_model_the_samples_and_the_type_markers(wheel: zip
             assert str(path.relative_to(ROOT)) in sizes
     assert any(name.startswith("ragkv/samples/") for name in sizes)
     assert {"ragkv/py.typed", "api/py.typed", "ingest/py.typed"} <= sizes.keys()
+
+
+def test_the_sdist_carries_the_samples_and_the_model(tmp_path: Path) -> None:
+    with tarfile.open(next(SdistBuilder(str(ROOT)).build(directory=str(tmp_path)))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    there = [path for folder in ("ragkv/samples", "models/demo") for path in (ROOT / folder).iterdir()]
+    assert {str(path.relative_to(ROOT)) for path in there} <= names
+    assert not [name for name in names if name.startswith(("tests/", "tools/"))]
 
 
 def test_the_wheel_carries_nothing_else(wheel: zipfile.ZipFile) -> None:
@@ -155,3 +167,36 @@ def test_ci_runs_lint_and_both_test_runs() -> None:
     targets = subprocess.run(["make", "-n", "help"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert targets.returncode == 0, targets.stderr
     assert "for step in lint test test-oldest" in script.read_text()
+
+
+SERVERS = ("tests.program", "tests.forked", "tests.redis_server", "tests.redis_cluster", "playwright")
+
+
+def make_words(variable: str) -> list[str]:
+    """The words of a variable of the Makefile."""
+    show = ["make", "-s", "--eval", f"show:; @echo $({variable})", "show"]
+    done = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_make_check_starts_no_server_and_no_browser() -> None:
+    checked = make_words("CHECKED")
+    assert checked
+    for name in checked:
+        path = ROOT / name
+        files = [path] if path.is_file() else sorted(path.rglob("*.py"))
+        assert files, f"{name} of make check is not there"
+        for file in files:
+            tree = ast.parse(file.read_text())
+            imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+            imported += [each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names]
+            foreign = [each for each in imported if each.startswith(SERVERS)]
+            assert not foreign, f"{file.relative_to(ROOT)} belongs to make test only"
+
+
+def test_make_bench_names_commands() -> None:
+    named = re.search(r"## benchmarks; BENCH=\"(.*)\"", (ROOT / "Makefile").read_text())
+    assert named
+    assert {command.name for command in bench.registered_commands} == set(named.group(1).split())
+    assert set(make_words("BENCH")) <= set(named.group(1).split())

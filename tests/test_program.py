@@ -104,10 +104,12 @@ def test_a_start_calls_nobody_and_a_model_that_is_not_here_is_named(tmp_path):
     with set_trap() as trap:
         names = ("HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
         caught = {**dict.fromkeys(names, trap.url), "NO_PROXY": "", "no_proxy": "", "HF_HOME": str(tmp_path)}
-        with served(tmp_path, HF_HUB_OFFLINE="0", **caught) as (_, client):
+        with served(tmp_path, new_interpreter=True, HF_HUB_OFFLINE="0", **caught) as (_, client):
             assert client.get("/readyz").status_code == 200
         assert not trap.called()
-        refused = ragkv("serve", "--port", "0", "--model", "nobody/nothing", cwd=tmp_path, **caught)
+        refused = ragkv(
+            "serve", "--port", "0", "--model", "nobody/nothing", cwd=tmp_path, new_interpreter=True, **caught
+        )
         assert (refused.returncode, told_in_words(refused)) == (2, True)
         assert "nobody/nothing" in refused.stderr
         assert not trap.called(), "HF_HUB_OFFLINE is set here"

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from ragkv.samples import folder
+from ragkv.cli.samples import samples_folder
 
-DOCUMENTS = {path.stem: path.read_text("utf-8") for path in sorted(folder().glob("*.md"))}
-QUESTIONS: list[dict[str, Any]] = [json.loads(row) for row in (folder() / "questions.jsonl").read_text().splitlines()]
+DOCUMENTS = {path.stem: path.read_text("utf-8") for path in sorted(samples_folder().glob("*.md"))}
+QUESTION_LINES = (samples_folder() / "questions.jsonl").read_text().splitlines()
+QUESTIONS: list[dict[str, Any]] = [json.loads(line) for line in QUESTION_LINES]
 
 
 def words(text: str) -> str:
@@ -33,7 +34,7 @@ def test_a_document_is_a_numbered_file_with_a_title_and_paragraphs(name: str) ->
 
 @pytest.mark.parametrize("name", [*(f"{name}.md" for name in DOCUMENTS), "questions.jsonl"])
 def test_a_file_holds_plain_characters_only(name: str) -> None:
-    raw = (folder() / name).read_bytes()
+    raw = (samples_folder() / name).read_bytes()
     assert raw.isascii()
     assert not re.search(rb"[\x00-\x09\x0b-\x1f\x7f]|[ ]\n|  ", raw)
     assert raw.endswith(b"\n")

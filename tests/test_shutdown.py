@@ -127,7 +127,7 @@ def test_a_service_stopped_while_it_streams_ends_every_stream_in_words(tmp_path)
 STUCK = """
 import sys, threading, time, torch
 from api import app
-from api.runtime import engine_thread as worker
+from api.runtime.engine_thread import EngineThread
 from ragkv.cli import run
 
 def compute(engine):
@@ -135,13 +135,13 @@ def compute(engine):
     while time.monotonic() < ends:
         a = (a @ a).clamp(0, 1)
 
-class Stuck(worker.Worker):
+class StuckEngineThread(EngineThread):
     def start(self):
         ready = super().start()
         ready.add_done_callback(lambda _: self.submit(compute))
         return ready
 
-app.Worker = Stuck
+app.EngineThread = StuckEngineThread
 sys.exit(run(["serve", "--port", "0"]))
 """
 

@@ -1,10 +1,10 @@
-"""Everything that is measured on a GPU, in one go: the tables of docs/results/gpu.md and of decode.md's last sections.
+"""All measurements on a GPU: the tables of docs/results/gpu.md and of the last sections of decode.md.
 
     PYTHONPATH=. python tools/gpu.py FOLDER [kernels first small large tiers tokens pool shapes]
 
-Needs torch, transformers, triton and xxhash, and nothing else of the project's packages, so that it runs on a machine
-where no service is installed. Each part writes FOLDER/PART.md and says how long it took; one that fails is told and
-leaves the others alone. With REDIS_URL set, `tiers` asks that server, too.
+It needs torch, transformers, triton and xxhash but none of the project's other packages, so that it runs without an
+installed service. Each part writes FOLDER/PART.md and prints how long it took. If a part fails, its error is printed
+and the others still run. With REDIS_URL set, `tiers` measures that server too.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Parts:
 
     @property
     def model(self) -> DecoderModel:
-        """Random weights, made when they are first needed."""
+        """Random weights, made on first use."""
         self._model = self._model or random_model(SHAPE, "cuda")
         return self._model
 
     def kernels(self) -> Iterator[str]:
-        """Our kernels against their rooflines."""
+        """Our kernels compared with their rooflines."""
         at, rows = kernels.measure(find_shape(SHAPE), KernelParams(), "cuda", _quiet)
         yield titled(f"{SHAPE}, {torch.cuda.get_device_name()}", kernels.grid(rows), [str(at)])
 
@@ -58,7 +58,7 @@ class Parts:
             yield self._first_tokens(ShapeParams(methods=("scout",), split=1, block=block))
 
     def small(self) -> Iterator[str]:
-        """Where the gate matters."""
+        """Short contexts, for which the gate matters."""
         for chunks, tokens in ((4, 1024), (2, 1024), (1, 1024), (1, 512)):
             yield self._first_tokens(ShapeParams(chunks, tokens, methods=FEW, split=1))
 
@@ -67,17 +67,17 @@ class Parts:
         yield self._first_tokens(ShapeParams(64, methods=("scout",), warmup=1, split=1))
 
     def tiers(self) -> Iterator[str]:
-        """Blocks that come from elsewhere than host memory."""
+        """Blocks in other tiers than host memory."""
         asked = ShapeParams(methods=("scout",), split=1)
         url = os.environ.get("REDIS_URL", "")
         for tier in ("gpu", "disk", *(["redis"] if url else [])):
             yield self._first_tokens(replace(asked, tier=tier, store=url))
 
     def tokens(self) -> Iterator[str]:
-        """Tokens of answers: dense, recorded, and under the policies."""
+        """Decoding: dense, recorded, and under the policies."""
         made = [(name, make_decode_policy(name, self.model.profile)) for name in POLICIES]
-        ways = [(name, each) for name, each in made if each is not None]
-        for batch, named in ((1, ways), (4, ways), (16, [])):
+        policies = [(name, each) for name, each in made if each is not None]
+        for batch, named in ((1, policies), (4, policies), (16, [])):
             params = SpeedParams((16384,), (batch,), steps=16)
             rows = decode_speed.measure(self.model, params, named, _quiet, random_tokens)
             yield titled(f"{SHAPE}, {batch} requests", decode_speed.grid(rows))
@@ -100,11 +100,11 @@ class Parts:
 
 
 def _quiet(what: str, done: int, total: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 def main(folder: Path, names: list[str]) -> int:
-    """Run the parts that are named, or all; 1 where one failed."""
+    """Run the named parts, or all. Returns 1 if one failed."""
     folder.mkdir(parents=True, exist_ok=True)
     parts, failed = Parts(), 0
     for name in names or ("kernels", "first", "small", "large", "tiers", "tokens", "pool", "shapes"):

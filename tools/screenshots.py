@@ -1,7 +1,7 @@
-"""The pictures of README: the real dashboard over the sample documents, as SVG. `make screenshots` runs this.
+"""Draw the pictures of the README: the dashboard over the sample documents, as SVG. `make screenshots` runs this.
 
-Chromium prints the page as it stands on a screen, and pdftocairo (poppler) makes drawings of the print: sharp at every
-size, and text files as everything else in the repository.
+Chromium prints the page as on a screen, and pdftocairo (poppler) converts the print to SVG: sharp at every size, and a
+text file.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect, sync_playwright
 
+from ragkv.cli.samples import samples_folder
 from ragkv.client import Client
-from ragkv.samples import folder
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -28,7 +28,7 @@ WIDTH = 1100
 ASKED = 6
 """Questions for the overview; the last one is asked on the page."""
 POINTS_SECONDS = 25
-"""Until the charts have a few points."""
+"""Seconds until the charts have a few points."""
 _LONG = re.compile(r"\d+\.\d{2,}")
 
 
@@ -52,7 +52,7 @@ def served(data: Path) -> Iterator[str]:
 
 
 def shot(page: Page, name: str) -> None:
-    """Draw what the page shows."""
+    """Write the page as SVG."""
     height = page.evaluate("Math.ceil(document.querySelector('.panels').getBoundingClientRect().bottom)")
     with tempfile.TemporaryDirectory() as folder:
         printed, drawn = Path(folder) / "page.pdf", Path(folder) / "page.svg"
@@ -67,20 +67,21 @@ def shot(page: Page, name: str) -> None:
 
 def main() -> None:
     """Ingest, ask, draw."""
-    told = [json.loads(line)["q"] for line in (folder() / "questions.jsonl").read_text().splitlines()[:ASKED]]
+    lines = (samples_folder() / "questions.jsonl").read_text().splitlines()
+    questions = [json.loads(line)["q"] for line in lines[:ASKED]]
     with tempfile.TemporaryDirectory() as data, served(Path(data)) as url, Client(url) as client:
-        client.wait(client.upload(sorted(folder().glob("*.md"))))
+        client.wait(client.upload(sorted(samples_folder().glob("*.md"))))
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": WIDTH, "height": 800})
             page.goto(f"{url}/dashboard")
-            for question in told[1:]:
+            for question in questions[1:]:
                 client.ask(question)
                 page.wait_for_timeout(1000 * POINTS_SECONDS / ASKED)
             page.wait_for_timeout(1000 * POINTS_SECONDS)
             shot(page, "overview")
             page.get_by_role("tab", name="Ask").click()
-            page.get_by_label("Question").fill(told[0])
+            page.get_by_label("Question").fill(questions[0])
             page.get_by_role("button", name="Ask", exact=True).click()
             expect(page.get_by_role("grid")).to_be_visible(timeout=30_000)
             page.locator("td.found").first.focus()
@@ -90,7 +91,7 @@ def main() -> None:
 
 
 def chromium() -> str:
-    """The browser that is here. Raises SystemExit where there is none."""
+    """Path of an installed browser. Raises SystemExit if there is none."""
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if path := shutil.which(name):
             return path

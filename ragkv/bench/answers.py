@@ -1,9 +1,10 @@
-"""What sparse prefill costs in answers: the full context read under each policy, next to the same read densely.
+"""Answers under sparse prefill: the full context prefilled under each policy, compared with dense prefill.
 
-    by depth    generated needle questions at several context lengths, grouped by where in the context the answer stands
+    by depth    generated needle questions at several context lengths, grouped by the answer's place in the context
     whole sets  the sets of docs/results/quality.md, with the paired difference to dense prefill
 
-Under a policy every question is one prefill of S, chunks and question (`Reader.full`); the answer is decoded densely.
+Under a policy every question is one prefill of prefix, chunks and question (`Prefiller.prefill_full`). Answers are
+decoded densely.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from ragkv.bench.prefill import Named
-from ragkv.bench.quality import Progress, QualityOutcome, ask_all, context_tokens
+from ragkv.bench.quality import Progress, QualityOutcome, QualityParams, ask_all, context_tokens
 from ragkv.bench.sets import QuestionSet, SetQuestion, natural_sets, needle_sets, pages
 from ragkv.bench.table import Row, rows
 from ragkv.engine.methods import FULL
@@ -23,8 +24,16 @@ from ragkv.model.decoder import DecoderModel
 
 @dataclass(frozen=True)
 class NeedleParams:
-    """lengths: tokens of the contexts, roughly: as many chunks of the profile's size as fit · bins: equal parts of the
-    context · sets, questions: per length, and of each set · seed: of the first set."""
+    """Which needle questions are asked.
+
+    Attributes:
+        lengths: approximate tokens of the contexts: as many chunks of the profile's size as fit.
+        bins: equal parts of the context.
+        sets: sets per length.
+        questions: questions per set.
+        seed: seed of the first set.
+        max_tokens: longest answer.
+    """
 
     lengths: tuple[int, ...] = (2048, 4096, 7168)
     bins: int = 5
@@ -36,8 +45,15 @@ class NeedleParams:
 
 @dataclass(frozen=True)
 class DepthRow:
-    """Answers that stand between the shares `low` and `high` of the context. tokens: mean length of the contexts ·
-    read: query-key pairs that prefill computed, as a share of those of dense prefill."""
+    """Answers that stand between the shares `low` and `high` of the context.
+
+    Attributes:
+        tokens: mean length of the contexts.
+        questions: number of questions.
+        em: mean exact match.
+        f1: mean F1.
+        read: query-key pairs that prefill computed / those of dense prefill.
+    """
 
     tokens: int
     policy: str
@@ -52,16 +68,18 @@ class DepthRow:
 def needles_by_depth(
     model: DecoderModel, policies: Sequence[Named], params: NeedleParams, progress: Progress
 ) -> list[DepthRow]:
-    """Dense prefill (as `full`) and every policy, by length and depth; parts in which no answer stands are left out.
+    """Measure dense prefill (as `full`) and every policy, by length and depth. Parts without an answer are left out.
 
-    Raises InputError when a context is too long for the model.
+    Raises:
+        InputError: a context is too long for the model.
     """
     found: list[DepthRow] = []
     for length in params.lengths:
         count = max(1, length // model.profile.chunk_tokens)
         asked = _needles(model, params.sets, count, params.questions, params.seed)
         tokens = round(statistics.fmean(context_tokens(model, each) for each in asked))
-        outcomes = ask_all(model, asked, _names(policies), progress, params.max_tokens, policies=dict(policies))
+        how = QualityParams(params.max_tokens, policies=dict(policies))
+        outcomes = ask_all(model, asked, _names(policies), progress, how)
         for policy in _names(policies):
             mine = [outcome for outcome in outcomes if outcome.method == policy]
             found += _by_depth(asked, mine, tokens, policy, params.bins)
@@ -75,19 +93,20 @@ def compare(
     progress: Progress,
     max_tokens: int = 24,
 ) -> dict[str, list[Row]]:
-    """Name of the questions -> a row for dense prefill (as `full`) and one for each policy.
+    """Return, by name of the questions, a row for dense prefill (as `full`) and one for each policy.
 
-    Raises InputError when a context is too long for the model.
+    Raises:
+        InputError: a context is too long for the model.
     """
-    return {
-        name: rows(ask_all(model, asked, _names(policies), progress, max_tokens, policies=dict(policies)))
-        for name, asked in sets.items()
-    }
+    params = QualityParams(max_tokens, policies=dict(policies))
+    return {name: rows(ask_all(model, asked, _names(policies), progress, params)) for name, asked in sets.items()}
 
 
 def whole_sets(model: DecoderModel, max_tokens: int = 24) -> dict[str, list[QuestionSet]]:
-    """100 needle questions of seed 201 and the natural questions, each with 8 and with 16 chunks, by name; without
-    those whose contexts the model cannot read."""
+    """Return the question sets by name, without those whose contexts are too long for the model.
+
+    They are 100 needle questions of seed 201 and the natural questions, each with 8 and with 16 chunks.
+    """
     sets = {f"needles, {chunks} chunks": _needles(model, 4, chunks, 25, 201) for chunks in (8, 16)}
     sets |= {f"natural, {chunks} chunks": natural_sets(chunks) for chunks in (8, 16)}
     room = model.max_positions - max_tokens
@@ -95,7 +114,7 @@ def whole_sets(model: DecoderModel, max_tokens: int = 24) -> dict[str, list[Ques
 
 
 def prose(model: DecoderModel, length: int) -> list[int]:
-    """Token ids of an input that is text: S and chunks of the natural documents, repeated where they run out."""
+    """Token ids of a text: the prefix and chunks of the natural documents, repeated as often as needed."""
     found = list(model.prompt.prefix)
     texts = [(page.title, piece) for page in pages() for piece in page.pieces]
     for title, text in cycle(texts):
@@ -106,7 +125,7 @@ def prose(model: DecoderModel, length: int) -> list[int]:
 
 
 def depth(asked: QuestionSet, question: SetQuestion) -> float:
-    """Where the answer starts, as a share of the context's characters. Raises ValueError where that is not known."""
+    """Where the answer starts, as a share of the context's characters. Raises ValueError if that is not known."""
     if question.span is None:
         raise ValueError("the answer's place is not known")
     sizes = [len(title) + len(text) for title, text in asked.chunks]

@@ -1,4 +1,4 @@
-"""Questions about chunks in a tier, timed from their token ids to the first answer token's on the host."""
+"""Questions about chunks in a tier, timed from their token ids to the id of the first answer token on the host."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from itertools import count
 
 from ragkv.bench.backends import BACKENDS, chosen_backend, preferring, unless_full
-from ragkv.bench.roofline import Counted, Floors, Speeds, floors, settled
+from ragkv.bench.roofline import Floors, Speeds, WorkCounter, floors, settled
 from ragkv.bench.shapes import random_tokens
 from ragkv.bench.tiered import TieredBenchStore
 from ragkv.engine.chunk_source import StoredChunk
-from ragkv.engine.prefill import PrefilledContext, Prefiller
+from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.engine.reuse_policy import ReusePolicy, expected_work, fit_reuse
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Method, recomputed_tokens
@@ -21,16 +22,25 @@ from ragkv.recompute.scout import Scout
 from ragkv.timing import StepTimer
 
 CHUNKS, TRIAL, QUESTIONS = 0, 2**20, 2**21
-"""Numbers that random inputs are drawn from: every kind has its own."""
+"""First number of the random inputs of each kind, so that no two inputs are the same."""
 
 STEPS = ("open", "load", "plan", "repair", "prefill")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one question did. steps: milliseconds by name · sequence, recompute,
-    load: as in a report · heads, loaded: bytes of head records, and of blocks that came from host memory or beyond ·
-    kv: bytes that the context cache takes, room for more included, and `kv_live` without it."""
+    """Figures of one question.
+
+    Attributes:
+        steps: milliseconds by name.
+        sequence: as in a report.
+        recompute: as in a report.
+        load: as in a report.
+        heads: bytes of head records.
+        loaded: bytes of blocks loaded from host memory or a store.
+        kv: bytes of the context cache, spare room included.
+        kv_live: likewise, without spare room.
+    """
 
     steps: dict[str, float]
     sequence: float
@@ -44,77 +54,94 @@ class Sample:
 
 
 class AskedSample:
-    """Chunks in their tier, and questions about them."""
+    """Chunks in their tier, and questions about them.
+
+    Attributes:
+        backend: which of BACKENDS `full` prefers; "": torch's choice.
+    """
 
     def __init__(
-        self, reader: Prefiller, stored: TieredBenchStore, chunks: Sequence[tuple[int, ...]], question: int, seed: int
+        self,
+        prefiller: Prefiller,
+        stored: TieredBenchStore,
+        chunks: Sequence[tuple[int, ...]],
+        question: int,
+        seed: int,
     ):
-        """question: tokens of every one · backend: which of BACKENDS `full` prefers, "": torch's choice."""
-        self.reader, self.chunks, self.question, self.backend = reader, chunks, question, ""
+        """Take the chunks, all of them in the tier.
+
+        Args:
+            question: tokens of every question.
+            seed: seed of the questions.
+        """
+        self.prefiller, self.chunks, self.question, self.backend = prefiller, chunks, question, ""
         self._stored = stored
-        self._questions = (drawn(reader.model, question, seed, QUESTIONS + number) for number in count())
+        self._questions = (drawn(prefiller.model, question, seed, QUESTIONS + number) for number in count())
 
     @property
     def tokens(self) -> int:
-        """Of S, the chunks and a question."""
-        return len(self.reader.prefix_tokens) + sum(map(len, self.chunks)) + self.question
+        """Tokens of the prefix, the chunks and a question."""
+        return len(self.prefiller.prefix_tokens) + sum(map(len, self.chunks)) + self.question
 
     def first_token(self, method: Method | None) -> float:
         """Milliseconds from a new question to the id of the first answer token."""
         return self._timed(lambda: method)
 
     def gated(self, gate: ReusePolicy, scout: Scout) -> float:
-        """The same where the gate decides, its decision included."""
+        """Likewise, with the method that the gate chooses. The choice is timed too."""
         return self._timed(lambda: scout if self.opens(gate, scout) else None)
 
     def opens(self, gate: ReusePolicy, scout: Scout) -> bool:
-        """What the gate says of these chunks."""
+        """Whether the gate chooses reuse for these chunks."""
         sizes = [len(chunk) for chunk in self.chunks]
-        return gate.prefers(self.tokens, expected_work(scout, sizes, self.reader.model.profile.block, self.question))
+        return gate.prefers(self.tokens, expected_work(scout, sizes, self.prefiller.model.profile.block, self.question))
 
     def split(self, method: Method | None, at: Speeds) -> Sample:
-        """A new question, its steps timed apart and what it did counted. at: what floors are reckoned with."""
+        """Ask a new question; time each step and count its work. at: speeds for the floors."""
         self._stored.cool()
-        model, watch = self.reader.model, StepTimer(self.reader.model.device)
-        read, sources = self._read(method, next(self._questions), watch)
-        counted, plan = Counted(model), read.plan
+        model, timer = self.prefiller.model, StepTimer(self.prefiller.model.device)
+        prefilled, sources = self._prefill(method, next(self._questions), timer)
+        counter, plan = WorkCounter(model), prefilled.plan
         context = sum(map(len, self.chunks))
         if plan is None or method is None:
             kept = again = float(context)
-            passes = counted.full(self.tokens)
+            passes = counter.prefill_full(self.tokens)
         else:
             pieces = [source.piece for source in sources]
             layers = [[len(piece.rows(b)) for piece, b in zip(pieces, each, strict=True)] for each in plan.kept]
             kept, again = statistics.fmean(map(sum, layers)), sum(recomputed_tokens(plan.recompute))
             first, depth = method.composite_blocks(pieces), method.composite_layers(model.shape.layers)
-            prefix = len(self.reader.prefix_tokens)
-            passes = counted.sparse(plan, pieces, prefix, self.question, first, depth)
+            prefix = len(self.prefiller.prefix_tokens)
+            passes = counter.prefill_sparse(plan, pieces, prefix, self.question, first, depth)
         heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
         row = model.token_bytes // model.shape.layers
         return Sample(
-            steps={step: watch.elapsed(step) for step in STEPS},
+            steps={step: timer.elapsed(step) for step in STEPS},
             sequence=kept / context,
             recompute=again / context,
             load=(heads + loaded) / (context * model.token_bytes),
             heads=heads,
             loaded=loaded,
-            kv=read.cache.bytes,
-            kv_live=row * sum(read.cache.lengths),
+            kv=prefilled.cache.bytes,
+            kv_live=row * sum(prefilled.cache.lengths),
             floors=floors(passes, loaded, at),
         )
 
     def prefer_best(self, tries: int) -> dict[str, float]:
-        """Let `full` use the quickest kernel of dense attention. Returns its best times under each that torch has here,
-        by the names of these kernels; the first one is torch's own choice."""
+        """Let `full` use the fastest kernel of dense attention.
+
+        Returns:
+            Its best milliseconds by name of the kernel, for every kernel that runs here; torch's own choice first.
+        """
         found: dict[str, float] = {}
         for name in ("", *BACKENDS):
             self.backend = name
             with preferring(name):
-                taken = unless_full(lambda: chosen_backend(self.reader.model, self.tokens))
+                taken = unless_full(lambda: chosen_backend(self.prefiller.model, self.tokens))
             if taken is None or taken in found:
                 continue
             times = [unless_full(lambda: self.first_token(None)) for _ in range(tries)]
-            done = [spent for spent in times if spent is not None]
+            done = [elapsed for elapsed in times if elapsed is not None]
             if done:
                 found[taken] = min(done)
         own, best = next(iter(found), ""), min(found, key=lambda name: found[name], default="")
@@ -122,33 +149,33 @@ class AskedSample:
         return found
 
     def gate(self, scout: Scout, trial: Sequence[tuple[int, ...]]) -> ReusePolicy:
-        """Measured with chunks of their own in the same tier."""
+        """Fit the reuse policy with `trial`, chunks in the same tier."""
         few, many = [*trial[:1]], [*trial]
-        return fit_reuse(self.reader, scout, lambda: self._open(few), lambda: self._open(many))
+        return fit_reuse(self.prefiller, scout, lambda: self._open(few), lambda: self._open(many))
 
     def _timed(self, decide: Callable[[], Method | None]) -> float:
-        device, question = self.reader.model.device, next(self._questions)
+        device, question = self.prefiller.model.device, next(self._questions)
         self._stored.cool()
         settled(device)
         start = time.perf_counter()
-        context, _ = self._read(decide(), question, StepTimer(device))
+        context, _ = self._prefill(decide(), question, StepTimer(device))
         int(context.logits.argmax())  # waits for the device
         return 1000 * (time.perf_counter() - start)
 
-    def _read(
-        self, method: Method | None, question: Sequence[int], watch: StepTimer
+    def _prefill(
+        self, method: Method | None, question: Sequence[int], timer: StepTimer
     ) -> tuple[PrefilledContext, list[StoredChunk]]:
         if method is None:
             with preferring(self.backend):
-                return self.reader.prefill_full(self.chunks, question, 1, watch), []
-        with watch.step("open"):
+                return self.prefiller.prefill_full(self.chunks, question, timer, PrefillOptions(1)), []
+        with timer.step("open"):
             sources = self._open(self.chunks)
-        return self.reader.prefill_sparse(sources, question, method, 1, watch), sources
+        return self.prefiller.prefill_sparse(sources, question, method, timer, PrefillOptions(1)), sources
 
     def _open(self, chunks: Sequence[tuple[int, ...]]) -> list[StoredChunk]:
         return [self._stored.open(tokens, exact=i == 0) for i, tokens in enumerate(chunks)]
 
 
 def drawn(model: DecoderModel, length: int, seed: int, number: int) -> tuple[int, ...]:
-    """Random token ids without an input's first one; another number gives others."""
+    """Random token ids, without the first one of an input. Every number gives other ids."""
     return tuple(random_tokens(model, length + 1, seed * 2**24 + number)[1:])

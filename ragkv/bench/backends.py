@@ -1,6 +1,6 @@
-"""The kernels that torch has for dense attention: which one it takes, and how long each takes alone.
+"""The kernels that torch has for dense attention: which one it chooses, and how long each takes.
 
-A speedup over dense prefill is worth what dense prefill is worth, so every FlashAttention-class kernel is timed.
+A speedup over dense prefill means little if dense prefill is slow, so every FlashAttention-class kernel is timed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ragkv.kernels.attention import attend
 from ragkv.model.decoder import DecoderModel
 from ragkv.timing import StepTimer
 
-Done = TypeVar("Done")
+T = TypeVar("T")
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 """Kernels whose memory does not grow with the square of the length."""
@@ -28,8 +28,13 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTEN
 
 @dataclass(frozen=True)
 class Backend:
-    """ms: dense attention of all layers but the last (whose only row costs nothing) with this kernel; random numbers,
-    median of one layer's runs times the layers."""
+    """Time of one kernel.
+
+    Attributes:
+        length: tokens of the input.
+        ms: milliseconds of dense attention over random numbers, in all layers but the last (whose single row costs
+            next to nothing): the median of one layer's runs times the number of layers.
+    """
 
     length: int
     name: str
@@ -37,7 +42,7 @@ class Backend:
 
 
 def preferring(backend: str) -> AbstractContextManager[None]:
-    """Dense attention with this kernel where it can run."""
+    """Make this kernel the first choice for dense attention; "": leave the choice to torch."""
     if not backend:
         return nullcontext()
     first = BACKENDS[backend]
@@ -47,7 +52,7 @@ def preferring(backend: str) -> AbstractContextManager[None]:
 
 
 def chosen_backend(model: DecoderModel, length: int) -> str:
-    """The kernel that torch takes for dense attention of the model's shape: one of BACKENDS, or torch's word for it."""
+    """The kernel that torch chooses for the model's shape: one of BACKENDS, or torch's name for it."""
     q, k, v = _random(model, length)
     heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
     choose: Any = torch._fused_sdp_choice  # its stub is not its signature
@@ -57,12 +62,12 @@ def chosen_backend(model: DecoderModel, length: int) -> str:
 
 @torch.inference_mode()
 def backend_times(model: DecoderModel, length: int, repeat: int = 5) -> list[Backend]:
-    """Dense attention with each of the BACKENDS that can run it here."""
+    """Time dense attention with each of the BACKENDS that runs here."""
     layers = max(1, model.shape.layers - 1)
     found = []
     for name, backend in BACKENDS.items():
         with sdpa_kernel(backend), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch tells at length why a backend cannot run
+            warnings.simplefilter("ignore")  # torch explains at length why a backend cannot run
             times = unless_full(lambda: _attend_times(model, length, repeat))
         if times:
             found.append(Backend(length, name, layers * statistics.median(times)))
@@ -70,19 +75,19 @@ def backend_times(model: DecoderModel, length: int, repeat: int = 5) -> list[Bac
 
 
 def _attend_times(model: DecoderModel, length: int, repeat: int) -> list[float]:
-    """Milliseconds of each of `repeat` dense attentions of one layer; none where no kernel can run it."""
+    """Milliseconds of `repeat` dense attentions of one layer; empty if no kernel can run it."""
     q, k, v = _random(model, length)
-    positions, watch = torch.arange(length), StepTimer(model.device)
+    positions, timer = torch.arange(length), StepTimer(model.device)
     times = []
     for _ in range(repeat + 1):
-        start = watch.total()
+        start = timer.total()
         try:
             attend(q, k, v, positions, positions, scale=model.scale)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:  # "No available kernel": the only backend that was allowed cannot run this
             return []
-        times.append(watch.total() - start)
+        times.append(timer.total() - start)
     return times[1:]
 
 
@@ -93,12 +98,12 @@ def _random(model: DecoderModel, length: int) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def unless_full(do: Callable[[], Done]) -> Done | None:
-    """What `do` gives; None when the device's memory is full."""
+def unless_full(do: Callable[[], T]) -> T | None:
+    """Call `do`; returns its result, or None if the device is out of memory."""
     try:
         return do()
     except torch.OutOfMemoryError:
         pass
-    # Behind the handler: while it ran, the error's traceback held what had been allocated.
+    # After the handler, not inside it: the error's traceback keeps the allocated tensors alive.
     torch.cuda.empty_cache()
     return None

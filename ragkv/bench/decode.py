@@ -1,11 +1,11 @@
 """`ragkv bench decode`: attention of a known shape while it decodes, dense and under every decode policy.
 
-One attention layer of a model, as often as `layers` says, so that no processor cache still holds a layer when its turn
-comes again. Keys and queries are drawn with the structure that trained models show: sinks, a band of neighbours, and
-some keys of every kv head that its queries look at again and again; the rest is noise of standard deviation 1. Each
-policy first sees a question of `question` rows, then decodes; policies take turns at every token, so that a slow moment
-of the machine meets them all. What is timed is attention alone: no projections, no MLP, keys and values in host memory
-on a CPU, in GPU memory on a GPU.
+The bench alternates between `layers` copies of one attention layer, so that a layer has left the processor cache before
+it runs again. Keys and queries have the structure of trained models: sinks, a band of neighbours, and some keys of
+every kv head that its queries attend to repeatedly. The rest is noise of standard deviation 1. Each policy first sees a
+question of `question` rows and then decodes. Policies take turns at every token, so that a slow moment of the machine
+affects all of them. Only attention is timed: no projections and no MLP. Keys and values are in host memory on a CPU and
+in GPU memory on a GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -30,14 +30,21 @@ Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
 
 SINKS, BAND, KEY = 4, tuple(0.01 * 1.4**turn for turn in range(12)), 40.0
-"""Tokens at the start that every head reads; turns per position of the band, enough of them that only neighbours agree
-in all; a key's part in what heads look for."""
+"""Tokens at the start that every head reads; frequencies of the band, radians per position, enough of them that only
+neighbours agree in all; size of a key's component along each direction that heads search for."""
 
 
 @dataclass(frozen=True)
 class DecodeParams:
-    """keys: of the context · steps: timed tokens, after `warmup` untimed ones · question: rows read first · layers:
-    alternating · q_heads, kv_heads, head_dim: of the shape · anchors: keys of each kv head that its queries look at."""
+    """What is measured.
+
+    Attributes:
+        keys: keys of the context.
+        steps: timed tokens, after `warmup` untimed ones.
+        question: rows that each policy sees before it decodes.
+        layers: layers that take turns.
+        anchors: keys of each kv head that its queries attend to repeatedly.
+    """
 
     keys: int = 65536
     steps: int = 20
@@ -55,11 +62,20 @@ class DecodeParams:
 
 @dataclass(frozen=True)
 class DecodeRow:
-    """ms, fastest: of one token in one layer, median and minimum · to_dense, to_topk: dense attention's, exact top-k's
-    median over this one's, in the same run · read: share of the keys, mean · covered: share of the attention that lies
-    in the blocks read, mean and worst over heads and steps; None where no blocks are read · agree: share of the blocks
-    read that would be read, too, if as many were chosen by their true share of the attention; likewise · error:
-    relative L2 of the outputs to dense attention's."""
+    """One policy, or dense attention, or exact top-k.
+
+    Attributes:
+        ms: median milliseconds of one token in one layer.
+        fastest: the minimum.
+        to_dense: median of dense attention in the same run / `ms`.
+        to_topk: median of exact top-k in the same run / `ms`.
+        read: mean share of the keys that is read.
+        covered: share of the attention in the blocks read, mean over heads and steps; None if no blocks are read.
+        worst: likewise, the minimum.
+        agree: share of the blocks read that an exact choice of as many blocks, by their attention, would read too; None
+            if no blocks are read.
+        error: relative L2 error of the outputs to dense attention's.
+    """
 
     policy: str
     ms: float
@@ -71,6 +87,16 @@ class DecodeRow:
     worst: float | None
     agree: float | None
     error: float
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Of one attention, a value per timed step and layer: milliseconds, errors, and shares for policies of blocks."""
+
+    times: list[float] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    covered: list[Tensor] = field(default_factory=list)
+    agreed: list[Tensor] = field(default_factory=list)
 
 
 class Stream:
@@ -87,7 +113,7 @@ class Stream:
         asking = p.question + p.warmup + p.steps
         group, unit = p.q_heads // p.kv_heads, p.head_dim**0.5 / KEY
         q = noise(asking, p.q_heads, p.head_dim)
-        # Each thing heads look for has a direction of its own; dimensions come in the order they are taken.
+        # Every structure has a direction of its own. `band` is the next free dimension.
         sink, far, band = 0, 1, 2
         k[:SINKS, :, sink] += KEY
         q[..., sink] = unit * 11 * (1 + 0.05 * noise(asking, p.q_heads))
@@ -107,12 +133,12 @@ class Stream:
         self.params = p
 
     def ask(self, attention: Attention, layer: int) -> None:
-        """The question's rows."""
+        """Attend with the question's rows."""
         start, stop = self.params.keys, self.params.keys + self.params.question
         self._attend(attention, layer, start, stop)
 
     def step(self, attention: Attention, layer: int, number: int) -> Tensor:
-        """One decoded token: out [Hq, d]."""
+        """Attend with one decoded token: out [Hq, d]."""
         start = self.params.keys + self.params.question + number
         return self._attend(attention, layer, start, start + 1)[0]
 
@@ -132,35 +158,30 @@ class Stream:
 
 @torch.inference_mode()
 def measure(params: DecodeParams, policies: Sequence[Named], progress: Progress) -> list[DecodeRow]:
-    """Dense attention, exact top-k over single keys, and the policies."""
+    """Measure dense attention, exact top-k over single keys, and the policies."""
     streams = [Stream(params, params.seed + layer) for layer in range(params.layers)]
     named: list[tuple[str, Attention]] = [("dense", _dense), ("top keys", TopKeys().start())]
     named += [(name, policy.start()) for name, policy in policies]
     for _, attention in named:
         for layer, stream in enumerate(streams):
             stream.ask(attention, layer)
-    times: dict[str, list[float]] = {name: [] for name, _ in named}
-    errors: dict[str, list[float]] = {name: [] for name, _ in named}
-    covered: dict[str, list[Tensor]] = {name: [] for name, _ in named}
-    agreed: dict[str, list[Tensor]] = {name: [] for name, _ in named}
+    samples = {name: _Samples() for name, _ in named}
     total = params.warmup + params.steps
     for number in range(total):
         for layer, stream in enumerate(streams):
             exact: Tensor | None = None
             for name, attention in named:
-                spent, out = _timed(params.device, partial(stream.step, attention, layer, number))
+                elapsed, out = _timed(params.device, partial(stream.step, attention, layer, number))
                 exact = out if exact is None else exact
                 if number >= params.warmup:
-                    times[name].append(spent)
-                    errors[name].append(float((out - exact).float().norm() / exact.float().norm()))
-                    covered[name] += _covered(attention, stream, layer, number)
-                    agreed[name] += _agreed(attention, stream, layer, number)
+                    sample = samples[name]
+                    sample.times.append(elapsed)
+                    sample.errors.append(float((out - exact).float().norm() / exact.float().norm()))
+                    sample.covered.extend(_covered(attention, stream, layer, number))
+                    sample.agreed.extend(_agreed(attention, stream, layer, number))
         progress("decode", number + 1, total)
-    dense, best = (statistics.median(times[name]) for name in ("dense", "top keys"))
-    return [
-        _row(name, attention, times[name], errors[name], covered[name], agreed[name], dense, best)
-        for name, attention in named
-    ]
+    dense, best = (statistics.median(samples[name].times) for name in ("dense", "top keys"))
+    return [_row(name, attention, samples[name], dense, best) for name, attention in named]
 
 
 def _dense(layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> Tensor:
@@ -168,21 +189,21 @@ def _dense(layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Te
 
 
 def _timed(device: str, run: Callable[[], Tensor]) -> tuple[float, Tensor]:
-    """(milliseconds, what it gave)."""
+    """(milliseconds, output)."""
     start = now(device)
     out = run()
     return 1000 * (now(device) - start), out
 
 
 def now(device: str) -> float:
-    """Seconds, when all that was asked for is done."""
+    """Seconds of the clock, after the device has finished its queue."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def _covered(attention: Attention, stream: Stream, layer: int, number: int) -> list[Tensor]:
-    """Share of the attention [Hq] in the blocks that the step read, for policies that read blocks."""
+    """Share of the attention [Hq] in the blocks that the step read; empty for policies that read no blocks."""
     marked = getattr(attention, "marked", {}).get(layer)
     if marked is None:
         return []
@@ -191,7 +212,7 @@ def _covered(attention: Attention, stream: Stream, layer: int, number: int) -> l
 
 
 def _agreed(attention: Attention, stream: Stream, layer: int, number: int) -> list[Tensor]:
-    """Share [Hkv] of the blocks that the step read which the same number of best blocks would hold."""
+    """Share [Hkv] of the blocks read that are among the same number of best blocks; empty as above."""
     marked = getattr(attention, "marked", {}).get(layer)
     if marked is None:
         return []
@@ -204,32 +225,24 @@ def _agreed(attention: Attention, stream: Stream, layer: int, number: int) -> li
     return [(best & marked).sum(-1) / marked.sum(-1)]
 
 
-def _row(
-    name: str,
-    attention: Attention,
-    times: Sequence[float],
-    errors: Sequence[float],
-    covered: Sequence[Tensor],
-    agreed: Sequence[Tensor],
-    dense: float,
-    best: float,
-) -> DecodeRow:
-    ms = statistics.median(times)
+def _row(name: str, attention: Attention, samples: _Samples, dense: float, best: float) -> DecodeRow:
+    """dense, best: median milliseconds of dense attention and of exact top-k."""
+    ms = statistics.median(samples.times)
     read = (
         attention.keys_read / attention.keys_present
         if isinstance(attention, DecodeState) and attention.keys_present
         else 1.0
     )
-    shares = torch.stack(list(covered)) if covered else None
+    shares = torch.stack(samples.covered) if samples.covered else None
     return DecodeRow(
         policy=name,
         ms=ms,
-        fastest=min(times),
+        fastest=min(samples.times),
         to_dense=dense / ms,
         to_topk=best / ms,
         read=read,
         covered=None if shares is None else float(shares.mean()),
         worst=None if shares is None else float(shares.min()),
-        agree=float(torch.stack(list(agreed)).mean()) if agreed else None,
-        error=statistics.fmean(errors),
+        agree=float(torch.stack(samples.agreed).mean()) if samples.agreed else None,
+        error=statistics.fmean(samples.errors),
     )

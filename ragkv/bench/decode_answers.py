@@ -1,9 +1,9 @@
-"""What sparse decoding costs in answers: one dense prefill of the full context, then the answer under every policy.
+"""Answers under sparse decoding: one dense prefill of the full context, then the answer under every policy.
 
-Chunks are prefilled once a set, the question behind them once a policy, so that its state learns from it; the cache is
-cut back in between. The first token of an answer comes from the question's pass, which is dense: a policy decides
-from the second token on. With `early` the question's last token is read as if it were a token of the answer: then the
-policy decides the first one, too, and with it what is retrieved.
+Chunks are prefilled once per set. The question is prefilled once per policy, so that the policy's state observes it;
+the cache is truncated in between. The first token of an answer comes from the question's pass, which is dense, so a
+policy affects the tokens from the second one on. With `early` the question's last token is decoded like a token of the
+answer. Then the policy affects the first token too, and with it which fact is retrieved.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ragkv.bench.sets import QuestionSet, SetQuestion
 from ragkv.bench.table import interval
 from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
 from ragkv.engine.policies import DENSE
-from ragkv.engine.prefill import PrefilledContext, Prefiller
+from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.layer_pass import append
 from ragkv.sparse.base import DecodePolicy, DecodeState, QueryObserver
@@ -32,9 +33,17 @@ from ragkv.timing import StepTimer
 
 @dataclass(frozen=True)
 class DecodeScore:
-    """A policy over questions. delta, low, high: F1 less that of dense decoding, and the 95% interval of a paired
-    bootstrap · same: answers word for word those of dense decoding · read: keys read / keys there, over all steps ·
-    keys: read by a list of attention heads, a token and layer · steps: tokens of answers that were read."""
+    """A policy over questions; means.
+
+    Attributes:
+        delta: F1 minus that of dense decoding.
+        low: lower end of the 95% interval of `delta`, by a paired bootstrap.
+        high: upper end.
+        same: share of answers equal to those of dense decoding.
+        read: keys read / keys present, over all steps.
+        keys: keys read per token, layer and list of attention heads.
+        steps: decoding steps of all answers.
+    """
 
     policy: str
     questions: int
@@ -50,8 +59,8 @@ class DecodeScore:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """One answer: its text and scores, and keys read, keys there and lists of attention heads, over steps."""
+class _Answer:
+    """One answer: text and scores; keys read, keys present and lists of attention heads, summed over steps."""
 
     text: str
     em: float
@@ -71,27 +80,28 @@ def compare(
     early: bool = False,
     max_tokens: int = 24,
 ) -> dict[str, list[DecodeScore]]:
-    """Name of the questions -> a row for dense decoding and one for each policy.
+    """Return, by name of the questions, a row for dense decoding and one for each policy.
 
-    Raises InputError when a context is too long for the model.
+    Raises:
+        InputError: a context is too long for the model.
     """
     for each in (one for asked in sets.values() for one in asked):
         check_fits(model, each, max_tokens)
-    reader = Prefiller(model, model.prompt.prefix)
+    prefiller = Prefiller(model, model.prompt.prefix)
     total, done = sum(len(each.questions) for asked in sets.values() for each in asked), 0
     found = {}
-    ways: list[tuple[str, DecodePolicy | None]] = [(DENSE, None), *policies]
+    decoders: list[tuple[str, DecodePolicy | None]] = [(DENSE, None), *policies]
     for name, asked in sets.items():
-        told: dict[str, list[_Told]] = {policy: [] for policy, _ in ways}
+        answers: dict[str, list[_Answer]] = {policy: [] for policy, _ in decoders}
         for each in asked:
             chunks = [model.prompt.chunk(title, text) for title, text in each.chunks]
-            context = reader.prefill_full(chunks[:-1], chunks[-1], 256, StepTimer(model.device))
+            context = prefiller.prefill_full(chunks[:-1], chunks[-1], StepTimer(model.device), PrefillOptions(256))
             for question in each.questions:
-                for policy, decoder in ways:
-                    told[policy].append(_answer(model, context, question, decoder, early, max_tokens))
+                for policy, decoder in decoders:
+                    answers[policy].append(_answer(model, context, question, decoder, early, max_tokens))
                 done += 1
                 progress("ask", done, total)
-        found[name] = [_score(policy, told[policy], told[DENSE]) for policy, _ in ways]
+        found[name] = [_score(policy, answers[policy], answers[DENSE]) for policy, _ in decoders]
     return found
 
 
@@ -102,7 +112,7 @@ def _answer(
     decoder: DecodePolicy | None,
     early: bool,
     max_tokens: int,
-) -> _Told:
+) -> _Answer:
     cache, start = context.cache, context.position
     cache.truncate([start] * model.shape.layers)
     tokens = model.prompt.question(question.text)
@@ -113,37 +123,37 @@ def _answer(
     if early:
         last = append(cache, tokens[-1:], start + len(first), attention=state)
         logits = model.forward([last])[0][-1]
-    speech = Detokenizer(model, model.profile.stop, StepTimer(model.device))
-    run = Sequence(cache, logits, start + len(tokens), Sampling(max_tokens), state, speech)
-    for _ in generate(model, run):
+    detokenizer = Detokenizer(model, model.profile.stop, StepTimer(model.device))
+    sequence = Sequence(cache, logits, start + len(tokens), Sampling(max_tokens), state, detokenizer)
+    for _ in generate(model, sequence):
         pass
-    text = speech.text.strip()
+    text = detokenizer.text.strip()
     scores = exact_match(text, question.gold, question.language), f1(text, question.gold, question.language)
-    return _Told(text, *scores, *_reading(state), run.steps + early)
+    return _Answer(text, *scores, *_keys_read(state), sequence.steps + early)
 
 
-def _reading(state: DecodeState | None) -> tuple[int, int, int]:
+def _keys_read(state: DecodeState | None) -> tuple[int, int, int]:
     if state is None:
         return 0, 0, 0
     return state.keys_read, state.keys_present, sum(each.read.shape[0] for each in state.key_counts)
 
 
-def _score(policy: str, told: abc.Sequence[_Told], dense: abc.Sequence[_Told]) -> DecodeScore:
-    differences = [one.f1 - other.f1 for one, other in zip(told, dense, strict=True)]
+def _score(policy: str, answers: abc.Sequence[_Answer], dense: abc.Sequence[_Answer]) -> DecodeScore:
+    differences = [one.f1 - other.f1 for one, other in zip(answers, dense, strict=True)]
     low, high = interval(differences)
-    lists, present = sum(one.lists for one in told), sum(one.present for one in told)
+    lists, present = sum(one.lists for one in answers), sum(one.present for one in answers)
     return DecodeScore(
         policy=policy,
-        questions=len(told),
-        em=statistics.fmean(one.em for one in told),
-        f1=statistics.fmean(one.f1 for one in told),
+        questions=len(answers),
+        em=statistics.fmean(one.em for one in answers),
+        f1=statistics.fmean(one.f1 for one in answers),
         delta=statistics.fmean(differences),
         low=low,
         high=high,
-        same=statistics.fmean(one.text == other.text for one, other in zip(told, dense, strict=True)),
-        read=sum(one.read for one in told) / present if present else 1.0,
-        keys=sum(one.read for one in told) / lists if lists else 0.0,
-        steps=sum(one.steps for one in told),
+        same=statistics.fmean(one.text == other.text for one, other in zip(answers, dense, strict=True)),
+        read=sum(one.read for one in answers) / present if present else 1.0,
+        keys=sum(one.read for one in answers) / lists if lists else 0.0,
+        steps=sum(one.steps for one in answers),
     )
 
 

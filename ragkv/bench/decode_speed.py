@@ -1,9 +1,9 @@
-"""What a token costs in a whole model, by length of the context and number of requests that decode together.
+"""Cost of a token in a whole model, by context length and number of requests that decode together.
 
-The context is prefilled once and copied for every request; each reads a question of `question` tokens, from which its
-policy's state learns, and then decodes `steps` tokens, all requests in one forward a step. Stop tokens do not stop.
-Time between tokens is that of a step, as every request of the batch meets it. Cache-ready: nothing of prefill, of the
-question or of a store is in these times. The dense rows are the model's own loop over torch's fused attention.
+The context is prefilled once and copied for every request. Each request prefills a question of `question` tokens, which
+its policy's state observes, and then decodes `steps` tokens. One forward pass per step decodes all requests. Stop
+tokens do not stop. The time between tokens is that of a step, the same for every request of the batch. The times are
+cache-ready: they include no prefill and no store. The dense rows are the model's own loop over torch's fused attention.
 """
 
 from __future__ import annotations
@@ -33,8 +33,14 @@ RECORDED = "dense, recorded"
 
 @dataclass(frozen=True)
 class SpeedParams:
-    """lengths: keys of the contexts, question included · batches: requests that decode together · steps: timed, after
-    `warmup` untimed ones · question: tokens that the policies' states learn from."""
+    """What is measured.
+
+    Attributes:
+        lengths: keys of the contexts, question included.
+        batches: numbers of requests that decode together.
+        steps: timed steps, after `warmup` untimed ones.
+        question: tokens that the policies' states observe first.
+    """
 
     lengths: tuple[int, ...]
     batches: tuple[int, ...] = (1,)
@@ -45,9 +51,16 @@ class SpeedParams:
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """rate: tokens a second, of all requests · p50, p99: milliseconds between the tokens of one · ratio: rate over
-    dense decoding's, same length and batch · read: keys read / keys there · kv: bytes of K and V that a token of one
-    request reads, over layers."""
+    """One decoder at one length and batch.
+
+    Attributes:
+        rate: tokens per second of all requests.
+        p50: median milliseconds between two tokens of a request.
+        p99: likewise, the 99th percentile.
+        ratio: rate / rate of dense decoding at the same length and batch.
+        read: keys read / keys present.
+        kv: bytes of K and V that one token of one request reads, over all layers.
+    """
 
     length: int
     batch: int
@@ -60,14 +73,35 @@ class SpeedRow:
     kv: float
 
 
+@dataclass(frozen=True)
+class _Case:
+    """A context that is prefilled, and all of its tokens, the question's included."""
+
+    model: DecoderModel
+    params: SpeedParams
+    context: ContextCache
+    tokens: abc.Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """How tokens are decoded: name, policy (None: dense), and the graph decoder if steps are recorded."""
+
+    name: str
+    policy: DecodePolicy | None = None
+    graph_decoder: GraphDecoder | None = None
+
+
 @torch.inference_mode()
 def measure(
     model: DecoderModel, params: SpeedParams, policies: abc.Sequence[Named], progress: Progress, tokens: Tokens
 ) -> list[SpeedRow]:
-    """Dense decoding, by recorded steps, too, where the model is on a GPU that they can be recorded for (steps.py), and
-    every policy, at every length and batch.
+    """Measure dense decoding and every policy, at every length and batch.
 
-    Raises InputError for a length that the model does not read.
+    On a GPU for which steps can be recorded (graph_decode.py), dense decoding is measured with recorded steps too.
+
+    Raises:
+        InputError: a length is too long for the model, or not longer than the question.
     """
     p, found = params, list[SpeedRow]()
     longest = max(p.lengths) + p.warmup + p.steps
@@ -76,18 +110,19 @@ def measure(
             f"{longest} tokens of context and answer; {model.name} reads {model.max_positions}, and a context has more "
             f"than the {p.question} of its question"
         )
-    steps = make_graph_decoder(model)
-    recorded: list[tuple[str, DecodePolicy | None, GraphDecoder | None]] = [(RECORDED, None, steps)] if steps else []
-    ways = [(DENSE, None, None), *recorded, *((name, decoder, None) for name, decoder in policies)]
-    total, done = len(p.lengths) * len(p.batches) * len(ways), 0
+    graph_decoder = make_graph_decoder(model)
+    decoders = [_Decoder(DENSE), *([_Decoder(RECORDED, graph_decoder=graph_decoder)] if graph_decoder else [])]
+    decoders += [_Decoder(name, policy) for name, policy in policies]
+    total, done = len(p.lengths) * len(p.batches) * len(decoders), 0
     for length in p.lengths:
         given = list(tokens(model, length))
         context = ContextCache(model.shape, length - p.question, model.dtype, model.devices)
         model.forward([append(context, given[: -p.question], 0)])
+        case = _Case(model, p, context, given)
         for batch in p.batches:
             dense: float | None = None
-            for name, decoder, by in ways:
-                row = _row(model, p, context, given, batch, name, decoder, by, dense)
+            for decoder in decoders:
+                row = _row(case, batch, decoder, dense)
                 dense = dense or row.rate
                 found.append(row)
                 done += 1
@@ -95,29 +130,21 @@ def measure(
     return found
 
 
-def _row(
-    model: DecoderModel,
-    params: SpeedParams,
-    context: ContextCache,
-    given: abc.Sequence[int],
-    batch: int,
-    name: str,
-    decoder: DecodePolicy | None,
-    steps: GraphDecoder | None,
-    dense: float | None,
-) -> SpeedRow:
-    length, shape = len(given), model.shape
-    states = [None if decoder is None or not decoder.applies(length) else decoder.start() for _ in range(batch)]
-    runs = [_begin(model, params, context, given, state) for state in states]
+def _row(case: _Case, batch: int, decoder: _Decoder, dense: float | None) -> SpeedRow:
+    """dense: rate of dense decoding; None for dense decoding itself."""
+    model, params, policy = case.model, case.params, decoder.policy
+    length, shape = len(case.tokens), model.shape
+    states = [None if policy is None or not policy.applies(length) else policy.start() for _ in range(batch)]
+    sequences = [_prefill(case, state) for state in states]
     times = []
     for step in range(params.warmup + params.steps):
         start = now(model.device.type)
-        for run in runs:
-            run.sample(frozenset())
-        decode_step(model, runs, steps)
+        for sequence in sequences:
+            sequence.sample(frozenset())
+        decode_step(model, sequences, decoder.graph_decoder)
         if step >= params.warmup:
             times.append(1000 * (now(model.device.type) - start))
-        fault = next((run.fault for run in runs if run.fault is not None), None)
+        fault = next((each.fault for each in sequences if each.fault is not None), None)
         if fault is not None:
             raise fault
     rate = 1000 * batch / statistics.fmean(times)
@@ -126,21 +153,21 @@ def _row(
     keys = length + params.warmup + (params.steps + 1) / 2
     row = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
     p50, p99 = np.percentile(times, (50, 99))
-    return SpeedRow(length, batch, name, rate, float(p50), float(p99), rate / (dense or rate), read, read * keys * row)
+    ratio, kv = rate / (dense or rate), read * keys * row
+    return SpeedRow(length, batch, decoder.name, rate, float(p50), float(p99), ratio, read, kv)
 
 
-def _begin(
-    model: DecoderModel, params: SpeedParams, context: ContextCache, given: abc.Sequence[int], state: DecodeState | None
-) -> Sequence:
-    """A request of its own, its question read."""
+def _prefill(case: _Case, state: DecodeState | None) -> Sequence:
+    """Copy the context for one request and prefill its question."""
+    model, params, context, tokens = case.model, case.params, case.context, case.tokens
     room = params.question + params.warmup + params.steps
-    start = len(given) - params.question
+    start = len(tokens) - params.question
     cache = ContextCache(model.shape, start + room, model.dtype, model.devices)
     for layer in range(model.shape.layers):
         cache.put(layer, context.k(layer), context.v(layer), context.positions(layer))
     attention, rows = (None, 1) if state is None else (QueryObserver(state, None, start), state.query_rows)
-    logits = model.forward([append(cache, given[start:], start, outputs=rows, attention=attention)])[0][-1]
-    return Sequence(cache, logits, len(given), Sampling(params.warmup + params.steps + 1), state)
+    logits = model.forward([append(cache, tokens[start:], start, outputs=rows, attention=attention)])[0][-1]
+    return Sequence(cache, logits, len(tokens), Sampling(params.warmup + params.steps + 1), state)
 
 
 def grid(rows: abc.Sequence[SpeedRow]) -> TextGrid:

@@ -1,8 +1,8 @@
-"""Dialogues: generated conversations, held with a method and compared turn by turn with one dense prefill.
+"""`ragkv bench dialogues`: generated conversations, compared turn by turn with one dense prefill.
 
-A turn is a user's own text with a question somewhere in it. Every turn is asked in the conversation; then all that it
-stands on, the conversation's own answers included, is prefilled in one go and answered from (single-shot). The last
-turn is asked a second time in a conversation with the same past that is in no memory: what starting over costs.
+A turn is a user's text with a question somewhere in it. Every turn is asked in the conversation. Then everything up to
+its question, the conversation's own answers included, is prefilled at once and answered (single-shot). The last turn is
+asked once more in a conversation with the same history of which no KV is in memory: the cost of starting over.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ragkv.catalog import StoredTurn
 from ragkv.engine.engine import Engine
 from ragkv.engine.generation import Sampling, StopChecker, decode
 from ragkv.engine.needles import ASIDES, NeedleQuestion, make_needles
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.report import Answer
 from ragkv.timing import StepTimer
 from ragkv.types import AskOptions, Document
@@ -25,16 +26,26 @@ Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
 
 PLACES = ("beginning", "middle", "end")
-"""Where a question stands in its turn: each turn of a dialogue has another one, dialogues begin with each in turn."""
+"""Place of a question in its turn. The turns of a dialogue rotate through them, and so do first turns."""
 
 SENTENCES = tuple(aside for aside in ASIDES if "{" not in aside)
-"""What users say around their questions."""
+"""Sentences around the questions."""
 
 
 @dataclass(frozen=True)
 class DialogueParams:
-    """chunks of about chunk_tokens tokens make a set, about which there are `each` dialogues of `turns` turns ·
-    sentences: around every question · seed: of sets and texts. All chunks of a set are retrieved."""
+    """What is asked. All chunks of a set are retrieved.
+
+    Attributes:
+        dialogues: number of dialogues.
+        each: dialogues per set of documents.
+        turns: turns of a dialogue.
+        chunks: chunks of a set.
+        chunk_tokens: tokens per chunk, about.
+        sentences: sentences around every question.
+        max_tokens: longest answer.
+        seed: seed of the sets and texts.
+    """
 
     dialogues: int = 30
     each: int = 6
@@ -48,7 +59,7 @@ class DialogueParams:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """turns: (what the user says, the gold answer) · collection: of the documents it is about."""
+    """A dialogue: (text of the user, gold answer) per turn, and the collection of its documents."""
 
     collection: str
     turns: tuple[tuple[str, str], ...]
@@ -56,8 +67,15 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class DialogueOutcome:
-    """A turn as it was answered. single: the answer after a dense prefill of all it stands on · gold: the right one ·
-    prefilled, history: tokens, and ttft: milliseconds, as in the report."""
+    """An answered turn.
+
+    Attributes:
+        single: the answer after one dense prefill of everything up to the question.
+        gold: the right answer.
+        prefilled: tokens, as in the report.
+        history: tokens, as in the report.
+        ttft: milliseconds, as in the report.
+    """
 
     answer: str
     single: str
@@ -69,7 +87,7 @@ class DialogueOutcome:
 
 @dataclass(frozen=True)
 class Held:
-    """A dialogue that was held. over, over_ttft: prefilled and ttft of its last turn, from nothing."""
+    """A finished dialogue. over, over_ttft: prefilled and ttft of its last turn with an empty cache."""
 
     outcomes: tuple[DialogueOutcome, ...]
     over: float
@@ -78,9 +96,18 @@ class Held:
 
 @dataclass(frozen=True)
 class DialogueFigures:
-    """agree, right: turns answered as after a dense prefill, and with the gold answer · whole: dialogues in which
-    all turns agree · prefilled, ttft: by number of the turn, means · over, over_ttft: of the last turn from nothing ·
-    share: prefilled in the last turn / from nothing, the largest of all dialogues."""
+    """Figures of one method.
+
+    Attributes:
+        agree: turns answered as after one dense prefill.
+        right: turns answered with the gold answer.
+        whole: dialogues in which all turns agree.
+        prefilled: mean tokens by number of the turn.
+        ttft: mean milliseconds by number of the turn.
+        over: mean tokens prefilled in the last turn with an empty cache.
+        over_ttft: likewise, milliseconds.
+        share: tokens prefilled in the last turn / with an empty cache, the largest of all dialogues.
+    """
 
     method: str
     dialogues: int
@@ -96,8 +123,10 @@ class DialogueFigures:
 
 
 def fill(engine: Engine, params: DialogueParams, progress: Progress) -> list[Dialogue]:
-    """Ingest generated sets, a collection each, and write the dialogues about them. `chunk_tokens` of the engine's
-    settings must be those of the params, or more."""
+    """Ingest generated sets, a collection each, and make the dialogues about them.
+
+    The engine's `chunk_tokens` must be at least those of the params.
+    """
     made: list[Dialogue] = []
     wrapper = 32  # room for the wrapper and an overshoot of the last sentence, so that a document is one chunk
     sets = -(-params.dialogues // params.each)
@@ -123,16 +152,16 @@ def fill(engine: Engine, params: DialogueParams, progress: Progress) -> list[Dia
 def hold(
     engine: Engine, dialogues: Sequence[Dialogue], method: str, params: DialogueParams, progress: Progress
 ) -> list[Held]:
-    """Hold every dialogue with a method. Nothing of it stays in the catalogue."""
+    """Run every dialogue with one method. Its turns are removed from the catalogue."""
     held: list[Held] = []
     for number, dialogue in enumerate(dialogues):
         held.append(_hold(engine, dialogue, method, params))
-        progress("talk", number + 1, len(dialogues))
+        progress("ask", number + 1, len(dialogues))
     return held
 
 
 def figures(method: str, held: Sequence[Held]) -> DialogueFigures:
-    """What there is to say about the dialogues of one method."""
+    """Figures of the dialogues of one method."""
     turns = [outcome for each in held for outcome in each.outcomes]
     by_number = list(zip(*(each.outcomes for each in held), strict=True))
     return DialogueFigures(
@@ -151,7 +180,7 @@ def figures(method: str, held: Sequence[Held]) -> DialogueFigures:
 
 
 def _turn(question: NeedleQuestion, place: int, params: DialogueParams, rng: random.Random) -> tuple[str, str]:
-    """(text, gold answer): the question among sentences that say nothing."""
+    """(text, gold answer): the question among filler sentences."""
     around = rng.sample(SENTENCES, params.sentences)
     at = {"beginning": 0, "middle": (params.sentences + 1) // 2, "end": params.sentences}[PLACES[place % len(PLACES)]]
     return " ".join([*around[:at], question.question, *around[at:]]), question.answer
@@ -198,7 +227,7 @@ def _single_shot(engine: Engine, collection: str, turns: Sequence[StoredTurn], p
         said += [token for row, _ in turn.joined for token in chunks[row].tokens]
         said += turn.asked if turn is turns[-1] else (*turn.asked, *turn.written)
     model = engine.model
-    context = engine.prefiller.prefill_full([said], (), params.max_tokens, StepTimer(model.device))
+    context = engine.prefiller.prefill_full([said], (), StepTimer(model.device), PrefillOptions(params.max_tokens))
     sampling = Sampling(params.max_tokens)
     tokens = list(decode(model, context.cache, context.logits, context.position, sampling))
     return StopChecker(model.profile.stop).cut(model.tokenizer.decode(tokens))[0].strip()

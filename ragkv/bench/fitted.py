@@ -1,4 +1,4 @@
-"""A profile for weights that nobody calibrated, so that every method can be timed on them."""
+"""A profile for weights without calibration, so that every method can be timed on them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from ragkv.types import Shape
 
 HEADS = 8
 DEEPEST = 0.6
-"""Share of the layers above which no retrieval head lies."""
+"""Share of the layers; no retrieval head is in a later layer."""
 
 
 def retrieval_heads(shape: Shape) -> tuple[tuple[int, int], ...]:
-    """As many heads as calibration names, where it finds them: spread over the middle third down to DEEPEST of the
-    layers, and over the kv heads."""
+    """As many heads as calibration chooses, where it usually finds them.
+
+    They are spread over the layers from one third to DEEPEST, and over the kv heads.
+    """
     first = shape.layers // 3
     last = max(first + 1, int(DEEPEST * shape.layers))
     spread = ((first + i * (last - first) // HEADS, i * shape.q_heads // HEADS) for i in range(HEADS))
@@ -24,7 +26,7 @@ def retrieval_heads(shape: Shape) -> tuple[tuple[int, int], ...]:
 
 
 def fitted(model: DecoderModel, block: int = 0) -> DecoderModel:
-    """The same weights with a profile that every method can go by. block: tokens of one, 0: as a calibrated model's."""
+    """The same weights with a complete profile. block: tokens of a block; 0: as for a calibrated model."""
     fit = copy.copy(model)
     heads = model.profile.retrieval_heads or retrieval_heads(model.shape)
     fit.profile = replace(model.profile, retrieval_heads=heads, block=block or CALIBRATED_BLOCK)

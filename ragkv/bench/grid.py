@@ -10,8 +10,13 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class TextGrid:
-    """heads: one per column · rows: as many cells each · words: how many columns from the left hold words; the others
-    hold numbers, and stand right-aligned."""
+    """Cells of a table.
+
+    Attributes:
+        heads: one per column.
+        rows: rows of as many cells.
+        words: number of columns, from the left, that hold words; the others hold numbers and are right-aligned.
+    """
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -19,7 +24,7 @@ class TextGrid:
 
 
 def aligned(grid: TextGrid) -> list[str]:
-    """Lines of text, the heads first."""
+    """The table as lines of text, the heads first."""
     lines = (grid.heads, *grid.rows)
     widths = [max(len(line[column]) for line in lines) for column in range(len(grid.heads))]
     return [
@@ -32,13 +37,13 @@ def aligned(grid: TextGrid) -> list[str]:
 
 
 def markdown(grid: TextGrid) -> str:
-    """The table as it stands in documents."""
+    """The table in Markdown."""
     rule = ["---" if column < grid.words else "---:" for column in range(len(grid.heads))]
     return "".join(f"| {' | '.join(line)} |\n" for line in (grid.heads, rule, *grid.rows))
 
 
 def number(value: float | None, form: str, scale: float = 1.0) -> str:
-    """`value` times `scale` in a format; a dash where there is none."""
+    """`value` times `scale` in a format; a dash for None."""
     return MISSING if value is None else f"{value * scale:{form}}"
 
 
@@ -50,6 +55,6 @@ def spread(middle: float | None, low: float | None, high: float | None) -> str:
 
 
 def titled(title: str, grid: TextGrid, notes: Sequence[str] = ()) -> str:
-    """A titled table in Markdown, with what is to be said below it."""
+    """A table in Markdown with a title above and notes below."""
     below = "".join(f"\n- {note}" for note in notes)
     return f"{title}\n\n{markdown(grid)}{below}\n" if below else f"{title}\n\n{markdown(grid)}"

@@ -1,15 +1,15 @@
-"""`ragkv bench kernels`: every kernel of our own against the least time that its bytes and its arithmetic take.
+"""`ragkv bench kernels`: our kernels compared with their rooflines.
 
-The setting is that of a long question: a model's shape, a context of 16k tokens of which a seventh is kept, decoding of
-one request and of sixteen. Kernels are timed as they run in a recorded graph, over more data than the L2 holds, and
+The setting is a long question: the sizes of a model, a context of 16k tokens of which a seventh is kept, and decoding
+of one request and of sixteen. Kernels are timed in a recorded graph, over more data than fits into the L2 cache, and
 compared with the float32 reference on the same numbers. The bound of a kernel is the largest of
 
     memory      bytes read and written, at the speed of a long copy
     link        bytes read from page-locked host memory, at the speed of the copy engine
     arithmetic  of visible query-key pairs, at the speed of a large product
-    launch      what the smallest kernel takes in such a graph: nothing is quicker
+    launch      time of the smallest kernel in such a graph
 
-`share` is the bound over the time taken.
+`share` is the bound / the time taken.
 """
 
 from __future__ import annotations
@@ -36,15 +36,23 @@ from ragkv.store.format.layout import Layout
 from ragkv.types import Shape
 
 TURNS = 4
-"""Sets of data that a kernel goes through in turn."""
+"""Sets of data that a kernel uses in turn."""
 BLOCK = 16
-"""Tokens of a block that is carried."""
+"""Tokens of a transferred block."""
 
 
 @dataclass(frozen=True)
 class KernelParams:
-    """keys: of the context · rows: that a repairing pass computes again, and `kept` that it attends to · blend: rows of
-    a pass over the whole context · question: its rows · batches: requests that decode together."""
+    """Sizes.
+
+    Attributes:
+        keys: keys of the context.
+        rows: rows that a repair pass recomputes.
+        kept: keys that it attends to.
+        blend: rows of a pass over the whole context.
+        question: rows of the question.
+        batches: numbers of requests that decode together.
+    """
 
     keys: int = 16384
     rows: int = 2160
@@ -56,7 +64,7 @@ class KernelParams:
 
 @dataclass(frozen=True)
 class KernelWork:
-    """Bytes of the device's memory, bytes over the link, arithmetic."""
+    """Work of a kernel: bytes of device memory, bytes over the link, arithmetic operations."""
 
     memory: float
     link: float = 0.0
@@ -65,7 +73,7 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class Case:
-    """runs: the kernel, once for each set of data · error: relative L2 distance to the reference; None: unmeasured."""
+    """A kernel in one setting. runs: one per set of data. error: relative L2, to the reference; None: not measured."""
 
     kernel: str
     setting: str
@@ -76,7 +84,7 @@ class Case:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """us, bound: microseconds · by: what bounds it."""
+    """One kernel in one setting. us, bound: microseconds. by: what bounds it."""
 
     kernel: str
     setting: str
@@ -88,7 +96,7 @@ class KernelRow:
 
 
 def bound(work: KernelWork, at: Speeds, launch: float) -> tuple[float, str]:
-    """(microseconds, what they are made of). launch: microseconds."""
+    """(bound in microseconds, what bounds it). launch: microseconds."""
     times = {
         "memory": 1e6 * work.memory / at.copy,
         "link": 1e6 * work.link / at.link,
@@ -103,7 +111,7 @@ def bound(work: KernelWork, at: Speeds, launch: float) -> tuple[float, str]:
 def measure(
     form: ModelShape, params: KernelParams, device: str, progress: Callable[[str, int, int], None]
 ) -> tuple[Speeds, list[KernelRow]]:
-    """On a GPU, in bfloat16. Raises InputError elsewhere."""
+    """Measure on a GPU, in bfloat16. Raises InputError on another device."""
     if not device.startswith("cuda") or not torch.cuda.is_available():
         raise InputError("kernels are measured on a GPU: give --device cuda where there is one")
     from ragkv.kernels import triton_decode_step, triton_rows, triton_transfer
@@ -117,7 +125,7 @@ def measure(
         bench.attention("repair", params.rows, params.kept),
         bench.attention("a share of the whole context", params.blend, params.keys),
         bench.attention("question", params.question, params.kept),
-        bench.carry(triton_transfer, params.kept),
+        bench.transfer(triton_transfer, params.kept),
     ]
     found = []
     for number, made in enumerate(cases):
@@ -130,7 +138,7 @@ def measure(
 
 
 def _us(runs: Sequence[Callable[[], object]]) -> float:
-    """Microseconds of one, recorded together."""
+    """Microseconds of one run; all runs are recorded in one graph."""
     from triton.testing import do_bench_cudagraph
 
     taken: float = do_bench_cudagraph(lambda: [run() for run in runs])
@@ -153,12 +161,12 @@ class _Bench:
         return self.draw(count, self.form.head_dim // 2).repeat(1, 2)
 
     def smallest(self, kernels: ModuleType) -> Callable[[], object]:
-        """As little work as a kernel can have."""
+        """A kernel with the least possible work."""
         tiny = self.draw(1, 32)
         return lambda: kernels.gated(tiny)
 
     def steps(self, kernels: ModuleType, params: KernelParams, count: int) -> Iterator[Case]:
-        """What a decode step of `count` requests does beside its products."""
+        """Kernels of a decode step of `count` requests, without its products."""
         form, shape, setting = self.form, self.shape, f"{count} decoding at {params.keys}"
         yield from self.between(kernels, count, setting)
         k, v = (
@@ -171,14 +179,14 @@ class _Bench:
         qkv, at = self.draw(count, (form.q_heads + 2 * form.kv_heads) * form.head_dim), self.turns(count)
         moved = 4 * qkv.numel() + 4 * at.numel()
         runs = [partial(kernels.rope_append, qkv, at, at, places, i, shape, None) for i in range(TURNS)]
-        wanted = step_reference.rope_append(qkv.float(), at.float(), at.float(), _wide(places), 0, shape, None)
-        yield Case("turn", setting, KernelWork(moved), runs, _far(runs[0](), wanted))
+        expected = step_reference.rope_append(qkv.float(), at.float(), at.float(), _wide(places), 0, shape, None)
+        yield Case("turn", setting, KernelWork(moved), runs, _far(runs[0](), expected))
         q, splits = self.draw(count, form.q_heads, form.head_dim), splits_of(count, form.kv_heads, params.keys + 1)
         scale = form.head_dim**-0.5
         runs = [partial(kernels.attend, q, places, i, shape, scale=scale, splits=splits) for i in range(TURNS)]
-        wanted = step_reference.attend(q.float(), _wide(places), 0, shape, scale=scale, splits=1)
+        expected = step_reference.attend(q.float(), _wide(places), 0, shape, scale=scale, splits=1)
         pairs = count * (params.keys + 1)
-        yield Case("attend", setting, self.attending(count, pairs, pairs), runs, _far(runs[0](), wanted))
+        yield Case("attend", setting, self.attending(count, pairs, pairs), runs, _far(runs[0](), expected))
 
     def between(self, kernels: ModuleType, count: int, setting: str) -> Iterator[Case]:
         """`add_norm` and `gated` of so many rows."""
@@ -187,16 +195,16 @@ class _Bench:
         x, y = ([self.draw(count, hidden) for _ in range(turns)] for _ in (0, 1))
         weight = self.draw(hidden)
         runs = [partial(kernels.add_norm, a, b, weight, 1e-5) for a, b in zip(x, y, strict=True)]
-        wanted = step_reference.add_norm(x[0].float(), y[0].float(), weight.float(), 1e-5)[1]
-        error = _far(kernels.add_norm(x[0], y[0], weight, 1e-5)[1], wanted)
+        expected = step_reference.add_norm(x[0].float(), y[0].float(), weight.float(), 1e-5)[1]
+        error = _far(kernels.add_norm(x[0], y[0], weight, 1e-5)[1], expected)
         yield Case("add_norm", setting, KernelWork(8.0 * count * hidden), runs, error)
         gates = [self.draw(count, 2 * wide) for _ in range(turns)]
         runs = [partial(kernels.gated, gate) for gate in gates]
-        wanted = step_reference.gated(gates[0].float())
-        yield Case("gated", setting, KernelWork(6.0 * count * wide), runs, _far(kernels.gated(gates[0]), wanted))
+        expected = step_reference.gated(gates[0].float())
+        yield Case("gated", setting, KernelWork(6.0 * count * wide), runs, _far(kernels.gated(gates[0]), expected))
 
     def rows(self, kernels: ModuleType, count: int) -> Iterator[Case]:
-        """What a pass of so many rows does beside products and attention."""
+        """Kernels of a pass, without products and attention."""
         form, setting = self.form, f"{count} rows"
         yield from self.between(kernels, count, setting)
         all_heads = form.q_heads + 2 * form.kv_heads
@@ -205,11 +213,13 @@ class _Bench:
         k, v = (self.draw(count, form.kv_heads, form.head_dim) for _ in (0, 1))
         runs = [partial(kernels.rope_scatter, x, at, at, slots, k, v, self.shape, None) for x in qkv]
         wide = at.float()
-        wanted = row_reference.rope_scatter(qkv[0].float(), wide, wide, slots, k.float(), v.float(), self.shape, None)
-        yield Case("place", setting, KernelWork(4.0 * qkv[0].numel() + 4.0 * at.numel()), runs, _far(runs[0](), wanted))
+        expected = row_reference.rope_scatter(qkv[0].float(), wide, wide, slots, k.float(), v.float(), self.shape, None)
+        yield Case(
+            "place", setting, KernelWork(4.0 * qkv[0].numel() + 4.0 * at.numel()), runs, _far(runs[0](), expected)
+        )
 
     def attention(self, name: str, count: int, keys: int) -> Iterator[Case]:
-        """Attention by positions: `count` of `keys` rows ask, those of a question the last ones, others anywhere."""
+        """Attention by positions of `count` of `keys` rows: the last ones for a question, else random ones."""
         form, scale = self.form, self.form.head_dim**-0.5
         k_at = torch.arange(keys)
         q_at = k_at[-count:] if name == "question" else torch.randperm(keys)[:count].sort().values
@@ -219,8 +229,8 @@ class _Bench:
         k, v = ([self.draw(keys, form.kv_heads, form.head_dim) for _ in range(TURNS)] for _ in (0, 1))
         runs = [partial(attend_planned, q, a, b, seen, scale=scale) for a, b in zip(k, v, strict=True)]
         some = slice(-64, None)
-        wanted = attend_lse(q[some].float(), k[0].float(), v[0].float(), q_at[some], k_at, scale=scale)[0]
-        error = _far(runs[0]()[some], wanted)
+        expected = attend_lse(q[some].float(), k[0].float(), v[0].float(), q_at[some], k_at, scale=scale)[0]
+        error = _far(runs[0]()[some], expected)
         work = self.attending(count, keys, pairs)
         yield Case("attend_lists", f"{name}: {count} rows, {keys} keys", work, runs, error)
 
@@ -230,8 +240,8 @@ class _Bench:
         moved = 4 * keys * form.kv_heads * form.head_dim + 4 * rows * form.q_heads * form.head_dim
         return KernelWork(moved, flops=4.0 * pairs * form.q_heads * form.head_dim)
 
-    def carry(self, kernels: ModuleType, tokens: int) -> Iterator[Case]:
-        """Blocks of so many tokens of `TURNS` layers, out of host memory and out of the device's, in no order."""
+    def transfer(self, kernels: ModuleType, tokens: int) -> Iterator[Case]:
+        """Transfer of blocks of `tokens` tokens in `TURNS` layers, from host and device memory, in random order."""
         form, count = self.form, tokens // BLOCK
         one = Shape(1, form.q_heads, form.kv_heads, form.head_dim)
         k, v = (self.draw(count * BLOCK, form.kv_heads, form.head_dim) for _ in (0, 1))
@@ -253,8 +263,9 @@ class _Bench:
                     for layer in pool
                 ]
                 kind = TransferFormat(body, BLOCK, form.kv_heads, form.head_dim, torch.bfloat16, near=place == "gpu")
-                send = kernels.transfer_blocks
-                runs = [partial(send, TransferTable(table), 0, count, at, at, kind) for table in tables]
+                runs = [
+                    partial(kernels.transfer_blocks, TransferTable(table), 0, count, at, at, kind) for table in tables
+                ]
                 written = 2.0 * count * BLOCK * row
                 read = float(count * size)
                 work = KernelWork(written, link=read) if place == "host" else KernelWork(written + read)
@@ -262,14 +273,14 @@ class _Bench:
 
 
 def _wide(places: CachePointers) -> CachePointers:
-    """The same rows as float32, for the reference, of the first layer alone."""
+    """The rows of the first layer as float32, for the reference."""
     k, v = ([[each.float() for each in store[0]]] for store in (places.k, places.v))
     return CachePointers(places.table[:, :1], k, v)
 
 
-def _far(found: object, wanted: Tensor) -> float:
+def _far(found: object, expected: Tensor) -> float:
     assert isinstance(found, Tensor)
-    return float((found.float() - wanted).norm() / wanted.norm())
+    return float((found.float() - expected).norm() / expected.norm())
 
 
 def grid(rows: Sequence[KernelRow]) -> TextGrid:

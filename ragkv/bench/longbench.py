@@ -26,7 +26,7 @@ Split = Callable[[Document], Sequence[tuple[str, str]]]
 
 
 def longbench_sets(path: Path, split: Split) -> list[QuestionSet]:
-    """One set per line. Raises InputError naming file and line."""
+    """Return one set per line. Raises InputError, which names file and line."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -44,8 +44,10 @@ def longbench_sets(path: Path, split: Split) -> list[QuestionSet]:
 
 
 def shorten(each: QuestionSet, tokens: Callable[[QuestionSet], int], limit: int) -> QuestionSet:
-    """The set without chunks from its middle, until `tokens` of it are at most `limit`; what LongBench's own script
-    does to contexts that are too long, in whole chunks."""
+    """Remove chunks from the middle of a set until `tokens` of it are at most `limit`.
+
+    LongBench's own script shortens long contexts in the same way, but not in whole chunks.
+    """
     while tokens(each) > limit and len(each.chunks) > 1:
         gone = len(each.chunks) // 2
         questions = tuple(replace(q, span=_moved(q.span, gone)) for q in each.questions)
@@ -103,14 +105,14 @@ def _row(line: str, place: str) -> dict[str, Any]:
 
 
 def _moved(span: GoldSpan | None, gone: int) -> GoldSpan | None:
-    """Where a span is after a chunk is gone."""
+    """The span after the removal of a chunk."""
     if span is None or span.chunk == gone:
         return None
     return replace(span, chunk=span.chunk - (span.chunk > gone))
 
 
 def _find(chunks: Sequence[tuple[str, str]], answer: str) -> GoldSpan | None:
-    """Where the answer stands, if it stands once."""
+    """Place of the answer, if it occurs exactly once."""
     found = [(n, text) for n, (_, text) in enumerate(chunks) if answer in text]
     if len(found) != 1 or found[0][1].count(answer) != 1:
         return None

@@ -1,7 +1,7 @@
-"""Figures of measurements, as .png or .svg files.
+"""Plots of measurements as .png or .svg files.
 
-plot          SamKV's Figure 1 of one's own figures: F1 over time to first token, circles as large as the kept KV
-plot_prefill  how much sooner each prefill policy is done than dense prefill, over the length of the input
+plot          as SamKV's Figure 1: F1 over time to first token; the area of a circle is the kept KV
+plot_prefill  speedup of each prefill policy over dense prefill, by length of the input
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ragkv.bench.table import Row
 from ragkv.errors import ConfigError, InputError
 
 FORMATS = (".png", ".svg")
-LARGEST = 1600  # square points, of the largest circle
+LARGEST = 1600  # area of the largest circle, square points
 
 
 def plot(table: Sequence[Row], title: str, path: Path) -> None:
-    """Draw a table into a .png or .svg file. Raises InputError for other names, ConfigError without matplotlib."""
+    """Draw a table into a .png or .svg file. Raises InputError for another suffix, ConfigError without matplotlib."""
     check_plot(path)
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -65,10 +65,10 @@ def plot_prefill(result: PrefillResult, title: str, path: Path) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Raise now what `plot` would raise after the measurement."""
+    """Raise what `plot` raises, before anything is measured."""
     if path.suffix not in FORMATS:
         raise InputError(f"{path}: a plot is a {' or '.join(FORMATS)} file")
     try:
-        import matplotlib  # noqa: F401  # only whether it is there
+        import matplotlib  # noqa: F401  # checks only whether it is installed
     except ImportError:
         raise ConfigError("--plot needs matplotlib: pip install 'ragkv[plot]'") from None

@@ -1,13 +1,12 @@
 """`ragkv bench prefill`: whole prefills, dense against the sparse policies, at given lengths.
 
-    end to end   `DecoderModel.forward` of one pass over all tokens, until the last row's logits are there
-    split        one more pass, in which choosing the keys and attending are timed apart; the stops cost a little, so
-                 these times are not taken from the runs above
-    errors       of that same pass, against the dense one
+    end to end   `DecoderModel.forward` of one pass over all tokens, until the last row's logits are computed
+    split        a separate pass that times choosing the keys and attending; its synchronisations take some time
+    errors       of the split pass, relative to the dense pass
 
-Accounting: cache-ready. The KV cache is allocated before the clock starts and no store takes part. Runs of the policies
-take turns, so that a slow moment of the machine meets them all. The dense run is the model's own layer loop over
-torch's fused attention; `Backend` rows say what its attention takes with each FlashAttention-class kernel there is.
+Times are cache-ready: the KV cache is allocated before timing starts, and no store is involved. Policies take turns, so
+that a slow moment of the machine affects all of them. The dense run is the model's own layer loop over torch's fused
+attention. `Backend` rows give the time of its attention with each FlashAttention-class kernel.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from ragkv.timing import StepTimer
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
 Tokens = Callable[[DecoderModel, int], Sequence[int]]
-"""Token ids of an input of that length."""
+"""Token ids of an input of the given length."""
 Named = tuple[str, PrefillPolicy]
-"""A policy as it was asked for."""
+"""(name of a policy as given, policy)"""
 
 DENSE = "dense"
 OUT_OF_MEMORY = "out of memory"
@@ -47,8 +46,14 @@ _ROWS = 8192  # rows compared at a time
 
 @dataclass(frozen=True)
 class PrefillParams:
-    """lengths: tokens of the inputs · policies: beside dense · repeat: timed runs of each, after `warmup` untimed ones
-    · backend: which of BACKENDS attends where all keys are read; "": torch's choice."""
+    """What is measured.
+
+    Attributes:
+        lengths: tokens of the inputs.
+        policies: policies besides dense.
+        repeat: timed runs of each, after `warmup` untimed ones.
+        backend: which of BACKENDS computes dense attention; "": torch's choice.
+    """
 
     lengths: tuple[int, ...]
     policies: tuple[Named, ...]
@@ -59,12 +64,20 @@ class PrefillParams:
 
 @dataclass(frozen=True)
 class PrefillRow:
-    """One policy at one length; times in milliseconds. Figures that could not be had are None, and `note` says why.
+    """One policy at one length. Times are in milliseconds. A figure is None if it could not be measured; see `note`.
 
-    ms, p90: end to end, median and 90th percentile · ratio: dense's ms over this · scoring, attention, rest: of the
-    split pass · read: query-key pairs that were computed, as a share of those that dense attention computes ·
-    logits_error: of the last row, relative L2 · hidden_error: of the hidden states that enter the last layer, relative
-    L2, the mean over rows · peak_bytes: most device memory in use, weights and cache included; None on a CPU
+    Attributes:
+        ms: end to end, median.
+        p90: end to end, 90th percentile.
+        ratio: `ms` of dense / `ms`.
+        scoring: time to choose keys, in the split pass.
+        attention: time to attend, in the split pass.
+        rest: everything else, in the split pass.
+        read: query-key pairs computed / those of dense attention.
+        logits_error: relative L2 error of the last row's logits.
+        hidden_error: relative L2 error of the hidden states that enter the last layer, mean over rows.
+        peak_bytes: peak device memory, weights and cache included; None on a CPU.
+        note: why figures are missing.
     """
 
     length: int
@@ -84,7 +97,7 @@ class PrefillRow:
 
 @dataclass(frozen=True)
 class PrefillResult:
-    """backend: the kernel that attends where all keys are read, as torch names it."""
+    """All rows, and the machine that they were measured on. backend: torch's name of the kernel of dense attention."""
 
     model: str
     layers: int
@@ -101,7 +114,7 @@ class PrefillResult:
 
 @dataclass(frozen=True)
 class Split:
-    """What one pass gives whose parts are timed. logits [vocabulary] · hidden [n, hidden size]."""
+    """Times and results of a split pass: logits [vocabulary], hidden [n, hidden size]."""
 
     scoring: float
     attention: float
@@ -114,9 +127,10 @@ class Split:
 def measure(
     model: DecoderModel, params: PrefillParams, progress: Progress, tokens: Tokens = random_tokens
 ) -> PrefillResult:
-    """Every policy at every length. Raises InputError for a length that the model cannot read or an unknown backend.
+    """Measure every policy at every length. A row notes if the policy does not apply or memory is too small.
 
-    What does not fit into memory, or does not apply, is said in its row.
+    Raises:
+        InputError: a length does not fit the model, or the backend is unknown.
     """
     for length in params.lengths:
         if not 1 < length <= model.max_positions:
@@ -148,39 +162,39 @@ def measure(
 
 
 class Input:
-    """One input and the cache that it is read into, again and again."""
+    """One input and its KV cache, for any number of prefills."""
 
     def __init__(self, model: DecoderModel, tokens: Sequence[int]):
-        """Raises torch.OutOfMemoryError."""
+        """Allocate the cache. Raises torch.OutOfMemoryError."""
         self._model, self._tokens = model, tokens
         self._cache = ContextCache(model.shape, len(tokens), model.dtype, model.devices)
         self.peak = 0
 
     def run(self, policy: PrefillPolicy | None) -> float:
-        """Milliseconds of one prefill. Raises torch.OutOfMemoryError."""
+        """Prefill once and return the milliseconds. Raises torch.OutOfMemoryError."""
         self._cache.truncate([0] * self._model.shape.layers)
         cuda = self._model.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(self._model.device)
-        watch = StepTimer(self._model.device)
-        start = watch.total()
+        timer = StepTimer(self._model.device)
+        start = timer.total()
         sparse = None if policy is None else SparsePrefill(policy.start(), len(self._tokens))
         self._model.forward([append(self._cache, self._tokens, 0, attention=sparse)])
-        spent = watch.total() - start
+        elapsed = timer.total() - start
         self.peak = torch.cuda.max_memory_allocated(self._model.device) if cuda else 0
-        return spent
+        return elapsed
 
     def split(self, policy: PrefillPolicy | None) -> Split:
-        """One prefill in parts, and what it gives. Raises torch.OutOfMemoryError."""
+        """Prefill once with its parts timed. Raises torch.OutOfMemoryError."""
         self._cache.truncate([0] * self._model.shape.layers)
-        watch = StepTimer(self._model.device)
-        sparse = None if policy is None else SparsePrefill(TimedChoice(policy.start(), watch), len(self._tokens))
-        # Queries of all layers would be several times the cache: only the hidden states are wanted.
-        capture, start = Capture(q=_Nothing()), watch.total()
-        timed = TimedAttention(sparse, watch)
+        timer = StepTimer(self._model.device)
+        sparse = None if policy is None else SparsePrefill(TimedChoice(policy.start(), timer), len(self._tokens))
+        # Queries of all layers would be several times the cache: only the hidden states are kept.
+        capture, start = Capture(q=_Nothing()), timer.total()
+        timed = TimedAttention(sparse, timer)
         logits = self._model.forward([append(self._cache, self._tokens, 0, capture=capture, attention=timed)])[0][-1]
-        whole, scoring = watch.total() - start, watch.elapsed("scoring")
-        attention = watch.elapsed("attention") - scoring
+        whole, scoring = timer.total() - start, timer.elapsed("scoring")
+        attention = timer.elapsed("attention") - scoring
         if capture.entered is None:
             raise ValueError("the pass ran no layer")
         read = 1.0 if sparse is None else sparse.computed_pairs / sparse.dense_pairs
@@ -188,30 +202,30 @@ class Input:
 
 
 class TimedChoice:
-    """A choice whose time is booked as `scoring`."""
+    """A choice of keys that is timed as `scoring`."""
 
-    def __init__(self, choice: PrefillState, watch: StepTimer):
-        self._choice, self._watch = choice, watch
+    def __init__(self, choice: PrefillState, timer: StepTimer):
+        self._choice, self._timer = choice, timer
 
     def select(
         self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int, scale: float
     ) -> BlockSparseIndex | None:
         """See `Choice`."""
-        with self._watch.step("scoring"):
+        with self._timer.step("scoring"):
             return self._choice.select(layer, q, k, q_pos, k_pos, end=end, scale=scale)
 
 
 class TimedAttention:
-    """An attention, dense where there is none, whose time is booked as `attention`; a choice inside it counts, too."""
+    """An attention, dense for None, that is timed as `attention`, including the choice of keys inside it."""
 
-    def __init__(self, attention: Attention | None, watch: StepTimer):
-        self._attention, self._watch = attention, watch
+    def __init__(self, attention: Attention | None, timer: StepTimer):
+        self._attention, self._timer = attention, timer
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
     ) -> Tensor:
         """See `Attention`."""
-        with self._watch.step("attention"):
+        with self._timer.step("attention"):
             if self._attention is None:
                 return attend(q, k, v, q_pos, k_pos, scale=scale)
             return self._attention(layer, q, k, v, q_pos, k_pos, scale=scale)
@@ -236,12 +250,12 @@ def _at_length(model: DecoderModel, params: PrefillParams, tokens: Sequence[int]
     peaks = dict.fromkeys(running, 0)
     for turn in range(params.warmup + params.repeat):
         for name, policy in list(running.items()):
-            spent = unless_full(lambda policy=policy: given.run(policy))  # type: ignore[misc]
-            if spent is None:
+            elapsed = unless_full(lambda policy=policy: given.run(policy))  # type: ignore[misc]
+            if elapsed is None:
                 notes[name] = OUT_OF_MEMORY
                 del running[name]
             elif turn >= params.warmup:
-                times[name].append(spent)
+                times[name].append(elapsed)
                 peaks[name] = max(peaks[name], given.peak)
     rows, exact = [], None
     for name in entries:

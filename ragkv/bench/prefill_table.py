@@ -1,4 +1,4 @@
-"""What `ragkv bench prefill` found, as tables."""
+"""Results of `ragkv bench prefill` as tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ragkv.bench.table import Row
 
 
 def title(result: PrefillResult) -> str:
-    """What was measured, and on what."""
+    """A title: what was measured, and on which machine."""
     return (
         f"{result.model} ({result.layers} layers, {result.dtype}) on {result.device}, {result.threads} threads, "
         f"torch {result.torch}: prefill, cache-ready, median of {result.repeat} runs after {result.warmup}; "
@@ -21,7 +21,7 @@ def title(result: PrefillResult) -> str:
 
 
 def times(result: PrefillResult) -> TextGrid:
-    """Times in ms; scoring, attention and rest are those of a pass of their own; errors are relative."""
+    """Times in ms; scoring, attention and rest are from the split pass; errors are relative."""
     heads: tuple[str, ...] = ("tokens", "prefill", "ms", "p90", "speedup")
     heads += ("scoring", "attention", "rest", "cells read")
     noted = any(row.note for row in result.rows)
@@ -39,17 +39,17 @@ def times(result: PrefillResult) -> TextGrid:
 
 
 def backends(result: PrefillResult) -> list[str]:
-    """A line for each length: dense attention alone with every kernel that can run it."""
+    """A line per length: time of dense attention alone with every kernel that can run it."""
     notes = []
     for length, group in groupby(result.backends, key=lambda one: one.length):
         found = sorted(group, key=lambda one: one.ms)
-        told = ", ".join(f"{one.name} {one.ms:.1f} ms" for one in found)
-        notes.append(f"dense attention of {length} tokens alone, best first: {told}")
+        listed = ", ".join(f"{one.name} {one.ms:.1f} ms" for one in found)
+        notes.append(f"dense attention of {length} tokens alone, best first: {listed}")
     return notes
 
 
 def by_depth(found: Sequence[DepthRow]) -> TextGrid:
-    """Exact matches by depth of the answer, and of all questions of a length; questions in brackets."""
+    """Exact match by depth of the answer, and of all questions of a length; numbers of questions in brackets."""
     parts = sorted({(row.low, row.high) for row in found})
     heads = ("tokens", "prefill", *(f"{low:.0%}–{high:.0%}" for low, high in parts), "EM", "F1", "cells read")
     rows = []
@@ -64,7 +64,7 @@ def by_depth(found: Sequence[DepthRow]) -> TextGrid:
 
 
 def answers(found: Mapping[str, Sequence[Row]]) -> TextGrid:
-    """Answers to whole sets, in percent; differences in points, with 95% of a paired bootstrap."""
+    """Scores on whole sets in percent; differences in points with their 95% interval, by a paired bootstrap."""
     heads = ("questions", "prefill", "number", "EM", "F1", "Δ F1 to full (95%)", "cells read", "TTFT ms")
     rows = [
         (

@@ -1,22 +1,24 @@
-"""Methods side by side on question sets, read as the service reads them.
+"""Answer quality and time to first token of every method on question sets.
 
-Chunks are encoded once, outside the figures. Two accountings of the time to the first token, both without retrieval:
+Chunks are encoded once per set; that time is in no figure. Two times to the first token are measured, both without
+retrieval:
 
-    ttft        cache-ready: the chunks' KV lies in memory
-    ttft_load   heads and blocks come from a store, whose files the page cache holds
+    ttft        cache-ready: the chunks' KV is in memory
+    ttft_load   head records and blocks are loaded from a store whose files are in the page cache
 
-With a store, both read the same numbers: chunks lie in memory as they came back from it, quantised bodies included.
+With a store both use the same numbers: the chunks in memory are those that the store returned, so a quantised body
+counts in both.
 
-Full prefill of the chunks is done once per set and shared by its questions, which changes no answer (the question's
-rows come last); its time counts for each of them. Under a prefill policy every question is a prefill of its own, since
-what a policy reads depends on where the input ends.
+The full prefill of a set's chunks runs once and its questions share it. This changes no answer, because the question's
+rows come last; its time is added to each of them. Under a prefill policy every question is a prefill of its own,
+because what a policy reads depends on where the input ends.
 """
 
 from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ragkv.bench.score import exact_match, f1
@@ -25,7 +27,8 @@ from ragkv.engine.calibration import gold_blocks
 from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
 from ragkv.engine.memory_source import ChunkSource, InMemoryChunk
 from ragkv.engine.methods import FULL, make_method
-from ragkv.engine.prefill import PrefilledContext, Prefiller
+from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.layer_pass import append
@@ -42,7 +45,12 @@ Asked = tuple[int, int, str]
 
 
 class ReadChunk(ChunkSource, Protocol):
-    """A chunk in a store, and how many bytes were read of it."""
+    """A stored chunk that counts its bytes.
+
+    Attributes:
+        head_bytes: bytes of the head record.
+        loaded_bytes: bytes of the blocks that were loaded.
+    """
 
     head_bytes: int
     loaded_bytes: int
@@ -52,21 +60,31 @@ class BenchStore(Protocol):
     """A store to measure with."""
 
     def put(self, kv: ChunkKV) -> ChunkKV:
-        """Store a chunk; returns it as it comes back: its digest rounded, K and V too where the body is quantised."""
+        """Store a chunk. Returns it as the store has it: digests rounded, and K and V if the body is quantised."""
         ...
 
     def open(self, kv: ChunkKV, exact: bool) -> ReadChunk:
-        """The stored chunk, its head read."""
+        """Return the stored chunk with its head record loaded."""
         ...
 
 
 @dataclass(frozen=True)
 class QualityFigures:
-    """Of one question. recall: all blocks of the answer are kept in every layer, 1 where its place is not known ·
-    middle: blocks kept beside the fixed ones / all blocks · sequence, recompute: tokens kept, recomputed / all tokens ·
-    stopped: the answer ended by itself, at the end of a span of the context (or of "unknown") · kv: bytes of the kept
-    KV · ttft, ttft_load: milliseconds · load: bytes read / bytes of the full KV. No store: ttft_load and load are None
-    · read: query-key pairs computed / those of a dense prefill of everything; None for what reuses stored KV.
+    """Figures of one question and method.
+
+    Attributes:
+        em: exact match.
+        f1: token F1.
+        recall: 1 if all blocks of the answer are kept in every layer, or if the answer's place is not known.
+        middle: blocks kept besides the fixed ones / all blocks.
+        sequence: tokens kept / all tokens.
+        recompute: tokens recomputed / all tokens.
+        stopped: 1 if the answer ended by itself and is a span of the context or "unknown".
+        kv: bytes of the kept KV.
+        ttft: milliseconds, KV in memory.
+        ttft_load: milliseconds, KV in a store; None without a store.
+        load: bytes loaded / bytes of the full KV; None without a store.
+        read: query-key pairs computed / those of a dense prefill of everything; None for methods that reuse stored KV.
     """
 
     em: float
@@ -85,7 +103,11 @@ class QualityFigures:
 
 @dataclass(frozen=True)
 class QualityOutcome:
-    """What one method answered to one question. at: where in the sets."""
+    """The answer of one method to one question.
+
+    Attributes:
+        at: (number of the set, number of its question).
+    """
 
     question: SetQuestion
     method: str
@@ -94,51 +116,64 @@ class QualityOutcome:
     at: tuple[int, int] = (0, 0)
 
 
+@dataclass(frozen=True)
+class QualityParams:
+    """How questions are asked.
+
+    Attributes:
+        max_tokens: longest answer.
+        prefix: what chunks are encoded after, as in `Prefiller`.
+        store: for the figures that need a store; without it they are None.
+        done: outcomes of an earlier run, which are not asked for again.
+        keep: called with each new outcome.
+        policies: names among the methods that mean full prefill under a policy.
+    """
+
+    max_tokens: int = 24
+    prefix: str = "shared"
+    store: BenchStore | None = None
+    done: Mapping[Asked, QualityOutcome] = field(default_factory=dict)
+    keep: Callable[[QualityOutcome], None] = lambda outcome: None
+    policies: Mapping[str, PrefillPolicy] = field(default_factory=dict)
+
+
 def ask_all(
     model: DecoderModel,
     sets: abc.Sequence[QuestionSet],
     methods: abc.Sequence[str],
     progress: Progress,
-    max_tokens: int = 24,
-    prefix: str = "shared",
-    store: BenchStore | None = None,
-    done: dict[Asked, QualityOutcome] | None = None,
-    keep: Callable[[QualityOutcome], None] = lambda outcome: None,
-    policies: Mapping[str, PrefillPolicy] | None = None,
+    params: QualityParams = QualityParams(),
 ) -> list[QualityOutcome]:
     """Ask every question with every method, in the order of the sets.
 
-    prefix: what chunks are encoded after, as in `Reader` · store: for the figures that need one · done: outcomes that
-    need not be asked for again · keep: called with each new one · policies: names among `methods` that mean full
-    prefill under a policy. Raises InputError, before anything is asked, for a method that there is not and a set that
-    does not fit the model.
+    Raises:
+        InputError: before anything is asked, for an unknown method or a set that does not fit the model.
     """
-    policies = policies or {}
     for method in methods:
-        if method != FULL and method not in policies:
+        if method != FULL and method not in params.policies:
             make_method(method, model)
     for each in sets:
-        check_fits(model, each, max_tokens)
-    reader = Prefiller(model, model.prompt.prefix, prefix)
-    known = dict(done or {})
+        check_fits(model, each, params.max_tokens)
+    prefiller = Prefiller(model, model.prompt.prefix, params.prefix)
+    known = dict(params.done)
     total = sum(len(each.questions) for each in sets)
     asked = 0
     for i, each in enumerate(sets):
         missing = [(j, m) for j in range(len(each.questions)) for m in methods if (i, j, m) not in known]
         todo = list(dict.fromkeys(method for _, method in missing))
-        asker = _Asker(reader, each, todo, max_tokens, store, policies) if missing else None
+        asker = _Asker(prefiller, each, todo, params) if missing else None
         for j, question in enumerate(each.questions):
             for method in methods:
                 if asker is not None and (i, j, method) not in known:
                     known[i, j, method] = asker.ask(question, method, (i, j))
-                    keep(known[i, j, method])
+                    params.keep(known[i, j, method])
             asked += 1
             progress("ask", asked, total)
     return [known[i, j, m] for i, each in enumerate(sets) for j in range(len(each.questions)) for m in methods]
 
 
 def check_fits(model: DecoderModel, asked: QuestionSet, max_tokens: int) -> None:
-    """Raise InputError when a question with its context is longer than the model reads."""
+    """Raise InputError if a question with its context is longer than the model's longest input."""
     needed = context_tokens(model, asked) + max_tokens
     if needed > model.max_positions:
         raise InputError(
@@ -148,109 +183,115 @@ def check_fits(model: DecoderModel, asked: QuestionSet, max_tokens: int) -> None
 
 
 def context_tokens(model: DecoderModel, asked: QuestionSet) -> int:
-    """Tokens of S, all chunks and the longest question."""
+    """Tokens of the prefix, all chunks and the longest question."""
     prompt = model.prompt
     question = max((len(prompt.question(question.text)) for question in asked.questions), default=0)
     return len(prompt.prefix) + sum(len(prompt.chunk(*chunk)) for chunk in asked.chunks) + question
 
 
 class _Asker:
-    """Asks about one set, whose chunks are encoded, and prefilled, once."""
+    """Asks about one set. Its chunks are encoded once, and prefilled once."""
 
-    def __init__(
-        self,
-        reader: Prefiller,
-        asked: QuestionSet,
-        methods: abc.Sequence[str],
-        max_tokens: int,
-        store: BenchStore | None,
-        policies: Mapping[str, PrefillPolicy],
-    ):
-        self._reader, self._set, self._max_tokens, self._store = reader, asked, max_tokens, store
-        self._policies = policies
-        model = reader.model
+    def __init__(self, prefiller: Prefiller, asked: QuestionSet, methods: abc.Sequence[str], params: QualityParams):
+        self._prefiller, self._set, self._params = prefiller, asked, params
+        model, store = prefiller.model, params.store
         self._chunks = chunks = [model.prompt.chunk(title, text) for title, text in asked.chunks]
-        reuse = any(method != FULL and method not in policies for method in methods)
-        encoded = map(reader.encode, chunks if reuse else [])
+        reuse = any(method != FULL and method not in params.policies for method in methods)
+        encoded = map(prefiller.encode, chunks if reuse else [])
         self._encoded = [kv if store is None else store.put(kv) for kv in encoded]
-        self._shared = reader.mode == "shared"
+        self._shared = prefiller.mode == "shared"
         block = model.profile.block
         self._sources = [InMemoryChunk(kv, block, self._shared and i == 0) for i, kv in enumerate(self._encoded)]
-        watch = StepTimer(model.device)
-        self._full = reader.prefill_full(chunks[:-1], chunks[-1], 256, watch) if FULL in methods else None
-        self._prefill = watch.total()
+        timer = StepTimer(model.device)
+        self._full = (
+            prefiller.prefill_full(chunks[:-1], chunks[-1], timer, PrefillOptions(256)) if FULL in methods else None
+        )
+        self._full_ms = timer.total()
         self._size = sum(map(len, chunks))
         self._text = "\n".join(f"{title}\n{text}" for title, text in asked.chunks)
+        shape = model.shape
+        self._token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
 
     def ask(self, question: SetQuestion, method: str, at: tuple[int, int]) -> QualityOutcome:
-        model = self._reader.model
-        tokens = model.prompt.question(question.text)
-        watch = StepTimer(model.device)
-        if method == FULL:
-            context = self._ask_full(tokens)
-            ttft = self._prefill + watch.total()
-        elif method in self._policies:
-            context = self._reader.prefill_full(self._chunks, tokens, self._max_tokens, watch, self._policies[method])
-            ttft = watch.total()
-        else:
-            way = make_method(method, model)
-            context = self._reader.prefill_sparse(self._sources, tokens, way, self._max_tokens, watch)
-            ttft = watch.total()
+        """Answer one question with one method."""
+        tokens = self._prefiller.model.prompt.question(question.text)
+        context, ttft = self._prefill(tokens, method)
         answer, ended = self._answer(context)
         scores = (
             exact_match(answer, question.gold, question.language),
             f1(answer, question.gold, question.language),
         )
-        shape = model.shape
-        row = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
         if context.plan is None:
-            load, ttft_load = (None, None) if self._store is None else (0.0, ttft)
+            load, ttft_load = (None, None) if self._params.store is None else (0.0, ttft)
             read = 1.0 if context.sparse is None else context.sparse.computed_pairs / context.sparse.dense_pairs
-            figures = QualityFigures(
-                *scores, 1.0, 1.0, 1.0, 1.0, ended, float(row * self._size), ttft, ttft_load, load, read
-            )
+            kv = float(self._token_bytes * self._size)
+            figures = QualityFigures(*scores, 1.0, 1.0, 1.0, 1.0, ended, kv, ttft, ttft_load, load, read)
             return QualityOutcome(question, method, answer, figures, at)
-        found = self._found(question, context.plan)
-        shares = _shares(context.plan, self._sources, model.profile.initial + model.profile.local)
-        stored = self._from_store(tokens, method, row)
-        figures = QualityFigures(*scores, found, *shares, ended, row * self._size * shares[1], ttft, *stored)
+        recall = self._recall(question, context.plan)
+        profile = self._prefiller.model.profile
+        shares = _shares(context.plan, self._sources, profile.initial + profile.local)
+        stored = self._from_store(tokens, method)
+        kv = self._token_bytes * self._size * shares[1]
+        figures = QualityFigures(*scores, recall, *shares, ended, kv, ttft, *stored)
         return QualityOutcome(question, method, answer, figures, at)
 
-    def _ask_full(self, tokens: abc.Sequence[int]) -> PrefilledContext:
-        model, full = self._reader.model, self._full
+    def _prefill(self, tokens: abc.Sequence[int], method: str) -> tuple[PrefilledContext, float]:
+        """(the context, milliseconds to the first token)."""
+        timer, params = StepTimer(self._prefiller.model.device), self._params
+        if method == FULL:
+            context = self._prefill_question(tokens)
+            return context, self._full_ms + timer.total()
+        if method in params.policies:
+            policy = params.policies[method]
+            context = self._prefiller.prefill_full(
+                self._chunks, tokens, timer, PrefillOptions(params.max_tokens, prefill_policy=policy)
+            )
+        else:
+            made = make_method(method, self._prefiller.model)
+            context = self._prefiller.prefill_sparse(
+                self._sources, tokens, made, timer, PrefillOptions(params.max_tokens)
+            )
+        return context, timer.total()
+
+    def _prefill_question(self, tokens: abc.Sequence[int]) -> PrefilledContext:
+        model, full = self._prefiller.model, self._full
         if full is None:
-            raise ValueError("full was not among the methods")
+            raise ValueError("full is not among the methods")
         full.cache.truncate([full.position] * model.shape.layers)
         logits = model.forward([append(full.cache, tokens, full.position)])[0][-1]
         return PrefilledContext(full.cache, logits, full.position + len(tokens), None)
 
     def _answer(self, context: PrefilledContext) -> tuple[str, float]:
         """(the answer, whether it ended by itself)."""
-        model = self._reader.model
-        speech = Detokenizer(model, model.profile.stop, StepTimer(model.device))
-        run = Sequence(context.cache, context.logits, context.position, Sampling(self._max_tokens), should_stop=speech)
-        for _ in generate(model, run):
+        model = self._prefiller.model
+        detokenizer = Detokenizer(model, model.profile.stop, StepTimer(model.device))
+        sequence = Sequence(
+            context.cache, context.logits, context.position, Sampling(self._params.max_tokens), should_stop=detokenizer
+        )
+        for _ in generate(model, sequence):
             pass
-        answer = speech.text.strip()
-        ended = run.stopped and (answer == "unknown" or answer in self._text)
+        answer = detokenizer.text.strip()
+        ended = sequence.stopped and (answer == "unknown" or answer in self._text)
         return answer, float(ended)
 
-    def _from_store(self, tokens: abc.Sequence[int], method: str, row: int) -> tuple[float | None, float | None]:
-        """(milliseconds to the first token, bytes read / bytes of the full KV) when everything comes from the store."""
-        store, model = self._store, self._reader.model
+    def _from_store(self, tokens: abc.Sequence[int], method: str) -> tuple[float | None, float | None]:
+        """(milliseconds to the first token, bytes loaded / bytes of the full KV) with everything in the store."""
+        store, model = self._params.store, self._prefiller.model
         if store is None:
             return None, None
-        watch = StepTimer(model.device)
+        timer = StepTimer(model.device)
         sources = [store.open(kv, self._shared and i == 0) for i, kv in enumerate(self._encoded)]
-        self._reader.prefill_sparse(sources, tokens, make_method(method, model), self._max_tokens, watch)
-        ttft = watch.total()
-        return ttft, sum(s.head_bytes + s.loaded_bytes for s in sources) / (row * self._size)
+        self._prefiller.prefill_sparse(
+            sources, tokens, make_method(method, model), timer, PrefillOptions(self._params.max_tokens)
+        )
+        ttft = timer.total()
+        return ttft, sum(s.head_bytes + s.loaded_bytes for s in sources) / (self._token_bytes * self._size)
 
-    def _found(self, question: SetQuestion, plan: Plan) -> float:
+    def _recall(self, question: SetQuestion, plan: Plan) -> float:
         span = question.span
         if span is None:
             return 1.0
-        gold = gold_blocks(self._reader.model, *self._set.chunks[span.chunk], span.start, span.end)
+        gold = gold_blocks(self._prefiller.model, *self._set.chunks[span.chunk], span.start, span.end)
         return float(all(block in layer[span.chunk] for layer in plan.kept for block in gold))
 
 

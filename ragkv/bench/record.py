@@ -1,7 +1,7 @@
-"""Outcomes in a file, one JSON line each, so that a run that was broken off goes on where it stopped.
+"""Outcomes in a file, one JSON line each, so that an interrupted run can continue.
 
-The first line says what the run is (model, questions, longest answer, prefix, dtype, body): a file of another run is
-refused, not mixed.
+The first line identifies the run (model, questions, longest answer, prefix, dtype, body). A file of another run is
+refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ragkv.model.decoder import DecoderModel
 
 
 class RunRecord:
-    """The outcomes of one run, read at the start and appended to."""
+    """The outcomes of one run: `done` from the file, and new ones appended to it."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class RunRecord:
         prefix: str = "shared",
         body: str = "exact",
     ):
-        """Raises InputError when the file holds something else, or cannot be read."""
+        """Read the file, or start it. Raises InputError if it holds another run or cannot be read."""
         questions = hashlib.sha256(repr([dataclasses.astuple(each) for each in sets]).encode()).hexdigest()
         self._path, self._sets = path, sets
         run = {"ragkv": "quality", "model": model.weights_hash, "questions": questions, "max_tokens": max_tokens}
@@ -40,7 +40,7 @@ class RunRecord:
             lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: cannot be read ({error})") from None
-        if lines and not lines[-1].endswith("}"):  # the run was broken off in the middle of a line
+        if lines and not lines[-1].endswith("}"):  # the run was interrupted in the middle of a line
             lines.pop()
         if lines and _parse(path, 1, lines[0]) != run:
             raise InputError(
@@ -55,7 +55,7 @@ class RunRecord:
         path.write_text(text, encoding="utf-8")
 
     def keep(self, outcome: QualityOutcome) -> None:
-        """Append one."""
+        """Append one outcome."""
         line = {
             "at": outcome.at,
             "method": outcome.method,

@@ -21,13 +21,15 @@ from ragkv.errors import ConfigError
 START_SECONDS = 10.0
 
 Load = Callable[[], object]
-"""Reads everything once; what it returns, if anything, is the values."""
+"""Reads everything once; may return the values."""
 
 
 @contextmanager
 def own_server(folder: Path) -> Iterator[str | None]:
-    """The URL of a redis-server without persistence on a free loopback port, stopped at the end; None where there is
-    none installed. Raises ConfigError when it does not start."""
+    """Start a redis-server without persistence on a free loopback port, and stop it at the end.
+
+    Yields its URL, or None if redis-server is not installed. Raises ConfigError if it does not start.
+    """
     binary = shutil.which("redis-server")
     if binary is None:
         yield None
@@ -46,17 +48,17 @@ def own_server(folder: Path) -> Iterator[str | None]:
 
 
 def each(client: redis.Redis, names: Sequence[str]) -> Load:
-    """GET after GET."""
+    """Read with one GET per value."""
     return lambda: [client.get(name) for name in names]
 
 
 def at_once(client: redis.Redis, names: Sequence[str]) -> Load:
-    """One MGET."""
+    """Read with one MGET."""
     return lambda: client.mget(names)
 
 
 def by_sockets(sockets: Sequence[socket.socket], names: Sequence[str], size: int, out: memoryview) -> Load:
-    """GET into `out`, a value of `size` bytes after another; a thread per socket takes the next name."""
+    """GET values of `size` bytes into `out`; each socket has a thread, which takes the next name."""
     commands = [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name.encode()) for name in names]
 
     def load() -> None:

@@ -1,16 +1,17 @@
-"""The least time that a question's work takes on a device: bytes over its bandwidth, arithmetic over its peak.
+"""Lower bounds for the time of a question on a device: bytes / bandwidth, arithmetic / peak.
 
-Bandwidth and peak are what the device shows in the same run with nothing else to do: a long copy, a large product, a
-copy from page-locked host memory. The work is counted from the plan:
+Bandwidth and peak are measured in the same run, with nothing else running: a long copy, a large product, a copy from
+page-locked host memory. The work is counted from the plan:
 
-    weights   of every layer that a pass runs, read once a pass; of the last one only what writes K and V, or q
-    kv        K and V that the rows of a layer attend to, read once a layer
+    weights   of every layer of a pass, read once per pass; of the last layer only those that write K and V, or q
+    kv        K and V that the rows of a layer attend to, read once per layer
     link      bytes that come from host memory
-    flops     two for each weight and row, four for each query-key pair, attention head and dimension
+    flops     two per weight and row, four per query-key pair, attention head and dimension
 
-A question that chooses blocks needs two passes, one after the other: its composite pass, down to the layer that `plan`
-needs, and one in which blocks are repaired and the question is read. A pass takes at least the larger of its bytes and
-its arithmetic. Loads may go on beside them, so the bound is the sum of these maxima, or the link where that is more.
+A question that chooses blocks needs two passes, one after the other: its composite pass, up to the layer that `plan`
+needs, and a pass that repairs blocks and prefills the question. A pass takes at least the larger of the time for its
+bytes and the time for its arithmetic. Loads may overlap with both passes, so the bound is the sum of these maxima, or
+the time of the link if that is larger.
 """
 
 from __future__ import annotations
@@ -31,8 +32,13 @@ TURNS = 3
 
 @dataclass(frozen=True)
 class Speeds:
-    """copy: bytes a second read and written by a copy on the device · link: bytes a second from page-locked host memory
-    to the device; that of a copy on a CPU · products: multiplications and additions a second in the model's dtype."""
+    """Measured speeds of a device.
+
+    Attributes:
+        copy: bytes per second, read and written, of a copy on the device.
+        link: bytes per second from page-locked host memory to the device; on a CPU that of a copy.
+        products: multiplications and additions per second in the model's dtype.
+    """
 
     copy: float
     link: float
@@ -41,7 +47,7 @@ class Speeds:
 
 @dataclass(frozen=True)
 class PassWork:
-    """Of one pass: bytes of weights and of K and V, and arithmetic."""
+    """Work of one pass: bytes of weights, bytes of K and V, and arithmetic operations."""
 
     weights: float
     kv: float
@@ -50,7 +56,7 @@ class PassWork:
 
 @dataclass(frozen=True)
 class Floors:
-    """Milliseconds that each kind of work takes at least, and all together (`bound`)."""
+    """Least milliseconds of each kind of work, and of all together (`bound`)."""
 
     weights: float
     kv: float
@@ -60,7 +66,7 @@ class Floors:
 
 
 def speeds(device: torch.device, dtype: torch.dtype) -> Speeds:
-    """Measured now: the best of a few; half a second or so."""
+    """Measure the speeds, the best of TURNS; takes about half a second."""
     cuda = device.type == "cuda"
     size, side = (2**30, 8192) if cuda else (2**26, 768)
     source = torch.empty(size, dtype=torch.uint8, device=device)
@@ -75,7 +81,7 @@ def speeds(device: torch.device, dtype: torch.dtype) -> Speeds:
 
 
 def _seconds(do: Callable[[], object], device: torch.device) -> float:
-    """Of one call, the device's part included; several are queued together, so that queueing does not count."""
+    """Seconds of one call, on the device too. Several calls are queued together, so that queueing does not count."""
     count, best = (8 if device.type == "cuda" else 2), float("inf")
     do()
     for _ in range(TURNS):
@@ -89,13 +95,13 @@ def _seconds(do: Callable[[], object], device: torch.device) -> float:
 
 
 def settled(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def device_name(model: DecoderModel) -> str:
-    """What a model is on, in words."""
+    """Name of the device or devices that a model is on."""
     if model.device.type != "cuda":
         return model.device_names
     count, name = len(set(model.devices)), torch.cuda.get_device_name(model.device)
@@ -103,7 +109,7 @@ def device_name(model: DecoderModel) -> str:
 
 
 def floors(passes: Sequence[PassWork], link: float, at: Speeds) -> Floors:
-    """link: bytes that come from host memory."""
+    """Lower bounds for passes that run one after the other. link: bytes that come from host memory."""
 
     def ms(amount: float, speed: float) -> float:
         return 1000 * amount / speed
@@ -119,8 +125,8 @@ def floors(passes: Sequence[PassWork], link: float, at: Speeds) -> Floors:
     )
 
 
-class Counted:
-    """What passes of one model amount to."""
+class WorkCounter:
+    """Counts the work of passes of one model."""
 
     def __init__(self, model: DecoderModel):
         shape, layer = model.shape, model.body.layers[0]
@@ -133,22 +139,28 @@ class Counted:
         self._row_bytes = 2 * shape.kv_heads * shape.head_dim * self._size
         self._pair = 4 * shape.q_heads * shape.head_dim
 
-    def full(self, tokens: int) -> list[PassWork]:
-        """A prefill of so many tokens, of which the last one gives logits."""
+    def prefill_full(self, tokens: int) -> list[PassWork]:
+        """Work of a prefill of `tokens` tokens; the last one gives logits."""
         layer = (tokens, tokens * (tokens + 1) // 2, tokens)
         return [self._whole([layer] * self._layers)]
 
-    def sparse(
+    def prefill_sparse(
         self, plan: Plan, pieces: Sequence[Piece], prefix: int, question: int, first: Sequence[Blocks], depth: int
     ) -> list[PassWork]:
-        """A question by a plan that was carried out. prefix, question: tokens of them · first, depth: of the composite
-        pass, depth 0: there is none."""
+        """Work of a question by its plan.
+
+        Args:
+            prefix: tokens of the prefix.
+            question: tokens of the question.
+            first: blocks per chunk that the composite pass attends to.
+            depth: layers of the composite pass; 0: there is none.
+        """
         passes = []
         if depth:
             keys = prefix + sum(len(piece.rows(blocks)) for piece, blocks in zip(pieces, first, strict=True))
-            passes.append(self._asking(depth, question, keys))
+            passes.append(self._composite(depth, question, keys))
         starts = np.cumsum([0, *(piece.tokens for piece in pieces)])
-        counted: dict[tuple[int, ...], tuple[int, int, int]] = {}  # most plans say the same of every layer
+        counted: dict[tuple[int, ...], tuple[int, int, int]] = {}  # most plans are the same in every layer
         layers = []
         for kept, alive in zip(plan.kept, rows_alive(plan.recompute), strict=True):
             name = id(kept), *map(id, alive)
@@ -156,22 +168,22 @@ class Counted:
                 there = _places(starts, [piece.rows(blocks) for piece, blocks in zip(pieces, kept, strict=True)])
                 again = _places(starts, alive)
                 seen = int(np.searchsorted(there, again, side="right").sum()) + prefix * len(again)
-                asked = question * (prefix + len(there)) + question * (question + 1) // 2
-                counted[name] = len(again) + question, seen + asked, prefix + len(there) + question
+                own = question * (prefix + len(there)) + question * (question + 1) // 2
+                counted[name] = len(again) + question, seen + own, prefix + len(there) + question
             layers.append(counted[name])
         return [*passes, self._whole(layers)]
 
     def _whole(self, layers: Sequence[tuple[int, int, int]]) -> PassWork:
-        """Per layer (rows, query-key pairs, keys). Of the last layer one row attends and goes on; the others' K and V
-        are all that it has to compute of them."""
+        """layers: (rows, query-key pairs, keys) of each. In the last layer one row attends and goes through the MLP; of
+        the other rows only K and V are computed."""
         *below, (rows, _, keys) = layers
         flops = sum(2 * self._layer * n + self._pair * pairs for n, pairs, _ in below)
         flops += 2 * self._kv * rows + 2 * (self._layer + self._head) + self._pair * keys
         weights = self._size * (self._layers * self._layer + self._head)
         return PassWork(weights, self._row_bytes * sum(keys for *_, keys in layers), flops)
 
-    def _asking(self, depth: int, question: int, keys: int) -> PassWork:
-        """A composite pass: in its last layer it only shows its queries."""
+    def _composite(self, depth: int, question: int, keys: int) -> PassWork:
+        """Work of a composite pass; in its last layer only the queries are computed."""
         pairs = question * keys + question * (question + 1) // 2
         flops = (depth - 1) * (2 * self._layer * question + self._pair * pairs) + 2 * self._q * question
         weights = self._size * ((depth - 1) * self._layer + self._q)
@@ -179,6 +191,6 @@ class Counted:
 
 
 def _places(starts: NDArray[np.int64], tokens: Sequence[Tokens]) -> NDArray[np.int64]:
-    """Positions of token indices per chunk, ascending; S aside."""
+    """Positions of token indices per chunk, ascending, not counting the prefix."""
     parts = [np.asarray(part, dtype=np.int64) + start for start, part in zip(starts, tokens, strict=False)]
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

@@ -1,8 +1,9 @@
-"""Question sets: chunks as they stand in one prompt, and questions about them with gold answers.
+"""Question sets: the chunks of one prompt, and questions about them with gold answers.
 
-needle_sets     generated, one planted answer per question and where it stands
-natural_sets    written for this project: real prose of many genres, see data/natural
-                (files in LongBench's format: longbench.py)
+    needle_sets     generated: one planted answer per question, and its place
+    natural_sets    written for this project: prose of many genres, in data/natural
+
+longbench.py reads files in LongBench's format.
 """
 
 from __future__ import annotations
@@ -31,8 +32,14 @@ class GoldSpan:
 
 @dataclass(frozen=True)
 class SetQuestion:
-    """gold: accepted answers · kind: one, coref, two (facts), none ("unknown"), or "" where nobody says · span: where
-    the answer stands, where that is known · language: `zh` is scored by characters."""
+    """A question with its accepted answers.
+
+    Attributes:
+        gold: accepted answers.
+        kind: one, coref, two (facts) or none ("unknown"); "" if not stated.
+        span: place of the answer, if known.
+        language: `zh` is scored by characters.
+    """
 
     text: str
     gold: tuple[str, ...]
@@ -43,7 +50,7 @@ class SetQuestion:
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """chunks: (title, text) in the order of the prompt · name: for messages."""
+    """Chunks, (title, text) in the order of the prompt, and questions about them. name: for messages."""
 
     chunks: tuple[tuple[str, str], ...]
     questions: tuple[SetQuestion, ...]
@@ -62,7 +69,7 @@ class SetPage:
 
 @dataclass(frozen=True)
 class SetPageQuestion:
-    """A question about natural documents. documents: the ids that it takes to answer, or where one would look."""
+    """A question about natural documents. documents: ids of those that hold the answer, or should."""
 
     q: str
     a: tuple[str, ...]
@@ -73,7 +80,7 @@ class SetPageQuestion:
 def needle_sets(
     sets: int, documents: int, tokens: int, questions: int, seed: int, length: Callable[[str], int]
 ) -> list[QuestionSet]:
-    """Generated sets of `documents` documents of about `tokens` tokens, one chunk each. length: tokens of a text."""
+    """Generate sets of `documents` documents of about `tokens` tokens, one chunk each. length: counts tokens."""
     made = [make_needles(seed + number, documents, tokens, questions, length) for number in range(sets)]
     return [
         QuestionSet(
@@ -111,10 +118,10 @@ def page_questions(folder: Path = NATURAL) -> tuple[SetPageQuestion, ...]:
 
 
 def natural_sets(chunks: int, seed: int = 1, folder: Path = NATURAL) -> list[QuestionSet]:
-    """The natural questions, each once, in contexts of exactly `chunks` chunks.
+    """Return the natural questions, each once, in contexts of exactly `chunks` chunks.
 
-    A context holds the documents that a question needs, whole, and others drawn at random; documents stand in random
-    order, the pieces of each in theirs. Questions that fit a context there is share it.
+    A context holds the documents that a question needs, whole, and others drawn at random. Documents are in random
+    order, the pieces of a document in their own. A question whose documents are in an earlier context shares it.
     """
     rng = random.Random(seed)
     everything = pages(folder)
@@ -131,7 +138,7 @@ def natural_sets(chunks: int, seed: int = 1, folder: Path = NATURAL) -> list[Que
 
 
 def _fill(needed: Sequence[SetPage], everything: Sequence[SetPage], chunks: int, rng: random.Random) -> list[SetPage]:
-    """`needed` and random others with exactly `chunks` pieces; the last one is cut where its pieces do not fit."""
+    """`needed` and random others with exactly `chunks` pieces; the last one is cut if its pieces do not fit."""
     held, others = list(needed), [page for page in everything if page not in needed]
     room = chunks - sum(len(page.pieces) for page in held)
     for page in rng.sample(others, len(others)):
@@ -151,7 +158,7 @@ def _set(held: Sequence[SetPage], asked: Sequence[SetPageQuestion]) -> QuestionS
 
 
 def _find(chunks: Sequence[tuple[str, str, str]], question: SetPageQuestion) -> GoldSpan | None:
-    """Where the first gold answer stands, if it stands once in the question's documents."""
+    """Place of the first gold answer, if it occurs exactly once in the question's documents."""
     answer = question.a[0]
     found = [
         GoldSpan(n, text.index(answer), text.index(answer) + len(answer))

@@ -1,8 +1,8 @@
-"""Models of known shapes with random weights: for times at lengths, where no weights are at hand.
+"""Models of known shapes with random weights, to measure times without a trained model.
 
-What dense attention costs depends on shapes alone. What a sparse policy chooses, and so costs, depends on where
-attention lies; with plain random weights it lies everywhere, as in no trained model. So weights are made *sparse by
-construction*. A few coordinates of the hidden state are set apart: the embedding writes them, no layer does.
+The cost of dense attention depends on shapes alone. What a sparse policy chooses, and therefore costs, depends on where
+the attention lies. With plain random weights it is spread over all keys, as in no trained model, so these weights are
+*sparse by construction*. A few coordinates of the hidden state are reserved: the embedding writes them, no layer does.
 
     coordinate    written by                        read by
     0             every token                       q_proj: what a query head looks for; k_proj: where a key stands
@@ -10,27 +10,26 @@ construction*. A few coordinates of the hidden state are set apart: the embeddin
                   id in `ANCHOR_EVERY`, .5 to 1
     5             the first token of an input       k_proj of every kv head
 
-    near          constant queries and keys in pairs of dimensions that RoPE turns quickly: the score falls with the
-                  distance from an offset, so neighbours are read, and echoes farther off -> slash lines
-    anchors       in pairs that RoPE hardly turns: position does not matter -> vertical lines
+    near          constant queries and keys in pairs of dimensions that RoPE turns fast: the score falls with the
+                  distance from an offset, so neighbours are attended to, and echoes farther away -> slash lines
+    anchors       in pairs that RoPE hardly turns, so the position does not matter -> vertical lines
     sink          likewise, the first token
 
-Every query head reads the sink and one of near, anchors, and both; widths, offsets and strengths are drawn for each.
-The rest of the embedding and all other weights are random, and give every score noise of standard deviation 1. Layers
-write little beside what they read, so the structure is the same at every depth.
+Every query head attends to the sink and to near, anchors, or both. Widths, offsets and strengths are drawn per head.
+The rest of the embedding and all other weights are random and give every score noise of standard deviation 1. Layers
+write little compared with what they read, so the structure is the same at every depth.
 
-Measured with `key_share`, heads of llama-3.1-8b on a hidden size of 512; how many of its keys hold .95 of a row's
-attention, the fewest that do:
+The table says what share of its keys, at least, holds .95 of a row's attention. It was measured with
+`tools/key_share.py`, with the heads of llama-3.1-8b on a hidden size of 512:
 
                                       median head    nine of ten    most
     8,192 tokens, 2 layers                   .13%            .5%     .9%
     32,768 tokens, 1 layer                   .09%            .3%    1.0%
     plain random, hidden size 4096            50%            52%     53%
 
-That is few keys because the first token alone often holds most of a row, as in trained models. What is left lies on
-neighbours, anchors and, thinly, everywhere.
-So times on these models mean something, and errors of outputs little: what a trained model's heads look for, and how
-much of it matters, is not in them.
+The shares are small because the first token alone often holds most of a row, as in trained models. The rest lies on
+neighbours, on anchors and, thinly, on all keys. So times measured on these models are meaningful. Errors of their
+outputs mean little, because these models do not have what the heads of a trained model search for.
 """
 
 from __future__ import annotations
@@ -45,9 +44,7 @@ import transformers
 from torch import Tensor
 
 from ragkv.errors import InputError
-from ragkv.model.decoder import DecoderModel, rotate
-from ragkv.model.kv_cache import ContextCache
-from ragkv.model.layer_pass import Capture, append
+from ragkv.model.decoder import DecoderModel
 from ragkv.model.placement import SPREAD, assign_layers, gpus
 
 LLAMA3 = {
@@ -64,17 +61,23 @@ FIRST = 1
 """Token id that every input starts with."""
 CONSTANT, GROUPS, SINK = 0, (1, 2, 3, 4), 5
 APART = 6
-"""Coordinates of the hidden state that are set apart."""
+"""Number of reserved coordinates of the hidden state."""
 ANCHOR_EVERY = 512
 NOISE = 0.1
-"""Share of the hidden state's power that is random; the constant coordinate has nearly all of the rest."""
+"""Random share of the hidden state's power; the constant coordinate has nearly all of the rest."""
 WRITTEN = 0.5
-"""What all layers together add to that power, as a share of it."""
+"""Power that all layers together add, as a share of the random power."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """kind: prefix of transformers' classes · rope: its parameters · positions: the longest input."""
+    """Sizes of a model.
+
+    Attributes:
+        kind: prefix of transformers' class names.
+        rope: parameters of RoPE.
+        positions: tokens of the longest input.
+    """
 
     kind: str
     layers: int
@@ -105,12 +108,20 @@ def random_model(
     layers: int | None = None,
     sparse: bool = True,
 ) -> DecoderModel:
-    """A model without tokenizer, its weights drawn on the device: the same for the same seed and kind of device.
+    """Make a model without a tokenizer. The weights depend on the seed and the kind of device alone.
 
-    device: `spread`, or several: all of them get equal runs of layers, with other weights than one would ·
-    dtype: default bfloat16 on CUDA, else float32 · layers: other than the shape's · sparse: see above; False: plain
-    random weights. Output embeddings are never tied to the input's. Raises InputError for a shape that there is not,
-    ConfigError where there is no GPU to spread over.
+    Output embeddings are never tied to the input embeddings.
+
+    Args:
+        device: one device; or `spread`, or several devices, which get equal runs of layers and, together, other weights
+            than a single device.
+        dtype: default bfloat16 on CUDA, else float32.
+        layers: number of layers, if not the shape's.
+        sparse: weights that are sparse by construction (see the module); False: plain random weights.
+
+    Raises:
+        InputError: unknown shape.
+        ConfigError: there is no GPU to spread over.
     """
     name, form = (shape, find_shape(shape)) if isinstance(shape, str) else ("random", shape)
     if device == SPREAD:
@@ -127,37 +138,17 @@ def random_model(
 
 
 def find_shape(name: str) -> ModelShape:
-    """The shape of that name. Raises InputError telling which there are."""
+    """The shape of that name. Raises InputError, which lists the names."""
     if name not in SHAPES:
         raise InputError(f"shape {name!r} does not exist; choose one of {', '.join(SHAPES)}")
     return SHAPES[name]
 
 
 def random_tokens(model: DecoderModel, length: int, seed: int = 0) -> list[int]:
-    """Token ids of an input: the first one as every input's, others drawn evenly from the rest of the vocabulary."""
+    """Token ids of an input: FIRST, then ids drawn evenly from the rest of the vocabulary."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(FIRST + 1, model.config.vocab_size, (length - 1,), generator=generator)
     return [FIRST, *drawn.tolist()]
-
-
-@torch.inference_mode()
-def key_share(model: DecoderModel, tokens: list[int], mass: float = 0.95, rows: int = 64) -> Tensor:
-    """Share of its keys that hold `mass` of a row's attention, the fewest that do: [L, Hq], medians over the last
-    rows."""
-    cache = ContextCache(model.shape, len(tokens), model.dtype, model.devices)
-    capture = Capture()
-    model.forward([append(cache, tokens, 0, outputs=0, capture=capture)])
-    at = model.rotary(torch.arange(len(tokens) - rows, len(tokens)))
-    seen = torch.arange(len(tokens) - rows + 1, len(tokens) + 1, device=model.device)
-    shares = []
-    for layer, q in enumerate(capture.q):
-        k = cache.k(layer).float().repeat_interleave(model.shape.q_heads // model.shape.kv_heads, dim=1)
-        scores = torch.einsum("thd,nhd->htn", rotate(q[-rows:], at).float(), k) * model.scale
-        hidden = torch.arange(len(tokens), device=model.device) >= seen[:, None]
-        best = scores.masked_fill(hidden, float("-inf")).softmax(-1).sort(descending=True).values
-        needed = (best.cumsum(-1) < mass).sum(-1) + 1
-        shares.append((needed / seen).median(-1).values)
-    return torch.stack(shares).cpu()
 
 
 def _config(shape: ModelShape, layers: int) -> Any:
@@ -178,7 +169,7 @@ def _config(shape: ModelShape, layers: int) -> Any:
 
 
 def _empty(config: Any, devices: Sequence[torch.device], dtype: torch.dtype) -> Any:
-    """A model whose weights are whatever they are; several devices have equal runs of its layers."""
+    """A model with uninitialised weights. Several devices get equal runs of its layers."""
     if len(devices) == 1:
         with devices[0]:
             return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -190,18 +181,19 @@ def _empty(config: Any, devices: Sequence[torch.device], dtype: torch.dtype) -> 
         *zip(body.layers, places, strict=True),
     ):
         module.to_empty(device=at)
-    body.rotary_emb = type(body.rotary_emb)(config).to(devices[0])  # its frequencies are no weights
+    body.rotary_emb = type(body.rotary_emb)(config).to(devices[0])  # its frequencies are not among the weights
     return weights
 
 
 def _fill(weights: Any, seed: int, sparse: bool) -> None:
-    """Draw every matrix, by a generator of its device; norms are ones and biases zeros.
+    """Draw every matrix with a generator on its device; norms are ones and biases zeros.
 
-    Sparse: queries, keys, values and the MLP's middle have variance 1 or so, and what layers write is scaled down.
+    With `sparse`, queries, keys, values and the MLP's hidden layer have a variance of about 1, and what layers write is
+    scaled down.
     """
     config = weights.config
     written = math.sqrt(NOISE * WRITTEN / (2 * config.num_hidden_layers))
-    attended = 0.1 * config.num_attention_heads * config.head_dim  # power of an average over keys, seen to be about .1
+    attended = 0.1 * config.num_attention_heads * config.head_dim  # measured: power of an average over keys is about .1
     gated = 0.36 * config.intermediate_size  # E silu(x)^2 = .36
     deviations = {
         "embed_tokens": math.sqrt(NOISE),
@@ -225,7 +217,7 @@ def _fill(weights: Any, seed: int, sparse: bool) -> None:
 
 
 def _set_apart(weights: Any, generator: torch.Generator) -> None:
-    """Write the structure into the coordinates set apart. Drawn on the CPU, so that it is the same on every device."""
+    """Write the structure into the reserved coordinates. It is drawn on the CPU: the same on every device."""
     config, body = weights.config, weights.model
     size, hidden = config.vocab_size, config.hidden_size
     constant, mark = math.sqrt((1 - NOISE) * hidden), math.sqrt(0.1 * hidden)
@@ -249,7 +241,7 @@ def _set_apart(weights: Any, generator: torch.Generator) -> None:
 
 
 def _directions(config: Any, frequencies: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """What q [Hq * d, APART] and k [Hkv * d, APART] of one layer are made of, per unit of each coordinate.
+    """Components of q [Hq * d, APART] and k [Hkv * d, APART] of one layer, per unit of each coordinate.
 
     Pair i of a head's dimensions is (i, i + d / 2), turned by position times frequencies[i].
     """
@@ -269,7 +261,7 @@ def _directions(config: Any, frequencies: Tensor, generator: torch.Generator) ->
         return low + (high - low) * float(torch.rand(1, generator=generator))
 
     def towards(chosen: Tensor, score: float) -> float:
-        """The query's part in each chosen pair that makes the score when all of them agree."""
+        """The query's component in each chosen pair that gives the score if all pairs agree."""
         return score * math.sqrt(d) / (KEY * len(chosen))
 
     for head in q:
@@ -288,11 +280,11 @@ def _directions(config: Any, frequencies: Tensor, generator: torch.Generator) ->
 
 
 KINDS = ((True, False), (False, True), (True, True))
-"""(near, anchors): what a head reads."""
+"""(near, anchors): whether a head attends to them."""
 KEY = 3.0
-"""A key's part in every dimension that it has a constant part in."""
+"""A key's component in every dimension where it is constant."""
 WIDEST = 256.0
 NEAR, FAR, SINKS = (13.0, 17.0), (13.0, 17.0), (14.0, 17.0)
-"""Scores: of the best place, of the strongest anchors, of the first token."""
+"""Ranges of scores: of the best position, of the strongest anchors, of the first token."""
 AT_HOME = 0.75
-"""Share of the heads with neighbours that look at their own place."""
+"""Share of the near heads whose offset is 0."""

@@ -1,8 +1,8 @@
-"""Dense decoding with a pool for part of the KV: the rest crosses the bus every step, by the copy engine.
+"""Dense decoding with a pool for part of the KV: the copy engine copies the rest over the bus in every step.
 
-Two stages take turns. While one layer computes, blocks that have no slot are copied for the next two, on a stream of
-its own, one large copy a kv head of a request; after the last layer come the first ones of the next step, whose blocks
-are known. So the bus never rests, and a step takes as long as its copies.
+Two stages take turns. While one layer computes, blocks without a slot are copied for the next two layers, on a separate
+stream, with one large copy per kv head and request. After the last layer the first layers of the next step follow, as
+their blocks are known. So the bus is never idle, and a step takes as long as its copies.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ragkv.model.execution.pooled_decode import PooledDecoder, PooledKV
 
 
 class StagedDecoder(PooledDecoder):
-    """The pool keeps the first blocks of every partition, as `PooledKV.reset` leaves it, and is not changed. Nor may
-    others change it meanwhile: what loses its slot is not among what is copied.
+    """Dense decoding with staged copies.
 
-    copied: bytes that a step brings over the bus. Nothing is recorded: a step is a matter of copies, not of launches.
+    The pool keeps the first blocks of every partition, as `PooledKV.settle` leaves it. Nothing may change it meanwhile:
+    a block that loses its slot would not be copied. No graph is recorded, since copies limit a step, not launches.
     """
 
     def __init__(self, model: DecoderModel, kv: PooledKV, progress: ProgressiveKernel | None = None):
@@ -32,7 +32,7 @@ class StagedDecoder(PooledDecoder):
         self._records, self._done = False, 0
         pool, width = kv.pool, len(kv.positions)
         ranked, slots = pool.ranked.tolist(), pool.slots.shape[3]
-        # Sinks may stand between the blocks that are wanted; they are copied, too.
+        # Sinks may lie between the blocks that are needed; they are copied too.
         self._from = [
             [int(kv.natural[layer, of, 0, slots:count].min()) if count > slots else len(pool.blocks[layer][of][0])
              for of, count in enumerate(line)]
@@ -45,17 +45,17 @@ class StagedDecoder(PooledDecoder):
         cuda = model.device.type == "cuda"
         self._aside: Any = torch.cuda.Stream(model.device) if cuda else None
         if self._aside is not None:
-            # What the memory was used for before may still be under way.
+            # Earlier work on this memory may still be running.
             self._aside.wait_stream(torch.cuda.current_stream(model.device))
-            self._stages.record_stream(self._aside)  # copies for a step that never comes may outlive this object
+            self._stages.record_stream(self._aside)  # copies for a step that is never run may outlive this object
         self._ready: list[Any] = [torch.cuda.Event() if cuda else None for _ in range(2)]
         self._free: list[Any] = [torch.cuda.Event() if cuda else None for _ in range(2)]
         for number in range(2):
-            self._bring(number)
+            self._copy(number)
 
     @property
     def copied(self) -> int:
-        """See the class."""
+        """Bytes that a step copies over the bus."""
         blocks = [
             len(host[0]) - first
             for hosts, line in zip(self.kv.pool.blocks, self._from, strict=True)
@@ -64,13 +64,13 @@ class StagedDecoder(PooledDecoder):
         return sum(blocks) * self.kv.shape.kv_heads * self.kv.bytes
 
     def _prepare(self, tokens: Sequence[int]) -> None:
-        """See `PooledSteps.advance`. Raises ValueError, too, where the pool was changed."""
+        """See `PooledDecoder`. Raises ValueError also if the pool has been changed."""
         if not self.kv.is_reset:
             raise ValueError("other steps have changed the pool; blocks without a slot would be missing")
         super()._prepare(tokens)
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
-        """See `PooledSteps.attend`."""
+        """See `PooledDecoder.attend`."""
         number, side = self._done, self._done % 2
         kv, order = self.kv, self.kv.natural[layer]
         if self._aside is not None:
@@ -82,13 +82,13 @@ class StagedDecoder(PooledDecoder):
         if self._aside is not None:
             self._free[side].record()
             self._aside.wait_event(self._free[side])
-        self._bring(number + 2)
+        self._copy(number + 2)
         self.reads.append(met)
         self._done += 1
         return met.out
 
-    def _bring(self, number: int) -> None:
-        """Copy what attention `number`, counted over all steps, needs."""
+    def _copy(self, number: int) -> None:
+        """Copy the blocks that attention number `number`, counted over all steps, needs."""
         side, layer = number % 2, number % self.kv.shape.layers
         with torch.cuda.stream(self._aside):
             for of, host in enumerate(self.kv.pool.blocks[layer]):
@@ -99,7 +99,7 @@ class StagedDecoder(PooledDecoder):
                 self._ready[side].record(self._aside)
 
     def _over(self, stage: Tensor) -> SlotPool:
-        """The pool, with a stage for its host."""
+        """The pool with a stage in place of host memory."""
         pool, layers = self.kv.pool, self.kv.shape.layers
         host = torch.tensor([[each.data_ptr(), each[0].nbytes] for each in stage], device=stage.device)
         blocks = [list(stage) for _ in range(layers)]

@@ -1,17 +1,16 @@
-"""`ragkv bench store`: how fast a store delivers some blocks of an entry, next to what Redis clients and sockets give.
+"""`ragkv bench store`: throughput of sparse loads from the stores, compared with Redis clients and plain sockets.
 
-One entry of random bytes; a sparse load reads a share of its blocks, in order, as ranges of one size. Contestants:
+There is one entry of random bytes. A sparse load reads a share of its blocks, in order, as ranges of one size. Readers:
 
-    disk, redis           our stores, by KVStore.read into a buffer that is there; xxh3 of every range is verified
-    host pool             blocks that are in memory (store/tiers.py): found, pinned, copied out; they were verified when
-                          they came
+    disk, redis           our stores, by KVStore.read into an allocated buffer; xxh3 of every range is verified
+    host pool             blocks in memory (store/tier.py): looked up, pinned, copied out; they were verified when they
+                          were loaded
     redis-py GET          one value per range, asked for one by one     redis-py MGET    all of them in one command
-    plain socket 1, 2, 4  one value per range: GET and recv_into a buffer that is there, so many sockets and threads
+    plain socket 1, 2, 4  one value per range: GET and recv_into an allocated buffer, with as many sockets and threads
 
-and once more the whole entry: all layers from our stores, one value of the same size by redis-py. Only our stores
-verify what they read. All take turns in one run, so that a slow moment of the machine meets them all; every one reads
-once before the clock starts, and what it delivers then is compared with the truth. The disk is read from the page
-cache.
+The whole entry is read too: all layers from our stores, and one value of the same size by redis-py. Only our stores
+verify what they read. The readers take turns, so that a slow moment of the machine affects all of them. Each reads once
+before timing starts, and the result of that load is checked. The disk store reads from the page cache.
 """
 
 from __future__ import annotations
@@ -52,13 +51,21 @@ KEY = Key("be7c" * 16)
 PREFIX = "ragkv-bench:"
 SOCKETS = (1, 2, 4)
 WHOLE = 0
-"""Instead of a size of ranges: the whole entry."""
+"""Stands for the whole entry in place of a range size."""
 
 
 @dataclass(frozen=True)
 class StoreParams:
-    """An entry of layers · layer_bytes · ranges: sizes of the ranges, bytes · share: of the blocks, read by a sparse
-    load · repeat: timed loads of each contestant · seed: of the bytes and of the blocks chosen."""
+    """What is measured.
+
+    Attributes:
+        layers: layers of the entry.
+        layer_bytes: bytes of a layer.
+        ranges: sizes of the ranges, bytes.
+        share: share of the blocks that a sparse load reads.
+        repeat: timed loads of each reader.
+        seed: seed of the bytes and of the choice of blocks.
+    """
 
     layers: int = 8
     layer_bytes: int = 16 * 2**20
@@ -70,8 +77,16 @@ class StoreParams:
 
 @dataclass(frozen=True)
 class StoreRow:
-    """One contestant at one size of ranges (WHOLE: the whole entry) · bytes: of a load · gb_per_s: 10^9 bytes per
-    second in the median load · p50, p99: milliseconds · verified: whether checksums were looked at."""
+    """One reader at one size of ranges.
+
+    Attributes:
+        range_bytes: size of the ranges; WHOLE: the whole entry.
+        bytes: bytes of a load.
+        gb_per_s: 10^9 bytes per second in the median load.
+        p50: median milliseconds.
+        p99: 99th percentile, milliseconds.
+        verified: whether checksums were verified.
+    """
 
     reader: str
     range_bytes: int
@@ -84,8 +99,13 @@ class StoreRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The Redis store at one size of ranges, by median times: how many times as fast as redis-py's single GETs and as
-    the best of the plain sockets, and the part of a whole entry's time that a sparse load takes."""
+    """The Redis store at one size of ranges, compared by median times.
+
+    Attributes:
+        to_get: time of redis-py's single GETs / time of the store.
+        to_socket: time of the fastest plain socket / time of the store.
+        to_whole: time of a sparse load / time of the whole entry.
+    """
 
     range_bytes: int
     to_get: float
@@ -95,7 +115,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class StoreResult:
-    """server: what was measured beside the disk · hiredis: whether redis-py parsed with it · share: see StoreParams."""
+    """All rows. server: the Redis that was measured. hiredis: whether redis-py used it."""
 
     server: str
     hiredis: bool
@@ -109,7 +129,7 @@ class StoreResult:
 
 @dataclass(frozen=True, eq=False)
 class _Contestant:
-    """`load` reads into `out`, or where that is None returns what it has read; `expected` is what it must be."""
+    """`load` reads into `out`, or returns the bytes if that is None; they must be `expected`."""
 
     reader: str
     range_bytes: int
@@ -120,9 +140,10 @@ class _Contestant:
 
 
 def store(setting: str, timeout: float, params: StoreParams, progress: Progress) -> StoreResult:
-    """Measure the disk store and a Redis: the one that `setting` names, or where that is `disk` one started for this.
+    """Measure the disk store and a Redis: the one that `setting` names, or, if that is `disk`, one started for the run.
 
-    What is written is removed again. Without a redis-server only the disk is measured. Raises ConfigError, StoreError.
+    All entries are removed afterwards. Without a redis-server only the disk is measured. Raises ConfigError and
+    StoreError.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragkv-bench-store-")))
@@ -141,7 +162,7 @@ def store(setting: str, timeout: float, params: StoreParams, progress: Progress)
 
 
 class _Bench:
-    """The entry, what is made of it on the servers, and who reads it."""
+    """The entry, its copies on the servers, and the readers."""
 
     def __init__(self, params: StoreParams) -> None:
         self._params = params
@@ -153,11 +174,11 @@ class _Bench:
         self._closing = ExitStack()
 
     def close(self) -> None:
-        """Remove what was stored and close every connection."""
+        """Remove all entries and close all connections."""
         self._closing.close()
 
     def enter(self, name: str, opened: KVStore) -> None:
-        """Let one of our stores take part."""
+        """Add one of our stores."""
         self._closing.callback(opened.close)
         opened.put(KEY, b"bench", self._body)
         self._closing.callback(opened.delete, KEY)
@@ -169,7 +190,7 @@ class _Bench:
             self._contestants.append(_Contestant(name, size, load, out, b"".join(parts), verified=True))
 
     def hold(self, name: str) -> None:
-        """Let a pool in host memory take part that holds all blocks chosen, in slots of their size."""
+        """Add a pool in host memory that holds all chosen blocks, in slots of their size."""
         for size, ranges in self._chosen.items():
             data = b"".join(map(self._bytes, ranges))
             layer, offset = np.array([(part.layer, part.offset) for part in ranges]).T
@@ -181,7 +202,7 @@ class _Bench:
             self._contestants.append(_Contestant(name, size, _held(tier, found, data), None, data))
 
     def rivals(self, url: str) -> str:
-        """Let others take part, with the same bytes on the same server; returns what server it is."""
+        """Add the other readers, with the same bytes on the same server. Returns the server's version."""
         client = redis.Redis.from_url(url, protocol=2)
         self._closing.callback(client.close)
         lines: list[Any] = [client.connection_pool.get_connection() for _ in range(max(SOCKETS))]
@@ -199,11 +220,11 @@ class _Bench:
         whole = b"".join(self._body)
         names = self._put(client, {f"{PREFIX}whole": whole})
         self._contestants.append(_Contestant("redis-py GET", WHOLE, each(client, names), None, whole))
-        told: Any = client.info("server")
-        return f"Redis {told['redis_version']}"
+        info: Any = client.info("server")
+        return f"Redis {info['redis_version']}"
 
     def run(self, server: str, progress: Progress) -> StoreResult:
-        """Everybody once untimed, then everybody in turn, each turn in another order."""
+        """Run every reader once untimed, then all readers in turns, each turn in another order."""
         for one in self._contestants:
             got: Any = one.load()
             if (b"".join(got) if one.out is None else one.out) != one.expected:
@@ -228,7 +249,7 @@ class _Bench:
         )
 
     def _choose(self, size: int) -> list[Range]:
-        """A share of the blocks of this size, at least one, in order."""
+        """The chosen share of the blocks of this size, at least one, in order."""
         params = self._params
         blocks = [(layer, at) for layer in range(params.layers) for at in range(0, params.layer_bytes - size + 1, size)]
         count = max(1, round(params.share * len(blocks)))
@@ -245,13 +266,13 @@ class _Bench:
 
 
 def _held(tier: Tier, found: BlockRanges, data: bytes) -> Load:
-    """The parts out of a pool, which brings them in the first time. Rows as an 8B shape has them in bfloat16."""
+    """Read the parts from a pool, which loads them the first time. Rows have the size of an 8B model in bfloat16."""
     given = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return lambda: [memoryview(tier.fetch(KEY, 2048, found, lambda _: given, TierBytes()).numpy())]  # type: ignore[arg-type]
 
 
 def _buffer(parts: Sequence[bytes]) -> memoryview:
-    """Room for these parts, its pages there before a clock starts."""
+    """A buffer for these parts. Its pages are touched before anything is timed."""
     return memoryview(bytearray(b"\1") * sum(map(len, parts)))
 
 
@@ -275,7 +296,7 @@ def _row(one: _Contestant, seconds: Sequence[float]) -> StoreRow:
 
 
 def _compared(rows: Sequence[StoreRow], sizes: Sequence[int]) -> tuple[Comparison, ...]:
-    """Nothing where there was no Redis, or no one to compare with."""
+    """Comparisons of the Redis store with the other readers; empty without them."""
     speed = {(row.reader, row.range_bytes): row.gb_per_s for row in rows}
     time_of = {(row.reader, row.range_bytes): row.p50 for row in rows}
     if ("redis-py GET", WHOLE) not in speed:

@@ -1,4 +1,4 @@
-"""A disk store of its own for a measurement."""
+"""A temporary disk store for a measurement."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from ragkv.types import ChunkKV
 
 
 class Stored:
-    """Chunks in a KV store, read as the engine reads them."""
+    """Chunks in a KV store, loaded as the engine loads them."""
 
-    def __init__(self, shelf: ChunkStore):
-        self._shelf = shelf
+    def __init__(self, chunks: ChunkStore):
+        self._chunks = chunks
 
     def put(self, kv: ChunkKV) -> ChunkKV:
-        """Store a chunk; returns it as it comes back. Raises StoreError."""
-        kept, fault = self._shelf.put(kv)
+        """Store a chunk and return it as the store has it. Raises StoreError."""
+        kept, fault = self._chunks.put(kv)
         if fault is not None:
             raise fault
         return kept
 
     def open(self, kv: ChunkKV, exact: bool) -> StoredChunk:
-        """The stored chunk, its head read."""
-        return StoredChunk(self._shelf, kv.tokens, exact, lambda: kv)
+        """Return the stored chunk with its head record loaded."""
+        return StoredChunk(self._chunks, kv.tokens, exact, lambda: kv)
 
 
 @contextmanager
 def disk(model: DecoderModel, body: str = "exact") -> Iterator[Stored]:
-    """A store in a temporary folder, gone afterwards. body: how K and V are stored."""
+    """A store in a temporary folder, deleted afterwards. body: how K and V are stored."""
     with TemporaryDirectory(prefix="ragkv-quality-") as folder:
         store = DiskStore(Path(folder))
         try:

@@ -1,4 +1,4 @@
-"""Outcomes as a table: one row a method, means over the questions, and how sure the difference to full prefill is."""
+"""Outcomes as a table: a row per method with means over the questions and the difference to full prefill."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Row:
-    """One method over questions: means, but medians of the times (ms). delta, low, high: F1 less that of full on the
-    same questions, and the 95% interval of a paired bootstrap; None where full was not asked. ttft_load, load: None
-    without a store · read: None for what reuses stored KV."""
+    """One method over questions: means, and medians of the times (ms). Names not listed are as in QualityFigures.
+
+    Attributes:
+        delta: F1 minus that of full on the same questions; None if full was not asked, like `low` and `high`.
+        low: lower end of the 95% interval of `delta`, by a paired bootstrap.
+        high: upper end.
+        load: None without a store, like `ttft_load`.
+        read: None for methods that reuse stored KV.
+    """
 
     method: str
     questions: int
@@ -40,7 +46,7 @@ class Row:
 
 
 def rows(outcomes: Sequence[QualityOutcome]) -> list[Row]:
-    """Every method, in the order in which they were asked."""
+    """Return a row for every method, in the order in which they were asked."""
     by_method: dict[str, list[QualityOutcome]] = {}
     for outcome in outcomes:
         by_method.setdefault(outcome.method, []).append(outcome)
@@ -49,7 +55,7 @@ def rows(outcomes: Sequence[QualityOutcome]) -> list[Row]:
 
 
 def interval(differences: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """95% of the means of samples drawn with replacement lie between these two."""
+    """The bounds of 95% of the means of samples drawn with replacement."""
     values = np.asarray(differences, dtype=np.float64)
     drawn = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
     low, high = np.percentile(values[drawn].mean(axis=1), (2.5, 97.5))
@@ -57,7 +63,7 @@ def interval(differences: Sequence[float], seed: int = 0) -> tuple[float, float]
 
 
 def markdown(table: Sequence[Row]) -> str:
-    """The table as it stands in documents; shares and F1 in percent."""
+    """The table in Markdown; shares and F1 in percent."""
     head = (
         "| method | EM | F1 | Δ F1 to full (95%) | recall | sequence | recompute | load | TTFT ms | with load |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",

@@ -1,10 +1,10 @@
-"""Chunks in a tier of their own for a measurement: on the GPU, in host memory, on disk, or in Redis.
+"""Chunks in one tier for a measurement: on the GPU, in host memory, on disk, or in Redis.
 
-gpu, host   the tier holds every block before the clock starts; what is below it is never asked
-disk        files in a temporary folder, which the page cache holds; no block stays in memory between questions
-redis       a server that is given; no block stays in memory between questions, and nothing in the server afterwards
+    gpu, host   the tier holds every block before timing starts; the tiers below it are never read
+    disk        files in a temporary folder and in the page cache; no block stays in memory between questions
+    redis       a given server; no block stays in memory between questions, and nothing in the server afterwards
 
-Head records stay in memory everywhere, as those of chunks that are asked for do.
+Head records stay in memory in every tier, as they do in service.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ragkv.types import ChunkKV, Key
 TIERS = ("gpu", "host", "redis", "disk")
 WARM = ("gpu", "host")
 TIMEOUT = 10.0
-"""Seconds that Redis may take: to measure is no reason to give up early."""
+"""Timeout of Redis in seconds, longer than in service, so that a slow server is measured and not given up."""
 
 
 class MemoryStore:
-    """KVStore over a dictionary: what the warm tiers come from, without a disk in between."""
+    """KVStore over a dictionary: the source of the warm tiers, without a disk."""
 
     def __init__(self) -> None:
         self._held: dict[Key, tuple[bytes, list[memoryview]]] = {}
 
     def put(self, key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
-        """See KVStore. The body is kept as it is given, not copied."""
+        """See KVStore. The body is not copied."""
         self._held[key] = head, [memoryview(layer) for layer in body]
 
     def head(self, key: Key) -> bytes:
@@ -74,14 +74,14 @@ class MemoryStore:
         return StoreStats(len(self._held), size)
 
     def sweep(self, dry_run: bool) -> Swept:
-        """Nothing is ever of no use."""
+        """There is nothing to sweep."""
         return Swept()
 
     def ping(self) -> None:
-        """It is there."""
+        """The store is always available."""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """There is nothing to close."""
 
     def _entry(self, key: Key) -> tuple[bytes, list[memoryview]]:
         try:
@@ -91,60 +91,59 @@ class MemoryStore:
 
 
 class TieredBenchStore:
-    """Chunks of one model in one tier: `put` all of them, `settle` once, then `open` them again and again."""
+    """Chunks of one model in one tier: `put` them all, call `fill_tier` once, then `open` them repeatedly."""
 
     def __init__(self, model: DecoderModel, store: KVStore, tier: str):
         self._model, self._store, self._tier = model, store, tier
-        self._fingerprint = f"bench {secrets.token_hex(8)}"  # so that no server has what we are about to measure
+        self._fingerprint = f"bench {secrets.token_hex(8)}"  # unique, so that no server has these entries already
         self._block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype)
         self._heads: dict[tuple[int, ...], Head] = {}
-        self._tiers, self._shelf = self._over(TierBudgets())
+        self._tiers, self._chunks = self._over(TierBudgets())
 
     def put(self, kv: ChunkKV) -> None:
         """Store a chunk. Raises StoreError."""
-        _, fault = self._shelf.put(kv)
+        _, fault = self._chunks.put(kv)
         if fault is not None:
             raise fault
-        self._heads[kv.tokens], _ = self._shelf.head(self._shelf.key(kv.tokens), len(kv.tokens))
+        self._heads[kv.tokens], _ = self._chunks.head(self._chunks.key(kv.tokens), len(kv.tokens))
 
-    def settle(self) -> None:
-        """Everything is put: bring it where it is to be read from. Raises StoreError, torch.OutOfMemoryError."""
+    def fill_tier(self) -> None:
+        """Load the blocks into the tier, after the last `put`. Raises StoreError, torch.OutOfMemoryError."""
         layers = self._model.shape.layers
         blocks = self._block.full_bytes * layers * sum(head.layout.blocks for head in self._heads.values())
-        # Digests lie in memory as float32 where the store has float16; token ids become Python's numbers.
+        # In memory digests are float32 where the store has float16, and token ids are Python integers.
         heads = HEADS_SHARE * sum(2 * head.bytes + 64 * len(tokens) for tokens, head in self._heads.items())
         if self._tier == "gpu":
             budgets = TierBudgets(heads, blocks)
         else:
             budgets = TierBudgets(max(heads, blocks * HEADS_SHARE // (HEADS_SHARE - 1) + 2 * self._block.full_bytes))
-        self._tiers, self._shelf = self._over(budgets)
+        self._tiers, self._chunks = self._over(budgets)
         for tokens in self._heads:
-            key = self._shelf.key(tokens)
-            head, _ = self._shelf.head(key, len(tokens))
+            key = self._chunks.key(tokens)
+            head, _ = self._chunks.head(key, len(tokens))
             if self._tier not in WARM:
                 continue
-            everything = [range(head.layout.blocks)] * layers
-            wanted = [tuple(each) for each in everything]
+            all_blocks = [tuple(range(head.layout.blocks))] * layers
             if self._tier == "gpu":
-                self._tiers.load(key, head, wanted)
+                self._tiers.load(key, head, all_blocks)
             else:
-                self._tiers.warm(key, head, wanted)
+                self._tiers.warm(key, head, all_blocks)
 
     def cool(self) -> None:
-        """Before every question: where blocks come from a store, memory has none of them."""
+        """Drop all blocks from memory if the tier is a store. Call it before every question."""
         if self._tier not in WARM:
             for tokens in self._heads:
-                self._tiers.drop_blocks(self._shelf.key(tokens))
+                self._tiers.drop_blocks(self._chunks.key(tokens))
 
     def open(self, tokens: Sequence[int], exact: bool) -> StoredChunk:
-        """The stored chunk, its head read."""
-        return StoredChunk(self._shelf, tokens, exact, _lost)
+        """Return the stored chunk with its head record loaded."""
+        return StoredChunk(self._chunks, tokens, exact, _lost)
 
     def clear(self) -> None:
-        """Take everything out of the store again, as far as it answers."""
+        """Delete everything from the store, as far as it answers."""
         for tokens in self._heads:
             with suppress(StoreError):
-                self._store.delete(self._shelf.key(tokens))
+                self._store.delete(self._chunks.key(tokens))
 
     def _over(self, budgets: TierBudgets) -> tuple[Tiers, ChunkStore]:
         tiers = Tiers(self._store, self._block, budgets, self._model.device)
@@ -152,19 +151,19 @@ class TieredBenchStore:
 
 
 def _lost() -> ChunkKV:
-    """A time in which a chunk was encoded would be the time of something else."""
+    """Fail instead of encoding a lost chunk again: its time would be measured too."""
     raise InputError("the store lost a chunk that was put there a moment ago; give it more room")
 
 
 @contextmanager
 def tiered_bench_store(model: DecoderModel, tier: str, url: str = "") -> Iterator[TieredBenchStore]:
-    """An empty one, gone afterwards. url: of the Redis server. Raises InputError for a tier that there is not."""
+    """An empty store, deleted afterwards. url: of the Redis server. Raises InputError for an unknown tier."""
     if tier not in TIERS:
         raise InputError(f"tier {tier!r} does not exist; choose one of {', '.join(TIERS)}")
     if tier == "gpu" and torch.device(model.device).type != "cuda":
         raise InputError(f"tier gpu: the model is on {model.device}")
     if tier == "redis" and not url:
-        raise InputError("tier redis: tell which server, redis://host:port/db")
+        raise InputError("tier redis: say which server, redis://host:port/db")
     with TemporaryDirectory(prefix="ragkv-tier-") as folder:
         store: KVStore = MemoryStore()
         if tier not in WARM:

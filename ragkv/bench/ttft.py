@@ -1,10 +1,10 @@
 """`ragkv bench ttft`: time to first token of every method, on this machine, through the whole engine.
 
-One collection holds exactly the chunks that are asked about, so every question reads the same context. Before the clock
-starts every method answers once: weights, store and page cache are warm, and the KV is in the store. Two accountings:
+One collection holds exactly the chunks that are asked about, so every question has the same context. Before timing
+starts, every method answers once: weights, store and page cache are warm, and the KV is in the store. Two times:
 
-    ttft           request received → first token, retrieval and loading from the store included
-    without retrieval    the same, less the time of the search
+    ttft                 request received → first token, retrieval and loading from the store included
+    without_retrieval    the same without the time of the search
 """
 
 from __future__ import annotations
@@ -29,14 +29,21 @@ Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
 
 TIMED = tuple(name for name in METHOD_NAMES if name not in ("reuse-encoded", "random"))
-"""What costs as much as reuse, and as scout, is left out."""
+"""Left out are methods that cost as much as reuse or as scout."""
 
 STEPS = ("retrieve", "open", "plan", "load", "repair", "prefill")
 
 
 @dataclass(frozen=True)
 class TtftParams:
-    """chunks of about chunk_tokens tokens each · repeat: timed questions per method · seed: of the documents."""
+    """What is measured.
+
+    Attributes:
+        chunks: number of chunks.
+        chunk_tokens: tokens per chunk, about.
+        repeat: timed questions per method.
+        seed: seed of the documents.
+    """
 
     chunks: int = 8
     chunk_tokens: int = 512
@@ -47,8 +54,12 @@ class TtftParams:
 
 @dataclass(frozen=True)
 class TtftRow:
-    """Medians over the timed questions, milliseconds; means of the ratios. speedup: full's ttft over this one's, in the
-    same run."""
+    """One method: medians in milliseconds over the timed questions, means of the ratios.
+
+    Attributes:
+        speedup: `ttft` of full in the same run / this one's; likewise `speedup_without_retrieval`.
+        steps: milliseconds by name.
+    """
 
     method: str
     ttft: float
@@ -63,7 +74,11 @@ class TtftRow:
 
 @dataclass(frozen=True)
 class TtftResult:
-    """context: tokens of the chunks · device, threads: what it ran on."""
+    """All rows, and the machine that they were measured on.
+
+    Attributes:
+        context: tokens of all chunks.
+    """
 
     model: str
     device: str
@@ -75,9 +90,9 @@ class TtftResult:
 
 
 def ttft(settings: Settings, params: TtftParams, progress: Progress) -> TtftResult:
-    """Ingest generated documents into a collection of their own in a temporary data folder and time questions on them.
+    """Ingest generated documents into a temporary data folder and time questions about them.
 
-    A Redis store given by the settings is used as it is; what the bench put there is removed afterwards.
+    If the settings name a Redis store, it is used; the bench removes its entries afterwards.
     """
     with tempfile.TemporaryDirectory(prefix="ragkv-ttft-") as folder:
         own = settings.model_copy(
@@ -110,7 +125,7 @@ def _measure(engine: Engine, params: TtftParams, questions: Sequence[str], progr
     for method in params.methods:
         engine.answer(questions[0], AskOptions(method=method, max_tokens=1))
     reports: dict[str, list[Report]] = {method: [] for method in params.methods}
-    for turn in range(params.repeat):  # methods take turns, so that a slow moment of the machine meets them all
+    for turn in range(params.repeat):  # methods take turns, so that a slow moment of the machine affects all
         for method in params.methods:
             report = engine.answer(questions[turn % len(questions)], AskOptions(method=method, max_tokens=1)).report
             reports[method].append(report)

@@ -47,16 +47,27 @@ Progress = Callable[[str, int, int], None]
 
 GATED = "gated"
 TIMED = (FULL, *(name for name in METHODS if name not in ("reuse-encoded", "random")), GATED)
-"""What costs as much as reuse, and as scout, is left out; it can be named."""
+"""Left out are methods that cost as much as reuse or as scout; they can be named."""
 OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass(frozen=True)
 class ShapeParams:
-    """chunks of chunk_tokens tokens each · tier: one of TIERS · store: URL of the Redis server · methods: NAME or
-    NAME:FIELD=VALUE,…, or gated; full is always measured · repeat: timed questions of each, after `warmup` untimed ones
-    · split: questions of each from which the steps come · question, prefix: tokens of them · block: tokens of a block,
-    0: a calibrated model's · seed: of all tokens."""
+    """What is measured.
+
+    Attributes:
+        chunks: number of chunks.
+        chunk_tokens: tokens per chunk.
+        tier: one of TIERS.
+        store: URL of the Redis server.
+        methods: NAME, NAME:FIELD=VALUE,… or gated; full is always measured.
+        repeat: timed questions per method, after `warmup` untimed ones.
+        split: questions per method that the steps are measured with.
+        question: tokens of a question.
+        prefix: tokens of the prefix.
+        block: tokens of a block; 0: as for a calibrated model.
+        seed: seed of all tokens.
+    """
 
     chunks: int = 16
     chunk_tokens: int = 1024
@@ -74,13 +85,26 @@ class ShapeParams:
 
 @dataclass(frozen=True)
 class ShapeRow:
-    """One method. Times in milliseconds, medians; figures that could not be had are None, and `note` says why.
+    """One method. Times are medians in milliseconds. A figure that could not be measured is None; `note` says why.
 
-    times: of all timed questions, in order · with_ingest: ttft, and encoding and storing the chunks where the method
-    needs them stored · speedup: full's over this one's, in either accounting · steps: medians by name · sequence,
-    recompute, load: as in a report · heads, loaded: bytes of head records, and of blocks that came from host memory or
-    from farther · kv: bytes that the context cache takes, room for more included, and `kv_live` without it · kv_share:
-    kv over full's · floors: see roofline.py · of_floor: their bound over ttft · note: what gated chose, too
+    Attributes:
+        times: of all timed questions, in order.
+        ttft: time to first token.
+        with_ingest: `ttft` plus the time to encode and store the chunks, for methods that need them stored.
+        speedup: full's `ttft` / this one's.
+        speedup_with_ingest: full's `ttft` / this one's `with_ingest`.
+        steps: medians by name.
+        sequence: as in a report.
+        recompute: as in a report.
+        load: as in a report.
+        heads: bytes of head records.
+        loaded: bytes of blocks loaded from host memory or a store.
+        kv: bytes of the context cache, spare room included.
+        kv_live: likewise, without spare room.
+        kv_share: `kv` / full's.
+        floors: see roofline.py.
+        of_floor: bound of the floors / `ttft`.
+        note: why figures are missing; for gated, the method that was chosen.
     """
 
     method: str
@@ -105,9 +129,17 @@ class ShapeRow:
 
 @dataclass(frozen=True)
 class ShapeResult:
-    """What was measured, and on what. backends: full's milliseconds under each kernel of dense attention, `backend` the
-    quickest · encode, store: milliseconds of all chunks, mean a chunk times chunks · block, initial, local, stable
-    layers, retrieval heads: the profile that was used · gate: what gated goes by, None where nothing was gated."""
+    """All rows, and the machine and profile that they were measured with.
+
+    Attributes:
+        context: tokens of all chunks.
+        block: of the profile, as are `initial`, `local`, `stable_layers` and `retrieval_heads`.
+        backends: full's milliseconds under each kernel of dense attention.
+        backend: the fastest of them.
+        encode: milliseconds to encode all chunks.
+        store: milliseconds to store all chunks.
+        gate: the reuse policy of gated; None if gated was not measured.
+    """
 
     model: str
     layers: int
@@ -132,7 +164,12 @@ class ShapeResult:
 
 
 def ttft_shape(model: DecoderModel, params: ShapeParams, progress: Progress) -> ShapeResult:
-    """Time every method. Raises InputError for lengths, methods and tiers that there are not, StoreError."""
+    """Time every method.
+
+    Raises:
+        InputError: a length does not fit the model, or a method or tier is unknown.
+        StoreError: the store failed.
+    """
     p, model = params, fitted(model, params.block)
     needed = p.prefix + p.chunks * p.chunk_tokens + p.question + 1
     if (
@@ -142,39 +179,42 @@ def ttft_shape(model: DecoderModel, params: ShapeParams, progress: Progress) -> 
         raise InputError(f"{needed} tokens of context, question and answer; {model.name} reads {model.max_positions}")
     names = tuple(dict.fromkeys((FULL, *p.methods)))
     methods = {name: None if name in (FULL, GATED) else make_method(name, model) for name in names}
-    reader = Prefiller(model, random_tokens(model, p.prefix, p.seed), graph_decoder=make_graph_decoder(model))
+    prefiller = Prefiller(model, random_tokens(model, p.prefix, p.seed), graph_decoder=make_graph_decoder(model))
     chunks = [drawn(model, p.chunk_tokens, p.seed, CHUNKS + i) for i in range(p.chunks)]
     trial = [drawn(model, GATE_TOKENS, p.seed, TRIAL + i) for i in range(GATE_CHUNKS if GATED in names else 0)]
     at = speeds(model.device, model.dtype)
     with tiered_bench_store(model, p.tier, p.store) as stored:
-        encode, store = _fill(reader, stored, chunks, trial, progress)
-        asked, gate = AskedSample(reader, stored, chunks, p.question, p.seed), None
+        encode, store = _fill(prefiller, stored, chunks, trial, progress)
+        asked, gate = AskedSample(prefiller, stored, chunks, p.question, p.seed), None
         backends = asked.prefer_best(p.warmup)
         if trial:
             scout = _scout(model)
             gate = asked.gate(scout, trial)
             methods[GATED] = scout if asked.opens(gate, scout) else None
         rows = _rows(asked, p, methods, gate, at, encode + store, progress)
-    return _result(model, p, at, backends, encode, store, gate, rows)
+    return _result(model, p, _Measured(at, backends, encode, store, gate, rows))
 
 
 def _scout(model: DecoderModel) -> Scout:
     made = make_method("scout", model)
     if not isinstance(made, Scout):
-        raise TypeError("what `scout` makes is none")
+        raise TypeError("`make_method` returned no Scout")
     return made
 
 
-def _result(
-    model: DecoderModel,
-    params: ShapeParams,
-    at: Speeds,
-    backends: dict[str, float],
-    encode: float,
-    store: float,
-    gate: ReusePolicy | None,
-    rows: tuple[ShapeRow, ...],
-) -> ShapeResult:
+@dataclass(frozen=True)
+class _Measured:
+    """What `ShapeResult` says beyond model and parameters; the fields have its names."""
+
+    speeds: Speeds
+    backends: dict[str, float]
+    encode: float
+    store: float
+    gate: ReusePolicy | None
+    rows: tuple[ShapeRow, ...]
+
+
+def _result(model: DecoderModel, params: ShapeParams, measured: _Measured) -> ShapeResult:
     profile = model.profile
     return ShapeResult(
         model=model.name,
@@ -190,36 +230,31 @@ def _result(
         local=profile.local,
         stable_layers=profile.stable_layers,
         retrieval_heads=profile.retrieval_heads,
-        speeds=at,
-        backends=backends,
-        backend=min(backends, key=lambda name: backends[name], default=""),
-        encode=encode,
-        store=store,
-        gate=gate,
-        rows=rows,
+        backend=min(measured.backends, key=lambda name: measured.backends[name], default=""),
+        **vars(measured),
     )
 
 
 def _fill(
-    reader: Prefiller,
+    prefiller: Prefiller,
     stored: TieredBenchStore,
     chunks: Sequence[tuple[int, ...]],
     trial: Sequence[tuple[int, ...]],
     progress: Progress,
 ) -> tuple[float, float]:
-    """Encode and store everything; milliseconds of encoding and of storing all `chunks`, trial aside."""
-    reader.encode(chunks[0])  # kernels are chosen and compiled at the first
+    """Encode and store everything. Returns the milliseconds to encode and to store `chunks`, without `trial`."""
+    prefiller.encode(chunks[0])  # the first call chooses and compiles kernels
     encode = store = 0.0
     for number, tokens in enumerate((*trial, *chunks)):
-        watch = StepTimer(reader.model.device)
-        with watch.step("encode"):
-            kv = reader.encode(tokens)
-        with watch.step("store"):
+        timer = StepTimer(prefiller.model.device)
+        with timer.step("encode"):
+            kv = prefiller.encode(tokens)
+        with timer.step("store"):
             stored.put(kv)
         if number >= len(trial):
-            encode, store = encode + watch.elapsed("encode"), store + watch.elapsed("store")
+            encode, store = encode + timer.elapsed("encode"), store + timer.elapsed("store")
         progress("encode", number + 1, len(trial) + len(chunks))
-    stored.settle()
+    stored.fill_tier()
     return encode, store
 
 
@@ -232,21 +267,21 @@ def _rows(
     ingest: float,
     progress: Progress,
 ) -> tuple[ShapeRow, ...]:
-    """methods: of gated what the gate chose · ingest: milliseconds that the chunks took."""
+    """methods: for gated the method that the gate chose. ingest: milliseconds to encode and store the chunks."""
     times: dict[str, list[float]] = {name: [] for name in methods}
-    scout = _scout(asked.reader.model)
+    scout = _scout(asked.prefiller.model)
     turns = params.warmup + params.repeat
     running = list(methods)
     for turn in range(turns):
         for name in list(running):
             if name == GATED and gate is not None:
-                spent = unless_full(partial(asked.gated, gate, scout))
+                elapsed = unless_full(partial(asked.gated, gate, scout))
             else:
-                spent = unless_full(partial(asked.first_token, methods[name]))
-            if spent is None:
+                elapsed = unless_full(partial(asked.first_token, methods[name]))
+            if elapsed is None:
                 running.remove(name)
             elif turn >= params.warmup:
-                times[name].append(spent)
+                times[name].append(elapsed)
         progress("ask", turn + 1, turns)
     rows = []
     for name, method in methods.items():
@@ -258,7 +293,7 @@ def _rows(
 
 
 def _split(asked: AskedSample, params: ShapeParams, name: str, method: Method | None, at: Speeds) -> ShapeRow:
-    """Everything but the time to first token."""
+    """Measure everything but the time to first token."""
     found = [asked.split(method, at) for _ in range(params.split)]
     return ShapeRow(
         name,
@@ -275,7 +310,7 @@ def _split(asked: AskedSample, params: ShapeParams, name: str, method: Method | 
 
 
 def _compared(row: ShapeRow, full: ShapeRow, ingest: float) -> ShapeRow:
-    """A row with what comes of its times. ingest: milliseconds, 0 for what needs no stored chunks."""
+    """Return the row with what follows from its times. ingest: milliseconds; 0 for methods without stored chunks."""
     if not row.times:
         return row
     middle = statistics.median(row.times)

@@ -1,4 +1,4 @@
-"""What `ragkv bench ttft --shape` found, as tables."""
+"""Results of `ragkv bench ttft --shape` as tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ragkv.bench.ttft_shape import ShapeResult, ShapeRow
 
 
 def title(result: ShapeResult) -> str:
-    """What was measured, and on what."""
+    """A title: what was measured, and on which machine."""
     p = result.params
     return (
         f"{result.model} ({result.layers} layers, {result.dtype}) on {result.device}, {result.threads} threads, "
@@ -18,21 +18,21 @@ def title(result: ShapeResult) -> str:
 
 
 def times(result: ShapeResult) -> TextGrid:
-    """Times in ms, shares in percent. KV: of the context cache, over full's."""
+    """Times in ms, shares in percent. KV: of the context cache / full's."""
     heads: tuple[str, ...] = ("method", "TTFT ms", "least", "most", "× full", "with ingest", "× full")
     heads += ("kept", "recomputed", "loaded", "KV", "bound ms", "of floor", "note")
     return TextGrid(heads, tuple(_times(row) for row in result.rows))
 
 
 def steps(result: ShapeResult) -> TextGrid:
-    """Milliseconds by step, of questions of their own, and the least that each kind of work takes."""
+    """Milliseconds by step, from separate questions, and the least milliseconds of each kind of work."""
     heads = ("method", *STEPS, "weights", "KV", "link", "FLOPs", "loaded MiB", "KV MiB", "of it live")
     return TextGrid(heads, tuple(_steps(row) for row in result.rows))
 
 
 def notes(result: ShapeResult) -> list[str]:
-    """What the figures stand on."""
-    backends = ", ".join(f"{name} {spent:.1f} ms" for name, spent in result.backends.items()) or "none ran"
+    """Notes: the setting that the figures were measured in."""
+    backends = ", ".join(f"{name} {ms:.1f} ms" for name, ms in result.backends.items()) or "none ran"
     at, heads = result.speeds, len(result.retrieval_heads)
     found = [
         f"full by {result.backend or 'no kernel'}; {backends} (the first is torch's choice)",

@@ -1,11 +1,11 @@
-"""The command line. `main` is the program `ragkv`; each file holds a group of commands.
+"""The command line. `main` is the program `ragkv`. Each file holds a group of commands.
 
     documents.py  ingest, ls, rm, reindex      ask.py     ask
     doctor*.py    doctor                       service.py serve, demo, calibrate
     store.py      gc, backup, restore          bench*.py  bench ttft, bench quality, …
     key.py        key                          top.py     top
 
-Heavy imports stand inside the commands: `ragkv --help` must not wait for torch.
+Heavy imports are inside the commands, so that `ragkv --help` does not wait for torch.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ app.command("calibrate")(calibrate)
 app.add_typer(bench, name="bench")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         from ragkv import __version__
 
         typer.echo(f"ragkv {__version__}")

@@ -1,4 +1,4 @@
-"""`ragkv ask`: one question, or a file of them, answered with citations and the report."""
+"""`ragkv ask`: answer one question or a file of questions, with citations and the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileQuestion:
-    """A question, its gold answers, and where it stands: "FILE:LINE: ", or nothing."""
+    """A question and its gold answers. place: "FILE:LINE: ", or empty."""
 
     question: str
     gold: tuple[str, ...] = ()
@@ -36,40 +36,40 @@ class FileQuestion:
 
 @dataclass
 class Score:
-    """Running sums over the questions that have gold answers. A question that failed counts as wrong."""
+    """Sums over the questions with gold answers. A question that failed counts as wrong."""
 
     questions: int = 0
     em: float = 0.0
     f1: float = 0.0
 
     def add(self, answer: str, gold: Sequence[str]) -> None:
-        """Count one question."""
+        """Add one question."""
         self.questions += 1
         self.em += exact_match(answer, gold)
         self.f1 += f1(answer, gold)
 
     def summary(self) -> dict[str, Any]:
-        """Means: {"questions", "em", "f1"}."""
+        """The means: {"questions", "em", "f1"}."""
         return {"questions": self.questions, "em": self.em / self.questions, "f1": self.f1 / self.questions}
 
 
 @dataclass
 class Printer:
-    """Prints answers: JSON lines, or text for people."""
+    """Prints answers as JSON lines or as text."""
 
     as_json: bool
     several: bool
     stream: TextIO = field(default_factory=lambda: sys.stdout)
 
     def answer(self, answer: Answer) -> None:
-        """One answered question."""
+        """Print one answer."""
         if self.as_json:
             self._line(dataclasses.asdict(answer))
         else:
             _show(answer, self.several)
 
     def summary(self, score: Score) -> None:
-        """The scores of all questions with gold answers."""
+        """Print the scores of all questions with gold answers."""
         if self.as_json:
             self._line({"summary": score.summary()})
         else:
@@ -90,7 +90,8 @@ def ask(
         str | None, typer.Option(help="How chunks become one context cache: NAME, or NAME:FIELD=VALUE,…")
     ] = None,
     prefill: Annotated[
-        str | None, typer.Option(help="How a long input is read: dense, critiprefill or loopserve, NAME:FIELD=VALUE,…")
+        str | None,
+        typer.Option(help="Prefill of a long input: dense, critiprefill or loopserve, NAME:FIELD=VALUE,…"),
     ] = None,
     decode: Annotated[
         str | None,
@@ -102,12 +103,12 @@ def ask(
         typer.Option(
             "--filter",
             metavar="KEY=VALUE",
-            help="Only documents whose metadata says so; several keys have to hold, one of several values of a key.",
+            help="Only documents with this metadata. Several keys must all match; of several values of a key one must.",
         ),
     ] = None,
     collection: Collection = "default",
     conversation: Annotated[
-        str | None, typer.Option(help="Go on with the conversation of this name, or begin it.")
+        str | None, typer.Option(help="Continue the conversation of this name, or start it.")
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, max=4096, help="Longest answer, in tokens.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per question.")] = False,
@@ -121,11 +122,11 @@ def ask(
     if (question is None) == (file is None):
         raise typer.BadParameter("give either a question or --file", param_hint="QUESTION")
     settings = settings_from(data, store, model, device, url=url)
-    asked = list(_read(file)) if file is not None else [FileQuestion(_text(question or ""))]
+    questions = list(_read(file)) if file is not None else [FileQuestion(_text(question or ""))]
     _check_names(method, prefill, decode)
-    wanted = AskOptions(collection, conversation, top_k, _filter(filters or []), method, prefill, decode, max_tokens)
-    with _answering(settings, wanted) as answer:
-        return _answer_all(answer, asked, Printer(as_json, bool(file)))
+    options = AskOptions(collection, conversation, top_k, _filter(filters or []), method, prefill, decode, max_tokens)
+    with _answerer(settings, options) as answer:
+        return _answer_all(answer, questions, Printer(as_json, bool(file)))
 
 
 ASKED_BY_HTTP = ("collection", "top_k", "filter", "method", "prefill", "decode", "max_tokens")
@@ -133,17 +134,17 @@ ASKED_BY_HTTP = ("collection", "top_k", "filter", "method", "prefill", "decode",
 
 
 @contextmanager
-def _answering(settings: Settings, wanted: AskOptions) -> Iterator[Callable[[str], Answer]]:
-    """What answers: the service that is set, else an engine of our own."""
+def _answerer(settings: Settings, options: AskOptions) -> Iterator[Callable[[str], Answer]]:
+    """Yield the function that answers: by the service of the settings, else by an engine in this process."""
     if settings.url:
         from ragkv.cli.remote import connected
 
-        given = {name: value for name, value in vars(wanted).items() if name in ASKED_BY_HTTP}
+        given = {name: value for name, value in vars(options).items() if name in ASKED_BY_HTTP}
         with connected(settings) as service:
-            yield lambda question: service.ask(question, conversation_id=wanted.conversation, **given)
+            yield lambda question: service.ask(question, conversation_id=options.conversation, **given)
     else:
         with opened(settings) as engine:
-            yield lambda question: engine.answer(question, wanted)
+            yield lambda question: engine.answer(question, options)
 
 
 def _check_names(method: str | None, prefill: str | None, decode: str | None) -> None:
@@ -162,27 +163,29 @@ def _check_names(method: str | None, prefill: str | None, decode: str | None) ->
 
 
 def _filter(given: Sequence[str]) -> Filter | None:
-    """KEY=VALUE options as a filter. A value that JSON reads as something else than a string, like 2024 or true, stands
-    for both."""
-    wanted: dict[str, list[Scalar]] = {}
+    """Parse KEY=VALUE options into a filter.
+
+    A value that is also JSON for a number, true, false or null matches both the string and the JSON value.
+    """
+    found: dict[str, list[Scalar]] = {}
     for option in given:
         key, equals, value = _text(option).partition("=")
         if not key or not equals:
             raise typer.BadParameter(f"{option!r} is not KEY=VALUE", param_hint="--filter")
-        wanted.setdefault(key, []).append(value)
+        found.setdefault(key, []).append(value)
         try:
             read = json.loads(value)
         except (ValueError, RecursionError):
             continue
         if isinstance(read, int | None) or (isinstance(read, float) and math.isfinite(read)):
-            wanted[key].append(read)
-    return wanted or None
+            found[key].append(read)
+    return found or None
 
 
-def _answer_all(ask: Callable[[str], Answer], asked: Sequence[FileQuestion], printer: Printer) -> int:
-    """Answer in order; a question that fails is told and the rest goes on. Returns the exit code."""
+def _answer_all(ask: Callable[[str], Answer], questions: Sequence[FileQuestion], printer: Printer) -> int:
+    """Answer in order. A question that fails is reported and the others continue. Returns the exit code."""
     code, score = 0, Score()
-    for item in asked:
+    for item in questions:
         try:
             answer = ask(item.question)
         except RagkvError as error:
@@ -200,7 +203,7 @@ def _answer_all(ask: Callable[[str], Answer], asked: Sequence[FileQuestion], pri
 
 
 def _read(path: Path) -> Iterator[FileQuestion]:
-    """Questions of a JSON lines file. Raises InputError naming the line."""
+    """Questions of a JSON lines file. Raises InputError, which names the line."""
     try:
         content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
         lines = content.decode("utf-8-sig").split("\n")
@@ -230,14 +233,14 @@ def _parse(line: str, place: str) -> FileQuestion:
 
 
 def _text(question: str, place: str = "") -> str:
-    """The question. Raises InputError for what is no text: NUL, or bytes of the command line that are not UTF-8."""
+    """Return the question. Raises InputError if it contains NUL or bytes that are not UTF-8."""
     if "\0" in question or any("\ud800" <= letter <= "\udfff" for letter in question):
         raise InputError(f"{place}the question is not text: it holds NUL or is not UTF-8")
     return question
 
 
 def _show(answer: Answer, with_question: bool) -> None:
-    """An answer for people: text, citations, one line of what was reused."""
+    """Print an answer as text: the answer, citations, and one line about reuse."""
     from rich.text import Text
 
     console = out()

@@ -1,4 +1,4 @@
-"""`ragkv bench …`: measurements, shown as aligned text and written as JSON if asked."""
+"""`ragkv bench …`: measurements, printed as aligned text and written as JSON with --json."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def store_(
     layer_mib: Annotated[int, typer.Option(min=4, max=512, help="Size of each of the entry's 8 layers, MiB.")] = 16,
     store: Store = None,
 ) -> int:
-    """Sparse loads from disk and Redis, next to other readers; starts a redis-server where --store names none."""
+    """Sparse loads from disk and Redis, compared with other readers; starts a redis-server unless --store names one."""
     settings = settings_from(None, store, None, None)
     from ragkv.bench.store import StoreParams
     from ragkv.bench.store import store as measure
 
     params = StoreParams(layer_bytes=layer_mib * 2**20, repeat=repeat)
-    with progress() as told:
-        result = measure(settings.store, settings.store_timeout, params, told)
+    with progress() as report:
+        result = measure(settings.store, settings.store_timeout, params, report)
     write_json(file, dataclasses.asdict(result))
     _show_store(result)
     return 0
@@ -68,7 +68,7 @@ def quality(
         typer.Option("--longbench", help="Ask the questions of this LongBench JSONL file; again for more."),
     ] = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Leave chunks out of the middle of contexts that are too long for the model.")
+        bool, typer.Option("--fit", help="Remove chunks from the middle of contexts that are too long for the model.")
     ] = False,
     chunks: Annotated[int, typer.Option(min=2, max=24, help="Chunks in the prompt.")] = 8,
     sets: Annotated[int, typer.Option(min=1, help="Generated sets.")] = 4,
@@ -76,7 +76,8 @@ def quality(
     seed: Annotated[int, typer.Option(min=0, help="Of the contexts.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, max=4096, help="Longest answer, in tokens.")] = 24,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="Keep every answer in this JSONL file, and go on from what it holds.")
+        Path | None,
+        typer.Option("--out", help="Append every answer to this JSONL file; continue from what it holds."),
     ] = None,
     table: Annotated[Path | None, typer.Option("--table", help="Write the table to this Markdown file.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw F1 over TTFT into this .png or .svg file.")] = None,
@@ -90,7 +91,7 @@ def quality(
     settings = settings_from(None, None, model, device, store_body=body)
     from ragkv.bench.plot import check_plot
     from ragkv.bench.plot import plot as draw
-    from ragkv.bench.quality import ask_all
+    from ragkv.bench.quality import QualityParams, ask_all
     from ragkv.bench.record import RunRecord
     from ragkv.bench.stored import disk
     from ragkv.bench.table import markdown, rows
@@ -104,9 +105,11 @@ def quality(
     methods = tuple(dict.fromkeys(method or usable(loaded)))
     asked = _sets(loaded, natural, longbench or [], chunks, (sets, questions, seed), max_tokens if fit else 0)
     record = RunRecord(out_file, loaded, asked, max_tokens, settings.prefix, settings.store_body) if out_file else None
-    with disk(loaded, settings.store_body) as store, progress() as told:
-        kept = (record.done, record.keep) if record else ()
-        outcomes = ask_all(loaded, asked, methods, told, max_tokens, settings.prefix, store, *kept)
+    with disk(loaded, settings.store_body) as store, progress() as report:
+        params = QualityParams(max_tokens, settings.prefix, store)
+        if record is not None:
+            params = dataclasses.replace(params, done=record.done, keep=record.keep)
+        outcomes = ask_all(loaded, asked, methods, report, params)
     result = rows(outcomes)
     write_json(file, [dataclasses.asdict(row) for row in result])
     kind = "natural" if natural else "LongBench" if longbench else "generated"
@@ -130,7 +133,7 @@ def _sets(
     generated: tuple[int, int, int],
     fit: int,
 ) -> list[QuestionSet]:
-    """generated: (sets, questions of each, seed) · fit: room for the answer where contexts are to be cut, else 0."""
+    """generated: (sets, questions of each, seed). fit: room for the answer if contexts may be cut, else 0."""
     from ragkv.bench.longbench import longbench_sets, shorten
     from ragkv.bench.quality import context_tokens
     from ragkv.bench.sets import natural_sets, needle_sets
@@ -156,7 +159,7 @@ def _sets(
 
 
 def _show_quality(result: Sequence[Row]) -> None:
-    """The figures as aligned text; shares, not percent, but for F1's difference to full in points."""
+    """Print the figures as aligned text: shares, and F1's difference to full in points."""
     console = out()
     columns = ("em", "f1", "Δ f1 (95%)", "recall", "middle", "sequence", "recompute", "load", "ttft ms", "with load")
     wide = max(16, *(len(row.method) for row in result))
@@ -176,7 +179,7 @@ def _show_quality(result: Sequence[Row]) -> None:
 
 
 def _show_store(result: StoreResult) -> None:
-    """The figures as aligned text; GB are 10^9 bytes."""
+    """Print the figures as aligned text; GB are 10^9 bytes."""
     console = out()
     console.print(f"Redis: {result.server}; redis-py {'with' if result.hiredis else 'without'} hiredis")
     console.print(

@@ -1,4 +1,4 @@
-"""What the benchmark commands share: the model they measure, and how they show tables."""
+"""Shared parts of the benchmark commands: the model that is measured, and tables."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from ragkv.model.decoder import DecoderModel
 
 Piece = tuple[str, "TextGrid", Sequence[str]]
-"""A table: its title, its cells, lines to stand below it."""
+"""A table: (title, cells, lines below it)"""
 
 
 def random_weights(shape: str, device: str | None, layers: int | None, plain: bool) -> DecoderModel:
-    """Random weights of a known shape; needs neither settings nor a store. Raises InputError for an unknown shape."""
+    """Make random weights of a known shape, without settings or a store. Raises InputError for an unknown shape."""
     from ragkv.bench.shapes import random_model
 
     return random_model(shape, device_for(device), layers=layers, sparse=not plain)
 
 
 def configured(model: str | None, device: str | None) -> DecoderModel:
-    """The model that is set."""
+    """Load the model of the settings."""
     from ragkv.model.decoder import DecoderModel
 
     settings = settings_from(None, None, model, device)
@@ -32,7 +32,7 @@ def configured(model: str | None, device: str | None) -> DecoderModel:
 
 
 def device_for(device: str | None) -> str:
-    """`auto`, or nothing, is the GPU where there is one."""
+    """The device; for `auto` or None the GPU if there is one, else the CPU."""
     import torch
 
     if device and device != "auto":

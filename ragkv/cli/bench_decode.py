@@ -1,7 +1,7 @@
-"""`ragkv bench decode`: what a token costs under every decode policy, and what the policies do to answers.
+"""`ragkv bench decode`: cost of a token under every decode policy, and the effect of the policies on answers.
 
-Without the bundled model's answers (--quality) it needs neither settings nor a store: with --shape torch, transformers,
-typer and rich are enough.
+Without --quality it needs no store. With --shape it needs no settings either: torch, transformers, typer and rich are
+enough.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def decode(
     batch: Annotated[
         list[int] | None, typer.Option("--batch", min=1, help="Requests that decode together; again for more.")
     ] = None,
-    quality: Annotated[bool, typer.Option("--quality", help="Ask whole question sets of the model.")] = False,
+    quality: Annotated[bool, typer.Option("--quality", help="Answer whole question sets.")] = False,
     early: Annotated[
-        bool, typer.Option("--early", help="With --quality: the policies read the question's last token, too.")
+        bool, typer.Option("--early", help="With --quality: the policies apply to the question's last token too.")
     ] = False,
     steps: Annotated[int, typer.Option(min=1, help="Timed tokens.")] = 20,
     policy: Annotated[
@@ -56,7 +56,7 @@ def decode(
     pool: Annotated[
         float | None,
         typer.Option(
-            "--pool", help="With --length and --batch: KV in host memory, room for this share of it on the GPU."
+            "--pool", help="With --length and --batch: KV in host memory, with room for this share of it on the GPU."
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of the synthetic layer.")] = "float32",
@@ -122,8 +122,8 @@ def _layer(
         raise typer.BadParameter(f"choose one of {', '.join(kinds)}", param_hint="--dtype")
     heads = {"q_heads": form.q_heads, "kv_heads": form.kv_heads, "head_dim": form.head_dim}
     params = DecodeParams(keys=keys, steps=steps, dtype=kinds[dtype], device=where, **heads)
-    with progress() as told:
-        rows = measure(params, _named(specs, Profile(decode_threshold=0)), told)
+    with progress() as report:
+        rows = measure(params, _named(specs, Profile(decode_threshold=0)), report)
     title = f"one layer of {shape} on {where}, {dtype}, {keys} keys, {torch.get_num_threads()} threads"
     return (title, _grid(rows), ()), [dataclasses.asdict(row) for row in rows]
 
@@ -138,10 +138,9 @@ def _speed(
     from ragkv.bench.shapes import random_tokens
 
     params = SpeedParams(tuple(lengths), tuple(batches), steps)
-    with progress() as told:
-        rows = measure(model, params, named, told, prose if text else random_tokens)
-    names = model.device_names
-    title = f"{model.name} on {names}, {torch.get_num_threads()} threads: decoding, cache-ready, {steps} tokens"
+    with progress() as report:
+        rows = measure(model, params, named, report, prose if text else random_tokens)
+    title = f"{model.name} on {model.device_names}, {torch.get_num_threads()} threads: decoding, cache-ready, {steps} tokens"
     return (title, grid(rows), ()), [dataclasses.asdict(row) for row in rows]
 
 
@@ -152,8 +151,8 @@ def _pooled(
     from ragkv.bench.decode_pool import PoolParams, grid, measure
     from ragkv.bench.shapes import random_tokens
 
-    with progress() as told:
-        rows = measure(model, PoolParams(length, batch, share, steps=steps), told, prose if text else random_tokens)
+    with progress() as report:
+        rows = measure(model, PoolParams(length, batch, share, steps=steps), report, prose if text else random_tokens)
     title = f"{model.name} on {model.device}: {batch} requests of {length} keys in host memory, {share:.0%} in the pool"
     return (title, grid(rows), ()), [dataclasses.asdict(row) for row in rows]
 
@@ -162,8 +161,8 @@ def _quality(model: DecoderModel, named: Sequence[Named], early: bool) -> tuple[
     from ragkv.bench.answers import whole_sets
     from ragkv.bench.decode_answers import compare, grid
 
-    with progress() as told:
-        found = compare(model, whole_sets(model), named, told, early)
+    with progress() as report:
+        found = compare(model, whole_sets(model), named, report, early)
     title = f"{model.name}: answers under each way to decode, percent" + ("; first token included" if early else "")
     return (title, grid(found), ()), {name: [dataclasses.asdict(row) for row in rows] for name, rows in found.items()}
 

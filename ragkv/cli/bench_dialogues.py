@@ -1,4 +1,4 @@
-"""`ragkv bench dialogues`: what a turn costs, and whether it is answered as after one dense prefill."""
+"""`ragkv bench dialogues`: cost of a turn, and whether its answer is that after one dense prefill."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def dialogues(
     from ragkv.engine.engine import Engine
 
     params = DialogueParams(dialogues=count, each=min(6, count), chunks=chunks, chunk_tokens=chunk_tokens)
-    with tempfile.TemporaryDirectory(prefix="ragkv-dialogues-") as folder, progress() as told:
+    with tempfile.TemporaryDirectory(prefix="ragkv-dialogues-") as folder, progress() as report:
         own = {"data": Path(folder), "store": "disk", "chunk_tokens": chunk_tokens, "prefill": prefill}
         with Engine.open(given.model_copy(update=own)) as engine:
-            made = fill(engine, params, told)
-            found = [figures(name, hold(engine, made, name, params, told)) for name in method or ("full", "scout")]
+            made = fill(engine, params, report)
+            found = [figures(name, hold(engine, made, name, params, report)) for name in method or ("full", "scout")]
     write_json(file, [dataclasses.asdict(each) for each in found])
     _show(found)
     return 0
 
 
 def _show(found: Sequence[DialogueFigures]) -> None:
-    """The figures as aligned text."""
+    """Print the figures as aligned text."""
     from ragkv.bench.grid import TextGrid, aligned
 
     rows = []

@@ -1,4 +1,4 @@
-"""`ragkv bench kernels`: our kernels against their rooflines, on this GPU."""
+"""`ragkv bench kernels`: our kernels compared with their rooflines, on this GPU."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def kernels(
     table: Annotated[Path | None, typer.Option("--table", help="Write the table to this Markdown file.")] = None,
     device: Device = None,
 ) -> int:
-    """Every kernel of our own: its time, the least time it could take, its error. Needs a GPU."""
+    """Every kernel of ragkv: its time, the least time that it could take, its error. Needs a GPU."""
     import torch
 
     from ragkv.bench.kernels import KernelParams, grid, measure
     from ragkv.bench.shapes import find_shape
 
     where = device_for(device)
-    with progress() as told:
-        at, rows = measure(find_shape(shape), KernelParams(keys=keys), where, told)
+    with progress() as report:
+        at, rows = measure(find_shape(shape), KernelParams(keys=keys), where, report)
     write_json(file, {"speeds": dataclasses.asdict(at), "kernels": [dataclasses.asdict(row) for row in rows]})
     title = f"kernels of {shape} on {torch.cuda.get_device_name()}, bfloat16"
     speeds = (

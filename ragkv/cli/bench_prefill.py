@@ -1,7 +1,7 @@
-"""`ragkv bench prefill`: dense prefill against the sparse policies.
+"""`ragkv bench prefill`: dense prefill compared with the sparse policies.
 
 With --shape it needs neither settings nor a store: torch, transformers, typer and rich are enough, so that it runs
-where nothing else of a service is installed.
+without the other packages of the service.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def prefill(
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", help="NAME or NAME:FIELD=VALUE,…, beside dense; again for more. Default: all."),
+        typer.Option("--policy", help="NAME or NAME:FIELD=VALUE,…, besides dense; again for more. Default: all."),
     ] = None,
     shape: Annotated[
         str | None, typer.Option("--shape", help="Random weights of this shape, e.g. llama-3.1-8b, not the model.")
@@ -77,8 +77,8 @@ def prefill(
             from ragkv.bench.plot import plot_prefill
 
             plot_prefill(result, f"{result.model} on {result.device}", plot)
-    for wanted, name, ask in ((needles, "needles", _needles), (quality, "quality", _quality)):
-        if wanted:
+    for chosen, name, ask in ((needles, "needles", _needles), (quality, "quality", _quality)):
+        if chosen:
             piece, figures[name] = ask(loaded, policies)
             pieces.append(piece)
     write_json(file, figures)
@@ -105,8 +105,8 @@ def _times(
     from ragkv.bench.shapes import random_tokens
 
     params = PrefillParams(lengths, tuple(policies), repeat=repeat, backend=backend)
-    with progress() as told:
-        return measure(model, params, told, prose if text else random_tokens)
+    with progress() as report:
+        return measure(model, params, report, prose if text else random_tokens)
 
 
 def _times_piece(result: PrefillResult) -> Piece:
@@ -119,8 +119,8 @@ def _needles(model: DecoderModel, policies: Sequence[Named]) -> tuple[Piece, Any
     from ragkv.bench.answers import NeedleParams, needles_by_depth
     from ragkv.bench.prefill_table import by_depth
 
-    with progress() as told:
-        found = needles_by_depth(model, policies, NeedleParams(), told)
+    with progress() as report:
+        found = needles_by_depth(model, policies, NeedleParams(), report)
     title = f"{model.name}: exact match of generated questions by depth of the answer, percent (questions)"
     return (title, by_depth(found), ()), [dataclasses.asdict(row) for row in found]
 
@@ -129,7 +129,7 @@ def _quality(model: DecoderModel, policies: Sequence[Named]) -> tuple[Piece, Any
     from ragkv.bench.answers import compare, whole_sets
     from ragkv.bench.prefill_table import answers
 
-    with progress() as told:
-        found = compare(model, whole_sets(model), policies, told)
+    with progress() as report:
+        found = compare(model, whole_sets(model), policies, report)
     rows = {name: [dataclasses.asdict(row) for row in table] for name, table in found.items()}
     return (f"{model.name}: answers under each prefill, percent", answers(found), ()), rows

@@ -100,8 +100,8 @@ def _shape(
     loaded = random_weights(shape, device, layers, plain=False)
     results, pieces = [], list[Piece]()
     for number in dict.fromkeys(chunks):
-        with progress() as told:
-            result = ttft_shape(loaded, dataclasses.replace(params, chunks=number), told)
+        with progress() as report:
+            result = ttft_shape(loaded, dataclasses.replace(params, chunks=number), report)
         results.append(dataclasses.asdict(result))
         pieces += [(title(result), times(result), notes(result)), ("of which, ms, and floors, ms", steps(result), ())]
     write_json(file, results)
@@ -115,20 +115,20 @@ def _engine(
     repeat: int,
     given: tuple[str | None, str | None, str | None],
 ) -> None:
-    """given: store, model and device, where the settings are not to be taken."""
+    """given: store, model and device, which override the settings."""
     store, model, device = given
     settings = settings_from(None, store, model, device)
     from ragkv.bench.ttft import TtftParams
     from ragkv.bench.ttft import ttft as measure
 
-    with progress() as told:
-        result = measure(settings, TtftParams(chunks=chunks, chunk_tokens=chunk_tokens, repeat=repeat), told)
+    with progress() as report:
+        result = measure(settings, TtftParams(chunks=chunks, chunk_tokens=chunk_tokens, repeat=repeat), report)
     write_json(file, dataclasses.asdict(result))
     _show(result)
 
 
 def _show(result: TtftResult) -> None:
-    """The figures as aligned text, the same on a terminal and in a pipe."""
+    """Print the figures as aligned text, the same on a terminal and in a pipe."""
     console = out()
     console.print(
         f"{result.model} on {result.device}, {result.threads} threads, store {result.store}: "

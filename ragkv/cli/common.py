@@ -1,6 +1,6 @@
-"""What the commands share: their common options, where output goes, and how faults are told.
+"""Shared parts of the commands: common options, output and error messages.
 
-Results go to stdout; faults, progress and hints go to stderr. A fault is one line: `ragkv: what happened, what to do`.
+Results go to stdout. Errors, progress and hints go to stderr. An error is one line: `ragkv: what happened, what to do`.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def fail(error: Exception | str, code: int) -> int:
-    """Tell a fault on stderr, in one line; returns `code`."""
+    """Print an error on stderr, in one line. Returns `code`."""
     print(f"ragkv: {printable(' '.join(str(error).split()))}", file=sys.stderr)
     return code
 
 
 def printable(text: str) -> str:
-    """`text` without control characters: what a document says must not drive the terminal."""
+    """`text` without control characters, so that text of documents cannot control the terminal."""
     return _UNSAFE.sub("\ufffd", text).encode("utf-8", "replace").decode()
 
 
 def out() -> Console:
-    """Console for results; plain text where stdout is no terminal."""
+    """Console for results; plain text if stdout is not a terminal."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -75,7 +75,7 @@ def err() -> Console:
 
 @contextmanager
 def opened(settings: Settings) -> Iterator[Engine]:
-    """The engine, with a sign of life on a terminal while it loads."""
+    """Open the engine. A terminal shows a status line while it loads."""
     console = err()
     with console.status("loading the model") if console.is_terminal else _nothing():
         from ragkv.engine.engine import Engine
@@ -87,7 +87,7 @@ def opened(settings: Settings) -> Iterator[Engine]:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A bar on stderr; nothing where stderr is no terminal."""
+    """Show a progress bar on stderr; nothing if stderr is not a terminal."""
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
@@ -96,14 +96,14 @@ def progress() -> Iterator[Progress]:
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task("", total=None)
 
-        def told(what: str, done: int, total: int) -> None:
+        def report(what: str, done: int, total: int) -> None:
             bars.update(task, description=printable(what), completed=done, total=total)
 
-        yield told
+        yield report
 
 
 def write_json(file: Path | None, figures: Any) -> None:
-    """Figures of a measurement into the file that was asked for, if any."""
+    """Write the figures of a measurement to the file, if one is given."""
     if file is not None:
         file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
@@ -116,7 +116,7 @@ def _nothing() -> Iterator[None]:
 def settings_from(
     data: Path | None = None, store: str | None = None, model: str | None = None, device: str | None = None, **more: Any
 ) -> Settings:
-    """Settings of a command: its options over environment and file. Raises ConfigError."""
+    """Load the settings of a command. Options override environment and file. Raises ConfigError."""
     from ragkv.config import load_settings
 
     return load_settings(data=data, store=store, model=model, device=device, **more)

@@ -1,4 +1,4 @@
-"""`ragkv demo`: the main job in one minute. Real documents, the bundled model, three ways to answer, side by side."""
+"""`ragkv demo`: ingest sample documents and compare three methods side by side, with the bundled model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rich.table import Table
 from ingest.loader import load
 from ingest.pipeline import ingest
 from ragkv.bench.score import exact_match, f1
+from ragkv.cli.samples import samples_folder
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.methods import FULL
 from ragkv.report import Report
-from ragkv.samples import folder
 from ragkv.types import AskOptions, Document
 
 METHODS = (FULL, "samkv-fusion", "scout")
@@ -46,12 +46,12 @@ class DemoAnswer:
 
 
 def run(settings: Settings, console: Console) -> None:
-    """Ingest the samples into a data folder of their own, ask with every method, print the comparison."""
+    """Ingest the samples into a separate data folder, ask with every method, and print the comparison."""
     own = settings.model_copy(update={"data": settings.data / "demo"})
-    questions = chosen(read_questions(folder() / "questions.jsonl"))
+    questions = chosen(read_questions(samples_folder() / "questions.jsonl"))
     with Engine.open(own) as engine:
-        read_samples(engine, folder(), console)
-        for method in METHODS:  # the first question of a process pays for loading the embedder, in nobody's figures
+        read_samples(engine, samples_folder(), console)
+        for method in METHODS:  # not measured: the first question loads the embedder
             engine.answer(questions[0].text, AskOptions(collection=COLLECTION, method=method, max_tokens=1))
         rows: dict[str, list[DemoAnswer]] = {method: [] for method in METHODS}
         for number, question in enumerate(questions, start=1):
@@ -69,13 +69,13 @@ def read_questions(path: Path) -> list[DemoQuestion]:
 
 
 def chosen(questions: Sequence[DemoQuestion]) -> list[DemoQuestion]:
-    """Every fourth question that one document answers, and all others: the file holds more than a demo has time for."""
+    """Every fourth question that one document answers, and all others, to keep the demo short."""
     easy = [question for question in questions if question.kind == "one"]
     return easy[::4] + [question for question in questions if question.kind != "one"]
 
 
 def read_samples(engine: Engine, samples: Path, console: Console) -> None:
-    """Ingest the sample documents; those that are there already cost nothing."""
+    """Ingest the sample documents. Unchanged ones are skipped."""
     loaded = load([samples], engine.settings.max_document_bytes, COLLECTION, root=samples)
     documents = [document for document in loaded if isinstance(document, Document)]
     chunks = tokens = 0

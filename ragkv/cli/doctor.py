@@ -1,6 +1,7 @@
-"""`ragkv doctor`: looks at every part on its own and says what it finds, and what to do where it is wrong.
+"""`ragkv doctor`: check every part separately, and print what was found and how to fix faults.
 
-Where a service does the work (`--url`), it is asked instead: its parts are elsewhere (doctor_service.py)."""
+With `--url` the service at that address is checked instead (doctor_service.py).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _SHOWN = 10
 
 @dataclass
 class DoctorParts:
-    """What could be opened; None where it could not."""
+    """The parts that could be opened; None for those that could not."""
 
     model: DecoderModel | None = None
     embedder: Embedder | None = None
@@ -40,7 +41,7 @@ class DoctorParts:
     store: KVStore | None = None
 
     def close(self) -> None:
-        """Let go of files and sockets."""
+        """Close files and sockets."""
         for part in (self.catalog, self.store):
             if part is not None:
                 part.close()
@@ -67,7 +68,7 @@ def doctor(data: Data = None, store: Store = None, model: Model = None, device: 
 
 
 def _here(settings: Settings, findings: Findings) -> None:
-    """All parts of this machine."""
+    """Check all parts on this machine."""
     parts = DoctorParts()
     try:
         _model(settings, parts, findings)
@@ -96,7 +97,7 @@ def _versions(findings: Findings) -> None:
 
 
 def _settings(settings: Settings, given: Mapping[str, object], findings: Findings) -> None:
-    """Every setting and whether an option, the surroundings (environment, ragkv.toml) or a default gave it."""
+    """Print every setting and its source: an option, the environment or ragkv.toml, or the default."""
     for name, value in settings.model_dump().items():
         origin = "default"
         if name in settings.model_fields_set:
@@ -129,7 +130,7 @@ def _model(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
 
 
 def _reuse(model: DecoderModel, settings: Settings, findings: Findings) -> None:
-    """The self-test that the engine relies on, run anew whatever is remembered of it."""
+    """Run the engine's self-test again, whatever its stored result."""
     from ragkv.engine.prefill import Prefiller
     from ragkv.engine.self_test import self_test
 
@@ -161,8 +162,8 @@ def _catalog(settings: Settings, parts: DoctorParts, findings: Findings) -> None
     with findings.checking("catalogue"):
         parts.catalog = catalog = Catalog.open(path)
         documents, chunks = catalog.count()
-        told = findings.ok if documents else findings.note
-        told("catalogue", f"{documents} documents, {chunks} chunks in {path}")
+        report = findings.ok if documents else findings.note
+        report("catalogue", f"{documents} documents, {chunks} chunks in {path}")
 
 
 def _store(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
@@ -185,7 +186,7 @@ def _store(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
 
 
 def _memory(servers: tuple[RedisMemory, ...], settings: Settings, findings: Findings) -> None:
-    """How Redis servers bound what they hold: a cache wants a bound, and the least used to go."""
+    """Print the memory limit and eviction policy of Redis servers. A cache needs a limit and LRU or LFU eviction."""
     do = "set `maxmemory` and `maxmemory-policy allkeys-lru`, as docker-compose.yml does"
     for server in servers:
         if not server.limit:
@@ -203,7 +204,7 @@ def _memory(servers: tuple[RedisMemory, ...], settings: Settings, findings: Find
 
 
 def _together(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
-    """What only the parts together show: the index, and whose KV is missing."""
+    """Check what needs several parts: the index, and missing KV."""
     model, embedder, catalog, store = parts.model, parts.embedder, parts.catalog, parts.store
     if catalog is None or not catalog.count()[0]:
         return
@@ -223,7 +224,7 @@ def _together(settings: Settings, parts: DoctorParts, findings: Findings) -> Non
 
 
 def _index(engine: Engine, folder: Path, findings: Findings) -> None:
-    """An index that is out of date is written anew by `save`; a fresh one is left alone."""
+    """Check the index. `save` rewrites it only if it is out of date."""
     before = _times(folder)
     for collection in sorted({info.collection for info in engine.catalog.documents(None)}):
         engine.retriever.refresh(collection)
@@ -239,32 +240,32 @@ def _times(folder: Path) -> dict[str, int]:
 
 
 def _kv(engine: Engine, findings: Findings) -> None:
-    """Which chunks the next question has to encode again, and what the store keeps for nobody."""
+    """Print the chunks without KV, which are encoded again when needed, and the unused entries of the store."""
     from ingest.pipeline import reader_of
 
-    wanted, stale = _wanted(engine), 0
+    expected, stale = _expected(engine), 0
     for info in engine.catalog.documents(None):
         stale += info.reader != reader_of(engine)
     if stale:
         findings.note("kv", f"{stale} documents were read by another model or chunk size: run `ragkv reindex`")
     stored = set(engine.store.keys())
-    missing = [chunk for key, chunk in wanted.items() if key not in stored]
+    missing = [chunk for key, chunk in expected.items() if key not in stored]
     if missing:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         listed = ", ".join(missing[:_SHOWN])
         words = (
-            f"{len(missing)} of {len(wanted)} chunks have no KV and are encoded at the first question that needs them"
+            f"{len(missing)} of {len(expected)} chunks have no KV and are encoded at the first question that needs them"
         )
         findings.note("kv", f"{words}: {listed}{more}")
     else:
-        findings.ok("kv", f"all {len(wanted)} chunks have their KV in the store")
-    orphans = len(stored - set(wanted))
+        findings.ok("kv", f"all {len(expected)} chunks have their KV in the store")
+    orphans = len(stored - set(expected))
     if orphans:
         findings.note("kv", f"{orphans} entries belong to no chunk of this catalogue and model: `ragkv gc`")
 
 
-def _wanted(engine: Engine) -> dict[Key, str]:
-    """Chunk id by the key it has under the model as it is now."""
+def _expected(engine: Engine) -> dict[Key, str]:
+    """Chunk ids by their key under the current model."""
     from ragkv.store.format.head import chunk_key
 
     return {

@@ -1,4 +1,4 @@
-"""What `ragkv doctor` says about serving: keys, address and limits of a service here, or how one elsewhere is."""
+"""`ragkv doctor` on serving: keys, address and limits of a service here, or the state of one elsewhere."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from ragkv.config import Settings
 
 _SECONDS = 5.0
-"""For one answer of a service about itself."""
+"""Timeout of a request to a service."""
 _LITTLE = 2**30
-"""Bytes of a disk below which it is as good as full."""
+"""Free bytes of a disk below which it counts as full."""
 
 
 def keys(settings: Settings, findings: Findings) -> None:
-    """Who may use the service. Tells numbers, neither keys nor hashes."""
+    """Print how many tenants may use the service; never keys or hashes."""
     from api.app import is_loopback
     from api.middleware.keys import read_keys
 
@@ -42,7 +42,7 @@ def keys(settings: Settings, findings: Findings) -> None:
 
 
 def address(settings: Settings, findings: Findings) -> None:
-    """Whether `ragkv serve` could listen, or who does there."""
+    """Check whether `ragkv serve` could listen, or which program listens there."""
     from api.app import bracketed, listen
 
     place = f"{bracketed(settings.host)}:{settings.port}"
@@ -59,7 +59,7 @@ def address(settings: Settings, findings: Findings) -> None:
 
 
 def _ragkv_at(settings: Settings) -> str:
-    """The status of a ragkv that listens at our address, "" where none does."""
+    """The status of a ragkv that listens at our address; "" if none does."""
     import httpx2
 
     from api.app import bracketed
@@ -77,7 +77,7 @@ def _ragkv_at(settings: Settings) -> str:
 
 
 def limits(settings: Settings, findings: Findings) -> None:
-    """What is waited for, what files and answers may take, and what there is."""
+    """Print time limits, limits of files and answers, and the resources of this machine."""
     line = f"{settings.batch} answers at once, {settings.queue} requests may wait, {settings.deadline:g} s an answer"
     findings.fact("line", line)
     files = f"html, pdf, docx and csv files: {settings.parse_seconds:g} s and {_size(settings.parse_bytes)} each"
@@ -104,7 +104,7 @@ def limits(settings: Settings, findings: Findings) -> None:
 
 
 def service(settings: Settings, findings: Findings) -> None:
-    """What the service at `url` says of itself."""
+    """Print the state that the service at `url` reports."""
     import httpx2
 
     place, key = without_password(settings.url.rstrip("/")), settings.key.get_secret_value()
@@ -133,34 +133,34 @@ def _health(place: str, status: str, findings: Findings) -> None:
 
 
 def _ready(response: httpx2.Response, key: bool, findings: Findings) -> None:
-    """The answer of /readyz, check by check."""
+    """Print the answer of /readyz, check by check."""
     if response.status_code == 401:
         words = "the key in RAGKV_KEY is not known there" if key else "it wants an API key: set RAGKV_KEY"
         findings.fault("ready", f"not known: {words} (`ragkv key TENANT` makes one, RAGKV_API_KEYS there lets it in)")
         return
-    told = _object(response)
-    for name, check in dict(told.get("checks", {})).items():
+    content = _object(response)
+    for name, check in dict(content.get("checks", {})).items():
         tell = {"ok": findings.ok, "failed": findings.fault}.get(check["status"], findings.note)
         tell(name, check["detail"] or check["status"])
-    queue = told.get("queue", {})
-    if told.get("status") == "ready" and queue:
+    queue = content.get("queue", {})
+    if content.get("status") == "ready" and queue:
         findings.ok("ready", f"{queue['waiting']} of {queue['places']} places taken, {queue['running']} being answered")
-    elif told.get("status") != "ready":
+    elif content.get("status") != "ready":
         findings.fault("ready", "no questions are answered now")
 
 
 def _status(response: httpx2.Response) -> str:
-    """What /healthz of a ragkv says, "" where it is another's."""
+    """The status in the answer of /healthz; "" if it is not from a ragkv."""
     status = _object(response).get("status")
     return status if isinstance(status, str) and "x-request-id" in response.headers else ""
 
 
 def _object(response: httpx2.Response) -> dict[str, Any]:
     try:
-        told = response.json()
+        content = response.json()
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _size(count: int) -> str:

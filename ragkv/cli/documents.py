@@ -1,4 +1,4 @@
-"""`ragkv ingest`, `ls`, `rm`, `reindex`: what the service holds."""
+"""`ragkv ingest`, `ls`, `rm`, `reindex`: the documents of the service."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def ingest(
 
     allowed = Allowance(settings.parse_seconds, settings.parse_bytes)
     items = iter(load(paths, settings.max_document_bytes, collection, allowed=allowed))
-    # Files that cannot be read are told at once, without waiting for a model that nobody may need.
+    # Report unreadable files at once, before a model is loaded that may not be needed.
     failed, first = _first_document(items)
     if first is None:
         return 1 if failed else fail(f"nothing to ingest in {', '.join(map(str, paths))}", 1)
@@ -122,18 +122,18 @@ def rm(
 
 
 def reindex(data: Data = None, store: Store = None, model: Model = None, device: Device = None) -> int:
-    """Embed every chunk again, and read again what another model or chunk size has read."""
+    """Embed every chunk again, and ingest again what was ingested with another model or chunk size."""
     settings = settings_from(data, store, model, device)
     from ingest.pipeline import reindex as again
 
-    with opened(settings) as engine, progress() as told:
-        done = again(engine, functools.partial(_about, told, "all documents"))
+    with opened(settings) as engine, progress() as report:
+        done = again(engine, functools.partial(_report_progress, report, "all documents"))
     out().print(f"{done.embedded} chunks embedded again, {done.reread} documents read again")
     return 0
 
 
 def _first_document(items: Iterator[Document | Rejected]) -> tuple[int, Document | None]:
-    """(files refused before it, the first document there is); every refusal is told."""
+    """(number of refused files before it, first document); every refusal is printed."""
     from ragkv.types import Document
 
     failed = 0
@@ -146,19 +146,19 @@ def _first_document(items: Iterator[Document | Rejected]) -> tuple[int, Document
 
 
 def _ingest_all(engine: Engine, items: Iterable[Document | Rejected], failed: int) -> int:
-    """Ingest in order; a bad document is told and the rest goes on. Returns the exit code."""
+    """Ingest in order. A bad document is reported and the others continue. Returns the exit code."""
     from ingest.pipeline import ingest as read
     from ragkv.types import Document
 
     counts: Counter[str] = Counter()
     console = out()
-    with progress() as told:
+    with progress() as report:
         for item in items:
             if not isinstance(item, Document):
                 failed += fail(item.error, 1)
                 continue
             try:
-                outcome = read(engine, item, functools.partial(_about, told, item.id))
+                outcome = read(engine, item, functools.partial(_report_progress, report, item.id))
             except InputError as error:
                 failed += fail(error, 1)
                 continue
@@ -172,13 +172,13 @@ def _ingest_all(engine: Engine, items: Iterable[Document | Rejected], failed: in
     return 1 if failed else 0
 
 
-def _about(told: Progress, document_id: str, stage: str, done: int, total: int) -> None:
-    told(f"{stage:<6} {document_id[-40:]}", done, total)
+def _report_progress(report: Progress, document_id: str, stage: str, done: int, total: int) -> None:
+    report(f"{stage:<6} {document_id[-40:]}", done, total)
 
 
 @contextmanager
 def _catalog(settings: Settings) -> Iterator[Catalog]:
-    """The catalogue alone: no model is needed to look into it."""
+    """Open the catalogue alone, without a model."""
     from ragkv.catalog import Catalog
 
     catalog = Catalog.open(settings.data / "catalog.sqlite")
@@ -189,7 +189,7 @@ def _catalog(settings: Settings) -> Iterator[Catalog]:
 
 
 def _list(found: Iterable[DocumentInfo | RemoteDocument]) -> None:
-    """A table on a terminal; elsewhere tab-separated lines that no width cuts."""
+    """Print a table on a terminal, elsewhere tab-separated lines that no width cuts."""
     console = out()
     rows = [
         (printable(info.id), printable(info.title), str(info.chunks), str(info.tokens), printable(info.collection))

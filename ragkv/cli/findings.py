@@ -1,4 +1,4 @@
-"""Findings: what `ragkv doctor` tells, a line each, as it finds it."""
+"""Findings of `ragkv doctor`, printed one per line as they are found."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ _STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red", "": "dim"}
 
 @dataclass
 class Findings:
-    """What was found, told as it comes. wrong: how many things are not as they must be."""
+    """Prints findings. wrong: number of faults so far."""
 
     wrong: int = 0
 
     def ok(self, what: str, words: str) -> None:
-        """Works."""
-        self._tell("ok", what, words)
+        """Print that something works."""
+        self._print("ok", what, words)
 
     def note(self, what: str, words: str) -> None:
-        """Works, but worth knowing."""
-        self._tell("note", what, words)
+        """Print something worth knowing that is not a fault."""
+        self._print("note", what, words)
 
     def fault(self, what: str, words: str) -> None:
-        """Does not work."""
+        """Print and count a fault."""
         self.wrong += 1
-        self._tell("wrong", what, words)
+        self._print("wrong", what, words)
 
     def fact(self, what: str, words: str) -> None:
-        """For the record."""
-        self._tell("", what, words)
+        """Print a fact."""
+        self._print("", what, words)
 
     @contextmanager
     def checking(self, what: str) -> Iterator[None]:
-        """A fault of the part inside is told, and the other parts are still looked at."""
+        """Print an error of the block as a fault, so that the other checks still run."""
         try:
             yield
         except (RagkvError, OSError) as error:
             self.fault(what, str(error))
 
-    def _tell(self, mark: str, what: str, words: str) -> None:
+    def _print(self, mark: str, what: str, words: str) -> None:
         from rich.text import Text
 
         line = Text.assemble((f"{mark:<6}", _STYLES[mark]), (f"{what:<10} ", "bold"), printable(words))
@@ -51,6 +51,6 @@ class Findings:
 
 
 def without_password(url: str) -> str:
-    """The URL without what stands before its @."""
+    """The URL without user name and password."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url

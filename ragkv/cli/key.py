@@ -1,4 +1,4 @@
-"""`ragkv key`: makes an API key."""
+"""`ragkv key`: make an API key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from ragkv.cli.common import out
 
 
-def key(tenant: Annotated[str, typer.Argument(help="Whose key it is: letters, digits and hyphens.")]) -> int:
+def key(tenant: Annotated[str, typer.Argument(help="Tenant of the key: letters, digits and hyphens.")]) -> int:
     """Make an API key for a tenant. It is shown once; the settings hold its hash."""
     from api.middleware.keys import make_key
 

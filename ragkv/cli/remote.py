@@ -1,4 +1,4 @@
-"""`ingest`, `ls` and `rm` when a service does the work (`--url`); `ask` needs no more than `connected`."""
+"""`ingest`, `ls` and `rm` by a service (`--url`). `ask` uses `connected` only."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from ragkv.config import Settings
 
 BATCH_FILES, BATCH_BYTES = 50, 16 * 2**20
-"""Files that are sent at once: so many, or until they have so many bytes; a larger one is sent alone."""
+"""Limits of a batch of files that are sent together. A larger file is sent alone."""
 
 
 @contextmanager
 def connected(settings: Settings) -> Iterator[Client]:
-    """A client of the service that is set."""
+    """Open a client of the service in the settings."""
     from ragkv.client import Client
 
-    # An answer that takes longer than its deadline is refused by the service, so waiting a little longer is enough.
+    # The service refuses an answer that exceeds its deadline, so a slightly longer timeout is enough.
     with Client(settings.url, settings.key.get_secret_value(), timeout=settings.deadline + 30) as client:
         yield client
 
 
 def ingest(settings: Settings, paths: Sequence[Path], collection: str) -> int:
-    """Send files, a batch a job, and tell what became of every document. Returns the exit code."""
+    """Send files, one job per batch, and print the outcome of every document. Returns the exit code."""
     from ingest.loader import named
 
     failed = done = 0
-    with connected(settings) as client, progress() as told:
+    with connected(settings) as client, progress() as report:
         for batch in _batches(named(paths)):
             files, names = zip(*batch, strict=True)
             try:
@@ -41,9 +41,9 @@ def ingest(settings: Settings, paths: Sequence[Path], collection: str) -> int:
                 failed += fail(error, 1)
                 continue
             for job in client.follow(id):
-                _tell(told, job)
+                _show_progress(report, job)
             job = client.job(id, all=True)
-            failed += _told(job)
+            failed += _show_outcomes(job)
             done += job.counts.completed + job.counts.unchanged
     if not (failed or done):
         return fail(f"nothing to ingest in {', '.join(map(str, paths))}", 1)
@@ -52,14 +52,14 @@ def ingest(settings: Settings, paths: Sequence[Path], collection: str) -> int:
 
 
 def documents(settings: Settings, collection: str | None) -> list[RemoteDocument]:
-    """What the service holds, of one collection or of all."""
+    """List the documents of one collection, or of all."""
     with connected(settings) as client:
         names = [collection] if collection is not None else [each.name for each in client.collections()]
         return [document for name in names for document in client.documents(name)]
 
 
 def remove(settings: Settings, document_id: str, collection: str) -> None:
-    """Have the service forget a document. Raises Refused where there is none."""
+    """Remove a document from the service. Raises Refused if there is none."""
     with connected(settings) as client:
         client.remove(document_id, collection)
 
@@ -78,12 +78,12 @@ def _batches(files: Iterable[tuple[Path, str]]) -> Iterator[list[tuple[Path, str
         yield batch
 
 
-def _tell(told: Progress, job: Job) -> None:
-    told(f"{job.counts.done} of {job.counts.total} documents  {job.stage}", job.counts.done, job.counts.total)
+def _show_progress(report: Progress, job: Job) -> None:
+    report(f"{job.counts.done} of {job.counts.total} documents  {job.stage}", job.counts.done, job.counts.total)
 
 
-def _told(job: Job) -> int:
-    """A line for every document; returns how many failed."""
+def _show_outcomes(job: Job) -> int:
+    """Print a line for every document. Returns how many failed."""
     failed = 0
     for document in job.documents:
         if document.error is not None:

@@ -21,13 +21,13 @@ def serve(
     model: Model = None,
     device: Device = None,
 ) -> int:
-    """Serve the HTTP API until SIGTERM or Ctrl-C; what is in flight is finished first."""
+    """Serve the HTTP API until SIGTERM or Ctrl-C. Running requests are finished first."""
     settings = settings_from(data, store, model, device, host=host, port=port)
     from api.app import serve as serve_api
 
     if not serve_api(settings, err()):
-        # An interpreter that is taken down under a thread that computes aborts. What is on the disk is whole at any
-        # moment, and the document that was being read is taken up at the next start.
+        # The interpreter aborts if it shuts down while a thread computes. The data on the disk is consistent at any
+        # moment, and ingestion of the current document continues at the next start.
         sys.stderr.flush()
         os._exit(0)
     return 0
@@ -40,13 +40,13 @@ def demo(data: Data = None, store: Store = None, model: Model = None, device: De
 
     from ragkv.cli.demo import run
 
-    # A pipe has no width; 80 columns would cut the tables.
+    # A pipe has no width, and the default of 80 columns would cut the tables.
     run(settings, Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 100))
     return 0
 
 
 def calibrate(data: Data = None, model: Model = None, device: Device = None) -> int:
-    """Find the model's retrieval heads and stable layers, once per model; the profile is kept in the data folder."""
+    """Find the model's retrieval heads and stable layers, once per model. The data folder keeps the profile."""
     settings = settings_from(data, None, model, device)
     from ragkv.engine.calibration import CalibrationParams
     from ragkv.engine.calibration import calibrate as measure
@@ -55,8 +55,8 @@ def calibrate(data: Data = None, model: Model = None, device: Device = None) -> 
     profiles = settings.data / "profiles"
     loaded = DecoderModel.load(settings.model_source, settings.device, settings.dtype, profiles)
     params = CalibrationParams()
-    with progress() as told:
-        found = measure(loaded, params, told)
+    with progress() as report:
+        found = measure(loaded, params, report)
     path = profiles / f"{loaded.weights_hash}.json"
     found.profile.save(path)
     console = out()

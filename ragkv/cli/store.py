@@ -1,4 +1,4 @@
-"""`ragkv gc`, `ragkv backup`, `ragkv restore`: the care of what is stored. None of them loads a model."""
+"""`ragkv gc`, `ragkv backup`, `ragkv restore`: maintenance of the stored data. None of them loads a model."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def gc(
     data: Data = None,
     store: Store = None,
 ) -> int:
-    """Remove stored KV that nobody needs. Safe beside a running service."""
+    """Remove stored KV that is no longer needed. Safe while a service runs."""
     settings = settings_from(data, store)
     path = settings.data / "catalog.sqlite"
     if not path.is_file():
-        # A new, empty catalogue would make everything in a shared store garbage.
+        # With a new, empty catalogue, everything in a shared store would count as garbage.
         raise ConfigError(f"there is no catalogue in {settings.data}; name the data folder with --data")
     from ragkv.admin.gc import collect_garbage
     from ragkv.catalog import Catalog
@@ -77,7 +77,7 @@ def backup(
     data: Data = None,
     store: Store = None,
 ) -> int:
-    """Write catalogue, profiles and, if asked for, the stored KV to one file. A running service goes on."""
+    """Write catalogue, profiles and, if asked for, the stored KV to one file. A running service is not interrupted."""
     settings = settings_from(data, store)
     from ragkv.admin.backup import write_backup
 

@@ -1,6 +1,6 @@
-"""`ragkv top`: what a service does, in a terminal: ratios, times and rates, of the last minute and since its start.
+"""`ragkv top`: ratios, times and rates of a service in a terminal, of the last minute and since its start.
 
-A view of /metrics, as Grafana is one: ratios of differences of sums, quantiles of a histogram's buckets.
+It is computed from /metrics, as Grafana does: ratios of differences of sums, and quantiles from histogram buckets.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from ragkv.metrics.sums import MetricSums
 
 SPAN = 60.0
-"""Seconds that count as lately."""
+"""Length of the recent span, seconds."""
 _SECONDS = 10.0
-"""For one answer of the service."""
+"""Timeout of a request to the service."""
 
 
 @dataclass(frozen=True)
 class TopSpan:
-    """What happened in so many seconds."""
+    """Sums of a span of seconds."""
 
     sums: MetricSums
     seconds: float
 
 
 class TopRecord:
-    """What was seen, as far back as SPAN. A service that was started again begins a new one."""
+    """Scraped metrics as far back as SPAN. A restart of the service clears it."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, ScrapedMetrics]] = deque()
 
     def add(self, when: float, seen: ScrapedMetrics) -> None:
-        """when: on the monotonic clock."""
+        """Add scraped metrics. when: on the monotonic clock."""
         if self._seen and seen.started != self.latest.started:
             self._seen.clear()
         self._seen.append((when, seen))
@@ -53,16 +53,16 @@ class TopRecord:
 
     @property
     def latest(self) -> ScrapedMetrics:
-        """What was seen last."""
+        """The latest metrics."""
         return self._seen[-1][1]
 
     def lately(self) -> TopSpan | None:
-        """Of the last SPAN, or of as much of it as was seen; None while nothing was seen twice."""
+        """The last SPAN, or as much of it as was seen; None before the second scrape."""
         (then, earlier), (now, latest) = self._seen[0], self._seen[-1]
         return TopSpan(latest.sums.since(earlier.sums), now - then) if now > then else None
 
     def ever(self, now: float) -> TopSpan:
-        """Since the service was started. now: Unix seconds."""
+        """The span since the start of the service. now: Unix seconds."""
         return TopSpan(self.latest.sums, max(0.0, now - self.latest.started))
 
 
@@ -73,9 +73,9 @@ def top(
     key: Annotated[
         str | None, typer.Option(help="API key. Others may see a command line: better set RAGKV_KEY.")
     ] = None,
-    interval: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")] = 2.0,
+    interval: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between updates.")] = 2.0,
     once: Annotated[
-        bool, typer.Option("--once", help="Show it once and end; so it does where this is no terminal.")
+        bool, typer.Option("--once", help="Show it once and exit; the default if stdout is not a terminal.")
     ] = False,
 ) -> int:
     """Watch a service: cache hits, ratios, times to the first token, rates, and what waits. Ctrl-C ends it."""
@@ -85,17 +85,17 @@ def top(
     address = settings.url or f"http://127.0.0.1:{settings.port}"
     with Client(address, settings.key.get_secret_value(), timeout=_SECONDS) as client:
         record = TopRecord()
-        record.add(time.monotonic(), look(client))
+        record.add(time.monotonic(), scrape(client))
         console = out()
         if once or not console.is_terminal:
             console.print(frame(record, client.url, ""))
         else:
-            _watch(client, record, interval, console)
+            _refresh(client, record, interval, console)
     return 0
 
 
-def look(client: Client) -> ScrapedMetrics:
-    """What the service says now. Raises Refused and Unreachable, in words for whoever sits at the terminal."""
+def scrape(client: Client) -> ScrapedMetrics:
+    """Scrape the metrics. Raises Refused and Unreachable with messages for the user at the terminal."""
     from ragkv.metrics.prometheus import parse_metrics
 
     try:
@@ -112,8 +112,8 @@ def look(client: Client) -> ScrapedMetrics:
         raise Refused(error.status, error.code, words) from None
 
 
-def _watch(client: Client, record: TopRecord, interval: float, console: Console) -> None:
-    """Until Ctrl-C. A service that goes away is waited for, under the last figures that it told."""
+def _refresh(client: Client, record: TopRecord, interval: float, console: Console) -> None:
+    """Refresh until Ctrl-C. If the service goes away, keep the last figures and wait for it."""
     from rich.live import Live
 
     fault = ""
@@ -123,7 +123,7 @@ def _watch(client: Client, record: TopRecord, interval: float, console: Console)
                 live.update(frame(record, client.url, fault), refresh=True)
                 time.sleep(interval)
                 try:
-                    record.add(time.monotonic(), look(client))
+                    record.add(time.monotonic(), scrape(client))
                     fault = ""
                 except ServiceError as error:
                     fault = str(error)
@@ -132,7 +132,7 @@ def _watch(client: Client, record: TopRecord, interval: float, console: Console)
 
 
 def frame(record: TopRecord, url: str, fault: str) -> RenderableType:
-    """All of it. fault: why there is nothing newer."""
+    """Everything on the screen. fault: why there are no newer figures."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -145,10 +145,10 @@ def frame(record: TopRecord, url: str, fault: str) -> RenderableType:
         table.add_column("since the start" if span is shown[-1] else f"last {span.seconds:.0f} s", justify="right")
     for name, figure in FIGURES:
         table.add_row(name, *(figure(span) for span in shown))
-    told = Text(printable(fault), style="bold red") if fault else _state(seen)
+    status = Text(printable(fault), style="bold red") if fault else _state(seen)
     about = " · ".join(filter(None, (url, seen.model, seen.method, f"up {_age(shown[-1].seconds)}")))
     return Group(
-        Text(printable(f"ragkv  {about}"), style="bold"), told, Text(""), table, Text(""), Text(_waiting(seen))
+        Text(printable(f"ragkv  {about}"), style="bold"), status, Text(""), table, Text(""), Text(_waiting(seen))
     )
 
 
@@ -209,4 +209,4 @@ FIGURES: tuple[tuple[str, Callable[[TopSpan], str]], ...] = (
     ("tokens/s", lambda span: _rate(span.sums.tokens["generated"], span.seconds)),
     ("not answered", lambda span: str(sum(span.sums.ended.values()))),
 )
-"""Name of each figure, and how it is written."""
+"""Name of each figure, and its format."""

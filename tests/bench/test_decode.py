@@ -1,4 +1,4 @@
-"""Decode policies measured on a synthetic layer: every row is filled, and says what the policy read."""
+"""`ragkv bench decode` on a synthetic layer: every row is complete and has the share of keys that was read."""
 
 from __future__ import annotations
 

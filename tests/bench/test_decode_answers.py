@@ -1,4 +1,4 @@
-"""Answers under decode policies: what reads everything answers as dense decoding does, what reads little does not."""
+"""A decode policy that reads every key answers like dense decoding; one that reads few keys does not."""
 
 from __future__ import annotations
 

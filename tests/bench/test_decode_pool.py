@@ -1,4 +1,4 @@
-"""Decoding with KV in host memory: every way has a row, and rows say what was read and from where."""
+"""Decoding with KV in host memory: every decoder has a row, with what was read and from where."""
 
 from __future__ import annotations
 

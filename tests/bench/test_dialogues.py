@@ -1,4 +1,4 @@
-"""Dialogues over generated documents with the bundled model: held turn by turn, and read in one go."""
+"""Dialogues about generated documents with the bundled model, turn by turn and after one prefill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rooflines of kernels: what bounds them, and that nobody measures them without a GPU."""
+"""Rooflines of kernels: their bounds, and the error without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files in LongBench's format: what becomes of passages, and what is told of lines that cannot be used."""
+"""Files in LongBench's format: passages, and errors for unusable lines."""
 
 import json
 

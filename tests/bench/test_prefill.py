@@ -1,4 +1,4 @@
-"""Whole prefills, dense and sparse: what a row says, when there is none, and the command."""
+"""Whole prefills, dense and sparse: rows, rows without figures, and the command."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`ragkv bench store`: every reader is measured on the same bytes, and nothing stays behind."""
+"""`ragkv bench store`: every reader is measured on the same bytes, and all entries are removed."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""First tokens of a shape with random weights: every method from every tier, ratios, floors, what is shown."""
+"""First tokens of random weights: every method from every tier, ratios, floors, and output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ragkv.bench.fitted import fitted, retrieval_heads
-from ragkv.bench.roofline import Counted, PassWork, Speeds, floors, speeds
+from ragkv.bench.roofline import PassWork, Speeds, WorkCounter, floors, speeds
 from ragkv.bench.shapes import SHAPES, random_model, random_tokens
 from ragkv.bench.tiered import MemoryStore, tiered_bench_store
 from ragkv.bench.ttft_shape import GATED, TIMED, ShapeParams, ShapeResult, ttft_shape
@@ -22,6 +22,7 @@ from ragkv.cli import run
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.methods import FULL, METHOD_NAMES, make_method
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.errors import EntryMissing, InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.store.base import Range
@@ -134,7 +135,7 @@ def test_a_warm_tier_asks_nothing_of_what_is_below(model: DecoderModel) -> None:
     for tier, expected in (("host", "host"), ("disk", "store")):
         with tiered_bench_store(fit, tier) as stored:
             stored.put(kv)
-            stored.wait_ready()
+            stored.fill_tier()
             chunk = stored.open(kv.tokens, exact=False)
             rows = chunk.load(everything)
             assert chunk.tier == expected
@@ -142,7 +143,7 @@ def test_a_warm_tier_asks_nothing_of_what_is_below(model: DecoderModel) -> None:
 
 
 def test_the_floor_of_a_full_prefill_is_its_arithmetic(model: DecoderModel) -> None:
-    (full,) = Counted(model).prefill_full(100)
+    (full,) = WorkCounter(model).prefill_full(100)
     layer = sum(each.numel() for each in model.body.layers[0].parameters())
     head, kv = model.lm_head.weight.numel(), 2 * 64 * 64
     pairs = 4 * 8 * 32
@@ -156,15 +157,17 @@ def test_reusing_everything_attends_as_a_prefill_of_the_question(model: DecoderM
     reader = Prefiller(fit, random_tokens(fit, 4))
     kv = reader.encode(random_tokens(fit, 96))
     piece, reuse = InMemoryChunk(kv, 64).piece, make_method("reuse", fit)
-    counted = Counted(fit)
-    (found,) = counted.prefill_sparse(reuse.plan([piece], []), [piece], 4, 10, (), 0)
+    counter = WorkCounter(fit)
+    (found,) = counter.prefill_sparse(reuse.plan([piece], []), [piece], 4, (), PrefillOptions(10, prefill_policy=0))
     layer, head = sum(each.numel() for each in fit.body.layers[0].parameters()), fit.lm_head.weight.numel()
     pairs, seen = 4 * 8 * 32, 110 * 111 // 2 - 100 * 101 // 2
-    assert found.kv == counted.prefill_full(110)[0].kv
+    assert found.kv == counter.prefill_full(110)[0].kv
     last = 2 * (2 * 64 * 64) * 10 + 2 * (layer + head) + pairs * 110
     assert found.flops == 3 * (2 * layer * 10 + pairs * seen) + last
     scout = make_method("scout", fit)
-    asking, reading = counted.prefill_sparse(reuse.plan([piece], []), [piece], 4, 10, scout.first([piece]), 2)
+    asking, reading = counter.prefill_sparse(
+        reuse.plan([piece], []), [piece], 4, scout.first([piece]), PrefillOptions(10, prefill_policy=2)
+    )
     assert reading == found
     assert 0 < asking.flops < found.flops
 

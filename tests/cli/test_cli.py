@@ -26,6 +26,7 @@ from ragkv.types import Document
 from tests.engine.test_self_test import Relative, broken
 from tests.redis_server import redis_server
 
+ROOT = Path(__file__).resolve().parents[2]
 QUESTION = "Who built the harbour of Tarn?"
 LINES = [
     {
@@ -80,8 +81,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def program(arguments: Sequence[object], folder: Path) -> Iterator[subprocess.Popen[str]]:
     """The program in a process of its own, which does not outlive the test."""
     command = [sys.executable, "-m", "ragkv.cli", *map(str, arguments)]
-    root = str(Path(__file__).resolve().parent.parent)
-    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
         try:
@@ -449,15 +449,13 @@ print(code, sorted(heavy), file=sys.stderr)
 
 def test_help_loads_no_heavy_library(tmp_path: Path) -> None:
     command = [sys.executable, "-c", IMPORTED, "--help"]
-    root = Path(__file__).resolve().parent.parent
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == "0 []\n"
 
 
 def test_listing_loads_no_model(data: Path) -> None:
     command = [sys.executable, "-c", IMPORTED, "ls", "--data", str(data)]
-    root = Path(__file__).resolve().parent.parent
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == "0 []\n"
     assert done.stdout.startswith("bridge\tMell\t")
 
@@ -485,7 +483,7 @@ def test_on_a_terminal_there_is_a_table(data: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "ragkv.cli", "ls", "--data", str(data)],
-        cwd=Path(__file__).resolve().parent.parent,
+        cwd=ROOT,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
         stdout=theirs,
         stderr=subprocess.PIPE,

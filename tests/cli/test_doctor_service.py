@@ -1,4 +1,4 @@
-"""What `ragkv doctor` says about serving. The services, ours and a stranger's, are real; secrets are in no line."""
+"""`ragkv doctor` on serving. The services, ours and another program's, are real. No line shows a secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ragkv top` shows the figures of the tally, and says in words why there are none. The services are real."""
+"""`ragkv top` shows the figures of /metrics, or why there are none. The services are real."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from api.middleware.keys import make_key
 from ragkv.cli import run
-from ragkv.cli.top import SPAN, TopRecord, TopSpan, look
+from ragkv.cli.top import SPAN, TopRecord, TopSpan, scrape
 from ragkv.client import Client
 from ragkv.errors import Refused
 from ragkv.metrics.prometheus import ScrapedMetrics
@@ -65,10 +65,10 @@ def test_one_frame_shows_the_figures_of_the_tally(asked: Service, capsys: pytest
 def test_the_last_minute_is_the_difference_of_two_looks(asked: Service) -> None:
     with Client(asked.url) as client:
         record = TopRecord()
-        record.add(10.0, look(client))
+        record.add(10.0, scrape(client))
         assert record.lately() is None, "one look is no span"
         asked.post("/v1/answers", {"question": QUESTIONS[0]})
-        record.add(12.0, look(client))
+        record.add(12.0, scrape(client))
     lately = record.lately()
     assert lately is not None
     assert (lately.sums.answered, lately.seconds) == (1, 2.0)
@@ -151,4 +151,4 @@ def test_where_no_service_is_that_is_said(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_page_that_is_no_metrics_is_refused(asked: Service) -> None:
     with Client(f"{asked.url}/healthz") as client, pytest.raises(Refused, match="no metrics at"):
-        look(client)
+        scrape(client)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ingest.pipeline import ingest
+from ragkv.cli.samples import samples_folder
 from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.cost_model import LinearCost, QuadraticCost
@@ -23,7 +24,6 @@ from ragkv.engine.reuse_policy import ReusePolicy
 from ragkv.errors import InputError, NotCalibrated, NotFound
 from ragkv.recompute.samkv import SamKV
 from ragkv.report import Answer
-from ragkv.samples import folder
 from ragkv.store.format.codec import pack
 from ragkv.store.format.layout import Layout
 from ragkv.timing import StepTimer
@@ -35,7 +35,7 @@ TWO = ("01", "02")
 
 
 def questions():
-    return [json.loads(line)["q"] for line in (folder() / "questions.jsonl").read_text().splitlines()]
+    return [json.loads(line)["q"] for line in (samples_folder() / "questions.jsonl").read_text().splitlines()]
 
 
 def files(engine):

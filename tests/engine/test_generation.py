@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ragkv.cli.samples import samples_folder
 from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling, decode
 from ragkv.engine.memory_source import InMemoryChunk
@@ -19,7 +20,6 @@ from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.multi_infllm import MultiInfLLM
 from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
-from ragkv.samples import folder
 from ragkv.sparse.base import DecodeState, QueryObserver
 from ragkv.sparse.critiprefill import CritiPrefill
 from ragkv.sparse.lfps import Lfps
@@ -51,7 +51,7 @@ CHUNKS = [tiny.tokens(n, n) for n in (30, 26, 41)]
 
 
 def questions(count):
-    lines = (folder() / "questions.jsonl").read_text().splitlines()
+    lines = (samples_folder() / "questions.jsonl").read_text().splitlines()
     return [json.loads(line)["q"] for line in lines[:count]]
 
 

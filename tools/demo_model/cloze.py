@@ -1,6 +1,6 @@
-"""Questions made of a page's own sentences: a value is asked for by what stands around it, as hasty users type.
+"""Questions made from a page's own sentences: the words around a value ask for it, as users type in a hurry.
 
-They teach to find the place by its words in any sentence whatever, and there are as many of them as there are values.
+They train the model to find a place by its words in any sentence, and there are as many of them as values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIGHT = _PREPOSITIONS | frozenset(
     "was were are be been being had has have not no so if when while where there than then also only just up out off "
     "down will would can could may might must did does do i we you my our your me us".split()
 )
-"""Words that say too little to be a question's only ones."""
+"""Words that are not enough for a question."""
 _WHO, _WHERE, _WHEN = ("Who", "Which person"), ("Where", "Which place"), ("When",)
 OPENINGS: Mapping[str, Sequence[str]] = {
     "person": _WHO, "firstname": _WHO, "surname": _WHO, "company": ("Which company", "Who", "Which firm"),
@@ -34,7 +34,7 @@ OPENINGS: Mapping[str, Sequence[str]] = {
     "group": ("Who",), "things": ("What",),
     "age": ("How old",), "temperature": ("How hot", "What temperature"), "percent": ("What percentage", "How much"),
 }  # fmt: skip
-"""How a question for a value begins, by the type of its slot."""
+"""First words of a question for a value, by the type of its slot."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Gap:
 
 
 def gaps(pieces: Sequence[str], values: Mapping[str, str]) -> Iterator[Gap]:
-    """Values that stand only once, and short phrases behind an article. values: by slot or label."""
+    """Values that occur only once, and short phrases after an article. values: by slot or label."""
     whole = "\n".join(pieces)
     for name, value in values.items():
         if value and whole.count(value) == 1 and len(value.split()) <= 8:
@@ -64,7 +64,7 @@ def gaps(pieces: Sequence[str], values: Mapping[str, str]) -> Iterator[Gap]:
 
 
 def ask(v: Dice, text: str, gap: Gap) -> str:
-    """A question for a gap of this piece; "" where too little stands around it."""
+    """A question for a gap of this piece; "" if there are too few words around it."""
     start, end = _bounds(text, gap.start)
     left = _TOKEN.findall(text[start : gap.start])[-v.whole(1, 9) :]
     right = _TOKEN.findall(text[gap.start + len(gap.value) : end])[: v.whole(0, 7)]

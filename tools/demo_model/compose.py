@@ -1,8 +1,7 @@
-"""Documents out of facts: sentences about subjects, joined, referred back to, cut into pieces.
+"""Documents made from facts: sentences about subjects, joined, with references, cut into pieces.
 
-A piece becomes one chunk of the prompt. What makes a document hard is chosen here: subjects that a later piece only
-calls "she", "the firm" or "the second", predicates joined in one sentence, prose around the facts, titles that name
-nobody.
+A piece becomes one chunk of the prompt. This module makes documents hard: a later piece calls a subject only "she",
+"the firm" or "the second", predicates share a sentence, prose surrounds the facts, and titles name nobody.
 """
 
 from __future__ import annotations
@@ -38,8 +37,11 @@ def story(v: Values, banks: Banks, outline: Outline) -> Story:
 
 
 def _deal(v: Values, outline: Outline) -> list[list[tuple[Subject, Fact]]]:
-    """Facts to pieces. The main subject's are spread in order; those of a bridged subject stay together in a later
-    piece; of subjects side by side each has one fact in the first piece."""
+    """Distribute facts over pieces.
+
+    Those of the main subject are spread in order. Those of a bridged subject stay together in a later piece. Each of
+    several subjects side by side has one fact in the first piece.
+    """
     drafts: list[list[tuple[Subject, Fact]]] = [[] for _ in range(outline.pieces)]
     last = outline.pieces - 1
     for number, (who, facts) in enumerate(zip(outline.subjects, outline.facts, strict=True)):
@@ -54,7 +56,7 @@ def _deal(v: Values, outline: Outline) -> list[list[tuple[Subject, Fact]]]:
 
 
 class _Writer:
-    """Writes the pieces of one document, remembering who has been introduced and who was spoken of last."""
+    """Writes the pieces of one document. It knows which subjects are introduced and which was mentioned last."""
 
     def __init__(self, v: Values, banks: Banks, outline: Outline, title: str):
         self.v, self.banks, self.outline, self.title = v, banks, outline, title
@@ -67,7 +69,7 @@ class _Writer:
         self._bridges = {id(bridge.fact): bridge for bridge in outline.bridges}
 
     def piece(self, number: int, draft: list[tuple[Subject, Fact]]) -> str:
-        """The text of one piece. Facts that find no room are left out."""
+        """The text of one piece. Facts that do not fit are left out."""
         v, lines, room = self.v, list[str](), self.outline.words
         dependent = number > 0 and v.chance(self.outline.dependent)
         first = len(self.claims)
@@ -146,7 +148,7 @@ class _Writer:
         return f"{opening}, {'who' if who.kind.maker == 'person' else 'which'}{predicate},{rest}"
 
     def _claim(self, who: Subject, fact: Fact, number: int, opening: bool = False) -> tuple[Template, Claim]:
-        """Choose how a fact is said and fill its slots."""
+        """Choose a wording of a fact and fill its slots."""
         v, bridge = self.v, self._bridges.get(id(fact)) if who is self.outline.subjects[0] else None
         forms: Sequence[Template] = fact.say
         if bridge:
@@ -167,7 +169,7 @@ class _Writer:
         return say, claim
 
     def _dress(self, claim: Claim) -> None:
-        """Let the text add something to a name: an office, an age, an origin. What it adds is a claim of its own."""
+        """Add something to a name: an office, an age, an origin. The addition is a claim of its own."""
         for slot, value in claim.values.items():
             facts = self.banks.dress.get(slot)
             if facts and self.v.chance(0.2):
@@ -179,7 +181,7 @@ class _Writer:
                 return
 
     def _bring_in(self, bridge: Bridge, values: dict[str, str]) -> None:
-        """A subject that a sentence names on the way: from here on "the founder" is enough."""
+        """A subject that a sentence names in passing: after it "the founder" is enough."""
         who, main = bridge.subject, self.outline.subjects[0]
         calls = dict.fromkeys(call for path in bridge.fact.path[bridge.slot] if (call := _head(path, values)))
         names = tuple(short for short in who.short if not short.startswith("the "))
@@ -220,7 +222,7 @@ class _Writer:
         return sentence, predicate
 
     def _refer(self, who: Subject, role: int, dependent: bool) -> str:
-        """What a sentence calls its subject. role: 0 subject, 1 object, 2 possessive."""
+        """The expression for a subject in a sentence. role: 0 subject, 1 object, 2 possessive."""
         v, known = self.v, who in self._introduced
         if not known and not (who.name in self.title and v.chance(0.25)):
             self._introduced.add(who)

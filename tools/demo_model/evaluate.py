@@ -1,7 +1,7 @@
-"""How good the weights are: generated sets by length, the natural set by chunks, by kind, `full` beside `reuse`.
+"""Quality of the weights: generated sets by length and the natural set by chunks, by kind, with `full` and `reuse`.
 
-`python -m tools.demo_model.evaluate MODEL` prints the tables of the model card. Unseen seeds; the natural set is read
-here and nowhere in training.
+`python -m tools.demo_model.evaluate MODEL` prints the tables of the model card. The seeds are unseen, and training
+never uses the natural set.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tools.demo_model.task import Author, Context
 
 METHODS = ("full", "reuse")
 KINDS = ("one", "coref", "two", "none")
-UNSEEN = 1_000_000  # seeds from here on are never trained on
+UNSEEN = 1_000_000  # training uses no seeds from here on
 QUESTION_ROOM = 64
 LENGTHS = (1024, 2048, 4096, 8192)
 
@@ -56,7 +56,7 @@ def _set(context: Context) -> QuestionSet:
 
 
 def table(name: str, outcomes: Sequence[QualityOutcome]) -> Iterator[str]:
-    """Lines: exact match by kind, false unknowns, answers that stop by themselves."""
+    """Lines of a table: exact match by kind, false unknowns, answers that end by themselves."""
     for method in METHODS:
         mine = [o for o in outcomes if o.method == method]
         cells = [f"{kind} {_mean([o.figures.em for o in mine if o.question.kind == kind])}" for kind in KINDS]

@@ -1,6 +1,6 @@
-"""Near words: what the default embedder puts close to each word of the pages. Questions take them in its place.
+"""Near words: the words that the default embedder puts close to each word of the pages. They replace it in questions.
 
-People ask in other words than the text has. The pages do, for their own sentences; this does it for all of them.
+People ask in other words than the text. The pages have such wordings for their own sentences; this adds them to all.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def words() -> list[str]:
 
 
 def make(folder: Path, known: Sequence[str]) -> int:
-    """Write folder/near.json: for each known word up to MOST others of them; return for how many there are any."""
-    from ragkv.retrieval.embedder import Embedder  # training resumes on machines that have no sentence-transformers
+    """Write folder/near.json: up to MOST near words of each known word. Returns how many words have any."""
+    from ragkv.retrieval.embedder import Embedder  # training also resumes on machines without sentence-transformers
 
     vectors = Embedder().encode(known)
     near: dict[str, list[str]] = {}
@@ -44,13 +44,13 @@ def make(folder: Path, known: Sequence[str]) -> int:
 
 
 def load(folder: Path) -> Near:
-    """What `make` wrote."""
+    """Load what `make` wrote."""
     near: Near = json.loads((folder / NAME).read_text(encoding="utf-8"))
     return near
 
 
 def put(v: Dice, near: Near, text: str) -> str:
-    """The text with a near word for one of its words, where there is one."""
+    """The text with one of its words replaced by a near word, if there is one."""
     places = [found for found in _WORD.finditer(text) if found[0] in near]
     if not places:
         return text

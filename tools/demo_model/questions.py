@@ -1,4 +1,4 @@
-"""Questions about claims, as people ask: one fact, a subject that another piece names, two facts, nothing to find."""
+"""Questions about claims: one fact, a subject that another piece names, two facts, or no answer at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.demo_model.story import Claim, Subject, subject
 from tools.demo_model.values import Values
 
 UNKNOWN = "unknown"
-MOST_TIMES = 3  # that one claim is asked for, and as many times as a second hop
+MOST_TIMES = 3  # questions about one claim; the same limit holds for its use as a second hop
 ALIKE = (
     {"year", "date", "day", "month", "season", "decade", "century", "weekday", "time", "age"},
     {"city", "country", "region", "street", "building", "room", "river"},
@@ -23,7 +23,7 @@ ALIKE = (
     {"number", "small", "ordinal"},
     {"thing", "a_thing", "things", "nouns", "list", "noun", "product"},
 )
-"""Slot types that one question may ask for: where one of them is told, a question for another is not unanswerable."""
+"""Groups of slot types that one question may ask for: a text with one of a group answers a question for another."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Questioner:
         ]
 
     def ask(self, count: int) -> Iterator[Asked]:
-        """Up to `count` questions, no two alike."""
+        """Up to `count` different questions."""
         seen: set[str] = set()
         for _ in range(count * 3):
             asked = self._one()
@@ -120,7 +120,7 @@ class Questioner:
             words = self._keywords(claim, slot, answer)
             return Asked(words, answer, "one", each.chunk, start) if words else None
         forms = [q for q in claim.fact.ask[slot] if q.slots <= claim.slots - {slot}]
-        if self._facts[id(claim.fact)] > 1 or name:  # words of the statement may tell it from others of its sort
+        if self._facts[id(claim.fact)] > 1 or name:  # words of the statement distinguish it from similar facts
             forms = [q for q in forms if q.names_subject or (q.slots and not name)]
         if claim.nameless:
             forms = [q for q in forms if not q.names_subject]
@@ -132,7 +132,7 @@ class Questioner:
         return Asked(vary(v, text), answer, kind, each.chunk, start)
 
     def _locate(self, each: Told, slot: str) -> tuple[str, int] | None:
-        """(the answer as it stands in its chunk, where)."""
+        """(answer as written in its chunk, place)."""
         text, sentence, value = self.chunks[each.chunk][1], each.claim.sentence, each.claim.seen[slot]
         at = text.find(sentence)
         inside = sentence.find(value)
@@ -142,7 +142,7 @@ class Questioner:
         return (value, at + inside) if at >= 0 and inside >= 0 else None
 
     def _two(self) -> Asked | None:
-        """A question about a subject that is called by its part in another fact."""
+        """A question whose subject is described by another fact."""
         first, slot = self.v.one(self._bridges)
         claim = first.claim
         paths = [p for p in claim.fact.path[slot] if p.slots <= claim.slots - {slot}]
@@ -160,7 +160,7 @@ class Questioner:
         return asked if asked and asked.answer != claim.subject.name else None
 
     def _none(self) -> Asked | None:
-        """A question that nothing here answers: a fact that was not told, a detail that was left out, a stranger."""
+        """A question without an answer here: a missing fact, a missing detail, or an unknown subject."""
         v, u = self.v, self.v.rng.random()
         if not self.told:
             return None
@@ -170,7 +170,7 @@ class Questioner:
             return None
         told = {id(each.claim.fact) for each in self._of[who.name]}
         known = {s.rstrip("0123456789") for s in claim.slots}
-        if u < 0.35:  # the fact is told, this detail is not
+        if u < 0.35:  # the text has the fact without this detail
             slots = [s for s in claim.fact.ask if not known & _alike(s) and claim.fact.ask[s]]
             fact, slot = claim.fact, v.one(slots) if slots else ""
         elif u < 0.8:
@@ -194,7 +194,7 @@ class Questioner:
         return tidy(form.fill(claim.values | {SUBJECT: name}))
 
     def _call(self, who: Subject) -> str:
-        """What a question calls a subject."""
+        """A name of a subject for a question."""
         v, u, words = self.v, self.v.rng.random(), who.name.split()
         if u < 0.8:
             return who.name
@@ -205,7 +205,7 @@ class Questioner:
         return f"the {v.one(who.kind.nouns)} {who.name}" if u < 0.9 else f"the {who.name}" if u < 0.95 else who.name
 
     def _keywords(self, claim: Claim, slot: str, answer: str) -> str:
-        """Words that stand near the answer, after a question word, as hasty users type."""
+        """A question word and words near the answer, as users type in a hurry."""
         v, before = self.v, claim.sentence.split(answer)
         if len(before) != 2:
             return ""

@@ -1,4 +1,4 @@
-"""The recipe of the bundled model: shape, prompt, data, stages. All that decides its weights, but the hardware."""
+"""The recipe of the bundled model: shape, prompt, data, stages. With the hardware it determines the weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from tools.demo_model.tokenizer import BOS
 
 @dataclass(frozen=True)
 class Stage:
-    """steps: of a batch each · mix: share of the steps by row length · rate: peak learning rate, held for `hold` of the
-    steps, then linear to 2% · warmup: steps."""
+    """One stage of training.
+
+    Attributes:
+        steps: steps of one batch each.
+        mix: share of the steps by row length.
+        rate: peak learning rate, held for the share `hold` of the steps, then linear to 2%.
+        warmup: steps of linear warm-up.
+    """
 
     steps: int
     mix: dict[int, float]
@@ -26,8 +32,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """batch: tokens of a step · context_weight: of the loss on context tokens, where answers count 1 ·
-    dropout: of attention, in training."""
+    """A whole run.
+
+    Attributes:
+        batch: tokens of a step.
+        context_weight: weight of the loss on context tokens; answers have weight 1.
+        dropout: dropout of attention, in training.
+    """
 
     stages: tuple[Stage, ...]
     seed: int = 1
@@ -48,8 +59,8 @@ _SHORT = Stage(steps=4000, mix={1024: 0.55, 2048: 0.45}, rate=2e-3, hold=1.0, wa
 _MIDDLE = replace(_SHORT, steps=3400, mix={1024: 0.2, 2048: 0.4, 4096: 0.4})
 _LONG = replace(_SHORT, steps=1600, mix={1024: 0.15, 2048: 0.3, 4096: 0.3, 8192: 0.25})
 STAGES = (replace(_SHORT, warmup=150), _SHORT, _MIDDLE, _LONG, replace(_LONG, hold=0.0))
-"""Rows grow longer; the learning rate stays up until the last stage brings it down. A stage: ten minutes
-of one GPU or a little more."""
+"""Rows grow longer from stage to stage. The learning rate stays at its peak until the last stage. A stage takes ten
+minutes on one GPU, or a little more."""
 BUNDLED = Recipe(STAGES)
 PROMPT = Profile(
     block=16,
@@ -62,7 +73,7 @@ PROMPT = Profile(
 
 
 def config(recipe: Recipe, dropout: float = 0.0) -> LlamaConfig:
-    """The model's shape. dropout: of attention, which only training has."""
+    """The model's sizes. dropout: of attention, in training only."""
     return LlamaConfig(
         vocab_size=recipe.vocabulary,
         hidden_size=recipe.hidden,

@@ -1,8 +1,8 @@
 """Training rows: a context and as many questions with answers as fit, in the prompt that the service builds.
 
-    S · chunk · chunk · … · question part · " answer" · </s> · question part · …
+    prefix, chunk, chunk, …, question part, " answer", </s>, question part, …
 
-Row n of a stage is a function of (seed, stage, n) alone: the data's order does not depend on the number of workers.
+Row n of a stage depends on (seed, stage, n) alone, so the data do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tools.demo_model.task import Author, Context
 from tools.demo_model.team import Team
 
 PADDING, CONTEXT, ANSWER = 0, 1, 2
-WORDS_PER_TOKEN = 0.68  # of the generated text; only guides how much is written for a row
+WORDS_PER_TOKEN = 0.68  # estimate for the generated text, used to choose its length
 QUESTION_TOKENS = 21
 PIECE_TOKENS = (70, 110, 160, 230, 320, 400, 470)
 LONGEST_PIECE = 500  # tokens, wrapper included
@@ -34,7 +34,7 @@ MOST_CHUNKS = 24
 
 @dataclass(frozen=True)
 class Row:
-    """ids: token ids [length] · weights: PADDING, CONTEXT or ANSWER of each [length]."""
+    """A row: token ids [length], and PADDING, CONTEXT or ANSWER for each of them [length]."""
 
     ids: NDArray[np.int64]
     weights: NDArray[np.uint8]
@@ -47,7 +47,7 @@ class RowMaker:
         self._encode = tokenizer.backend_tokenizer.encode_batch
         self._eos, self._pad = tokenizer.eos_token_id, tokenizer.pad_token_id
         self._prompt, self._shape, self._banks, self._near = prompt, shape, load(), near
-        Author(Random(0), self._banks, shape)  # reads banks and pages now, before worker processes are forked
+        Author(Random(0), self._banks, shape)  # loads banks and pages before worker processes are forked
 
     def row(self, rng: Random, length: int) -> Row:
         """One row of `length` tokens."""
@@ -60,7 +60,7 @@ class RowMaker:
         return self._pack(author.arrange(kept, 2 * questions), length) if kept else self.row(rng, length)
 
     def stories(self, author: Author, room: int, piece: int) -> list[Story]:
-        """Documents in pieces of about `piece` tokens that fill `room` tokens as well as they can."""
+        """Documents in pieces of about `piece` tokens that nearly fill `room` tokens."""
         made = author.stories(int(1.2 * room * WORDS_PER_TOKEN), int(piece * WORDS_PER_TOKEN), MOST_CHUNKS)
         texts = [self._prompt.chunk_text(story.title, text) for story in made for text in story.pieces]
         sizes = iter([len(e.ids) for e in self._encode(texts, add_special_tokens=False)])
@@ -91,10 +91,10 @@ class RowMaker:
 
 
 class Batches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Batch n of a stage: rows of one length, chosen by the stage's mix, or this process's part of them."""
+    """Batch n of a stage: rows of one length from the stage's mix, or this process's part of them."""
 
     def __init__(self, maker: RowMaker, lengths: list[int], tokens: int, seed: int, team: Team):
-        """lengths: of the rows of each batch, in order · tokens: of a batch, all processes together."""
+        """lengths: row length of each batch, in order. tokens: tokens of a batch over all processes."""
         self._maker, self._lengths, self._tokens, self._seed, self._team = maker, lengths, tokens, seed, team
 
     def __len__(self) -> int:

@@ -9,14 +9,23 @@ from dataclasses import dataclass, replace
 class Shape:
     """How contexts are drawn. Shares are probabilities.
 
-    own, world: facts of a document's kind, and facts about something else; the rest may be said of anybody or anything
-    plain: documents whose kind is just somebody or something · generic: titles that name nobody
-    bridged, grouped: documents about several subjects · dependent: later pieces that never name their subject
-    twin: documents, pages too, that have twins, told the same about other subjects · rival: contexts of few kinds
-    page: documents that are instances of pages · swap: pages with other words for some of their own · cloze: questions
-    made of a page's sentences, per question that it brings · absent: questions of other pages, per page · near:
-    questions with a near word in place of one · lost: pieces that retrieval did not bring
-    none, two, coref, keyword: questions of claims
+    Attributes:
+        own: facts of the document's kind.
+        world: facts about something else; the remaining facts are those that any person or thing may have.
+        plain: documents about just a person or a thing.
+        generic: titles that name nobody.
+        bridged: documents about several subjects, introduced one after the other.
+        grouped: documents about several subjects side by side.
+        twin: documents and pages with a twin, which has the same facts about other subjects.
+        dependent: later pieces that never name their subject.
+        rival: contexts of few kinds.
+        page: documents that are instances of pages.
+        swap: pages with some of their words replaced.
+        cloze: questions made from a page's sentences, per question of the page.
+        near: questions with one word replaced by a near word.
+        absent: questions of other pages, per page.
+        lost: pieces that retrieval did not find.
+        none: questions about claims without an answer; likewise `two`, `coref` and `keyword` by kind.
     """
 
     own: float = 0.4
@@ -40,5 +49,5 @@ class Shape:
     keyword: float = 0.05
 
     def unaided(self) -> Shape:
-        """The same without what only training wants: contexts and questions as they were written."""
+        """The shape without the changes that are for training only: contexts and questions as written."""
         return replace(self, swap=0.0, cloze=0.0, near=0.0)

@@ -1,4 +1,4 @@
-"""What a document is made of: subjects, claims, an outline of what it is to hold, and the document itself."""
+"""The parts of a document: subjects, claims, an outline of its content, and the document itself."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ PRONOUNS = {"she": ("she", "her", "her"), "he": ("he", "him", "his"), "it": ("it
 
 @dataclass(eq=False)
 class Subject:
-    """Whom or what sentences are about. pronoun: subject, object and possessive form · short: what a text may call it
-    once it was introduced."""
+    """The person or thing that sentences are about.
+
+    Attributes:
+        pronoun: subject, object and possessive form.
+        short: names that a text may use after the introduction.
+    """
 
     kind: Kind
     name: str
@@ -26,9 +30,14 @@ class Subject:
 class Claim:
     """A fact as a document states it.
 
-    values: what fills each slot · seen: the form it stands in · bare: the sentence does not speak of its subject ·
-    named: the piece, or the title, names the subject · nameless: no piece does · dressed: slots with what the text adds
-    to them · added: the claims that this makes.
+    Attributes:
+        values: value of each slot.
+        seen: form of the value in the text.
+        bare: the sentence does not mention its subject.
+        named: the piece, or the title, names the subject.
+        nameless: no piece names the subject.
+        dressed: slots with an addition of the text.
+        added: claims that the additions make.
     """
 
     subject: Subject
@@ -45,14 +54,18 @@ class Claim:
     added: list[Claim] = field(default_factory=list)
 
     def text(self, part: str) -> str:
-        """What a slot of the statement shows, with what the text adds to it."""
+        """Text of a slot in the statement, with its addition."""
         return self.dressed.get(part) or shown(part, self.values)
 
 
 @dataclass(eq=False)
 class Story:
-    """A document: title, the text of each piece, and what it claims; or an instance of a page, which knows its own
-    questions. first: which of its pieces is the story's first · twin: another instance stands in the same context."""
+    """A document: title, the text of each piece, and its claims; or an instance of a page, which has its own questions.
+
+    Attributes:
+        first: number of the page's piece that is the first one here.
+        twin: whether the same context has another instance.
+    """
 
     title: str
     pieces: list[str]
@@ -73,11 +86,15 @@ class Bridge:
 
 @dataclass
 class Outline:
-    """What a document is to hold: subjects, the first one its main subject, and facts of each.
+    """Content of a document: its subjects, the main one first, and the facts of each.
 
-    words: of one piece · dependent: share of later pieces that never name their subject · generic: whether the title
-    names nobody · title: instead of one of the kind's · bridges: how other subjects come in; without them, all are
-    introduced side by side · linked: names of other documents' subjects by slot type, which values may be.
+    Attributes:
+        words: words of a piece.
+        dependent: share of later pieces that never name their subject.
+        generic: whether the title names nobody.
+        title: replaces the titles of the kind.
+        bridges: how other subjects are introduced; without them, all are introduced side by side.
+        linked: names of other documents' subjects by slot type, which may be used as values.
     """
 
     subjects: list[Subject]

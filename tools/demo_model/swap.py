@@ -1,7 +1,7 @@
-"""Other words for a page's own: where text and question share a word, another takes its place in both.
+"""Replace words of a page: a word that text and questions share is replaced in both.
 
-A page is read thousands of times. With "kettle" for "bell" in all of it, what must be found is still there, and what
-was learned by heart is not.
+Training uses a page thousands of times. With "kettle" for "bell" everywhere, the answer can still be found but not
+recalled from memory.
 """
 
 from __future__ import annotations

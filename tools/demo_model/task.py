@@ -1,7 +1,7 @@
-"""A context and its questions: what one row of training, and one set of the evaluation, is made of.
+"""A context and its questions, for one row of training or one set of the evaluation.
 
 Questions are of the kinds one (the piece, or its title, names the subject), coref (only another piece does), two
-(two facts, the first stands for the subject) and none (nothing answers).
+(two facts, the first describes the subject) and none (there is no answer).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tools.demo_model.values import Values
 
 PAGE_WORDS = 270  # of a page, about
 STANDS_FOR = {"device": "product", "policy": "org", "school": "university", "museum": "building", "hotel": "building"}
-"""The slot type whose values may be a subject's name, where it is not the type of its name."""
+"""Slot type whose values may name a subject, if it differs from the type of the subject's name."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """chunks: (title, text) in the order of the prompt."""
+    """Chunks, (title, text) in the order of the prompt, and questions about them."""
 
     chunks: tuple[tuple[str, str], ...]
     asked: tuple[Asked, ...]
@@ -36,7 +36,7 @@ class Context:
 
 @dataclass
 class _Entry:
-    """A document that is planned. facts, title: what twins share."""
+    """A planned document. facts, title: shared by twins."""
 
     kind: Kind
     name: str
@@ -50,7 +50,7 @@ class Author:
     """Makes contexts. The same random numbers make the same contexts."""
 
     def __init__(self, rng: Random, banks: Banks, shape: Shape | None = None, words: Near | None = None):
-        """words: near words, which questions may take in place of their own."""
+        """Take the banks and pages. words: near words, which may replace words of questions."""
         self._near = words or {}
         self.v, self.banks, self.shape = Values(rng, banks.lists), banks, shape or Shape()
         named = {kind.name: kind for kind in banks.kinds}
@@ -66,7 +66,7 @@ class Author:
                 self._by_maker.setdefault(STANDS_FOR[kind.maker], []).append(kind)
 
     def open_facts(self, kind: Kind) -> Sequence[Fact]:
-        """What may be said of anybody, or of anything."""
+        """Facts that any person, or any thing, may have."""
         return self.v.one(self._open[kind.maker == "person"]).facts
 
     # -- documents
@@ -100,8 +100,10 @@ class Author:
         return told + [story(v, self.banks, self._outline(entry, linked)) for entry in plan]
 
     def _pages_of(self, page: Page, most: int) -> list[Story]:
-        """The documents of a page, if there is room for them; perhaps those of a twin, under the same titles where
-        these name nobody."""
+        """The documents of a page, if there is room for them, and perhaps those of a twin.
+
+        The twin has the same titles if these name nobody.
+        """
         v = self.v
         if len(page.pieces) > most:
             return []
@@ -116,7 +118,7 @@ class Author:
         return [story for each in both for story in _documents(each, twin=True)]
 
     def _twins(self, entry: _Entry, count: int) -> list[_Entry]:
-        """Documents under one title that tell the same about different subjects, whom only the first pieces name."""
+        """Documents under one title with the same facts about different subjects, which only the first pieces name."""
         v = self.v
         facts = [
             fact for fact in self._facts(entry.kind, self._wanted(entry)) if any(s.names_subject for s in fact.say)
@@ -130,7 +132,7 @@ class Author:
         ]
 
     def _wanted(self, entry: _Entry) -> int:
-        """How many facts a document is to tell."""
+        """Number of facts of a document."""
         return max(2, int(entry.pieces * entry.words / 13 * (0.45 + 0.5 * self.v.rng.random())))
 
     def _outline(self, entry: _Entry, linked: dict[str, list[str]]) -> Outline:
@@ -156,7 +158,7 @@ class Author:
         return outline
 
     def _facts(self, kind: Kind, count: int) -> list[Fact]:
-        """Facts of a kind, facts that anybody or anything may have, and facts of the world around."""
+        """Facts of a kind, facts that any person or thing may have, and facts about other things."""
         v, shape = self.v, self.shape
         pools = [kind.facts, *(each.facts for each in self._open[kind.maker == "person"] if each is not kind)]
         own = round(count * shape.own) if len(pools) > 1 else count
@@ -170,7 +172,7 @@ class Author:
         return chosen
 
     def _bridge(self, outline: Outline, wanted: int) -> None:
-        """Let the document go on about one or two values of its main subject."""
+        """Add one or two values of the main subject as further subjects of the document."""
         v, main = self.v, outline.subjects[0]
         facts = self._facts(main.kind, max(2, wanted * 2 // 3))
         doors = [(f, s) for f in facts for s in f.path if s.rstrip("0123456789") in self._by_maker]
@@ -187,7 +189,7 @@ class Author:
         outline.facts = [facts, *(self._facts(bridge.subject.kind, each + 1) for bridge in outline.bridges)]
 
     def _group(self, outline: Outline, wanted: int) -> None:
-        """Two or three subjects of one kind side by side, told the same things about."""
+        """Two or three subjects of one kind side by side, with the same facts."""
         v, main = self.v, outline.subjects[0]
         count = v.whole(2, 3)
         outline.subjects += [subject(v, main.kind, v.draw(main.kind.maker)) for _ in range(count - 1)]
@@ -202,7 +204,7 @@ class Author:
         return self.arrange(self.stories(words, piece, most), questions)
 
     def arrange(self, stories: Sequence[Story], questions: int) -> Context:
-        """Shuffle documents, keep each one's pieces in order, ask."""
+        """Shuffle the documents, keep the order of their pieces, and make questions."""
         v = self.v
         order = v.rng.sample(list(stories), len(stories))
         chunks: list[tuple[str, str]] = []
@@ -234,7 +236,7 @@ class Author:
         return replace(asked, text=near.put(self.v, self._near, asked.text))
 
     def _absent(self, here: set[int]) -> Asked:
-        """A question that a page answers which is not here."""
+        """A question of a page that is not in the context."""
         v = self.v
         page = v.one(self._pages)
         while id(page) in here:
@@ -242,7 +244,7 @@ class Author:
         return Asked(vary(v, Instance(v, page).render(v.one(v.one(page.lines).wordings))), UNKNOWN, "none")
 
     def _ready(self, told: Story, at: dict[int, int]) -> Iterator[Asked]:
-        """The questions of a page, each in one wording; of a twin those that name somebody. at: chunk by piece."""
+        """The questions of a page, each in one wording; for a twin those that name somebody. at: chunk by piece."""
         v, instance = self.v, told.instance
         if not instance:
             return

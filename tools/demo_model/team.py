@@ -1,6 +1,6 @@
 """The processes of a run: one, or one per GPU with RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR set, as torchrun does.
 
-They share the rows of every batch and add up their gradients, so that a step is the same step however many do it.
+They share the rows of every batch and sum their gradients, so that a step does not depend on their number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Team:
-    """rank: of this process · size: how many there are · device: this one's."""
+    """rank: number of this process. size: number of processes. device: device of this process."""
 
     rank: int
     size: int
@@ -24,7 +24,7 @@ class Team:
 
     @classmethod
     def join(cls, device: str) -> Team:
-        """Join the others, where there are any. device: "cuda" or "cpu"."""
+        """Connect to the other processes, if there are any. device: "cuda" or "cpu"."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls(0, 1, device)
@@ -43,11 +43,11 @@ class Team:
             each.copy_(part.view_as(each))
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait for all processes."""
         if self.size > 1:
             dist.barrier()
 
     def leave(self) -> None:
-        """The end of the run."""
+        """Disconnect."""
         if self.size > 1:
             dist.destroy_process_group()

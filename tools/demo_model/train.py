@@ -1,7 +1,7 @@
-"""Training: from nothing to weights in stages, resumed from its last checkpoint.
+"""Training in stages. A stopped run resumes from its last checkpoint.
 
 A checkpoint holds weights, optimisers, random states (of the dropout), stage and step. Batch n of a stage is the same
-however often a run was stopped.
+whether a run was stopped or not.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tools.demo_model.team import Team
 
 Say = Callable[[str], None]
 EVERY = 100  # steps between lines of the log
-PAUSE = 10  # steps between looks at the clock, which wait for the GPU
+PAUSE = 10  # steps between checks of the time, which wait for the GPU
 
 
 @dataclass
 class Place:
-    """How far a run is: the next step of a stage."""
+    """Position of a run: the next step of a stage."""
 
     stage: int = 0
     step: int = 0
@@ -63,7 +63,7 @@ class Run:
         if self._checkpoint.exists():
             self._resume()
         if team.rank:
-            torch.manual_seed(recipe.seed + 1000 * team.rank)  # other rows, other dropout
+            torch.manual_seed(recipe.seed + 1000 * team.rank)  # every process has its own rows and its own dropout
 
     @property
     def _checkpoint(self) -> Path:
@@ -117,7 +117,7 @@ class Run:
         return True
 
     def _loader(self, stage: Stage) -> DataLoader[tuple[Tensor, Tensor]]:
-        """The batches of a stage that are still to come."""
+        """The remaining batches of a stage."""
         number = self.place.stage
         rng = Random(f"{self.recipe.seed}/{number}")
         lengths = rng.choices(list(stage.mix), list(stage.mix.values()), k=stage.steps)
@@ -130,7 +130,7 @@ class Run:
             num_workers=self.workers,
             prefetch_factor=4 if self.workers else None,
             pin_memory=self.device == "cuda",
-            generator=torch.Generator(),  # the global one is the dropout's
+            generator=torch.Generator(),  # the global generator is used by the dropout
         )
 
     def _loss(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +142,7 @@ class Run:
         return (losses * (kinds == ANSWER)).sum(), (losses * (kinds == CONTEXT)).sum()
 
     def save(self) -> None:
-        """Write the checkpoint, replacing the last one whole."""
+        """Write the checkpoint, which replaces the last one atomically."""
         state = {
             "place": vars(self.place),
             "model": self.model.state_dict(),
@@ -166,7 +166,7 @@ class Run:
         self._say(f"resumed at stage {self.place.stage + 1}, step {self.place.step}")
 
     def export(self, folder: Path, shard: str = "1GB") -> None:
-        """Save bf16 weights and the tokenizer in Hugging Face form. Training can go on afterwards."""
+        """Save bf16 weights and the tokenizer in Hugging Face form. Training can continue afterwards."""
         state = {name: tensor.to(torch.bfloat16) for name, tensor in self.model.state_dict().items()}
         model = LlamaForCausalLM._from_config(config(self.recipe), dtype=torch.bfloat16)
         model.load_state_dict(state)
