@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
-from ingest.steps import IngestStep, run_to_end
+from ingest.progress import IngestStep, run_to_end
 from ragkv.errors import ConfigError, InvalidDocument
 from ragkv.types import Chunk, Document
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ingest.job_view import DocumentStatus, JobFault
-from ingest.steps import IngestStep
+from ingest.progress import IngestStep
 from ragkv.types import Document
 
 MAX_ATTEMPTS = 3
@@ -101,7 +101,7 @@ def requeue(connection: sqlite3.Connection, place: JobPlace) -> None:
     connection.execute(sql, (place.job,))
 
 
-def finish(connection: sqlite3.Connection, place: JobPlace, status: DocumentStatus, error: JobFault | None) -> None:
+def complete(connection: sqlite3.Connection, place: JobPlace, status: DocumentStatus, error: JobFault | None) -> None:
     """Record the outcome of a running document."""
     facts = (status, error.code if error else None, error.message if error else None)
     sql = (

@@ -85,7 +85,7 @@ class IngestJob:
         id: Id of the job.
         collection: Collection of its documents.
         status: `completed` means that at least one document is in the catalogue, `failed` that none is.
-        stage: Stage of the running document (ingest.steps.Stage).
+        stage: Stage of the running document (ingest.progress.Stage).
         done: Units of the stage that are done.
         total: Units of the stage.
         counts: The documents by status.

@@ -16,7 +16,7 @@ from ingest.job_table import JobPlace
 from ingest.job_view import Backlog, Counts, DocumentStatus, IngestJob, JobEntry, JobFault, Listed, Status
 from ingest.loader import MAX_NAME, Rejected, checked
 from ingest.pipeline import IngestEngine, IngestOutcome, ingest_steps
-from ingest.steps import IngestStep, Paused
+from ingest.progress import IngestStep, Paused
 from ragkv.catalog import Catalog
 from ragkv.errors import CatalogCorrupt, InputError, RagkvError
 from ragkv.types import Document
@@ -185,7 +185,7 @@ class Jobs:
         """
         while self._unrecorded:
             with self._catalog.write() as connection:
-                job_table.finish(connection, *self._unrecorded[0])
+                job_table.complete(connection, *self._unrecorded[0])
                 if seconds is not None and len(self._unrecorded) == 1:
                     job_table.record_pace(connection, self._unrecorded[0][0], seconds)
             self._unrecorded.pop(0)
@@ -211,8 +211,8 @@ class _Checkpoint:
     def check_wanted(self) -> None:
         """Raise _Cancelled when the document is no longer wanted."""
         with self._catalog.read() as connection:
-            wanted = job_table.is_running(connection, self._place)
-        if not wanted:
+            requested = job_table.is_running(connection, self._place)
+        if not requested:
             raise _Cancelled
 
     def __call__(self, step: IngestStep) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingest.chunker import PromptPiece, split_steps
-from ingest.steps import IngestProgress, IngestStep, Paused, Stage, no_progress, run_to_end
+from ingest.progress import IngestProgress, IngestStep, Paused, Stage, no_progress, run_to_end
 from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog, DocumentVersion, EmbedderIdentity, Passage
 from ragkv.errors import RagkvError

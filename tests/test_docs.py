@@ -18,8 +18,7 @@ from pydantic import SecretStr
 
 from ragkv.cli import app
 from ragkv.config import Settings
-from ragkv.engine.methods import METHOD_NAMES, METHODS
-from ragkv.engine.policies import DECODE_NAMES, DECODES, PREFILL_NAMES, PREFILLS
+from ragkv.engine.registry import DECODE_NAMES, DECODES, METHOD_NAMES, METHODS, PREFILL_NAMES, PREFILLS
 
 README_LINES = 120
 OTHERS_OPTIONS = {"--profile", "--seconds"}

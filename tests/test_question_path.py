@@ -37,7 +37,7 @@ FIRST_TOKEN = "api.runtime.answer_channel:AnswerChannel.publish"
 READS = "ragkv.store.disk_store:_read_ranges"
 
 
-class Recorder:
+class CallRecorder:
     """Sees every call of the project's functions while it is on."""
 
     def __init__(self) -> None:
@@ -84,9 +84,9 @@ def stack(frame: FrameType | None) -> list[str]:
 
 
 @contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
+def recording(calls: CallRecorder) -> Iterator[None]:
     """Threads that begin in here are recorded."""
-    threading.setprofile(recorder)
+    threading.setprofile(calls)
     try:
         yield
     finally:
@@ -94,18 +94,18 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorder:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> CallRecorder:
     """One streamed question, after another one that has warmed everything up."""
-    recorder = Recorder()
+    calls = CallRecorder()
     asked = {"question": "Who built the harbour of Tarn?", "stream": True}
-    with recording(recorder), serving(settings(tmp_path_factory.mktemp("path"))) as service:
+    with recording(calls), serving(settings(tmp_path_factory.mktemp("path"))) as service:
         assert service.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]}).status_code == 200
         assert service.post("/v1/answers", asked).status_code == 200
-        recorder.on = True
+        calls.on = True
         assert "Ada" in service.post("/v1/answers", asked).text
-        recorder.on = False
+        calls.on = False
     assert sys.getprofile() is None
-    return recorder
+    return calls
 
 
 def listed(heading: str) -> list[str]:
@@ -115,13 +115,13 @@ def listed(heading: str) -> list[str]:
     return re.findall(r"^\d+\. `([^`]+)`", section, re.MULTILINE)
 
 
-def test_one_question_takes_few_functions_and_they_are_listed(recorded: Recorder) -> None:
+def test_one_question_takes_few_functions_and_they_are_listed(recorded: CallRecorder) -> None:
     assert recorded.work == WORK, "all work was seen"
     assert len(recorded.path) <= MOST_FUNCTIONS, "\n".join(recorded.path)
     assert listed("The functions of one question") == recorded.path
 
 
-def test_one_byte_range_passes_few_hands_and_they_are_listed(recorded: Recorder) -> None:
+def test_one_byte_range_passes_few_hands_and_they_are_listed(recorded: CallRecorder) -> None:
     assert recorded.hands, "bytes were read"
     longest = max(recorded.hands, key=len)
     assert len(longest) <= MOST_HANDS, longest

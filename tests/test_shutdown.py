@@ -75,12 +75,12 @@ def test_a_service_stopped_while_it_reads_ends_in_time_and_reads_on_at_its_next_
     assert qualified.stat().st_mtime_ns == when, "what was shown at the first start is remembered"
 
 
-def stream_of(client: httpx.Client, events: list[tuple[str, Any]], begun: threading.Event, **body: Any) -> None:
+def stream_of(client: httpx.Client, events: list[tuple[str, Any]], started: threading.Event, **body: Any) -> None:
     """Ask with `stream` and note the events, to their end."""
     with client.stream("POST", "/v1/answers", json={"question": QUESTION, "stream": True, **body}) as response:
         for event in events_of(response):
             events.append(event)
-            begun.set()
+            started.set()
 
 
 def talkative(folder: Path) -> Path:
@@ -99,17 +99,17 @@ def talkative(folder: Path) -> Path:
 @pytest.mark.timeout(240)
 def test_a_service_stopped_while_it_streams_ends_every_stream_in_words(tmp_path):
     settings = {"RAGKV_MODEL": str(talkative(tmp_path / "talkative")), "RAGKV_MAX_TOKENS": "4000"}
-    short, long, begun = [], [], [threading.Event(), threading.Event()]
+    short, long, started = [], [], [threading.Event(), threading.Event()]
     with served(tmp_path, **settings) as (process, client):
         document = {"id": "tarn", "text": "The harbour of Tarn was built in 1889 by Ada Brook."}
         assert client.post("/v1/documents?wait=true", json=document).json()["status"] == "completed"
         threads = [
-            threading.Thread(target=stream_of, args=(client, short, begun[0]), kwargs={"max_tokens": 5}),
-            threading.Thread(target=stream_of, args=(client, long, begun[1]), kwargs={"max_tokens": 4000}),
+            threading.Thread(target=stream_of, args=(client, short, started[0]), kwargs={"max_tokens": 5}),
+            threading.Thread(target=stream_of, args=(client, long, started[1]), kwargs={"max_tokens": 4000}),
         ]
         for thread in threads:
             thread.start()
-        assert all(each.wait(60) for each in begun)
+        assert all(each.wait(60) for each in started)
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         for thread in threads:

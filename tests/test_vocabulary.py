@@ -42,8 +42,16 @@ MODULES = {
     ),
     *("strict", "sent", "holdings", "papers", "nouns", "words", "tally", "exposition", "summary", "retrieve"),
 }
-PUBLIC = {"ragkv/client/asynchronous.py", "ragkv/client/synchronous.py", "ragkv/client/calls.py"}
-"""The Python client: `forget` and `follow` are methods that users call, and stay."""
+PUBLIC = {
+    ("ragkv/client/models.py", "Conversation"),
+    *(
+        (f"ragkv/client/{file}.py", name)
+        for file in ("asynchronous", "synchronous", "calls")
+        for name in ("forget", "follow")
+    ),
+    ("ragkv/bench/decode_pool.py", "way"),
+}
+"""Names that users see, and that stay: a resource and two methods of the Python client, a field of a bench's JSON."""
 
 PROSE = re.compile(
     r"\b(cupboard|shelf|shelves|carrier|begun|tally|holdings|lent|lend|lends|borrows?|mends?|mended|speech|elsewhere\.py)\b",
@@ -79,7 +87,7 @@ def test_old_words_name_no_class_function_parameter_or_field() -> None:
         f"{path}:{getattr(node, 'lineno', 0)} {name}"
         for path, tree in sources()
         for node, name, words in names(tree)
-        if name in words and path not in PUBLIC
+        if name in words and (path, name) not in PUBLIC
     ]
     assert not found, "\n".join(found)
 

@@ -26,7 +26,7 @@ from ragkv.bench.grid import titled
 from ragkv.bench.kernels import KernelParams
 from ragkv.bench.shapes import find_shape, random_model, random_tokens
 from ragkv.bench.ttft_shape import ShapeParams, ttft_shape
-from ragkv.engine.policies import make_decode_policy
+from ragkv.engine.registry import make_decode_policy
 from ragkv.model.decoder import DecoderModel
 
 SHAPE, OTHERS = "llama-3.1-8b", ("mistral-7b", "qwen2.5-3b")

@@ -13,7 +13,7 @@ def readiness_checks(health: dict[str, Any], stopping: bool) -> dict[str, dict[s
 
     Args:
         health: Health of the engine thread.
-        stopping: Whether the shutdown has begun.
+        stopping: Whether the shutdown has started.
     """
     serving = health["status"] in ("ok", "degraded")
     engine = "the service is shutting down" if stopping else "" if serving else health.get("reason", health["status"])

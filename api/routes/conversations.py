@@ -41,5 +41,5 @@ async def remove_conversation(
     session = (tenant.inside(collection), conversation_id)
     future = engine_thread.submit(lambda engine: engine.sessions.remove(*session), session, tenant.name)
     await asyncio.wrap_future(future)
-    engine_thread.history.forget(lambda each: (each.collection, each.conversation) == session)
+    engine_thread.history.remove(lambda each: (each.collection, each.conversation) == session)
     return Response(status_code=204)

@@ -95,7 +95,7 @@ class AnswerHistory:
         with self._lock:
             return self._answers.get((tenant, id))
 
-    def forget(self, which: Callable[[RecordedAnswer], bool]) -> None:
+    def remove(self, which: Callable[[RecordedAnswer], bool]) -> None:
         """Drop the answers for which `which` is true."""
         with self._lock:
             for key in [key for key, each in self._answers.items() if which(each)]:

@@ -92,7 +92,7 @@ class CatalogService:
         except NotFound:
             if not was_queued:
                 raise
-        self._history.forget(lambda each: each.collection == collection and document_id in each.documents)
+        self._history.remove(lambda each: each.collection == collection and document_id in each.documents)
 
     def remove_collection(self, collection: str) -> None:
         """Remove all documents and conversations of a collection, and what waits for it. Raises NotFound."""
@@ -102,7 +102,7 @@ class CatalogService:
         except NotFound:
             if not was_queued:
                 raise
-        self._history.forget(lambda each: each.collection == collection)
+        self._history.remove(lambda each: each.collection == collection)
 
     def answers(self, tenant: str, limit: int, before: float) -> list[RecordedAnswer]:
         """Return the tenant's answers that were given before that moment, newest first.
@@ -110,14 +110,14 @@ class CatalogService:
         Answers from documents that another process removed are dropped now.
         """
         while outdated := self._outdated(found := self._history.page(tenant, limit, before)):
-            self._history.forget(outdated.__contains__)
+            self._history.remove(outdated.__contains__)
         return found
 
     def answer(self, tenant: str, id: str) -> RecordedAnswer:
         """Return the tenant's answer to this request. Raises NotFound."""
         found = self._history.find(tenant, id)
         if found is not None and (outdated := self._outdated([found])):
-            self._history.forget(outdated.__contains__)
+            self._history.remove(outdated.__contains__)
         elif found is not None:
             return found
         raise NotFound(f"no answer {id!r} is remembered")

@@ -37,10 +37,10 @@ from api.runtime.engine_health import IDLE_SECONDS, EngineHealth
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, QueuedTask, RequestQueue, SessionName, reject, resolve
 from ingest.jobs import Jobs
-from ingest.steps import IngestStep
+from ingest.progress import IngestStep
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
-from ragkv.engine.methods import usable
+from ragkv.engine.registry import usable
 from ragkv.errors import Busy, CatalogCorrupt, Stopping, StoreError
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.report import Answer

@@ -84,7 +84,7 @@ class _Page:
     def __init__(self, limit: int):
         self._blocks = TextBlocks(limit)
         self._blocks.place = BODY
-        self._places: list[str] = []
+        self._path: list[str] = []
         self._verbatim = 0
 
     def enter(self, node: LexborNode) -> bool:
@@ -99,7 +99,7 @@ class _Page:
             blocks.write(LINE)
         if tag.startswith("-"):
             return False
-        self._places.append(blocks.place)
+        self._path.append(blocks.place)
         if _unseen(node, tag):
             return False
         if tag in _BLOCKS:
@@ -124,7 +124,7 @@ class _Page:
         tag, blocks = node.tag or "", self._blocks
         if tag.startswith("-"):
             return
-        place = self._places.pop()
+        place = self._path.pop()
         if tag in _BLOCKS or place != blocks.place:
             blocks.pause(verbatim=self._verbatim > 0)
         if tag == "tr":

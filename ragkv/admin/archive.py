@@ -73,7 +73,7 @@ class ArchiveWriter:
         self._file.seek(self.written)
         self._file.truncate()
 
-    def finish(self, manifest: dict[str, Any]) -> None:
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Write the manifest and the end of the archive."""
         body = json.dumps({**manifest, "checksum": self._checksum.hexdigest()}).encode()
         self.add(MANIFEST, body + b"\n" + xxhash.xxh3_128_hexdigest(body).encode() + b"\n")

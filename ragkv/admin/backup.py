@@ -127,7 +127,7 @@ def _write_all(tar: ArchiveWriter, settings: Settings, copy: Path, with_kv: bool
         finally:
             store.close()
     contents = BackupContents(documents, chunks, len(profiles), entries, tar.written, time.time())
-    tar.finish({"format": FORMAT, "ragkv": __version__, **asdict(contents)})
+    tar.write_manifest({"format": FORMAT, "ragkv": __version__, **asdict(contents)})
     return contents
 
 

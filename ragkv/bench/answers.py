@@ -18,7 +18,7 @@ from ragkv.bench.prefill import Named
 from ragkv.bench.quality import Progress, QualityOutcome, QualityParams, ask_all, context_tokens
 from ragkv.bench.sets import QuestionSet, SetQuestion, natural_sets, needle_sets, pages
 from ragkv.bench.table import Row, rows
-from ragkv.engine.methods import FULL
+from ragkv.engine.registry import FULL
 from ragkv.model.decoder import DecoderModel
 
 

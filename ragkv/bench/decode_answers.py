@@ -22,9 +22,9 @@ from ragkv.bench.score import exact_match, f1
 from ragkv.bench.sets import QuestionSet, SetQuestion
 from ragkv.bench.table import interval
 from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
-from ragkv.engine.policies import DENSE
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
+from ragkv.engine.registry import DENSE
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.layer_pass import append
 from ragkv.sparse.base import DecodePolicy, DecodeState, QueryObserver

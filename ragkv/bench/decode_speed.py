@@ -20,7 +20,7 @@ from ragkv.bench.grid import TextGrid, number
 from ragkv.bench.prefill import Tokens
 from ragkv.bench.quality import Progress
 from ragkv.engine.generation import Sampling, Sequence, decode_step
-from ragkv.engine.policies import DENSE
+from ragkv.engine.registry import DENSE
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder, make_graph_decoder

@@ -272,10 +272,10 @@ class _Bench:
                 yield Case("carry", f"{count} blocks, {body}, from {place}", work, runs)
 
 
-def _wide(places: CachePointers) -> CachePointers:
+def _wide(pointers: CachePointers) -> CachePointers:
     """The rows of the first layer as float32, for the reference."""
-    k, v = ([[each.float() for each in store[0]]] for store in (places.k, places.v))
-    return CachePointers(places.table[:, :1], k, v)
+    k, v = ([[each.float() for each in store[0]]] for store in (pointers.k, pointers.v))
+    return CachePointers(pointers.table[:, :1], k, v)
 
 
 def _far(found: object, expected: Tensor) -> float:

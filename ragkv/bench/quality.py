@@ -26,9 +26,9 @@ from ragkv.bench.sets import QuestionSet, SetQuestion
 from ragkv.engine.calibration import gold_blocks
 from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
 from ragkv.engine.memory_source import ChunkSource, InMemoryChunk
-from ragkv.engine.methods import FULL, make_method
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
+from ragkv.engine.registry import FULL, make_method
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.layer_pass import append

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ragkv.bench.quality import QualityOutcome
-from ragkv.engine.methods import FULL
+from ragkv.engine.registry import FULL
 
 RESAMPLES = 2000
 

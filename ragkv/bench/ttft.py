@@ -20,8 +20,8 @@ import torch
 from ingest.pipeline import ingest
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
-from ragkv.engine.methods import METHOD_NAMES
 from ragkv.engine.needles import make_needles
+from ragkv.engine.registry import METHOD_NAMES
 from ragkv.report import Report
 from ragkv.types import AskOptions
 

@@ -30,8 +30,8 @@ from ragkv.bench.fitted import fitted
 from ragkv.bench.roofline import Floors, Speeds, device_name, speeds
 from ragkv.bench.shapes import random_tokens
 from ragkv.bench.tiered import TieredBenchStore, tiered_bench_store
-from ragkv.engine.methods import FULL, METHODS, make_method
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.registry import FULL, METHODS, make_method
 from ragkv.engine.reuse_policy import CHUNKS as GATE_CHUNKS
 from ragkv.engine.reuse_policy import LENGTH as GATE_TOKENS
 from ragkv.engine.reuse_policy import ReusePolicy

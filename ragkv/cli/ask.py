@@ -148,8 +148,7 @@ def _answerer(settings: Settings, options: AskOptions) -> Iterator[Callable[[str
 
 
 def _check_names(method: str | None, prefill: str | None, decode: str | None) -> None:
-    from ragkv.engine.methods import check_method
-    from ragkv.engine.policies import check_decode_policy, check_prefill_policy
+    from ragkv.engine.registry import check_decode_policy, check_method, check_prefill_policy
 
     for option, check, name in (
         ("--method", check_method, method or "full"),

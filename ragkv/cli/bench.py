@@ -95,7 +95,7 @@ def quality(
     from ragkv.bench.record import RunRecord
     from ragkv.bench.stored import disk
     from ragkv.bench.table import markdown, rows
-    from ragkv.engine.methods import usable
+    from ragkv.engine.registry import usable
     from ragkv.model.decoder import DecoderModel
 
     if plot is not None:

@@ -101,7 +101,7 @@ def decode(
 
 
 def _named(specs: Sequence[str], profile: Profile) -> list[Named]:
-    from ragkv.engine.policies import make_decode_policy
+    from ragkv.engine.registry import make_decode_policy
 
     made = [(spec, make_decode_policy(spec, profile)) for spec in dict.fromkeys(specs)]
     return [(spec, each) for spec, each in made if each is not None]
@@ -140,7 +140,8 @@ def _speed(
     params = SpeedParams(tuple(lengths), tuple(batches), steps)
     with progress() as report:
         rows = measure(model, params, named, report, prose if text else random_tokens)
-    title = f"{model.name} on {model.device_names}, {torch.get_num_threads()} threads: decoding, cache-ready, {steps} tokens"
+    where = f"{model.name} on {model.device_names}, {torch.get_num_threads()} threads"
+    title = f"{where}: decoding, cache-ready, {steps} tokens"
     return (title, grid(rows), ()), [dataclasses.asdict(row) for row in rows]
 
 

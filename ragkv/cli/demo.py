@@ -18,7 +18,7 @@ from ragkv.bench.score import exact_match, f1
 from ragkv.cli.samples import samples_folder
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
-from ragkv.engine.methods import FULL
+from ragkv.engine.registry import FULL
 from ragkv.report import Report
 from ragkv.types import AskOptions, Document
 

@@ -163,7 +163,7 @@ def _state(seen: ScrapedMetrics) -> RenderableType:
 def _waiting(seen: ScrapedMetrics) -> str:
     documents, queued = ("?" if count is None else str(count) for count in (seen.documents, seen.queued))
     return (
-        f"answering {seen.running}, waiting {seen.waiting} of {seen.places}"
+        f"answering {seen.running}, waiting {seen.waiting} of {seen.queue_places}"
         f"      documents {documents}, to be read {queued}"
     )
 

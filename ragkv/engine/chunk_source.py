@@ -74,33 +74,33 @@ class StoredChunk:
         """
         return next((name for name in ("store", "host", "gpu") if self._tier_bytes[name]), "host")
 
-    def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
+    def load(self, requested: Sequence[Blocks]) -> list[Rows]:
         """Return per layer the pre-RoPE rows of the wanted blocks, from a new encoding if the store fails."""
-        head = self._loadable_head(wanted)
+        head = self._loadable_head(requested)
         if head is not None:
             try:
                 with self._store.quarantining(self._key):
-                    loaded = self._store.tiers.load(self._key, head, wanted)
+                    loaded = self._store.tiers.load(self._key, head, requested)
             except StoreError as error:
                 self._source = self._encode_after(error)
             else:
                 self._count(loaded.tier_bytes)
                 return loaded.rows
         assert isinstance(self._source, InMemoryChunk)
-        return self._source.load(wanted)
+        return self._source.load(requested)
 
-    def pin(self, wanted: Sequence[Blocks], threads: Executor) -> PendingPin:
+    def pin(self, requested: Sequence[Blocks], threads: Executor) -> PendingPin:
         """Start to pin the wanted blocks in memory, in one of the threads if they have to be fetched."""
-        head = self._loadable_head(wanted)
+        head = self._loadable_head(requested)
         if head is None:
             return no_blocks
-        if not self._store.tiers.missing_bytes(self._key, head, wanted):  # pinning is quicker than starting a thread
-            return lambda: self._wait_pinned(partial(self._pin_blocks, head, wanted))
-        return partial(self._wait_pinned, threads.submit(self._pin_blocks, head, wanted).result)
+        if not self._store.tiers.missing_bytes(self._key, head, requested):  # pinning is quicker than starting a thread
+            return lambda: self._wait_pinned(partial(self._pin_blocks, head, requested))
+        return partial(self._wait_pinned, threads.submit(self._pin_blocks, head, requested).result)
 
-    def _pin_blocks(self, head: Head, wanted: Sequence[Blocks]) -> tuple[PinnedBlocks, TierBytes] | None:
+    def _pin_blocks(self, head: Head, requested: Sequence[Blocks]) -> tuple[PinnedBlocks, TierBytes] | None:
         with self._store.quarantining(self._key):
-            return self._store.tiers.pin(self._key, head, wanted)
+            return self._store.tiers.pin(self._key, head, requested)
 
     def _wait_pinned(self, wait: Callable[[], tuple[PinnedBlocks, TierBytes] | None]) -> PinnedBlocks | None:
         try:
@@ -114,7 +114,7 @@ class StoredChunk:
         self._count(tier_bytes)
         return blocks
 
-    def _loadable_head(self, wanted: Sequence[Blocks]) -> Head | None:
+    def _loadable_head(self, requested: Sequence[Blocks]) -> Head | None:
         """Return the head record to load by, or None when the chunk is in memory.
 
         The chunk is encoded now if that is quicker than loading.
@@ -122,9 +122,9 @@ class StoredChunk:
         if not isinstance(self._source, Head):
             return None
         # The tiers are looked up only if loading everything from the store would be too slow.
-        reason = self._costs.why_not_load(self._source.layout.wanted_bytes(wanted), len(self.tokens))
+        reason = self._costs.why_not_load(self._source.layout.wanted_bytes(requested), len(self.tokens))
         if reason:
-            missing = self._store.tiers.missing_bytes(self._key, self._source, wanted)
+            missing = self._store.tiers.missing_bytes(self._key, self._source, requested)
             reason = self._costs.why_not_load(missing, len(self.tokens))
         if reason:
             self._source = self._encode_again(reason, self._store.as_loaded)

@@ -26,10 +26,16 @@ from ragkv.engine.cost_model import CostModel, measure_costs
 from ragkv.engine.fingerprint import fingerprint
 from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
 from ragkv.engine.kv_map import KVMap, kv_map
-from ragkv.engine.methods import FULL, check_method, default_method, make_method
-from ragkv.engine.policies import make_decode_policy, make_prefill_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.registry import (
+    FULL,
+    check_method,
+    default_method,
+    make_decode_policy,
+    make_method,
+    make_prefill_policy,
+)
 from ragkv.engine.report_builder import build_report
 from ragkv.engine.request import RequestState
 from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_reuse

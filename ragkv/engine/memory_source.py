@@ -27,11 +27,11 @@ class ChunkSource(Protocol):
     tokens: tuple[int, ...]
     piece: Piece
 
-    def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
+    def load(self, requested: Sequence[Blocks]) -> list[Rows]:
         """Return per layer the pre-RoPE rows of the wanted blocks."""
         ...
 
-    def pin(self, wanted: Sequence[Blocks], threads: Executor) -> PendingPin:
+    def pin(self, requested: Sequence[Blocks], threads: Executor) -> PendingPin:
         """Start to pin the wanted blocks in memory, in one of the threads if they have to be fetched."""
         ...
 
@@ -50,12 +50,12 @@ class InMemoryChunk:
         self.tokens, self._kv = kv.tokens, kv
         self.piece = Piece(len(kv.tokens), block, kv.digest, exact)
 
-    def load(self, wanted: Sequence[Blocks]) -> list[Rows]:
+    def load(self, requested: Sequence[Blocks]) -> list[Rows]:
         """Return slices of the encoded chunk."""
-        rows = [list(self.piece.rows(blocks)) for blocks in wanted]
+        rows = [list(self.piece.rows(blocks)) for blocks in requested]
         return [(self._kv.k[layer, r], self._kv.v[layer, r]) for layer, r in enumerate(rows)]
 
-    def pin(self, wanted: Sequence[Blocks], threads: Executor) -> PendingPin:
+    def pin(self, requested: Sequence[Blocks], threads: Executor) -> PendingPin:
         """Pin nothing, because no block is in a tier."""
         return no_blocks
 

@@ -55,9 +55,9 @@ class OffloadedBlocks:
         for i, source in enumerate(self._sources):
             blocks = tuple(block for chunk, block in chosen if chunk == i)
             if blocks:
-                wanted: list[Blocks] = [()] * len(self._blocks)
-                wanted[layer] = blocks
-                parts.append((i, source.piece.rows(blocks), source.load(wanted)[layer]))
+                requested: list[Blocks] = [()] * len(self._blocks)
+                requested[layer] = blocks
+                parts.append((i, source.piece.rows(blocks), source.load(requested)[layer]))
         self._stitch.put(layer, parts, self._angle)
         left = torch.ones(len(self._blocks[layer]), dtype=torch.bool)
         left[list(which)] = False

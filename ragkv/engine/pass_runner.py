@@ -115,7 +115,7 @@ class PassRunner:
         self,
         stitch: Stitch,
         sources: Sequence[ChunkSource],
-        wanted: Sequence[Sequence[Blocks]],
+        requested: Sequence[Sequence[Blocks]],
         key_positions: KeyPositions | None = None,
     ) -> None:
         """Load blocks into the rows that are reserved for them.
@@ -126,17 +126,17 @@ class PassRunner:
         Args:
             stitch: The context cache.
             sources: One source a chunk.
-            wanted: Blocks [layer][chunk].
+            requested: Blocks [layer][chunk].
             key_positions: Where keys are rotated to; None rotates them to their stitched positions.
         """
         with ExitStack() as held:
-            todo = {i: mine for i in range(len(sources)) if any(mine := [layer[i] for layer in wanted])}
+            todo = {i: mine for i in range(len(sources)) if any(mine := [layer[i] for layer in requested])}
             pinned: dict[int, PinnedBlocks] = {}
             if self._kv_transfer is not None and key_positions is None:
                 pins = {i: sources[i].pin(mine, self._kv_transfer.threads) for i, mine in todo.items()}
                 pinned = acquire(pins, held)
             rows: dict[int, list[Rows]] = {i: sources[i].load(mine) for i, mine in todo.items() if i not in pinned}
-            for layer, blocks in enumerate(wanted if rows else ()):
+            for layer, blocks in enumerate(requested if rows else ()):
                 parts = [(i, sources[i].piece.rows(blocks[i]), loaded[layer]) for i, loaded in rows.items()]
                 stitch.fill(layer, parts, key_positions)
             if self._kv_transfer is not None and pinned:

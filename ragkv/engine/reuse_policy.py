@@ -125,8 +125,8 @@ def measure_reuse(prefiller: Prefiller, store: ChunkStore, method: Method) -> Re
                 store.remove(chunk)
 
 
-def _open(prefiller: Prefiller, shelf: ChunkStore, chunk: tuple[int, ...], first: bool) -> StoredChunk:
-    return StoredChunk(shelf, chunk, first and prefiller.mode == "shared", lambda: prefiller.encode(chunk))
+def _open(prefiller: Prefiller, store: ChunkStore, chunk: tuple[int, ...], first: bool) -> StoredChunk:
+    return StoredChunk(store, chunk, first and prefiller.mode == "shared", lambda: prefiller.encode(chunk))
 
 
 def weighted_rows(work: ReuseWork, weight: float) -> float:

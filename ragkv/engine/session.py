@@ -81,9 +81,9 @@ class SessionState:
         nothing: Sequence[Sequence[Tokens]] = [((),) * len(pieces)] * len(self._held)
         self._held, self._repaired = _each(_beside, self._held, nothing), _each(_beside, self._repaired, nothing)
 
-    def missing(self, wanted: Sequence[Sequence[Blocks]]) -> list[Sequence[Blocks]]:
+    def missing(self, requested: Sequence[Sequence[Blocks]]) -> list[Sequence[Blocks]]:
         """Return those of the wanted blocks [layer][chunk] that are not in the cache."""
-        return minus(wanted, self._held)
+        return minus(requested, self._held)
 
     def hold(self, blocks: Sequence[Sequence[Blocks]]) -> None:
         """Note that blocks [layer][chunk] are loaded."""
@@ -140,9 +140,9 @@ class SessionState:
         return SparsePrefill(self._choice, end)
 
 
-def minus(wanted: Sequence[Sequence[Tokens]], have: Sequence[Sequence[Tokens]]) -> list[Sequence[Tokens]]:
+def minus(requested: Sequence[Sequence[Tokens]], have: Sequence[Sequence[Tokens]]) -> list[Sequence[Tokens]]:
     """Return the blocks, or tokens, that are in `wanted` and not in `have`; nested alike."""
-    return _each(_without, wanted, have)
+    return _each(_without, requested, have)
 
 
 def plus(have: Sequence[Sequence[Tokens]], more: Sequence[Sequence[Tokens]]) -> list[Sequence[Tokens]]:
@@ -166,8 +166,10 @@ def _each(work: Callable[[Layer, Layer], Layer], ones: Sequence[Layer], others: 
     return found
 
 
-def _without(wanted: Layer, have: Layer) -> Layer:
-    return tuple(tuple(sorted(set(want) - set(had))) if had else want for want, had in zip(wanted, have, strict=True))
+def _without(requested: Layer, have: Layer) -> Layer:
+    return tuple(
+        tuple(sorted(set(want) - set(had))) if had else want for want, had in zip(requested, have, strict=True)
+    )
 
 
 def _with(have: Layer, more: Layer) -> Layer:

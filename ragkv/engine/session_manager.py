@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 from ragkv.catalog import Catalog, StoredTurn
 from ragkv.engine.chunk_source import StoredChunk
-from ragkv.engine.methods import check_sessions
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
+from ragkv.engine.registry import check_sessions
 from ragkv.engine.session import SessionState
 from ragkv.errors import InputError, NotFound
 from ragkv.recompute.base import Method

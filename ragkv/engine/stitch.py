@@ -58,12 +58,12 @@ class Stitch:
         wider = {id(old): np.concatenate([old, joining]) for old in self._slots}
         self._slots = [wider[id(old)] for old in self._slots]
 
-    def reserve(self, pieces: Sequence[Piece], wanted: Sequence[Sequence[Blocks]]) -> None:
-        """Give rows to blocks wanted[layer][chunk]. Their content is undefined until it is filled in or computed."""
+    def reserve(self, pieces: Sequence[Piece], requested: Sequence[Sequence[Blocks]]) -> None:
+        """Give rows to blocks requested[layer][chunk]. Their content is undefined until it is filled in or computed."""
         before: Sequence[Blocks] | None = None
         positions = torch.empty(0)
         done: list[tuple[Numbers, int, Numbers]] = []
-        for layer, blocks in enumerate(wanted):
+        for layer, blocks in enumerate(requested):
             if not any(blocks):
                 continue
             if blocks != before:  # most layers keep the same blocks, in the same slots

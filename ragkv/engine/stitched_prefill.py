@@ -99,13 +99,13 @@ class StitchedPrefill:
         The composite pass attends in all its layers but the last: of that one only the queries are needed.
         """
         layers = self._model.shape.layers
-        wanted: tuple[tuple[Blocks, ...], ...] = ((fixed or ((),) * len(self._pieces)),) * layers
+        requested: tuple[tuple[Blocks, ...], ...] = ((fixed or ((),) * len(self._pieces)),) * layers
         with self._timer.step("load"):
-            missing = self._state.missing(wanted)
+            missing = self._state.missing(requested)
             self._stitch.reserve(self._pieces, missing)
             now, later = split_layers(missing, self._method.composite_layers(layers) - 1)
             self._runner.load_blocks(self._stitch, self._sources, now)
-            self._state.hold(wanted)
+            self._state.hold(requested)
         return later
 
     def _plan(self) -> Plan:
@@ -124,8 +124,8 @@ class StitchedPrefill:
             missing = self._state.missing(plan.kept)
             self._stitch.reserve(self._pieces, missing)
             plan = self._state.remaining(plan, self._pieces)
-            wanted = minus(plus(later, missing), overwritten_blocks(self._pieces, plan))
-            self._runner.load_blocks(self._stitch, self._sources, wanted, plan.key_positions)
+            requested = minus(plus(later, missing), overwritten_blocks(self._pieces, plan))
+            self._runner.load_blocks(self._stitch, self._sources, requested, plan.key_positions)
         return plan
 
     def _sparse_attention(self) -> SparsePrefill | None:
@@ -181,12 +181,12 @@ class StitchedPrefill:
 
 
 def split_layers(
-    wanted: Sequence[Sequence[Blocks]], layer: int
+    requested: Sequence[Sequence[Blocks]], layer: int
 ) -> tuple[list[Sequence[Blocks]], list[Sequence[Blocks]]]:
     """Split blocks [layer][chunk] into those of the layers below `layer` and those of the others.
 
     Both parts have all layers; a layer that belongs to the other part is empty.
     """
-    nothing: list[Sequence[Blocks]] = [((),) * len(wanted[0])] * len(wanted)
+    nothing: list[Sequence[Blocks]] = [((),) * len(requested[0])] * len(requested)
     cut = max(0, layer)
-    return [*wanted[:cut], *nothing[cut:]], [*nothing[:cut], *wanted[cut:]]
+    return [*requested[:cut], *nothing[cut:]], [*nothing[:cut], *requested[cut:]]

@@ -38,7 +38,7 @@ class ScrapedMetrics:
         started: When the process started, in Unix seconds.
         running: Questions that are being answered.
         waiting: Requests that wait for the engine.
-        places: Capacity of the queue.
+        queue_places: Capacity of the queue.
         documents: Documents in the catalogue; None while the service does not know.
         queued: Documents that wait to be ingested; None while the service does not know.
         wrong: Names of the readiness checks that fail.
@@ -50,7 +50,7 @@ class ScrapedMetrics:
     started: float
     running: int
     waiting: int
-    places: int
+    queue_places: int
     documents: int | None
     queued: int | None
     wrong: tuple[str, ...]
@@ -150,7 +150,7 @@ def parse_metrics(text: str) -> ScrapedMetrics:
         started=samples.value("process_start_time_seconds") or 0.0,
         running=int(samples.value("ragkv_questions_running") or 0),
         waiting=int(samples.value("ragkv_questions_waiting") or 0),
-        places=int(samples.value("ragkv_queue_places") or 0),
+        queue_places=int(samples.value("ragkv_queue_places") or 0),
         documents=_int_or_none(samples.value("ragkv_documents")),
         queued=_int_or_none(samples.value("ragkv_documents_waiting")),
         wrong=tuple(check for (check,), ok in samples.by_labels("ragkv_ready", "check").items() if not ok),

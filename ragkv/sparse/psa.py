@@ -276,8 +276,8 @@ def attend_progressively_at_once(
     # Heads stop at the end of a micro-batch.
     ends = (enough & (read % params.micro == 0)) | (read == total)
     last = ends.int().argmax(1, keepdim=True)  # the first such end
-    wanted = torch.zeros_like(scores[:, 0, :, 0], dtype=torch.bool).scatter_(1, order, read <= last + 1)
-    masked = scores.masked_fill(~wanted[:, None, :, None], -math.inf).flatten(2)
+    requested = torch.zeros_like(scores[:, 0, :, 0], dtype=torch.bool).scatter_(1, order, read <= last + 1)
+    masked = scores.masked_fill(~requested[:, None, :, None], -math.inf).flatten(2)
     part = masked.logsumexp(-1)
     out, lse = merge([(out, lse), (torch.exp(masked - part[..., None]) @ values, part)])
     at = last[:, None].expand(-1, q.shape[1], -1)

@@ -113,17 +113,17 @@ class Tier:
         slots, missing, hit_bytes = np.full(len(ranges), -1), np.arange(len(ranges)), 0
         try:
             while missing.shape[0]:
-                wanted = ranges.select(missing)
-                claim = self.pool.claim(key, wanted)
+                requested = ranges.select(missing)
+                claim = self.pool.claim(key, requested)
                 if claim is None:
                     self.pool.release(slots)
                     return None
                 slots[missing] = claim.slots
-                hit_bytes += int(wanted.size[claim.slots >= 0].sum())
+                hit_bytes += int(requested.size[claim.slots >= 0].sum())
                 if claim.own.shape[0]:
                     fetched = False
                     try:
-                        own = wanted.select(claim.own)
+                        own = requested.select(claim.own)
                         self._copy(below(own), claim.own_slots, own, row_bytes)
                         fetched = True
                     finally:
@@ -207,20 +207,20 @@ class Tiers:
         self._heads.put(key, head)
         return head, "store"
 
-    def load(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> LoadedBlocks:
+    def load(self, key: Key, head: Head, requested: Sequence[Sequence[int]]) -> LoadedBlocks:
         """Load blocks as rows on the model's device.
 
         Args:
             key: The chunk.
             head: Its head record.
-            wanted: Per layer the block ids, ascending.
+            requested: Per layer the block ids, ascending.
 
         Raises:
             EntryMissing: The entry is not in the store.
             EntryCorrupt: A block is damaged.
             StoreUnavailable: The store does not answer.
         """
-        ranges, tier_bytes, top = block_ranges(head.layout, wanted), TierBytes(), self._tiers[-1]
+        ranges, tier_bytes, top = block_ranges(head.layout, requested), TierBytes(), self._tiers[-1]
         below = self._fetch_below(self._tiers[:-1], key, head, tier_bytes)
         slots = top.acquire(key, head.layout.row_bytes, ranges, below, tier_bytes)
         if slots is None:
@@ -233,13 +233,13 @@ class Tiers:
                 top.pool.release(slots)
         return LoadedBlocks(rows, _with_store_bytes(tier_bytes, ranges))
 
-    def pin(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> tuple[PinnedBlocks, TierBytes] | None:
+    def pin(self, key: Key, head: Head, requested: Sequence[Sequence[int]]) -> tuple[PinnedBlocks, TierBytes] | None:
         """Pin blocks in the fastest tier that has room for all of them. Arguments and errors are those of `load`.
 
         Returns:
             The blocks, pinned until they are released, and their bytes by tier; None when no tier has room.
         """
-        ranges = block_ranges(head.layout, wanted)
+        ranges = block_ranges(head.layout, requested)
         for level in reversed(range(len(self._tiers))):
             tier, tier_bytes = self._tiers[level], TierBytes()
             below = self._fetch_below(self._tiers[:level], key, head, tier_bytes)
@@ -254,17 +254,17 @@ class Tiers:
                     return blocks, _with_store_bytes(tier_bytes, ranges)
         return None
 
-    def warm(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> None:
+    def warm(self, key: Key, head: Head, requested: Sequence[Sequence[int]]) -> None:
         """Fetch blocks into host memory if there is room. Arguments and errors are those of `load`."""
-        host, ranges, tier_bytes = self._tiers[0], block_ranges(head.layout, wanted), TierBytes()
+        host, ranges, tier_bytes = self._tiers[0], block_ranges(head.layout, requested), TierBytes()
         below = self._fetch_below((), key, head, tier_bytes)
         slots = host.acquire(key, head.layout.row_bytes, ranges, below, tier_bytes)
         if slots is not None:
             host.pool.release(slots)
 
-    def missing_bytes(self, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> int:
+    def missing_bytes(self, key: Key, head: Head, requested: Sequence[Sequence[int]]) -> int:
         """Return the bytes of these blocks that are in no memory tier."""
-        ranges = block_ranges(head.layout, wanted)
+        ranges = block_ranges(head.layout, requested)
         for tier in self._tiers:
             ranges = tier.pool.missing(key, ranges)
         return ranges.bytes

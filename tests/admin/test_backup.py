@@ -273,7 +273,7 @@ def test_an_unexpected_member_name_is_refused(tmp_path: Path, name: str) -> None
     writer = ArchiveWriter(file)
     writer.add("ragkv-backup", b"ragkv backup 1\n")
     writer.add(name, b"evil")
-    writer.finish(manifest)
+    writer.write_manifest(manifest)
     (tmp_path / "inner").mkdir()
     path = tmp_path / "inner" / "bad.tar"
     path.write_bytes(file.getvalue())
@@ -305,7 +305,7 @@ def test_an_archive_with_a_wrong_manifest_is_refused(tmp_path: Path, change: dic
     file = io.BytesIO()
     writer = ArchiveWriter(file)
     writer.add("ragkv-backup", b"ragkv backup 1\n")
-    writer.finish({name: value for name, value in manifest.items() if value is not None})
+    writer.write_manifest({name: value for name, value in manifest.items() if value is not None})
     (tmp_path / "bad.tar").write_bytes(file.getvalue())
     with pytest.raises(InvalidBackup, match=message):
         restore_backup(tmp_path / "bad.tar", quick_settings(tmp_path / "data"), force=False)
@@ -322,7 +322,7 @@ def test_a_catalogue_of_a_newer_ragkv_is_refused_and_nothing_changes(source: Pat
     writer = ArchiveWriter(file)
     writer.add("ragkv-backup", b"ragkv backup 1\n")
     writer.add("catalog.sqlite", data)
-    writer.finish({"format": 1, **BackupContents(1, 1, 0, 0, 0, 0.0).__dict__})
+    writer.write_manifest({"format": 1, **BackupContents(1, 1, 0, 0, 0, 0.0).__dict__})
     (tmp_path / "newer.tar").write_bytes(file.getvalue())
     with pytest.raises(ConfigError, match="newer ragkv"):
         restore_backup(tmp_path / "newer.tar", quick_settings(tmp_path / "new"), force=False)

@@ -20,9 +20,9 @@ from ragkv.bench.tiered import MemoryStore, tiered_bench_store
 from ragkv.bench.ttft_shape import GATED, TIMED, ShapeParams, ShapeResult, ttft_shape
 from ragkv.cli import run
 from ragkv.engine.memory_source import InMemoryChunk
-from ragkv.engine.methods import FULL, METHOD_NAMES, make_method
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.registry import FULL, METHOD_NAMES, make_method
 from ragkv.errors import EntryMissing, InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.store.base import Range

@@ -93,8 +93,8 @@ def test_200_requests_that_come_and_go_say_what_they_say_alone_and_leave_nothing
         expected = alone(model, drawn(model, seed))
         assert run.tokens == expected.tokens
         assert ended == ("stop" if expected.stopped else "length")
-        for got, wanted in zip(run.seen, expected.seen, strict=True):
-            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+        for got, requested in zip(run.seen, expected.seen, strict=True):
+            torch.testing.assert_close(got, requested, rtol=0, atol=1e-10)
     assert batch.counts == {"joined": 200, "left": len(left), **Counter(ended for _, _, ended in done.values())}
     assert batch.counts["stop"] > 0
     assert (batch.running, batch.waiting, batch.held) == (0, 0, 0)

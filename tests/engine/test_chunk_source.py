@@ -52,8 +52,8 @@ def test_put_returns_the_chunk_as_it_is_loaded_bit_for_bit(
     loaded, error = store.put(kv)
     assert error is None
     stored, in_memory = StoredChunk(store, TOKENS, False, never), InMemoryChunk(loaded, store.block)
-    wanted = [(0, 3, 9), (), *[(1, 2)] * (model.shape.layers - 2)]
-    for one, other in zip(stored.load(wanted), in_memory.load(wanted), strict=True):
+    requested = [(0, 3, 9), (), *[(1, 2)] * (model.shape.layers - 2)]
+    for one, other in zip(stored.load(requested), in_memory.load(requested), strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
     assert torch.equal(stored.piece.digest.mean_keys, loaded.digest.mean_keys)

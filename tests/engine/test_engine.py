@@ -16,10 +16,10 @@ from ragkv.engine.cost_model import LinearCost, QuadraticCost
 from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling, decode
 from ragkv.engine.memory_source import InMemoryChunk
-from ragkv.engine.methods import METHODS, make_method
 from ragkv.engine.needles import make_needles
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.registry import METHODS, make_method
 from ragkv.engine.reuse_policy import ReusePolicy
 from ragkv.errors import InputError, NotCalibrated, NotFound
 from ragkv.recompute.samkv import SamKV

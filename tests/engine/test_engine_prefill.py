@@ -39,8 +39,7 @@ def test_the_report_names_the_policy_that_was_at_work(library):
 def test_a_long_question_is_read_sparsely_over_a_stitched_cache(model):
     reader = Prefiller(model, model.prompt.prefix)
     from ragkv.engine.memory_source import InMemoryChunk
-    from ragkv.engine.methods import make_method
-    from ragkv.engine.policies import make_prefill_policy
+    from ragkv.engine.registry import make_method, make_prefill_policy
 
     chunks = [model.prompt.chunk("Ferry", "The ferry leaves at noon. " * 20) for _ in range(2)]
     sources = [InMemoryChunk(reader.encode(chunk), model.profile.block, i == 0) for i, chunk in enumerate(chunks)]

@@ -10,9 +10,9 @@ from ragkv.cli.samples import samples_folder
 from ragkv.engine.engine import prompt_order
 from ragkv.engine.generation import Sampling, decode
 from ragkv.engine.memory_source import InMemoryChunk
-from ragkv.engine.policies import DECODE_NAMES, check_decode_policy, make_decode_policy, make_prefill_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.registry import DECODE_NAMES, check_decode_policy, make_decode_policy, make_prefill_policy
 from ragkv.errors import ConfigError, InputError
 from ragkv.model.layer_pass import append
 from ragkv.model.profile import Profile
@@ -179,9 +179,9 @@ def test_a_state_is_shown_the_questions_rows_and_all_keys_as_they_stay(name):
     start = context.position - len(ASKED)
     for layer in range(4):
         q, at, k, k_pos = context.decoding.shown[layer]
-        wanted = len(ASKED) if layer < 3 else Looking.query_rows
-        first = at.index(context.position - wanted)
-        assert at[first:] == list(range(context.position - wanted, context.position))
+        requested = len(ASKED) if layer < 3 else Looking.query_rows
+        first = at.index(context.position - requested)
+        assert at[first:] == list(range(context.position - requested, context.position))
         if name != "full":
             assert first == 0, "repaired rows are nobody's question"
             assert at[0] >= start

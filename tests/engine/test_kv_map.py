@@ -40,8 +40,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield made
 
 
-def asked(engine: Engine, question: str = QUESTION, **wanted: Any) -> tuple[Answer, KVMap, RequestState]:
-    begun = engine.prefill(question, AskOptions(**wanted))
+def asked(engine: Engine, question: str = QUESTION, **requested: Any) -> tuple[Answer, KVMap, RequestState]:
+    begun = engine.prefill(question, AskOptions(**requested))
     for _ in generate(engine.model, begun.sequence):
         pass
     answer = engine.finalize(begun)

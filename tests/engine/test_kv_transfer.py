@@ -122,10 +122,10 @@ def test_blocks_are_near_only_if_all_of_them_are(tmp_path, model, near, expected
     case, forms = Case(tmp_path, model), []
     _, sources = case.prefill(case.loading, 0, Reuse(4))
     stitch = Stitch(model, [source.piece for source in sources], 0, 128)
-    wanted = [((0, 1), (0,), ())] * 4
-    stitch.reserve([source.piece for source in sources], wanted)
+    requested = [((0, 1), (0,), ())] * 4
+    stitch.reserve([source.piece for source in sources], requested)
     with ThreadPoolExecutor(1) as threads, ExitStack() as pins:
-        pinned = acquire({i: sources[i].pin([each[i] for each in wanted], threads) for i in range(2)}, pins)
+        pinned = acquire({i: sources[i].pin([each[i] for each in requested], threads) for i in range(2)}, pins)
         pinned = {i: replace(each, form=replace(each.form, near=near[i])) for i, each in pinned.items()}
         kv_transfer = KVTransfer(model, lambda *args: forms.append(args[-1]))
         kv_transfer.transfer(stitch, [source.piece for source in sources], pinned, pins.pop_all().close)
@@ -167,7 +167,7 @@ def test_a_source_that_fails_leaves_nothing_pinned(tmp_path, model):
     case = Case(tmp_path, model)
 
     class Broken(StoredChunk):
-        def pin(self, wanted, threads):
+        def pin(self, requested, threads):
             def wait():
                 raise RuntimeError("out of order")
 

@@ -65,16 +65,16 @@ def load_and_pin(store: KVStore, model: DecoderModel, reads: list[list[tuple[str
     """Load blocks from an empty pool, and pin them if there is room; the stacks of all reads are in `reads`."""
     chunks = chunk_store_of(store, model, "f", "c", host_bytes=host_bytes)
     assert chunks.put(Prefiller(model, model.prompt.prefix).encode(TOKENS))[1] is None
-    wanted = [(0, 3, 9), (), *[(1, 2)] * (model.shape.layers - 2)]
+    requested = [(0, 3, 9), (), *[(1, 2)] * (model.shape.layers - 2)]
     source = StoredChunk(chunks, TOKENS, False, never)
     reads.clear()
-    source.load(wanted)
+    source.load(requested)
     assert reads
     if host_bytes:
         chunks.tiers.drop_blocks(chunks.key(TOKENS))
         before = len(reads)
         with ThreadPoolExecutor(1) as threads:
-            pinned = source.pin(wanted, threads)()
+            pinned = source.pin(requested, threads)()
         assert pinned is not None
         pinned.release()
         assert len(reads) > before

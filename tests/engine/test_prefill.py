@@ -143,9 +143,9 @@ class Counting(InMemoryChunk):
         super().__init__(*args, **options)
         self.given = [0] * 4
 
-    def load(self, wanted):
-        self.given = [given + len(blocks) for given, blocks in zip(self.given, wanted, strict=True)]
-        return super().load(wanted)
+    def load(self, requested):
+        self.given = [given + len(blocks) for given, blocks in zip(self.given, requested, strict=True)]
+        return super().load(requested)
 
 
 def scout(r):

@@ -12,8 +12,8 @@ from ragkv.bench.shapes import random_model, random_tokens
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.cost_model import LinearCost, QuadraticCost
 from ragkv.engine.memory_source import InMemoryChunk
-from ragkv.engine.methods import make_method
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.registry import make_method
 from ragkv.engine.reuse_policy import (
     MEASURED,
     ReusePolicy,

@@ -121,9 +121,9 @@ def test_a_later_question_loads_and_repairs_only_what_is_not_there():
     loaded = []
 
     class Counted(InMemoryChunk):
-        def load(self, wanted):
-            loaded.append((self.tokens, [set(blocks) for blocks in wanted]))
-            return super().load(wanted)
+        def load(self, requested):
+            loaded.append((self.tokens, [set(blocks) for blocks in requested]))
+            return super().load(requested)
 
     talk, way = r.new_state(), SamKV(layers=(2, 3), extremes="dynamic")
     sources = [Counted(r.encode(CHUNKS[i]), 4, exact=i == 0) for i in (0, 1)]
@@ -138,7 +138,7 @@ def test_a_later_question_loads_and_repairs_only_what_is_not_there():
     rows = sum(len(q) + 2 for q in QUESTIONS) - 2 + len(PREFIX)
     for layer in range(4):
         for i, chunk in enumerate(CHUNKS[:3]):
-            blocks = [block for tokens, wanted in loaded if tokens == chunk for block in wanted[layer]]
+            blocks = [block for tokens, requested in loaded if tokens == chunk for block in requested[layer]]
             assert len(blocks) == len(set(blocks)), "no block is loaded twice"
             assert set(blocks) == set(kept[2][layer][i])
         again = [set(context.plan.recompute[layer][0]) for context in contexts]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ingest import chunker as chunk_module
 from ingest.chunker import LEAST_ROOM, split, split_steps
-from ingest.steps import IngestStep
+from ingest.progress import IngestStep
 from ragkv.errors import ConfigError, InvalidDocument
 from ragkv.types import Chunk, Document
 

@@ -13,9 +13,9 @@ import transformers
 from ingest.pipeline import ingest
 from ragkv.engine.generation import Sampling, decode
 from ragkv.engine.memory_source import InMemoryChunk
-from ragkv.engine.methods import default_method, make_method
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.registry import default_method, make_method
 from ragkv.errors import ConfigError, ModelUnsupported
 from ragkv.model.decoder import DecoderModel
 from ragkv.timing import StepTimer

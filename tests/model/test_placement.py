@@ -15,10 +15,9 @@ from ragkv.bench.shapes import SHAPES, random_model, random_tokens
 from ragkv.engine.generation import Sampling, decode
 from ragkv.engine.kv_transfer import make_kv_transfer
 from ragkv.engine.memory_source import InMemoryChunk
-from ragkv.engine.methods import FULL, METHOD_NAMES, make_method
-from ragkv.engine.policies import make_decode_policy
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.registry import FULL, METHOD_NAMES, make_decode_policy, make_method
 from ragkv.engine.self_test import self_test
 from ragkv.errors import ConfigError, ModelUnsupported
 from ragkv.kernels import rows as reference

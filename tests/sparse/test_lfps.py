@@ -489,9 +489,9 @@ def test_lower_precision_stays_close(dtype, heads):
     request.q, request.k, request.v = (x.to(dtype) for x in (request.q, request.k, request.v))
     _, outs = run(replace(ALL, heads=heads), request)
     tolerance = 2e-5 if dtype == torch.float32 else 5e-2
-    for out, wanted in zip(outs, expected, strict=True):
+    for out, requested in zip(outs, expected, strict=True):
         assert out.dtype == dtype
-        assert (out.double() - wanted).norm() < tolerance * wanted.norm() + tolerance
+        assert (out.double() - requested).norm() < tolerance * requested.norm() + tolerance
 
 
 # Through the model.

@@ -55,13 +55,13 @@ def test_what_is_computed_is_attention_over_the_tiles_of_the_lines(start, count)
     assert index is not None
     offsets = q_pos[:, None] - k_pos
     for head in range(4):
-        wanted = (lines.vertical[head] | lines.slash[head][offsets.clamp(min=0)]) & (offsets >= 0)
+        requested = (lines.vertical[head] | lines.slash[head][offsets.clamp(min=0)]) & (offsets >= 0)
         for row in range(count):
             keys = index.keys(head, (row + index.offset) // 4, 60)
             got = torch.zeros(60, dtype=torch.bool)
             assert keys.unique().numel() == keys.numel()
             got[keys] = True
-            assert bool((got | ~wanted[row]).all())
+            assert bool((got | ~requested[row]).all())
     out, _ = prefill(params, q, k, v, start)
     assert bool(out.isfinite().all())
 

@@ -91,15 +91,17 @@ def read_ranges(store: KVStore, key: Key, *ranges: Range) -> bytes:
     return bytes(out)
 
 
-def read_blocks(store: KVStore, key: Key, head: Head, wanted: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
+def read_blocks(
+    store: KVStore, key: Key, head: Head, requested: Sequence[Sequence[int]]
+) -> list[tuple[Tensor, Tensor]]:
     """Load blocks from a store without tiers. `wanted` holds per layer the block ids, ascending."""
-    ranges = block_ranges(head.layout, wanted)
+    ranges = block_ranges(head.layout, requested)
     return unpack(fetch_blocks(store, key, head, ranges), offsets(ranges), ranges, head.layout)
 
 
-def wanted_bytes(layout: Layout, wanted: Sequence[Sequence[int]]) -> int:
+def wanted_bytes(layout: Layout, requested: Sequence[Sequence[int]]) -> int:
     """Return the bytes that `read_blocks` reads for `wanted`: the sum of the blocks and nothing else."""
-    return sum(size for *_, size in block_ranges(layout, wanted))
+    return sum(size for *_, size in block_ranges(layout, requested))
 
 
 class MemoryBody:

@@ -50,13 +50,13 @@ def test_any_choice_of_blocks_is_restored_bit_for_bit(
     key, record, body = packed(kv, block)
     head = unpack_head(record, key, FINGERPRINT, SALT)
     chosen = st.sets(st.integers(0, head.layout.blocks - 1)).map(sorted)
-    wanted = [data.draw(chosen) for _ in range(shape.layers)]
+    requested = [data.draw(chosen) for _ in range(shape.layers)]
     store = MemoryBody(body)
-    loaded = read_blocks(store, key, head, wanted)
+    loaded = read_blocks(store, key, head, requested)
     for layer, (k, v) in enumerate(loaded):
-        assert same_bits(k, kv.k[layer, rows(head, wanted[layer])])
-        assert same_bits(v, kv.v[layer, rows(head, wanted[layer])])
-    assert sum(part.size for part in store.ranges) == wanted_bytes(head.layout, wanted)
+        assert same_bits(k, kv.k[layer, rows(head, requested[layer])])
+        assert same_bits(v, kv.v[layer, rows(head, requested[layer])])
+    assert sum(part.size for part in store.ranges) == wanted_bytes(head.layout, requested)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,11 +121,11 @@ def test_layers_without_wanted_blocks_give_empty_tensors() -> None:
 
 
 @pytest.mark.parametrize("wanted", [[[0]], [[1, 0], [], []], [[1, 1], [], []], [[6], [], []], [[-1], [], []]])
-def test_invalid_block_ids_are_refused(wanted: list[list[int]]) -> None:
+def test_invalid_block_ids_are_refused(requested: list[list[int]]) -> None:
     key, record, body = packed(random_kv())
     head = unpack_head(record, key, FINGERPRINT, SALT)
     with pytest.raises(ValueError, match="blocks wanted"):
-        read_blocks(MemoryBody(body), key, head, wanted)
+        read_blocks(MemoryBody(body), key, head, requested)
 
 
 def test_keys_too_large_for_half_precision_stay_finite() -> None:

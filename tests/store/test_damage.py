@@ -55,7 +55,7 @@ class Entry:
     """
 
     read: Read
-    places: list[Place]
+    locations: list[Place]
     ends: dict[Path | str, list[int]]
     client: redis.Redis | RedisCluster | None
 
@@ -145,11 +145,11 @@ def flip(entry: Entry, value: Path | str, at: int, bit: int) -> None:
         entry.client.setrange(value, at, bytes([byte ^ bit]))
 
 
-def flips(entry: Entry, places: list[Place], count: int) -> Iterator[tuple[str, str]]:
+def flips(entry: Entry, locations: list[Place], count: int) -> Iterator[tuple[str, str]]:
     """Flip `count` bits, one at a time, equally many in each place, and yield (where, outcome) for each."""
     whole, chance = entry.read(), random.Random(count)
     for number in range(count):
-        place = places[number % len(places)]
+        place = locations[number % len(locations)]
         at, bit = chance.randrange(place.start, place.end), 1 << chance.randrange(8)
         flip(entry, place.value, at, bit)
         yield f"{place.what}, byte {at}, bit {bit}", outcome(entry, whole)
@@ -158,13 +158,13 @@ def flips(entry: Entry, places: list[Place], count: int) -> Iterator[tuple[str, 
 
 
 def test_a_thousand_flipped_bits_are_a_thousand_found_out(entry: Entry) -> None:
-    found = list(flips(entry, [place for place in entry.places if place.content], FLIPS))
+    found = list(flips(entry, [place for place in entry.locations if place.content], FLIPS))
     assert len(found) == FLIPS
     assert [(where, what) for where, what in found if what != "detected"] == []
 
 
 def test_a_flipped_bit_outside_the_content_does_not_change_what_is_read(entry: Entry) -> None:
-    found = list(flips(entry, [place for place in entry.places if not place.content], 100))
+    found = list(flips(entry, [place for place in entry.locations if not place.content], 100))
     assert [(where, what) for where, what in found if what == "accepted with other content"] == []
 
 

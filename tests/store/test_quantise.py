@@ -212,14 +212,16 @@ def test_any_choice_of_blocks_is_restored_as_in_the_whole_chunk(
     head = unpack_head(record, key, FINGERPRINT, SALT)
     assert (head.layout.body, head.layout.body_bytes) == (form, sum(map(len, body)))
     whole = as_stored(kv, head, body)
-    wanted = [data.draw(st.sets(st.integers(0, head.layout.blocks - 1)).map(sorted)) for _ in range(shape.layers)]
+    requested = [data.draw(st.sets(st.integers(0, head.layout.blocks - 1)).map(sorted)) for _ in range(shape.layers)]
     store = MemoryBody(body)
-    for layer, (k, v) in enumerate(read_blocks(store, key, head, wanted)):
-        rows = [t for b in wanted[layer] for t in range(b * block, min((b + 1) * block, tokens))]
+    for layer, (k, v) in enumerate(read_blocks(store, key, head, requested)):
+        rows = [t for b in requested[layer] for t in range(b * block, min((b + 1) * block, tokens))]
         assert same_bits(k, whole.k[layer, rows])
         assert same_bits(v, whole.v[layer, rows])
     assert (
-        sum(part.size for part in store.ranges) == wanted_bytes(head.layout, wanted) == head.layout.wanted_bytes(wanted)
+        sum(part.size for part in store.ranges)
+        == wanted_bytes(head.layout, requested)
+        == head.layout.wanted_bytes(requested)
     )
     if form == "exact":
         assert same_bits(whole.k, kv.k)

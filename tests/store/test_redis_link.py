@@ -26,8 +26,8 @@ TIMEOUT = 0.25
 
 
 @contextmanager
-def impostor(talk: Callable[[socket.socket], None], visits: int = 1) -> Iterator[str]:
-    """Yield the URL of a listener that runs `talk` for so many connections, one after another."""
+def impostor(respond: Callable[[socket.socket], None], visits: int = 1) -> Iterator[str]:
+    """Yield the URL of a listener that runs `respond` for so many connections, one after another."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -35,7 +35,7 @@ def impostor(talk: Callable[[socket.socket], None], visits: int = 1) -> Iterator
                 line, _ = listener.accept()
                 try:
                     with line:
-                        talk(line)
+                        respond(line)
                 except OSError:
                     pass  # the other end has closed the connection
 
@@ -84,12 +84,12 @@ def test_a_connection_is_used_again_after_replies_of_every_kind(own: RedisServer
 
 
 def test_a_connection_with_an_unexpected_reply_is_closed() -> None:
-    def talk(line: socket.socket) -> None:
+    def respond(line: socket.socket) -> None:
         line.recv(1000)
         line.sendall(b"+PONG\r\n+PONG\r\n")
         assert line.recv(1000) == b""
 
-    with impostor(talk) as url, pytest.raises(StoreUnavailable, match="an unexpected reply"):
+    with impostor(respond) as url, pytest.raises(StoreUnavailable, match="an unexpected reply"):
         ServerLink(url, TIMEOUT).command("PING")
 
 
@@ -107,13 +107,13 @@ def test_an_exception_during_its_use_closes_a_connection(own: RedisServer) -> No
 
 
 def test_slow_replies_and_ranges_end_at_the_deadline() -> None:
-    def talk(line: socket.socket) -> None:
+    def respond(line: socket.socket) -> None:
         line.recv(1000)
         for byte in b"$1000\r\n" + bytes(1000):
             line.sendall(bytes([byte]))
             time.sleep(0.02)
 
-    with impostor(talk, visits=2) as url:
+    with impostor(respond, visits=2) as url:
         for use in (
             RedisStore(url, TIMEOUT).ping,
             lambda: read_ranges(RedisStore(url, TIMEOUT), KEY, Range(0, 0, 1000)),
@@ -127,12 +127,12 @@ def test_slow_replies_and_ranges_end_at_the_deadline() -> None:
 def test_a_server_that_hangs_after_a_large_entry_does_not_use_up_the_deadline_of_the_entry() -> None:
     size = 64 * 2**20
 
-    def talk(line: socket.socket) -> None:
+    def respond(line: socket.socket) -> None:
         line.sendall(b"$-1\r\n")
         while size and line.recv(2**20):
             pass
 
-    with impostor(talk) as url:
+    with impostor(respond) as url:
         began = time.monotonic()
         with pytest.raises(StoreUnavailable):
             RedisStore(url, TIMEOUT).put(KEY, b"head", [bytes(size)])

@@ -62,15 +62,15 @@ def connections(server: RedisServer) -> int:
         return int(admin.info("stats")["total_connections_received"]) - 1
 
 
-PLACES = st.lists(st.tuples(st.integers(0, 9 * 2**20), st.integers(0, 3 * PIECE)), max_size=30)
+SPANS = st.lists(st.tuples(st.integers(0, 9 * 2**20), st.integers(0, 3 * PIECE)), max_size=30)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(places=PLACES)
+@given(spans=SPANS)
 def test_any_ranges_arrive_whole_over_any_number_of_connections(
-    filled: RedisServer, places: list[tuple[int, int]]
+    filled: RedisServer, spans: list[tuple[int, int]]
 ) -> None:
-    ranges = [Range(0, start, min(size, len(VALUE) - start)) for start, size in places]
+    ranges = [Range(0, start, min(size, len(VALUE) - start)) for start, size in spans]
     for count in (1, 2, 4):
         reported: list[int] = []
         store = store_of(filled, count)

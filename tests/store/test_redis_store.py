@@ -39,7 +39,7 @@ def test_only_the_wanted_bytes_leave_the_server(own: RedisServer) -> None:
     store = RedisStore(own.url, TIMEOUT)
     store.put(key, record, body)
     head = unpack_head(record, key, "model", "")
-    wanted = [[layer % 3, 4, 5, 7 + layer % 5, 12] for layer in range(12)]
+    requested = [[layer % 3, 4, 5, 7 + layer % 5, 12] for layer in range(12)]
     with redis.Redis.from_url(own.url, protocol=2, driver_info=None) as admin:
         admin.config_resetstat()
         line = admin.connection_pool.get_connection()
@@ -52,19 +52,19 @@ def test_only_the_wanted_bytes_leave_the_server(own: RedisServer) -> None:
             return int(text.split(b"total_net_output_bytes:")[1].split()[0])
 
         before = info("stats")
-        read_blocks(store, key, head, wanted)
+        read_blocks(store, key, head, requested)
         after = info("stats")
         commands = info("commandstats")
         admin.connection_pool.release(line)
     full, last = head.layout.range(0, 0).size, head.layout.range(0, 12).size
     replies = 0
-    for blocks in wanted:
+    for blocks in requested:
         starts = [block for block in blocks if block - 1 not in blocks]
         for start in starts:
             run = [block for block in range(start, 13) if set(range(start, block + 1)) <= set(blocks)]
             replies += reply_bytes(sum(last if block == 12 else full for block in run))
     assert output(after) - output(before) - reply_bytes(len(before)) == replies
-    assert 0 < replies - wanted_bytes(head.layout, wanted) < 12 * 5 * 12
+    assert 0 < replies - wanted_bytes(head.layout, requested) < 12 * 5 * 12
     names = {line.split(b":")[0] for line in commands.splitlines() if line.startswith(b"cmdstat_")}
     assert names == {b"cmdstat_getrange", b"cmdstat_info", b"cmdstat_config|resetstat"}
 

@@ -45,10 +45,10 @@ class CountingStore(DiskStore):
         self.bytes = 0
         self.gate = threading.Event()
         self.gate.set()
-        self.reading = threading.Event()
+        self.read_started = threading.Event()
 
     def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
-        self.reading.set()
+        self.read_started.set()
         self.gate.wait(10)
         self.bytes += out.nbytes
         super().read(key, ranges, out, arrived)
@@ -73,14 +73,14 @@ class Case:
         self.store.put(key, record, body)
         return key, unpack_head(record, key, FINGERPRINT, SALT)
 
-    def load(self, wanted: Sequence[Sequence[int]]) -> TierBytes:
+    def load(self, requested: Sequence[Sequence[int]]) -> TierBytes:
         """Load blocks, compare them with those of the store, and return their bytes by tier."""
-        loaded = self.tiers.load(self.key, self.head, wanted)
-        truth = read_blocks(DiskStore(self.store.root), self.key, self.head, wanted)
+        loaded = self.tiers.load(self.key, self.head, requested)
+        truth = read_blocks(DiskStore(self.store.root), self.key, self.head, requested)
         for (k, v), (true_k, true_v) in zip(loaded.rows, truth, strict=True):
             assert same_bits(k.cpu(), true_k)
             assert same_bits(v.cpu(), true_v)
-        assert sum(loaded.tier_bytes.values()) == wanted_bytes(self.head.layout, wanted)
+        assert sum(loaded.tier_bytes.values()) == wanted_bytes(self.head.layout, requested)
         return +loaded.tier_bytes
 
 
@@ -98,8 +98,8 @@ def test_rows_equal_those_of_the_store_whatever_is_cached(
     tmp_path_factory: pytest.TempPathFactory, first: list[list[int]], second: list[list[int]], slots: int
 ) -> None:
     held = Case(tmp_path_factory.mktemp("tiers"), slots)
-    for wanted in (first, second, first):
-        held.load(wanted)
+    for requested in (first, second, first):
+        held.load(requested)
     assert held.tiers.stats()["host"].pinned == 0
 
 
@@ -130,7 +130,7 @@ def test_a_block_that_is_being_fetched_is_not_fetched_twice(case: Callable[..., 
     it.store.gate.clear()
     with ThreadPoolExecutor(8) as threads:
         asked = [threads.submit(it.tiers.load, it.key, it.head, ALL) for _ in range(8)]
-        assert it.store.reading.wait(10)
+        assert it.store.read_started.wait(10)
         it.store.gate.set()
         loaded = [future.result(10) for future in asked]
     assert it.store.bytes == it.head.layout.body_bytes
@@ -144,7 +144,7 @@ def test_a_request_that_waited_for_a_failed_fetch_fetches_itself(case: Callable[
     record, body = packed(random_kv(), BLOCK)[1:]
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(it.tiers.load, it.key, it.head, ALL)
-        assert it.store.reading.wait(10)
+        assert it.store.read_started.wait(10)
         second = threads.submit(it.tiers.load, it.key, it.head, ALL)
         it.store.delete(it.key)
         it.store.gate.set()

@@ -197,7 +197,7 @@ def test_evaluation_asks_nothing_that_only_training_wants():
 def test_twin_pages_share_a_title_and_are_asked_by_name():
     shared = 0
     for seed in range(30):
-        writer = author(seed, page=1.0, twin=1.0, lost=0.0, absent=0.0)
+        writer = author(seed, page=1.0, twin=1.0, lost=0.0, absent_questions=0.0)
         told = [story for story in writer.stories(600, 110, 10) if story.twin]
         first, second = list({id(story.instance): story.instance for story in told}.values())[:2]
         both = [story for story in told if story.instance in (first, second)]
@@ -226,7 +226,7 @@ def test_the_documents_of_a_folder_are_told_apart_and_share_their_names(tmp_path
     (tmp_path / "a.txt").write_text(FOLDER)
     banks = load()
     (page,) = load_pages(frozenset(banks.lists), tmp_path)
-    writer = author(1, lost=0.0, absent=0.0, cloze=0.0, twin=0.0)
+    writer = author(1, lost=0.0, absent_questions=0.0, cloze=0.0, twin=0.0)
     ship, letter = writer._pages_of(page, 8)
     assert (len(ship.pieces), len(letter.pieces), letter.first) == (2, 1, 2)
     assert ship.title != letter.title
@@ -242,7 +242,7 @@ def test_a_question_across_documents_is_not_asked_when_one_is_missing(tmp_path):
     banks = load()
     (page,) = load_pages(frozenset(banks.lists), tmp_path)
     for seed in range(20):
-        writer = author(seed, absent=0.0, cloze=0.0, lost=0.0, twin=0.0)
+        writer = author(seed, absent_questions=0.0, cloze=0.0, lost=0.0, twin=0.0)
         ship, letter = writer._pages_of(page, 8)
         assert {q.kind for q in writer.arrange([letter], 9).asked} <= {"one", "none"}
         assert not any(q.answer in letter.pieces[0] for q in writer.arrange([ship], 9).asked if q.kind != "none")
@@ -393,10 +393,10 @@ def test_training_goes_from_nothing_to_a_model_that_the_service_loads(folder, mo
     monkeypatch.setattr(train, "EVERY", 1)
     monkeypatch.setattr(train, "PAUSE", 1)
     said: list[str] = []
-    run = train.Run(SMALL, folder, ALONE, 0, said.append)
+    run = train.TrainingRun(SMALL, folder, ALONE, 0, said.append)
     assert not run.train(until=time.monotonic())
     assert run.place.step == 1
-    run = train.Run(SMALL, folder, ALONE, 0, said.append)
+    run = train.TrainingRun(SMALL, folder, ALONE, 0, said.append)
     assert run.train(until=float("inf"))
     assert any("resumed at stage 1, step 1" in line for line in said)
     losses = [float(line.split("context ")[1]) for line in said if "context" in line]
@@ -404,7 +404,7 @@ def test_training_goes_from_nothing_to_a_model_that_the_service_loads(folder, mo
     run.export(folder / "model")
 
     (folder / "checkpoint.pt").unlink()
-    again = train.Run(SMALL, folder, ALONE, 0, said.append)
+    again = train.TrainingRun(SMALL, folder, ALONE, 0, said.append)
     again.train(until=float("inf"))
     pairs = zip(run.model.parameters(), again.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
@@ -421,10 +421,10 @@ from pathlib import Path
 from tools.demo_model.recipe import Recipe, Stage
 from tools.demo_model.shape import Shape
 from tools.demo_model.team import Team
-from tools.demo_model.train import Run
+from tools.demo_model.train import TrainingRun
 
 team = Team.join("cpu")
-run = Run({recipe}, Path(sys.argv[1]), team, 0, lambda line: None)
+run = TrainingRun({recipe}, Path(sys.argv[1]), team, 0, lambda line: None)
 assert run.train(float("inf"))
 if team.rank == 0:
     run.export(Path(sys.argv[1]) / "together")
@@ -447,7 +447,7 @@ def test_two_processes_take_the_steps_of_one(folder):
     assert [each.wait(150) for each in both] == [0, 0]
 
     (folder / "checkpoint.pt").unlink()
-    alone = train.Run(recipe, folder, ALONE, 0, lambda line: None)
+    alone = train.TrainingRun(recipe, folder, ALONE, 0, lambda line: None)
     alone.export(folder / "before")
     alone.train(until=float("inf"))
     alone.export(folder / "alone")

@@ -15,7 +15,7 @@ import torch
 from tools.demo_model import near, tokenizer
 from tools.demo_model.recipe import BUNDLED
 from tools.demo_model.team import Team
-from tools.demo_model.train import Run
+from tools.demo_model.train import TrainingRun
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     if team.rank == 0 and not (chosen.work / near.NAME).exists():
         say(f"near words found for {near.make(chosen.work, near.words())} words")
     team.wait()
-    run = Run(BUNDLED, chosen.work, team, chosen.workers, say)
+    run = TrainingRun(BUNDLED, chosen.work, team, chosen.workers, say)
     done = run.train(until)
     if team.rank == 0:
         run.export(chosen.out or chosen.work / "model", chosen.shard)

@@ -45,7 +45,7 @@ Text = tuple["str | Slot | Choice", ...]
 
 
 @dataclass(frozen=True)
-class Line:
+class PageLine:
     """A question in several wordings, and its answer; empty for kind none."""
 
     kind: str
@@ -67,7 +67,7 @@ class Page:
 
     genre: str
     sheets: tuple[Sheet, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[PageLine, ...]
 
     @property
     def pieces(self) -> tuple[Text, ...]:
@@ -136,7 +136,7 @@ def _page(block: str) -> Page:
         if kind in KINDS:
             asked, _, answer = text.strip().partition(" = ")
             wordings = tuple(_text(q.strip(), labels) for q in asked.split("|") if q.strip())
-            lines.append(Line(kind, wordings, _text(answer.strip(), labels)))
+            lines.append(PageLine(kind, wordings, _text(answer.strip(), labels)))
     filled = (
         Sheet(*(tuple(_text(text.strip(), labels) for text in texts) for texts in (titles.split("|"), pieces)))
         for titles, pieces in sheets
@@ -225,7 +225,7 @@ class Instance:
         values = (self._part(part) for part in text if isinstance(part, Slot))
         return [value for value in values if value[:1].isupper()]
 
-    def place(self, line: Line, answer: str) -> tuple[int, int] | None:
+    def place(self, line: PageLine, answer: str) -> tuple[int, int] | None:
         """(piece, offset) of a line's answer; the last piece that has it for kind coref, else the first."""
         found = [(n, piece.find(answer)) for n, piece in enumerate(self.pieces) if answer in piece]
         return (found[-1] if line.kind == "coref" else found[0]) if found and answer else None

@@ -23,7 +23,7 @@ class Shape:
         swap: pages with some of their words replaced.
         cloze: questions made from a page's sentences, per question of the page.
         near: questions with one word replaced by a near word.
-        absent: questions of other pages, per page.
+        absent_questions: questions of other pages, per page.
         lost: pieces that retrieval did not find.
         none: questions about claims without an answer; likewise `two`, `coref` and `keyword` by kind.
     """
@@ -41,7 +41,7 @@ class Shape:
     swap: float = 0.5
     cloze: float = 0.5
     near: float = 0.25
-    absent: float = 0.3
+    absent_questions: float = 0.3
     lost: float = 0.08
     none: float = 0.1
     two: float = 0.33

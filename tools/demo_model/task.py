@@ -148,13 +148,13 @@ class Author:
                 entry.title,
             )
             return outline
-        u, wanted = v.rng.random(), self._wanted(entry)
-        if u < shape.bridged and wanted >= 4:
-            self._bridge(outline, wanted)
-        elif u < shape.bridged + shape.grouped and wanted >= 4:
-            self._group(outline, wanted)
+        u, requested = v.rng.random(), self._wanted(entry)
+        if u < shape.bridged and requested >= 4:
+            self._bridge(outline, requested)
+        elif u < shape.bridged + shape.grouped and requested >= 4:
+            self._group(outline, requested)
         else:
-            outline.facts = [self._facts(kind, wanted)]
+            outline.facts = [self._facts(kind, requested)]
         return outline
 
     def _facts(self, kind: Kind, count: int) -> list[Fact]:
@@ -171,10 +171,10 @@ class Author:
         v.rng.shuffle(chosen)
         return chosen
 
-    def _bridge(self, outline: Outline, wanted: int) -> None:
+    def _bridge(self, outline: Outline, requested: int) -> None:
         """Add one or two values of the main subject as further subjects of the document."""
         v, main = self.v, outline.subjects[0]
-        facts = self._facts(main.kind, max(2, wanted * 2 // 3))
+        facts = self._facts(main.kind, max(2, requested * 2 // 3))
         doors = [(f, s) for f in facts for s in f.path if s.rstrip("0123456789") in self._by_maker]
         v.rng.shuffle(doors)
         for fact, slot in doors[: v.whole(1, 2)]:
@@ -185,15 +185,15 @@ class Author:
             outline.bridges.append(Bridge(fact, slot, who))
         first = {id(bridge.fact) for bridge in outline.bridges}
         facts.sort(key=lambda fact: id(fact) not in first)
-        each = max(1, (wanted - len(facts)) // max(1, len(outline.bridges)))
+        each = max(1, (requested - len(facts)) // max(1, len(outline.bridges)))
         outline.facts = [facts, *(self._facts(bridge.subject.kind, each + 1) for bridge in outline.bridges)]
 
-    def _group(self, outline: Outline, wanted: int) -> None:
+    def _group(self, outline: Outline, requested: int) -> None:
         """Two or three subjects of one kind side by side, with the same facts."""
         v, main = self.v, outline.subjects[0]
         count = v.whole(2, 3)
         outline.subjects += [subject(v, main.kind, v.draw(main.kind.maker)) for _ in range(count - 1)]
-        shared = self._facts(main.kind, max(2, wanted // count))
+        shared = self._facts(main.kind, max(2, requested // count))
         outline.facts = [v.rng.sample(shared, len(shared)) for _ in outline.subjects]
         outline.generic = True
 
@@ -224,7 +224,7 @@ class Author:
                 there.update({each.first + number: chunk for number, chunk in at.items()})
         for each, there in placed.values():
             ready += self._ready(each, there)
-            if v.chance(self.shape.absent):
+            if v.chance(self.shape.absent_questions):
                 ready.append(self._absent({id(other.instance.page) for other in order if other.instance}))
         ready = v.rng.sample(ready, min(len(ready), questions))
         asked = [*ready, *Questioner(v, self.shape, chunks, told, self.open_facts).ask(questions - len(ready))]

@@ -40,7 +40,7 @@ class Place:
     seconds: float = 0.0
 
 
-class Run:
+class TrainingRun:
     """One training run in a folder: tokenizer/, near.json, checkpoint.pt, model/, log.txt."""
 
     def __init__(self, recipe: Recipe, folder: Path, team: Team, workers: int, say: Say):

@@ -180,6 +180,6 @@ def _blocks(k: Tensor, v: Tensor, tokens: int, layout: Layout) -> Tensor:
 
 
 def _tags(body: Sequence[memoryview], layout: Layout, seal: Seal) -> NDArray[np.uint8]:
-    wanted = [range(layout.blocks)] * layout.shape.layers
-    tags = [seal.block(body[layer][start : start + size]) for layer, _, start, size in block_ranges(layout, wanted)]
+    requested = [range(layout.blocks)] * layout.shape.layers
+    tags = [seal.block(body[layer][start : start + size]) for layer, _, start, size in block_ranges(layout, requested)]
     return np.frombuffer(b"".join(tags), np.uint8).reshape(layout.shape.layers, layout.blocks, seal.block_bytes).copy()

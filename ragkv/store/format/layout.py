@@ -152,29 +152,29 @@ class Layout:
             raise ValueError(f"layer {layer} of {self.shape.layers}")
         return Range(layer, block * self.full_bytes, self.bytes_of(self.block_tokens(block)))
 
-    def wanted_bytes(self, wanted: Sequence[Sequence[int]]) -> int:
+    def wanted_bytes(self, requested: Sequence[Sequence[int]]) -> int:
         """Return the bytes of blocks, given per layer as ascending block ids."""
         last = self.blocks - 1
-        ends = sum(1 for blocks in wanted if blocks and blocks[-1] == last)
+        ends = sum(1 for blocks in requested if blocks and blocks[-1] == last)
         full = self.full_bytes
-        return sum(map(len, wanted)) * full - ends * (full - self.last_bytes)
+        return sum(map(len, requested)) * full - ends * (full - self.last_bytes)
 
 
-def block_ranges(layout: Layout, wanted: Sequence[Sequence[int]]) -> BlockRanges:
+def block_ranges(layout: Layout, requested: Sequence[Sequence[int]]) -> BlockRanges:
     """Return the byte ranges of blocks, layer by layer.
 
     Args:
         layout: The chunk's layout.
-        wanted: Per layer the block ids.
+        requested: Per layer the block ids.
 
     Raises:
         ValueError: The ids of a layer do not ascend, or one does not exist.
     """
     layers, count, stride = layout.shape.layers, layout.blocks, layout.full_bytes
-    if len(wanted) != layers:
-        raise ValueError(f"blocks wanted of {len(wanted)} layers, the chunk has {layers}")
-    layer = np.arange(layers).repeat(np.fromiter(map(len, wanted), np.int64, layers))
-    block = np.fromiter(chain.from_iterable(wanted), np.int64, layer.shape[0])
+    if len(requested) != layers:
+        raise ValueError(f"blocks wanted of {len(requested)} layers, the chunk has {layers}")
+    layer = np.arange(layers).repeat(np.fromiter(map(len, requested), np.int64, layers))
+    block = np.fromiter(chain.from_iterable(requested), np.int64, layer.shape[0])
     cells = layer * count + block
     wrong = (block < 0) | (block >= count)
     wrong[1:] |= cells[1:] <= cells[:-1]  # valid ids ascend within their layers when their cells do

@@ -27,7 +27,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, http
         yield process.pid, client
 
 
-def spent(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Return the processor time of a process in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -51,9 +51,9 @@ def test_an_open_page_costs_less_than_two_hundredths_of_a_processor(
         expect(page.get_by_role("region", name="Bytes saved").locator(".note")).to_have_text(f"in {ANSWERS:,} answers")
         expect(page.get_by_role("button", name=f"Question {ANSWERS - 1}?")).to_be_visible()
         page.wait_for_timeout(2000)
-        began, before = time.monotonic(), spent(pid)
+        began, before = time.monotonic(), cpu_seconds(pid)
         page.wait_for_timeout(1000 * WATCHED_SECONDS)
-        share = (spent(pid) - before) / (time.monotonic() - began)
+        share = (cpu_seconds(pid) - before) / (time.monotonic() - began)
         assert noted.faults == []
     print(f"an open page: {share:.2%} of a processor")
     assert share < 0.02

@@ -394,7 +394,7 @@ def test_answers_of_several_threads_are_all_recorded_at_different_times() -> Non
         for number in range(start, start + 100):
             history.record(recorded(number))
             history.page("", 5)
-            history.forget(lambda each: each.id == "nobody")
+            history.remove(lambda each: each.id == "nobody")
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(record, range(0, 800, 100)))

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ragkv.engine.memory_source import InMemoryChunk
-from ragkv.engine.methods import FULL, METHOD_NAMES, make_method
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.registry import FULL, METHOD_NAMES, make_method
 from ragkv.kernels import rows as reference
 from ragkv.model.execution.fused import Fused
 from ragkv.model.kv_cache import ContextCache

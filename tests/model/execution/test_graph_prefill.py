@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ragkv.engine.memory_source import InMemoryChunk
-from ragkv.engine.methods import FULL, METHOD_NAMES, make_method
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.registry import FULL, METHOD_NAMES, make_method
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder, make_graph_decoder
 from ragkv.model.execution.graph_prefill import LONG, WIDEST

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ragkv.engine.methods import METHODS, check_method, make_method, usable
+from ragkv.engine.registry import METHODS, check_method, make_method, usable
 from ragkv.errors import InputError, NotCalibrated
 from ragkv.model.profile import Profile
 from ragkv.recompute.cacheblend import CacheBlend

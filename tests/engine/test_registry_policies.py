@@ -2,7 +2,7 @@
 
 import pytest
 
-from ragkv.engine.policies import PREFILLS, check_prefill_policy, make_prefill_policy
+from ragkv.engine.registry import PREFILLS, check_prefill_policy, make_prefill_policy
 from ragkv.errors import InputError
 from ragkv.model.profile import Profile
 from ragkv.sparse.critiprefill import CritiPrefill

@@ -1,0 +1,230 @@
+"""Methods and policies by name, with a model's profile filled in.
+
+A name may carry fields: NAME or NAME:FIELD=VALUE,… Examples are `epic:link=64`, `scout:repair=none,cap=0.2`,
+`cacheblend:gradual=0.3/0.2`, `critiprefill:budget=512`, `psa:threshold=0.98`, `lfps:share=0.05,reach=-1/1`. The fields
+are those of the method's or policy's dataclass, without those that the model decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from ragkv.engine.spec import fields_of, parse
+from ragkv.errors import InputError, NotCalibrated
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.profile import Profile
+from ragkv.recompute.base import Method
+from ragkv.recompute.cacheblend import CacheBlend
+from ragkv.recompute.chance import Chance
+from ragkv.recompute.epic import Epic
+from ragkv.recompute.multi_infllm import MultiInfLLM
+from ragkv.recompute.reuse import Reuse, ReuseEncoded
+from ragkv.recompute.samkv import SamKV
+from ragkv.recompute.scout import Scout
+from ragkv.sparse.base import DecodePolicy, PrefillPolicy
+from ragkv.sparse.critiprefill import CritiPrefill
+from ragkv.sparse.lfps import Lfps
+from ragkv.sparse.loopserve import LoopServe
+from ragkv.sparse.psa import Psa
+from ragkv.sparse.reselect import LoopServeDecode
+from ragkv.sparse.topk import TopBlocks
+
+FULL = "full"
+"""Prefill everything. It reads no stored KV, so it is no `Method`: the engine calls `Prefiller.prefill_full`."""
+
+ALONE = ("multi-infllm",)
+"""Methods that answer single questions only: they rotate keys to positions that depend on the question."""
+
+MODEL_DECIDES = ("layers", "heads", "group", "scale")
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """How a method is made.
+
+    Attributes:
+        kind: The method's dataclass.
+        given: The fields that the model and the name decide.
+    """
+
+    kind: Callable[..., Method]
+    given: Callable[[DecoderModel], dict[str, Any]]
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that a request may set, with their types."""
+        return fields_of(self.kind, MODEL_DECIDES)
+
+
+def _layers(model: DecoderModel) -> dict[str, Any]:
+    return {"layers": model.shape.layers}
+
+
+def _samkv(update: str) -> Callable[[DecoderModel], dict[str, Any]]:
+    def given(model: DecoderModel) -> dict[str, Any]:
+        p = model.profile
+        return {"initial": p.initial, "local": p.local, "layers": p.stable_layers, "update": update}
+
+    return given
+
+
+def _scout(model: DecoderModel) -> dict[str, Any]:
+    p, shape = model.profile, model.shape
+    if not p.retrieval_heads:
+        raise NotCalibrated(
+            f"scout needs the retrieval heads of {model.name}: run `ragkv calibrate`, or use samkv-fusion"
+        )
+    group = shape.q_heads // shape.kv_heads
+    ends = {"initial": p.initial, "local": p.local}
+    return {"layers": shape.layers, "heads": p.retrieval_heads, "group": group, "scale": model.scale, **ends}
+
+
+METHODS: dict[str, MethodSpec] = {
+    "reuse": MethodSpec(Reuse, _layers),
+    "reuse-encoded": MethodSpec(ReuseEncoded, _layers),
+    "multi-infllm": MethodSpec(MultiInfLLM, _layers),
+    "cacheblend": MethodSpec(CacheBlend, _layers),
+    "epic": MethodSpec(Epic, _layers),
+    "samkv-overwrite": MethodSpec(SamKV, _samkv("overwrite")),
+    "samkv-fusion": MethodSpec(SamKV, _samkv("fusion")),
+    "random": MethodSpec(Chance, _scout),
+    "scout": MethodSpec(Scout, _scout),
+}
+
+METHOD_NAMES = (FULL, *METHODS)
+
+
+def make_method(spec: str, model: DecoderModel) -> Method:
+    """Make the method NAME[:FIELD=VALUE,…] for a model.
+
+    Raises:
+        InputError: There is no such method or field, or a value is out of range.
+        NotCalibrated: The method needs retrieval heads that the model's profile lacks.
+    """
+    name, chosen = parse(spec, "method", _known_methods())
+    method = METHODS[name]
+    try:
+        return method.kind(**{**method.given(model), **chosen})
+    except ValueError as error:
+        raise InputError(f"method {name}: {error}") from None
+
+
+def default_method(model: DecoderModel) -> str:
+    """Return `scout` where the model is calibrated, else the literal SamKV with fusion."""
+    return "scout" if model.profile.retrieval_heads else "samkv-fusion"
+
+
+def usable(model: DecoderModel) -> tuple[str, ...]:
+    """Return the methods that a model can be asked with; those that need retrieval heads only where these are known."""
+    return tuple(name for name in METHOD_NAMES if name not in ("random", "scout") or model.profile.retrieval_heads)
+
+
+def check_method(spec: str) -> str:
+    """Return the specification; raise InputError, which lists what there is, where it is none."""
+    parse(spec, "method", _known_methods())
+    return spec
+
+
+def check_sessions(spec: str) -> None:
+    """Raise InputError for a method that cannot continue a conversation."""
+    name = spec.partition(":")[0]
+    if name in ALONE:
+        others = ", ".join(other for other in METHOD_NAMES if other not in ALONE)
+        raise InputError(f"method {name} answers single questions only; hold conversations with one of {others}")
+
+
+def _known_methods() -> dict[str, dict[str, Any]]:
+    return {FULL: {}, **{name: method.fields() for name, method in METHODS.items()}}
+
+
+DENSE = "dense"
+"""Read every key: exact, and no policy."""
+
+Kind = TypeVar("Kind", PrefillPolicy, DecodePolicy)
+
+
+@dataclass(frozen=True)
+class PolicySpec(Generic[Kind]):
+    """How a policy is made.
+
+    Attributes:
+        kind: The policy's dataclass.
+        given: The fields that the model's profile decides.
+    """
+
+    kind: Callable[..., Kind]
+    given: Callable[[Profile], dict[str, Any]]
+
+
+def _critiprefill(p: Profile) -> dict[str, Any]:
+    return {"segment": p.segment, "block": p.prefill_block, "budget": p.budget, "threshold": p.threshold}
+
+
+def _loopserve(p: Profile) -> dict[str, Any]:
+    return {"threshold": p.threshold}
+
+
+def _decode(p: Profile) -> dict[str, Any]:
+    return {"above": p.decode_threshold}
+
+
+def _psa(p: Profile) -> dict[str, Any]:
+    return {"above": p.decode_threshold, "block": p.decode_block, "least": p.decode_least, "part": p.decode_part}
+
+
+def _topk(p: Profile) -> dict[str, Any]:
+    return {"above": p.decode_threshold, "block": p.decode_block, "count": p.decode_count}
+
+
+PREFILLS: dict[str, PolicySpec[PrefillPolicy]] = {
+    "critiprefill": PolicySpec(CritiPrefill, _critiprefill),
+    "loopserve": PolicySpec(LoopServe, _loopserve),
+}
+
+DECODES: dict[str, PolicySpec[DecodePolicy]] = {
+    "psa": PolicySpec(Psa, _psa),
+    "lfps": PolicySpec(Lfps, _decode),
+    "loopserve": PolicySpec(LoopServeDecode, _decode),
+    "topk": PolicySpec(TopBlocks, _topk),
+}
+
+PREFILL_NAMES = (DENSE, *PREFILLS)
+DECODE_NAMES = (DENSE, *DECODES)
+
+
+def make_prefill_policy(spec: str, profile: Profile) -> PrefillPolicy | None:
+    """Make the prefill policy NAME[:FIELD=VALUE,…]; None for dense. Raises InputError."""
+    return _make(spec, profile, "prefill policy", PREFILLS)
+
+
+def check_prefill_policy(spec: str) -> str:
+    """Return the specification; raise InputError, which lists what there is, where it is none."""
+    parse(spec, "prefill policy", _known_policies(PREFILLS))
+    return spec
+
+
+def make_decode_policy(spec: str, profile: Profile) -> DecodePolicy | None:
+    """Make the decode policy NAME[:FIELD=VALUE,…]; None for dense. Raises InputError."""
+    return _make(spec, profile, "decode policy", DECODES)
+
+
+def check_decode_policy(spec: str) -> str:
+    """As `check_prefill_policy`, for a decode policy."""
+    parse(spec, "decode policy", _known_policies(DECODES))
+    return spec
+
+
+def _make(spec: str, profile: Profile, what: str, specs: Mapping[str, PolicySpec[Kind]]) -> Kind | None:
+    name, chosen = parse(spec, what, _known_policies(specs))
+    if name == DENSE:
+        return None
+    policy = specs[name]
+    try:
+        return policy.kind(**{**policy.given(profile), **chosen})
+    except ValueError as error:
+        raise InputError(f"{what} {name}: {error}") from None
+
+
+def _known_policies(specs: Mapping[str, PolicySpec[Kind]]) -> dict[str, dict[str, Any]]:
+    return {DENSE: {}, **{name: fields_of(policy.kind) for name, policy in specs.items()}}
