@@ -28,7 +28,7 @@ OLDEST_PINS := transformers==5.17.0 huggingface-hub==1.5.0
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # Tests that start no server and no browser (tests/test_packaging.py checks that) and take a minute together.
-CHECKED := $(filter-out tests/engine/test_engine%.py tests/engine/test_cost_model.py,$(wildcard tests/engine/test_*.py)) \
+CHECKED := $(filter-out tests/engine/test_engine%.py tests/engine/test_cost_model.py tests/engine/test_load_path.py,$(wildcard tests/engine/test_*.py)) \
            tests/catalog tests/ingest/formats tests/ingest/test_chunker.py tests/metrics tests/model tests/recompute \
            tests/retrieval tests/sparse tests/test_architecture.py tests/test_docs.py tests/test_samples.py tests/test_timing.py
 

@@ -77,11 +77,11 @@ def check(folder: Path) -> str:
 
 def check_store(engine: Engine, chunks: list) -> None:  # type: ignore[type-arg]
     """Every chunk has its KV, whole; a question finds it."""
-    shelf = engine.chunks.store("default")
+    store = engine.chunks.store("default")
     for chunk in chunks:
-        key = shelf.key(chunk.tokens)
-        head, _ = shelf.head(key, len(chunk.tokens))
-        shelf.load(key, head, [range(head.layout.blocks)] * head.layout.shape.layers)
+        key = store.key(chunk.tokens)
+        head, _ = store.head(key, len(chunk.tokens))
+        engine.tiers.load(key, head, [range(head.layout.blocks)] * head.layout.shape.layers)
     if chunks:
         answer = engine.answer("word1 word2", AskOptions(top_k=4))
         assert answer.report.cache.hits.store == answer.report.cache.chunks

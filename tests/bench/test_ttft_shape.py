@@ -21,7 +21,6 @@ from ragkv.bench.ttft_shape import GATED, TIMED, ShapeParams, ShapeResult, ttft_
 from ragkv.cli import run
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
-from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.registry import FULL, METHOD_NAMES, make_method
 from ragkv.errors import EntryMissing, InputError
 from ragkv.model.decoder import DecoderModel
@@ -158,7 +157,7 @@ def test_reusing_everything_attends_as_a_prefill_of_the_question(model: DecoderM
     kv = reader.encode(random_tokens(fit, 96))
     piece, reuse = InMemoryChunk(kv, 64).piece, make_method("reuse", fit)
     counter = WorkCounter(fit)
-    (found,) = counter.prefill_sparse(reuse.plan([piece], []), [piece], 4, (), PrefillOptions(10, prefill_policy=0))
+    (found,) = counter.prefill_sparse(reuse.plan([piece], []), [piece], 4, 10, (), 0)
     layer, head = sum(each.numel() for each in fit.body.layers[0].parameters()), fit.lm_head.weight.numel()
     pairs, seen = 4 * 8 * 32, 110 * 111 // 2 - 100 * 101 // 2
     assert found.kv == counter.prefill_full(110)[0].kv
@@ -166,7 +165,7 @@ def test_reusing_everything_attends_as_a_prefill_of_the_question(model: DecoderM
     assert found.flops == 3 * (2 * layer * 10 + pairs * seen) + last
     scout = make_method("scout", fit)
     asking, reading = counter.prefill_sparse(
-        reuse.plan([piece], []), [piece], 4, scout.first([piece]), PrefillOptions(10, prefill_policy=2)
+        reuse.plan([piece], []), [piece], 4, 10, scout.composite_blocks([piece]), 2
     )
     assert reading == found
     assert 0 < asking.flops < found.flops

@@ -64,7 +64,7 @@ def test_its_logits_equal_those_of_the_question_over_the_selected_blocks():
     stitch = Stitch(r.model, [s.piece for s in sources(r)], len(PREFIX), 128)
     stitch.cache.extend(r.prefix)
     stitch.reserve([s.piece for s in sources(r)], context.plan.kept)
-    r._load(stitch, sources(r), context.plan.kept)
+    r.runner.load_blocks(stitch, sources(r), context.plan.kept)
     logits = r.model.forward([append(stitch.cache, QUESTION, stitch.end)])[0][-1]
     torch.testing.assert_close(context.logits, logits, **EXACT)
 

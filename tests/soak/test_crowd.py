@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.api.conftest import BRIDGE, HARBOUR
-from tests.api.runtime.test_queueing import crowd
+from tests.api.runtime.test_queueing import generate_load
 from tests.soak.test_concurrency import service
 
 ASKERS = 64
@@ -23,7 +23,7 @@ def test_sixty_four_askers_are_answered_in_time_or_told_when_to_come_back(tmp_pa
     with service(tmp_path) as (process, url), httpx.Client(base_url=url, timeout=120) as client:
         filled = client.post("/v1/documents?wait=true", json={"documents": [HARBOUR, BRIDGE]}).json()
         assert filled["status"] == "completed"
-        told = crowd(url, ASKERS, SECONDS)
+        told = generate_load(url, ASKERS, SECONDS)
         took = sorted(told.took)
         figures = [took[int(len(took) * share)] for share in (0.5, 0.9, 0.99)] if took else []
         print(f"\n{len(took)} answers, seconds p50 p90 p99: {figures}, refused {len(told.refused)}")  # seen with -s

@@ -120,7 +120,7 @@ def test_layers_without_wanted_blocks_give_empty_tensors() -> None:
     assert [len(k) for k, _ in read_blocks(store, key, head, [[], [5], []])] == [0, 2, 0]
 
 
-@pytest.mark.parametrize("wanted", [[[0]], [[1, 0], [], []], [[1, 1], [], []], [[6], [], []], [[-1], [], []]])
+@pytest.mark.parametrize("requested", [[[0]], [[1, 0], [], []], [[1, 1], [], []], [[6], [], []], [[-1], [], []]])
 def test_invalid_block_ids_are_refused(requested: list[list[int]]) -> None:
     key, record, body = packed(random_kv())
     head = unpack_head(record, key, FINGERPRINT, SALT)
