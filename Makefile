@@ -68,7 +68,7 @@ lint: $(READY) ## ruff, ruff format, mypy
 bench: $(READY) ## benchmarks; BENCH="quality ttft prefill decode store kernels dialogues"
 	for name in $(BENCH); do $(BIN)/ragkv bench $$name $(ARGS); done
 
-screenshots: $(READY) chromium poppler ## draw the pictures of README anew
+screenshots: $(READY) chromium poppler ## draw the pictures of the docs anew
 	$(BIN)/python -m tools.screenshots $(ARGS)
 
 lock: python ## resolve all dependencies anew and write constraints.txt

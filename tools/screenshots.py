@@ -1,4 +1,4 @@
-"""Draw the pictures of the README: the dashboard over the sample documents, as SVG. `make screenshots` runs this.
+"""Draw the pictures of the docs: the dashboard over the sample documents, as SVG. `make screenshots` runs this.
 
 Chromium prints the page as on a screen, and pdftocairo (poppler) converts the print to SVG: sharp at every size, and a
 text file.

@@ -4,7 +4,7 @@ The number of answers is bounded: the oldest make room. An answer is found by th
 may have chosen. Where a tenant uses an id twice, the later answer replaces the earlier one.
 
 An answer may quote its documents, so it is removed together with its documents, its collection or its conversation.
-Code that removes one of these calls `forget`. What another process removed is found whenever answers are shown
+Code that removes one of these calls `remove`. What another process removed is found whenever answers are shown
 (catalog_service.py).
 """
 

@@ -118,7 +118,7 @@ class StitchedPrefill:
     def _load_plan(self, plan: Plan, later: Sequence[Sequence[Blocks]]) -> Plan:
         """Load what the plan keeps and the cache lacks; return what is left of the plan in this turn.
 
-        Blocks whose rows are all recomputed and overwritten_blocks get rows and no bytes.
+        Blocks whose rows are all recomputed and overwritten get rows and no bytes.
         """
         with self._timer.step("load"):
             missing = self._state.missing(plan.kept)
