@@ -114,10 +114,17 @@ class Prompt:
             kept_text = self._tokenizer.decode(tokens[:kept])
         return tuple(tokens[:kept]), self.plain(text[len(kept_text) :]) + self.between
 
+    def answer(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of an answer behind the question part, without the token that ends it."""
+        return self.plain(self._spaced(text))
+
     def retold(self, answer: str) -> tuple[int, ...]:
         """Return the tokens of an answer, up to the chunks of the next turn, where only its text is known."""
-        space = "" if self._open[-1:].isspace() else " "
-        return self.answered((), space + answer)[1]
+        return self.answered((), self._spaced(answer))[1]
+
+    def _spaced(self, answer: str) -> str:
+        """Return the answer as it follows the question part."""
+        return answer if self._open[-1:].isspace() else f" {answer}"
 
     def pieces(self) -> tuple[str, str]:
         """Return the pieces that stored KV depends on: S and the chunk wrapper."""

@@ -1,0 +1,1 @@
+"""Tuning: adapters that let a model read chunks that were encoded alone."""

@@ -1,0 +1,117 @@
+"""The loss: a model with an adapter learns to answer over stored KV as a teacher answers under full attention.
+
+    distillation   KL(teacher under full attention || student under stored KV), at the tokens of answers
+    answers        cross entropy of the given answers, student under full attention
+
+No gold answers are needed for the first: an answer's text only says at which tokens the two are compared.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ragkv.tune.attention import RowAttention, SdpaAttention
+from ragkv.tune.masks import RowBatch, full_mask, stored_mask
+
+
+def distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return the mean over rows of KL(teacher || student) of logits [n, vocabulary]; 0 without rows."""
+    if not student.shape[0]:
+        return student.sum()
+    expected = F.log_softmax(teacher.float(), -1)
+    return F.kl_div(F.log_softmax(student.float(), -1), expected, log_target=True, reduction="batchmean")
+
+
+def answer_loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the mean cross entropy of logits [n, vocabulary] against token ids [n]; 0 without rows."""
+    return F.cross_entropy(logits.float(), tokens) if tokens.shape[0] else logits.sum()
+
+
+class Student(nn.Module):
+    """A model with an adapter, as transformers' `Trainer` trains it: batches in, the loss out.
+
+    Its state dict holds the adapter alone, so that a checkpoint is as small as the adapter.
+    """
+
+    def __init__(self, model: Any, teacher: Literal["base", "self"], answers: float):
+        """Take a PeftModel around a causal language model, and what it learns; see `TuneOptions`."""
+        super().__init__()
+        self.model, self._teacher, self._answers = model, teacher, answers
+        self._attention: RowAttention = SdpaAttention()
+
+    def attend_with(self, attention: RowAttention) -> None:
+        """Change how rows attend."""
+        self._attention = attention
+        self.model.get_base_model().set_attn_implementation(attention.implementation)
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        kinds: Tensor,
+        parts: Tensor,
+        blocks: Tensor,
+        targets: Tensor,
+        kept: Tensor,
+        stored: Tensor,
+    ) -> dict[str, Tensor]:
+        """Return {"loss": …} and the parts of it.
+
+        Args:
+            ids: See `RowBatch`, as the next six.
+            positions: .
+            kinds: .
+            parts: .
+            blocks: .
+            targets: .
+            kept: .
+            stored: Whether this batch is also read under stored KV, bool [1].
+        """
+        batch = RowBatch(ids, positions, kinds, parts, blocks, targets, kept)
+        full, after = full_mask(batch), ids.roll(-1, 1)[targets]
+        if self._teacher == "base":
+            return self._from_base(batch, full)
+        masks = [full, stored_mask(batch)] if bool(stored) else [full]
+        logits = self._logits(batch, masks)
+        gold = answer_loss(logits[0], after)
+        found = {"loss": self._answers * gold, "answers": gold.detach()}
+        if len(masks) > 1:
+            distilled = distillation_loss(logits[1], logits[0].detach())
+            found |= {"loss": found["loss"] + distilled, "distillation": distilled.detach()}
+        return found
+
+    def _from_base(self, batch: RowBatch, full: Tensor) -> dict[str, Tensor]:
+        """Learn both readings from the model without the adapter, so that full attention stays what it is."""
+        with torch.no_grad(), self.model.disable_adapter():
+            teacher = self._logits(batch, [full])[0]
+        asks = self._logits(batch, [full, stored_mask(batch)])
+        same, distilled = (distillation_loss(each, teacher) for each in asks)
+        return {"loss": same + distilled, "answers": same.detach(), "distillation": distilled.detach()}
+
+    def _logits(self, batch: RowBatch, masks: list[Tensor]) -> list[Tensor]:
+        """Return the logits [n, vocabulary] at the targets, under each mask, in one forward pass."""
+        causal = self.model.get_base_model()
+        many = len(masks)
+        mask = self._attention.prepare(torch.cat(masks), torch.bfloat16 if batch.ids.is_cuda else causal.dtype)
+        hidden = causal.model(
+            input_ids=batch.ids.repeat(many, 1),
+            position_ids=batch.positions.repeat(many, 1),
+            attention_mask=mask,
+            use_cache=False,
+        ).last_hidden_state
+        return [causal.lm_head(each[batch.targets]) for each in hidden.chunk(many)]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the trained tensors."""
+        return {name: value.detach() for name, value in self.named_parameters() if value.requires_grad}
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Load what `state_dict` returned. The base model's own tensors are not missing."""
+        names = set(self.state_dict())
+        found = super().load_state_dict(state_dict, strict=False, assign=assign)
+        found.missing_keys[:] = [name for name in found.missing_keys if name in names]
+        return found
