@@ -1,0 +1,116 @@
+"""Measure a model on question sets, with several processes beside each other, and print the figures by kind.
+
+    python -m tools.adapter.measure ask MODEL --adapter FOLDER --share 0/14 --out 0.jsonl natural:8 natural:24 FILE…
+    python -m tools.adapter.measure table 0.jsonl 1.jsonl …
+
+A process asks every 14th context. FILE is in LongBench's format.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ragkv.bench.quality import ask_all
+from ragkv.bench.sets import QuestionSet, natural_sets
+from ragkv.bench.table import interval
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.source import ModelSource
+
+METHODS = ("full", "reuse", "scout:repair=none", "scout:repair=kept")
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m tools.adapter.measure", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    ask = commands.add_parser("ask")
+    ask.add_argument("model")
+    ask.add_argument("sets", nargs="+")
+    ask.add_argument("--adapter", default="")
+    ask.add_argument("--methods", nargs="+", default=list(METHODS))
+    ask.add_argument("--share", default="0/1")
+    ask.add_argument("--questions", type=int, default=0, help="most questions of a set; 0: all")
+    ask.add_argument("--out", type=Path, required=True)
+    table = commands.add_parser("table")
+    table.add_argument("files", nargs="+", type=Path)
+    chosen = parser.parse_args()
+    if chosen.command == "ask":
+        ask_share(chosen)
+    else:
+        rows = [json.loads(line) for file in chosen.files for line in file.read_text(encoding="utf-8").splitlines()]
+        print("\n".join(figures(rows)))
+
+
+def ask_share(chosen: argparse.Namespace) -> None:
+    """Ask this process's part of all sets, and write an object a line."""
+    model = DecoderModel.load(ModelSource(chosen.model, chosen.adapter))
+    number, count = map(int, chosen.share.split("/"))
+    with chosen.out.open("w", encoding="utf-8") as file:
+        for name in chosen.sets:
+            sets = question_sets(name, model)
+            if chosen.questions:
+                sets = sets[: chosen.questions]
+            mine = sets[number::count]
+            for outcome in ask_all(model, mine, chosen.methods, lambda *progress: None):
+                at = (number + outcome.at[0] * count, outcome.at[1])
+                figure = outcome.figures
+                row = {
+                    **{"set": Path(name).stem, "at": at, "method": outcome.method, "kind": outcome.question.kind},
+                    **{"q": outcome.question.text, "a": list(outcome.question.gold), "answer": outcome.answer},
+                    **{"em": figure.em, "f1": figure.f1, "recall": figure.recall},
+                    **{"sequence": figure.sequence, "recompute": figure.recompute},
+                }
+                file.write(json.dumps(row) + "\n")
+            file.flush()
+
+
+def question_sets(name: str, model: DecoderModel) -> list[QuestionSet]:
+    """Return the sets of a name: natural:CHUNKS, dev:CHUNKS, or a file in LongBench's format."""
+    kind, _, chunks = name.partition(":")
+    if kind == "natural":
+        return natural_sets(int(chunks))
+    if kind == "dev":
+        return natural_sets(int(chunks), folder=Path(__file__).parent.parent / "demo_model" / "dev")
+    from ingest.chunker import split
+    from ragkv.bench.longbench import longbench_sets
+    from ragkv.types import Document
+
+    def pieces(document: Document) -> list[tuple[str, str]]:
+        found = split(document, model.prompt, model.profile.chunk_tokens)
+        return [(chunk.title, chunk.text) for chunk in found]
+
+    return longbench_sets(Path(name), pieces)
+
+
+def figures(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line per set and method: means, the paired difference to full, and exact match by kind."""
+    full = {(row["set"], *row["at"]): row for row in rows if row["method"] == "full"}
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["set"], row["method"]].append(row)
+    for (name, method), mine in sorted(groups.items()):
+        means = {key: statistics.fmean(row[key] for row in mine) for key in ("em", "f1", "sequence", "recompute")}
+        deltas = [row["f1"] - full[row["set"], *row["at"]]["f1"] for row in mine if (name, *row["at"]) in full]
+        low, high = interval(deltas) if deltas else (0.0, 0.0)
+        kinds: dict[str, list[float]] = defaultdict(list)
+        for row in mine:
+            unknown = [answer.lower() for answer in row["a"]] == ["unknown"]
+            kinds[row["kind"] or ("none" if unknown else "some")].append(row["em"])
+        answerable = [row for row in mine if [answer.lower() for answer in row["a"]] != ["unknown"]]
+        wrong = statistics.fmean(row["answer"].lower().startswith("unknown") for row in answerable)
+        yield (
+            f"{name:22} {method:18} n {len(mine):4} EM {means['em']:.3f} F1 {means['f1']:.3f} "
+            f"d {statistics.fmean(deltas or [0]):+.3f} [{low:+.3f} {high:+.3f}] seq {means['sequence']:.2f} "
+            f"rec {means['recompute']:.2f} false-unknown {wrong:.3f} "
+            + " ".join(f"{kind} {statistics.fmean(each):.3f}" for kind, each in sorted(kinds.items()))
+        )
+
+
+if __name__ == "__main__":
+    main()
