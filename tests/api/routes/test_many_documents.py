@@ -75,7 +75,10 @@ def check_restart(folder: Path, count: int, size: int) -> None:
         last = progress(client, job_id, count)[-1]
         while last["finished"] is None:
             last = client.get(f"/v1/jobs/{job_id}").json()
-        assert (last["status"], last["counts"]["completed"]) == ("completed", count)
+        # The document in work at the kill may have been stored before its job was told: it is found unchanged then.
+        counts = last["counts"]
+        assert (last["status"], counts["completed"] + counts["unchanged"]) == ("completed", count)
+        assert counts["unchanged"] <= 1
         there = whole(client)
         assert list(there) == [each["id"] for each in documents]
         assert there == there | read, "what was read before is not read again"
