@@ -23,6 +23,7 @@ LAYERS = (
     {"admin", "model"},
     {"engine", "ingest"},
     {"api", "bench"},
+    {"tune"},
     {"cli"},
 )
 LAYER_OF = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}

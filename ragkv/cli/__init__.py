@@ -4,6 +4,7 @@
     doctor*.py    doctor                       service.py serve, demo, calibrate
     store.py      gc, backup, restore          bench*.py  bench ttft, bench quality, …
     key.py        key                          top.py     top
+    tune.py       tune
 
 Heavy imports are inside the commands, so that `ragkv --help` does not wait for torch.
 """
@@ -24,6 +25,7 @@ from ragkv.cli.key import key
 from ragkv.cli.service import calibrate, demo, serve
 from ragkv.cli.store import backup, gc, restore
 from ragkv.cli.top import top
+from ragkv.cli.tune import tune
 from ragkv.errors import CatalogCorrupt, ConfigError, RagkvError
 
 app = typer.Typer(
@@ -48,6 +50,7 @@ app.command("top")(top)
 app.command("key")(key)
 app.command("demo")(demo)
 app.command("calibrate")(calibrate)
+app.command("tune")(tune)
 app.add_typer(bench, name="bench")
 
 

@@ -88,12 +88,11 @@ def columns(rows: Sequence[Row]) -> dict[str, Tensor]:
     return {**stacked, "kept": torch.from_numpy(kept)}
 
 
-def train(model: Any, tokenizer: Any, batches: RowBatches, options: TuneOptions, out: Path, say: Say) -> TunedAdapter:
+def train(model: Any, batches: RowBatches, options: TuneOptions, out: Path, say: Say) -> TunedAdapter:
     """Train an adapter; go on from the last checkpoint under `out`, if there is one.
 
     Args:
         model: A PeftModel.
-        tokenizer: Its tokenizer.
         batches: Rows; see `RowBatches`.
         options: The run.
         out: The folder: `adapter_config.json`, `adapter_model.safetensors`, `checkpoints/`.
@@ -121,6 +120,7 @@ def train(model: Any, tokenizer: Any, batches: RowBatches, options: TuneOptions,
     seconds = time.monotonic() - start
     if trainer.is_world_process_zero():
         model.save_pretrained(out)
+        (out / "README.md").unlink(missing_ok=True)  # peft's form for a model card, with nothing filled in
     history = [(int(each["step"]), float(each["loss"])) for each in trainer.state.log_history if "loss" in each]
     done = trainer.state.global_step
     tokens = done * options.rows_tokens * options.accumulate * trainer.args.world_size

@@ -70,7 +70,7 @@ def stage(
         ]
     )
     batches = RowBatches(source, maker, options, options.steps * options.accumulate)
-    done = train(with_adapter(loaded.weights, options, start), loaded.tokenizer, batches, options, out, say)
+    done = train(with_adapter(loaded.weights, options, start), batches, options, out, say)
     say(f"{out}: {done.steps} steps, {done.tokens / 1e6:.1f} M tokens, {done.seconds:.0f} s")
     return out
 

@@ -1,0 +1,94 @@
+"""`ragkv tune`: an adapter that lets a model read chunks that were encoded alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ragkv.cli.common import Data, Device, Model, err, fail, out, progress, settings_from
+
+if TYPE_CHECKING:
+    from ragkv.config import Settings
+    from ragkv.model.prompt import Prompt
+    from ragkv.tune.contexts import Passage
+
+
+def tune(
+    paths: Annotated[
+        list[Path], typer.Argument(help="Files and folders, as for `ragkv ingest`.", metavar="PATH...")
+    ],
+    to: Annotated[Path, typer.Option("--out", help="Folder of the adapter. A stopped run there goes on.")],
+    questions: Annotated[
+        Path | None, typer.Option("--questions", help='JSON lines {"q": …, "a": […]?} to train with, besides rules.')
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 600,
+    tokens: Annotated[int, typer.Option(min=256, help="Tokens of the rows of one forward pass.")] = 16384,
+    length: Annotated[int, typer.Option(min=256, help="Tokens of a row: chunks, questions and answers.")] = 2048,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the adapter.")] = 32,
+    rate: Annotated[float, typer.Option(min=1e-7, max=1.0, help="Peak learning rate.")] = 4e-4,
+    gold: Annotated[bool, typer.Option("--gold", help="Learn the answers, too, not only the model's own.")] = False,
+    contexts: Annotated[int, typer.Option(min=0, help="Held-out contexts of the report; 0: no report.")] = 12,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that make rows.")] = 4,
+    adapter: Annotated[Path | None, typer.Option("--adapter", help="Adapter to go on from.")] = None,
+    data: Data = None,
+    model: Model = None,
+    device: Device = None,
+) -> int:
+    """Teach a model to answer over stored KV as it answers with full attention, from your own documents.
+
+    Needs no answers: the model itself is the teacher. On several GPUs: `torchrun -m ragkv.cli tune …`.
+    """
+    settings = settings_from(data, None, model, device, adapter=str(adapter) if adapter else None)
+    from ragkv.engine.open_model import model_source
+    from ragkv.model.checkpoint import load_checkpoint
+    from ragkv.model.prompt import Prompt
+    from ragkv.tune.given import read_questions
+    from ragkv.tune.options import TuneOptions
+    from ragkv.tune.run import TuneRun, tune
+
+    given = read_questions(questions) if questions else []
+    source = model_source(settings)
+    loaded = load_checkpoint(source, "cpu", "auto", None, settings.model_cache_folder)
+    passages = read_documents(paths, settings, Prompt(loaded.tokenizer, loaded.profile), loaded.profile.chunk_tokens)
+    del loaded
+    if not passages:
+        return fail(f"nothing to tune with in {', '.join(map(str, paths))}", 1)
+    options = TuneOptions(
+        steps=steps,
+        rows_tokens=max(tokens, length),
+        lengths=((length, 1.0),),
+        rank=rank,
+        rate=rate,
+        teacher="self" if gold else "base",
+        answers=1.0 if gold else 0.0,
+        workers=workers,
+        save_every=max(1, min(100, steps // 2)),
+    )
+    run = TuneRun(source, to, options, settings.device, settings.model_cache_folder, report_contexts=contexts)
+    console = err()
+    with progress() as report:
+        done = tune(run, passages, given, lambda line: console.print(line), report)
+    out().print(f"{done.report}adapter    {to}, {done.adapter.steps} steps, {done.adapter.seconds:.0f} s")
+    out().print(f"use it     RAGKV_MODEL={settings.model or source.model} RAGKV_ADAPTER={to} ragkv serve")
+    return 0
+
+
+def read_documents(paths: list[Path], settings: Settings, prompt: Prompt, limit: int) -> list[Passage]:
+    """Return the chunks of all documents, as ingest makes them; files that cannot be read are told on stderr."""
+    from ingest.chunker import split
+    from ingest.loader import Rejected, load
+    from ingest.sandbox import Allowance
+    from ragkv.tune.contexts import Passage
+
+    allowed = Allowance(settings.parse_seconds, settings.parse_bytes)
+    passages = []
+    for item in load(paths, settings.max_document_bytes, allowed=allowed):
+        if isinstance(item, Rejected):
+            fail(item.error, 1)
+            continue
+        family = str(Path(item.id).parent)
+        passages += [Passage(family, item.id, chunk.title, chunk.text) for chunk in split(item, prompt, limit)]
+    return passages

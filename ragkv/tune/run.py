@@ -1,0 +1,223 @@
+"""`ragkv tune`, from texts to an adapter: measure, train, calibrate, measure again.
+
+    out/adapter_config.json, adapter_model.safetensors     the adapter, in PEFT's format
+    out/profile.json                                       prompt pieces, retrieval heads, whether scout repairs
+    out/report.json, report.md                             answers before and after
+    out/checkpoints/                                       where a stopped run goes on
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ragkv.bench.quality import ask_all
+from ragkv.bench.sets import QuestionSet, SetQuestion
+from ragkv.engine.calibration import CalibrationParams, calibrate
+from ragkv.engine.registry import FULL
+from ragkv.errors import InputError
+from ragkv.model.checkpoint import LoadedCheckpoint, load_checkpoint
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.profile import CALIBRATED_BLOCK, Profile, load_profile
+from ragkv.model.prompt import Prompt
+from ragkv.model.source import ModelSource
+from ragkv.tune.contexts import Chunk, Mixture, Passage, ProseSource, Source
+from ragkv.tune.given import GivenQuestion, given_source
+from ragkv.tune.needles import NeedleSource
+from ragkv.tune.options import TuneOptions
+from ragkv.tune.report import Measured, Progress, as_json, held_out_sets, markdown, measure, needs_repair
+from ragkv.tune.rows import RowMaker
+from ragkv.tune.training import RowBatches, Say, TunedAdapter, train, with_adapter
+
+HELD_OUT = 10
+"""Every tenth document is kept for the report."""
+
+
+@dataclass(frozen=True)
+class TuneRun:
+    """A run.
+
+    Attributes:
+        source: The model; its adapter, if any, is gone on from.
+        out: Where the adapter goes.
+        options: The training.
+        device: As in `load_checkpoint`.
+        cache: Folder of converted GGUF files; None for the default one.
+        needles: Share of the contexts with generated documents (engine/needles.py).
+        given: Share of the contexts with given questions, where there are any.
+        report_contexts: Held-out contexts that the report asks about; 0 measures nothing.
+        report_tokens: Tokens of each, about.
+        calibration: How retrieval heads are found.
+    """
+
+    source: ModelSource
+    out: Path
+    options: TuneOptions = TuneOptions()
+    device: str = "auto"
+    cache: Path | None = None
+    needles: float = 0.15
+    given: float = 0.5
+    report_contexts: int = 12
+    report_tokens: int = 2048
+    calibration: CalibrationParams = CalibrationParams()
+
+
+@dataclass(frozen=True)
+class TuneOutcome:
+    """What a run made. report: a table in Markdown; "" where nothing was measured."""
+
+    adapter: TunedAdapter
+    report: str
+
+
+def tune(
+    run: TuneRun, passages: Sequence[Passage], given: Sequence[GivenQuestion], say: Say, progress: Progress
+) -> TuneOutcome:
+    """Make an adapter. Of several processes that torchrun started, the first one measures and calibrates.
+
+    Args:
+        run: The run.
+        passages: The texts, in passages of a chunk's size.
+        given: Questions about them; empty makes questions by rules alone.
+        say: Is told what happens.
+        progress: Is told how far the measurements are.
+
+    Raises:
+        InputError: There is too little text.
+        ModelNotFound: The model or its adapter cannot be loaded.
+        ModelUnsupported: The model is not supported.
+    """
+    training, held_out = split_documents(passages)
+    measuring = bool(run.report_contexts) and int(os.environ.get("RANK", "0")) == 0
+    before = None
+    if measuring:
+        say("measuring before")
+        before = _measured(_calibrated(run, run.source, progress), run, held_out, "before", progress)
+    adapter = _train(run, training, given, say, progress)
+    if before is None:
+        return TuneOutcome(adapter, "")
+    say("measuring after")
+    tuned = _calibrated(run, replace(run.source, adapter=str(run.out)), progress)
+    after = _measured(tuned, run, held_out, "after", progress, before)
+    tuned.profile = replace(tuned.profile, scout_repair="kept" if needs_repair(after) else "none")
+    tuned.profile.save(run.out / "profile.json")
+    return TuneOutcome(adapter, _write_report(run, adapter, before, after))
+
+
+def split_documents(passages: Sequence[Passage]) -> tuple[list[Passage], list[Passage]]:
+    """Return (passages to train with, held-out passages): whole documents, every tenth held out.
+
+    Raises:
+        InputError: There are fewer than two documents.
+    """
+    names = list(dict.fromkeys((each.family, each.document) for each in passages))
+    if len(names) < 2:
+        raise InputError("tuning needs two documents at least: one is kept for the report; name more files")
+    held = set(names[HELD_OUT - 1 :: HELD_OUT] or names[-1:])
+    training = [each for each in passages if (each.family, each.document) not in held]
+    return training, [each for each in passages if (each.family, each.document) in held]
+
+
+def _train(
+    run: TuneRun, passages: Sequence[Passage], given: Sequence[GivenQuestion], say: Say, progress: Progress
+) -> TunedAdapter:
+    """Train and save the adapter."""
+    loaded = load_checkpoint(replace(run.source, adapter=""), run.device, "auto", None, run.cache)
+    profile = _profile(run, loaded)
+    prompt = Prompt(loaded.tokenizer, profile)
+    drop = replace(run.options.drop, initial=profile.initial, local=profile.local)
+    maker = RowMaker(loaded.tokenizer, prompt, profile.block, loaded.tokenizer.eos_token_id, drop)
+    source = _sources(run, passages, given, maker, DecoderModel(loaded.weights, loaded.tokenizer, profile), progress)
+    batches = RowBatches(source, maker, run.options, run.options.steps * run.options.accumulate)
+    say("training")
+    start = Path(run.source.adapter) if run.source.adapter else None
+    model = with_adapter(loaded.weights, run.options, start)
+    found = train(model, batches, run.options, run.out, say)
+    _name_base(run.out / "adapter_config.json", run.source)
+    return found
+
+
+def _sources(
+    run: TuneRun,
+    passages: Sequence[Passage],
+    given: Sequence[GivenQuestion],
+    maker: RowMaker,
+    model: DecoderModel,
+    progress: Progress,
+) -> Source:
+    """Return the user's texts, the generated ones, and the given questions, mixed."""
+    count = maker.chunk_tokens
+    mixed: list[tuple[Source, float]] = [(ProseSource(passages, count), 1.0 - run.needles)]
+    if run.needles:
+        mixed.append((NeedleSource(lambda text: len(model.prompt.plain(text))), run.needles))
+    if given:
+        asked = given_source(given, passages, count).answered(lambda c, q: answer_fully(model, c, q), progress)
+        mixed = [(source, weight * (1 - run.given)) for source, weight in mixed] + [(asked, run.given)]
+    return Mixture(mixed)
+
+
+def answer_fully(model: DecoderModel, chunks: Sequence[Chunk], question: str) -> str:
+    """Return what the model answers under full attention."""
+    asked = QuestionSet(tuple(chunks), (SetQuestion(question, (), ""),), "given question")
+    return ask_all(model, [asked], [FULL], lambda *far: None)[0].answer
+
+
+def _profile(run: TuneRun, loaded: LoadedCheckpoint) -> Profile:
+    """Return the profile that the rows are made with: that of the adapter that is gone on from, else the model's."""
+    adapter = Path(run.source.adapter) / "profile.json"
+    found = loaded.profile
+    if run.source.adapter and adapter.is_file():
+        found = load_profile(adapter, found)
+    return found if found.retrieval_heads else replace(found, block=CALIBRATED_BLOCK)
+
+
+def _calibrated(run: TuneRun, source: ModelSource, progress: Progress) -> DecoderModel:
+    """Return the model with its retrieval heads, which are looked for where they are not known."""
+    model = DecoderModel.load(source, run.device, "auto", None, run.cache)
+    if model.profile.retrieval_heads and source.adapter == run.source.adapter:
+        return model
+    model.profile = calibrate(model, run.calibration, progress).profile
+    return model
+
+
+def _measured(
+    model: DecoderModel,
+    run: TuneRun,
+    held_out: Sequence[Passage],
+    when: Any,
+    progress: Progress,
+    before: Measured | None = None,
+) -> Measured:
+    source = ProseSource(held_out, lambda chunk: len(model.prompt.chunk(*chunk)))
+    sets = held_out_sets(source, run.report_contexts, run.report_tokens, run.options.seed)
+    return measure(model, sets, when, progress, before.full if before else None)
+
+
+def _write_report(run: TuneRun, adapter: TunedAdapter, before: Measured, after: Measured) -> str:
+    """Write report.json and report.md. Returns the table."""
+    options = {**asdict(run.options), "drop": asdict(run.options.drop)}
+    table = markdown(before, after)
+    figures = {
+        "model": run.source.shown,
+        "options": options,
+        "steps": adapter.steps,
+        "tokens": adapter.tokens,
+        "seconds": round(adapter.seconds, 1),
+        "losses": adapter.losses,
+        "answers": as_json(before, after),
+    }
+    (run.out / "report.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    (run.out / "report.md").write_text(table, encoding="utf-8")
+    return table
+
+
+def _name_base(config: Path, source: ModelSource) -> None:
+    """Write the model's name into the adapter's configuration, in place of the folder it was loaded from."""
+    if config.is_file():  # another process writes it where several train
+        facts = json.loads(config.read_text(encoding="utf-8"))
+        facts["base_model_name_or_path"] = source.name or Path(source.model).name
+        config.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
