@@ -119,12 +119,20 @@ def train(model: Any, batches: RowBatches, options: TuneOptions, out: Path, say:
     trainer.train(resume_from_checkpoint=found)
     seconds = time.monotonic() - start
     if trainer.is_world_process_zero():
-        model.save_pretrained(out)
-        (out / "README.md").unlink(missing_ok=True)  # peft's form for a model card, with nothing filled in
+        _save(model, out)
     history = [(int(each["step"]), float(each["loss"])) for each in trainer.state.log_history if "loss" in each]
     done = trainer.state.global_step
     tokens = done * options.rows_tokens * options.accumulate * trainer.args.world_size
     return TunedAdapter(out, done, tokens, seconds, tuple(history))
+
+
+def _save(model: Any, out: Path) -> None:
+    """Write the adapter in the dtype of the model's weights, which is what it is merged into."""
+    for value in model.parameters():
+        if value.requires_grad:
+            value.data = value.data.to(model.dtype)
+    model.save_pretrained(out)
+    (out / "README.md").unlink(missing_ok=True)  # peft's form for a model card, with nothing filled in
 
 
 def _attention(student: Student, batches: RowBatches, say: Say) -> AttentionName:
