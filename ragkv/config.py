@@ -5,6 +5,7 @@ Order of precedence: arguments of a command, environment `RAGKV_*`, `ragkv.toml`
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -14,11 +15,11 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from ragkv.errors import ConfigError
 
 
-def bundled_model() -> Path:
-    """Return the folder of the model that ships with ragkv: inside the wheel, or beside the package in a checkout."""
+def bundled_models() -> Path:
+    """Return the folder of the models that ship with ragkv: inside the wheel, or beside the package in a checkout."""
     here = Path(__file__).resolve().parent
-    packaged = here / "models" / "demo"
-    return packaged if packaged.is_dir() else here.parent / "models" / "demo"
+    packaged = here / "models"
+    return packaged if packaged.is_dir() else here.parent / "models"
 
 
 class _Part(BaseModel):
@@ -33,7 +34,13 @@ Part = TypeVar("Part", bound=_Part)
 class ModelSettings(_Part):
     """The model, and where it runs."""
 
-    model: str = Field("", description="Model folder or hub id; empty: the bundled model.")
+    model: str = Field(
+        "", description="Model folder, GGUF file or hub id; empty: SmolLM2-135M-Instruct with ragkv's adapter."
+    )
+    adapter: str = Field(
+        "", description="LoRA folder in PEFT's format; empty: none, or ragkv's own where `model` is empty."
+    )
+    model_cache: str = Field("", description="Folder of converted GGUF files; empty: ragkv/models in the user's cache.")
     device: str = Field(
         "auto",
         description="`cpu`, `cuda`, `cuda:1`, `spread` (layers over all GPUs), or `auto` (CUDA where there is one).",
@@ -180,9 +187,11 @@ class Settings(
         return kind.model_construct(**{name: getattr(self, name) for name in kind.model_fields})
 
     @property
-    def model_source(self) -> str:
-        """The folder or hub id to load."""
-        return self.model or str(bundled_model())
+    def model_cache_folder(self) -> Path:
+        """The folder of converted GGUF files."""
+        if self.model_cache:
+            return Path(self.model_cache).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ragkv" / "models"
 
 
 def load_settings(**given: Any) -> Settings:

@@ -13,6 +13,8 @@ import torch
 os.environ["HF_HUB_OFFLINE"] = "1"
 for name in [name for name in os.environ if name.startswith("RAGKV_")]:
     del os.environ[name]
+# The small model, not the default one: quick, and there without its package. Programs that tests start inherit it.
+os.environ["RAGKV_MODEL"] = str(Path(__file__).resolve().parent.parent / "models" / "tiny")
 
 from ragkv.engine.engine import Engine  # noqa: E402
 from ragkv.model.decoder import DecoderModel  # noqa: E402
@@ -37,15 +39,15 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def demo_folder() -> Path:
-    """Folder of the bundled model."""
-    return ROOT / "models" / "demo"
+def tiny_folder() -> Path:
+    """Folder of the small model."""
+    return ROOT / "models" / "tiny"
 
 
 @pytest.fixture(scope="session")
-def model(demo_folder: Path) -> DecoderModel:
-    """The bundled model, float32 on the CPU."""
-    return DecoderModel.load(str(demo_folder), "cpu")
+def model(tiny_folder: Path) -> DecoderModel:
+    """The small model, float32 on the CPU."""
+    return DecoderModel.load(str(tiny_folder), "cpu")
 
 
 @pytest.fixture(scope="session")

@@ -22,14 +22,14 @@ from ragkv.store import open_store
 from tests.ingest.reader import WordEmbedder
 from tests.tiny import weights
 
-DEMO = Path(__file__).resolve().parent.parent / "models" / "demo"
+TINY = Path(__file__).resolve().parent.parent / "models" / "tiny"
 
 
 @cache
 def quick_model(name: str = "quick") -> DecoderModel:
     """Two layers of random weights behind the bundled model's tokenizer; another name is another model."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
-    profile = load_profile(DEMO / "profile.json", Profile())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TINY)
+    profile = load_profile(TINY / "profile.json", Profile())
     profile = replace(profile, retrieval_heads=((0, 0), (1, 3)), stable_layers=(1,), chunk_tokens=64, block=8)
     with torch.random.fork_rng():
         made = weights(layers=2, vocabulary=len(tokenizer), max_positions=4096, seed=len(name))

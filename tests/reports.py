@@ -24,7 +24,7 @@ def reports(draw: Any) -> Report:
         method=draw(st.sampled_from(["full", "scout", "scout:cap=0.2,heads=all"])),
         prefill="dense",
         decode=draw(st.sampled_from(["dense", "psa:least=0"])),
-        model="demo",
+        model="tiny",
         tokens=TokenCounts(context, kept, recomputed, draw(COUNTS), draw(COUNTS), 0.0, draw(COUNTS) / 2),
         ratios=Ratios(kept / context, recomputed / context, (heads + loaded) / size, 1.0),
         cache=CacheReport(chunks, hits, misses, (Fallback("a#0", "missing"),) * draw(st.integers(0, 2))),

@@ -25,7 +25,7 @@ from tests.redis_server import redis_server
 ROOT = Path(__file__).resolve().parent.parent
 BASE, GPU = "docker-compose.yml", "docker-compose.gpu.yml"
 SETTINGS = {f"RAGKV_{name.upper()}" for name in Settings.model_fields}
-OF_THE_CONTAINER = {"RAGKV_DATA", "RAGKV_HOST", "RAGKV_PORT"}
+OF_THE_CONTAINER = {"RAGKV_DATA", "RAGKV_HOST", "RAGKV_MODEL_CACHE", "RAGKV_PORT"}
 """The image sets these; RAGKV_PORT outside is the published port."""
 OF_OTHERS = {"REDIS_MAXMEMORY", "PROMETHEUS_KEY", "PROMETHEUS_PORT", "GRAFANA_PORT"}
 """Variables of the other services."""
@@ -134,7 +134,8 @@ def test_files_and_image_name_only_settings_that_exist() -> None:
 
 def test_the_image_listens_where_compose_publishes() -> None:
     given = dict(re.findall(r"\b(RAGKV_\w+)=(\S+)", (ROOT / "Dockerfile").read_text()))
-    assert given == {"RAGKV_DATA": "/data", "RAGKV_HOST": "0.0.0.0", "RAGKV_PORT": "8000"}
+    folders = {"RAGKV_DATA": "/data", "RAGKV_MODEL_CACHE": "/data/models"}
+    assert given == {**folders, "RAGKV_HOST": "0.0.0.0", "RAGKV_PORT": "8000"}
     assert loaded(BASE)["services"]["api"]["volumes"] == ["data:/data"]
 
 

@@ -42,7 +42,8 @@ PAGES = [
     "docs/results/quality.md",
     "docs/results/store.md",
     "docs/settings.md",
-    "models/demo/README.md",
+    "models/adapter/README.md",
+    "models/tiny/README.md",
     "tools/demo_model/README.md",
 ]
 

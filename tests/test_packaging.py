@@ -27,9 +27,10 @@ from ragkv.cli.bench import bench
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TEXT_LIMIT = 2 * 2**20
-PAGES_LIMIT = 14 * 10**6  # what the bundled model learns from
+PAGES_LIMIT = 14 * 10**6  # what the small model learns from
 TEXTS_LIMIT = 45 * 10**5  # all other texts
 MODEL_LIMIT = 50 * 10**6
+ADAPTER_LIMIT = 21 * 10**6
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,9 @@ def tracked() -> list[Path]:
 
 def test_the_wheel_carries_the_model_the_samples_and_the_type_markers(wheel: zipfile.ZipFile) -> None:
     sizes = {entry.filename: entry.file_size for entry in wheel.infolist()}
-    for path in sorted((ROOT / "models" / "demo").iterdir()):
-        assert sizes.get(f"ragkv/models/demo/{path.name}") == path.stat().st_size, path.name
+    for path in sorted((ROOT / "models").rglob("*")):
+        if path.is_file():
+            assert sizes.get(f"ragkv/{path.relative_to(ROOT)}") == path.stat().st_size, path.name
     for path in (path for path in (ROOT / "ragkv" / "samples").rglob("*") if path.is_file()):
         if "__pycache__" not in path.parts:
             assert str(path.relative_to(ROOT)) in sizes
@@ -65,7 +67,9 @@ def test_the_wheel_carries_the_model_the_samples_and_the_type_markers(wheel: zip
 def test_the_sdist_carries_the_samples_and_the_model(tmp_path: Path) -> None:
     with tarfile.open(next(SdistBuilder(str(ROOT)).build(directory=str(tmp_path)))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    there = [path for folder in ("ragkv/samples", "models/demo") for path in (ROOT / folder).iterdir()]
+    there = [
+        path for folder in ("ragkv/samples", "models/tiny", "models/adapter") for path in (ROOT / folder).iterdir()
+    ]
     assert {str(path.relative_to(ROOT)) for path in there} <= names
     assert not [name for name in names if name.startswith(("tests/", "tools/"))]
 
@@ -82,18 +86,19 @@ def test_the_wheel_has_the_version_the_licence_and_the_command(wheel: zipfile.Zi
     assert f"\nVersion: {ragkv.__version__}\n" in metadata
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
     assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")
+    assert b"SmolLM2" in wheel.read(f"{info}/licenses/NOTICE")
     assert "ragkv = ragkv.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
 
 
-def test_a_wheel_outside_the_checkout_finds_its_bundled_model(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+def test_a_wheel_outside_the_checkout_finds_its_bundled_models(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path)
-    ask = "from ragkv.config import Settings; print(Settings().model_source)"
+    ask = "from ragkv.config import bundled_models; print(bundled_models())"
     paths = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", ask], cwd=tmp_path, env=paths, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()).samefile(tmp_path / "ragkv" / "models" / "demo")
+    assert Path(done.stdout.strip()).samefile(tmp_path / "ragkv" / "models")
 
 
 def test_constraints_pin_every_dependency_inside_its_range() -> None:
@@ -107,11 +112,14 @@ def test_constraints_pin_every_dependency_inside_its_range() -> None:
         assert requirement.specifier.contains(pinned[name]), f"{name} {pinned[name]} is outside {requirement.specifier}"
 
 
-def test_binaries_of_the_repository_are_the_bundled_model_and_small() -> None:
-    model = pages = texts = 0
+def test_binaries_of_the_repository_are_the_bundled_models_and_small() -> None:
+    model = adapter = pages = texts = 0
     for path in tracked():
-        if path.is_relative_to(ROOT / "models" / "demo"):
+        if path.is_relative_to(ROOT / "models" / "tiny"):
             model += path.stat().st_size
+            continue
+        if path.is_relative_to(ROOT / "models" / "adapter"):
+            adapter += path.stat().st_size
             continue
         if path.is_relative_to(ROOT / "tools" / "demo_model"):
             pages += path.stat().st_size
@@ -120,6 +128,7 @@ def test_binaries_of_the_repository_are_the_bundled_model_and_small() -> None:
         assert b"\0" not in path.read_bytes(), f"{path.relative_to(ROOT)} is binary"
         assert path.stat().st_size < TEXT_LIMIT, f"{path.relative_to(ROOT)} is too large for a text"
     assert model < MODEL_LIMIT
+    assert adapter < ADAPTER_LIMIT
     assert pages < PAGES_LIMIT
     assert texts < TEXTS_LIMIT
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from api.app import DRAIN_SECONDS
-from ragkv.config import bundled_model
+from ragkv.config import bundled_models
 from tests.api.streams import events_of
 from tests.libraries import ANSWER, QUESTION
 from tests.program import LIGHT, served
@@ -85,7 +85,7 @@ def stream_of(client: httpx.Client, events: list[tuple[str, Any]], started: thre
 
 def talkative(folder: Path) -> Path:
     """The bundled model, but nothing ends an answer except its longest length."""
-    shutil.copytree(bundled_model(), folder)
+    shutil.copytree(bundled_models() / "tiny", folder)
     changes = {
         "profile.json": {"stop": []},
         "generation_config.json": {"eos_token_id": 2},

@@ -25,7 +25,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for status in (400, 401, 404, 409, 413, 429, 503, 504)
 }
 _EXAMPLE = (
-    'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"demo","choices":[{"index":0,'
+    'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"tiny","choices":[{"index":0,'
     '"delta":{"content":"Ada"},"logprobs":null,"finish_reason":null}]}\n\ndata: [DONE]\n\n'
 )
 _CHUNKS = describe_events("A chunk, as JSON; the last one is `[DONE]`.", _EXAMPLE)

@@ -218,7 +218,7 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            engine = Engine.open(self._settings)
+            engine = Engine.open(self._settings, logger.warning)
         except BaseException as error:
             self._ready.set_exception(error)
             return

@@ -22,6 +22,7 @@ from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.needles import make_needles
 from ragkv.engine.registry import METHOD_NAMES
+from ragkv.model.model_cache import Notify
 from ragkv.report import Report
 from ragkv.types import AskOptions
 
@@ -89,16 +90,22 @@ class TtftResult:
     rows: tuple[TtftRow, ...]
 
 
-def ttft(settings: Settings, params: TtftParams, progress: Progress) -> TtftResult:
+def ttft(settings: Settings, params: TtftParams, progress: Progress, notify: Notify = lambda line: None) -> TtftResult:
     """Ingest generated documents into a temporary data folder and time questions about them.
 
     If the settings name a Redis store, it is used; the bench removes its entries afterwards.
+
+    Args:
+        settings: The settings.
+        params: What is measured.
+        progress: Is told how far it is.
+        notify: As in `Engine.open`.
     """
     with tempfile.TemporaryDirectory(prefix="ragkv-ttft-") as folder:
         own = settings.model_copy(
             update={"data": Path(folder), "top_k": params.chunks, "chunk_tokens": params.chunk_tokens}
         )
-        with Engine.open(own) as engine:
+        with Engine.open(own, notify) as engine:
             questions = _fill(engine, params, progress)
             try:
                 return _measure(engine, params, questions, progress)

@@ -14,7 +14,7 @@ from ragkv.cli.bench_dialogues import dialogues
 from ragkv.cli.bench_kernels import kernels
 from ragkv.cli.bench_prefill import prefill
 from ragkv.cli.bench_ttft import ttft
-from ragkv.cli.common import Device, Json, Model, Store, err, out, progress, settings_from, write_json
+from ragkv.cli.common import Device, Json, Model, Store, err, out, progress, settings_from, tell, write_json
 
 if TYPE_CHECKING:
     from ragkv.bench.sets import QuestionSet
@@ -95,13 +95,12 @@ def quality(
     from ragkv.bench.record import RunRecord
     from ragkv.bench.stored import disk
     from ragkv.bench.table import markdown, rows
+    from ragkv.engine.open_model import load_model
     from ragkv.engine.registry import usable
-    from ragkv.model.decoder import DecoderModel
 
     if plot is not None:
         check_plot(plot)
-    profiles = settings.data / "profiles"
-    loaded = DecoderModel.load(settings.model_source, settings.device, settings.dtype, profiles)
+    loaded = load_model(settings, tell)
     methods = tuple(dict.fromkeys(method or usable(loaded)))
     asked = _sets(loaded, natural, longbench or [], chunks, (sets, questions, seed), max_tokens if fit else 0)
     record = RunRecord(out_file, loaded, asked, max_tokens, settings.prefix, settings.store_body) if out_file else None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ragkv.cli.common import out, settings_from
+from ragkv.cli.common import out, settings_from, tell
 
 if TYPE_CHECKING:
     from ragkv.bench.grid import TextGrid
@@ -25,10 +25,9 @@ def random_weights(shape: str, device: str | None, layers: int | None, plain: bo
 
 def configured(model: str | None, device: str | None) -> DecoderModel:
     """Load the model of the settings."""
-    from ragkv.model.decoder import DecoderModel
+    from ragkv.engine.open_model import load_model
 
-    settings = settings_from(None, None, model, device)
-    return DecoderModel.load(settings.model_source, settings.device, settings.dtype, settings.data / "profiles")
+    return load_model(settings_from(None, None, model, device), tell)
 
 
 def device_for(device: str | None) -> str:

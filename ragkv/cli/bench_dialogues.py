@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragkv.cli.common import Device, Json, Model, out, progress, settings_from, write_json
+from ragkv.cli.common import Device, Json, Model, out, progress, settings_from, tell, write_json
 
 if TYPE_CHECKING:
     from ragkv.bench.dialogues import DialogueFigures
@@ -36,7 +36,7 @@ def dialogues(
     params = DialogueParams(dialogues=count, each=min(6, count), chunks=chunks, chunk_tokens=chunk_tokens)
     with tempfile.TemporaryDirectory(prefix="ragkv-dialogues-") as folder, progress() as report:
         own = {"data": Path(folder), "store": "disk", "chunk_tokens": chunk_tokens, "prefill": prefill}
-        with Engine.open(given.model_copy(update=own)) as engine:
+        with Engine.open(given.model_copy(update=own), tell) as engine:
             made = fill(engine, params, report)
             found = [figures(name, hold(engine, made, name, params, report)) for name in method or ("full", "scout")]
     write_json(file, [dataclasses.asdict(each) for each in found])

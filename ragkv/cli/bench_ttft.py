@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ragkv.cli.bench_common import Piece, random_weights, show
-from ragkv.cli.common import Device, Json, Model, Store, out, progress, settings_from, write_json
+from ragkv.cli.common import Device, Json, Model, Store, out, progress, settings_from, tell, write_json
 
 if TYPE_CHECKING:
     from ragkv.bench.ttft import TtftResult
@@ -122,7 +122,7 @@ def _engine(
     from ragkv.bench.ttft import ttft as measure
 
     with progress() as report:
-        result = measure(settings, TtftParams(chunks=chunks, chunk_tokens=chunk_tokens, repeat=repeat), report)
+        result = measure(settings, TtftParams(chunks=chunks, chunk_tokens=chunk_tokens, repeat=repeat), report, tell)
     write_json(file, dataclasses.asdict(result))
     _show(result)
 

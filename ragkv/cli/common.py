@@ -29,7 +29,9 @@ Data = Annotated[
 Store = Annotated[
     str | None, typer.Option("--store", help="KV store: disk, or redis://host:port/db.", rich_help_panel=_SETTINGS)
 ]
-Model = Annotated[str | None, typer.Option("--model", help="Model folder or hub id.", rich_help_panel=_SETTINGS)]
+Model = Annotated[
+    str | None, typer.Option("--model", help="Model folder, GGUF file or hub id.", rich_help_panel=_SETTINGS)
+]
 Device = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda, cuda:1, spread or auto.", rich_help_panel=_SETTINGS)
 ]
@@ -52,6 +54,11 @@ def fail(error: Exception | str, code: int) -> int:
     """Print an error on stderr, in one line. Returns `code`."""
     print(f"ragkv: {printable(' '.join(str(error).split()))}", file=sys.stderr)
     return code
+
+
+def tell(line: str) -> None:
+    """Print a line about what is going on on stderr."""
+    err().print(f"ragkv: {printable(line)}")
 
 
 def printable(text: str) -> str:
@@ -80,7 +87,8 @@ def opened(settings: Settings) -> Iterator[Engine]:
     with console.status("loading the model") if console.is_terminal else _nothing():
         from ragkv.engine.engine import Engine
 
-        engine = Engine.open(settings)
+        # Through the same console, so that the line and the status do not overwrite each other.
+        engine = Engine.open(settings, lambda line: console.print(f"ragkv: {printable(line)}"))
     with engine:
         yield engine
 

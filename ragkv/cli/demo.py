@@ -15,6 +15,7 @@ from rich.table import Table
 from ingest.loader import load
 from ingest.pipeline import ingest
 from ragkv.bench.score import exact_match, f1
+from ragkv.cli.common import tell
 from ragkv.cli.samples import samples_folder
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
@@ -49,7 +50,7 @@ def run(settings: Settings, console: Console) -> None:
     """Ingest the samples into a separate data folder, ask with every method, and print the comparison."""
     own = settings.model_copy(update={"data": settings.data / "demo"})
     questions = chosen(read_questions(samples_folder() / "questions.jsonl"))
-    with Engine.open(own) as engine:
+    with Engine.open(own, tell) as engine:
         read_samples(engine, samples_folder(), console)
         for method in METHODS:  # not measured: the first question loads the embedder
             engine.answer(questions[0].text, AskOptions(collection=COLLECTION, method=method, max_tokens=1))

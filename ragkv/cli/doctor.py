@@ -9,12 +9,12 @@ import importlib.metadata
 import platform
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragkv import __version__
-from ragkv.cli.common import Data, Device, Model, Store, Url, out, settings_from
+from ragkv.cli.common import Data, Device, Model, Store, Url, out, settings_from, tell
 from ragkv.cli.doctor_service import address, keys, limits, service
 from ragkv.cli.findings import Findings, without_password
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ragkv.config import Settings
     from ragkv.engine.engine import Engine
     from ragkv.model.decoder import DecoderModel
+    from ragkv.model.source import ModelSource
     from ragkv.retrieval import Embedder
     from ragkv.store import KVStore
     from ragkv.store.redis_entry import RedisMemory
@@ -106,12 +107,13 @@ def _settings(settings: Settings, given: Mapping[str, object], findings: Finding
 
 
 def _model(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
-    from ragkv.model.decoder import DecoderModel
+    from ragkv.engine.open_model import load_model, model_source
 
     with findings.checking("model"):
-        parts.model = model = DecoderModel.load(
-            settings.model_source, settings.device, settings.dtype, settings.data / "profiles"
-        )
+        source = model_source(settings)
+        _source(source, settings, findings)
+        # The note of the source is a finding already.
+        parts.model = model = load_model(settings, tell, replace(source, note=""))
         shape, profile = model.shape, model.profile
         architecture = getattr(model.config, "architectures", ["unknown architecture"])[0]
         findings.ok(
@@ -127,6 +129,21 @@ def _model(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
         else:
             findings.note("profile", f"not calibrated (run `ragkv calibrate` to use scout), {size}")
         _reuse(model, settings, findings)
+
+
+def _source(source: ModelSource, settings: Settings, findings: Findings) -> None:
+    """Print what is loaded: the model's file or folder, its adapter, and where GGUF files are converted into."""
+    from ragkv.model.source import PACKAGE
+
+    findings.fact("source", source.model)
+    findings.fact("adapter", source.adapter or "none")
+    folder = settings.model_cache_folder
+    count = len([path for path in folder.iterdir() if not path.name.startswith(".")]) if folder.is_dir() else 0
+    findings.fact("cache", f"{folder}: {count} converted models")
+    if source.note:
+        findings.note("default", source.note)
+    elif not settings.model:
+        findings.ok("default", f"{PACKAGE} is installed")
 
 
 def _reuse(model: DecoderModel, settings: Settings, findings: Findings) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ragkv.cli.common import Data, Device, Model, Store, err, out, progress, settings_from
+from ragkv.cli.common import Data, Device, Model, Store, err, out, progress, settings_from, tell
 
 
 def serve(
@@ -50,10 +50,10 @@ def calibrate(data: Data = None, model: Model = None, device: Device = None) -> 
     settings = settings_from(data, None, model, device)
     from ragkv.engine.calibration import CalibrationParams
     from ragkv.engine.calibration import calibrate as measure
-    from ragkv.model.decoder import DecoderModel
+    from ragkv.engine.open_model import load_model
 
     profiles = settings.data / "profiles"
-    loaded = DecoderModel.load(settings.model_source, settings.device, settings.dtype, profiles)
+    loaded = load_model(settings, tell)
     params = CalibrationParams()
     with progress() as report:
         found = measure(loaded, params, report)

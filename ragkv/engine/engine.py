@@ -26,6 +26,7 @@ from ragkv.engine.cost_model import CostModel, measure_costs
 from ragkv.engine.fingerprint import fingerprint
 from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
 from ragkv.engine.kv_map import KVMap, kv_map
+from ragkv.engine.open_model import load_model
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.registry import (
@@ -44,6 +45,7 @@ from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.errors import ConfigError, InputError, NotFound, StoreError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import make_graph_decoder
+from ragkv.model.model_cache import Notify
 from ragkv.report import Answer
 from ragkv.retrieval import Embedder, Retriever
 from ragkv.store import open_store
@@ -97,11 +99,15 @@ class Engine:
         )
 
     @classmethod
-    def open(cls, settings: Settings) -> Engine:
+    def open(cls, settings: Settings, notify: Notify = lambda line: None) -> Engine:
         """Load everything that the settings name.
 
         A KV store that is down does not stop the engine: questions are then answered by encoding again. Nor does a
         model that fails its self-test, which runs once per fingerprint: questions are then answered by `full`.
+
+        Args:
+            settings: What to load.
+            notify: Receives lines that a user should see: the default model is missing, a GGUF file is converted.
 
         Raises:
             ConfigError: A setting is wrong.
@@ -114,7 +120,7 @@ class Engine:
         store = open_store(
             settings.store, settings.data, settings.store_timeout, settings.store_ttl, settings.store_bytes
         )
-        model = DecoderModel.load(settings.model_source, settings.device, settings.dtype, settings.data / "profiles")
+        model = load_model(settings, notify)
         catalog = Catalog.open(settings.data / "catalog.sqlite")
         embedder = Embedder(settings.embedder)
         embedder.load()

@@ -77,7 +77,8 @@ def _scout(model: DecoderModel) -> dict[str, Any]:
         )
     group = shape.q_heads // shape.kv_heads
     ends = {"initial": p.initial, "local": p.local}
-    return {"layers": shape.layers, "heads": p.retrieval_heads, "group": group, "scale": model.scale, **ends}
+    given = {"heads": p.retrieval_heads, "group": group, "scale": model.scale, "repair": p.scout_repair}
+    return {"layers": shape.layers, **given, **ends}
 
 
 METHODS: dict[str, MethodSpec] = {

@@ -1,13 +1,11 @@
-"""Model checkpoints: find a folder, check that the model is supported, load it and hash what it computes with.
+"""Model checkpoints: find a folder, a GGUF file or a hub id, load it with its adapter, hash what it computes with.
 
-Supported are dense decoders of the Llama, Mistral, Qwen2/2.5 and Qwen3 families with static RoPE and full attention.
-This module and `bench/shapes.py`, which makes random weights, are the only importers of transformers' models.
+gguf.py and model_cache.py convert GGUF files, adapter.py merges adapters, source.py chooses the default model. This
+module, gguf.py and `bench/shapes.py`, which makes random weights, are the only importers of transformers' models.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +14,16 @@ import torch
 import transformers
 
 from ragkv.errors import ModelNotFound, ModelUnsupported
+from ragkv.model.adapter import Adapter, merge, read_adapter
+from ragkv.model.gguf import is_gguf
+from ragkv.model.hashing import joined_hash, weights_hash_of
+from ragkv.model.model_cache import Notify, converted
 from ragkv.model.placement import SPREAD, check_spreadable, remove_hooks
 from ragkv.model.profile import Profile, default_profile, load_profile
+from ragkv.model.source import ModelSource
+from ragkv.model.supported import check_supported, first_line
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-ROPES = ("default", "linear", "llama3", "yarn")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-
-_HASHED_FILES = {
-    *("config.json", "adapter_config.json", "chat_template.jinja"),
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt"),
-}
-"""Files besides the weights that determine what a model computes for a text. No model has all of them."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +34,8 @@ class LoadedCheckpoint:
         weights: a *ForCausalLM in eval mode.
         tokenizer: its tokenizer.
         profile: its profile.
-        name: the last part of its source.
-        weights_hash: sha256 over config, tokenizer and weight files.
+        name: the last part of its source, and its adapter.
+        weights_hash: sha256 over config, tokenizer and weight files, and over the GGUF file and the adapter.
     """
 
     weights: Any
@@ -50,27 +45,42 @@ class LoadedCheckpoint:
     weights_hash: str
 
 
-def load_checkpoint(source: str, device: str, dtype: str, profiles: Path | None) -> LoadedCheckpoint:
-    """Load a local folder or, when `source` is no folder, a hub id.
+@dataclass(frozen=True)
+class _Files:
+    """Where a model's files are. weights_hash: sha256 over them; "" where it is not computed yet."""
+
+    folder: Path
+    weights_hash: str = ""
+
+
+def load_checkpoint(
+    source: str | ModelSource,
+    device: str,
+    dtype: str,
+    profiles: Path | None,
+    cache: Path | None = None,
+    notify: Notify = lambda line: None,
+) -> LoadedCheckpoint:
+    """Load a local folder, a GGUF file or, when the source is no path, a hub id.
 
     Args:
-        source: folder or hub id.
+        source: folder, GGUF file or hub id; or that with an adapter.
         device: a torch device, `auto` (a GPU where there is one) or `spread` (over all GPUs).
         dtype: a name in `DTYPES` or `auto` (float32 on a CPU, else bfloat16).
         profiles: folder where `ragkv calibrate` keeps profiles of models that have none beside their weights.
+        cache: folder of converted GGUF files; None for the default one.
+        notify: is told when a GGUF file is converted.
 
     Raises:
-        ModelNotFound: there is no such model, or it cannot be loaded.
-        ModelUnsupported: the architecture, the dtype or the placement is not supported.
-        ConfigError: the profile is damaged, or the model cannot be spread over GPUs.
+        ModelNotFound: there is no such model or adapter, or it cannot be loaded.
+        ModelUnsupported: the architecture, the dtype, the placement or the adapter is not supported.
+        ConfigError: the profile is damaged, the cache cannot be written, or the model cannot be spread over GPUs.
     """
-    folder = find_folder(source)
+    source = ModelSource(source) if isinstance(source, str) else source
+    adapter = read_adapter(Path(source.adapter).expanduser()) if source.adapter else None
     transformers.utils.logging.disable_progress_bar()
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelNotFound(f"model {source!r}: no readable config.json ({first_line(error)})") from None
-    check_supported(config)
+    files = _find_files(source, cache, notify)
+    config = _read_config(source.model, files.folder)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == SPREAD:
@@ -78,49 +88,54 @@ def load_checkpoint(source: str, device: str, dtype: str, profiles: Path | None)
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     try:
-        weights, tokenizer = _read_folder(folder, device, DTYPES[dtype])
+        weights, tokenizer = _read_folder(files.folder, device, DTYPES[dtype], adapter)
     except KeyError:
         raise ModelUnsupported(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}") from None
     except (OSError, ValueError, RuntimeError) as error:
-        raise ModelNotFound(f"model {source!r}: cannot be loaded ({first_line(error)})") from None
-    weights_hash = weights_hash_of(folder)
+        raise ModelNotFound(f"model {source.model!r}: cannot be loaded ({first_line(error)})") from None
+    weights_hash = files.weights_hash or weights_hash_of(files.folder)
+    if adapter:
+        weights_hash = joined_hash(weights_hash, adapter.digest)
     profile = default_profile(config.num_hidden_layers, config.hidden_size, config.model_type)
-    for path in [folder / "profile.json", *([profiles / f"{weights_hash}.json"] if profiles else [])]:
+    # The later ones win: an adapter was trained for a prompt and blocks of its own, and a calibration measured both.
+    beside = [files.folder / "profile.json", *([adapter.folder / "profile.json"] if adapter else [])]
+    for path in [*beside, *([profiles / f"{weights_hash}.json"] if profiles else [])]:
         if path.is_file():
             profile = load_profile(path, profile)
-    return LoadedCheckpoint(weights, tokenizer, profile, Path(source).name, weights_hash)
+    return LoadedCheckpoint(weights, tokenizer, profile, source.shown, weights_hash)
 
 
-def _read_folder(folder: Path, device: str, dtype: torch.dtype) -> tuple[Any, Any]:
+def _find_files(source: ModelSource, cache: Path | None, notify: Notify) -> _Files:
+    """Return the folder to load; a GGUF file is converted where that did not happen before."""
+    if not is_gguf(source.model):
+        return _Files(find_folder(source.model))
+    cache = cache or Path("~/.cache/ragkv/models").expanduser()
+    found = converted(Path(source.model).expanduser(), cache, notify, source.digest)
+    return _Files(found.folder, found.weights_hash)
+
+
+def _read_config(source: str, folder: Path) -> Any:
+    """Return the configuration of a supported model."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelNotFound(f"model {source!r}: no readable config.json ({first_line(error)})") from None
+    check_supported(config)
+    return config
+
+
+def _read_folder(folder: Path, device: str, dtype: torch.dtype, adapter: Adapter | None) -> tuple[Any, Any]:
     """Return (weights in eval mode on the device, tokenizer)."""
     placement = "balanced" if device == SPREAD else None
+    # With an adapter the weights are read in the dtype of their file, so that what is merged is rounded once.
     weights: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, device_map=placement
+        folder, dtype="auto" if adapter else dtype, use_safetensors=True, device_map=placement
     )
+    weights = remove_hooks(weights) if device == SPREAD else weights
+    if adapter:
+        merge(weights, adapter, dtype)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    return (remove_hooks(weights) if device == SPREAD else weights.to(device)).eval(), tokenizer
-
-
-def check_supported(config: Any) -> None:
-    """Check that the layer loop can run a model and that its KV can be stored.
-
-    Raises:
-        ModelUnsupported: it cannot; the message has one line.
-    """
-    architecture = (config.architectures or [type(config).__name__.replace("Config", "ForCausalLM")])[0]
-    if architecture not in ARCHITECTURES:
-        raise ModelUnsupported(f"architecture {architecture} is not supported; supported: {', '.join(ARCHITECTURES)}")
-    rope = getattr(config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type", "default")
-    if kind not in ROPES:
-        raise ModelUnsupported(f"rope type {kind!r} depends on the prompt's length, so stored keys cannot be re-used")
-    if rope.get("partial_rotary_factor", 1.0) not in (None, 1.0):
-        raise ModelUnsupported("partial rotary embeddings are not supported")
-    sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
-    if sliding or getattr(config, "sliding_window", None):
-        raise ModelUnsupported(
-            "sliding-window attention is not supported; set sliding_window to null if the model allows"
-        )
+    return (weights if device == SPREAD else weights.to(device)).eval(), tokenizer
 
 
 def find_folder(source: str) -> Path:
@@ -133,7 +148,9 @@ def find_folder(source: str) -> Path:
     if path.is_dir():
         return path
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
-        raise ModelNotFound(f"model folder {source!r} does not exist; give a folder or a hub id like org/name")
+        raise ModelNotFound(
+            f"model folder {source!r} does not exist; give a folder, a .gguf file or a hub id like org/name"
+        )
     from huggingface_hub import snapshot_download
 
     try:
@@ -142,20 +159,3 @@ def find_folder(source: str) -> Path:
         )
     except Exception as error:  # the hub client raises many unrelated types for a missing model and for no network
         raise ModelNotFound(f"model {source!r}: no such folder, and the hub gave {first_line(error)}") from None
-
-
-def weights_hash_of(folder: Path) -> str:
-    """Return the sha256 over everything that determines what the model computes: config, tokenizer and weights."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix == ".safetensors" or path.name in _HASHED_FILES:
-            digest.update(json.dumps([path.name, path.stat().st_size]).encode())
-            with path.open("rb") as file:
-                while block := file.read(1 << 22):
-                    digest.update(block)
-    return digest.hexdigest()
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

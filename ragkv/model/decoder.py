@@ -20,13 +20,16 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.attention import attend
-from ragkv.model.checkpoint import check_supported, load_checkpoint
+from ragkv.model.checkpoint import load_checkpoint
 from ragkv.model.execution.fused import Fused
 from ragkv.model.execution.merged_weights import supports_merging
 from ragkv.model.layer_pass import Pass, write_rows
+from ragkv.model.model_cache import Notify
 from ragkv.model.placement import layer_devices, move_inputs, on_device
 from ragkv.model.profile import Profile, default_profile
 from ragkv.model.prompt import Prompt
+from ragkv.model.source import ModelSource
+from ragkv.model.supported import check_supported
 from ragkv.types import Shape
 
 
@@ -105,9 +108,17 @@ class DecoderModel:
         self.fused = self._fuse()
 
     @classmethod
-    def load(cls, source: str, device: str = "auto", dtype: str = "auto", profiles: Path | None = None) -> DecoderModel:
-        """Load a local folder or, when `source` is no folder, a hub id. See `checkpoint.load_checkpoint`."""
-        found = load_checkpoint(source, device, dtype, profiles)
+    def load(
+        cls,
+        source: str | ModelSource,
+        device: str = "auto",
+        dtype: str = "auto",
+        profiles: Path | None = None,
+        cache: Path | None = None,
+        notify: Notify = lambda line: None,
+    ) -> DecoderModel:
+        """Load a local folder, a GGUF file or, when `source` is no path, a hub id. See `checkpoint.load_checkpoint`."""
+        found = load_checkpoint(source, device, dtype, profiles, cache, notify)
         return cls(found.weights, found.tokenizer, found.profile, found.name, found.weights_hash)
 
     @property

@@ -10,12 +10,15 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ragkv.errors import ConfigError
 
 # SamKV appendix A.2, 0-based, by (layers, hidden size): Qwen2.5-3B, Mistral-7B, Llama-3.1-8B.
 _PUBLISHED = {(36, 2048): range(31, 36), (32, 4096, "mistral"): range(27, 32), (32, 4096, "llama"): range(28, 32)}
+
+Repair = Literal["rules", "kept", "none"]
+"""The values of scout's parameter `repair`."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Profile:
         local: blocks that are always kept at the end of a chunk.
         stable_layers: N* of SamKV, 0-based.
         retrieval_heads: (layer, query head) pairs that scout scores with; empty until calibrated.
+        scout_repair: which tokens scout recomputes where a request does not say it; `none` is for models that were
+            trained to read chunks that were encoded alone.
         chunk_tokens: tokens of the longest chunk, wrapper included.
         prefix: prompt piece before the chunks; "" takes the tokenizer's chat template.
         chunk: prompt piece around a chunk, likewise.
@@ -49,6 +54,7 @@ class Profile:
     local: int = 2
     stable_layers: tuple[int, ...] = ()
     retrieval_heads: tuple[tuple[int, int], ...] = ()
+    scout_repair: Repair = "kept"
     chunk_tokens: int = 1024
     prefix: str = ""
     chunk: str = ""
@@ -63,6 +69,10 @@ class Profile:
     decode_least: int = 32
     decode_part: float = 0.25
     decode_count: int = 128
+
+    def __post_init__(self) -> None:
+        if self.scout_repair not in get_args(Repair):
+            raise ValueError(f"scout_repair {self.scout_repair!r}: choose one of {', '.join(get_args(Repair))}")
 
     def save(self, path: Path) -> None:
         """Write the profile as JSON, replacing the file atomically."""

@@ -56,7 +56,7 @@ def test_no_url_in_a_document_is_fetched(service: Service, trap: Trap) -> None:
     with streamed(service, asked["question"], collection="urls") as (_, events):
         assert list(events)[-1][0] == "done"
     part = {"type": "image_url", "image_url": {"url": url}}
-    chat = {"model": "demo", "messages": [{"role": "user", "content": [part]}], "ragkv": {"collection": "urls"}}
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": [part]}], "ragkv": {"collection": "urls"}}
     assert service.post("/v1/chat/completions", chat).status_code == 400
     assert not trap.called()
 

@@ -8,7 +8,7 @@ from ragkv.bench.answers import whole_sets
 from ragkv.bench.decode_answers import compare, grid
 from ragkv.bench.grid import aligned
 from ragkv.bench.sets import needle_sets
-from ragkv.config import bundled_model
+from ragkv.config import bundled_models
 from ragkv.model.decoder import DecoderModel
 from ragkv.sparse.psa import Psa
 from ragkv.sparse.topk import TopBlocks
@@ -18,7 +18,7 @@ POLICIES = [("everything", Psa(threshold=1.0)), ("nothing", TopBlocks(count=0, s
 
 @pytest.fixture(scope="module")
 def model():
-    return DecoderModel.load(str(bundled_model()), "cpu", "float32")
+    return DecoderModel.load(str(bundled_models() / "tiny"), "cpu", "float32")
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import torch
 
 from ragkv.bench.shapes import SHAPES, find_shape, random_model, random_tokens
 from ragkv.errors import InputError
-from ragkv.model.checkpoint import check_supported
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
+from ragkv.model.supported import check_supported
 from tools.key_share import key_share
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -258,7 +258,7 @@ def test_the_command_measures_a_shape_and_writes_what_it_found(
         ["--table", "t.md"],
         ["--chunks", "1", "--chunks", "2"],
         ["--chunks", "65"],
-        ["--shape", "tiny", "--model", "demo"],
+        ["--shape", "tiny", "--model", "tiny"],
         ["--shape", "tiny", "--tier", "redis"],
         ["--shape", "tiny", "--store", "redis://127.0.0.1:1/0"],
     ],

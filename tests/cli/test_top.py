@@ -78,7 +78,7 @@ def test_the_last_minute_is_the_difference_of_two_looks(asked: Service) -> None:
 
 def seen(started: float, answers: int) -> ScrapedMetrics:
     return ScrapedMetrics(
-        MetricSums(answers={("scout", "dense", "dense"): answers}), started, 0, 0, 32, 0, 0, (), "demo", "scout"
+        MetricSums(answers={("scout", "dense", "dense"): answers}), started, 0, 0, 32, 0, 0, (), "tiny", "scout"
     )
 
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from ragkv.engine.needles import NeedleSet, make_needles, span_tokens
 from ragkv.errors import InputError
 
-TOKENIZER = Path(__file__).parents[2] / "models" / "demo" / "tokenizer.json"
+TOKENIZER = Path(__file__).parents[2] / "models" / "tiny" / "tokenizer.json"
 
 
 def count_words(text: str) -> int:

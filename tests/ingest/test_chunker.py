@@ -49,10 +49,10 @@ class DemoPrompt:
 
 
 @pytest.fixture(scope="module")
-def prompt(demo_folder: Path) -> DemoPrompt:
+def prompt(tiny_folder: Path) -> DemoPrompt:
     from transformers import AutoTokenizer
 
-    return DemoPrompt(AutoTokenizer.from_pretrained(demo_folder))
+    return DemoPrompt(AutoTokenizer.from_pretrained(tiny_folder))
 
 
 def squeezed(text: str) -> str:

@@ -25,9 +25,9 @@ from tests.libraries import open_engine
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> dict[str, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> dict[str, Path]:
     """Save a tiny random model of every family with the bundled tokenizer."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
     saved = {}
     for kind in tiny.ARCHITECTURES:
         saved[kind] = tmp_path_factory.mktemp(kind)

@@ -5,10 +5,10 @@ import torch
 import transformers
 
 from ragkv.errors import ModelNotFound, ModelUnsupported
-from ragkv.model.checkpoint import check_supported
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, Pass, Step, append
+from ragkv.model.supported import check_supported
 from tests import tiny
 
 EXACT = {"rtol": 0, "atol": 1e-10}

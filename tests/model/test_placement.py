@@ -220,9 +220,9 @@ def test_random_weights_are_made_on_their_devices():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_or_accelerate_the_error_names_what_is_missing(demo_folder, monkeypatch):
+def test_without_a_gpu_or_accelerate_the_error_names_what_is_missing(tiny_folder, monkeypatch):
     with pytest.raises(ConfigError, match=r"no GPU|accelerate"):
-        DecoderModel.load(str(demo_folder), SPREAD)
+        DecoderModel.load(str(tiny_folder), SPREAD)
     with pytest.raises(ConfigError, match="no GPU"):
         random_model("tiny", SPREAD)
     monkeypatch.setattr("ragkv.model.placement.find_spec", lambda name: None)
@@ -249,9 +249,9 @@ def test_hooks_of_accelerate_are_removed():
 
 
 @several
-def test_a_model_on_several_gpus_gives_the_logits_of_one(demo_folder):
+def test_a_model_on_several_gpus_gives_the_logits_of_one(tiny_folder):
     pytest.importorskip("accelerate")
-    loaded = [DecoderModel.load(str(demo_folder), device, "float32") for device in ("cuda:0", SPREAD)]
+    loaded = [DecoderModel.load(str(tiny_folder), device, "float32") for device in ("cuda:0", SPREAD)]
     assert not loaded[0].spread
     assert loaded[1].spread
     found = [

@@ -20,8 +20,8 @@ def test_special_tokens_in_documents_and_questions_are_text(model):
     assert model.prompt.prefix == (0,)
 
 
-def test_pieces_come_from_the_chat_template_where_there_is_one(demo_folder):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder)
+def test_pieces_come_from_the_chat_template_where_there_is_one(tiny_folder):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
     tokenizer.chat_template = (
         "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}[assistant]"
     )
@@ -33,8 +33,8 @@ def test_pieces_come_from_the_chat_template_where_there_is_one(demo_folder):
     assert whole.count(1) == 1, "the template's own special tokens are special, once"
 
 
-def test_without_profile_and_template_there_are_plain_pieces(demo_folder):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder)
+def test_without_profile_and_template_there_are_plain_pieces(tiny_folder):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
     prompt = Prompt(tokenizer, Profile())
     assert prompt.prefix == (0,)
     assert tokenizer.decode(list(prompt.question("Why?"))) == "Question: Why?\nAnswer:"
@@ -51,8 +51,8 @@ BRACKETS = (
 
 
 @pytest.mark.parametrize("template", [QWEN, BRACKETS])
-def test_two_turns_in_pieces_are_what_the_template_writes_for_the_whole_conversation(demo_folder, template):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder)
+def test_two_turns_in_pieces_are_what_the_template_writes_for_the_whole_conversation(tiny_folder, template):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
     tokenizer.chat_template = template
     prompt = Prompt(tokenizer, Profile())
     kept, then = prompt.answered(prompt.plain("A lamp."), "A lamp.")
@@ -67,8 +67,8 @@ def test_two_turns_in_pieces_are_what_the_template_writes_for_the_whole_conversa
     assert tokenizer.decode(pieces) == expected
 
 
-def test_a_template_without_a_second_turn_is_refused_when_one_is_needed(demo_folder):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_folder)
+def test_a_template_without_a_second_turn_is_refused_when_one_is_needed(tiny_folder):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
     tokenizer.chat_template = (
         "{% if messages|length > 1 %}{{ raise_exception('one turn only') }}{% endif %}[{{ messages[0].content }}]"
     )

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ragkv.config import bundled_model
+from ragkv.config import bundled_models
 from tests.soak.test_concurrency import service
 
 BARE = Path(__file__).with_name("bare_lmcache.py")
@@ -67,8 +67,8 @@ def scored(folder: Path, paths: str, url: str, model: str, program: list[str]) -
 def test_lmcaches_benchmark_runs_and_scores_the_answers(tmp_path: Path, paths: str) -> None:
     documents = {each["id"]: each for each in lines("documents-1.jsonl")}
     asked = [each for each in lines("questions-1.jsonl") if each["kind"] == "one"][:QUESTIONS]
-    for name in ("demo", FULL):
-        (tmp_path / name).symlink_to(bundled_model())
+    for name in ("tiny", FULL):
+        (tmp_path / name).symlink_to(bundled_models() / "tiny")
     samples = [
         {
             "id": str(number),
@@ -89,9 +89,9 @@ def test_lmcaches_benchmark_runs_and_scores_the_answers(tmp_path: Path, paths: s
         filled = httpx.post(f"{url}/v1/documents?wait=true", json={"documents": sent}, timeout=600).json()
         assert filled["status"] == "completed", filled
         own = [sys.executable, "-m", "lmcache.cli.main"]
-        as_it_is = scored(tmp_path, paths, url, "demo", own)
+        as_it_is = scored(tmp_path, paths, url, "tiny", own)
         bare = [sys.executable, str(BARE)]
-        reused, full = scored(tmp_path, paths, url, "demo", bare), scored(tmp_path, paths, url, FULL, bare)
+        reused, full = scored(tmp_path, paths, url, "tiny", bare), scored(tmp_path, paths, url, FULL, bare)
     # The bundled model puts nothing between the tags that LMCache asks for, so none of its answers is read there.
     assert len(as_it_is["per_sample"]) == QUESTIONS
     assert all(each["num_output_tokens"] >= 1 and each["ttft"] > 0 for each in as_it_is["per_sample"])

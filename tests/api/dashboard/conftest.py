@@ -61,7 +61,7 @@ class Desk:
         with tab(self.browser, f"{self.url}/dashboard", **context) as (page, log):
             page.get_by_label("API key").fill(self.key)
             page.get_by_role("button", name="Open the dashboard").click()
-            expect(page.get_by_role("status")).to_contain_text("demo")
+            expect(page.get_by_role("status")).to_contain_text("tiny")
             log.faults.clear()  # the console reports the 401 of the login page
             page.get_by_role("tab", name=name).click()
             expect(page.locator(".q-tab-panel")).to_have_count(1)  # until the previous tab has slid out

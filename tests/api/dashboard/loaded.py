@@ -21,7 +21,7 @@ def fill(engine_thread: EngineThread) -> None:
             method="scout",
             prefill="dense",
             decode="dense",
-            model="demo",
+            model="tiny",
             tokens=TokenCounts(1000 + number % 7, 200.0, 150.0, 20, 8, 0.0, 170.0),
             ratios=Ratios(0.2, 0.15, 0.28, 1.0),
             cache=CacheReport(6, TierHits(0, 4, 2), 0, ()),

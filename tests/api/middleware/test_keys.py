@@ -141,7 +141,7 @@ def test_openais_client_raises_its_own_authentication_error(guarded: Guarded) ->
         client.models.list()
     assert refused.value.code == "invalid_api_key"
     with openai.OpenAI(base_url=url, api_key=guarded.keys["zeta"], max_retries=0) as client:
-        assert next(iter(client.models.list())).id == "demo"
+        assert next(iter(client.models.list())).id == "tiny"
 
 
 def test_refused_requests_are_counted_and_logged_without_the_key(

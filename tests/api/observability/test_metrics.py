@@ -171,7 +171,7 @@ def test_info_and_gauges_describe_the_service(answered: tuple[Service, list[Any]
         time.sleep(0.1)  # the engine is asked every few seconds
     seen = parse_metrics(text)
     assert (seen.documents, seen.queued, seen.running, seen.waiting, seen.wrong) == (2, 0, 0, 0, ())
-    assert (seen.model, seen.method, seen.queue_places) == ("demo", "scout", service.engine_thread.health()["queue"])
+    assert (seen.model, seen.method, seen.queue_places) == ("tiny", "scout", service.engine_thread.health()["queue"])
     assert {labels["check"] for labels, _ in samples(text)["ragkv_ready"]} == set(
         service.client.get("/readyz").json()["checks"]
     )

@@ -31,10 +31,10 @@ def asked(text: str) -> list[Any]:
 
 def test_a_completion_has_the_answer_citations_and_report(service: Service, client: openai.OpenAI) -> None:
     own = service.post("/v1/answers", {"question": WHO}).json()
-    made = client.chat.completions.create(model="demo", messages=asked(WHO))
+    made = client.chat.completions.create(model="tiny", messages=asked(WHO))
     (choice,) = made.choices
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "Ada Brook", "stop")
-    assert (made.object, made.model) == ("chat.completion", "demo")
+    assert (made.object, made.model) == ("chat.completion", "tiny")
     assert made.ragkv["citations"] == own["citations"]  # type: ignore[attr-defined]
     tokens = made.ragkv["report"]["tokens"]  # type: ignore[attr-defined]
     usage = made.usage
@@ -57,10 +57,10 @@ def test_nothing_is_cached_of_a_prompt_that_is_prefilled(client: openai.OpenAI) 
 def test_a_streamed_completion_ends_with_citations_report_and_requested_usage(
     client: openai.OpenAI,
 ) -> None:
-    whole = client.chat.completions.create(model="demo", messages=asked(WHO))
+    whole = client.chat.completions.create(model="tiny", messages=asked(WHO))
     for with_usage in (False, True):
         stream = client.chat.completions.create(
-            model="demo", messages=asked(WHO), stream=True, stream_options={"include_usage": with_usage}
+            model="tiny", messages=asked(WHO), stream=True, stream_options={"include_usage": with_usage}
         )
         chunks = list(stream)
         assert len({chunk.id for chunk in chunks}) == 1
@@ -77,9 +77,9 @@ def test_a_streamed_completion_ends_with_citations_report_and_requested_usage(
 def test_the_asynchronous_client_gets_the_same_answer(service: Service) -> None:
     async def exchange() -> tuple[str | None, str, list[str]]:
         async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
-            whole = await client.chat.completions.create(model="demo", messages=asked(WHO))
+            whole = await client.chat.completions.create(model="tiny", messages=asked(WHO))
             text, cited = "", []
-            stream = await client.chat.completions.create(model="demo", messages=asked(WHO), stream=True)
+            stream = await client.chat.completions.create(model="tiny", messages=asked(WHO), stream=True)
             async for chunk in stream:
                 text += chunk.choices[0].delta.content or ""
                 if chunk.choices[0].finish_reason:
@@ -94,7 +94,7 @@ def test_the_asynchronous_client_gets_the_same_answer(service: Service) -> None:
 def test_a_disconnected_stream_frees_its_place(service: Service, client: openai.OpenAI) -> None:
     with endless(service.engine_thread):
         before = service.engine_thread.health()["cancelled"]
-        stream = client.chat.completions.create(model="demo", messages=asked(WHO), stream=True, max_tokens=2000)
+        stream = client.chat.completions.create(model="tiny", messages=asked(WHO), stream=True, max_tokens=2000)
         assert next(iter(stream)).choices[0].delta.role == "assistant"
         stream.close()
         until(lambda: service.engine_thread.health()["running"] == 0)
@@ -117,13 +117,13 @@ def test_chat_options_reach_the_engine(service: Service, client: openai.OpenAI) 
     assert made.usage.completion_tokens == 1
     assert [each["document_id"] for each in made.ragkv["citations"]] == ["ferry"]  # type: ignore[attr-defined]
     assert made.ragkv["report"]["method"] == "reuse"  # type: ignore[attr-defined]
-    stopped = client.chat.completions.create(model="demo", messages=asked(WHO), stop=["Brook"])
+    stopped = client.chat.completions.create(model="tiny", messages=asked(WHO), stop=["Brook"])
     assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == ("Ada", "stop")
 
 
 def test_a_seed_repeats_a_sampled_answer(service: Service, client: openai.OpenAI) -> None:
     def sampled(**more: Any) -> str | None:
-        made = client.chat.completions.create(model="demo", messages=asked(WHO), max_tokens=12, **more)
+        made = client.chat.completions.create(model="tiny", messages=asked(WHO), max_tokens=12, **more)
         return made.choices[0].message.content
 
     with endless(service.engine_thread):
@@ -135,7 +135,7 @@ def test_a_seed_repeats_a_sampled_answer(service: Service, client: openai.OpenAI
 
 def test_models_are_the_loaded_one_and_its_methods(client: openai.OpenAI) -> None:
     names = [model.id for model in client.models.list()]
-    assert names[0] == "demo"
+    assert names[0] == "tiny"
     assert {"demo:scout", "demo:full", "demo:epic"} <= set(names)
     assert client.models.retrieve("demo:scout").owned_by == "ragkv"
     with pytest.raises(openai.NotFoundError):
@@ -174,7 +174,7 @@ def test_models_are_the_loaded_one_and_its_methods(client: openai.OpenAI) -> Non
     ],
 )
 def test_an_unsupported_parameter_is_an_openai_error(service: Service, body: dict[str, Any], param: str | None) -> None:
-    refused = service.post("/v1/chat/completions", {"model": "demo", "messages": asked(WHO), **body})
+    refused = service.post("/v1/chat/completions", {"model": "tiny", "messages": asked(WHO), **body})
     error = refused.json()["error"]
     assert refused.status_code == 400, refused.text
     assert set(error) == {"message", "type", "param", "code"}
@@ -189,7 +189,7 @@ def test_an_unsupported_parameter_is_an_openai_error(service: Service, body: dic
     [({"model": "gpt-4o"}, 404), ({"ragkv": {"collection": "nothing-here"}}, 404), ({"stream": True, "n": 2}, 400)],
 )
 def test_other_errors_are_openai_errors_too(service: Service, body: dict[str, Any], status: int) -> None:
-    refused = service.post("/v1/chat/completions", {"model": "demo", "messages": asked(WHO), **body})
+    refused = service.post("/v1/chat/completions", {"model": "tiny", "messages": asked(WHO), **body})
     assert (refused.status_code, set(refused.json())) == (status, {"error"})
     assert set(service.client.get("/v1/chat/nothing").json()) == {"error"}
     assert service.client.get("/v1/nothing").headers["content-type"] == "application/problem+json"
@@ -197,7 +197,7 @@ def test_other_errors_are_openai_errors_too(service: Service, body: dict[str, An
 
 def test_harmless_parameters_pass(client: openai.OpenAI) -> None:
     made = client.chat.completions.create(
-        model="demo",
+        model="tiny",
         messages=[
             {"role": "system", "content": "You are a poet."},
             {"role": "user", "content": [{"type": "text", "text": WHO}]},
@@ -223,7 +223,7 @@ def test_a_full_queue_raises_the_clients_rate_limit_error(service: Service, clie
             service.engine_thread.submit(lambda engine: None) for _ in range(service.engine_thread.health()["queue"])
         ]
         with pytest.raises(openai.RateLimitError) as refused:
-            client.chat.completions.create(model="demo", messages=asked(WHO))
+            client.chat.completions.create(model="tiny", messages=asked(WHO))
     assert int(refused.value.response.headers["retry-after"]) >= 1
     assert refused.value.type == "rate_limit_error"
     assert all(future.result(30) is None for future in waiting)
@@ -232,7 +232,7 @@ def test_a_full_queue_raises_the_clients_rate_limit_error(service: Service, clie
 def folded(*texts: str) -> str:
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
-    return question_of(Chat.model_validate({"model": "demo", "messages": messages}))
+    return question_of(Chat.model_validate({"model": "tiny", "messages": messages}))
 
 
 def test_a_question_that_refers_back_is_prefixed_with_the_earlier_one() -> None:
@@ -247,5 +247,5 @@ def test_a_question_that_refers_back_is_prefixed_with_the_earlier_one() -> None:
 
 def test_a_follow_up_question_retrieves_the_document_of_the_earlier_one(client: openai.OpenAI) -> None:
     messages = [*asked(WHO), {"role": "assistant", "content": "Ada Brook"}, *asked("And when was it built?")]
-    made = client.chat.completions.create(model="demo", messages=messages, extra_body={"ragkv": {"top_k": 1}})
+    made = client.chat.completions.create(model="tiny", messages=messages, extra_body={"ragkv": {"top_k": 1}})
     assert made.ragkv["citations"][0]["document_id"] == "harbour"  # type: ignore[attr-defined]

@@ -118,7 +118,7 @@ def test_the_latest_answer_of_an_id_wins(service: Service, collection: str) -> N
 def test_streamed_answers_and_those_of_the_openai_route_are_recorded_too(service: Service) -> None:
     streamed = service.post("/v1/answers", {**ASK, "stream": True}, headers={"X-Request-ID": "streamed"})
     assert get(service, "/streamed")["answer"] in streamed.text
-    chat = {"model": "demo", "messages": [{"role": "user", "content": ASK["question"]}]}
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": ASK["question"]}]}
     completion = service.post("/v1/chat/completions", chat, headers={"X-Request-ID": "chat"}).json()
     assert get(service, "/chat")["answer"] == completion["choices"][0]["message"]["content"]
 
@@ -340,7 +340,7 @@ def recorded(number: int, tenant: str = "", id: str = "") -> RecordedAnswer:
         method="scout",
         prefill="dense",
         decode="dense",
-        model="demo",
+        model="tiny",
         tokens=TokenCounts(1536, 300.0, 200.0, 20, 8, 0.0, 220.0),
         ratios=Ratios(0.2, 0.1, 0.3, 1.0),
         cache=CacheReport(CHUNKS, TierHits(0, 0, CHUNKS), 0, ()),

@@ -60,7 +60,7 @@ def test_a_request_cancelled_before_its_turn_never_runs(service: Service) -> Non
 def test_a_request_that_fails_leaves_the_thread_running(service: Service) -> None:
     with pytest.raises(ZeroDivisionError):
         service.engine_thread.submit(lambda engine: 1 / 0).result(30)
-    assert service.engine_thread.submit(lambda engine: engine.model.name).result(30) == "demo"
+    assert service.engine_thread.submit(lambda engine: engine.model.name).result(30) == "tiny"
 
 
 def test_endless_requests_do_not_keep_documents_from_being_ingested(tmp_path: Path) -> None:

@@ -1,0 +1,232 @@
+"""GGUF files: convert one into a folder of config, tokenizer and bfloat16 weights that transformers loads.
+
+transformers reads the configuration and the tokenizer. The tensors are dequantised here, one at a time, because what
+transformers makes of them depends on its version and on which kernels are installed: it may leave them packed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ragkv.errors import ModelNotFound, ModelUnsupported
+from ragkv.model.supported import first_line
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+SUFFIX = ".gguf"
+BYTES_PER_WEIGHT = 2
+"""Converted weights are bfloat16. Four- to eight-bit weights lose nothing that matters: a scale of a GGUF block has 11
+bits and a quantised number at most 8, and bfloat16 keeps 8. Weights of 16 or 32 bits are rounded."""
+
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_PERMUTED = ("llama", "mistral")
+"""Architectures whose q and k rows llama.cpp stores in another order: pairs that RoPE rotates lie side by side."""
+_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_output": "self_attn.o_proj",
+    **{f"attn_{each}": f"self_attn.{each}_proj" for each in "qkv"},
+    **{f"attn_{each}_norm": f"self_attn.{each}_norm" for each in "qk"},
+    **{f"ffn_{each}": f"mlp.{each}_proj" for each in ("gate", "up", "down")},
+}
+_FREQUENCIES = "rope_freqs.weight"
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""RoPE scaling of Llama 3.1 to 3.3. A GGUF file holds only what follows from it, one divisor a frequency."""
+
+
+def is_gguf(source: str) -> bool:
+    """Return whether a model setting names a GGUF file."""
+    return source.lower().endswith(SUFFIX)
+
+
+def convert(source: Path, folder: Path) -> None:
+    """Write config, tokenizer and weights of a GGUF file into an empty folder.
+
+    Args:
+        source: the GGUF file.
+        folder: an existing folder; several files are written there.
+
+    Raises:
+        ModelNotFound: the file is no GGUF file, is damaged, or a package that reads it is missing.
+        ModelUnsupported: its architecture, RoPE scaling or quantisation is not supported.
+        OSError: the folder cannot be written.
+    """
+    reader = open_gguf(source)
+    architecture = _check_architecture(source, reader)
+    # Alone in a folder: files beside the source belong to other models.
+    link = folder / "source.gguf"
+    link.symlink_to(source.resolve())
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, gguf_file=link.name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=link.name)
+    except OSError:
+        raise
+    except Exception as error:  # what transformers raises for unexpected metadata has any type
+        raise ModelNotFound(f"{source}: transformers cannot read its metadata ({first_line(error)})") from None
+    finally:
+        link.unlink()
+    _complete(source, config, reader, architecture)
+    tensors = dict(_tensors(source, reader, config, architecture))
+    _check_tensors(source, tensors, config)
+    tokenizer.save_pretrained(folder)
+    _write_config(folder, config, reader)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def open_gguf(source: Path) -> GGUFReader:
+    """Open a GGUF file; its tensors are mapped, not read.
+
+    Raises:
+        ModelNotFound: it is no GGUF file, is cut short or otherwise damaged, or the package gguf is missing.
+    """
+    if not find_spec("gguf"):
+        raise ModelNotFound(f"{source}: reading it needs the package gguf: pip install 'gguf>=0.18,<1'")
+    from gguf import GGUFReader
+
+    try:
+        with source.open("rb") as file:
+            magic = file.read(4)
+        if magic != b"GGUF":
+            raise ModelNotFound(f"{source} is no GGUF file; give a .gguf file of llama.cpp, a model folder or a hub id")
+        return GGUFReader(source)
+    except OSError as error:
+        raise ModelNotFound(f"{source} cannot be read ({error.strerror}); give the path of a .gguf file") from None
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, UnicodeDecodeError) as error:
+        raise ModelNotFound(f"{source} is damaged or cut short ({first_line(error)}); download it again") from None
+
+
+def parameters(reader: GGUFReader) -> int:
+    """Return the number of weights."""
+    return sum(int(tensor.n_elements) for tensor in reader.tensors)
+
+
+def _value(reader: GGUFReader, key: str) -> Any:
+    """Return a metadata value; None where there is none."""
+    field = reader.get_field(key)
+    return None if field is None else field.contents()
+
+
+def _check_architecture(source: Path, reader: GGUFReader) -> str:
+    """Return the architecture. Raises ModelUnsupported for one that cannot be converted or served."""
+    name = str(_value(reader, "general.architecture"))
+    if name not in _ARCHITECTURES:
+        raise ModelUnsupported(f"{source}: architecture {name!r} is not supported; use {', '.join(_ARCHITECTURES)}")
+    if _value(reader, f"{name}.expert_count"):
+        raise ModelUnsupported(f"{source}: mixtures of experts are not supported; use a dense model")
+    scaling = _value(reader, f"{name}.rope.scaling.type") or "none"
+    if scaling != "none":
+        raise ModelUnsupported(f"{source}: its RoPE scaling {scaling!r} is not read; use the model's original folder")
+    return name
+
+
+def _complete(source: Path, config: Any, reader: GGUFReader, architecture: str) -> None:
+    """Set what transformers leaves out: head size, scaled RoPE, no window where the file names none."""
+    if size := _value(reader, f"{architecture}.attention.key_length"):
+        config.head_dim = int(size)
+    if not _value(reader, f"{architecture}.attention.sliding_window"):
+        config.sliding_window = None
+    factors = next((tensor for tensor in reader.tensors if tensor.name == _FREQUENCIES), None)
+    if factors is not None:
+        theta = config.rope_parameters["rope_theta"]
+        given = torch.tensor(factors.data.tolist(), dtype=torch.float64)
+        rope = {**_LLAMA3, "factor": float(given.max())}
+        expected = _divisors(theta, 2 * len(given), rope)
+        if expected.shape != given.shape or not torch.allclose(expected, given, rtol=1e-3):
+            raise ModelUnsupported(f"{source}: its RoPE frequencies are not Llama 3's; use the model's original folder")
+        config.rope_parameters = {"rope_type": "llama3", "rope_theta": theta, **rope}
+    config.architectures, config.dtype = [_ARCHITECTURES[architecture]], "bfloat16"
+
+
+def _divisors(theta: float, size: int, rope: dict[str, float]) -> Tensor:
+    """Return what Llama 3's scaling divides each RoPE frequency by: [size / 2]."""
+    frequencies = theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return 1 / ((1 - share) / factor + share)
+
+
+def _tensors(source: Path, reader: GGUFReader, config: Any, architecture: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name that transformers uses and the weights in bfloat16, tensor by tensor."""
+    from gguf import dequantize
+
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for tensor in reader.tensors:
+        if tensor.name == _FREQUENCIES:
+            continue
+        try:
+            weights = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+        except NotImplementedError:
+            kind = tensor.tensor_type.name
+            raise ModelUnsupported(f"{source}: {kind} tensors cannot be read; use a Q4, Q5, Q6 or Q8 file") from None
+        if not weights.isfinite().all():
+            raise ModelNotFound(f"{source} is damaged ({tensor.name} has no finite numbers); download it again")
+        kind = tensor.name.split(".")[-2]
+        if architecture in _PERMUTED and kind in heads:
+            weights = unpermute(weights, heads[kind])
+        yield _name(source, tensor.name), weights.to(torch.bfloat16).contiguous()
+
+
+def unpermute(weights: Tensor, heads: int) -> Tensor:
+    """Return q or k rows in the order of transformers.
+
+    Args:
+        weights: [heads * d, in] or [heads * d]. Rows 2i and 2i + 1 of a head are rotated together; transformers rotates
+            rows i and i + d/2.
+        heads: query heads of q, kv heads of k.
+    """
+    halves = weights.reshape(heads, -1, 2, *weights.shape[1:])
+    return halves.transpose(1, 2).reshape(weights.shape)
+
+
+def _name(source: Path, name: str) -> str:
+    parts = name.split(".")
+    if len(parts) == 2 and parts[0] in _NAMES:
+        return f"{_NAMES[parts[0]]}.{parts[1]}"
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
+        return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
+    raise ModelUnsupported(f"{source}: tensor {name} is of no supported architecture; use a plain dense model")
+
+
+def _check_tensors(source: Path, tensors: dict[str, Tensor], config: Any) -> None:
+    """Check names and shapes against an empty model of the same configuration. Raises ModelNotFound."""
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    expected = {name: tuple(each.shape) for name, each in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        expected.pop("lm_head.weight", None)
+    found = {name: tuple(each.shape) for name, each in tensors.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            shapes = f"{found.get(name, 'none')} in place of {expected.get(name, 'none')}"
+            raise ModelNotFound(f"{source}: {name} has shape {shapes}; the file does not fit its own metadata")
+
+
+def _write_config(folder: Path, config: Any, reader: GGUFReader) -> None:
+    """Write config.json and generation_config.json, without what changes from one transformers to the next."""
+    fields = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name not in ("_name_or_path", "_model_name_or_path", "transformers_version", "quantization_config")
+    }
+    ends = [_value(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    generation = {"eos_token_id": sorted({int(each) for each in ends if each is not None})}
+    for name, values in (("config.json", fields), ("generation_config.json", generation)):
+        (folder / name).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
