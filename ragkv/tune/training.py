@@ -8,7 +8,9 @@ On several GPUs start one process for each (`torchrun -m ragkv.tune …`); every
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -116,7 +118,8 @@ def train(model: Any, batches: RowBatches, options: TuneOptions, out: Path, say:
     if found:
         say(f"going on from {found}")
     start = time.monotonic()
-    trainer.train(resume_from_checkpoint=found)
+    with _without_deprecations():
+        trainer.train(resume_from_checkpoint=found)
     seconds = time.monotonic() - start
     if trainer.is_world_process_zero():
         _save(model, out)
@@ -237,6 +240,11 @@ def with_adapter(model: Any, options: TuneOptions, start: Path | None) -> Any:
     """
     import peft
 
+    with _without_deprecations():
+        return _with_adapter(peft, model, options, start)
+
+
+def _with_adapter(peft: Any, model: Any, options: TuneOptions, start: Path | None) -> Any:
     if start is not None:
         return peft.PeftModel.from_pretrained(model, start, is_trainable=True)
     config = peft.LoraConfig(
@@ -247,3 +255,12 @@ def with_adapter(model: Any, options: TuneOptions, start: Path | None) -> Any:
     )
     torch.manual_seed(options.seed)
     return peft.get_peft_model(model, config)
+
+
+@contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """Hide what peft's and transformers' releases have to tell each other."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", category=UserWarning, module="torch|peft|transformers|accelerate")
+        yield

@@ -1,0 +1,84 @@
+"""`tune` from texts to a folder that the engine loads, with a report of before and after."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ragkv.engine.calibration import CalibrationParams
+from ragkv.errors import InputError
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.source import ModelSource
+from ragkv.tune.contexts import Passage
+from ragkv.tune.given import GivenQuestion
+from ragkv.tune.report import METHODS, Measured, ReportRow, needs_repair
+from ragkv.tune.run import TuneRun, split_documents, tune
+from tests.tune.test_training import OPTIONS
+from tests.tune.tiny_folder import passages, tiny_folder
+
+CALIBRATION = CalibrationParams(sets=1, documents=3, questions=4, tokens=80)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("model"))
+
+
+def test_it_writes_an_adapter_a_profile_and_a_report(folder: Path, tmp_path: Path) -> None:
+    run = TuneRun(
+        ModelSource(str(folder)),
+        tmp_path / "adapter",
+        replace(OPTIONS, steps=2),
+        device="cpu",
+        report_contexts=1,
+        report_tokens=256,
+        calibration=CALIBRATION,
+    )
+    given = [GivenQuestion("Who built the harbour of Tarn?"), GivenQuestion("Where was Mira Stone born?", "Skerrow")]
+    said: list[str] = []
+    done = tune(run, passages(24), given, said.append, lambda *far: None)
+    assert [line for line in said if not line.startswith("step")] == ["measuring before", "training", "measuring after"]
+    report = json.loads((run.out / "report.json").read_text())
+    rows = [(row["when"], row["method"]) for row in report["answers"]]
+    assert rows == [(when, method) for when in ("before", "after") for method in METHODS]
+    full = next(row for row in report["answers"] if row["method"] == "full")
+    assert full["agreement"] == 1.0
+    unrepaired = [row for row in report["answers"] if row["method"] == "scout:repair=none"]
+    assert [row["recompute"] for row in unrepaired] == [0.0, 0.0]
+    assert "| after | `scout:repair=none` |" in done.report
+    config = json.loads((run.out / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == folder.name
+    loaded = DecoderModel.load(ModelSource(str(folder), str(run.out)), "cpu")
+    profile = json.loads((run.out / "profile.json").read_text())
+    assert loaded.profile.scout_repair == profile["scout_repair"]
+    assert [list(pair) for pair in loaded.profile.retrieval_heads] == profile["retrieval_heads"]
+    assert loaded.weights_hash != DecoderModel.load(str(folder), "cpu").weights_hash
+
+
+def test_without_a_report_it_only_trains(folder: Path, tmp_path: Path) -> None:
+    run = TuneRun(ModelSource(str(folder)), tmp_path, replace(OPTIONS, steps=2), device="cpu", report_contexts=0)
+    done = tune(run, passages(24), (), lambda line: None, lambda *far: None)
+    assert done.report == ""
+    assert (tmp_path / "adapter_model.safetensors").is_file()
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_whole_documents_are_held_out() -> None:
+    training, held = split_documents(passages(60))
+    assert {each.document for each in held} == {"town9", "town19", "town29"}
+    assert not {each.document for each in held} & {each.document for each in training}
+    few_training, few_held = split_documents(passages(6))
+    assert ({each.document for each in few_held}, len(few_training)) == ({"town2"}, 4)
+    with pytest.raises(InputError, match="two documents"):
+        split_documents([Passage("", "one", "", "Only one document.")])
+
+
+@pytest.mark.parametrize(("unrepaired", "needed"), [(0.80, False), (0.795, False), (0.78, True)])
+def test_a_profile_asks_for_repair_where_answers_need_it(unrepaired: float, needed: bool) -> None:
+    scores = {"full": 0.82, "reuse": 0.7, "scout:repair=kept": 0.80, "scout:repair=none": unrepaired}
+    rows = tuple(ReportRow("after", name, 10, f1, f1, f1, 1.0, 0.0) for name, f1 in scores.items())
+    assert needs_repair(Measured(rows, {})) is needed
+    assert needs_repair(Measured(rows[:2], {}))
