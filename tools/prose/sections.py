@@ -30,7 +30,7 @@ class Section:
 def clean(text: str) -> str:
     """Text on one line, without footnote marks and entities."""
     text = html.unescape(text).replace("\u00ad", "").replace("\u200b", "").replace("\ufeff", "")
-    return _SPACE.sub(" ", _NOTE.sub("", text)).replace(" ,", ",").replace(" .", ".").strip()
+    return re.sub(r" ([,.])(?=\s|$)", r"\1", _SPACE.sub(" ", _NOTE.sub("", text))).strip()
 
 
 def untag(markup: str) -> str:

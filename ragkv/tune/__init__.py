@@ -1,0 +1,1 @@
+"""Training material made from a user's own documents."""

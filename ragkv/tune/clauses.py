@@ -1,0 +1,284 @@
+"""Reads the main clause of a sentence: its subject, its verb, its object and the phrases after it.
+
+There is no tagger: word tables and word order decide, and a sentence that they cannot decide gives nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ragkv.tune.words import (
+    AUXILIARIES, BE, DETERMINERS, HAVE, MODALS, MONTHS, NUMBERS, PARTICIPLES, PAST, PREPOSITIONS, PRONOUNS,
+    SUBORDINATORS, THIRD, VAGUE, VERBS, Verb,
+)  # fmt: skip
+
+_ABBREVIATED = re.compile(
+    r"(?:\b(?:Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|vs|etc|e\.g|i\.e|cf|pp?|No|vol|ed|eds|Vol|ca|approx|Inc|Ltd|Co|Corp|op|al|Gen|Col"
+    r"|Jan|Feb|Aug|Sept|Oct|Nov|Dec|n|v|a|U\.S|U\.K|ibid|fig|Fig)|\b[A-Z])\.$"
+)
+_END = re.compile(r"[.!?][\"”’')\]]*(?=\s+[\"“‘'(\[]?[A-Z0-9])|\n\s*\n?")
+_WORD = re.compile(r"\d[\d,]*(?:\.\d+)?(?:%|[\w-]*\w)?|\w(?:[\w'’+#&/-]|\.(?=\w))*\+*|[^\s\w]")
+_YEAR = r"(?:1[0-9]\d\d|20[0-4]\d)"
+_DATE = re.compile(
+    rf"(?:\d{{1,2}}(?:st|nd|rd|th)?(?: of)? (?:{MONTHS}),? {_YEAR}|(?:{MONTHS}) \d{{1,2}}(?:st|nd|rd|th)?,? {_YEAR}"
+    rf"|(?:{MONTHS}),? (?:of )?{_YEAR}|(?:{MONTHS}) \d{{1,2}}(?:st|nd|rd|th)?|\d{{1,2}}(?:st|nd|rd|th)? (?:{MONTHS})"
+    rf"|(?:the )?(?:early |late |mid-?)?{_YEAR}s|{_YEAR}|(?:the )?(?:early |late |mid-?)?"
+    rf"(?:\d{{1,2}}(?:st|nd|rd|th)|[a-z]+teenth|twentieth|tenth|twelfth) century(?: (?:BC|BCE|AD|CE))?)"
+)
+_NUMBER = re.compile(rf"\d[\d,.]*|{'|'.join(NUMBERS)}")
+_APPOSITION = re.compile(r", (?:also |formerly |sometimes )?(?:called|known as|named|or|who|which|a|an|the|born) [^,;]{3,90},|\s\([^()]{1,60}\)")
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of a text: text == source[start:end]."""
+
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        """The place after its last character."""
+        return self.start + len(self.text)
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A preposition and what it governs. kind: "date", "place", "agent" or ""."""
+
+    preposition: str
+    body: Span
+    kind: str
+
+
+@dataclass(frozen=True)
+class Clause:
+    """The main clause of a sentence.
+
+    Attributes:
+        sentence: The sentence it stands in.
+        subject: Its noun phrase.
+        auxiliary: "was", "has", "can", …; "" for a plain verb.
+        verb: The verb; none where a form of "be" is the verb.
+        tense: "past" or "third" or "base" for a plain verb; "passive", "perfect", "modal" or "be".
+        object: What follows the verb before the first preposition.
+        phrases: Prepositional phrases in order.
+        because: A reason clause.
+    """
+
+    sentence: Span
+    subject: Span
+    auxiliary: str
+    verb: Verb | None
+    tense: str
+    object: Span | None
+    phrases: tuple[Phrase, ...]
+    because: Span | None = None
+
+
+def sentences(text: str) -> Iterator[Span]:
+    """The sentences of a text."""
+    start = 0
+    for found in _END.finditer(text):
+        piece = text[start : found.end()]
+        if "\n" not in found[0] and _ABBREVIATED.search(text[max(0, start) : found.start() + 1]):
+            continue
+        if piece.strip():
+            yield _trim(text, start, found.end())
+        start = found.end()
+    if text[start:].strip():
+        yield _trim(text, start, len(text))
+
+
+def _trim(text: str, start: int, end: int) -> Span:
+    piece = text[start:end]
+    return Span(piece.strip(), start + len(piece) - len(piece.lstrip()))
+
+
+def words(span: Span) -> list[Span]:
+    """Words and marks of a piece with their places in the source."""
+    return [Span(found[0], span.start + found.start()) for found in _WORD.finditer(span.text)]
+
+
+def dated(text: str) -> str:
+    """The date that a text begins with, or ""."""
+    found = _DATE.match(text)
+    return found[0] if found and not text[found.end() : found.end() + 1].isalnum() else ""
+
+
+def read(sentence: Span) -> Clause | None:
+    """The main clause, or none where word order does not tell."""
+    text = sentence.text
+    if not 25 <= len(text) <= 400 or text[-1] in "?:!" or text[0] in "\"“‘'([" or text.count('"') % 2:
+        return None
+    if "“" in text or '"' in text[:60] or ";" in text[:30]:
+        return None
+    tokens = words(sentence)
+    early, tokens = _fronted(sentence, tokens)
+    if tokens[0].text.lower() in SUBORDINATORS or tokens[0].text in ("There", "Here", "You", "I", "We"):
+        return None
+    skipped = _apposition(sentence, tokens)
+    limit = min(len(tokens), 24)
+    for at in range(1, limit):
+        if skipped and skipped.start <= tokens[at].start < skipped.end:
+            continue
+        form = tokens[at].text
+        if form in {",", ";", ":", "-", "–", "—", "(", '"', "/", "[", "…", "."}:
+            return None
+        if form in SUBORDINATORS and form != "and":
+            return None
+        if form in AUXILIARIES or _finite(tokens, at):
+            return _clause(sentence, tokens, at, early, skipped)
+    return None
+
+
+def _fronted(sentence: Span, tokens: list[Span]) -> tuple[list[Phrase], list[Span]]:
+    """A date or place before the subject, and the words after it."""
+    if tokens[0].text not in ("In", "On", "By", "During", "At"):
+        return [], tokens
+    comma = next((n for n, each in enumerate(tokens[:10]) if each.text == "," and not _inside(tokens, n)), 0)
+    if not comma:
+        found = dated(sentence.text[len(tokens[0].text) + 1 :])
+        if not found:
+            return [], tokens
+        comma = next((n for n, each in enumerate(tokens) if each.start >= tokens[1].start + len(found)), 1) - 1
+    body = _between(sentence, tokens[1].start, tokens[comma].start if tokens[comma].text == "," else tokens[comma].end)
+    phrase = _phrase(tokens[0].text.lower(), body)
+    return ([phrase] if phrase.kind else []), tokens[comma + 1 :] or tokens
+
+
+def _inside(tokens: list[Span], at: int) -> bool:
+    """Whether a comma stands inside a date such as "July 4, 1776"."""
+    return at + 1 < len(tokens) and tokens[at - 1].text.isdigit() and bool(re.fullmatch(_YEAR, tokens[at + 1].text))
+
+
+def _apposition(sentence: Span, tokens: list[Span]) -> Span | None:
+    """What stands between commas or brackets right after the first words."""
+    offset = tokens[0].start - sentence.start
+    found = _APPOSITION.search(sentence.text, offset, offset + 160)
+    if not found or len(sentence.text[offset : found.start()].split()) > 7:
+        return None
+    return Span(found[0], sentence.start + found.start())
+
+
+def _finite(tokens: list[Span], at: int) -> bool:
+    """Whether a word is the main verb of its clause."""
+    form, before = tokens[at].text, tokens[at - 1].text
+    after = tokens[at + 1].text if at + 1 < len(tokens) else "."
+    if before.lower() in DETERMINERS | PREPOSITIONS or before in {"to", "and", "or", "not", "'s"} or before.endswith("'s"):
+        return False
+    if form in PAST:
+        if form in PARTICIPLES and after in {"by", "in", "on", "as", "from", "to", "with", "at", "for"}:
+            return before[:1].isupper() and (after != "by") and tokens[0].text[:1].isupper() and at <= 4 and before.isalpha()
+        return not (form in PARTICIPLES and after[:1].islower() and after not in DETERMINERS | PRONOUNS | PREPOSITIONS
+                    and not before[:1].isupper() and tokens[0].text.lower() not in DETERMINERS)  # fmt: skip
+    opens = after in DETERMINERS or after[:1].isdigit() or after in NUMBERS or (after[:1].isupper() and form not in ("names",))
+    if form in THIRD:
+        return opens and not before.endswith("s") and before.lower() not in VAGUE
+    return form in VERBS and after in DETERMINERS and before.endswith("s") and not before.endswith(("ss", "us", "is"))
+
+
+def _between(sentence: Span, start: int, end: int) -> Span:
+    """A piece without the marks and spaces around it."""
+    piece = sentence.text[start - sentence.start : end - sentence.start]
+    left = len(piece) - len(piece.lstrip(" ,;:([\"'"))
+    return Span(piece[left:].rstrip(" ,;:.([\"'-–—"), start + left)
+
+
+def _clause(sentence: Span, tokens: list[Span], at: int, early: list[Phrase], skipped: Span | None) -> Clause | None:
+    end = skipped.start if skipped and skipped.start < tokens[at].start else tokens[at].start
+    subject = _between(sentence, tokens[0].start, end)
+    if not subject.text or len(subject.text.split()) > 9:
+        return None
+    form, auxiliary, verb, rest = tokens[at].text, "", None, at + 1
+    tense = "past" if form in PAST else "third" if form in THIRD else "base"
+    if form in AUXILIARIES:
+        auxiliary = form
+        rest, verb, tense = _compound(tokens, at)
+        if not tense:
+            return None
+    else:
+        verb = PAST.get(form) or THIRD.get(form) or VERBS[form]
+    stop, because = _stop(sentence, tokens, rest)
+    thing, phrases = _tail(sentence, tokens[rest:stop])
+    return Clause(sentence, subject, auxiliary, verb, tense, thing, (*phrases, *early), because)
+
+
+def _compound(tokens: list[Span], at: int) -> tuple[int, Verb | None, str]:
+    """(the place after an auxiliary and its verb, the verb, the tense); "" where they do not fit."""
+    form, rest = tokens[at].text, at + 1
+    while rest < len(tokens) and (tokens[rest].text.endswith("ly") or tokens[rest].text in ("also", "first", "originally")):
+        rest += 1
+    following = tokens[rest].text if rest < len(tokens) else ""
+    if following in ("not", "n't", "no", "never", "only", "been", "being", "there"):
+        return rest, None, ""
+    if form in BE:
+        if following in PARTICIPLES:
+            return rest + 1, PARTICIPLES[following], "passive"
+        if following.endswith(("ing", "ed")):
+            return rest, None, ""
+        return at + 1, None, "be"
+    if form in MODALS and following in VERBS:
+        return rest + 1, VERBS[following], "modal"
+    if form in HAVE and following in PARTICIPLES and form != "had":
+        return rest + 1, PARTICIPLES[following], "perfect"
+    if form in ("has", "have", "had") and (following in DETERMINERS or following[:1].isdigit() or following in NUMBERS):
+        return rest, Verb("have", "had", "had", "has"), {"has": "third", "have": "base", "had": "past"}[form]
+    return rest, None, ""
+
+
+def _stop(sentence: Span, tokens: list[Span], rest: int) -> tuple[int, Span | None]:
+    """(where the clause ends, the reason clause after it)."""
+    for at in range(rest, len(tokens)):
+        form = tokens[at].text
+        if form == "because" and at + 2 < len(tokens) and tokens[at + 1].text != "of":
+            return at, _reason(sentence, tokens, at)
+        if form == "," and _inside(tokens, at):
+            continue
+        if form == "," and at + 1 < len(tokens) and tokens[at + 1].text == "because":
+            continue
+        if form in {",", ";", ":", "(", "[", "–", "—", ".", '"', "-"} or (form in SUBORDINATORS and form not in ("and", "or", "also")):
+            return at, None
+        if form in ("and", "or") and at + 1 < len(tokens):
+            after = tokens[at + 1].text
+            if after in AUXILIARIES or after in PAST or after in PARTICIPLES or after in PRONOUNS or after in THIRD:
+                return at, None
+    return len(tokens), None
+
+
+def _reason(sentence: Span, tokens: list[Span], at: int) -> Span | None:
+    stop = next((n for n in range(at + 1, len(tokens)) if tokens[n].text in {",", ";", ".", ":", "(", "–", "—"}), len(tokens))
+    reason = _between(sentence, tokens[at + 1].start, tokens[stop - 1].end)
+    return reason if 3 <= len(reason.text.split()) <= 14 else None
+
+
+def _tail(sentence: Span, tokens: list[Span]) -> tuple[Span | None, list[Phrase]]:
+    """The object and the phrases of what follows a verb."""
+    cuts = [
+        n for n, each in enumerate(tokens)
+        if each.text in PREPOSITIONS and each.text not in ("of", "than", "as", "per", "like")
+        and not (each.text in ("to", "up", "out", "off", "down", "over") and n + 1 < len(tokens) and tokens[n + 1].text in VERBS)
+    ]  # fmt: skip
+    first = cuts[0] if cuts else len(tokens)
+    thing = _between(sentence, tokens[0].start, tokens[first - 1].end) if first else None
+    phrases: list[Phrase] = []
+    for n, cut in enumerate(cuts):
+        end = cuts[n + 1] if n + 1 < len(cuts) else len(tokens)
+        if end > cut + 1:
+            phrases.append(_phrase(tokens[cut].text, _between(sentence, tokens[cut + 1].start, tokens[end - 1].end)))
+    return (thing if thing and thing.text else None), phrases
+
+
+def _phrase(preposition: str, body: Span) -> Phrase:
+    kind, text = "", body.text
+    found = dated(text)
+    if found and preposition in ("in", "on", "during", "since", "until", "by", "around"):
+        if len(found) == len(text):
+            kind = "date"
+    elif preposition == "by":
+        kind = "agent"
+    elif preposition in ("in", "at", "near") and re.fullmatch(r"(?:the )?(?:[A-Z][\w'’.-]+)(?:(?:,? | of | of the )[A-Z][\w'’.-]+){0,4}", text):
+        kind = "place"
+    return Phrase(preposition, body, kind)
