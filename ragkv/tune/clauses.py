@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ragkv.tune.words import (
-    AUXILIARIES, BE, DETERMINERS, HAVE, MODALS, MONTHS, NUMBERS, PARTICIPLES, PAST, PREPOSITIONS, PRONOUNS,
+    ADVERBS, AUXILIARIES, BE, DETERMINERS, HAVE, LEADS, MODALS, MONTHS, NUMBERS, PARTICIPLES, PAST, PREPOSITIONS, PRONOUNS,
     SUBORDINATORS, THIRD, VAGUE, VERBS, Verb,
 )  # fmt: skip
 
@@ -19,7 +19,7 @@ _ABBREVIATED = re.compile(
     r"|Jan|Feb|Aug|Sept|Oct|Nov|Dec|n|v|a|U\.S|U\.K|ibid|fig|Fig)|\b[A-Z])\.$"
 )
 _END = re.compile(r"[.!?][\"”’')\]]*(?=\s+[\"“‘'(\[]?[A-Z0-9])|\n\s*\n?")
-_WORD = re.compile(r"\d[\d,]*(?:\.\d+)?(?:%|[\w-]*\w)?|\w(?:[\w'’+#&/-]|\.(?=\w))*\+*|[^\s\w]")
+_WORD = re.compile(r"\d[\d,]*(?:\.\d+)*(?:%|[\w-]*\w)?|\w(?:[\w'’+#&/-]|\.(?=\w))*\+*|[^\s\w]")
 _YEAR = r"(?:1[0-9]\d\d|20[0-4]\d)"
 _DATE = re.compile(
     rf"(?:\d{{1,2}}(?:st|nd|rd|th)?(?: of)? (?:{MONTHS}),? {_YEAR}|(?:{MONTHS}) \d{{1,2}}(?:st|nd|rd|th)?,? {_YEAR}"
@@ -27,7 +27,7 @@ _DATE = re.compile(
     rf"|(?:the )?(?:early |late |mid-?)?{_YEAR}s|{_YEAR}|(?:the )?(?:early |late |mid-?)?"
     rf"(?:\d{{1,2}}(?:st|nd|rd|th)|[a-z]+teenth|twentieth|tenth|twelfth) century(?: (?:BC|BCE|AD|CE))?)"
 )
-_NUMBER = re.compile(rf"\d[\d,.]*|{'|'.join(NUMBERS)}")
+_LIST = re.compile(r",(?: [^\s,.]+){1,4}(?:,(?: [^\s,.]+){1,4})*,? (?:and|or) ")
 _APPOSITION = re.compile(r", (?:also |formerly |sometimes )?(?:called|known as|named|or|who|which|a|an|the|born) [^,;]{3,90},|\s\([^()]{1,60}\)")
 
 
@@ -66,6 +66,7 @@ class Clause:
         object: What follows the verb before the first preposition.
         phrases: Prepositional phrases in order.
         because: A reason clause.
+        listed: Whether its last phrase is the first of a list.
     """
 
     sentence: Span
@@ -76,6 +77,7 @@ class Clause:
     object: Span | None
     phrases: tuple[Phrase, ...]
     because: Span | None = None
+    listed: bool = False
 
 
 def sentences(text: str) -> Iterator[Span]:
@@ -108,16 +110,40 @@ def dated(text: str) -> str:
     return found[0] if found and not text[found.end() : found.end() + 1].isalnum() else ""
 
 
-def read(sentence: Span) -> Clause | None:
-    """The main clause, or none where word order does not tell."""
+def read(sentence: Span) -> list[Clause]:
+    """The main clause and what is said of the same subject after "and"; nothing where word order does not tell."""
     text = sentence.text
     if not 25 <= len(text) <= 400 or text[-1] in "?:!" or text[0] in "\"“‘'([" or text.count('"') % 2:
-        return None
+        return []
     if "“" in text or '"' in text[:60] or ";" in text[:30]:
-        return None
+        return []
     tokens = words(sentence)
     early, tokens = _fronted(sentence, tokens)
-    if tokens[0].text.lower() in SUBORDINATORS or tokens[0].text in ("There", "Here", "You", "I", "We"):
+    first = _main(sentence, tokens, early)
+    if first is None:
+        return []
+    return [first, *_joined(first, tokens)]
+
+
+def _joined(first: Clause, tokens: list[Span]) -> Iterator[Clause]:
+    """ "… and died in 1832": a second verb of the same subject."""
+    for at in range(3, len(tokens) - 2):
+        if tokens[at].text != "and" or tokens[at].start < first.subject.end + 2 or tokens[at - 1].text == ",":
+            continue
+        form, after = tokens[at + 1].text, tokens[at + 2].text
+        past = form in PAST and first.tense in ("past", "passive") and (first.tense == "past" or form not in PARTICIPLES)
+        if past or (form in ("was", "is") and first.auxiliary in ("was", "is", "")):
+            if after not in ("and", ","):
+                found = _clause(first.sentence, tokens, at + 1, [], None, first.subject)
+                if found:
+                    yield found
+        return
+
+
+def _main(sentence: Span, tokens: list[Span], early: list[Phrase]) -> Clause | None:
+    if tokens[0].text.lower() in SUBORDINATORS | ADVERBS or tokens[0].text in ("There", "Here", "You", "I", "We"):
+        return None
+    if tokens[0].text.endswith("ly") and tokens[0].text[:1].isupper():
         return None
     skipped = _apposition(sentence, tokens)
     limit = min(len(tokens), 24)
@@ -127,7 +153,7 @@ def read(sentence: Span) -> Clause | None:
         form = tokens[at].text
         if form in {",", ";", ":", "-", "–", "—", "(", '"', "/", "[", "…", "."}:
             return None
-        if form in SUBORDINATORS and form != "and":
+        if form in SUBORDINATORS and form != "and" or form in ("cannot", "not"):
             return None
         if form in AUXILIARIES or _finite(tokens, at):
             return _clause(sentence, tokens, at, early, skipped)
@@ -136,6 +162,10 @@ def read(sentence: Span) -> Clause | None:
 
 def _fronted(sentence: Span, tokens: list[Span]) -> tuple[list[Phrase], list[Span]]:
     """A date or place before the subject, and the words after it."""
+    if tokens[0].text in LEADS:
+        cut = next((n for n, each in enumerate(tokens[:12]) if each.text == ","), -1)
+        if cut > 0 or tokens[0].text in ("And", "But", "Thus", "Then", "So"):
+            return [], tokens[max(cut, 0) + 1 :] if cut > 0 and tokens[0].text not in ("And", "But", "So") else tokens[1:]
     if tokens[0].text not in ("In", "On", "By", "During", "At"):
         return [], tokens
     comma = next((n for n, each in enumerate(tokens[:10]) if each.text == "," and not _inside(tokens, n)), 0)
@@ -171,6 +201,8 @@ def _finite(tokens: list[Span], at: int) -> bool:
         return False
     if form in PAST:
         if form in PARTICIPLES and after in {"by", "in", "on", "as", "from", "to", "with", "at", "for"}:
+            if at == 1 and before.endswith("s") and form not in ("was", "went"):
+                return False
             return before[:1].isupper() and (after != "by") and tokens[0].text[:1].isupper() and at <= 4 and before.isalpha()
         return not (form in PARTICIPLES and after[:1].islower() and after not in DETERMINERS | PRONOUNS | PREPOSITIONS
                     and not before[:1].isupper() and tokens[0].text.lower() not in DETERMINERS)  # fmt: skip
@@ -187,9 +219,13 @@ def _between(sentence: Span, start: int, end: int) -> Span:
     return Span(piece[left:].rstrip(" ,;:.([\"'-–—"), start + left)
 
 
-def _clause(sentence: Span, tokens: list[Span], at: int, early: list[Phrase], skipped: Span | None) -> Clause | None:
-    end = skipped.start if skipped and skipped.start < tokens[at].start else tokens[at].start
-    subject = _between(sentence, tokens[0].start, end)
+def _clause(sentence: Span, tokens: list[Span], at: int, early: list[Phrase], skipped: Span | None,
+            known: Span | None = None) -> Clause | None:  # fmt: skip
+    last = at
+    while last > 1 and (tokens[last - 1].text.endswith("ly") or tokens[last - 1].text in ADVERBS):
+        last -= 1
+    end = skipped.start if skipped and skipped.start < tokens[at].start else tokens[last].start
+    subject = known or _between(sentence, tokens[0].start, end)
     if not subject.text or len(subject.text.split()) > 9:
         return None
     form, auxiliary, verb, rest = tokens[at].text, "", None, at + 1
@@ -202,8 +238,9 @@ def _clause(sentence: Span, tokens: list[Span], at: int, early: list[Phrase], sk
     else:
         verb = PAST.get(form) or THIRD.get(form) or VERBS[form]
     stop, because = _stop(sentence, tokens, rest)
-    thing, phrases = _tail(sentence, tokens[rest:stop])
-    return Clause(sentence, subject, auxiliary, verb, tense, thing, (*phrases, *early), because)
+    thing, phrases = tail(sentence, tokens[rest:stop])
+    listed = stop < len(tokens) and bool(_LIST.match(sentence.text, tokens[stop].start - sentence.start))
+    return Clause(sentence, subject, auxiliary, verb, tense, thing, (*phrases, *early), because, listed)
 
 
 def _compound(tokens: list[Span], at: int) -> tuple[int, Verb | None, str]:
@@ -241,21 +278,37 @@ def _stop(sentence: Span, tokens: list[Span], rest: int) -> tuple[int, Span | No
             continue
         if form in {",", ";", ":", "(", "[", "–", "—", ".", '"', "-"} or (form in SUBORDINATORS and form not in ("and", "or", "also")):
             return at, None
+        if at > rest and _modifies(tokens, at):
+            return at, None
         if form in ("and", "or") and at + 1 < len(tokens):
             after = tokens[at + 1].text
-            if after in AUXILIARIES or after in PAST or after in PARTICIPLES or after in PRONOUNS or after in THIRD:
+            if after.endswith("ed") or after in AUXILIARIES or after in PAST or after in PARTICIPLES or after in PRONOUNS or after in THIRD:
                 return at, None
     return len(tokens), None
+
+
+def _modifies(tokens: list[Span], at: int) -> bool:
+    """Whether a participle or an infinitive begins here, which says more about the noun before it."""
+    form, before = tokens[at].text, tokens[at - 1].text
+    after = tokens[at + 1].text if at + 1 < len(tokens) else "."
+    if before.lower() in DETERMINERS | PREPOSITIONS | SUBORDINATORS or before.endswith("ly"):
+        return False
+    if form == "to":
+        return after in VERBS or after in ("be", "have", "do")
+    ends = after in PREPOSITIONS or after in DETERMINERS or not after[:1].isalnum() or after in ("to", "and")
+    return ends and (form in PARTICIPLES or form.endswith(("ed", "ing"))) and form not in VERBS and len(form) > 3
 
 
 def _reason(sentence: Span, tokens: list[Span], at: int) -> Span | None:
     stop = next((n for n in range(at + 1, len(tokens)) if tokens[n].text in {",", ";", ".", ":", "(", "–", "—"}), len(tokens))
     reason = _between(sentence, tokens[at + 1].start, tokens[stop - 1].end)
-    return reason if 3 <= len(reason.text.split()) <= 14 else None
+    cut = stop < len(tokens) and _LIST.match(sentence.text, tokens[stop].start - sentence.start)
+    verbal = any(word in AUXILIARIES or word in PAST or word in THIRD or word in VERBS for word in reason.text.split()[1:])
+    return reason if 3 <= len(reason.text.split()) <= 14 and not cut and verbal else None
 
 
-def _tail(sentence: Span, tokens: list[Span]) -> tuple[Span | None, list[Phrase]]:
-    """The object and the phrases of what follows a verb."""
+def tail(sentence: Span, tokens: list[Span]) -> tuple[Span | None, list[Phrase]]:
+    """The object and the phrases in what follows a verb."""
     cuts = [
         n for n, each in enumerate(tokens)
         if each.text in PREPOSITIONS and each.text not in ("of", "than", "as", "per", "like")
@@ -264,10 +317,14 @@ def _tail(sentence: Span, tokens: list[Span]) -> tuple[Span | None, list[Phrase]
     first = cuts[0] if cuts else len(tokens)
     thing = _between(sentence, tokens[0].start, tokens[first - 1].end) if first else None
     phrases: list[Phrase] = []
+    particle = ""
     for n, cut in enumerate(cuts):
         end = cuts[n + 1] if n + 1 < len(cuts) else len(tokens)
+        preposition, particle = f"{particle} {tokens[cut].text}".strip(), ""
         if end > cut + 1:
-            phrases.append(_phrase(tokens[cut].text, _between(sentence, tokens[cut + 1].start, tokens[end - 1].end)))
+            phrases.append(_phrase(preposition, _between(sentence, tokens[cut + 1].start, tokens[end - 1].end)))
+        else:
+            particle = preposition
     return (thing if thing and thing.text else None), phrases
 
 
@@ -282,3 +339,15 @@ def _phrase(preposition: str, body: Span) -> Phrase:
     elif preposition in ("in", "at", "near") and re.fullmatch(r"(?:the )?(?:[A-Z][\w'’.-]+)(?:(?:,? | of | of the )[A-Z][\w'’.-]+){0,4}", text):
         kind = "place"
     return Phrase(preposition, body, kind)
+
+
+def passive(sentence: Span, subject: Span, place: int) -> Clause | None:
+    """A clause of a participle without "was". place: where the participle stands in the sentence."""
+    tokens = words(sentence)
+    at = next((n for n, each in enumerate(tokens) if each.start == sentence.start + place), -1)
+    if at < 1 or tokens[at].text not in PARTICIPLES:
+        return None
+    stop, because = _stop(sentence, tokens, at + 1)
+    thing, phrases = tail(sentence, tokens[at + 1 : stop])
+    listed = stop < len(tokens) and bool(_LIST.match(sentence.text, tokens[stop].start - sentence.start))
+    return Clause(sentence, subject, "was", PARTICIPLES[tokens[at].text], "passive", thing, tuple(phrases), because, listed)

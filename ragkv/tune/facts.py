@@ -5,26 +5,55 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
-from ragkv.tune.clauses import Span, read, sentences
+from ragkv.tune.clauses import Clause, Span, passive, read, sentences, tail, words
+from ragkv.tune.blanks import blanks
 from ragkv.tune.nouns import clear, lowered, people, person, proper, specific
-from ragkv.tune.rules import Draft, Told, drafts
+from ragkv.tune.rules import Chunk, Draft, Told, drafts
+from ragkv.tune.words import AUXILIARIES, DETERMINERS, VAGUE
 
 _SHORT = re.compile(r"((?:[A-Z][\w-]+|of|for|and|the|in|on)(?: (?:[A-Z][\w-]+|of|for|and|the|in|on)){1,6}) \(([A-Z][A-Za-z]{1,6})\)")
 _STANDS = re.compile(r"\b([A-Z][A-Z0-9]{1,7}) (?:stands|stood|is short|is an acronym|is an abbreviation) for [\"“]?((?:[A-Z][\w-]*|of|for|and|the|to|in)(?: (?:[A-Z][\w-]*|of|for|and|the|to|in)){1,7})")
 _ALSO = re.compile(r"\b((?:[Tt]he |[Aa]n? )?[A-Za-z][\w-]+(?: [A-Za-z][\w-]+){0,3}),? \(?(?:also|sometimes|formerly|originally|commonly|previously|better) (?:called|known as|named) (?:the |an? |[\"“])?([A-Z]?[\w-]+(?: [A-Z][\w-]+){0,3})")
-_FRAGMENT = re.compile(r"(?:An?|The) ((?:[a-zA-Z][\w'’-]* ){0,5}?[a-z][\w'’-]+)(?= (?:that|which|who|for|from|in|on|used|made|by|with|where|to|designed|developed|written|created|at|and|whose|between|based|of|intended|produced)\b|[.,;:(])")
+_FRAGMENT = re.compile(r"(?:An?|The) ((?:[a-zA-Z][\w'’-]* ){0,5}?[a-z][\w'’-]+)(?= (?:that|which|who|for|from|in|on|used|made|by|with|where|to|designed|developed|written|created|at|and|whose|between|based|of|intended|produced|\w+ed|\w+ing|given|found|made|known|written|built|sold|sent)\b|[.,;:(])")
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """What the rules found in a chunk."""
+_REDUCED = re.compile(
+    r"((?:[A-Z][\w'’.&+-]*)(?: (?:(?:of|de|von|van|the) )*[A-Z0-9][\w'’.&+-]*){0,4}),? "
+    r"(?:\(?(?:originally|first|later|also) )?(founded|written|developed|published|created|released|born|designed|built|"
+    r"invented|established|introduced|discovered|composed|directed|formed|edited|translated|produced|owned|"
+    r"located|launched|completed) (?=by|in|on|at|for|from|with)"
+)
+_HEADED = re.compile(r"(?:An?|The) [^.,;:()]{4,80}?,? (founded|written|developed|published|created|released|designed|built|invented|established|introduced|discovered|produced|launched|proposed|defined|used|made|supported|sold) (?=by|in|on|at|for|from|with)")
+_APPOSED = re.compile(
+    r"((?:[A-Z][\w'’.&+-]*)(?: (?:(?:of|de|von|van|the) )*[A-Z][\w'’.&+-]*){0,4}), ((?:the|an?) [^,.;:()]{6,70}),"
+)
 
-    title: str
-    text: str
-    told: tuple[Told, ...]
+
+def reduced(sentence: Span, title: str) -> list[Told]:
+    """Clauses without their "was": "X, founded in 1953 by Y", "X, the capital of Z", "A language developed at Z"."""
+    found = _REDUCED.search(sentence.text)
+    told: list[Told] = []
+    if found and found[1].lower() not in VAGUE and proper(found[1]) and found.start() == 0:
+        clause = passive(sentence, Span(found[1], sentence.start + found.start(1)), found.start(2))
+        if clause:
+            told.append(Told(clause, found[1], person(found[1])))
+    head = _HEADED.match(sentence.text)
+    away = r"\b(?:is|was|are|that|which|who)\b" if head and "," in head[0] else r"\b(?:is|was|are|that|which|who|based|on|from|with|for|in|to)\b"
+    if head and title and sentence.start == 0 and not re.search(away, head[0][: head.start(1)]):
+        clause = passive(sentence, Span(sentence.text[: head.start(1)].strip(" ,"), sentence.start), head.start(1))
+        if clause:
+            told.append(Told(clause, title, False, True))
+    said = _APPOSED.search(sentence.text)
+    lists = sentence.text.count(", the ") + sentence.text.count(", a ") > 1
+    if said and proper(said[1]) and clear(said[2]) and not lists and (said.start() == 0 or (" " in said[1] and person(said[1]) and sentence.text[said.start() - 2] != ",")):
+        subject = Span(said[1], sentence.start + said.start(1))
+        thing, phrases = tail(sentence, words(Span(said[2], sentence.start + said.start(2))))
+        if thing and thing.text and not re.match(r"(?:the|an?) (?:first|last|second|same|other|one)\b", thing.text):
+            is_ = Clause(sentence, subject, "was" if person(said[1]) else "is", None, "be", thing, tuple(phrases))
+            told.append(Told(is_, said[1], person(said[1])))
+    return told
 
 
 @lru_cache(maxsize=4096)
@@ -35,19 +64,21 @@ def facts(title: str, text: str) -> Chunk:
     last, since = "", 9
     for sentence in sentences(text):
         since += 1
-        clause = read(sentence)
-        if clause is None:
+        told += reduced(sentence, topic or (title if ": " not in title else ""))
+        clauses = read(sentence)
+        if not clauses:
             continue
+        clause = clauses[0]
         subject = clause.subject.text
         if specific(subject) and not (subject.endswith("s") and subject.split()[0] in ("Some", "Many")):
             name = lowered(clause.subject, sentence)
             human = person(subject) or people(subject)
-            told.append(Told(clause, name, human))
+            told += [Told(each, name, human) for each in clauses]
             last, since = (subject, 0) if proper(subject) and not people(subject) else ("", 9)
         elif subject in ("He", "She"):
             who = last if last and since <= 2 else topic if person(topic) else ""
             if who and (person(who) or proper(who)) and not who.lower().startswith("the "):
-                told.append(Told(clause, who, True, True))
+                told += [Told(each, who, True, True) for each in clauses]
                 last, since = who, 0
         elif subject == "It" and last and since == 1 and not person(last) and clause.tense in ("passive", "past", "be") and clause.phrases:
             told.append(Told(clause, last if not last.startswith("The ") else f"the {last[4:]}", False, True))
@@ -69,15 +100,21 @@ def patterns(rng: random.Random, chunk: Chunk) -> Iterator[Draft]:
     for found in _ALSO.finditer(text):
         name, other = found[1], Span(found[2], found.start(2))
         low = name.lower().split()
-        if (name.startswith(("The ", "the ", "A ", "a ", "An ", "an ")) or proper(name)) and clear(name) and len(other.text) > 2 and specific(name):
+        if (name.startswith(("The ", "the ", "A ", "a ", "An ", "an ")) or proper(name)) and clear(name) and len(other.text) > 2 and specific(name) and other.text not in DETERMINERS and not set(low) & AUXILIARIES:
             name = name[:1].lower() + name[1:] if low[0] in ("the", "a", "an") else name
             form = rng.choice((f"What is another name for {name}", f"What is {name} also called", f"By what other name is {name} known"))
             yield Draft(form, other, "also", (name,), f"another name for {name}")
     found_ = _FRAGMENT.match(text)
     title = chunk.title
     if found_ and ": " not in title and 0 < len(title.split()) <= 4 and title.lower() not in text[:80].lower() and len(found_[1].split()) > 1:
-        form = rng.choice((f"What is {title}", f"What is {title}", f"What does {title} mean", f"What kind of thing is {title}"))
-        yield Draft(form, Span(found_[1], found_.start(1)), "entry", (title,), rng.choice((f"define {title}", f"{title} meaning", f"what is {title}")))
+        if text.startswith("A") and title.split()[-1].islower() and not title.endswith("s"):
+            title = f"{'an' if title[0].lower() in 'aeiou' else 'a'} {title[:1].lower()}{title[1:]}"
+        forms = [f"What is {title}", f"What kind of thing is {title}"]
+        queries = [f"what is {title}"]
+        if chunk.title.islower():
+            forms += [f"What does {chunk.title} mean", f"What is meant by {chunk.title}"]
+            queries += [f"define {chunk.title}", f"{chunk.title} meaning"]
+        yield Draft(rng.choice(forms), Span(found_[1], found_.start(1)), "entry", (title,), rng.choice(queries))
 
 
 def _initials(full: str, short: str) -> int | None:
@@ -102,7 +139,8 @@ def _stands(rng: random.Random, short: str, full: Span, back: Span | None) -> It
 def ask(rng: random.Random, chunk: Chunk) -> list[Draft]:
     """Some questions about a chunk, in a random order."""
     found = list(patterns(rng, chunk))
-    for each in rng.sample(chunk.told, min(len(chunk.told), 6)):
+    found = rng.sample(found, min(len(found), 2)) + blanks(rng, chunk)
+    for each in rng.sample(chunk.told, min(len(chunk.told), 8)):
         found += drafts(rng, each)
     rng.shuffle(found)
     return found

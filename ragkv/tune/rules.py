@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ragkv.tune.clauses import Clause, Phrase, Span
-from ragkv.tune.nouns import bare, clear, counted, lowered, organisation, people, person, place, proper, specific
-from ragkv.tune.words import DEFINED, INFLECTED, MODALS, SYNONYMS, UNITS, Verb
+from ragkv.tune.nouns import bare, clear, counted, organisation, people, person, place, proper, specific
+from ragkv.tune.words import DEFINED, INFLECTED, SYNONYMS, UNITS, Verb
 
-_OWN = re.compile(r"\b(?:his|her|their|its|this|these|those|that|our|your|my|it|he|she|they|them|him|you|we|I|same|such|following|above|below|other|another)\b", re.I)
+_OWN = re.compile(r"\b(?:his|her|their|its|this|these|those|that|our|your|my|it|he|she|they|them|him|you|we|I|same|such|not|never|no|too|either|already|just|even|respectively|thine|thy|thou|thee|himself|itself|themselves|following|above|below|other|another)\b", re.I)
 _AGENTIVE = frozenset(
     "write found invent argue say propose coin discover design develop create release publish introduce announce "
     "establish build compose paint direct translate conquer defeat kill appoint choose marry lead buy win".split()
@@ -19,6 +19,7 @@ _AGENTIVE = frozenset(
 NOUNS = {"found": "founder", "write": "author", "invent": "inventor", "create": "creator", "design": "designer",
          "develop": "developer", "discover": "discoverer", "translate": "translator", "build": "builder",
          "compose": "composer", "publish": "publisher", "direct": "director", "lead": "leader"}  # fmt: skip
+_NEEDED = frozenset("to into with from for of".split())
 _STRANDED = frozenset("for from with into on to after".split())
 
 
@@ -36,6 +37,15 @@ class Told:
     name: str
     human: bool
     resolved: bool = False
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A title, a text, and the clauses of the text whose subjects are known."""
+
+    title: str
+    text: str
+    told: tuple[Told, ...]
 
 
 @dataclass(frozen=True)
@@ -98,11 +108,14 @@ def _rest(rng: random.Random, told: Told, without: Phrase | None = None, least: 
     """Object and phrases as a question repeats them; some phrases are left out."""
     clause = told.clause
     kept = [clause.object.text] if clause.object else []
-    for n, each in enumerate(clause.phrases):
-        if each is without or not carried(each.body.text) or len(each.body.text.split()) > 8:
+    most = max(least, rng.choice((0, 1, 1, 2, 3)))
+    for each in clause.phrases:
+        if each is without or (each.kind == "agent" and without is not None):
             continue
-        if without is None and n < least or each.kind != "agent" and rng.random() < 0.55 or each.preposition in ("to", "into", "with", "from", "for", "of"):
-            kept.append(f"{each.preposition} {each.body.text}")
+        if not carried(each.body.text) or len(each.body.text.split()) > 8 or (most <= 0 and each.preposition not in _NEEDED):
+            break
+        kept.append(f"{each.preposition} {each.body.text}")
+        most -= 1
     return " ".join(kept)
 
 
@@ -177,13 +190,13 @@ def _object(rng: random.Random, told: Told) -> Iterator[Draft]:
         return
     extra = [each for each in clause.phrases if carried(each.body.text) and len(each.body.text.split()) < 7 and each.kind != "agent"]
     said = " ".join(f"{each.preposition} {each.body.text}" for each in extra[:2])
-    if not said and not (proper(told.name) and clause.tense in ("past", "perfect")):
+    if not said and not (proper(told.name) and clause.tense == "past" and clause.verb.base in _AGENTIVE) or (clause.listed and not clause.phrases):
         return
     who = person(answer.text)
     support = asked(rng, Told(_without(clause), told.name, told.human), said)
     names = (told.name, *(each.body.text for each in extra[:2]))
     yield Draft(f"{'Who' if who else 'What'} {support}", answer, "object", names, f"{told.name} {clause.verb.base} {said}".strip(), clause.verb.base)
-    if clause.tense == "past" and proper(told.name) and not who:
+    if clause.tense == "past" and proper(told.name) and not who and clause.verb.base in _AGENTIVE:
         yield Draft(f"What was {clause.verb.participle} by {told.name} {said}".strip(), answer, "object", names, "", clause.verb.base)
 
 
@@ -225,6 +238,8 @@ def _when(rng: random.Random, told: Told) -> Iterator[Draft]:
             continue
         agents = [other for other in clause.phrases if other.kind == "agent" and clear(other.body.text) and len(other.body.text.split()) < 6]
         rest = _rest(rng, told, each)
+        if re.search(r"\d{4}| and [A-Z]?[a-z]+ \d", " ".join((rest, *(other.body.text for other in clause.phrases if other is not each)))):
+            continue
         if not rest and clause.verb.base not in ("die", "bear", "release", "found", "publish", "begin", "end", "start", "create", "establish", "introduce", "complete", "develop", "write", "invent", "build", "launch", "destroy", "close", "open", "retire", "win", "form", "appear"):
             continue
         if agents and rng.random() < 0.4:
@@ -259,9 +274,16 @@ def _agent(rng: random.Random, told: Told) -> Iterator[Draft]:
         answer = bare(each.body)
         if each.kind != "agent" or not clear(each.body.text) or not carried(each.body.text) or len(answer.text.split()) > 6 or answer.text.split()[0].endswith("ing"):
             continue
+        if clause.listed and each is clause.phrases[-1] or answer.text in ("default", "means", "definition", "hand"):
+            continue
         if " and " in answer.text and not (people(answer.text) or all(proper(p.strip()) for p in answer.text.split(" and "))):
             continue
-        noun = organisation(answer.text)
+        if " " not in answer.text and answer.text.islower() and answer == each.body:
+            continue
+        leading = re.match(r"(?:[a-z]+ ){1,3}(?=[A-Z][\w.]+ [A-Z])", answer.text)
+        if leading and clause.verb.base in _AGENTIVE and not re.search(r"\b(?:of|and)\b", leading[0]):
+            answer = Span(answer.text[leading.end() :], answer.start + leading.end())
+        noun = organisation(answer.text) or ("company" if answer.text.endswith(" company") else "")
         who = person(answer.text) or people(answer.text) or (clause.verb.base in _AGENTIVE and proper(answer.text))
         rest = " ".join(f"{o.preposition} {o.body.text}" for o in clause.phrases if o is not each and carried(o.body.text) and len(o.body.text.split()) < 7 and rng.random() < 0.5)
         verb = _verb(rng, clause.verb, True)
@@ -270,7 +292,8 @@ def _agent(rng: random.Random, told: Told) -> Iterator[Draft]:
         noun_of = NOUNS.get(clause.verb.base)
         query = f"{noun_of} of {told.name}" if noun_of else f"{told.name} {clause.verb.participle} by"
         yield Draft(f"{opening} {active} {told.name} {rest}".strip(), answer, "agent", (told.name,), query, clause.verb.base)
-        yield Draft(f"{'By whom' if who else 'By what'} {was} {told.name} {clause.verb.participle} {rest}".strip(), answer, "agent", (told.name,), "", clause.verb.base)
+        if who:
+            yield Draft(f"By whom {was} {told.name} {clause.verb.participle} {rest}".strip(), answer, "agent", (told.name,), "", clause.verb.base)
         if noun_of and who:
             yield Draft(f"Who was the {noun_of} of {told.name}", answer, "agent", (told.name,), query, clause.verb.base)
 
@@ -300,7 +323,20 @@ def _define(rng: random.Random, told: Told) -> Iterator[Draft]:
     name = told.name
     who = told.human or person(name)
     forms = (f"Who {clause.auxiliary} {name}",) if who else (f"What {clause.auxiliary} {name}", f"What {clause.auxiliary} {name}", f"What kind of thing is {name}", f"What is meant by {name}")
+    answer = _longer(clause, answer)
     yield Draft(rng.choice(forms), answer, "define", (name,), rng.choice((f"{name} meaning", f"define {name}", f"what is {name}", name)))
+
+
+def _longer(clause: Clause, answer: Span) -> Span:
+    """A definition with the phrase after its noun, if that is short."""
+    if clause.phrases and not clause.listed:
+        each = clause.phrases[0]
+        gap = each.body.start - answer.end
+        if gap == len(each.preposition) + 2 and clear(each.body.text) and carried(each.body.text):
+            longer = clause.sentence.text[answer.start - clause.sentence.start : each.body.end - clause.sentence.start]
+            if len(longer.split()) <= 8:
+                return Span(longer, answer.start)
+    return answer
 
 
 def _identify(rng: random.Random, told: Told) -> Iterator[Draft]:
@@ -327,17 +363,9 @@ def _stranded(rng: random.Random, told: Told) -> Iterator[Draft]:
     answer = bare(each.body)
     if each.preposition not in _STRANDED or each.kind or not clear(each.body.text) or not carried(each.body.text):
         return
+    if clause.listed and len(clause.phrases) == 1:
+        return
     if len(answer.text.split()) > 7 or answer.text.split()[0].endswith("ing") or (each.preposition == "to" and answer.text.split()[0].islower() and not each.body.text.startswith(("the ", "a "))):
         return
     opening = "Who" if person(answer.text) else "What"
     yield Draft(f"{opening} {clause.auxiliary} {told.name} {clause.verb.participle} {each.preposition}", answer, "stranded", (told.name,), f"{told.name} {clause.verb.participle} {each.preposition}", clause.verb.base)
-
-
-def modal(word: str) -> bool:
-    """Whether a word is a modal verb."""
-    return word in MODALS
-
-
-def subject_of(clause: Clause) -> str:
-    """The subject as it reads inside a question, or "" if it points elsewhere."""
-    return lowered(clause.subject, clause.sentence) if specific(clause.subject.text) else ""

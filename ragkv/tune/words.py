@@ -26,6 +26,16 @@ VAGUE = frozenset(
     "several some such author authors writer section chapter page book list paragraph here this that these those it "
     "he she they we you i there what which who rest remainder another only more less note user you're".split()
 )
+ADVERBS = frozenset(
+    "also often sometimes usually always never still now then thus soon later early just even already again once "
+    "together perhaps maybe instead moreover furthermore nevertheless meanwhile today finally eventually".split()
+)
+LEADS = frozenset(
+    "And But However Thus Therefore Then So Hence Moreover Furthermore Also Finally Eventually Later Afterwards Today "
+    "Meanwhile Instead For After Before Since With Under Unlike Like From Although Originally Initially Historically "
+    "Recently Traditionally Indeed Similarly Nevertheless Consequently Subsequently Additionally Currently Now".split()
+)
+"""First words of what stands before the subject."""
 MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 NUMBERS = (
     "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
@@ -99,6 +109,11 @@ def third(base: str) -> str:
     if base.endswith(("s", "sh", "ch", "x", "o")):
         return f"{base}es"
     return f"{base[:-1]}ies" if base.endswith("y") and base[-2] not in "aeo" else f"{base}s"
+
+
+def regular(base: str) -> Verb:
+    """The forms of a regular verb."""
+    return Verb(base, _past(base), _past(base), third(base))
 
 
 VERBS: Mapping[str, Verb] = {
@@ -204,6 +219,6 @@ PLACES = frozenset(
 COMMON_CAPITALS = frozenset("Bible God Lord Internet Web Earth Moon Sun Christ".split())
 DEFINED = frozenset(
     "one type kind sort form part lot number set member name way variety bit few example case result matter method "
-    "means thing good bad common simple little".split()
+    "means thing good bad common simple little spelling abbreviation acronym synonym term word tool".split()
 )
 """Heads that say too little for a definition."""

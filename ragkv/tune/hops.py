@@ -1,0 +1,112 @@
+"""Questions over two sentences: a name described by another sentence, and comparisons of two chunks."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ragkv.tune.nouns import organisation, person, proper
+from ragkv.tune.rules import NOUNS, Chunk, Draft, Told, carried, drafts, predicate
+
+_WEAK = frozenset("have be use see say contain include make give take get come go call name become want keep put".split())
+
+
+def bridges(rng: random.Random, chunks: Sequence[Chunk], most: int = 12) -> list[tuple[Draft, int]]:
+    """Questions about a name that another sentence describes, with the chunks of their answers."""
+    named: dict[str, list[tuple[Told, int]]] = defaultdict(list)
+    descriptions: dict[str, list[tuple[Told, str]]] = defaultdict(list)
+    for n, chunk in enumerate(chunks):
+        for told in chunk.told:
+            if proper(told.name) and not told.name.startswith("the ") and told.clause.tense != "modal":
+                named[told.name].append((told, n))
+                if said := _described(rng, told):
+                    descriptions[told.name].append((told, said))
+            for name, said in _made(told):
+                descriptions[name].append((told, said))
+    found: list[tuple[Draft, int]] = []
+    for name in sorted(named.keys() & descriptions.keys()):
+        for about, chunk in named[name]:
+            for source, said in descriptions[name]:
+                if source.clause.sentence.start != about.clause.sentence.start or source.clause.sentence.text != about.clause.sentence.text:
+                    found += [(draft, chunk) for draft in _renamed(rng, about, name, said)]
+    return rng.sample(found, min(most, len(found)))
+
+
+def _described(rng: random.Random, told: Told) -> str:
+    """ "the person who wrote X", from a sentence with this subject."""
+    clause, thing = told.clause, told.clause.object
+    if clause.verb is None or clause.verb.base in _WEAK or clause.tense not in ("past", "passive"):
+        return ""
+    place = clause.phrases[0].body.text if clause.phrases else ""
+    exact = thing.text if thing else place
+    if not re.search(r"[A-Z]\w|\d{4}", exact) or not carried(exact) or len(exact.split()) > 7:
+        return ""
+    if thing and thing.text.split()[0].lower() in ("a", "an") and not place:
+        return ""
+    said = predicate(rng, told, thing.text if thing else f"{clause.phrases[0].preposition} {place}", plain=True)
+    if thing and clause.verb.base in NOUNS and person(told.name) and rng.random() < 0.5:
+        return f"the {NOUNS[clause.verb.base]} of {thing.text}"
+    if told.human and person(told.name):
+        return f"the person who {said}"
+    noun = organisation(told.name)
+    return f"the {noun} that {said}" if noun else ""
+
+
+def _made(told: Told) -> list[tuple[str, str]]:
+    """(name, description) of what a sentence says was made by somebody."""
+    clause = told.clause
+    if clause.tense != "passive" or clause.verb is None or clause.object is not None or told.resolved:
+        return []
+    for each in clause.phrases:
+        name = each.body.text
+        if each.kind == "agent" and proper(name) and not name.startswith("the ") and re.search(r"[A-Z]", told.name) and not clause.listed:
+            if person(name) and clause.verb.base in NOUNS:
+                return [(name, f"the {NOUNS[clause.verb.base]} of {told.name}")]
+            noun = "person who" if person(name) else f"{organisation(name)} that" if organisation(name) else ""
+            if noun:
+                return [(name, f"the {noun} {clause.verb.past} {told.name}")]
+    return []
+
+
+def _renamed(rng: random.Random, about: Told, name: str, said: str) -> list[Draft]:
+    """Questions about a name with its description in its place."""
+    made = []
+    for draft in drafts(rng, about):
+        if name in draft.text and draft.answer.text.lower() not in said.lower() and draft.rule in ("when", "where", "object", "count", "long", "why", "stranded", "agent", "define"):
+            text = draft.text.replace(name, said, 1)
+            if name not in text and len(text.split()) <= 22 and not re.search(rf"{re.escape(said)}['’]s", text):
+                made.append(replace(draft, text=text, query="", names=()))
+    return made
+
+
+def comparisons(rng: random.Random, chunks: Sequence[Chunk]) -> list[tuple[str, str, int]]:
+    """(question, answer, chunk): which of two was first, and whether two were of one year or one kind."""
+    dated: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
+    for n, chunk in enumerate(chunks):
+        for told in chunk.told:
+            clause = told.clause
+            years = [p.body.text for p in clause.phrases if p.kind == "date" and re.fullmatch(r"1\d{3}|20\d\d", p.body.text)]
+            whole = clause.tense == "passive" and clause.verb is not None and clause.object is None
+            if len(years) == 1 and whole and clause.verb and proper(told.name) and clause.subject.text.count(" ") < 4:
+                dated[clause.verb.participle].append((told.name, int(years[0]), n))
+    made = []
+    for verb, rows in sorted(dated.items()):
+        for first in rows:
+            for second in rows:
+                if first[0] != second[0] and first[2] != second[2] and first[1] != second[1]:
+                    made += _which(rng, verb, first, second)
+    return made
+
+
+def _which(rng: random.Random, verb: str, first: tuple[str, int, int], second: tuple[str, int, int]) -> list[tuple[str, str, int]]:
+    early = rng.random() < 0.6
+    one = min(first, second, key=lambda row: row[1]) if early else max(first, second, key=lambda row: row[1])
+    order = "first" if early else "later"
+    return [
+        (f"Which was {verb} {order}, {first[0]} or {second[0]}?", re.sub("^the ", "", one[0]), one[2]),
+        (f"Were {first[0]} and {second[0]} {verb} in the same year?", "no", first[2]),
+    ]
+
