@@ -11,13 +11,15 @@ from ragkv.tune.nouns import counted, person
 from ragkv.tune.rules import Chunk, Draft, carried
 from ragkv.tune.words import AUXILIARIES, MONTHS, NUMBERS, PAST, SUBORDINATORS, THIRD
 
-_PART = re.compile(r"(?:^|(?<=[,;:] )|(?<=— ))(?:(?:and|but|so|when|while|after|before|because|although|that|where|since) )?([^,;:()\[\]\"“”—]{25,110})(?=[,;:.!]|$| —)")
+_PART = re.compile(
+    r"(?:^|(?<=[,;:] )|(?<=— ))(?:(?:and|but|so|when|while|after|before|because|although|that|where|since) )?([^,;:()\[\]\"“”—]{25,110})(?=[,;:.!]|$| —)"
+)
 _DATED = re.compile(rf"\b(?:in|on|since|until|by|from) (?=(?:{MONTHS}|the )?.{{0,3}}\d)")
 _NUMBER = re.compile(rf"(?<![\d.,$-])\b(?:\d[\d,]*|{'|'.join(NUMBERS)}) [a-z]")
 _PERSON = re.compile(r"(?:[A-Z][a-z]+|[A-Z]\.)(?: (?:[A-Z][a-z]+|[A-Z]\.|de|von|van)){1,3}")
 
 
-def blanks(rng: random.Random, chunk: Chunk, most: int = 2) -> list[Draft]:
+def blanks(rng: random.Random, chunk: Chunk, most: int = 3) -> list[Draft]:
     """Some questions of this kind, each from another sentence."""
     found = [draft for sentence in sentences(chunk.text) for draft in _of(rng, sentence)]
     return rng.sample(found, min(most, len(found)))
@@ -31,7 +33,9 @@ def _of(rng: random.Random, sentence: Span) -> Iterator[Draft]:
         words = part.split()
         if not 5 <= len(words) <= 16 or not carried(part) or not _said(words) or words[0].lower() in SUBORDINATORS:
             continue
-        if words[0].endswith(("ing", "ed")) or words[0].islower() and words[0] not in ("the", "a", "an"):
+        if words[0].endswith(("ing", "ed", "ly", "n't", "n’t")) or (
+            words[0].islower() and words[0] not in ("the", "a", "an")
+        ):
             continue
         if found.start(1) == 0 and words[0].lower() not in ("the", "a", "an") and not words[0][:1].isupper():
             continue
@@ -56,19 +60,41 @@ def _date(rng: random.Random, part: str, start: int) -> Iterator[Draft]:
         before, after = part[: found.start()].strip(), part[found.end() + len(value) :]
         if re.search(r"\d{4}", before + after) or len(before.split()) < 3 or len(after.split()) > 8:
             continue
-        asks = "what year" if re.fullmatch(r"\d{4}", value) else "what date" if re.search(r"\d (?:of )?[A-Z]|[a-z] \d{1,2}\b", value) else "what time"
+        asks = (
+            "what year"
+            if re.fullmatch(r"\d{4}", value)
+            else "what date"
+            if re.search(r"\d (?:of )?[A-Z]|[a-z] \d{1,2}\b", value)
+            else "what time"
+        )
         text = f"{before} {found[0].strip()} {asks}{after}"
-        yield Draft(text[:1].upper() + text[1:], answer, "blank", (), f"{before}{after} {rng.choice(('year', 'date', 'when'))}")
+        yield Draft(
+            text[:1].upper() + text[1:], answer, "blank", (), f"{before}{after} {rng.choice(('year', 'date', 'when'))}"
+        )
 
 
 def _number(part: str, start: int) -> Iterator[Draft]:
     for found in _NUMBER.finditer(part):
         pair = counted(part[found.start() :])
         before = part[: found.start()].strip()
-        if pair and len(before.split()) >= 2 and before.split()[-1] not in ("of", "the", "and", "or", "to", "page", "version", "chapter", "verse", "than"):
+        if (
+            pair
+            and len(before.split()) >= 2
+            and before.split()[-1]
+            not in ("of", "the", "and", "or", "to", "page", "version", "chapter", "verse", "than")
+        ):
             rest = part[found.start() + len(pair[0]) :]
             text = f"{before} how many{rest}"
-            yield Draft(text[:1].upper() + text[1:], Span(pair[0], start + found.start()), "blank", (), f"how many{rest} {before}")
+            if before in ("There are", "There were"):
+                noun = pair[1].split()
+                text = f"How many {' '.join(noun)} {before.split()[1]} there{rest[len(pair[1]) + 1 :]}"
+            yield Draft(
+                text[:1].upper() + text[1:],
+                Span(pair[0], start + found.start()),
+                "blank",
+                (),
+                f"how many{rest} {before}",
+            )
 
 
 def _person(rng: random.Random, part: str, start: int) -> Iterator[Draft]:

@@ -10,8 +10,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ragkv.tune.words import (
-    ADVERBS, AUXILIARIES, BE, DETERMINERS, HAVE, LEADS, MODALS, MONTHS, NUMBERS, PARTICIPLES, PAST, PREPOSITIONS, PRONOUNS,
-    SUBORDINATORS, THIRD, VAGUE, VERBS, Verb,
+    ADVERBS,
+    AUXILIARIES,
+    BE,
+    DETERMINERS,
+    HAVE,
+    LEADS,
+    MODALS,
+    MONTHS,
+    NUMBERS,
+    PARTICIPLES,
+    PAST,
+    PREPOSITIONS,
+    PRONOUNS,
+    SUBORDINATORS,
+    THIRD,
+    VAGUE,
+    VERBS,
+    Verb,
 )  # fmt: skip
 
 _ABBREVIATED = re.compile(
@@ -28,7 +44,9 @@ _DATE = re.compile(
     rf"(?:\d{{1,2}}(?:st|nd|rd|th)|[a-z]+teenth|twentieth|tenth|twelfth) century(?: (?:BC|BCE|AD|CE))?)"
 )
 _LIST = re.compile(r",(?: [^\s,.]+){1,4}(?:,(?: [^\s,.]+){1,4})*,? (?:and|or) ")
-_APPOSITION = re.compile(r", (?:also |formerly |sometimes )?(?:called|known as|named|or|who|which|a|an|the|born) [^,;]{3,90},|\s\([^()]{1,60}\)")
+_APPOSITION = re.compile(
+    r", (?:also |formerly |sometimes )?(?:called|known as|named|or|who|which|a|an|the|born) [^,;]{3,90},|\s\([^()]{1,60}\)"
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,7 @@ class Clause:
         phrases: Prepositional phrases in order.
         because: A reason clause.
         listed: Whether its last phrase is the first of a list.
+        goal: Whether an infinitive follows.
     """
 
     sentence: Span
@@ -78,6 +97,7 @@ class Clause:
     phrases: tuple[Phrase, ...]
     because: Span | None = None
     listed: bool = False
+    goal: bool = False
 
 
 def sentences(text: str) -> Iterator[Span]:
@@ -118,7 +138,9 @@ def read(sentence: Span) -> list[Clause]:
     if "“" in text or '"' in text[:60] or ";" in text[:30]:
         return []
     tokens = words(sentence)
-    early, tokens = _fronted(sentence, tokens)
+    early, tokens = _fronted(sentence, tokens) if len(tokens) > 3 else ([], [])
+    if len(tokens) < 3:
+        return []
     first = _main(sentence, tokens, early)
     if first is None:
         return []
@@ -131,7 +153,9 @@ def _joined(first: Clause, tokens: list[Span]) -> Iterator[Clause]:
         if tokens[at].text != "and" or tokens[at].start < first.subject.end + 2 or tokens[at - 1].text == ",":
             continue
         form, after = tokens[at + 1].text, tokens[at + 2].text
-        past = form in PAST and first.tense in ("past", "passive") and (first.tense == "past" or form not in PARTICIPLES)
+        past = (
+            form in PAST and first.tense in ("past", "passive") and (first.tense == "past" or form not in PARTICIPLES)
+        )
         if past or (form in ("was", "is") and first.auxiliary in ("was", "is", "")):
             if after not in ("and", ","):
                 found = _clause(first.sentence, tokens, at + 1, [], None, first.subject)
@@ -153,7 +177,7 @@ def _main(sentence: Span, tokens: list[Span], early: list[Phrase]) -> Clause | N
         form = tokens[at].text
         if form in {",", ";", ":", "-", "–", "—", "(", '"', "/", "[", "…", "."}:
             return None
-        if form in SUBORDINATORS and form != "and" or form in ("cannot", "not"):
+        if (form in SUBORDINATORS and form != "and") or form in ("cannot", "not"):
             return None
         if form in AUXILIARIES or _finite(tokens, at):
             return _clause(sentence, tokens, at, early, skipped)
@@ -165,7 +189,9 @@ def _fronted(sentence: Span, tokens: list[Span]) -> tuple[list[Phrase], list[Spa
     if tokens[0].text in LEADS:
         cut = next((n for n, each in enumerate(tokens[:12]) if each.text == ","), -1)
         if cut > 0 or tokens[0].text in ("And", "But", "Thus", "Then", "So"):
-            return [], tokens[max(cut, 0) + 1 :] if cut > 0 and tokens[0].text not in ("And", "But", "So") else tokens[1:]
+            return [], tokens[max(cut, 0) + 1 :] if cut > 0 and tokens[0].text not in ("And", "But", "So") else tokens[
+                1:
+            ]
     if tokens[0].text not in ("In", "On", "By", "During", "At"):
         return [], tokens
     comma = next((n for n, each in enumerate(tokens[:10]) if each.text == "," and not _inside(tokens, n)), 0)
@@ -197,16 +223,31 @@ def _finite(tokens: list[Span], at: int) -> bool:
     """Whether a word is the main verb of its clause."""
     form, before = tokens[at].text, tokens[at - 1].text
     after = tokens[at + 1].text if at + 1 < len(tokens) else "."
-    if before.lower() in DETERMINERS | PREPOSITIONS or before in {"to", "and", "or", "not", "'s"} or before.endswith("'s"):
+    if (
+        before.lower() in DETERMINERS | PREPOSITIONS
+        or before in {"to", "and", "or", "not", "'s"}
+        or before.endswith("'s")
+    ):
         return False
     if form in PAST:
         if form in PARTICIPLES and after in {"by", "in", "on", "as", "from", "to", "with", "at", "for"}:
             if at == 1 and before.endswith("s") and form not in ("was", "went"):
                 return False
-            return before[:1].isupper() and (after != "by") and tokens[0].text[:1].isupper() and at <= 4 and before.isalpha()
+            return (
+                before[:1].isupper()
+                and (after != "by")
+                and tokens[0].text[:1].isupper()
+                and at <= 4
+                and before.isalpha()
+            )
         return not (form in PARTICIPLES and after[:1].islower() and after not in DETERMINERS | PRONOUNS | PREPOSITIONS
                     and not before[:1].isupper() and tokens[0].text.lower() not in DETERMINERS)  # fmt: skip
-    opens = after in DETERMINERS or after[:1].isdigit() or after in NUMBERS or (after[:1].isupper() and form not in ("names",))
+    opens = (
+        after in DETERMINERS
+        or after[:1].isdigit()
+        or after in NUMBERS
+        or (after[:1].isupper() and form not in ("names",))
+    )
     if form in THIRD:
         return opens and not before.endswith("s") and before.lower() not in VAGUE
     return form in VERBS and after in DETERMINERS and before.endswith("s") and not before.endswith(("ss", "us", "is"))
@@ -240,13 +281,16 @@ def _clause(sentence: Span, tokens: list[Span], at: int, early: list[Phrase], sk
     stop, because = _stop(sentence, tokens, rest)
     thing, phrases = tail(sentence, tokens[rest:stop])
     listed = stop < len(tokens) and bool(_LIST.match(sentence.text, tokens[stop].start - sentence.start))
-    return Clause(sentence, subject, auxiliary, verb, tense, thing, (*phrases, *early), because, listed)
+    goal = stop < len(tokens) and tokens[stop].text == "to"
+    return Clause(sentence, subject, auxiliary, verb, tense, thing, (*phrases, *early), because, listed, goal)
 
 
 def _compound(tokens: list[Span], at: int) -> tuple[int, Verb | None, str]:
     """(the place after an auxiliary and its verb, the verb, the tense); "" where they do not fit."""
     form, rest = tokens[at].text, at + 1
-    while rest < len(tokens) and (tokens[rest].text.endswith("ly") or tokens[rest].text in ("also", "first", "originally")):
+    while rest < len(tokens) and (
+        tokens[rest].text.endswith("ly") or tokens[rest].text in ("also", "first", "originally")
+    ):
         rest += 1
     following = tokens[rest].text if rest < len(tokens) else ""
     if following in ("not", "n't", "no", "never", "only", "been", "being", "there"):
@@ -276,13 +320,22 @@ def _stop(sentence: Span, tokens: list[Span], rest: int) -> tuple[int, Span | No
             continue
         if form == "," and at + 1 < len(tokens) and tokens[at + 1].text == "because":
             continue
-        if form in {",", ";", ":", "(", "[", "–", "—", ".", '"', "-"} or (form in SUBORDINATORS and form not in ("and", "or", "also")):
+        if form in {",", ";", ":", "(", "[", "–", "—", ".", '"', "-"} or (
+            form in SUBORDINATORS and form not in ("and", "or", "also")
+        ):
             return at, None
         if at > rest and _modifies(tokens, at):
             return at, None
         if form in ("and", "or") and at + 1 < len(tokens):
             after = tokens[at + 1].text
-            if after.endswith("ed") or after in AUXILIARIES or after in PAST or after in PARTICIPLES or after in PRONOUNS or after in THIRD:
+            if (
+                after.endswith("ed")
+                or after in AUXILIARIES
+                or after in PAST
+                or after in PARTICIPLES
+                or after in PRONOUNS
+                or after in THIRD
+            ):
                 return at, None
     return len(tokens), None
 
@@ -300,10 +353,14 @@ def _modifies(tokens: list[Span], at: int) -> bool:
 
 
 def _reason(sentence: Span, tokens: list[Span], at: int) -> Span | None:
-    stop = next((n for n in range(at + 1, len(tokens)) if tokens[n].text in {",", ";", ".", ":", "(", "–", "—"}), len(tokens))
+    stop = next(
+        (n for n in range(at + 1, len(tokens)) if tokens[n].text in {",", ";", ".", ":", "(", "–", "—"}), len(tokens)
+    )
     reason = _between(sentence, tokens[at + 1].start, tokens[stop - 1].end)
     cut = stop < len(tokens) and _LIST.match(sentence.text, tokens[stop].start - sentence.start)
-    verbal = any(word in AUXILIARIES or word in PAST or word in THIRD or word in VERBS for word in reason.text.split()[1:])
+    verbal = any(
+        word in AUXILIARIES or word in PAST or word in THIRD or word in VERBS for word in reason.text.split()[1:]
+    )
     return reason if 3 <= len(reason.text.split()) <= 14 and not cut and verbal else None
 
 
@@ -336,7 +393,9 @@ def _phrase(preposition: str, body: Span) -> Phrase:
             kind = "date"
     elif preposition == "by":
         kind = "agent"
-    elif preposition in ("in", "at", "near") and re.fullmatch(r"(?:the )?(?:[A-Z][\w'’.-]+)(?:(?:,? | of | of the )[A-Z][\w'’.-]+){0,4}", text):
+    elif preposition in ("in", "at", "near") and re.fullmatch(
+        r"(?:the )?(?:[A-Z][\w'’.-]+)(?:(?:,? | of | of the )[A-Z][\w'’.-]+){0,4}", text
+    ):
         kind = "place"
     return Phrase(preposition, body, kind)
 
@@ -350,4 +409,6 @@ def passive(sentence: Span, subject: Span, place: int) -> Clause | None:
     stop, because = _stop(sentence, tokens, at + 1)
     thing, phrases = tail(sentence, tokens[at + 1 : stop])
     listed = stop < len(tokens) and bool(_LIST.match(sentence.text, tokens[stop].start - sentence.start))
-    return Clause(sentence, subject, "was", PARTICIPLES[tokens[at].text], "passive", thing, tuple(phrases), because, listed)
+    return Clause(
+        sentence, subject, "was", PARTICIPLES[tokens[at].text], "passive", thing, tuple(phrases), because, listed
+    )

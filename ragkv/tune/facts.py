@@ -7,16 +7,24 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ragkv.tune.clauses import Clause, Span, passive, read, sentences, tail, words
 from ragkv.tune.blanks import blanks
+from ragkv.tune.clauses import Clause, Span, passive, read, sentences, tail, words
 from ragkv.tune.nouns import clear, lowered, people, person, proper, specific
 from ragkv.tune.rules import Chunk, Draft, Told, drafts
 from ragkv.tune.words import AUXILIARIES, DETERMINERS, VAGUE
 
-_SHORT = re.compile(r"((?:[A-Z][\w-]+|of|for|and|the|in|on)(?: (?:[A-Z][\w-]+|of|for|and|the|in|on)){1,6}) \(([A-Z][A-Za-z]{1,6})\)")
-_STANDS = re.compile(r"\b([A-Z][A-Z0-9]{1,7}) (?:stands|stood|is short|is an acronym|is an abbreviation) for [\"“]?((?:[A-Z][\w-]*|of|for|and|the|to|in)(?: (?:[A-Z][\w-]*|of|for|and|the|to|in)){1,7})")
-_ALSO = re.compile(r"\b((?:[Tt]he |[Aa]n? )?[A-Za-z][\w-]+(?: [A-Za-z][\w-]+){0,3}),? \(?(?:also|sometimes|formerly|originally|commonly|previously|better) (?:called|known as|named) (?:the |an? |[\"“])?([A-Z]?[\w-]+(?: [A-Z][\w-]+){0,3})")
-_FRAGMENT = re.compile(r"(?:An?|The) ((?:[a-zA-Z][\w'’-]* ){0,5}?[a-z][\w'’-]+)(?= (?:that|which|who|for|from|in|on|used|made|by|with|where|to|designed|developed|written|created|at|and|whose|between|based|of|intended|produced|\w+ed|\w+ing|given|found|made|known|written|built|sold|sent)\b|[.,;:(])")
+_SHORT = re.compile(
+    r"((?:[A-Z][\w-]+|of|for|and|the|in|on)(?: (?:[A-Z][\w-]+|of|for|and|the|in|on)){1,6}) \(([A-Z][A-Za-z]{1,6})\)"
+)
+_STANDS = re.compile(
+    r"\b([A-Z][A-Z0-9]{1,7}) (?:stands|stood|is short|is an acronym|is an abbreviation) for [\"“]?((?:[A-Z][\w-]*|of|for|and|the|to|in)(?: (?:[A-Z][\w-]*|of|for|and|the|to|in)){1,7})"
+)
+_ALSO = re.compile(
+    r"\b((?:[Tt]he |[Aa]n? )?[A-Za-z][\w-]+(?: [A-Za-z][\w-]+){0,3}),? \(?(?:also|sometimes|formerly|originally|commonly|previously|better) (?:called|known as|named) (?:the |an? |[\"“])?([A-Z]?[\w-]+(?: [A-Z][\w-]+){0,3})"
+)
+_FRAGMENT = re.compile(
+    r"(?:An?|The) ((?:[a-zA-Z][\w'’-]* ){0,5}?[a-z][\w'’-]+)(?= (?:that|which|who|for|from|in|on|used|made|by|with|where|to|designed|developed|written|created|at|and|whose|between|based|of|intended|produced|\w+ed|\w+ing|given|found|made|known|written|built|sold|sent)\b|[.,;:(])"
+)
 
 
 _REDUCED = re.compile(
@@ -25,7 +33,9 @@ _REDUCED = re.compile(
     r"invented|established|introduced|discovered|composed|directed|formed|edited|translated|produced|owned|"
     r"located|launched|completed) (?=by|in|on|at|for|from|with)"
 )
-_HEADED = re.compile(r"(?:An?|The) [^.,;:()]{4,80}?,? (founded|written|developed|published|created|released|designed|built|invented|established|introduced|discovered|produced|launched|proposed|defined|used|made|supported|sold) (?=by|in|on|at|for|from|with)")
+_HEADED = re.compile(
+    r"(?:An?|The) [^.,;:()]{4,80}?,? (founded|written|developed|published|created|released|designed|built|invented|established|introduced|discovered|produced|launched|proposed|defined|used|made|supported|sold) (?=by|in|on|at|for|from|with)"
+)
 _APPOSED = re.compile(
     r"((?:[A-Z][\w'’.&+-]*)(?: (?:(?:of|de|von|van|the) )*[A-Z][\w'’.&+-]*){0,4}), ((?:the|an?) [^,.;:()]{6,70}),"
 )
@@ -40,14 +50,27 @@ def reduced(sentence: Span, title: str) -> list[Told]:
         if clause:
             told.append(Told(clause, found[1], person(found[1])))
     head = _HEADED.match(sentence.text)
-    away = r"\b(?:is|was|are|that|which|who)\b" if head and "," in head[0] else r"\b(?:is|was|are|that|which|who|based|on|from|with|for|in|to)\b"
+    away = (
+        r"\b(?:is|was|are|that|which|who)\b"
+        if head and "," in head[0]
+        else r"\b(?:is|was|are|that|which|who|based|on|from|with|for|in|to)\b"
+    )
     if head and title and sentence.start == 0 and not re.search(away, head[0][: head.start(1)]):
         clause = passive(sentence, Span(sentence.text[: head.start(1)].strip(" ,"), sentence.start), head.start(1))
         if clause:
             told.append(Told(clause, title, False, True))
     said = _APPOSED.search(sentence.text)
-    lists = sentence.text.count(", the ") + sentence.text.count(", a ") > 1
-    if said and proper(said[1]) and clear(said[2]) and not lists and (said.start() == 0 or (" " in said[1] and person(said[1]) and sentence.text[said.start() - 2] != ",")):
+    lists = (
+        bool(said and re.match(r" (?:and|or) |[^,]*, (?:and|or) ", sentence.text[said.end() :]))
+        or sentence.text.count(", the ") + sentence.text.count(", a ") > 1
+    )
+    if (
+        said
+        and proper(said[1])
+        and clear(said[2])
+        and not lists
+        and (said.start() == 0 or (" " in said[1] and person(said[1]) and sentence.text[said.start() - 2] != ","))
+    ):
         subject = Span(said[1], sentence.start + said.start(1))
         thing, phrases = tail(sentence, words(Span(said[2], sentence.start + said.start(2))))
         if thing and thing.text and not re.match(r"(?:the|an?) (?:first|last|second|same|other|one)\b", thing.text):
@@ -80,7 +103,14 @@ def facts(title: str, text: str) -> Chunk:
             if who and (person(who) or proper(who)) and not who.lower().startswith("the "):
                 told += [Told(each, who, True, True) for each in clauses]
                 last, since = who, 0
-        elif subject == "It" and last and since == 1 and not person(last) and clause.tense in ("passive", "past", "be") and clause.phrases:
+        elif (
+            subject == "It"
+            and last
+            and since == 1
+            and not person(last)
+            and clause.tense in ("passive", "past", "be")
+            and clause.phrases
+        ):
             told.append(Told(clause, last if not last.startswith("The ") else f"the {last[4:]}", False, True))
     return Chunk(title, text, tuple(told))
 
@@ -100,13 +130,32 @@ def patterns(rng: random.Random, chunk: Chunk) -> Iterator[Draft]:
     for found in _ALSO.finditer(text):
         name, other = found[1], Span(found[2], found.start(2))
         low = name.lower().split()
-        if (name.startswith(("The ", "the ", "A ", "a ", "An ", "an ")) or proper(name)) and clear(name) and len(other.text) > 2 and specific(name) and other.text not in DETERMINERS and not set(low) & AUXILIARIES:
+        if (
+            (name.startswith(("The ", "the ", "A ", "a ", "An ", "an ")) or proper(name))
+            and clear(name)
+            and len(other.text) > 2
+            and specific(name)
+            and other.text not in DETERMINERS
+            and not set(low) & AUXILIARIES
+        ):
             name = name[:1].lower() + name[1:] if low[0] in ("the", "a", "an") else name
-            form = rng.choice((f"What is another name for {name}", f"What is {name} also called", f"By what other name is {name} known"))
+            form = rng.choice(
+                (
+                    f"What is another name for {name}",
+                    f"What is {name} also called",
+                    f"By what other name is {name} known",
+                )
+            )
             yield Draft(form, other, "also", (name,), f"another name for {name}")
     found_ = _FRAGMENT.match(text)
     title = chunk.title
-    if found_ and ": " not in title and 0 < len(title.split()) <= 4 and title.lower() not in text[:80].lower() and len(found_[1].split()) > 1:
+    if (
+        found_
+        and ": " not in title
+        and 0 < len(title.split()) <= 4
+        and title.lower() not in text[:80].lower()
+        and len(found_[1].split()) > 1
+    ):
         if text.startswith("A") and title.split()[-1].islower() and not title.endswith("s"):
             title = f"{'an' if title[0].lower() in 'aeiou' else 'a'} {title[:1].lower()}{title[1:]}"
         forms = [f"What is {title}", f"What kind of thing is {title}"]
@@ -131,16 +180,28 @@ def _initials(full: str, short: str) -> int | None:
 
 
 def _stands(rng: random.Random, short: str, full: Span, back: Span | None) -> Iterator[Draft]:
-    yield Draft(rng.choice((f"What does {short} stand for", f"What is {short} short for", f"What is the full name of {short}")), full, "stands", (short,), f"{short} stands for")
+    yield Draft(
+        rng.choice((f"What does {short} stand for", f"What is {short} short for", f"What is the full name of {short}")),
+        full,
+        "stands",
+        (short,),
+        f"{short} stands for",
+    )
     if back:
-        yield Draft(rng.choice((f"What is the abbreviation for {full.text}", f"What is the acronym of {full.text}")), back, "stands", (full.text,), f"{full.text} abbreviation")
+        yield Draft(
+            rng.choice((f"What is the abbreviation for {full.text}", f"What is the acronym of {full.text}")),
+            back,
+            "stands",
+            (full.text,),
+            f"{full.text} abbreviation",
+        )
 
 
 def ask(rng: random.Random, chunk: Chunk) -> list[Draft]:
     """Some questions about a chunk, in a random order."""
     found = list(patterns(rng, chunk))
     found = rng.sample(found, min(len(found), 2)) + blanks(rng, chunk)
-    for each in rng.sample(chunk.told, min(len(chunk.told), 8)):
+    for each in chunk.told:
         found += drafts(rng, each)
     rng.shuffle(found)
     return found

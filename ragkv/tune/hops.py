@@ -10,19 +10,37 @@ from dataclasses import replace
 
 from ragkv.tune.nouns import organisation, person, proper
 from ragkv.tune.rules import NOUNS, Chunk, Draft, Told, carried, drafts, predicate
+from ragkv.tune.words import DEFINED
 
-_WEAK = frozenset("have be use see say contain include make give take get come go call name become want keep put".split())
+_WEAK = frozenset(
+    "have be use see say contain include make give take get come go call name become want keep put".split()
+)
+
+
+def kinds(chunks: Sequence[Chunk]) -> dict[str, tuple[str, int]]:
+    """What things are, with the number of the chunk that says so: "language" for "X is a programming language"."""
+    found: dict[str, tuple[str, int]] = {}
+    for n, chunk in enumerate(chunks):
+        for told in chunk.told:
+            thing = told.clause.object
+            if told.clause.tense == "be" and thing and proper(told.name) and re.match(r"an? ", thing.text):
+                words = re.split(r" of | to ", thing.text)[0].split()
+                if 2 <= len(words) <= 5 and words[-1].isalpha() and words[-1].islower() and words[-1] not in DEFINED:
+                    if not words[-1].endswith(("ed", "ing", "ly", "al", "ic", "ous", "ble", "ive")):
+                        found[told.name] = (words[-1], n)
+    return found
 
 
 def bridges(rng: random.Random, chunks: Sequence[Chunk], most: int = 12) -> list[tuple[Draft, int]]:
     """Questions about a name that another sentence describes, with the chunks of their answers."""
     named: dict[str, list[tuple[Told, int]]] = defaultdict(list)
     descriptions: dict[str, list[tuple[Told, str]]] = defaultdict(list)
+    types = kinds(chunks)
     for n, chunk in enumerate(chunks):
         for told in chunk.told:
             if proper(told.name) and not told.name.startswith("the ") and told.clause.tense != "modal":
                 named[told.name].append((told, n))
-                if said := _described(rng, told):
+                if said := _described(rng, told, types.get(told.name, ("", 0))[0]):
                     descriptions[told.name].append((told, said))
             for name, said in _made(told):
                 descriptions[name].append((told, said))
@@ -30,12 +48,15 @@ def bridges(rng: random.Random, chunks: Sequence[Chunk], most: int = 12) -> list
     for name in sorted(named.keys() & descriptions.keys()):
         for about, chunk in named[name]:
             for source, said in descriptions[name]:
-                if source.clause.sentence.start != about.clause.sentence.start or source.clause.sentence.text != about.clause.sentence.text:
+                if (
+                    source.clause.sentence.start != about.clause.sentence.start
+                    or source.clause.sentence.text != about.clause.sentence.text
+                ):
                     found += [(draft, chunk) for draft in _renamed(rng, about, name, said)]
     return rng.sample(found, min(most, len(found)))
 
 
-def _described(rng: random.Random, told: Told) -> str:
+def _described(rng: random.Random, told: Told, kind: str) -> str:
     """ "the person who wrote X", from a sentence with this subject."""
     clause, thing = told.clause, told.clause.object
     if clause.verb is None or clause.verb.base in _WEAK or clause.tense not in ("past", "passive"):
@@ -51,7 +72,7 @@ def _described(rng: random.Random, told: Told) -> str:
         return f"the {NOUNS[clause.verb.base]} of {thing.text}"
     if told.human and person(told.name):
         return f"the person who {said}"
-    noun = organisation(told.name)
+    noun = organisation(told.name) or kind
     return f"the {noun} that {said}" if noun else ""
 
 
@@ -62,7 +83,13 @@ def _made(told: Told) -> list[tuple[str, str]]:
         return []
     for each in clause.phrases:
         name = each.body.text
-        if each.kind == "agent" and proper(name) and not name.startswith("the ") and re.search(r"[A-Z]", told.name) and not clause.listed:
+        if (
+            each.kind == "agent"
+            and proper(name)
+            and not name.startswith("the ")
+            and re.search(r"[A-Z]", told.name)
+            and not clause.listed
+        ):
             if person(name) and clause.verb.base in NOUNS:
                 return [(name, f"the {NOUNS[clause.verb.base]} of {told.name}")]
             noun = "person who" if person(name) else f"{organisation(name)} that" if organisation(name) else ""
@@ -75,7 +102,11 @@ def _renamed(rng: random.Random, about: Told, name: str, said: str) -> list[Draf
     """Questions about a name with its description in its place."""
     made = []
     for draft in drafts(rng, about):
-        if name in draft.text and draft.answer.text.lower() not in said.lower() and draft.rule in ("when", "where", "object", "count", "long", "why", "stranded", "agent", "define"):
+        if (
+            name in draft.text
+            and draft.answer.text.lower() not in said.lower()
+            and draft.rule in ("when", "where", "object", "count", "long", "why", "stranded", "agent", "define")
+        ):
             text = draft.text.replace(name, said, 1)
             if name not in text and len(text.split()) <= 22 and not re.search(rf"{re.escape(said)}['’]s", text):
                 made.append(replace(draft, text=text, query="", names=()))
@@ -88,11 +119,13 @@ def comparisons(rng: random.Random, chunks: Sequence[Chunk]) -> list[tuple[str, 
     for n, chunk in enumerate(chunks):
         for told in chunk.told:
             clause = told.clause
-            years = [p.body.text for p in clause.phrases if p.kind == "date" and re.fullmatch(r"1\d{3}|20\d\d", p.body.text)]
+            years = [
+                p.body.text for p in clause.phrases if p.kind == "date" and re.fullmatch(r"1\d{3}|20\d\d", p.body.text)
+            ]
             whole = clause.tense == "passive" and clause.verb is not None and clause.object is None
             if len(years) == 1 and whole and clause.verb and proper(told.name) and clause.subject.text.count(" ") < 4:
                 dated[clause.verb.participle].append((told.name, int(years[0]), n))
-    made = []
+    made = _alike(kinds(chunks), chunks)
     for verb, rows in sorted(dated.items()):
         for first in rows:
             for second in rows:
@@ -101,7 +134,29 @@ def comparisons(rng: random.Random, chunks: Sequence[Chunk]) -> list[tuple[str, 
     return made
 
 
-def _which(rng: random.Random, verb: str, first: tuple[str, int, int], second: tuple[str, int, int]) -> list[tuple[str, str, int]]:
+def _alike(types: dict[str, tuple[str, int]], chunks: Sequence[Chunk]) -> list[tuple[str, str, int]]:
+    """Whether two things of two chunks are of one kind."""
+    made = []
+    rows = sorted(types.items())
+    for name, (kind, n) in rows:
+        for other, (same, m) in rows:
+            if name == other or n == m:
+                continue
+            if kind == same or kind not in chunks[m].text.lower():
+                several = (
+                    f"{kind[:-1]}ies"
+                    if kind.endswith("y") and kind[-2] not in "aeo"
+                    else f"{kind}es"
+                    if kind.endswith(("s", "x", "ch", "sh"))
+                    else f"{kind}s"
+                )
+                made.append((f"Are {name} and {other} both {several}?", "yes" if kind == same else "no", n))
+    return made
+
+
+def _which(
+    rng: random.Random, verb: str, first: tuple[str, int, int], second: tuple[str, int, int]
+) -> list[tuple[str, str, int]]:
     early = rng.random() < 0.6
     one = min(first, second, key=lambda row: row[1]) if early else max(first, second, key=lambda row: row[1])
     order = "first" if early else "later"
@@ -109,4 +164,3 @@ def _which(rng: random.Random, verb: str, first: tuple[str, int, int], second: t
         (f"Which was {verb} {order}, {first[0]} or {second[0]}?", re.sub("^the ", "", one[0]), one[2]),
         (f"Were {first[0]} and {second[0]} {verb} in the same year?", "no", first[2]),
     ]
-

@@ -94,6 +94,7 @@ class _Pools:
         self, rng: random.Random, chunks: Sequence[tuple[str, str]], absent: Sequence[tuple[str, str]], count: int
     ):
         self._rng, self._texts = rng, [text for _, text in chunks]
+        self._low = [text.lower() for text in self._texts]
         self._read = [facts(title, text) for title, text in chunks]
         order = rng.sample(range(len(chunks)), len(chunks))
         self._one: list[tuple[Draft, int]] = []
@@ -102,6 +103,8 @@ class _Pools:
             if len(self._one) > count * 6:
                 break
         self._absent = [d for chunk in rng.sample(absent, min(len(absent), 4)) for d in ask(rng, facts(*chunk))]
+        self._names = sorted({name for draft, _ in self._one for name in draft.names})
+        self._names += sorted({told.name for chunk in self._read for told in chunk.told})
         self._two = bridges(rng, self._read)
         self._compare = comparisons(rng, self._read)
 
@@ -120,7 +123,7 @@ class _Pools:
         if not self._one:
             return None
         draft, chunk = self._weighed()
-        if any(n != chunk and answers(draft, text) for n, text in enumerate(self._texts)):
+        if any(n != chunk and answers(draft, low) for n, low in enumerate(self._low)):
             return None
         return Asked(worded(rng, draft, shape), draft.answer.text, chunk)
 
@@ -132,20 +135,25 @@ class _Pools:
         rng = self._rng
         if self._absent and (rng.random() < 0.5 or not self._one):
             draft = rng.choice(self._absent)
-            if any(answers(draft, text) for text in self._texts) or draft.rule == "blank" and rng.random() < 0.5:
+            if any(answers(draft, low) for low in self._low) or (draft.rule == "blank" and rng.random() < 0.5):
                 return None
             return Asked(worded(rng, draft, shape), UNKNOWN, -1, "absent")
         if not self._one:
             return None
-        draft, _ = self._weighed()
-        twisted = twist(rng, draft, self._texts, self._one)
-        return Asked(worded(rng, twisted, shape), UNKNOWN, -1, "twisted") if twisted else None
+        for _ in range(4):
+            draft, _ = self._weighed()
+            if draft.rule not in ("entry", "stands", "define", "blank") and (
+                new := twist(rng, draft, self._texts, self._names)
+            ):
+                return Asked(worded(rng, new, shape), UNKNOWN, -1, "twisted")
+        return None
 
 
 def worded(rng: random.Random, draft: Draft, shape: Shape) -> str:
     """A draft with its last touches: a mark or none, capitals or none, or as keywords."""
     if draft.query and rng.random() < shape.keyword:
-        query = re.sub(r"\b(?:the|a|an|does|did|is|was|are|were) ", "", draft.query) if rng.random() < 0.5 else draft.query
+        query = re.sub(r"^what (?:is|was|are) ", "", draft.query)
+        query = re.sub(r"\b(?:the|a|an|does|did|is|was|are|were) ", "", query) if rng.random() < 0.5 else draft.query
         if len(query.split()) > 2:
             return (query.lower() if rng.random() < 0.8 else query).strip()
     text = re.sub(r"\s+", " ", draft.text).strip()

@@ -42,7 +42,9 @@ NUMBERS = (
     "nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred dozen"
 ).split()
 UNITS: Mapping[str, str] = {
-    **dict.fromkeys("years year months month weeks week days day hours hour minutes minute seconds".split(), "How long"),
+    **dict.fromkeys(
+        "years year months month weeks week days day hours hour minutes minute seconds".split(), "How long"
+    ),
     **dict.fromkeys("centuries decades generations".split(), "How long"),
 }
 """What to ask for a number of these."""
