@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from ragkv.tune.clauses import Span, dated, sentences
 from ragkv.tune.nouns import counted, person
 from ragkv.tune.rules import Chunk, Draft, carried
-from ragkv.tune.words import AUXILIARIES, MONTHS, NUMBERS, PAST, SUBORDINATORS, THIRD
+from ragkv.tune.words import AUXILIARIES, MONTHS, NUMBERS, PAST, SUBORDINATORS, THIRD, VERBS
 
 _PART = re.compile(
     r"(?:^|(?<=[,;:] )|(?<=— ))(?:(?:and|but|so|when|while|after|before|because|although|that|where|since) )?([^,;:()\[\]\"“”—]{25,110})(?=[,;:.!]|$| —)"
 )
+_BEFORE = frozenset("about nearly almost over with for into by have approximately exactly least most".split())
 _DATED = re.compile(rf"\b(?:in|on|since|until|by|from) (?=(?:{MONTHS}|the )?.{{0,3}}\d)")
 _NUMBER = re.compile(rf"(?<![\d.,$-])\b(?:\d[\d,]*|{'|'.join(NUMBERS)}) [a-z]")
 _PERSON = re.compile(r"(?:[A-Z][a-z]+|[A-Z]\.)(?: (?:[A-Z][a-z]+|[A-Z]\.|de|von|van)){1,3}")
@@ -77,6 +78,9 @@ def _number(part: str, start: int) -> Iterator[Draft]:
     for found in _NUMBER.finditer(part):
         pair = counted(part[found.start() :])
         before = part[: found.start()].strip()
+        last = before.split()[-1] if before else ""
+        if pair and not (last in AUXILIARIES or last in PAST or last in THIRD or last in VERBS or last in _BEFORE):
+            continue
         if (
             pair
             and len(before.split()) >= 2

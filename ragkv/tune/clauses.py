@@ -167,6 +167,10 @@ def _joined(first: Clause, tokens: list[Span]) -> Iterator[Clause]:
 def _main(sentence: Span, tokens: list[Span], early: list[Phrase]) -> Clause | None:
     if tokens[0].text.lower() in SUBORDINATORS | ADVERBS or tokens[0].text in ("There", "Here", "You", "I", "We"):
         return None
+    if tokens[0].text in ("Having", "Being", "Whoever", "Whatever", "Using", "Given", "Whichever", "Not", "Let"):
+        return None
+    if tokens[0].text.endswith("ing") and len(tokens) > 1 and tokens[1].text in PARTICIPLES:
+        return None
     if tokens[0].text.endswith("ly") and tokens[0].text[:1].isupper():
         return None
     skipped = _apposition(sentence, tokens)
@@ -230,7 +234,7 @@ def _finite(tokens: list[Span], at: int) -> bool:
     ):
         return False
     if form in PAST:
-        if form in PARTICIPLES and after in {"by", "in", "on", "as", "from", "to", "with", "at", "for"}:
+        if form in PARTICIPLES and (after in PREPOSITIONS or after in ("to", "here")):
             if at == 1 and before.endswith("s") and form not in ("was", "went"):
                 return False
             return (

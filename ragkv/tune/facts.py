@@ -11,7 +11,7 @@ from ragkv.tune.blanks import blanks
 from ragkv.tune.clauses import Clause, Span, passive, read, sentences, tail, words
 from ragkv.tune.nouns import clear, lowered, people, person, proper, specific
 from ragkv.tune.rules import Chunk, Draft, Told, drafts
-from ragkv.tune.words import AUXILIARIES, DETERMINERS, VAGUE
+from ragkv.tune.words import AUXILIARIES, DETERMINERS, LEADS, VAGUE
 
 _SHORT = re.compile(
     r"((?:[A-Z][\w-]+|of|for|and|the|in|on)(?: (?:[A-Z][\w-]+|of|for|and|the|in|on)){1,6}) \(([A-Z][A-Za-z]{1,6})\)"
@@ -28,7 +28,7 @@ _FRAGMENT = re.compile(
 
 
 _REDUCED = re.compile(
-    r"((?:[A-Z][\w'’.&+-]*)(?: (?:(?:of|de|von|van|the) )*[A-Z0-9][\w'’.&+-]*){0,4}),? "
+    r"((?:[A-Z][\w'’.&+-]*)(?: (?:(?:of|de|von|van|the) )*[A-Z0-9][\w'’.&+-]*){0,4}), "
     r"(?:\(?(?:originally|first|later|also) )?(founded|written|developed|published|created|released|born|designed|built|"
     r"invented|established|introduced|discovered|composed|directed|formed|edited|translated|produced|owned|"
     r"located|launched|completed) (?=by|in|on|at|for|from|with)"
@@ -60,6 +60,8 @@ def reduced(sentence: Span, title: str) -> list[Told]:
         if clause:
             told.append(Told(clause, title, False, True))
     said = _APPOSED.search(sentence.text)
+    if said and (said[1].split()[0].endswith("ing") or said[1].split()[0] in LEADS or said[1].split()[0].lower() in VAGUE):
+        said = None
     lists = (
         bool(said and re.match(r" (?:and|or) |[^,]*, (?:and|or) ", sentence.text[said.end() :]))
         or sentence.text.count(", the ") + sentence.text.count(", a ") > 1
@@ -151,12 +153,13 @@ def patterns(rng: random.Random, chunk: Chunk) -> Iterator[Draft]:
     title = chunk.title
     if (
         found_
+        and not set(text[:90].split()) & AUXILIARIES
         and ": " not in title
         and 0 < len(title.split()) <= 4
         and title.lower() not in text[:80].lower()
         and len(found_[1].split()) > 1
     ):
-        if text.startswith("A") and title.split()[-1].islower() and not title.endswith("s"):
+        if text.startswith("A") and title.replace(" ", "").isalpha() and title.split()[-1].islower() and not title.endswith("s"):
             title = f"{'an' if title[0].lower() in 'aeiou' else 'a'} {title[:1].lower()}{title[1:]}"
         forms = [f"What is {title}", f"What kind of thing is {title}"]
         queries = [f"what is {title}"]

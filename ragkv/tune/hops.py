@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ragkv.tune.nouns import organisation, person, proper
-from ragkv.tune.rules import NOUNS, Chunk, Draft, Told, carried, drafts, predicate
+from ragkv.tune.nouns import bare, clear, organisation, person, proper
+from ragkv.tune.rules import NOUNS, Chunk, Draft, Told, carried, drafts, longer, predicate
 from ragkv.tune.words import DEFINED
 
 _WEAK = frozenset(
@@ -59,6 +59,10 @@ def bridges(rng: random.Random, chunks: Sequence[Chunk], most: int = 12) -> list
 def _described(rng: random.Random, told: Told, kind: str) -> str:
     """ "the person who wrote X", from a sentence with this subject."""
     clause, thing = told.clause, told.clause.object
+    if clause.tense == "be" and thing and not told.resolved and carried(thing.text) and clear(thing.text):
+        said = longer(clause, bare(thing)).text
+        if re.search(r" (?:of|in|for|from) .*[A-Z]", f" {said}") and not said.endswith((" and", "ed")) and not clause.listed:
+            return f"the {said}"
     if clause.verb is None or clause.verb.base in _WEAK or clause.tense not in ("past", "passive"):
         return ""
     place = clause.phrases[0].body.text if clause.phrases else ""
@@ -105,7 +109,7 @@ def _renamed(rng: random.Random, about: Told, name: str, said: str) -> list[Draf
         if (
             name in draft.text
             and draft.answer.text.lower() not in said.lower()
-            and draft.rule in ("when", "where", "object", "count", "long", "why", "stranded", "agent", "define")
+            and draft.rule in ("subject", "when", "where", "object", "count", "long", "why", "stranded", "agent", "define")
         ):
             text = draft.text.replace(name, said, 1)
             if name not in text and len(text.split()) <= 22 and not re.search(rf"{re.escape(said)}['’]s", text):

@@ -105,6 +105,8 @@ class _Pools:
         self._absent = [d for chunk in rng.sample(absent, min(len(absent), 4)) for d in ask(rng, facts(*chunk))]
         self._names = sorted({name for draft, _ in self._one for name in draft.names})
         self._names += sorted({told.name for chunk in self._read for told in chunk.told})
+        whole = "\n".join(self._texts)
+        self._names = [name for name in self._names if _named(name, whole)]
         self._two = bridges(rng, self._read)
         self._compare = comparisons(rng, self._read)
 
@@ -149,11 +151,17 @@ class _Pools:
         return None
 
 
+def _named(name: str, text: str) -> bool:
+    """Whether a name is one inside a sentence too, not only a word that begins one."""
+    return " " in name or any(char.isupper() for char in name[1:]) or f" {name}" in re.sub(r"[.!?]\s+\w+", "", text)
+
+
 def worded(rng: random.Random, draft: Draft, shape: Shape) -> str:
     """A draft with its last touches: a mark or none, capitals or none, or as keywords."""
     if draft.query and rng.random() < shape.keyword:
         query = re.sub(r"^what (?:is|was|are) ", "", draft.query)
         query = re.sub(r"\b(?:the|a|an|does|did|is|was|are|were) ", "", query) if rng.random() < 0.5 else draft.query
+        query = re.sub(r"[.,;?!]+(?=\s|$)", "", query).strip()
         if len(query.split()) > 2:
             return (query.lower() if rng.random() < 0.8 else query).strip()
     text = re.sub(r"\s+", " ", draft.text).strip()

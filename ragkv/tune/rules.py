@@ -94,6 +94,7 @@ def _sound(draft: Draft) -> bool:
     size = len(draft.text.split())
     return (
         3 <= size <= 22 and 0 < len(answer.split()) <= 11 and f" {answer} " not in low
+        and not re.search(r", (?:an?|the) |\b(\w+) \1\b", draft.text)
         and not any(mark in draft.text for mark in "()[]{};:\"“”<>|=\\")
         and draft.answer.text[-1] not in ",.;:(" and draft.answer.text.count("(") == draft.answer.text.count(")")
     )  # fmt: skip
@@ -537,7 +538,7 @@ def _define(rng: random.Random, told: Told) -> Iterator[Draft]:
             f"What is meant by {name}",
         )
     )
-    answer = _longer(clause, answer)
+    answer = longer(clause, answer)
     yield Draft(
         rng.choice(forms),
         answer,
@@ -547,7 +548,7 @@ def _define(rng: random.Random, told: Told) -> Iterator[Draft]:
     )
 
 
-def _longer(clause: Clause, answer: Span) -> Span:
+def longer(clause: Clause, answer: Span) -> Span:
     """A definition with the phrase after its noun, if that is short."""
     if clause.phrases and not clause.listed:
         each = clause.phrases[0]
