@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 
 from ragkv.tune.clauses import Span, dated, sentences
+from ragkv.tune.drafts import Chunk, Draft, carried
 from ragkv.tune.nouns import counted, person
-from ragkv.tune.rules import Chunk, Draft, carried
 from ragkv.tune.words import AUXILIARIES, MONTHS, NUMBERS, PAST, SUBORDINATORS, THIRD, VERBS
 
 _PART = re.compile(
@@ -30,7 +30,7 @@ def _of(rng: random.Random, sentence: Span) -> Iterator[Draft]:
     if '"' in sentence.text or "“" in sentence.text or sentence.text.endswith("?"):
         return
     for found in _PART.finditer(sentence.text):
-        part, start = found[1].strip(), sentence.start + found.start(1)
+        part, start = found[1].strip().rstrip("."), sentence.start + found.start(1)
         words = part.split()
         if not 5 <= len(words) <= 16 or not carried(part) or not _said(words) or words[0].lower() in SUBORDINATORS:
             continue

@@ -8,25 +8,28 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from ragkv.tune.blanks import blanks
-from ragkv.tune.clauses import Clause, Span, passive, read, sentences, tail, words
+from ragkv.tune.clauses import Clause, Span, sentences, words
+from ragkv.tune.drafts import Chunk, Draft, Told
 from ragkv.tune.nouns import clear, lowered, people, person, proper, specific
-from ragkv.tune.rules import Chunk, Draft, Told, drafts
-from ragkv.tune.words import AUXILIARIES, DETERMINERS, LEADS, VAGUE
+from ragkv.tune.parse import passive, read, tail
+from ragkv.tune.rules import drafts
+from ragkv.tune.words import ADVERBS, AUXILIARIES, DETERMINERS, LEADS, PAST, VAGUE
 
-_SHORT = re.compile(
-    r"((?:[A-Z][\w-]+|of|for|and|the|in|on)(?: (?:[A-Z][\w-]+|of|for|and|the|in|on)){1,6}) \(([A-Z][A-Za-z]{1,6})\)"
-)
+_LINKED = r"(?:[A-Z][\w-]*|of|for|and|the|to|in|on)"
+_SHORT = re.compile(rf"({_LINKED}(?: {_LINKED}){{1,6}}) \(([A-Z][A-Za-z]{{1,6}})\)")
 _STANDS = re.compile(
-    r"\b([A-Z][A-Z0-9]{1,7}) (?:stands|stood|is short|is an acronym|is an abbreviation) for [\"“]?((?:[A-Z][\w-]*|of|for|and|the|to|in)(?: (?:[A-Z][\w-]*|of|for|and|the|to|in)){1,7})"
+    r"\b([A-Z][A-Z0-9]{1,7}) (?:stands|stood|is short|is an acronym|is an abbreviation) for [\"“]?"
+    rf"({_LINKED}(?: {_LINKED}){{1,7}})"
 )
 _ALSO = re.compile(
-    r"\b((?:[Tt]he |[Aa]n? )?[A-Za-z][\w-]+(?: [A-Za-z][\w-]+){0,3}),? \(?(?:also|sometimes|formerly|originally|commonly|previously|better) (?:called|known as|named) (?:the |an? |[\"“])?([A-Z]?[\w-]+(?: [A-Z][\w-]+){0,3})"
+    r"\b((?:[Tt]he |[Aa]n? )?[A-Za-z][\w-]+(?: [A-Za-z][\w-]+){0,3}),? "
+    r"\(?(?:also|sometimes|formerly|originally|commonly|previously|better) (?:called|known as|named) "
+    r"(?:the |an? |[\"“])?([A-Z]?[\w-]+(?: [A-Z][\w-]+){0,3})"
 )
 _FRAGMENT = re.compile(
-    r"(?:An?|The) ((?:[a-zA-Z][\w'’-]* ){0,5}?[a-z][\w'’-]+)(?= (?:that|which|who|for|from|in|on|used|made|by|with|where|to|designed|developed|written|created|at|and|whose|between|based|of|intended|produced|\w+ed|\w+ing|given|found|made|known|written|built|sold|sent)\b|[.,;:(])"
+    r"(?:An?|The) ((?:[a-zA-Z][\w'’-]* ){0,5}?[a-z][\w'’-]+)(?= (?:that|which|who|for|from|in|on|by|with|where|to|at|and|"
+    r"whose|between|of|\w+ed|\w+ing|given|found|made|known|written|built|sold|sent)\b|[.,;:(])"
 )
-
-
 _REDUCED = re.compile(
     r"((?:[A-Z][\w'’.&+-]*)(?: (?:(?:of|de|von|van|the) )*[A-Z0-9][\w'’.&+-]*){0,4}), "
     r"(?:\(?(?:originally|first|later|also) )?(founded|written|developed|published|created|released|born|designed|built|"
@@ -34,7 +37,9 @@ _REDUCED = re.compile(
     r"located|launched|completed) (?=by|in|on|at|for|from|with)"
 )
 _HEADED = re.compile(
-    r"(?:An?|The) [^.,;:()]{4,80}?,? (founded|written|developed|published|created|released|designed|built|invented|established|introduced|discovered|produced|launched|proposed|defined|used|made|supported|sold) (?=by|in|on|at|for|from|with)"
+    r"(?:An?|The) [^.,;:()]{4,80}?,? (founded|written|developed|published|created|released|designed|built|invented|"
+    r"established|introduced|discovered|produced|launched|proposed|defined|used|made|supported|sold) "
+    r"(?=by|in|on|at|for|from|with)"
 )
 _APPOSED = re.compile(
     r"((?:[A-Z][\w'’.&+-]*)(?: (?:(?:of|de|von|van|the) )*[A-Z][\w'’.&+-]*){0,4}), ((?:the|an?) [^,.;:()]{6,70}),"
@@ -60,7 +65,13 @@ def reduced(sentence: Span, title: str) -> list[Told]:
         if clause:
             told.append(Told(clause, title, False, True))
     said = _APPOSED.search(sentence.text)
-    if said and (said[1].split()[0].endswith("ing") or said[1].split()[0] in LEADS or said[1].split()[0].lower() in VAGUE):
+    if said and (
+        said[1].split()[0].endswith(("ing", "ly"))
+        or said[1].split()[0] in LEADS
+        or said[1].split()[0].lower() in VAGUE | ADVERBS
+    ):
+        said = None
+    if said and any(word in AUXILIARIES or word in PAST for word in said[2].split()):
         said = None
     lists = (
         bool(said and re.match(r" (?:and|or) |[^,]*, (?:and|or) ", sentence.text[said.end() :]))
@@ -86,6 +97,7 @@ def facts(title: str, text: str) -> Chunk:
     """The clauses of a chunk whose subjects are known."""
     told: list[Told] = []
     topic = title if ": " not in title and len(title.split()) <= 4 and proper(title) else ""
+    entry = ": " not in title and 0 < len(title.split()) <= 4 and bool(_FRAGMENT.match(text))
     last, since = "", 9
     for sentence in sentences(text):
         since += 1
@@ -105,15 +117,11 @@ def facts(title: str, text: str) -> Chunk:
             if who and (person(who) or proper(who)) and not who.lower().startswith("the "):
                 told += [Told(each, who, True, True) for each in clauses]
                 last, since = who, 0
-        elif (
-            subject == "It"
-            and last
-            and since == 1
-            and not person(last)
-            and clause.tense in ("passive", "past", "be")
-            and clause.phrases
-        ):
-            told.append(Told(clause, last if not last.startswith("The ") else f"the {last[4:]}", False, True))
+        elif subject == "It" and last and since == 1 and not person(last):
+            if clause.tense in ("passive", "past", "be") and clause.phrases:
+                told.append(Told(clause, f"the {last[4:]}" if last.startswith("The ") else last, False, True))
+        elif subject == "It" and entry and clause.tense in ("passive", "past", "third") and since > 3:
+            told += [Told(each, title, False, True) for each in clauses]
     return Chunk(title, text, tuple(told))
 
 
@@ -153,13 +161,19 @@ def patterns(rng: random.Random, chunk: Chunk) -> Iterator[Draft]:
     title = chunk.title
     if (
         found_
+        and not found_[1].endswith("ly")
         and not set(text[:90].split()) & AUXILIARIES
         and ": " not in title
         and 0 < len(title.split()) <= 4
         and title.lower() not in text[:80].lower()
         and len(found_[1].split()) > 1
     ):
-        if text.startswith("A") and title.replace(" ", "").isalpha() and title.split()[-1].islower() and not title.endswith("s"):
+        if (
+            text.startswith("A")
+            and title.replace(" ", "").isalpha()
+            and title.split()[-1].islower()
+            and not title.endswith("s")
+        ):
             title = f"{'an' if title[0].lower() in 'aeiou' else 'a'} {title[:1].lower()}{title[1:]}"
         forms = [f"What is {title}", f"What kind of thing is {title}"]
         queries = [f"what is {title}"]

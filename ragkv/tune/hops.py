@@ -6,15 +6,19 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from ragkv.tune.drafts import NOUNS, Chunk, Draft, Told, carried, predicate
 from ragkv.tune.nouns import bare, clear, organisation, person, proper
-from ragkv.tune.rules import NOUNS, Chunk, Draft, Told, carried, drafts, longer, predicate
-from ragkv.tune.words import DEFINED
+from ragkv.tune.who import longer
+from ragkv.tune.words import AUXILIARIES, DEFINED
 
 _WEAK = frozenset(
     "have be use see say contain include make give take get come go call name become want keep put".split()
 )
+
+_ENTRY = re.compile(r"(?:An?|The) ([^.,;:()\[\]\"“]{15,110})[.,;(]")
+_BRIDGED = frozenset("subject agent when where object count long why stranded define who stands".split())
 
 
 def kinds(chunks: Sequence[Chunk]) -> dict[str, tuple[str, int]]:
@@ -31,29 +35,78 @@ def kinds(chunks: Sequence[Chunk]) -> dict[str, tuple[str, int]]:
     return found
 
 
-def bridges(rng: random.Random, chunks: Sequence[Chunk], most: int = 12) -> list[tuple[Draft, int]]:
-    """Questions about a name that another sentence describes, with the chunks of their answers."""
-    named: dict[str, list[tuple[Told, int]]] = defaultdict(list)
-    descriptions: dict[str, list[tuple[Told, str]]] = defaultdict(list)
-    types = kinds(chunks)
-    for n, chunk in enumerate(chunks):
-        for told in chunk.told:
-            if proper(told.name) and not told.name.startswith("the ") and told.clause.tense != "modal":
-                named[told.name].append((told, n))
-                if said := _described(rng, told, types.get(told.name, ("", 0))[0]):
-                    descriptions[told.name].append((told, said))
-            for name, said in _made(told):
-                descriptions[name].append((told, said))
+@dataclass(frozen=True)
+class Description:
+    """What a sentence says of a name, as a noun phrase. chunk, start, end: where the sentence stands."""
+
+    said: str
+    chunk: int
+    start: int
+    end: int
+
+
+def bridges(
+    rng: random.Random, chunks: Sequence[Chunk], asked: Sequence[tuple[Draft, int]], most: int = 12
+) -> list[tuple[Draft, int]]:
+    """Questions with a name replaced by what another sentence says of it.
+
+    Args:
+        rng: Chooses.
+        chunks: The context.
+        asked: Questions about it with the numbers of their chunks.
+        most: How many to make.
+    """
+    described = _descriptions(rng, chunks)
     found: list[tuple[Draft, int]] = []
-    for name in sorted(named.keys() & descriptions.keys()):
-        for about, chunk in named[name]:
-            for source, said in descriptions[name]:
-                if (
-                    source.clause.sentence.start != about.clause.sentence.start
-                    or source.clause.sentence.text != about.clause.sentence.text
+    for draft, n in asked:
+        if draft.rule not in _BRIDGED:
+            continue
+        for name in described.keys() & set(draft.names):
+            for each in described[name]:
+                if (each.chunk != n or not each.start <= draft.answer.start < each.end) and (
+                    new := _renamed(draft, name, each.said)
                 ):
-                    found += [(draft, chunk) for draft in _renamed(rng, about, name, said)]
+                    found.append((new, n))
     return rng.sample(found, min(most, len(found)))
+
+
+def _descriptions(rng: random.Random, chunks: Sequence[Chunk]) -> dict[str, list[Description]]:
+    types = kinds(chunks)
+    found: dict[str, list[Description]] = defaultdict(list)
+    for n, chunk in enumerate(chunks):
+        head = _ENTRY.match(chunk.text)
+        if (
+            head
+            and ": " not in chunk.title
+            and proper(chunk.title)
+            and re.search(r"[A-Z\d]", head[1])
+            and carried(head[1])
+        ):
+            if not set(head[1].split()) & AUXILIARIES and 4 <= len(head[1].split()) <= 13:
+                found[chunk.title].append(Description(f"the {head[1]}", n, 0, head.end()))
+        for told in chunk.told:
+            sentence = told.clause.sentence
+            pairs = _made(told)
+            if proper(told.name) and not told.name.startswith("the ") and told.clause.tense != "modal":
+                pairs.append((told.name, _described(rng, told, types.get(told.name, ("", 0))[0])))
+            for name, said in pairs:
+                if said:
+                    found[name].append(Description(said, n, sentence.start, sentence.end))
+    return found
+
+
+def _renamed(draft: Draft, name: str, said: str) -> Draft | None:
+    """A question about a name with its description in its place."""
+    pattern = re.compile(rf"(?:\b[Tt]he )?(?<!\w){re.escape(name)}(?![\w'’-])")
+    if (
+        len(pattern.findall(draft.text)) != 1
+        or draft.answer.text.lower() in said.lower()
+        or name.lower() in said.lower()
+    ):
+        return None
+    text = pattern.sub(lambda _: said, draft.text)
+    shared = {word for word in said.lower().split() if len(word) > 4} & set(pattern.sub("", draft.text).lower().split())
+    return replace(draft, text=text, query="", names=()) if len(text.split()) <= 24 and len(shared) < 2 else None
 
 
 def _described(rng: random.Random, told: Told, kind: str) -> str:
@@ -61,7 +114,11 @@ def _described(rng: random.Random, told: Told, kind: str) -> str:
     clause, thing = told.clause, told.clause.object
     if clause.tense == "be" and thing and not told.resolved and carried(thing.text) and clear(thing.text):
         said = longer(clause, bare(thing)).text
-        if re.search(r" (?:of|in|for|from) .*[A-Z]", f" {said}") and not said.endswith((" and", "ed")) and not clause.listed:
+        if (
+            re.search(r" (?:of|in|for|from) .*[A-Z]", f" {said}")
+            and not said.endswith((" and", "ed"))
+            and not clause.listed
+        ):
             return f"the {said}"
     if clause.verb is None or clause.verb.base in _WEAK or clause.tense not in ("past", "passive"):
         return ""
@@ -100,21 +157,6 @@ def _made(told: Told) -> list[tuple[str, str]]:
             if noun:
                 return [(name, f"the {noun} {clause.verb.past} {told.name}")]
     return []
-
-
-def _renamed(rng: random.Random, about: Told, name: str, said: str) -> list[Draft]:
-    """Questions about a name with its description in its place."""
-    made = []
-    for draft in drafts(rng, about):
-        if (
-            name in draft.text
-            and draft.answer.text.lower() not in said.lower()
-            and draft.rule in ("subject", "when", "where", "object", "count", "long", "why", "stranded", "agent", "define")
-        ):
-            text = draft.text.replace(name, said, 1)
-            if name not in text and len(text.split()) <= 22 and not re.search(rf"{re.escape(said)}['’]s", text):
-                made.append(replace(draft, text=text, query="", names=()))
-    return made
 
 
 def comparisons(rng: random.Random, chunks: Sequence[Chunk]) -> list[tuple[str, str, int]]:

@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ragkv.tune.drafts import Draft
 from ragkv.tune.facts import ask, facts
 from ragkv.tune.hops import bridges, comparisons
-from ragkv.tune.rules import Draft
 from ragkv.tune.twists import answers, twist
 
 UNKNOWN = "unknown"
@@ -105,9 +105,9 @@ class _Pools:
         self._absent = [d for chunk in rng.sample(absent, min(len(absent), 4)) for d in ask(rng, facts(*chunk))]
         self._names = sorted({name for draft, _ in self._one for name in draft.names})
         self._names += sorted({told.name for chunk in self._read for told in chunk.told})
-        whole = "\n".join(self._texts)
-        self._names = [name for name in self._names if _named(name, whole)]
-        self._two = bridges(rng, self._read)
+        inside = re.sub(r"[.!?]\s+\w+", "", "\n".join(self._texts))
+        self._names = [name for name in self._names if _named(name, inside)]
+        self._two = bridges(rng, self._read, self._one)
         self._compare = comparisons(rng, self._read)
 
     def take(self, shape: Shape) -> Asked | None:
@@ -151,9 +151,9 @@ class _Pools:
         return None
 
 
-def _named(name: str, text: str) -> bool:
-    """Whether a name is one inside a sentence too, not only a word that begins one."""
-    return " " in name or any(char.isupper() for char in name[1:]) or f" {name}" in re.sub(r"[.!?]\s+\w+", "", text)
+def _named(name: str, inside: str) -> bool:
+    """Whether a name is no mere first word of a sentence. inside: the texts without such words."""
+    return " " in name or any(char.isupper() for char in name[1:]) or f" {name}" in inside
 
 
 def worded(rng: random.Random, draft: Draft, shape: Shape) -> str:

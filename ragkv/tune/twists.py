@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ragkv.tune.clauses import sentences
+from ragkv.tune.drafts import Draft
 from ragkv.tune.nouns import organisation, person, proper
-from ragkv.tune.rules import Draft
 from ragkv.tune.words import AUXILIARIES, DETERMINERS, INFLECTED, OTHERS, PREPOSITIONS, SUBORDINATORS, VERBS, regular
 
 _LIGHT = (

@@ -14,7 +14,7 @@ PREPOSITIONS = frozenset(
 )
 SUBORDINATORS = frozenset(
     "if when while although though because since that which who whom whose where whether unless until once as so "
-    "how why what whatever and or but nor however therefore thus hence for then also instead otherwise".split()
+    "how why what whatever whenever wherever whoever and or but nor however therefore thus hence for then also instead otherwise".split()
 )
 BE = frozenset("is was are were".split())
 MODALS = frozenset("can could may might must shall should will would".split())
