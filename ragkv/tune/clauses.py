@@ -1,0 +1,107 @@
+"""Sentences, words and dates with their places, and what a main clause is made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ragkv.tune.words import MONTHS, Verb
+
+_ABBREVIATED = re.compile(
+    r"(?:\b(?:Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|vs|etc|e\.g|i\.e|cf|pp?|No|vol|ed|eds|Vol|ca|approx|Inc|Ltd|Co|Corp|op|al|Gen|Col"
+    r"|Jan|Feb|Aug|Sept|Oct|Nov|Dec|n|v|a|U\.S|U\.K|ibid|fig|Fig)|\b[A-Z])\.$"
+)
+_END = re.compile(r"[.!?][\"”’')\]]*(?=\s+[\"“‘'(\[]?[A-Z0-9])|\n\s*\n?")
+_WORD = re.compile(
+    r"(?:Dr|Mr|Mrs|Ms|St|Prof|Jr)\.|[A-Z]\.(?=\s[A-Z])|\d[\d,]*(?:\.\d+)*(?:%|[\w-]*\w)?"
+    r"|\w(?:[\w'’+#&/-]|\.(?=\w))*\+*|[^\s\w]"
+)
+YEAR = r"(?:1[0-9]\d\d|20[0-4]\d)"
+_DATE = re.compile(
+    rf"(?:\d{{1,2}}(?:st|nd|rd|th)?(?: of)? (?:{MONTHS}),? {YEAR}|(?:{MONTHS}) \d{{1,2}}(?:st|nd|rd|th)?,? {YEAR}"
+    rf"|(?:{MONTHS}),? (?:of )?{YEAR}|(?:{MONTHS}) \d{{1,2}}(?:st|nd|rd|th)?|\d{{1,2}}(?:st|nd|rd|th)? (?:{MONTHS})"
+    rf"|(?:the )?(?:early |late |mid-?)?{YEAR}s|{YEAR}|(?:the )?(?:early |late |mid-?)?"
+    rf"(?:\d{{1,2}}(?:st|nd|rd|th)|[a-z]+teenth|twentieth|tenth|twelfth) century(?: (?:BC|BCE|AD|CE))?)"
+)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of a text: text == source[start:end]."""
+
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        """The place after its last character."""
+        return self.start + len(self.text)
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A preposition and what it governs. kind: "date", "place", "agent" or ""."""
+
+    preposition: str
+    body: Span
+    kind: str
+
+
+@dataclass(frozen=True)
+class Clause:
+    """The main clause of a sentence.
+
+    Attributes:
+        sentence: The sentence it stands in.
+        subject: Its noun phrase.
+        auxiliary: "was", "has", "can", …; "" for a plain verb.
+        verb: The verb; none where a form of "be" is the verb.
+        tense: "past" or "third" or "base" for a plain verb; "passive", "perfect", "modal" or "be".
+        object: What follows the verb before the first preposition.
+        phrases: Prepositional phrases in order.
+        because: A reason clause.
+        listed: Whether its last phrase is the first of a list.
+        goal: Whether an infinitive follows.
+    """
+
+    sentence: Span
+    subject: Span
+    auxiliary: str
+    verb: Verb | None
+    tense: str
+    object: Span | None
+    phrases: tuple[Phrase, ...]
+    because: Span | None = None
+    listed: bool = False
+    goal: bool = False
+
+
+def sentences(text: str) -> Iterator[Span]:
+    """The sentences of a text."""
+    start = 0
+    for found in _END.finditer(text):
+        piece = text[start : found.end()]
+        if "\n" not in found[0] and _ABBREVIATED.search(text[max(0, start) : found.start() + 1]):
+            continue
+        if piece.strip():
+            yield _trim(text, start, found.end())
+        start = found.end()
+    if text[start:].strip():
+        yield _trim(text, start, len(text))
+
+
+def _trim(text: str, start: int, end: int) -> Span:
+    piece = text[start:end]
+    return Span(piece.strip(), start + len(piece) - len(piece.lstrip()))
+
+
+def words(span: Span) -> list[Span]:
+    """Words and marks of a piece with their places in the source."""
+    return [Span(found[0], span.start + found.start()) for found in _WORD.finditer(span.text)]
+
+
+def dated(text: str) -> str:
+    """The date that a text begins with, or ""."""
+    found = _DATE.match(text)
+    return found[0] if found and not text[found.end() : found.end() + 1].isalnum() else ""

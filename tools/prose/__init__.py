@@ -1,0 +1,1 @@
+"""Passages of real English prose, made from the documentation packages of Debian."""
