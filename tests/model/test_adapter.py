@@ -206,7 +206,7 @@ def never_hits(engine: Engine) -> bool:
 
 
 def test_kv_of_another_adapter_base_or_file_is_never_a_hit(base, saved, tmp_path, tiny_folder):
-    """All of these models have the same shapes, the same tokenizer and the same profile."""
+    """The first five models have the same shapes, tokenizer and profile; so have the three of files."""
     other = save_adapter(base, tmp_path / "longer name")
     moved = Path(shutil.copytree(base, tmp_path / "moved"))
     shutil.copytree(saved, tmp_path / "scaled")
