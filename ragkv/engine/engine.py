@@ -39,6 +39,7 @@ from ragkv.engine.registry import (
 )
 from ragkv.engine.report_builder import build_report
 from ragkv.engine.request import RequestState
+from ragkv.engine.retokenise import with_own_tokens
 from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_reuse
 from ragkv.engine.self_test import failed_self_test
 from ragkv.engine.session_manager import MethodChoice, SessionManager
@@ -305,7 +306,8 @@ class Engine:
             raise NotFound(f"collection {options.collection!r} has no documents that the filter describes")
         if not hits:
             raise NotFound(f"collection {options.collection!r} has no documents; add some with `ragkv ingest`")
-        return prompt_order(hits)
+        own = with_own_tokens(hits, options.collection, self.catalog, self.model.prompt, self.fingerprint)
+        return prompt_order(own)
 
     def _fetch_ahead(self, request: RequestState, chunks: abc.Sequence[Chunk]) -> None:
         method = request.method.method

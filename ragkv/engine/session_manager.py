@@ -22,6 +22,7 @@ from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.engine.registry import check_sessions
+from ragkv.engine.retokenise import with_own_tokens
 from ragkv.engine.session import SessionState
 from ragkv.errors import InputError, NotFound
 from ragkv.recompute.base import Method
@@ -261,7 +262,8 @@ class SessionManager:
         own = turn.reader == self._fingerprint
         question = turn.asked if own else prompt.question(turn.question.strip())
         answer = turn.written if own else prompt.retold(turn.answer)
-        hits = session.unknown([Hit(chunks[row], 0.0, row) for row, _ in turn.joined if row in chunks])
+        stored = [Hit(chunks[row], 0.0, row) for row, _ in turn.joined if row in chunks]
+        hits = session.unknown(with_own_tokens(stored, session.collection, self._catalog, prompt, self._fingerprint))
         options = PrefillOptions(prefill_policy=prefill_policy)
         session.replayed += self.prefill(session, hits, question, method, timer, options).prefilled_tokens
         session.state.append_answer((), answer)

@@ -1,5 +1,7 @@
 """Asking for a method by name, and setting its fields."""
 
+from dataclasses import replace
+
 import pytest
 
 from ragkv.engine.registry import METHODS, check_method, make_method, usable
@@ -35,6 +37,15 @@ def test_fields_of_every_sort_can_be_set(model):
     ablation = make_method("samkv-fusion:middle=none,bias=false,repair=none,shared=true", model)
     assert ablation == SamKV(layers=(2, 3), middle="none", bias=False, repair="none", shared=True)
     assert make_method("scout:initial=3", model).initial == 3
+
+
+def test_scouts_repair_is_the_profiles_unless_a_request_says_it():
+    trained = tiny.model(profile=replace(CALIBRATED, scout_repair="none"))
+    assert make_method("scout", trained).repair == "none"
+    assert make_method("random", trained).repair == "none"
+    assert make_method("scout:repair=kept", trained).repair == "kept"
+    assert make_method("samkv-fusion", trained).repair == "rules"
+    assert make_method("scout", tiny.model(profile=CALIBRATED)).repair == "kept"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from ingest.jobs import IngestJob, Jobs
 from ragkv.catalog import Catalog
 from ragkv.engine.engine import Engine
 from ragkv.errors import CatalogCorrupt, ModelNotFound, Stopping
+from ragkv.model import source
 from ragkv.types import AskOptions, Document
 from tests.api.conftest import Service, settings
 from tests.redis_server import redis_server
@@ -131,6 +132,17 @@ def test_an_unknown_model_stops_the_start(tmp_path: Path) -> None:
 
     with pytest.raises(ModelNotFound, match="no-model"):
         asyncio.run(start())
+
+
+def test_the_log_says_why_the_small_model_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(source, "find_spec", lambda name: None)
+    monkeypatch.delenv("RAGKV_MODEL")
+    with running(tmp_path) as engine_thread:
+        assert engine_thread.model == source.TINY
+    (line,) = [record.getMessage() for record in caplog.records if source.INSTALL in record.getMessage()]
+    assert line.startswith("the small model tiny answers")
 
 
 def test_a_damaged_catalogue_stops_the_start(tmp_path: Path) -> None:

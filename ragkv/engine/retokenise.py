@@ -1,0 +1,37 @@
+"""Chunks that another model's tokenizer read: their token ids are made anew from their texts.
+
+The catalogue holds the token ids that ingest made. A model that came later has other ids for the same text, and reads
+the old ones as another text. `ragkv reindex` ingests such documents again; until then every question does this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ragkv.catalog import Catalog
+from ragkv.model.prompt import Prompt
+from ragkv.types import Hit
+
+
+def with_own_tokens(
+    hits: Sequence[Hit], collection: str, catalog: Catalog, prompt: Prompt, fingerprint: str
+) -> list[Hit]:
+    """Return the hits with token ids of the present model.
+
+    Args:
+        hits: Chunks as the catalogue holds them.
+        collection: Their collection.
+        catalog: Knows which model read each document.
+        prompt: Makes the ids.
+        fingerprint: Of the present model.
+    """
+    own: dict[str, bool] = {}
+    for document in {hit.chunk.document_id for hit in hits}:
+        info = catalog.find(collection, document)  # None: it was removed a moment ago
+        own[document] = info is None or info.reader.partition("/")[0] == fingerprint
+    return [hit if own[hit.chunk.document_id] else _read_again(hit, prompt) for hit in hits]
+
+
+def _read_again(hit: Hit, prompt: Prompt) -> Hit:
+    return replace(hit, chunk=replace(hit.chunk, tokens=prompt.chunk(hit.chunk.title, hit.chunk.text)))
