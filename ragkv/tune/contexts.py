@@ -24,6 +24,8 @@ QUESTION_TOKENS = 22
 """Tokens of a question with its answer, about. It decides how many questions a row asks for."""
 SMALLEST = 80
 """Room, in tokens, that is not worth filling."""
+DRAWS = 3
+"""Contexts that are drawn for one, because not every text has facts that the rules of questions understand."""
 TRIES = 60
 """Passages that are tried for one context."""
 
@@ -116,10 +118,16 @@ class ProseSource:
         asked_share = rng.uniform(*self._params.question_share)
         count = max(1, int(tokens * asked_share / QUESTION_TOKENS))
         room = tokens - count * QUESTION_TOKENS
-        groups, absent = self._groups(rng, room)
-        chunks = tuple(chunk for group in groups for chunk in group)
-        # Not every text has so many facts that the rules understand, and what does not fit is left out of the row.
-        return Context(chunks, tuple(questions(rng, chunks, 2 * count, absent)))
+        best = Context((), ())
+        for _ in range(DRAWS):
+            groups, absent = self._groups(rng, room)
+            chunks = tuple(chunk for group in groups for chunk in group)
+            # What does not fit is left out of the row.
+            found = Context(chunks, tuple(questions(rng, chunks, 2 * count, absent)))
+            best = max(best, found, key=lambda each: len(each.asked))
+            if len(best.asked) >= count:
+                break
+        return best
 
     def _groups(self, rng: Random, room: int) -> tuple[list[list[Chunk]], list[Chunk]]:
         """Return groups of adjacent chunks that nearly fill `room` tokens, in random order, and related other chunks."""

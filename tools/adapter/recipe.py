@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ragkv.tune.options import TuneOptions
 
-GENERATOR_SHARE = 0.4
+GENERATOR_SHARE = 0.35
 """Share of the contexts that the project's generator writes; the others are other people's prose."""
 
 _LENGTHS = ((2048, 0.75), (4096, 0.25))
