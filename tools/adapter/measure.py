@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ragkv.bench.quality import ask_all
+from ragkv.bench.quality import QualityOutcome, ask_all
 from ragkv.bench.sets import QuestionSet, natural_sets
 from ragkv.bench.table import interval
 from ragkv.model.decoder import DecoderModel
@@ -56,18 +56,20 @@ def ask_share(chosen: argparse.Namespace) -> None:
             sets = question_sets(name, model)
             if chosen.questions:
                 sets = sets[: chosen.questions]
-            mine = sets[number::count]
-            for outcome in ask_all(model, mine, chosen.methods, lambda *progress: None):
-                at = (number + outcome.at[0] * count, outcome.at[1])
-                figure = outcome.figures
-                row = {
-                    **{"set": Path(name).stem, "at": at, "method": outcome.method, "kind": outcome.question.kind},
-                    **{"q": outcome.question.text, "a": list(outcome.question.gold), "answer": outcome.answer},
-                    **{"em": figure.em, "f1": figure.f1, "recall": figure.recall},
-                    **{"sequence": figure.sequence, "recompute": figure.recompute},
-                }
-                file.write(json.dumps(row) + "\n")
-            file.flush()
+            for at in range(number, len(sets), count):
+                for outcome in ask_all(model, [sets[at]], chosen.methods, lambda *progress: None):
+                    file.write(json.dumps(_row(Path(name).stem, at, outcome)) + "\n")
+                file.flush()
+
+
+def _row(name: str, at: int, outcome: QualityOutcome) -> dict[str, Any]:
+    figures, question = outcome.figures, outcome.question
+    return {
+        **{"set": name, "at": (at, outcome.at[1]), "method": outcome.method, "kind": question.kind},
+        **{"q": question.text, "a": list(question.gold), "answer": outcome.answer},
+        **{"em": figures.em, "f1": figures.f1, "recall": figures.recall},
+        **{"sequence": figures.sequence, "recompute": figures.recompute},
+    }
 
 
 def question_sets(name: str, model: DecoderModel) -> list[QuestionSet]:
