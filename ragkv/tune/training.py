@@ -134,7 +134,7 @@ def _save(model: Any, out: Path) -> None:
     for value in model.parameters():
         if value.requires_grad:
             value.data = value.data.to(model.dtype)
-    model.save_pretrained(out)
+    model.save_pretrained(out, save_embedding_layers=False)  # else it looks for the base model on the hub
     (out / "README.md").unlink(missing_ok=True)  # peft's form for a model card, with nothing filled in
 
 
