@@ -12,7 +12,8 @@ from ragkv.tune.nouns import counted, person
 from ragkv.tune.words import AUXILIARIES, MONTHS, NUMBERS, PAST, SUBORDINATORS, THIRD, VERBS
 
 _PART = re.compile(
-    r"(?:^|(?<=[,;:] )|(?<=— ))(?:(?:and|but|so|when|while|after|before|because|although|that|where|since) )?([^,;:()\[\]\"“”—]{25,110})(?=[,;:.!]|$| —)"
+    r"(?:^|(?<=[,;:] )|(?<=— ))(?:(?:and|but|so|when|while|after|before|because|although|that|where|since) )?"
+    r"([^,;:()\[\]\"“”—]{25,110})(?=[,;:.!]|$| —)"
 )
 _BEFORE = frozenset("about nearly almost over with for into by have approximately exactly least most".split())
 _DATED = re.compile(rf"\b(?:in|on|since|until|by|from) (?=(?:{MONTHS}|the )?.{{0,3}}\d)")
@@ -66,9 +67,9 @@ def _date(rng: random.Random, part: str, start: int) -> Iterator[Draft]:
             if re.fullmatch(r"\d{4}", value)
             else "what date"
             if re.search(r"\d (?:of )?[A-Z]|[a-z] \d{1,2}\b", value)
-            else "what time"
+            else ""
         )
-        text = f"{before} {found[0].strip()} {asks}{after}"
+        text = f"{before} {found[0].strip()} {asks}{after}" if asks else f"{before} when{after}"
         yield Draft(
             text[:1].upper() + text[1:], answer, "blank", (), f"{before}{after} {rng.choice(('year', 'date', 'when'))}"
         )

@@ -77,7 +77,8 @@ def when(rng: random.Random, told: Told) -> Iterator[Draft]:
         )
         says = asked(rng, told, rest)
         thing = clause.object.text if clause.object else ""
-        query = f"when {says.split(' ', 1)[0]} {told.name} {clause.verb.participle if clause.tense == 'passive' else clause.verb.base} {thing}".strip()
+        form = clause.verb.participle if clause.tense == "passive" else clause.verb.base
+        query = f"when {says.split(' ', 1)[0]} {told.name} {form} {thing}".strip()
         names = tuple(part for part in (told.name, thing) if part)
         answer = Span(
             re.sub(r"^the ", "", each.body.text), each.body.start + (4 if each.body.text.startswith("the ") else 0)

@@ -105,3 +105,26 @@ def dated(text: str) -> str:
     """The date that a text begins with, or ""."""
     found = _DATE.match(text)
     return found[0] if found and not text[found.end() : found.end() + 1].isalnum() else ""
+
+
+def between(sentence: Span, start: int, end: int) -> Span:
+    """A piece without the marks and spaces around it."""
+    piece = sentence.text[start - sentence.start : end - sentence.start]
+    left = len(piece) - len(piece.lstrip(" ,;:([\"'"))
+    return Span(piece[left:].rstrip(" ,;:.([\"'-–—"), start + left)
+
+
+def phrase_of(preposition: str, body: Span) -> Phrase:
+    """A phrase with its kind."""
+    kind, text = "", body.text
+    found = dated(text)
+    if found and preposition in ("in", "on", "during", "since", "until", "by", "around"):
+        if len(found) == len(text):
+            kind = "date"
+    elif preposition == "by":
+        kind = "agent"
+    elif preposition in ("in", "at", "near") and re.fullmatch(
+        r"(?:the )?(?:[A-Z][\w'’.-]+)(?:(?:,? | of | of the )[A-Z][\w'’.-]+){0,4}", text
+    ):
+        kind = "place"
+    return Phrase(preposition, body, kind)

@@ -16,6 +16,10 @@ _OWN = re.compile(
     r"other|another)\b",
     re.I,
 )
+_ODD = re.compile(
+    r"\b(?:and|or|the|an?|than|of|which|is|are|was|were)$|, (?:an?|the) |\b(\w+) \1\b"
+    r"|^\w+ (?:is|are|was|were)$"
+)
 AGENTIVE = frozenset(
     "write found invent argue say propose coin discover design develop create release publish introduce announce "
     "establish build compose paint direct translate conquer defeat kill appoint choose marry lead buy win".split()
@@ -83,7 +87,7 @@ def sound(draft: Draft) -> bool:
     size = len(draft.text.split())
     return (
         3 <= size <= 22 and 0 < len(answer.split()) <= 11 and f" {answer} " not in low
-        and not re.search(r"\b(?:and|or|the|an?|than|of|which|is|are|was|were|has|have)$|, (?:an?|the) |\b(\w+) \1\b", draft.text)
+        and not _ODD.search(draft.text)
         and not any(mark in draft.text for mark in "()[]{};:\"“”<>|=\\")
         and draft.answer.text[-1] not in ",.;:(" and draft.answer.text.count("(") == draft.answer.text.count(")")
     )  # fmt: skip

@@ -27,13 +27,14 @@ _ALSO = re.compile(
     r"(?:the |an? |[\"“])?([A-Z]?[\w-]+(?: [A-Z][\w-]+){0,3})"
 )
 _FRAGMENT = re.compile(
-    r"(?:An?|The) ((?:[a-zA-Z][\w'’-]* ){0,5}?[a-z][\w'’-]+)(?= (?:that|which|who|for|from|in|on|by|with|where|to|at|and|"
-    r"whose|between|of|\w+ed|\w+ing|given|found|made|known|written|built|sold|sent)\b|[.,;:(])"
+    r"(?:An?|The) ((?:[a-zA-Z][\w'’-]* ){0,5}?[a-z][\w'’-]+)"
+    r"(?= (?:that|which|who|for|from|in|on|by|with|where|to|at|and|"
+    r"whose|between|of|\w+(?:ed|ing) (?:the|an?|by|in|on|at|of|for|from|to|with|as)|given|found|made|known|written|built|sold|sent)\b|[.,;:(])"
 )
 _REDUCED = re.compile(
     r"((?:[A-Z][\w'’.&+-]*)(?: (?:(?:of|de|von|van|the) )*[A-Z0-9][\w'’.&+-]*){0,4}), "
-    r"(?:\(?(?:originally|first|later|also) )?(founded|written|developed|published|created|released|born|designed|built|"
-    r"invented|established|introduced|discovered|composed|directed|formed|edited|translated|produced|owned|"
+    r"(?:\(?(?:originally|first|later|also) )?(founded|written|developed|published|created|released|born|designed|"
+    r"built|invented|established|introduced|discovered|composed|directed|formed|edited|translated|produced|owned|"
     r"located|launched|completed) (?=by|in|on|at|for|from|with)"
 )
 _HEADED = re.compile(
@@ -80,6 +81,7 @@ def reduced(sentence: Span, title: str) -> list[Told]:
     if (
         said
         and proper(said[1])
+        and said[1].split()[0] not in ("As", "Like", "Unlike", "See", "To")
         and clear(said[2])
         and not lists
         and (said.start() == 0 or (" " in said[1] and person(said[1]) and sentence.text[said.start() - 2] != ","))
@@ -161,8 +163,9 @@ def patterns(rng: random.Random, chunk: Chunk) -> Iterator[Draft]:
     title = chunk.title
     if (
         found_
+        and not set(found_[1].split()) & PAST.keys()
         and not found_[1].endswith("ly")
-        and not set(text[:90].split()) & AUXILIARIES
+        and not set(text[: found_.end() + 25].split()) & AUXILIARIES
         and ": " not in title
         and 0 < len(title.split()) <= 4
         and title.lower() not in text[:80].lower()

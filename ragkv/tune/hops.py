@@ -18,7 +18,8 @@ _WEAK = frozenset(
 )
 
 _ENTRY = re.compile(r"(?:An?|The) ([^.,;:()\[\]\"“]{15,110})[.,;(]")
-_BRIDGED = frozenset("subject agent when where object count long why stranded define who stands".split())
+_BRIDGED = frozenset("subject agent when where object count long why stranded who stands".split())
+_ADJECTIVES = ("ed", "ing", "ly", "al", "ic", "ous", "ble", "ive")
 
 
 def kinds(chunks: Sequence[Chunk]) -> dict[str, tuple[str, int]]:
@@ -27,11 +28,12 @@ def kinds(chunks: Sequence[Chunk]) -> dict[str, tuple[str, int]]:
     for n, chunk in enumerate(chunks):
         for told in chunk.told:
             thing = told.clause.object
-            if told.clause.tense == "be" and thing and proper(told.name) and re.match(r"an? ", thing.text):
-                words = re.split(r" of | to ", thing.text)[0].split()
-                if 2 <= len(words) <= 5 and words[-1].isalpha() and words[-1].islower() and words[-1] not in DEFINED:
-                    if not words[-1].endswith(("ed", "ing", "ly", "al", "ic", "ous", "ble", "ive")):
-                        found[told.name] = (words[-1], n)
+            if told.clause.tense != "be" or thing is None or not proper(told.name) or not re.match(r"an? ", thing.text):
+                continue
+            words = re.split(r" of | to ", thing.text)[0].split()
+            noun = words[-1].isalpha() and words[-1].islower() and words[-1] not in DEFINED
+            if 2 <= len(words) <= 5 and noun and not words[-1].endswith(_ADJECTIVES):
+                found[told.name] = (words[-1], n)
     return found
 
 
@@ -75,15 +77,8 @@ def _descriptions(rng: random.Random, chunks: Sequence[Chunk]) -> dict[str, list
     found: dict[str, list[Description]] = defaultdict(list)
     for n, chunk in enumerate(chunks):
         head = _ENTRY.match(chunk.text)
-        if (
-            head
-            and ": " not in chunk.title
-            and proper(chunk.title)
-            and re.search(r"[A-Z\d]", head[1])
-            and carried(head[1])
-        ):
-            if not set(head[1].split()) & AUXILIARIES and 4 <= len(head[1].split()) <= 13:
-                found[chunk.title].append(Description(f"the {head[1]}", n, 0, head.end()))
+        if head and ": " not in chunk.title and proper(chunk.title) and _exact(head[1]):
+            found[chunk.title].append(Description(f"the {head[1]}", n, 0, head.end()))
         for told in chunk.told:
             sentence = told.clause.sentence
             pairs = _made(told)
@@ -93,6 +88,14 @@ def _descriptions(rng: random.Random, chunks: Sequence[Chunk]) -> dict[str, list
                 if said:
                     found[name].append(Description(said, n, sentence.start, sentence.end))
     return found
+
+
+def _exact(said: str) -> bool:
+    """Whether the first words of an entry tell it from others."""
+    words = said.split()
+    return (
+        4 <= len(words) <= 13 and not set(words) & AUXILIARIES and bool(re.search(r"[A-Z\d]", said)) and carried(said)
+    )
 
 
 def _renamed(draft: Draft, name: str, said: str) -> Draft | None:

@@ -105,7 +105,8 @@ def specific(text: str) -> bool:
 def counted(text: str) -> tuple[str, str] | None:
     """(number, what is counted) where a phrase begins with a number."""
     found = re.match(
-        rf"(?:about |over |nearly |almost |approximately )?((?:\d[\d,.]*|{'|'.join(NUMBERS)})(?: (?:hundred|thousand|million|billion))?) ([a-z][\w-]+(?: [a-z][\w-]+){{0,2}})",
+        rf"(?:about |over |nearly |almost |approximately )?((?:\d[\d,.]*|{'|'.join(NUMBERS)})"
+        rf"(?: (?:hundred|thousand|million|billion))?) ([a-z][\w-]+(?: [a-z][\w-]+){{0,2}})",
         text,
     )
     if not found or not re.search(r"s$|men$|people$|children$", found[2]) or found[1].endswith((".", ",")):

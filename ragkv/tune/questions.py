@@ -94,7 +94,7 @@ class _Pools:
         self, rng: random.Random, chunks: Sequence[tuple[str, str]], absent: Sequence[tuple[str, str]], count: int
     ):
         self._rng, self._texts = rng, [text for _, text in chunks]
-        self._low = [text.lower() for text in self._texts]
+        self._low = [f"{title}\n{text}".lower() for title, text in chunks]
         self._read = [facts(title, text) for title, text in chunks]
         order = rng.sample(range(len(chunks)), len(chunks))
         self._one: list[tuple[Draft, int]] = []
@@ -137,7 +137,9 @@ class _Pools:
         rng = self._rng
         if self._absent and (rng.random() < 0.5 or not self._one):
             draft = rng.choice(self._absent)
-            if any(answers(draft, low) for low in self._low) or (draft.rule == "blank" and rng.random() < 0.5):
+            if any(answers(draft, low, strict=True) for low in self._low) or (
+                draft.rule == "blank" and rng.random() < 0.5
+            ):
                 return None
             return Asked(worded(rng, draft, shape), UNKNOWN, -1, "absent")
         if not self._one:
