@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 
 from ragkv.tune.clauses import Span, dated, sentences
-from ragkv.tune.drafts import Chunk, Draft, carried
-from ragkv.tune.nouns import counted, person
-from ragkv.tune.words import AUXILIARIES, MONTHS, NUMBERS, PAST, SUBORDINATORS, THIRD, VERBS
+from ragkv.tune.drafts import Draft, ParsedChunk, carried
+from ragkv.tune.lexicon import AUXILIARIES, MONTHS, NUMBERS, PAST, SUBORDINATORS, THIRD, VERBS
+from ragkv.tune.noun_phrases import counted, person
 
 _PART = re.compile(
     r"(?:^|(?<=[,;:] )|(?<=— ))(?:(?:and|but|so|when|while|after|before|because|although|that|where|since) )?"
@@ -21,7 +21,7 @@ _NUMBER = re.compile(rf"(?<![\d.,$-])\b(?:\d[\d,]*|{'|'.join(NUMBERS)}) [a-z]")
 _PERSON = re.compile(r"(?:[A-Z][a-z]+|[A-Z]\.)(?: (?:[A-Z][a-z]+|[A-Z]\.|de|von|van)){1,3}")
 
 
-def blanks(rng: random.Random, chunk: Chunk, most: int = 3) -> list[Draft]:
+def blanks(rng: random.Random, chunk: ParsedChunk, most: int = 3) -> list[Draft]:
     """Some questions of this kind, each from another sentence."""
     found = [draft for sentence in sentences(chunk.text) for draft in _of(rng, sentence)]
     return rng.sample(found, min(most, len(found)))

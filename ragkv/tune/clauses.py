@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ragkv.tune.words import MONTHS, Verb
+from ragkv.tune.lexicon import MONTHS, PREPOSITIONS, VERBS, Verb
 
 _ABBREVIATED = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|vs|etc|e\.g|i\.e|cf|pp?|No|vol|ed|eds|Vol|ca|approx|Inc|Ltd|Co|Corp|op|al|Gen|Col"
@@ -24,6 +24,7 @@ _DATE = re.compile(
     rf"|(?:the )?(?:early |late |mid-?)?{YEAR}s|{YEAR}|(?:the )?(?:early |late |mid-?)?"
     rf"(?:\d{{1,2}}(?:st|nd|rd|th)|[a-z]+teenth|twentieth|tenth|twelfth) century(?: (?:BC|BCE|AD|CE))?)"
 )
+_PARTICLES = frozenset("to up out off down over".split())
 
 
 @dataclass(frozen=True)
@@ -128,3 +129,24 @@ def phrase_of(preposition: str, body: Span) -> Phrase:
     ):
         kind = "place"
     return Phrase(preposition, body, kind)
+
+
+def tail(sentence: Span, tokens: list[Span]) -> tuple[Span | None, list[Phrase]]:
+    """The object and the phrases in what follows a verb."""
+    cuts = [
+        n for n, each in enumerate(tokens)
+        if each.text in PREPOSITIONS and each.text not in ("of", "than", "as", "per", "like")
+        and not (each.text in _PARTICLES and n + 1 < len(tokens) and tokens[n + 1].text in VERBS)
+    ]  # fmt: skip
+    first = cuts[0] if cuts else len(tokens)
+    thing = between(sentence, tokens[0].start, tokens[first - 1].end) if first else None
+    phrases: list[Phrase] = []
+    particle = ""
+    for n, cut in enumerate(cuts):
+        end = cuts[n + 1] if n + 1 < len(cuts) else len(tokens)
+        preposition, particle = f"{particle} {tokens[cut].text}".strip(), ""
+        if end > cut + 1:
+            phrases.append(phrase_of(preposition, between(sentence, tokens[cut + 1].start, tokens[end - 1].end)))
+        else:
+            particle = preposition
+    return (thing if thing and thing.text else None), phrases

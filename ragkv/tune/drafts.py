@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 
 from ragkv.tune.clauses import Clause, Phrase, Span
-from ragkv.tune.nouns import clear
-from ragkv.tune.words import INFLECTED, SYNONYMS, Verb
+from ragkv.tune.lexicon import INFLECTED, SYNONYMS, Verb
+from ragkv.tune.noun_phrases import clear
 
 _OWN = re.compile(
     r"\b(?:his|her|their|its|this|these|those|that|our|your|my|it|he|she|they|them|him|you|we|I|same|such|not|never|no|"
@@ -53,7 +53,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ParsedChunk:
     """A title, a text, and the clauses of the text whose subjects are known."""
 
     title: str

@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ragkv.tune.drafts import NOUNS, Chunk, Draft, Told, carried, predicate
-from ragkv.tune.nouns import bare, clear, organisation, person, proper
+from ragkv.tune.drafts import NOUNS, Draft, ParsedChunk, Told, carried, predicate
+from ragkv.tune.lexicon import AUXILIARIES, DEFINED
+from ragkv.tune.noun_phrases import bare, clear, organisation, person, proper
 from ragkv.tune.who import longer
-from ragkv.tune.words import AUXILIARIES, DEFINED
 
 _WEAK = frozenset(
     "have be use see say contain include make give take get come go call name become want keep put".split()
@@ -22,7 +22,7 @@ _BRIDGED = frozenset("subject agent when where object count long why stranded wh
 _ADJECTIVES = ("ed", "ing", "ly", "al", "ic", "ous", "ble", "ive")
 
 
-def kinds(chunks: Sequence[Chunk]) -> dict[str, tuple[str, int]]:
+def kinds(chunks: Sequence[ParsedChunk]) -> dict[str, tuple[str, int]]:
     """What things are, with the number of the chunk that says so: "language" for "X is a programming language"."""
     found: dict[str, tuple[str, int]] = {}
     for n, chunk in enumerate(chunks):
@@ -48,7 +48,7 @@ class Description:
 
 
 def bridges(
-    rng: random.Random, chunks: Sequence[Chunk], asked: Sequence[tuple[Draft, int]], most: int = 12
+    rng: random.Random, chunks: Sequence[ParsedChunk], asked: Sequence[tuple[Draft, int]], most: int = 12
 ) -> list[tuple[Draft, int]]:
     """Questions with a name replaced by what another sentence says of it.
 
@@ -72,7 +72,7 @@ def bridges(
     return rng.sample(found, min(most, len(found)))
 
 
-def _descriptions(rng: random.Random, chunks: Sequence[Chunk]) -> dict[str, list[Description]]:
+def _descriptions(rng: random.Random, chunks: Sequence[ParsedChunk]) -> dict[str, list[Description]]:
     types = kinds(chunks)
     found: dict[str, list[Description]] = defaultdict(list)
     for n, chunk in enumerate(chunks):
@@ -162,7 +162,7 @@ def _made(told: Told) -> list[tuple[str, str]]:
     return []
 
 
-def comparisons(rng: random.Random, chunks: Sequence[Chunk]) -> list[tuple[str, str, int]]:
+def comparisons(rng: random.Random, chunks: Sequence[ParsedChunk]) -> list[tuple[str, str, int]]:
     """(question, answer, chunk): which of two was first, and whether two were of one year or one kind."""
     dated: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
     for n, chunk in enumerate(chunks):
@@ -183,7 +183,7 @@ def comparisons(rng: random.Random, chunks: Sequence[Chunk]) -> list[tuple[str, 
     return made
 
 
-def _alike(types: dict[str, tuple[str, int]], chunks: Sequence[Chunk]) -> list[tuple[str, str, int]]:
+def _alike(types: dict[str, tuple[str, int]], chunks: Sequence[ParsedChunk]) -> list[tuple[str, str, int]]:
     """Whether two things of two chunks are of one kind."""
     made = []
     rows = sorted(types.items())

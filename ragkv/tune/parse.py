@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ragkv.tune.clauses import YEAR, Clause, Phrase, Span, between, dated, phrase_of, words
-from ragkv.tune.words import (
+from ragkv.tune.clauses import YEAR, Clause, Phrase, Span, between, dated, phrase_of, tail, words
+from ragkv.tune.lexicon import (
     ADVERBS,
     AUXILIARIES,
     BE,
@@ -29,7 +29,6 @@ from ragkv.tune.words import (
     Verb,
 )  # fmt: skip
 
-_PARTICLES = frozenset("to up out off down over".split())
 _LIST = re.compile(r",(?: [^\s,.]+){1,4}(?:,(?: [^\s,.]+){1,4})*,? (?:and|or) ")
 _APPOSITION = re.compile(
     r", (?:also |formerly |sometimes )?(?:called|known as|named|or|who|which|a|an|the|born) [^,;]{3,90},"
@@ -273,27 +272,6 @@ def _reason(sentence: Span, tokens: list[Span], at: int) -> Span | None:
         word in AUXILIARIES or word in PAST or word in THIRD or word in VERBS for word in reason.text.split()[1:]
     )
     return reason if 3 <= len(reason.text.split()) <= 14 and not cut and verbal else None
-
-
-def tail(sentence: Span, tokens: list[Span]) -> tuple[Span | None, list[Phrase]]:
-    """The object and the phrases in what follows a verb."""
-    cuts = [
-        n for n, each in enumerate(tokens)
-        if each.text in PREPOSITIONS and each.text not in ("of", "than", "as", "per", "like")
-        and not (each.text in _PARTICLES and n + 1 < len(tokens) and tokens[n + 1].text in VERBS)
-    ]  # fmt: skip
-    first = cuts[0] if cuts else len(tokens)
-    thing = between(sentence, tokens[0].start, tokens[first - 1].end) if first else None
-    phrases: list[Phrase] = []
-    particle = ""
-    for n, cut in enumerate(cuts):
-        end = cuts[n + 1] if n + 1 < len(cuts) else len(tokens)
-        preposition, particle = f"{particle} {tokens[cut].text}".strip(), ""
-        if end > cut + 1:
-            phrases.append(phrase_of(preposition, between(sentence, tokens[cut + 1].start, tokens[end - 1].end)))
-        else:
-            particle = preposition
-    return (thing if thing and thing.text else None), phrases
 
 
 def passive(sentence: Span, subject: Span, place: int) -> Clause | None:

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 from ragkv.tune.clauses import dated, sentences
 from ragkv.tune.drafts import Draft
-from ragkv.tune.nouns import organisation, person, proper
-from ragkv.tune.words import AUXILIARIES, DETERMINERS, INFLECTED, OTHERS, PREPOSITIONS, SUBORDINATORS, VERBS, regular
+from ragkv.tune.lexicon import AUXILIARIES, DETERMINERS, INFLECTED, OTHERS, PREPOSITIONS, SUBORDINATORS, VERBS, regular
+from ragkv.tune.noun_phrases import organisation, person, proper
 
 _LIGHT = (
     AUXILIARIES | DETERMINERS | PREPOSITIONS | SUBORDINATORS | {"many", "long", "year", "mean", "kind", "thing", "name"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ragkv.tune.clauses import Span
-from ragkv.tune.words import (
+from ragkv.tune.lexicon import (
     DETERMINERS,
     FIRST_NAMES,
     NUMBERS,

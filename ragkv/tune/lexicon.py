@@ -75,7 +75,7 @@ _REGULAR = (
 ).split()
 _DOUBLED = frozenset("stop ship plan transfer refer ban commit admit submit permit control rebel".split())
 _IRREGULAR = (
-    "write wrote written|begin began begun|build built built|take took taken|give gave given|make made made|"
+    "write wrote written|begin began started|build built built|take took taken|give gave given|make made made|"
     "find found found|become became become|win won won|lose lost lost|lead led led|leave left left|hold held held|"
     "keep kept kept|bring brought brought|buy bought bought|sell sold sold|send sent sent|speak spoke spoken|"
     "teach taught taught|think thought thought|fight fought fought|draw drew drawn|grow grew grown|know knew known|"
