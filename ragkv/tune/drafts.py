@@ -120,6 +120,7 @@ def rest_of(rng: random.Random, told: Told, without: Phrase | None = None, least
             continue
         if (
             not carried(each.body.text)
+            or re.search(r"\d and [a-z]+ \d", each.body.text)
             or len(each.body.text.split()) > 8
             or (most <= 0 and each.preposition not in NEEDED)
             or each.body.text.split()[0].endswith("ing")

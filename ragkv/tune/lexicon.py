@@ -28,7 +28,8 @@ VAGUE = frozenset(
     "he she they we you i there what which who rest remainder another only more less note user you're".split()
 )
 ADVERBS = frozenset(
-    "also often sometimes usually always never still now then thus soon later early just even already again once "
+    "also often sometimes usually always never still now then thus soon later early just even "
+    "yet neither either already again once "
     "together perhaps maybe instead moreover furthermore nevertheless meanwhile today finally eventually".split()
 )
 LEADS = frozenset(
@@ -139,7 +140,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "contain": ("include", "hold"), "use": ("employ",), "provide": ("offer", "give"), "require": ("need",),
     "appoint": ("name",), "destroy": ("wipe out",), "erect": ("build",), "choose": ("pick", "select"),
     "say": ("state",), "argue": ("claim",), "obtain": ("get",), "kill": ("slay",), "show": ("display",),
-    "make": ("create",), "produce": ("make",), "allow": ("let",), "translate": ("render",), "remove": ("take away",),
+    "produce": ("make",), "allow": ("let",), "translate": ("render",), "remove": ("take away",),
 }  # fmt: skip
 """Other base forms for a verb with the same object."""
 _MORE = "take beat seize construct erect select state claim slay let get need hold author render".split()

@@ -6,6 +6,7 @@ import re
 
 from ragkv.tune.clauses import Span
 from ragkv.tune.lexicon import (
+    ADVERBS,
     DETERMINERS,
     FIRST_NAMES,
     NUMBERS,
@@ -34,7 +35,8 @@ def bare(span: Span) -> Span:
 
 def proper(text: str) -> bool:
     """Whether a phrase is a proper name as a whole."""
-    return bool(_NAME.fullmatch(text)) and text.lower() not in VAGUE and not text.isdigit()
+    first = text.lower().split()[0] if text.strip() else ""
+    return bool(_NAME.fullmatch(text)) and text.lower() not in VAGUE and first not in SUBORDINATORS | ADVERBS
 
 
 def person(text: str) -> bool:

@@ -17,6 +17,7 @@ from ragkv.tune.lexicon import (
     HAVE,
     LEADS,
     MODALS,
+    MONTHS,
     NUMBERS,
     PARTICIPLES,
     PAST,
@@ -117,7 +118,11 @@ def _fronted(sentence: Span, tokens: list[Span]) -> tuple[list[Phrase], list[Spa
 
 def _inside(tokens: list[Span], at: int) -> bool:
     """Whether a comma stands inside a date such as "July 4, 1776"."""
-    return at + 1 < len(tokens) and tokens[at - 1].text.isdigit() and bool(re.fullmatch(YEAR, tokens[at + 1].text))
+    return (
+        at + 1 < len(tokens)
+        and (tokens[at - 1].text[:1].isdigit() or tokens[at - 1].text in MONTHS.split("|"))
+        and bool(re.fullmatch(YEAR, tokens[at + 1].text))
+    )
 
 
 def _apposition(sentence: Span, tokens: list[Span]) -> Span | None:
