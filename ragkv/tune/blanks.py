@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 
 from ragkv.tune.clauses import Span, dated, sentences
-from ragkv.tune.drafts import Chunk, Draft, carried
-from ragkv.tune.nouns import counted, person
-from ragkv.tune.words import AUXILIARIES, MONTHS, NUMBERS, PAST, SUBORDINATORS, THIRD, VERBS
+from ragkv.tune.drafts import Draft, ParsedChunk, carried
+from ragkv.tune.lexicon import AUXILIARIES, MONTHS, NUMBERS, PAST, SUBORDINATORS, THIRD, VERBS
+from ragkv.tune.noun_phrases import counted, person
 
 _PART = re.compile(
-    r"(?:^|(?<=[,;:] )|(?<=— ))(?:(?:and|but|so|when|while|after|before|because|although|that|where|since) )?([^,;:()\[\]\"“”—]{25,110})(?=[,;:.!]|$| —)"
+    r"(?:^|(?<=[,;:] )|(?<=— ))(?:(?:and|but|so|when|while|after|before|because|although|that|where|since) )?"
+    r"([^,;:()\[\]\"“”—]{25,110})(?=[,;:.!]|$| —)"
 )
 _BEFORE = frozenset("about nearly almost over with for into by have approximately exactly least most".split())
 _DATED = re.compile(rf"\b(?:in|on|since|until|by|from) (?=(?:{MONTHS}|the )?.{{0,3}}\d)")
@@ -20,7 +21,7 @@ _NUMBER = re.compile(rf"(?<![\d.,$-])\b(?:\d[\d,]*|{'|'.join(NUMBERS)}) [a-z]")
 _PERSON = re.compile(r"(?:[A-Z][a-z]+|[A-Z]\.)(?: (?:[A-Z][a-z]+|[A-Z]\.|de|von|van)){1,3}")
 
 
-def blanks(rng: random.Random, chunk: Chunk, most: int = 3) -> list[Draft]:
+def blanks(rng: random.Random, chunk: ParsedChunk, most: int = 3) -> list[Draft]:
     """Some questions of this kind, each from another sentence."""
     found = [draft for sentence in sentences(chunk.text) for draft in _of(rng, sentence)]
     return rng.sample(found, min(most, len(found)))
@@ -66,9 +67,9 @@ def _date(rng: random.Random, part: str, start: int) -> Iterator[Draft]:
             if re.fullmatch(r"\d{4}", value)
             else "what date"
             if re.search(r"\d (?:of )?[A-Z]|[a-z] \d{1,2}\b", value)
-            else "what time"
+            else ""
         )
-        text = f"{before} {found[0].strip()} {asks}{after}"
+        text = f"{before} {found[0].strip()} {asks}{after}" if asks else f"{before} when{after}"
         yield Draft(
             text[:1].upper() + text[1:], answer, "blank", (), f"{before}{after} {rng.choice(('year', 'date', 'when'))}"
         )

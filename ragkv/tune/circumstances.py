@@ -6,7 +6,6 @@ import random
 import re
 from collections.abc import Iterator
 
-from ragkv.tune.clauses import Span
 from ragkv.tune.drafts import (
     Draft,
     Told,
@@ -15,74 +14,46 @@ from ragkv.tune.drafts import (
     repeatable,
     rest_of,
 )
-from ragkv.tune.nouns import bare, clear, place
+from ragkv.tune.noun_phrases import bare, clear, place
+
+_SECOND_DATE = re.compile(r"\d{4}| and [A-Z]?[a-z]+ \d")
+_ALONE = frozenset(
+    "die bear release found publish begin end start create establish introduce complete develop write invent build "
+    "launch destroy close open retire win form appear".split()
+)
 
 
 def when(rng: random.Random, told: Told) -> Iterator[Draft]:
+    """ "X was released in 1989": when, or in what year?"""
     clause = told.clause
+    if clause.tense in ("be", "modal") or clause.verb is None or not repeatable(told):
+        return
     for each in clause.phrases:
-        if each.kind != "date" or each.preposition not in ("in", "on", "during") or not repeatable(told):
+        if each.kind != "date" or each.preposition not in ("in", "on", "during"):
             continue
-        if clause.tense in ("be", "modal") or clause.verb is None:
+        rest = rest_of(rng, told, each)
+        others = " ".join((rest, *(other.body.text for other in clause.phrases if other is not each)))
+        if _SECOND_DATE.search(others) or (not rest and clause.verb.base not in _ALONE):
             continue
         agents = [
-            other
-            for other in clause.phrases
-            if other.kind == "agent" and clear(other.body.text) and len(other.body.text.split()) < 6
+            e for e in clause.phrases if e.kind == "agent" and clear(e.body.text) and len(e.body.text.split()) < 6
         ]
-        rest = rest_of(rng, told, each)
-        if re.search(
-            r"\d{4}| and [A-Z]?[a-z]+ \d",
-            " ".join((rest, *(other.body.text for other in clause.phrases if other is not each))),
-        ):
-            continue
-        if not rest and clause.verb.base not in (
-            "die",
-            "bear",
-            "release",
-            "found",
-            "publish",
-            "begin",
-            "end",
-            "start",
-            "create",
-            "establish",
-            "introduce",
-            "complete",
-            "develop",
-            "write",
-            "invent",
-            "build",
-            "launch",
-            "destroy",
-            "close",
-            "open",
-            "retire",
-            "win",
-            "form",
-            "appear",
-        ):
-            continue
         if agents and rng.random() < 0.4:
             rest = f"{rest} by {agents[0].body.text}".strip()
-        year = bool(re.fullmatch(r"\d{4}", each.body.text))
-        opening = (
-            rng.choice(("In what year", "In which year", "What year", "When", "When", "When"))
-            if year
-            else "On what date"
-            if re.search(r"\d{4}", each.body.text)
-            and re.match(r"\d|[A-Z]\w+ \d{1,2}\b", each.body.text)
-            and rng.random() < 0.3
-            else "When"
-        )
         says = asked(rng, told, rest)
         thing = clause.object.text if clause.object else ""
-        query = f"when {says.split(' ', 1)[0]} {told.name} {clause.verb.participle if clause.tense == 'passive' else clause.verb.base} {thing}".strip()
+        form = clause.verb.participle if clause.tense == "passive" else clause.verb.base
+        query = f"when {says.split(' ', 1)[0]} {told.name} {form} {thing}".strip()
         names = tuple(part for part in (told.name, thing) if part)
-        answer = Span(
-            re.sub(r"^the ", "", each.body.text), each.body.start + (4 if each.body.text.startswith("the ") else 0)
-        )
-        yield Draft(f"{opening} {says}", answer, "when", names, query, clause.verb.base)
+        opening = _opening(rng, each.body.text)
+        yield Draft(f"{opening} {says}", bare(each.body), "when", names, query, clause.verb.base)
+
+
+def _opening(rng: random.Random, date: str) -> str:
+    if re.fullmatch(r"\d{4}", date):
+        return rng.choice(("In what year", "In which year", "What year", "When", "When", "When"))
+    exact = re.search(r"\d{4}", date) and re.match(r"\d|[A-Z]\w+ \d{1,2}\b", date)
+    return "On what date" if exact and rng.random() < 0.3 else "When"
 
 
 def where(rng: random.Random, told: Told) -> Iterator[Draft]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ragkv.tune.words import MONTHS, Verb
+from ragkv.tune.lexicon import MONTHS, PREPOSITIONS, VERBS, Verb
 
 _ABBREVIATED = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|St|Prof|Jr|Sr|vs|etc|e\.g|i\.e|cf|pp?|No|vol|ed|eds|Vol|ca|approx|Inc|Ltd|Co|Corp|op|al|Gen|Col"
@@ -14,7 +14,7 @@ _ABBREVIATED = re.compile(
 )
 _END = re.compile(r"[.!?][\"”’')\]]*(?=\s+[\"“‘'(\[]?[A-Z0-9])|\n\s*\n?")
 _WORD = re.compile(
-    r"(?:Dr|Mr|Mrs|Ms|St|Prof|Jr)\.|[A-Z]\.(?=\s[A-Z])|\d[\d,]*(?:\.\d+)*(?:%|[\w-]*\w)?"
+    r"(?:Dr|Mr|Mrs|Ms|St|Prof|Jr)\.|(?:[A-Z]\.){2,}|[A-Z]\.(?=\s[A-Z])|\d[\d,]*(?:\.\d+)*(?:%|[\w-]*\w)?"
     r"|\w(?:[\w'’+#&/-]|\.(?=\w))*\+*|[^\s\w]"
 )
 YEAR = r"(?:1[0-9]\d\d|20[0-4]\d)"
@@ -24,6 +24,7 @@ _DATE = re.compile(
     rf"|(?:the )?(?:early |late |mid-?)?{YEAR}s|{YEAR}|(?:the )?(?:early |late |mid-?)?"
     rf"(?:\d{{1,2}}(?:st|nd|rd|th)|[a-z]+teenth|twentieth|tenth|twelfth) century(?: (?:BC|BCE|AD|CE))?)"
 )
+_PARTICLES = frozenset("to up out off down over".split())
 
 
 @dataclass(frozen=True)
@@ -105,3 +106,47 @@ def dated(text: str) -> str:
     """The date that a text begins with, or ""."""
     found = _DATE.match(text)
     return found[0] if found and not text[found.end() : found.end() + 1].isalnum() else ""
+
+
+def between(sentence: Span, start: int, end: int) -> Span:
+    """A piece without the marks and spaces around it."""
+    piece = sentence.text[start - sentence.start : end - sentence.start]
+    left = len(piece) - len(piece.lstrip(" ,;:([\"'"))
+    return Span(piece[left:].rstrip(" ,;:.([\"'-–—"), start + left)
+
+
+def phrase_of(preposition: str, body: Span) -> Phrase:
+    """A phrase with its kind."""
+    kind, text = "", body.text
+    found = dated(text)
+    if found and preposition in ("in", "on", "during", "since", "until", "by", "around"):
+        if len(found) == len(text):
+            kind = "date"
+    elif preposition == "by":
+        kind = "agent"
+    elif preposition in ("in", "at", "near") and re.fullmatch(
+        r"(?:the )?(?:[A-Z][\w'’.-]+)(?:(?:,? | of | of the )[A-Z][\w'’.-]+){0,4}", text
+    ):
+        kind = "place"
+    return Phrase(preposition, body, kind)
+
+
+def tail(sentence: Span, tokens: list[Span]) -> tuple[Span | None, list[Phrase]]:
+    """The object and the phrases in what follows a verb."""
+    cuts = [
+        n for n, each in enumerate(tokens)
+        if each.text in PREPOSITIONS and each.text not in ("of", "than", "as", "per", "like")
+        and not (each.text in _PARTICLES and n + 1 < len(tokens) and tokens[n + 1].text in VERBS)
+    ]  # fmt: skip
+    first = cuts[0] if cuts else len(tokens)
+    thing = between(sentence, tokens[0].start, tokens[first - 1].end) if first else None
+    phrases: list[Phrase] = []
+    particle = ""
+    for n, cut in enumerate(cuts):
+        end = cuts[n + 1] if n + 1 < len(cuts) else len(tokens)
+        preposition, particle = f"{particle} {tokens[cut].text}".strip(), ""
+        if end > cut + 1:
+            phrases.append(phrase_of(preposition, between(sentence, tokens[cut + 1].start, tokens[end - 1].end)))
+        else:
+            particle = preposition
+    return (thing if thing and thing.text else None), phrases

@@ -7,14 +7,18 @@ import re
 from dataclasses import dataclass
 
 from ragkv.tune.clauses import Clause, Phrase, Span
-from ragkv.tune.nouns import clear
-from ragkv.tune.words import INFLECTED, SYNONYMS, Verb
+from ragkv.tune.lexicon import INFLECTED, SYNONYMS, Verb
+from ragkv.tune.noun_phrases import clear
 
 _OWN = re.compile(
     r"\b(?:his|her|their|its|this|these|those|that|our|your|my|it|he|she|they|them|him|you|we|I|same|such|not|never|no|"
     r"too|either|already|just|even|respectively|thine|thy|thou|thee|himself|itself|themselves|following|above|below|"
     r"other|another)\b",
     re.I,
+)
+_ODD = re.compile(
+    r"\b(?:and|or|the|an?|than|of|which|is|are|was|were)$|, (?:an?|the) |\b(\w+) \1\b"
+    r"|^\w+ (?:is|are|was|were)$"
 )
 AGENTIVE = frozenset(
     "write found invent argue say propose coin discover design develop create release publish introduce announce "
@@ -49,7 +53,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ParsedChunk:
     """A title, a text, and the clauses of the text whose subjects are known."""
 
     title: str
@@ -83,7 +87,7 @@ def sound(draft: Draft) -> bool:
     size = len(draft.text.split())
     return (
         3 <= size <= 22 and 0 < len(answer.split()) <= 11 and f" {answer} " not in low
-        and not re.search(r"\b(?:and|or|the|an?|than|of|which|is|are|was|were|has|have)$|, (?:an?|the) |\b(\w+) \1\b", draft.text)
+        and not _ODD.search(draft.text)
         and not any(mark in draft.text for mark in "()[]{};:\"“”<>|=\\")
         and draft.answer.text[-1] not in ",.;:(" and draft.answer.text.count("(") == draft.answer.text.count(")")
     )  # fmt: skip
@@ -116,6 +120,7 @@ def rest_of(rng: random.Random, told: Told, without: Phrase | None = None, least
             continue
         if (
             not carried(each.body.text)
+            or re.search(r"\d and [a-z]+ \d", each.body.text)
             or len(each.body.text.split()) > 8
             or (most <= 0 and each.preposition not in NEEDED)
             or each.body.text.split()[0].endswith("ing")

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from ragkv.tune.blanks import blanks
-from ragkv.tune.clauses import Clause, Span, sentences, words
-from ragkv.tune.drafts import Chunk, Draft, Told
-from ragkv.tune.nouns import clear, lowered, people, person, proper, specific
-from ragkv.tune.parse import passive, read, tail
+from ragkv.tune.clauses import Clause, Span, sentences, tail, words
+from ragkv.tune.drafts import Draft, ParsedChunk, Told
+from ragkv.tune.lexicon import ADVERBS, AUXILIARIES, DETERMINERS, LEADS, PAST, VAGUE
+from ragkv.tune.noun_phrases import clear, lowered, people, person, proper, specific
+from ragkv.tune.parse import passive, read
 from ragkv.tune.rules import drafts
-from ragkv.tune.words import ADVERBS, AUXILIARIES, DETERMINERS, LEADS, PAST, VAGUE
 
 _LINKED = r"(?:[A-Z][\w-]*|of|for|and|the|to|in|on)"
 _SHORT = re.compile(rf"({_LINKED}(?: {_LINKED}){{1,6}}) \(([A-Z][A-Za-z]{{1,6}})\)")
@@ -27,13 +27,15 @@ _ALSO = re.compile(
     r"(?:the |an? |[\"“])?([A-Z]?[\w-]+(?: [A-Z][\w-]+){0,3})"
 )
 _FRAGMENT = re.compile(
-    r"(?:An?|The) ((?:[a-zA-Z][\w'’-]* ){0,5}?[a-z][\w'’-]+)(?= (?:that|which|who|for|from|in|on|by|with|where|to|at|and|"
-    r"whose|between|of|\w+ed|\w+ing|given|found|made|known|written|built|sold|sent)\b|[.,;:(])"
+    r"(?:An?|The) ((?:[a-zA-Z][\w'’-]* ){0,5}?[a-z][\w'’-]+)"
+    r"(?= (?:that|which|who|for|from|in|on|by|with|where|to|at|and|"
+    r"whose|between|of|\w+(?:ed|ing) (?:the|an?|by|in|on|at|of|for|from|to|with|as)|"
+    r"given|found|made|known|written|built|sold|sent)\b|[.,;:(])"
 )
 _REDUCED = re.compile(
     r"((?:[A-Z][\w'’.&+-]*)(?: (?:(?:of|de|von|van|the) )*[A-Z0-9][\w'’.&+-]*){0,4}), "
-    r"(?:\(?(?:originally|first|later|also) )?(founded|written|developed|published|created|released|born|designed|built|"
-    r"invented|established|introduced|discovered|composed|directed|formed|edited|translated|produced|owned|"
+    r"(?:\(?(?:originally|first|later|also) )?(founded|written|developed|published|created|released|born|designed|"
+    r"built|invented|established|introduced|discovered|composed|directed|formed|edited|translated|produced|owned|"
     r"located|launched|completed) (?=by|in|on|at|for|from|with)"
 )
 _HEADED = re.compile(
@@ -80,6 +82,7 @@ def reduced(sentence: Span, title: str) -> list[Told]:
     if (
         said
         and proper(said[1])
+        and said[1].split()[0] not in ("As", "Like", "Unlike", "See", "To")
         and clear(said[2])
         and not lists
         and (said.start() == 0 or (" " in said[1] and person(said[1]) and sentence.text[said.start() - 2] != ","))
@@ -93,7 +96,7 @@ def reduced(sentence: Span, title: str) -> list[Told]:
 
 
 @lru_cache(maxsize=4096)
-def facts(title: str, text: str) -> Chunk:
+def facts(title: str, text: str) -> ParsedChunk:
     """The clauses of a chunk whose subjects are known."""
     told: list[Told] = []
     topic = title if ": " not in title and len(title.split()) <= 4 and proper(title) else ""
@@ -122,10 +125,10 @@ def facts(title: str, text: str) -> Chunk:
                 told.append(Told(clause, f"the {last[4:]}" if last.startswith("The ") else last, False, True))
         elif subject == "It" and entry and clause.tense in ("passive", "past", "third") and since > 3:
             told += [Told(each, title, False, True) for each in clauses]
-    return Chunk(title, text, tuple(told))
+    return ParsedChunk(title, text, tuple(told))
 
 
-def patterns(rng: random.Random, chunk: Chunk) -> Iterator[Draft]:
+def patterns(rng: random.Random, chunk: ParsedChunk) -> Iterator[Draft]:
     """Questions about short forms, other names, and dictionary entries."""
     text = chunk.text
     for found in _SHORT.finditer(text):
@@ -137,50 +140,43 @@ def patterns(rng: random.Random, chunk: Chunk) -> Iterator[Draft]:
     for found in _STANDS.finditer(text):
         if _initials(found[2], found[1]) == 0:
             yield from _stands(rng, found[1], Span(found[2], found.start(2)), None)
+    yield from _other_names(rng, text)
+    yield from _entry(rng, chunk)
+
+
+def _other_names(rng: random.Random, text: str) -> Iterator[Draft]:
     for found in _ALSO.finditer(text):
         name, other = found[1], Span(found[2], found.start(2))
         low = name.lower().split()
-        if (
-            (name.startswith(("The ", "the ", "A ", "a ", "An ", "an ")) or proper(name))
-            and clear(name)
-            and len(other.text) > 2
-            and specific(name)
-            and other.text not in DETERMINERS
-            and not set(low) & AUXILIARIES
-        ):
-            name = name[:1].lower() + name[1:] if low[0] in ("the", "a", "an") else name
-            form = rng.choice(
-                (
-                    f"What is another name for {name}",
-                    f"What is {name} also called",
-                    f"By what other name is {name} known",
-                )
-            )
-            yield Draft(form, other, "also", (name,), f"another name for {name}")
-    found_ = _FRAGMENT.match(text)
-    title = chunk.title
-    if (
-        found_
-        and not found_[1].endswith("ly")
-        and not set(text[:90].split()) & AUXILIARIES
-        and ": " not in title
-        and 0 < len(title.split()) <= 4
-        and title.lower() not in text[:80].lower()
-        and len(found_[1].split()) > 1
-    ):
-        if (
-            text.startswith("A")
-            and title.replace(" ", "").isalpha()
-            and title.split()[-1].islower()
-            and not title.endswith("s")
-        ):
-            title = f"{'an' if title[0].lower() in 'aeiou' else 'a'} {title[:1].lower()}{title[1:]}"
-        forms = [f"What is {title}", f"What kind of thing is {title}"]
-        queries = [f"what is {title}"]
-        if chunk.title.islower():
-            forms += [f"What does {chunk.title} mean", f"What is meant by {chunk.title}"]
-            queries += [f"define {chunk.title}", f"{chunk.title} meaning"]
-        yield Draft(rng.choice(forms), Span(found_[1], found_.start(1)), "entry", (title,), rng.choice(queries))
+        article = low[0] in ("the", "a", "an")
+        if (article or proper(name)) and specific(name) and not set(low) & AUXILIARIES:
+            if len(other.text) < 3 or other.text in DETERMINERS:
+                continue
+            name = name[:1].lower() + name[1:] if article else name
+            forms = ("What is another name for {}", "What is {} also called", "By what other name is {} known")
+            yield Draft(rng.choice(forms).format(name), other, "also", (name,), f"another name for {name}")
+
+
+def _entry(rng: random.Random, chunk: ParsedChunk) -> Iterator[Draft]:
+    """ "A small language for …" under a headword: what is it?"""
+    text, title = chunk.text, chunk.title
+    found = _FRAGMENT.match(text)
+    if not found or ": " in title or not 0 < len(title.split()) <= 4 or title.lower() in text[:80].lower():
+        return
+    parts = found[1].split()
+    if len(parts) < 2 or parts[-1].endswith("ly") or set(parts) & PAST.keys():
+        return
+    if set(text[: found.end() + 25].split()) & AUXILIARIES:
+        return
+    common = title.replace(" ", "").isalpha() and title.split()[-1].islower() and not title.endswith("s")
+    if text.startswith("A") and common:
+        title = f"{'an' if title[0].lower() in 'aeiou' else 'a'} {title[:1].lower()}{title[1:]}"
+    forms = [f"What is {title}", f"What kind of thing is {title}"]
+    queries = [f"what is {title}"]
+    if chunk.title.islower():
+        forms += [f"What does {chunk.title} mean", f"What is meant by {chunk.title}"]
+        queries += [f"define {chunk.title}", f"{chunk.title} meaning"]
+    yield Draft(rng.choice(forms), Span(found[1], found.start(1)), "entry", (title,), rng.choice(queries))
 
 
 def _initials(full: str, short: str) -> int | None:
@@ -214,7 +210,7 @@ def _stands(rng: random.Random, short: str, full: Span, back: Span | None) -> It
         )
 
 
-def ask(rng: random.Random, chunk: Chunk) -> list[Draft]:
+def ask(rng: random.Random, chunk: ParsedChunk) -> list[Draft]:
     """Some questions about a chunk, in a random order."""
     found = list(patterns(rng, chunk))
     found = rng.sample(found, min(len(found), 2)) + blanks(rng, chunk)

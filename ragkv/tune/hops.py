@@ -8,30 +8,32 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ragkv.tune.drafts import NOUNS, Chunk, Draft, Told, carried, predicate
-from ragkv.tune.nouns import bare, clear, organisation, person, proper
+from ragkv.tune.drafts import NOUNS, Draft, ParsedChunk, Told, carried, predicate
+from ragkv.tune.lexicon import AUXILIARIES, DEFINED
+from ragkv.tune.noun_phrases import bare, clear, organisation, person, proper
 from ragkv.tune.who import longer
-from ragkv.tune.words import AUXILIARIES, DEFINED
 
 _WEAK = frozenset(
     "have be use see say contain include make give take get come go call name become want keep put".split()
 )
 
 _ENTRY = re.compile(r"(?:An?|The) ([^.,;:()\[\]\"“]{15,110})[.,;(]")
-_BRIDGED = frozenset("subject agent when where object count long why stranded define who stands".split())
+_BRIDGED = frozenset("subject agent when where object count long why stranded who stands".split())
+_ADJECTIVES = ("ed", "ing", "ly", "al", "ic", "ous", "ble", "ive")
 
 
-def kinds(chunks: Sequence[Chunk]) -> dict[str, tuple[str, int]]:
+def kinds(chunks: Sequence[ParsedChunk]) -> dict[str, tuple[str, int]]:
     """What things are, with the number of the chunk that says so: "language" for "X is a programming language"."""
     found: dict[str, tuple[str, int]] = {}
     for n, chunk in enumerate(chunks):
         for told in chunk.told:
             thing = told.clause.object
-            if told.clause.tense == "be" and thing and proper(told.name) and re.match(r"an? ", thing.text):
-                words = re.split(r" of | to ", thing.text)[0].split()
-                if 2 <= len(words) <= 5 and words[-1].isalpha() and words[-1].islower() and words[-1] not in DEFINED:
-                    if not words[-1].endswith(("ed", "ing", "ly", "al", "ic", "ous", "ble", "ive")):
-                        found[told.name] = (words[-1], n)
+            if told.clause.tense != "be" or thing is None or not proper(told.name) or not re.match(r"an? ", thing.text):
+                continue
+            words = re.split(r" of | to ", thing.text)[0].split()
+            noun = words[-1].isalpha() and words[-1].islower() and words[-1] not in DEFINED
+            if 2 <= len(words) <= 5 and noun and not words[-1].endswith(_ADJECTIVES):
+                found[told.name] = (words[-1], n)
     return found
 
 
@@ -46,7 +48,7 @@ class Description:
 
 
 def bridges(
-    rng: random.Random, chunks: Sequence[Chunk], asked: Sequence[tuple[Draft, int]], most: int = 12
+    rng: random.Random, chunks: Sequence[ParsedChunk], asked: Sequence[tuple[Draft, int]], most: int = 12
 ) -> list[tuple[Draft, int]]:
     """Questions with a name replaced by what another sentence says of it.
 
@@ -70,20 +72,13 @@ def bridges(
     return rng.sample(found, min(most, len(found)))
 
 
-def _descriptions(rng: random.Random, chunks: Sequence[Chunk]) -> dict[str, list[Description]]:
+def _descriptions(rng: random.Random, chunks: Sequence[ParsedChunk]) -> dict[str, list[Description]]:
     types = kinds(chunks)
     found: dict[str, list[Description]] = defaultdict(list)
     for n, chunk in enumerate(chunks):
         head = _ENTRY.match(chunk.text)
-        if (
-            head
-            and ": " not in chunk.title
-            and proper(chunk.title)
-            and re.search(r"[A-Z\d]", head[1])
-            and carried(head[1])
-        ):
-            if not set(head[1].split()) & AUXILIARIES and 4 <= len(head[1].split()) <= 13:
-                found[chunk.title].append(Description(f"the {head[1]}", n, 0, head.end()))
+        if head and ": " not in chunk.title and proper(chunk.title) and _exact(head[1]):
+            found[chunk.title].append(Description(f"the {head[1]}", n, 0, head.end()))
         for told in chunk.told:
             sentence = told.clause.sentence
             pairs = _made(told)
@@ -93,6 +88,14 @@ def _descriptions(rng: random.Random, chunks: Sequence[Chunk]) -> dict[str, list
                 if said:
                     found[name].append(Description(said, n, sentence.start, sentence.end))
     return found
+
+
+def _exact(said: str) -> bool:
+    """Whether the first words of an entry tell it from others."""
+    words = said.split()
+    return (
+        4 <= len(words) <= 13 and not set(words) & AUXILIARIES and bool(re.search(r"[A-Z\d]", said)) and carried(said)
+    )
 
 
 def _renamed(draft: Draft, name: str, said: str) -> Draft | None:
@@ -159,7 +162,7 @@ def _made(told: Told) -> list[tuple[str, str]]:
     return []
 
 
-def comparisons(rng: random.Random, chunks: Sequence[Chunk]) -> list[tuple[str, str, int]]:
+def comparisons(rng: random.Random, chunks: Sequence[ParsedChunk]) -> list[tuple[str, str, int]]:
     """(question, answer, chunk): which of two was first, and whether two were of one year or one kind."""
     dated: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
     for n, chunk in enumerate(chunks):
@@ -180,7 +183,7 @@ def comparisons(rng: random.Random, chunks: Sequence[Chunk]) -> list[tuple[str, 
     return made
 
 
-def _alike(types: dict[str, tuple[str, int]], chunks: Sequence[Chunk]) -> list[tuple[str, str, int]]:
+def _alike(types: dict[str, tuple[str, int]], chunks: Sequence[ParsedChunk]) -> list[tuple[str, str, int]]:
     """Whether two things of two chunks are of one kind."""
     made = []
     rows = sorted(types.items())

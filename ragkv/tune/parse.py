@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ragkv.tune.clauses import YEAR, Clause, Phrase, Span, dated, words
-from ragkv.tune.words import (
+from ragkv.tune.clauses import YEAR, Clause, Phrase, Span, between, dated, phrase_of, tail, words
+from ragkv.tune.lexicon import (
     ADVERBS,
     AUXILIARIES,
     BE,
@@ -17,6 +17,7 @@ from ragkv.tune.words import (
     HAVE,
     LEADS,
     MODALS,
+    MONTHS,
     NUMBERS,
     PARTICIPLES,
     PAST,
@@ -31,7 +32,8 @@ from ragkv.tune.words import (
 
 _LIST = re.compile(r",(?: [^\s,.]+){1,4}(?:,(?: [^\s,.]+){1,4})*,? (?:and|or) ")
 _APPOSITION = re.compile(
-    r", (?:also |formerly |sometimes )?(?:called|known as|named|or|who|which|a|an|the|born) [^,;]{3,90},|\s\([^()]{1,60}\)"
+    r", (?:also |formerly |sometimes )?(?:called|known as|named|or|who|which|a|an|the|born) [^,;]{3,90},"
+    r"|\s\([^()]{1,60}\)"
 )
 
 
@@ -61,11 +63,11 @@ def _joined(first: Clause, tokens: list[Span]) -> Iterator[Clause]:
         past = (
             form in PAST and first.tense in ("past", "passive") and (first.tense == "past" or form not in PARTICIPLES)
         )
-        if past or (form in ("was", "is") and first.auxiliary in ("was", "is", "")):
-            if after not in ("and", ","):
-                found = _clause(first.sentence, tokens, at + 1, [], None, first.subject)
-                if found:
-                    yield found
+        said = past or (form in ("was", "is") and first.auxiliary in ("was", "is", ""))
+        if said and after not in ("and", ","):
+            found = _clause(first.sentence, tokens, at + 1, [], None, first.subject)
+            if found:
+                yield found
         return
 
 
@@ -109,14 +111,18 @@ def _fronted(sentence: Span, tokens: list[Span]) -> tuple[list[Phrase], list[Spa
         if not found:
             return [], tokens
         comma = next((n for n, each in enumerate(tokens) if each.start >= tokens[1].start + len(found)), 1) - 1
-    body = _between(sentence, tokens[1].start, tokens[comma].start if tokens[comma].text == "," else tokens[comma].end)
-    phrase = _phrase(tokens[0].text.lower(), body)
+    body = between(sentence, tokens[1].start, tokens[comma].start if tokens[comma].text == "," else tokens[comma].end)
+    phrase = phrase_of(tokens[0].text.lower(), body)
     return ([phrase] if phrase.kind else []), tokens[comma + 1 :] or tokens
 
 
 def _inside(tokens: list[Span], at: int) -> bool:
     """Whether a comma stands inside a date such as "July 4, 1776"."""
-    return at + 1 < len(tokens) and tokens[at - 1].text.isdigit() and bool(re.fullmatch(YEAR, tokens[at + 1].text))
+    return (
+        at + 1 < len(tokens)
+        and (tokens[at - 1].text[:1].isdigit() or tokens[at - 1].text in MONTHS.split("|"))
+        and bool(re.fullmatch(YEAR, tokens[at + 1].text))
+    )
 
 
 def _apposition(sentence: Span, tokens: list[Span]) -> Span | None:
@@ -149,7 +155,8 @@ def _finite(tokens: list[Span], at: int) -> bool:
                 and at <= 4
                 and before.isalpha()
             )
-        return not (form in PARTICIPLES and after[:1].islower() and after not in DETERMINERS | PRONOUNS | PREPOSITIONS | set(NUMBERS)
+        next_ones = DETERMINERS | PRONOUNS | PREPOSITIONS | set(NUMBERS)
+        return not (form in PARTICIPLES and after[:1].islower() and after not in next_ones
                     and not before[:1].isupper())  # fmt: skip
     opens = (
         after in DETERMINERS
@@ -162,20 +169,13 @@ def _finite(tokens: list[Span], at: int) -> bool:
     return form in VERBS and after in DETERMINERS and before.endswith("s") and not before.endswith(("ss", "us", "is"))
 
 
-def _between(sentence: Span, start: int, end: int) -> Span:
-    """A piece without the marks and spaces around it."""
-    piece = sentence.text[start - sentence.start : end - sentence.start]
-    left = len(piece) - len(piece.lstrip(" ,;:([\"'"))
-    return Span(piece[left:].rstrip(" ,;:.([\"'-–—"), start + left)
-
-
 def _clause(sentence: Span, tokens: list[Span], at: int, early: list[Phrase], skipped: Span | None,
             known: Span | None = None) -> Clause | None:  # fmt: skip
     last = at
     while last > 1 and (tokens[last - 1].text.endswith("ly") or tokens[last - 1].text in ADVERBS):
         last -= 1
     end = skipped.start if skipped and skipped.start < tokens[at].start else tokens[last].start
-    subject = known or _between(sentence, tokens[0].start, end)
+    subject = known or between(sentence, tokens[0].start, end)
     if not subject.text or len(subject.text.split()) > 9:
         return None
     form, auxiliary, verb, rest = tokens[at].text, "", None, at + 1
@@ -271,48 +271,12 @@ def _reason(sentence: Span, tokens: list[Span], at: int) -> Span | None:
     stop = next(
         (n for n in range(at + 1, len(tokens)) if tokens[n].text in {",", ";", ".", ":", "(", "–", "—"}), len(tokens)
     )
-    reason = _between(sentence, tokens[at + 1].start, tokens[stop - 1].end)
+    reason = between(sentence, tokens[at + 1].start, tokens[stop - 1].end)
     cut = stop < len(tokens) and _LIST.match(sentence.text, tokens[stop].start - sentence.start)
     verbal = any(
         word in AUXILIARIES or word in PAST or word in THIRD or word in VERBS for word in reason.text.split()[1:]
     )
     return reason if 3 <= len(reason.text.split()) <= 14 and not cut and verbal else None
-
-
-def tail(sentence: Span, tokens: list[Span]) -> tuple[Span | None, list[Phrase]]:
-    """The object and the phrases in what follows a verb."""
-    cuts = [
-        n for n, each in enumerate(tokens)
-        if each.text in PREPOSITIONS and each.text not in ("of", "than", "as", "per", "like")
-        and not (each.text in ("to", "up", "out", "off", "down", "over") and n + 1 < len(tokens) and tokens[n + 1].text in VERBS)
-    ]  # fmt: skip
-    first = cuts[0] if cuts else len(tokens)
-    thing = _between(sentence, tokens[0].start, tokens[first - 1].end) if first else None
-    phrases: list[Phrase] = []
-    particle = ""
-    for n, cut in enumerate(cuts):
-        end = cuts[n + 1] if n + 1 < len(cuts) else len(tokens)
-        preposition, particle = f"{particle} {tokens[cut].text}".strip(), ""
-        if end > cut + 1:
-            phrases.append(_phrase(preposition, _between(sentence, tokens[cut + 1].start, tokens[end - 1].end)))
-        else:
-            particle = preposition
-    return (thing if thing and thing.text else None), phrases
-
-
-def _phrase(preposition: str, body: Span) -> Phrase:
-    kind, text = "", body.text
-    found = dated(text)
-    if found and preposition in ("in", "on", "during", "since", "until", "by", "around"):
-        if len(found) == len(text):
-            kind = "date"
-    elif preposition == "by":
-        kind = "agent"
-    elif preposition in ("in", "at", "near") and re.fullmatch(
-        r"(?:the )?(?:[A-Z][\w'’.-]+)(?:(?:,? | of | of the )[A-Z][\w'’.-]+){0,4}", text
-    ):
-        kind = "place"
-    return Phrase(preposition, body, kind)
 
 
 def passive(sentence: Span, subject: Span, place: int) -> Clause | None:

@@ -40,7 +40,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Shape:
+class QuestionShape:
     """Shares of kinds of questions.
 
     Attributes:
@@ -61,8 +61,8 @@ class Shape:
 
 
 def questions(
-    rng: random.Random, chunks: Sequence[tuple[str, str]], count: int, absent: Sequence[tuple[str, str]] = (),
-    shape: Shape = Shape(),
+    rng: random.Random, chunks: Sequence[tuple[str, str]], count: int, unseen: Sequence[tuple[str, str]] = (),
+    shape: QuestionShape = QuestionShape(),
 ) -> list[Asked]:  # fmt: skip
     """Different questions about one context.
 
@@ -70,14 +70,14 @@ def questions(
         rng: Decides everything that is left open.
         chunks: Title and text of every chunk of the context.
         count: How many questions to make; there are fewer where the text does not give them.
-        absent: Other chunks. Questions about them have no answer here.
+        unseen: Other chunks. Questions about them have no answer here.
         shape: Shares of the kinds.
 
     Returns:
         Questions in a random order.
     """
     asked: dict[str, Asked] = {}
-    pools = _Pools(rng, chunks, absent, count)
+    pools = _Pools(rng, chunks, unseen, count)
     for _ in range(count * 4):
         if len(asked) == count:
             break
@@ -91,10 +91,10 @@ class _Pools:
     """Drafts of every kind that a context gives."""
 
     def __init__(
-        self, rng: random.Random, chunks: Sequence[tuple[str, str]], absent: Sequence[tuple[str, str]], count: int
+        self, rng: random.Random, chunks: Sequence[tuple[str, str]], unseen: Sequence[tuple[str, str]], count: int
     ):
         self._rng, self._texts = rng, [text for _, text in chunks]
-        self._low = [text.lower() for text in self._texts]
+        self._low = [f"{title}\n{text}".lower() for title, text in chunks]
         self._read = [facts(title, text) for title, text in chunks]
         order = rng.sample(range(len(chunks)), len(chunks))
         self._one: list[tuple[Draft, int]] = []
@@ -102,7 +102,7 @@ class _Pools:
             self._one += [(draft, n) for draft in ask(rng, self._read[n])]
             if len(self._one) > count * 6:
                 break
-        self._absent = [d for chunk in rng.sample(absent, min(len(absent), 4)) for d in ask(rng, facts(*chunk))]
+        self._unseen = [d for chunk in rng.sample(unseen, min(len(unseen), 4)) for d in ask(rng, facts(*chunk))]
         self._names = sorted({name for draft, _ in self._one for name in draft.names})
         self._names += sorted({told.name for chunk in self._read for told in chunk.told})
         inside = re.sub(r"[.!?]\s+\w+", "", "\n".join(self._texts))
@@ -110,7 +110,7 @@ class _Pools:
         self._two = bridges(rng, self._read, self._one)
         self._compare = comparisons(rng, self._read)
 
-    def take(self, shape: Shape) -> Asked | None:
+    def take(self, shape: QuestionShape) -> Asked | None:
         """One question of a kind that the shape decides."""
         rng, u = self._rng, self._rng.random()
         if u < shape.unknown:
@@ -133,11 +133,13 @@ class _Pools:
         weights = [_WEIGHTS.get(draft.rule, 1.5) for draft, _ in self._one]
         return self._rng.choices(self._one, weights)[0]
 
-    def _unknown(self, shape: Shape) -> Asked | None:
+    def _unknown(self, shape: QuestionShape) -> Asked | None:
         rng = self._rng
-        if self._absent and (rng.random() < 0.5 or not self._one):
-            draft = rng.choice(self._absent)
-            if any(answers(draft, low) for low in self._low) or (draft.rule == "blank" and rng.random() < 0.5):
+        if self._unseen and (rng.random() < 0.5 or not self._one):
+            draft = rng.choice(self._unseen)
+            if any(answers(draft, low, strict=True) for low in self._low) or (
+                draft.rule == "blank" and rng.random() < 0.5
+            ):
                 return None
             return Asked(worded(rng, draft, shape), UNKNOWN, -1, "absent")
         if not self._one:
@@ -156,7 +158,7 @@ def _named(name: str, inside: str) -> bool:
     return " " in name or any(char.isupper() for char in name[1:]) or f" {name}" in inside
 
 
-def worded(rng: random.Random, draft: Draft, shape: Shape) -> str:
+def worded(rng: random.Random, draft: Draft, shape: QuestionShape) -> str:
     """A draft with its last touches: a mark or none, capitals or none, or as keywords."""
     if draft.query and rng.random() < shape.keyword:
         query = re.sub(r"^what (?:is|was|are) ", "", draft.query)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from ragkv.tune.clauses import sentences
+from ragkv.tune.clauses import dated, sentences
 from ragkv.tune.drafts import Draft
-from ragkv.tune.nouns import organisation, person, proper
-from ragkv.tune.words import AUXILIARIES, DETERMINERS, INFLECTED, OTHERS, PREPOSITIONS, SUBORDINATORS, VERBS, regular
+from ragkv.tune.lexicon import AUXILIARIES, DETERMINERS, INFLECTED, OTHERS, PREPOSITIONS, SUBORDINATORS, VERBS, regular
+from ragkv.tune.noun_phrases import organisation, person, proper
 
 _LIGHT = (
     AUXILIARIES | DETERMINERS | PREPOSITIONS | SUBORDINATORS | {"many", "long", "year", "mean", "kind", "thing", "name"}
@@ -29,18 +29,21 @@ def _lines(text: str) -> tuple[str, ...]:
     return tuple(sentence.text.lower() for sentence in sentences(text))
 
 
-def answers(draft: Draft, low: str) -> bool:
+def answers(draft: Draft, low: str, strict: bool = False) -> bool:
     """Whether a text may answer a question: its names stand there with most of its other words.
 
     Args:
         draft: The question.
-        low: The text in lower case.
+        low: Title and text in lower case.
+        strict: Whether a name next to the answer is enough.
     """
-    names = [name for name in draft.names if any(char.isupper() for char in name)]
-    if names and not any(re.sub(r"^(?:the|an?) ", "", name.lower()) in low for name in names):
+    names = [re.sub(r"^(?:the|an?) ", "", name.lower()) for name in draft.names if any(map(str.isupper, name))]
+    if names and not any(name in low for name in names):
         return False
+    if strict and (draft.answer.text.lower() in low or (names and draft.rule in ("stands", "entry", "define", "also"))):
+        return True
     wanted = content(draft.text)
-    return sum(word in low for word in wanted) >= max(1, 0.7 * len(wanted))
+    return sum(word in low for word in wanted) >= max(1, (0.6 if strict else 0.7) * len(wanted))
 
 
 def twist(rng: random.Random, draft: Draft, texts: Sequence[str], others: Sequence[str]) -> Draft | None:
@@ -70,13 +73,16 @@ def _name(rng: random.Random, draft: Draft, others: Sequence[str]) -> Draft | No
     if not mine:
         return None
     name = rng.choice(mine)
-    fits = [new for new in others if _kind(new) == _kind(name) and new != name
-            and new.lower() not in name.lower() and name.lower() not in new.lower() and len(new.split()) < 6]  # fmt: skip
+    low = name.lower()
+    fits = [
+        new for new in others
+        if _kind(new) == _kind(name) and new.lower() not in low and low not in new.lower() and len(new.split()) < 6
+    ]  # fmt: skip
     return _swapped(draft, name, rng.choice(fits)) if fits else None
 
 
 def _kind(name: str) -> str:
-    if not proper(name):
+    if not proper(name) or dated(name):
         return ""
     return (
         "person"

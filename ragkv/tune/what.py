@@ -17,8 +17,8 @@ from ragkv.tune.drafts import (
     leading,
     without_object,
 )
-from ragkv.tune.nouns import bare, clear, counted, person, proper
-from ragkv.tune.words import UNITS
+from ragkv.tune.lexicon import UNITS
+from ragkv.tune.noun_phrases import bare, clear, counted, person, proper
 
 
 def thing(rng: random.Random, told: Told) -> Iterator[Draft]:

@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Iterator
 
-from ragkv.tune.clauses import Clause, Span
+from ragkv.tune.clauses import Clause, Phrase, Span
 from ragkv.tune.drafts import (
     AGENTIVE,
     HUMAN,
@@ -19,8 +19,8 @@ from ragkv.tune.drafts import (
     repeatable,
     rest_of,
 )
-from ragkv.tune.nouns import bare, clear, organisation, people, person, proper, specific
-from ragkv.tune.words import DEFINED
+from ragkv.tune.lexicon import DEFINED, Verb
+from ragkv.tune.noun_phrases import bare, clear, organisation, people, person, proper, specific
 
 
 def subject(rng: random.Random, told: Told) -> Iterator[Draft]:
@@ -67,60 +67,54 @@ def subject(rng: random.Random, told: Told) -> Iterator[Draft]:
 
 
 def agent(rng: random.Random, told: Told) -> Iterator[Draft]:
+    """ "X was built by Y": who built X?"""
     clause = told.clause
     if clause.tense != "passive" or clause.verb is None or clause.object is not None:
         return
-    for at, each in enumerate(clause.phrases):
-        answer = bare(each.body)
-        if at > 1 or (at == 1 and clause.phrases[0].kind not in ("date", "place")):
+    for at, each in enumerate(clause.phrases[:2]):
+        if at == 1 and clause.phrases[0].kind not in ("date", "place"):
             return
-        if (
-            each.kind != "agent"
-            or not clear(each.body.text)
-            or not carried(each.body.text)
-            or len(answer.text.split()) > 6
-            or answer.text.split()[0].endswith("ing")
-        ):
+        if each.kind != "agent" or (clause.listed and each is clause.phrases[-1]) or not _doer(each):
             continue
-        if (clause.listed and each is clause.phrases[-1]) or (
-            answer.text in ("default", "means", "definition", "hand") or re.search(r" of \w+ing\b", answer.text)
-        ):
-            continue
-        if " and " in answer.text and not (
-            people(answer.text) or all(proper(p.strip()) for p in answer.text.split(" and "))
-        ):
-            continue
-        if " " not in answer.text and answer.text.islower() and answer == each.body:
-            continue
+        answer = bare(each.body)
         leading = re.match(r"(?:[a-z]+ ){1,3}(?=[A-Z][\w.]+ [A-Z])", answer.text)
         if leading and clause.verb.base in AGENTIVE and not re.search(r"\b(?:of|and)\b", leading[0]):
             answer = Span(answer.text[leading.end() :], answer.start + leading.end())
-        noun = organisation(answer.text) or ("company" if answer.text.endswith(" company") else "")
-        who = person(answer.text) or people(answer.text) or (clause.verb.base in AGENTIVE and proper(answer.text))
         rest = " ".join(
             f"{o.preposition} {o.body.text}"
             for o in clause.phrases
             if o is not each and carried(o.body.text) and len(o.body.text.split()) < 7 and rng.random() < 0.5
         )
-        verb = other_verb(rng, clause.verb, True)
-        was, active = clause.auxiliary, verb.past if clause.auxiliary in ("was", "were") else verb.third
-        opening = f"Which {noun}" if noun and rng.random() < 0.6 else "Who" if who else "What"
-        noun_of = NOUNS.get(clause.verb.base)
-        query = f"{noun_of} of {told.name}" if noun_of else f"{told.name} {clause.verb.participle} by"
-        yield Draft(
-            f"{opening} {active} {told.name} {rest}".strip(), answer, "agent", (told.name,), query, clause.verb.base
-        )
-        if who:
-            yield Draft(
-                f"By whom {was} {told.name} {clause.verb.participle} {rest}".strip(),
-                answer,
-                "agent",
-                (told.name,),
-                "",
-                clause.verb.base,
-            )
-        if noun_of and who:
-            yield Draft(f"Who was the {noun_of} of {told.name}", answer, "agent", (told.name,), query, clause.verb.base)
+        for text, query in _agent_forms(rng, told, clause.verb, answer, rest):
+            yield Draft(text.strip(), answer, "agent", (told.name,), query, clause.verb.base)
+
+
+def _doer(each: Phrase) -> bool:
+    """Whether what follows "by" does something: no means, no list, no clause."""
+    text, parts = bare(each.body).text, bare(each.body).text.split()
+    if not clear(each.body.text) or not carried(each.body.text) or len(parts) > 6:
+        return False
+    if any(word.endswith("ing") for word in parts[:2]) or re.search(r" of \w+ing\b", text):
+        return False
+    if " and " in text and not (people(text) or all(proper(part.strip()) for part in text.split(" and "))):
+        return False
+    return not (len(parts) == 1 and text.islower() and text == each.body.text)
+
+
+def _agent_forms(rng: random.Random, told: Told, verb: Verb, answer: Span, rest: str) -> Iterator[tuple[str, str]]:
+    """Questions with their queries."""
+    was = told.clause.auxiliary
+    noun = organisation(answer.text) or ("company" if answer.text.endswith(" company") else "")
+    who = person(answer.text) or people(answer.text) or (verb.base in AGENTIVE and proper(answer.text))
+    opening = f"Which {noun}" if noun and rng.random() < 0.6 else "Who" if who else "What"
+    noun_of = NOUNS.get(verb.base)
+    query = f"{noun_of} of {told.name}" if noun_of else f"{told.name} {verb.participle} by"
+    other = other_verb(rng, verb, True)
+    yield f"{opening} {other.past if was in ('was', 'were') else other.third} {told.name} {rest}", query
+    if who:
+        yield f"By whom {was} {told.name} {verb.participle} {rest}", ""
+    if who and noun_of:
+        yield f"Who was the {noun_of} of {told.name}", query
 
 
 def define(rng: random.Random, told: Told) -> Iterator[Draft]:

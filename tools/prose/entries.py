@@ -112,4 +112,5 @@ def sword(document: str, path: Path, book: str = "") -> Iterator[Section]:
             chapter = re.sub(r"<note.*?</note>|<title.*?</title>", " ", chapter, flags=re.S)
             chapter = re.sub(r'<div [^>]*type="(?:x-)?p(?:aragraph)?"[^>]*/?>|<p>|</p>|<lg[^>]*>', "\n\n", chapter)
             parts = [re.sub(r"\s+([,.;:!?])", r"\1", untag(part)) for part in chapter.split("\n\n")]
-            yield Section(document, entitled(book, name), tuple(part for part in parts if part))
+            if any(parts):
+                yield Section(document, entitled(book, name), tuple(part for part in parts if part))

@@ -14,7 +14,8 @@ PREPOSITIONS = frozenset(
 )
 SUBORDINATORS = frozenset(
     "if when while although though because since that which who whom whose where whether unless until once as so "
-    "how why what whatever whenever wherever whoever and or but nor however therefore thus hence for then also instead otherwise".split()
+    "how why what whatever whenever wherever whoever and or but nor however therefore thus hence for then also instead"
+    " otherwise".split()
 )
 BE = frozenset("is was are were".split())
 MODALS = frozenset("can could may might must shall should will would".split())
@@ -27,7 +28,8 @@ VAGUE = frozenset(
     "he she they we you i there what which who rest remainder another only more less note user you're".split()
 )
 ADVERBS = frozenset(
-    "also often sometimes usually always never still now then thus soon later early just even already again once "
+    "also often sometimes usually always never still now then thus soon later early just even "
+    "yet neither either already again once "
     "together perhaps maybe instead moreover furthermore nevertheless meanwhile today finally eventually".split()
 )
 LEADS = frozenset(
@@ -68,12 +70,13 @@ _REGULAR = (
     "portray depict illustrate coin popularise popularize port rename merge fund sponsor host achieve "
     "attempt appear base complete contribute discover edit enter feature finance guide import initiate invade "
     "learn license list load locate look obtain oversee place play point prefer prevent promote "
-    "protect prove reveal review save search show solve sponsor store stop test treat turn unify vary view wait walk want "
+    "protect prove reveal review save search show solve sponsor store stop test treat turn unify vary view wait walk "
+    "want "
     "warn wash watch work wound advocate affect aid apply ask assign attach attend attract"
 ).split()
 _DOUBLED = frozenset("stop ship plan transfer refer ban commit admit submit permit control rebel".split())
 _IRREGULAR = (
-    "write wrote written|begin began begun|build built built|take took taken|give gave given|make made made|"
+    "write wrote written|begin began started|build built built|take took taken|give gave given|make made made|"
     "find found found|become became become|win won won|lose lost lost|lead led led|leave left left|hold held held|"
     "keep kept kept|bring brought brought|buy bought bought|sell sold sold|send sent sent|speak spoke spoken|"
     "teach taught taught|think thought thought|fight fought fought|draw drew drawn|grow grew grown|know knew known|"
@@ -120,10 +123,10 @@ def regular(base: str) -> Verb:
 
 VERBS: Mapping[str, Verb] = {
     **{base: Verb(base, _past(base), _past(base), third(base)) for base in _REGULAR if not base.endswith("ed")},
-    **{row.split()[0]: Verb(*row.split(), third(row.split()[0])) for row in _IRREGULAR.split("|")},
+    **{base: Verb(base, past, done, third(base)) for base, past, done in map(str.split, _IRREGULAR.split("|"))},
 }
-PAST: Mapping[str, Verb] = {verb.past: verb for verb in reversed(VERBS.values())}
-PARTICIPLES: Mapping[str, Verb] = {verb.participle: verb for verb in reversed(VERBS.values())}
+PAST: Mapping[str, Verb] = {verb.past: verb for verb in reversed(list(VERBS.values()))}
+PARTICIPLES: Mapping[str, Verb] = {verb.participle: verb for verb in reversed(list(VERBS.values()))}
 THIRD: Mapping[str, Verb] = {verb.third: verb for verb in VERBS.values()}
 
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
@@ -137,7 +140,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "contain": ("include", "hold"), "use": ("employ",), "provide": ("offer", "give"), "require": ("need",),
     "appoint": ("name",), "destroy": ("wipe out",), "erect": ("build",), "choose": ("pick", "select"),
     "say": ("state",), "argue": ("claim",), "obtain": ("get",), "kill": ("slay",), "show": ("display",),
-    "make": ("create",), "produce": ("make",), "allow": ("let",), "translate": ("render",), "remove": ("take away",),
+    "produce": ("make",), "allow": ("let",), "translate": ("render",), "remove": ("take away",),
 }  # fmt: skip
 """Other base forms for a verb with the same object."""
 _MORE = "take beat seize construct erect select state claim slay let get need hold author render".split()
@@ -177,7 +180,8 @@ FIRST_NAMES = frozenset(
     "peter philip pierre rachel ralph ray rebecca richard rob robert rod roger ron ronald rosa rose roy rudolf russell "
     "ruth sam samuel sarah scott sebastian simon sophia stephen steve steven stuart susan theodore thomas tim tom tony "
     "victor vincent vladimir voltairine walter warren werner wilhelm william wolfgang rasmus bram dan dave don ed fred "
-    "gerry ted guido yukihiro bjarne brendan marc steve ada alonzo edsger kristen niklaus ole emmanuel mohammed ahmed ali "
+    "gerry ted guido yukihiro bjarne brendan marc steve ada alonzo edsger kristen niklaus ole emmanuel mohammed ahmed "
+    "ali "
     "moses aaron abraham isaac jacob joshua solomon saul jonathan samson gideon elijah elisha isaiah jeremiah ezekiel "
     "daniel ezra nehemiah job esther ruth naomi boaz jesse joab absalom ahab jezebel herod pilate peter paul barnabas "
     "silas timothy jesus judas mary martha lazarus nicodemus stephen noah cain abel esau leah rachel benjamin reuben "
@@ -200,7 +204,8 @@ PEOPLE = frozenset(
     "shepherds wise government emperor president governor bolsheviks author psalmist apostle apostles".split()
 )
 ORGANISATIONS: Mapping[str, str] = {
-    **dict.fromkeys("inc inc. corp corp. corporation company ltd ltd. labs systems microsystems gmbh".split(), "company"),
+    **dict.fromkeys("inc inc. corp corp. "
+                    "corporation company ltd ltd. labs systems microsystems gmbh".split(), "company"),
     **dict.fromkeys("university college".split(), "university"),
     **dict.fromkeys("foundation institute association society committee union federation league project consortium "
                     "organization organisation party agency council commission ministry".split(), "organisation"),
@@ -215,8 +220,10 @@ PLACES = frozenset(
     "denmark finland holland netherlands belgium austria hungary switzerland portugal turkey iran iraq syria lebanon "
     "california texas massachusetts washington cambridge oxford edinburgh stanford berkeley seattle galilee bethlehem "
     "nazareth samaria judea antioch ephesus corinth damascus sinai canaan moab edom gilead kronstadt ukraine "
-    "catalonia aragon hawaii alaska peru chile cuba amsterdam brussels prague budapest geneva zurich dublin manchester "
-    "york pennsylvania virginia ohio florida michigan illinois constantinople alexandria arabia macedonia bolivia".split()
+    "catalonia aragon hawaii alaska peru chile cuba amsterdam brussels prague budapest geneva zurich dublin "
+    "manchester "
+    "york pennsylvania virginia ohio florida michigan illinois constantinople "
+    "alexandria arabia macedonia bolivia".split()
 )
 COMMON_CAPITALS = frozenset("Bible God Lord Internet Web Earth Moon Sun Christ".split())
 DEFINED = frozenset(

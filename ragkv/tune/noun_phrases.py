@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from ragkv.tune.clauses import Span
-from ragkv.tune.words import (
+from ragkv.tune.lexicon import (
+    ADVERBS,
     DETERMINERS,
     FIRST_NAMES,
     NUMBERS,
@@ -34,7 +35,8 @@ def bare(span: Span) -> Span:
 
 def proper(text: str) -> bool:
     """Whether a phrase is a proper name as a whole."""
-    return bool(_NAME.fullmatch(text)) and text.lower() not in VAGUE and not text.isdigit()
+    first = text.lower().split()[0] if text.strip() else ""
+    return bool(_NAME.fullmatch(text)) and text.lower() not in VAGUE and first not in SUBORDINATORS | ADVERBS
 
 
 def person(text: str) -> bool:
@@ -105,7 +107,8 @@ def specific(text: str) -> bool:
 def counted(text: str) -> tuple[str, str] | None:
     """(number, what is counted) where a phrase begins with a number."""
     found = re.match(
-        rf"(?:about |over |nearly |almost |approximately )?((?:\d[\d,.]*|{'|'.join(NUMBERS)})(?: (?:hundred|thousand|million|billion))?) ([a-z][\w-]+(?: [a-z][\w-]+){{0,2}})",
+        rf"(?:about |over |nearly |almost |approximately )?((?:\d[\d,.]*|{'|'.join(NUMBERS)})"
+        rf"(?: (?:hundred|thousand|million|billion))?) ([a-z][\w-]+(?: [a-z][\w-]+){{0,2}})",
         text,
     )
     if not found or not re.search(r"s$|men$|people$|children$", found[2]) or found[1].endswith((".", ",")):
