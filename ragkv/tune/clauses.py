@@ -14,7 +14,7 @@ _ABBREVIATED = re.compile(
 )
 _END = re.compile(r"[.!?][\"”’')\]]*(?=\s+[\"“‘'(\[]?[A-Z0-9])|\n\s*\n?")
 _WORD = re.compile(
-    r"(?:Dr|Mr|Mrs|Ms|St|Prof|Jr)\.|(?:[A-Z]\.){2,}|[A-Z]\.(?=\s[A-Z])|\d[\d,]*(?:\.\d+)*(?:%|[\w-]*\w)?"
+    r"(?:Dr|Mr|Mrs|Ms|St|Prof|Jr)\.|(?:[A-Z]\.){2,}|[A-Z]\.(?=\s[A-Z])|\d+(?:,\d+)*(?:\.\d+)*(?:%|[\w-]*\w)?"
     r"|\w(?:[\w'’+#&/-]|\.(?=\w))*\+*|[^\s\w]"
 )
 YEAR = r"(?:1[0-9]\d\d|20[0-4]\d)"

@@ -206,3 +206,8 @@ def test_any_text_gives_only_spans(texts: list[str], seed: int) -> None:
         if asked.answer not in (UNKNOWN, "yes", "no"):
             assert asked.answer in chunks[asked.chunk][1]
             assert asked.answer == asked.answer.strip()
+
+
+def test_a_date_with_a_comma_stays_whole() -> None:
+    found = made("", "On March 28th, 1918, Leon Trotsky gave a long report to the Moscow Conference.")
+    assert found["When did Leon Trotsky give a long report to the Moscow Conference"] == "March 28th, 1918"
