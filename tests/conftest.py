@@ -13,6 +13,7 @@ import torch
 os.environ["HF_HUB_OFFLINE"] = "1"
 for name in [name for name in os.environ if name.startswith("RAGKV_")]:
     del os.environ[name]
+os.environ["RAGKV_DTYPE"] = "float32"  # identities and goldens are those of float32, on every CPU
 
 from ragkv.engine.engine import Engine  # noqa: E402
 from ragkv.model.decoder import DecoderModel  # noqa: E402
@@ -45,7 +46,7 @@ def demo_folder() -> Path:
 @pytest.fixture(scope="session")
 def model(demo_folder: Path) -> DecoderModel:
     """The bundled model, float32 on the CPU."""
-    return DecoderModel.load(str(demo_folder), "cpu")
+    return DecoderModel.load(str(demo_folder), "cpu", "float32")
 
 
 @pytest.fixture(scope="session")

@@ -56,7 +56,7 @@ def load_checkpoint(source: str, device: str, dtype: str, profiles: Path | None)
     Args:
         source: folder or hub id.
         device: a torch device, `auto` (a GPU where there is one) or `spread` (over all GPUs).
-        dtype: a name in `DTYPES` or `auto` (float32 on a CPU, else bfloat16).
+        dtype: a name in `DTYPES` or `auto` (see `auto_dtype`).
         profiles: folder where `ragkv calibrate` keeps profiles of models that have none beside their weights.
 
     Raises:
@@ -76,7 +76,7 @@ def load_checkpoint(source: str, device: str, dtype: str, profiles: Path | None)
     if device == SPREAD:
         check_spreadable()
     if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
+        dtype = auto_dtype(device)
     try:
         weights, tokenizer = _read_folder(folder, device, DTYPES[dtype])
     except KeyError:
@@ -89,6 +89,18 @@ def load_checkpoint(source: str, device: str, dtype: str, profiles: Path | None)
         if path.is_file():
             profile = load_profile(path, profile)
     return LoadedCheckpoint(weights, tokenizer, profile, Path(source).name, weights_hash)
+
+
+def auto_dtype(device: str) -> str:
+    """Return the dtype of weights and KV where none is set.
+
+    It is bfloat16 on a GPU and on CPUs that multiply in bfloat16, which is several times faster there, and float32 on
+    other CPUs.
+    """
+    if torch.device("cuda" if device == SPREAD else device).type != "cpu":
+        return "bfloat16"
+    can = torch.cpu.get_capabilities()
+    return "bfloat16" if can.get("avx512_bf16") or can.get("amx_bf16") else "float32"
 
 
 def _read_folder(folder: Path, device: str, dtype: torch.dtype) -> tuple[Any, Any]:
