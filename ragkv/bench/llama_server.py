@@ -39,8 +39,8 @@ class LlamaParams:
 
 
 @dataclass(frozen=True)
-class Completion:
-    """One completion.
+class PeerTiming:
+    """The time of one completion.
 
     Attributes:
         ms: milliseconds from request to response.
@@ -89,7 +89,7 @@ class LlamaServer:
         """Stop the server."""
         self.close()
 
-    def first_token(self, tokens: Sequence[int]) -> Completion:
+    def first_token(self, tokens: Sequence[int]) -> PeerTiming:
         """Prefill all of a prompt, without what the server remembers, and take one token.
 
         Raises:
@@ -133,7 +133,7 @@ class LlamaServer:
             raise ConfigError(f"llama-server: {error}") from None
 
 
-def completion_of(found: Any, ms: float) -> Completion:
+def completion_of(found: Any, ms: float) -> PeerTiming:
     """Read the response of /completion, which took `ms` milliseconds.
 
     Raises:
@@ -141,7 +141,7 @@ def completion_of(found: Any, ms: float) -> Completion:
     """
     try:
         timings = found["timings"]
-        return Completion(ms, int(timings["prompt_n"]), float(timings["prompt_ms"]))
+        return PeerTiming(ms, int(timings["prompt_n"]), float(timings["prompt_ms"]))
     except (KeyError, TypeError, ValueError):
         raise ConfigError("llama-server: a completion without timings") from None
 

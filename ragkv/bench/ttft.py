@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from ingest.pipeline import ingest
-from ragkv.bench.llama_server import Completion, LlamaParams, LlamaServer
+from ragkv.bench.llama_server import PeerTiming, LlamaParams, LlamaServer
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.needles import make_needles
@@ -154,7 +154,7 @@ def _fill(engine: Engine, params: TtftParams, progress: Progress) -> list[str]:
 
 def _measure(engine: Engine, params: TtftParams, questions: Sequence[str], progress: Progress) -> TtftResult:
     reports: dict[str, list[Report]] = {method: [] for method in params.methods}
-    times: list[Completion] = []
+    times: list[PeerTiming] = []
     with ExitStack() as running:
         peer = _start_peer(engine, params, running)
         for turn in range(-1, params.repeat):  # methods take turns, so that a slow moment of the machine affects all
@@ -199,7 +199,7 @@ def _prompt(engine: Engine, question: str) -> list[int]:
     return [*prompt.prefix, *(token for chunk in chunks for token in chunk.tokens), *prompt.question(question)]
 
 
-def _peer_row(times: Sequence[Completion], rows: Sequence[TtftRow]) -> PeerRow:
+def _peer_row(times: Sequence[PeerTiming], rows: Sequence[TtftRow]) -> PeerRow:
     ttft = statistics.median(each.ms for each in times)
     prompt = statistics.median(each.prompt_ms for each in times)
     ratios = {row.method: ttft / row.ttft for row in rows}

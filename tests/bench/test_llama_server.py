@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.bench.llama_server import Completion, LlamaParams, LlamaServer, completion_of
+from ragkv.bench.llama_server import PeerTiming, LlamaParams, LlamaServer, completion_of
 from ragkv.bench.ttft import TtftRow, _peer_row
 from ragkv.errors import ConfigError
 
@@ -65,6 +65,6 @@ def test_a_response_without_timings_is_an_error(found):
 
 def test_ratios_are_the_peers_time_over_ours():
     rows = [TtftRow(name, ms, ms, 1, 1, 1, 1, 0, {}) for name, ms in (("full", 50.0), ("reuse", 10.0))]
-    peer = _peer_row([Completion(ms, 9, ms) for ms in (90.0, 100.0, 130.0)], rows)
+    peer = _peer_row([PeerTiming(ms, 9, ms) for ms in (90.0, 100.0, 130.0)], rows)
     assert (peer.ttft, peer.tokens) == (100.0, 9)
     assert peer.ratios == {"full": 2.0, "reuse": 10.0}
