@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from ingest.pipeline import ingest
-from ragkv.bench.llama_server import PeerTiming, LlamaParams, LlamaServer
+from ragkv.bench.llama_server import LlamaParams, LlamaServer, PeerTiming
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.needles import make_needles

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.bench.llama_server import PeerTiming, LlamaParams, LlamaServer, completion_of
+from ragkv.bench.llama_server import LlamaParams, LlamaServer, PeerTiming, completion_of
 from ragkv.bench.ttft import TtftRow, _peer_row
 from ragkv.errors import ConfigError
 
