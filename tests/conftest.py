@@ -15,6 +15,7 @@ for name in [name for name in os.environ if name.startswith("RAGKV_")]:
     del os.environ[name]
 # The small model, not the default one: quick, and there without its package. Programs that tests start inherit it.
 os.environ["RAGKV_MODEL"] = str(Path(__file__).resolve().parent.parent / "models" / "tiny")
+os.environ["RAGKV_DTYPE"] = "float32"  # identities and goldens are those of float32, on every CPU
 
 from ragkv.engine.engine import Engine  # noqa: E402
 from ragkv.model.decoder import DecoderModel  # noqa: E402
@@ -47,7 +48,7 @@ def tiny_folder() -> Path:
 @pytest.fixture(scope="session")
 def model(tiny_folder: Path) -> DecoderModel:
     """The small model, float32 on the CPU."""
-    return DecoderModel.load(str(tiny_folder), "cpu")
+    return DecoderModel.load(str(tiny_folder), "cpu", "float32")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,8 @@ starts, every method answers once: weights, store and page cache are warm, and t
 
     ttft                 request received → first token, retrieval and loading from the store included
     without_retrieval    the same without the time of the search
+
+A peer, llama.cpp's server with the same model as GGUF, may prefill the same prompt tokens in turn with the methods.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ingest.pipeline import ingest
+from ragkv.bench.llama_server import LlamaParams, LlamaServer, PeerTiming
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.needles import make_needles
@@ -43,7 +47,10 @@ class TtftParams:
         chunks: number of chunks.
         chunk_tokens: tokens per chunk, about.
         repeat: timed questions per method.
+        methods: the first one is the base of the speedups.
         seed: seed of the documents.
+        llama_server: llama.cpp's server, timed with the same prompts; None for no peer.
+        gguf: the model file for it.
     """
 
     chunks: int = 8
@@ -51,6 +58,8 @@ class TtftParams:
     repeat: int = 10
     methods: tuple[str, ...] = TIMED
     seed: int = 7
+    llama_server: Path | None = None
+    gguf: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -74,20 +83,42 @@ class TtftRow:
 
 
 @dataclass(frozen=True)
+class PeerRow:
+    """The peer's full prefill of the same prompts: medians in milliseconds.
+
+    Attributes:
+        ttft: request to response with one token, over HTTP.
+        prompt: the prefill by the peer's own clock.
+        tokens: prompt tokens that it computed.
+        ratios: `ttft` of the peer / that of each method.
+    """
+
+    name: str
+    ttft: float
+    prompt: float
+    tokens: int
+    ratios: dict[str, float]
+
+
+@dataclass(frozen=True)
 class TtftResult:
     """All rows, and the machine that they were measured on.
 
     Attributes:
+        dtype: of weights and KV.
         context: tokens of all chunks.
+        peer: None where there was none.
     """
 
     model: str
     device: str
+    dtype: str
     threads: int
     store: str
     chunks: int
     context: int
     rows: tuple[TtftRow, ...]
+    peer: PeerRow | None = None
 
 
 def ttft(settings: Settings, params: TtftParams, progress: Progress, notify: Notify = lambda line: None) -> TtftResult:
@@ -129,25 +160,57 @@ def _fill(engine: Engine, params: TtftParams, progress: Progress) -> list[str]:
 
 
 def _measure(engine: Engine, params: TtftParams, questions: Sequence[str], progress: Progress) -> TtftResult:
-    for method in params.methods:
-        engine.answer(questions[0], AskOptions(method=method, max_tokens=1))
     reports: dict[str, list[Report]] = {method: [] for method in params.methods}
-    for turn in range(params.repeat):  # methods take turns, so that a slow moment of the machine affects all
-        for method in params.methods:
-            report = engine.answer(questions[turn % len(questions)], AskOptions(method=method, max_tokens=1)).report
-            reports[method].append(report)
-        progress("ask", turn + 1, params.repeat)
+    times: list[PeerTiming] = []
+    with ExitStack() as running:
+        peer = _start_peer(engine, params, running)
+        for turn in range(-1, params.repeat):  # methods take turns, so that a slow moment of the machine affects all
+            question = questions[max(0, turn) % len(questions)]
+            for method in params.methods:
+                report = engine.answer(question, AskOptions(method=method, max_tokens=1)).report
+                reports[method] += [report] if turn >= 0 else []  # the first turn warms up
+            if peer is not None:
+                found = peer.first_token(_prompt(engine, question))
+                times += [found] if turn >= 0 else []
+            progress("ask", turn + 1, params.repeat)
     base = reports[params.methods[0]]
     rows = tuple(_row(method, reports[method], base) for method in params.methods)
     return TtftResult(
         model=engine.model.name,
         device=str(engine.model.device),
+        dtype=str(engine.model.dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
         store=engine.settings.store.split(":")[0],
         chunks=params.chunks,
         context=base[0].tokens.context,
         rows=rows,
+        peer=_peer_row(times, rows) if times else None,
     )
+
+
+def _start_peer(engine: Engine, params: TtftParams, running: ExitStack) -> LlamaServer | None:
+    """Start llama.cpp with as many threads as torch has, if it is asked for."""
+    if params.llama_server is None or params.gguf is None:
+        return None
+    room = params.chunks * (params.chunk_tokens + 64) + 512
+    llama = LlamaParams(
+        params.llama_server, params.gguf, torch.get_num_threads(), min(room, engine.model.max_positions)
+    )
+    return running.enter_context(LlamaServer(llama))
+
+
+def _prompt(engine: Engine, question: str) -> list[int]:
+    """Return the tokens of S, all chunks and a question, as a full prefill has them but for the order of the chunks."""
+    prompt, catalog = engine.model.prompt, engine.catalog
+    chunks = [each for found in catalog.documents() for each in catalog.chunks_of(found.collection, found.id)]
+    return [*prompt.prefix, *(token for chunk in chunks for token in chunk.tokens), *prompt.question(question)]
+
+
+def _peer_row(times: Sequence[PeerTiming], rows: Sequence[TtftRow]) -> PeerRow:
+    ttft = statistics.median(each.ms for each in times)
+    prompt = statistics.median(each.prompt_ms for each in times)
+    ratios = {row.method: ttft / row.ttft for row in rows}
+    return PeerRow("llama.cpp", ttft, prompt, times[0].prompt_tokens, ratios)
 
 
 def _row(method: str, reports: Sequence[Report], base: Sequence[Report]) -> TtftRow:

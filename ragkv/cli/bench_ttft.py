@@ -16,7 +16,7 @@ from ragkv.cli.bench_common import Piece, random_weights, show
 from ragkv.cli.common import Device, Json, Model, Store, out, progress, settings_from, tell, write_json
 
 if TYPE_CHECKING:
-    from ragkv.bench.ttft import TtftResult
+    from ragkv.bench.ttft import TtftParams, TtftResult
     from ragkv.bench.ttft_shape import ShapeParams
 
 CHUNKS, CHUNK_TOKENS = 8, 512
@@ -47,41 +47,54 @@ def ttft(
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", help="With --shape: NAME or NAME:FIELD=VALUE,…, or gated; again for more."),
+        typer.Option("--method", help="NAME or NAME:FIELD=VALUE,…, or with --shape gated; again for more."),
     ] = None,
     block: Annotated[int | None, typer.Option("--block", min=8, help="With --shape: tokens of a block.")] = None,
     table: Annotated[
         Path | None, typer.Option("--table", help="With --shape: write the tables to this Markdown file.")
     ] = None,
+    llama_server: Annotated[
+        Path | None, typer.Option("--llama-server", help="Time this llama.cpp server, too, with the same prompts.")
+    ] = None,
+    gguf: Annotated[Path | None, typer.Option("--gguf", help="The model file for --llama-server.")] = None,
     store: Store = None,
     model: Model = None,
     device: Device = None,
 ) -> int:
     """Time to first token of every method: through the whole engine, or with --shape of a model that is not here."""
     if shape is None:
-        if layers or tier or method or block or table:
+        if layers or tier or block or table:
             raise typer.BadParameter(
-                "--layers, --tier, --method, --block and --table are of random weights", param_hint="--shape"
+                "--layers, --tier, --block and --table are of random weights", param_hint="--shape"
             )
+        if (llama_server is None) != (gguf is None):
+            raise typer.BadParameter("--llama-server and --gguf go together", param_hint="--gguf")
         if chunks and (len(chunks) > 1 or chunks[0] > 64):
             raise typer.BadParameter("give one number, 64 at most, or --shape", param_hint="--chunks")
-        _engine(file, chunks[0] if chunks else CHUNKS, chunk_tokens or CHUNK_TOKENS, repeat, (store, model, device))
+        from ragkv.bench.ttft import TIMED, TtftParams
+
+        methods = tuple(dict.fromkeys(("full", *method))) if method else TIMED
+        number, size = chunks[0] if chunks else CHUNKS, chunk_tokens or CHUNK_TOKENS
+        params = TtftParams(number, size, repeat, methods, llama_server=llama_server, gguf=gguf)
+        _engine(file, params, (store, model, device))
         return 0
+    if llama_server or gguf:
+        raise typer.BadParameter("random weights are in no GGUF file: leave one of both out", param_hint="--shape")
     if model:
         raise typer.BadParameter("random weights are no model: leave one of both out", param_hint="--shape")
     if (tier == "redis") != bool(store):
         raise typer.BadParameter("--tier redis and --store redis://host:port/db go together", param_hint="--store")
-    from ragkv.bench.ttft_shape import TIMED, ShapeParams
+    from ragkv.bench import ttft_shape
 
-    params = ShapeParams(
+    shaped = ttft_shape.ShapeParams(
         chunk_tokens=chunk_tokens or SHAPE_CHUNK_TOKENS,
         tier=tier or "host",
         store=store or "",
-        methods=tuple(method or TIMED),
+        methods=tuple(method or ttft_shape.TIMED),
         repeat=repeat,
         block=block or 0,
     )
-    _shape(file, shape, chunks or [SHAPE_CHUNKS], params, layers, table, device)
+    _shape(file, shape, chunks or [SHAPE_CHUNKS], shaped, layers, table, device)
     return 0
 
 
@@ -108,21 +121,14 @@ def _shape(
     show(pieces, table)
 
 
-def _engine(
-    file: Path | None,
-    chunks: int,
-    chunk_tokens: int,
-    repeat: int,
-    given: tuple[str | None, str | None, str | None],
-) -> None:
+def _engine(file: Path | None, params: TtftParams, given: tuple[str | None, str | None, str | None]) -> None:
     """given: store, model and device, which override the settings."""
     store, model, device = given
     settings = settings_from(None, store, model, device)
-    from ragkv.bench.ttft import TtftParams
     from ragkv.bench.ttft import ttft as measure
 
     with progress() as report:
-        result = measure(settings, TtftParams(chunks=chunks, chunk_tokens=chunk_tokens, repeat=repeat), report, tell)
+        result = measure(settings, params, report, tell)
     write_json(file, dataclasses.asdict(result))
     _show(result)
 
@@ -131,7 +137,7 @@ def _show(result: TtftResult) -> None:
     """Print the figures as aligned text, the same on a terminal and in a pipe."""
     console = out()
     console.print(
-        f"{result.model} on {result.device}, {result.threads} threads, store {result.store}: "
+        f"{result.model} on {result.device} ({result.dtype}), {result.threads} threads, store {result.store}: "
         f"{result.chunks} chunks, {result.context} tokens of context"
     )
     head = f"{'method':<16} {'ttft ms':>9} {'speedup':>8} {'search off':>10} {'speedup':>8}"
@@ -145,3 +151,11 @@ def _show(result: TtftResult) -> None:
     console.print(f"{'of which, ms':<16}" + "".join(f"{name:>10}" for name in steps), style="bold")
     for row in result.rows:
         console.print(f"{row.method:<16}" + "".join(f"{row.steps[name]:>10.1f}" for name in steps))
+    if result.peer is not None:
+        peer = result.peer
+        console.print(
+            f"{peer.name}: first token after {peer.ttft:.1f} ms, a full prefill of {peer.tokens} tokens "
+            f"({1000 * peer.tokens / peer.prompt:.0f} tokens/s by its own clock)"
+        )
+        for name, ratio in peer.ratios.items():
+            console.print(f"{name:<24} {ratio:>7.2f}x sooner than {peer.name}")

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ragkv.kernels.attention_reference import visible
+from ragkv.kernels.attention_tiles import attend_tiles, supports_tiles
 from ragkv.kernels.block_index import BlockSparseIndex, dense_index
 from ragkv.kernels.block_sparse import attend_block_sparse
 
@@ -109,6 +110,8 @@ def attend_planned(q: Tensor, k: Tensor, v: Tensor, plan: MaskPlan, *, scale: fl
     """Compute `attend` with a mask that was planned before."""
     if q.shape[0] == 0:
         return q
+    if supports_tiles(q):
+        return attend_tiles(q, k, v, plan.q_pos, plan.k_pos, scale=scale)
     if plan.kind == "square":
         # Queries and keys are the same rows in order: the only case in which a square causal kernel is right.
         out = F.scaled_dot_product_attention(

@@ -38,7 +38,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> dict
 
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
 def test_every_family_loads_and_answers_like_its_own_generate(folders, kind):
-    model = DecoderModel.load(str(folders[kind]), "cpu")
+    model = DecoderModel.load(str(folders[kind]), "cpu", "float32")
     assert default_method(model) == "samkv-fusion", "it is not calibrated"
     assert model.profile.stable_layers == (3,)
     prefiller = Prefiller(model, model.prompt.prefix)
@@ -109,7 +109,7 @@ CHANGES = {
 def encoded_before(folders, tmp_path_factory, embedder) -> Path:
     """Return a data folder with a document that the tiny llama has encoded."""
     data = tmp_path_factory.mktemp("before")
-    with open_engine(data, DecoderModel.load(str(folders["llama"]), "cpu"), embedder) as engine:
+    with open_engine(data, DecoderModel.load(str(folders["llama"]), "cpu", "float32"), embedder) as engine:
         ingest(engine, Document("tarn", "Tarn", "The harbour of Tarn was built in 1889. " * 20))
         assert engine.answer("Who?", AskOptions(method="reuse", max_tokens=1)).report.ratios.cache_hit == 1.0
     return data
@@ -119,9 +119,9 @@ def encoded_before(folders, tmp_path_factory, embedder) -> Path:
 def test_old_entries_are_never_used_after_any_change_of_the_model(folders, encoded_before, embedder, tmp_path, what):
     shutil.copytree(folders["llama"], tmp_path / "model")
     shutil.copytree(encoded_before, tmp_path / "data")
-    before = DecoderModel.load(str(tmp_path / "model"), "cpu")
+    before = DecoderModel.load(str(tmp_path / "model"), "cpu", "float32")
     CHANGES[what](tmp_path / "model")
-    after = DecoderModel.load(str(tmp_path / "model"), "cpu", "bfloat16" if what == "dtype" else "auto")
+    after = DecoderModel.load(str(tmp_path / "model"), "cpu", "bfloat16" if what == "dtype" else "float32")
     with open_engine(tmp_path / "data", before, embedder) as engine:
         fingerprint, old = engine.fingerprint, set(engine.store.keys())
     with open_engine(tmp_path / "data", after, embedder) as engine:
