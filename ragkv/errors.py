@@ -2,8 +2,8 @@
 
 RagkvError
 ├── ConfigError              settings that cannot work                     exit 2
-│   ├── ModelNotFound        no such folder, or a hub id without network
-│   ├── ModelUnsupported     architecture, rope type or sliding window
+│   ├── ModelNotFound        no such folder, a hub id without network, a damaged GGUF file or adapter
+│   ├── ModelUnsupported     architecture, rope type, sliding window, or kind of adapter
 │   ├── NotCalibrated        the method needs `ragkv calibrate` first
 │   └── EmbedderChanged      the vectors come from another embedder        409
 ├── InputError               an invalid request or document                422
@@ -37,11 +37,11 @@ class ConfigError(RagkvError):
 
 
 class ModelNotFound(ConfigError):
-    """The model folder or hub id cannot be read."""
+    """The model or its adapter cannot be read."""
 
 
 class ModelUnsupported(ConfigError):
-    """The model's architecture, rope type or attention window is not supported."""
+    """The model's architecture, rope type or attention window, or its adapter, is not supported."""
 
 
 class NotCalibrated(ConfigError):

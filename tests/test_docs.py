@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from ragkv.cli import app
 from ragkv.config import Settings
 from ragkv.engine.registry import DECODE_NAMES, DECODES, METHOD_NAMES, METHODS, PREFILL_NAMES, PREFILLS
+from ragkv.model.source import ADAPTER_NAME, NAME
 
 README_LINES = 120
 OTHERS_OPTIONS = {"--profile", "--seconds"}
@@ -82,7 +83,7 @@ def wrong_commands(text: str) -> list[str]:
     known, wrong = command_options(), []
     every_option = set().union(*known.values())
     for line in code_of(text):
-        code = line.split(" # ")[0]
+        code = line.split(" # ")[0].replace(f"{NAME} + {ADAPTER_NAME}", "NAME")
         if code.startswith("--") and (option := re.split(r"[ =]", code)[0]) not in every_option | OTHERS_OPTIONS:
             wrong.append(option)
         for called in re.findall(r"(?:^|[ /;])ragkv ([a-z-][^;|]*)", code):

@@ -1,4 +1,4 @@
-"""`ragkv demo`: ingest sample documents and compare three methods side by side, with the bundled model."""
+"""`ragkv demo`: ingest sample documents and compare three methods side by side."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """LoRA adapters in PEFT's format: read a folder, check that it is plain LoRA, merge it into a model's weights.
 
-The merge is W + scale · B A in float32, rounded once to the model's dtype. It is done here and not by PEFT, whose
-import takes seconds. What PEFT would compute in another way is refused.
+The merge is W + scale · B A in float32, rounded once to the model's dtype. PEFT merges in the dtype of the model. What
+PEFT would compute in another way is refused.
 """
 
 from __future__ import annotations

@@ -76,15 +76,16 @@ def convert(source: Path, folder: Path) -> None:
     try:
         config = transformers.AutoConfig.from_pretrained(folder, gguf_file=link.name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=link.name)
-    except OSError:
-        raise
     except Exception as error:  # what transformers raises for unexpected metadata has any type
+        if isinstance(error, OSError) and error.errno:
+            raise
         raise ModelNotFound(f"{source}: transformers cannot read its metadata ({first_line(error)})") from None
     finally:
         link.unlink()
     _complete(source, config, reader, architecture)
     tensors = dict(_tensors(source, reader, config, architecture))
     _check_tensors(source, tensors, config)
+    _set_special_tokens(tokenizer, reader)
     tokenizer.save_pretrained(folder)
     _write_config(folder, config, reader)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -217,6 +218,14 @@ def _check_tensors(source: Path, tensors: dict[str, Tensor], config: Any) -> Non
         if expected.get(name) != found.get(name):
             shapes = f"{found.get(name, 'none')} in place of {expected.get(name, 'none')}"
             raise ModelNotFound(f"{source}: {name} has shape {shapes}; the file does not fit its own metadata")
+
+
+def _set_special_tokens(tokenizer: Any, reader: GGUFReader) -> None:
+    """Set BOS, EOS and others to what the file says; some versions of transformers take their own."""
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        number = _value(reader, f"tokenizer.ggml.{key}_token_id")
+        if number is not None:
+            setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(int(number)))
 
 
 def _write_config(folder: Path, config: Any, reader: GGUFReader) -> None:

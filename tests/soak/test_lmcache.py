@@ -25,7 +25,7 @@ from tests.soak.test_concurrency import service
 BARE = Path(__file__).with_name("bare_lmcache.py")
 NATURAL = Path(__file__).resolve().parents[2] / "ragkv" / "bench" / "data" / "natural"
 QUESTIONS = 12
-FULL = "demo:full"
+FULL = "tiny:full"
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def test_a_completion_has_the_answer_citations_and_report(service: Service, clie
 
 
 def test_nothing_is_cached_of_a_prompt_that_is_prefilled(client: openai.OpenAI) -> None:
-    made = client.chat.completions.create(model="demo:full", messages=asked(WHO))
+    made = client.chat.completions.create(model="tiny:full", messages=asked(WHO))
     assert made.ragkv["report"]["method"] == "full"  # type: ignore[attr-defined]
     assert made.usage is not None
     assert made.usage.prompt_tokens_details is not None
@@ -107,7 +107,7 @@ def test_chat_options_reach_the_engine(service: Service, client: openai.OpenAI) 
     boats = [{**each, "collection": "boats"} for each in (ferry, wreck)]
     service.post("/v1/documents?wait=true", {"documents": boats})
     made = client.chat.completions.create(
-        model="demo:reuse",
+        model="tiny:reuse",
         messages=asked("What is the ferry to Ostrey?"),
         max_completion_tokens=1,
         extra_body={"ragkv": {"collection": "boats", "top_k": 2, "filter": {"year": [2019, 2020]}}},
@@ -136,8 +136,8 @@ def test_a_seed_repeats_a_sampled_answer(service: Service, client: openai.OpenAI
 def test_models_are_the_loaded_one_and_its_methods(client: openai.OpenAI) -> None:
     names = [model.id for model in client.models.list()]
     assert names[0] == "tiny"
-    assert {"demo:scout", "demo:full", "demo:epic"} <= set(names)
-    assert client.models.retrieve("demo:scout").owned_by == "ragkv"
+    assert {"tiny:scout", "tiny:full", "tiny:epic"} <= set(names)
+    assert client.models.retrieve("tiny:scout").owned_by == "ragkv"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4o")
 
@@ -168,8 +168,8 @@ def test_models_are_the_loaded_one_and_its_methods(client: openai.OpenAI) -> Non
         ({"stream": "yes"}, "stream"),
         ({"ragkv": {"colection": "x"}}, "ragkv.colection"),
         ({"ragkv": {"method": "magic"}}, None),
-        ({"model": "demo:magic"}, None),
-        ({"model": "demo:full", "ragkv": {"method": "scout"}}, None),
+        ({"model": "tiny:magic"}, None),
+        ({"model": "tiny:full", "ragkv": {"method": "scout"}}, None),
         ({"messages": [{"role": "user", "content": "who is it " * 3500}]}, None),
     ],
 )
