@@ -208,8 +208,9 @@ def _name(source: Path, name: str) -> str:
 
 def _check_tensors(source: Path, tensors: dict[str, Tensor], config: Any) -> None:
     """Check names and shapes against an empty model of the same configuration. Raises ModelNotFound."""
+    # In the present default dtype: another one would be set for the whole process meanwhile.
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.get_default_dtype())
     expected = {name: tuple(each.shape) for name, each in model.state_dict().items()}
     if config.tie_word_embeddings:
         expected.pop("lm_head.weight", None)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from ragkv.errors import ConfigError
 from ragkv.model import model_cache
@@ -98,6 +99,7 @@ def test_several_at_once_make_one_folder(source, tmp_path):
     with ThreadPoolExecutor(4) as pool:
         found = set(pool.map(convert, range(4)))
     assert len(found) == 1
+    assert torch.get_default_dtype() == torch.float32
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [found.pop().folder.name]
 
 
