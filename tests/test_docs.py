@@ -43,6 +43,7 @@ PAGES = [
     "docs/results/quality.md",
     "docs/results/store.md",
     "docs/settings.md",
+    "docs/tuning.md",
     "models/adapter/README.md",
     "models/tiny/README.md",
     "tools/demo_model/README.md",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,13 +12,11 @@ from ragkv.cli.common import Data, Device, Model, err, fail, out, progress, sett
 if TYPE_CHECKING:
     from ragkv.config import Settings
     from ragkv.model.prompt import Prompt
-    from ragkv.tune.contexts import Passage
+    from ragkv.tune.contexts import TextPassage
 
 
 def tune(
-    paths: Annotated[
-        list[Path], typer.Argument(help="Files and folders, as for `ragkv ingest`.", metavar="PATH...")
-    ],
+    paths: Annotated[list[Path], typer.Argument(help="Files and folders, as for `ragkv ingest`.", metavar="PATH...")],
     to: Annotated[Path, typer.Option("--out", help="Folder of the adapter. A stopped run there goes on.")],
     questions: Annotated[
         Path | None, typer.Option("--questions", help='JSON lines {"q": …, "a": […]?} to train with, besides rules.')
@@ -76,12 +73,12 @@ def tune(
     return 0
 
 
-def read_documents(paths: list[Path], settings: Settings, prompt: Prompt, limit: int) -> list[Passage]:
+def read_documents(paths: list[Path], settings: Settings, prompt: Prompt, limit: int) -> list[TextPassage]:
     """Return the chunks of all documents, as ingest makes them; files that cannot be read are told on stderr."""
     from ingest.chunker import split
     from ingest.loader import Rejected, load
     from ingest.sandbox import Allowance
-    from ragkv.tune.contexts import Passage
+    from ragkv.tune.contexts import TextPassage
 
     allowed = Allowance(settings.parse_seconds, settings.parse_bytes)
     passages = []
@@ -90,5 +87,5 @@ def read_documents(paths: list[Path], settings: Settings, prompt: Prompt, limit:
             fail(item.error, 1)
             continue
         family = str(Path(item.id).parent)
-        passages += [Passage(family, item.id, chunk.title, chunk.text) for chunk in split(item, prompt, limit)]
+        passages += [TextPassage(family, item.id, chunk.title, chunk.text) for chunk in split(item, prompt, limit)]
     return passages

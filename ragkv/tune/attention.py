@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -118,4 +118,5 @@ def _flex(compiled: bool) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
     # Rows have few lengths: a kernel for each is quicker than one for all.
-    return torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    found: Any = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    return cast(Callable[..., Tensor], found)

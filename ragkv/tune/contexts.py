@@ -52,7 +52,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Passage:
+class TextPassage:
     """A passage of a document: what becomes a chunk.
 
     Attributes:
@@ -91,7 +91,7 @@ class ProseSource:
     """Contexts from passages of other people's prose, with questions made by rules."""
 
     def __init__(
-        self, passages: Sequence[Passage], count_tokens: Callable[[Chunk], int], params: ProseParams = ProseParams()
+        self, passages: Sequence[TextPassage], count_tokens: Callable[[Chunk], int], params: ProseParams = ProseParams()
     ):
         """Group the passages by document and family.
 
@@ -130,19 +130,19 @@ class ProseSource:
         return best
 
     def _groups(self, rng: Random, room: int) -> tuple[list[list[Chunk]], list[Chunk]]:
-        """Return groups of adjacent chunks that nearly fill `room` tokens, in random order, and related other chunks."""
+        """Return groups of adjacent chunks for `room` tokens, in random order, and what stands beside them."""
         params, groups, absent = self._params, list[list[Chunk]](), list[Chunk]()
         first = rng.choices(range(len(self._documents)), self._weights)[0]
         family = self._families[self._documents[first][0].family]
         split = rng.random() < params.split
         words = rng.randint(*params.words)
-        for number in range(TRIES):
-            near = number and rng.random() < params.family_share
-            if number:
+        for attempt in range(TRIES):
+            near = attempt and rng.random() < params.family_share
+            if attempt:
                 first = rng.choice(family) if near else rng.choices(range(len(self._documents)), self._weights)[0]
             document = self._documents[first]
             start = rng.randrange(len(document))
-            stop = start + rng.randint(1, params.adjacent if not number else 2)
+            stop = start + rng.randint(1, params.adjacent if not attempt else 2)
             group = [(p.title, p.text) for p in document[start:stop]]
             absent += [(p.title, p.text) for p in (*document[max(0, start - 1) : start], *document[stop : stop + 1])]
             pieces = [piece for chunk in group for piece in (_pieces(chunk, words) if split else [chunk])]
@@ -172,19 +172,21 @@ class Mixture:
         return rng.choices(self._sources, self._weights)[0].context(rng, tokens)
 
 
-def read_passages(path: Path) -> list[Passage]:
+def read_passages(path: Path) -> list[TextPassage]:
     """Read passages from JSON lines with `text`, and optionally `title`, `document` and `package`.
 
     Raises:
         InputError: The file cannot be read; the message names the line.
     """
-    found = []
+    found, number = [], 0
     try:
         with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
+            for line in file:
+                number += 1
                 row: dict[str, Any] = json.loads(line)
                 title = str(row.get("title", ""))
-                found.append(Passage(str(row.get("package", "")), str(row.get("document", title)), title, row["text"]))
+                document = str(row.get("document", title))
+                found.append(TextPassage(str(row.get("package", "")), document, title, row["text"]))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, AttributeError):

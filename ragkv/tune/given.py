@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from ragkv.errors import InputError
-from ragkv.tune.contexts import Chunk, Context, Passage
+from ragkv.tune.contexts import Chunk, Context, TextPassage
 from ragkv.tune.questions import Asked
 
 Answer = Callable[[Sequence[Chunk], str], str]
@@ -106,7 +106,7 @@ class GivenSource:
 
 
 def given_source(
-    given: Sequence[GivenQuestion], passages: Sequence[Passage], count_tokens: Callable[[Chunk], int]
+    given: Sequence[GivenQuestion], passages: Sequence[TextPassage], count_tokens: Callable[[Chunk], int]
 ) -> GivenSource:
     """Rank the passages for every question."""
     best = rank([each.text for each in given], [f"{passage.title} {passage.text}" for passage in passages], FOUND)

@@ -21,7 +21,7 @@ from ragkv.tune.rows import CHUNK, COPY, PADDING, PREFIX, QUESTION
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows of one length; see `Row` for the columns.
+    """Rows of one length; see `TrainingRow` for the columns.
 
     Attributes:
         ids: int64 [R, T].

@@ -27,7 +27,7 @@ PADDING, PREFIX, COPY, CHUNK, QUESTION = range(5)
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """A row of `T` tokens with `Q` questions over `B` blocks.
 
     Attributes:
@@ -87,7 +87,7 @@ class RowMaker:
         """Return the number of tokens that a chunk takes in a row."""
         return len(self._prompt.chunk(*chunk)) + len(self._prompt.prefix)
 
-    def row(self, context: Context, length: int, rng: Random) -> Row:
+    def row(self, context: Context, length: int, rng: Random) -> TrainingRow:
         """Lay out a context in `length` tokens. What does not fit is left out, from the end."""
         layout = _Layout(length)
         prefix = self._prompt.prefix
@@ -124,9 +124,7 @@ class _Layout:
 
     def __init__(self, length: int):
         self._at = 0
-        self._columns = {
-            name: np.zeros(length, np.int64) for name in ("ids", "positions", "kinds", "parts", "blocks")
-        }
+        self._columns = {name: np.zeros(length, np.int64) for name in ("ids", "positions", "kinds", "parts", "blocks")}
         self._targets = np.zeros(length, np.bool_)
 
     @property
@@ -151,9 +149,9 @@ class _Layout:
         """Mark the positions that predict the last `tokens` tokens."""
         self._targets[self._at - tokens - 1 : self._at - 1] = True
 
-    def row(self, kept: NDArray[np.bool_]) -> Row:
+    def row(self, kept: NDArray[np.bool_]) -> TrainingRow:
         """Return the row."""
-        return Row(**self._columns, targets=self._targets, kept=kept)
+        return TrainingRow(**self._columns, targets=self._targets, kept=kept)
 
 
 class _Keeper:

@@ -1,17 +1,16 @@
 """`ragkv tune`, from texts to an adapter: measure, train, calibrate, measure again.
 
-    out/adapter_config.json, adapter_model.safetensors     the adapter, in PEFT's format
-    out/profile.json                                       prompt pieces, retrieval heads, whether scout repairs
-    out/report.json, report.md                             answers before and after
-    out/checkpoints/                                       where a stopped run goes on
+out/adapter_config.json, adapter_model.safetensors     the adapter, in PEFT's format
+out/profile.json                                       prompt pieces, retrieval heads, whether scout repairs
+out/report.json, report.md                             answers before and after
+out/checkpoints/                                       where a stopped run goes on
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,13 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.model.profile import CALIBRATED_BLOCK, Profile, load_profile
 from ragkv.model.prompt import Prompt
 from ragkv.model.source import ModelSource
-from ragkv.tune.contexts import Chunk, Mixture, Passage, ProseSource, Source
+from ragkv.tune.contexts import Chunk, Mixture, ProseSource, Source, TextPassage
 from ragkv.tune.given import GivenQuestion, given_source
 from ragkv.tune.needles import NeedleSource
 from ragkv.tune.options import TuneOptions
 from ragkv.tune.report import Measured, Progress, as_json, held_out_sets, markdown, measure, needs_repair
 from ragkv.tune.rows import RowMaker
-from ragkv.tune.training import RowBatches, Say, TunedAdapter, train, with_adapter
+from ragkv.tune.training import RowBatches, Say, TunedAdapter, is_first_process, train, with_adapter
 
 HELD_OUT = 10
 """Every tenth document is kept for the report."""
@@ -56,14 +55,14 @@ class TuneRun:
 
     source: ModelSource
     out: Path
-    options: TuneOptions = TuneOptions()
+    options: TuneOptions = field(default_factory=TuneOptions)
     device: str = "auto"
     cache: Path | None = None
     needles: float = 0.15
     given: float = 0.5
     report_contexts: int = 12
     report_tokens: int = 2048
-    calibration: CalibrationParams = CalibrationParams()
+    calibration: CalibrationParams = field(default_factory=CalibrationParams)
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class TuneOutcome:
 
 
 def tune(
-    run: TuneRun, passages: Sequence[Passage], given: Sequence[GivenQuestion], say: Say, progress: Progress
+    run: TuneRun, passages: Sequence[TextPassage], given: Sequence[GivenQuestion], say: Say, progress: Progress
 ) -> TuneOutcome:
     """Make an adapter. Of several processes that torchrun started, the first one measures and calibrates.
 
@@ -92,7 +91,7 @@ def tune(
         ModelUnsupported: The model is not supported.
     """
     training, held_out = split_documents(passages)
-    measuring = bool(run.report_contexts) and int(os.environ.get("RANK", "0")) == 0
+    measuring = bool(run.report_contexts) and is_first_process()
     before = None
     if measuring:
         say("measuring before")
@@ -108,7 +107,7 @@ def tune(
     return TuneOutcome(adapter, _write_report(run, adapter, before, after))
 
 
-def split_documents(passages: Sequence[Passage]) -> tuple[list[Passage], list[Passage]]:
+def split_documents(passages: Sequence[TextPassage]) -> tuple[list[TextPassage], list[TextPassage]]:
     """Return (passages to train with, held-out passages): whole documents, every tenth held out.
 
     Raises:
@@ -123,7 +122,7 @@ def split_documents(passages: Sequence[Passage]) -> tuple[list[Passage], list[Pa
 
 
 def _train(
-    run: TuneRun, passages: Sequence[Passage], given: Sequence[GivenQuestion], say: Say, progress: Progress
+    run: TuneRun, passages: Sequence[TextPassage], given: Sequence[GivenQuestion], say: Say, progress: Progress
 ) -> TunedAdapter:
     """Train and save the adapter."""
     loaded = load_checkpoint(replace(run.source, adapter=""), run.device, "auto", None, run.cache)
@@ -143,7 +142,7 @@ def _train(
 
 def _sources(
     run: TuneRun,
-    passages: Sequence[Passage],
+    passages: Sequence[TextPassage],
     given: Sequence[GivenQuestion],
     maker: RowMaker,
     model: DecoderModel,
@@ -187,7 +186,7 @@ def _calibrated(run: TuneRun, source: ModelSource, progress: Progress) -> Decode
 def _measured(
     model: DecoderModel,
     run: TuneRun,
-    held_out: Sequence[Passage],
+    held_out: Sequence[TextPassage],
     when: Any,
     progress: Progress,
     before: Measured | None = None,

@@ -50,11 +50,7 @@ class Student(nn.Module):
 
     def forward(
         self,
-        ids: Tensor,
-        positions: Tensor,
-        kinds: Tensor,
-        parts: Tensor,
-        blocks: Tensor,
+        columns: Tensor,
         targets: Tensor,
         kept: Tensor,
         stored: Tensor,
@@ -62,17 +58,14 @@ class Student(nn.Module):
         """Return {"loss": …} and the parts of it.
 
         Args:
-            ids: See `RowBatch`, as the next six.
-            positions: .
-            kinds: .
-            parts: .
-            blocks: .
-            targets: .
-            kept: .
-            stored: Whether this batch is also read under stored KV, bool [1].
+            columns: The first five columns of `RowBatch`, int64 [R, 5, T].
+            targets: See `RowBatch`.
+            kept: See `RowBatch`.
+            stored: Whether this batch is also read under stored KV, bool [].
         """
+        ids, positions, kinds, parts, blocks = columns.unbind(1)
         batch = RowBatch(ids, positions, kinds, parts, blocks, targets, kept)
-        full, after = full_mask(batch), ids.roll(-1, 1)[targets]
+        full, after = full_mask(batch), batch.ids.roll(-1, 1)[targets]
         if self._teacher == "base":
             return self._from_base(batch, full)
         masks = [full, stored_mask(batch)] if bool(stored) else [full]
@@ -105,7 +98,7 @@ class Student(nn.Module):
         ).last_hidden_state
         return [causal.lm_head(each[batch.targets]) for each in hidden.chunk(many)]
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # two overloads
         """Return the trained tensors."""
         return {name: value.detach() for name, value in self.named_parameters() if value.requires_grad}
 

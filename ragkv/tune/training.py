@@ -26,7 +26,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from ragkv.tune.attention import AttentionName, quicker, row_attention
 from ragkv.tune.contexts import Source
 from ragkv.tune.options import TuneOptions
-from ragkv.tune.rows import Row, RowMaker
+from ragkv.tune.rows import RowMaker, TrainingRow
 from ragkv.tune.student import Student
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -68,7 +68,7 @@ class RowBatches(Dataset[dict[str, Tensor]]):
         return self._count
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
-        """Return the columns of `RowBatch`, and whether the batch is also read under stored KV."""
+        """Return what `Student.forward` takes."""
         options = self._options
         rng = Random(f"{options.seed}/{number}")
         length = rng.choices(*zip(*options.lengths, strict=True))[0]
@@ -79,15 +79,15 @@ class RowBatches(Dataset[dict[str, Tensor]]):
         return {**columns(rows), "stored": torch.tensor(rng.random() < options.stored)}
 
 
-def columns(rows: Sequence[Row]) -> dict[str, Tensor]:
-    """Stack rows; `kept` is padded with False to the most questions and blocks."""
-    names = ("ids", "positions", "kinds", "parts", "blocks", "targets")
-    stacked = {name: torch.from_numpy(np.stack([getattr(row, name) for row in rows])) for name in names}
+def columns(rows: Sequence[TrainingRow]) -> dict[str, Tensor]:
+    """Stack rows as `Student.forward` takes them; `kept` is padded with False to the most questions and blocks."""
+    joined = np.stack([np.stack([row.ids, row.positions, row.kinds, row.parts, row.blocks]) for row in rows])
+    targets = np.stack([row.targets for row in rows])
     sizes = np.array([row.kept.shape for row in rows]).max(0)
     kept = np.zeros((len(rows), *sizes), np.bool_)
     for row, each in zip(rows, kept, strict=True):
         each[: row.kept.shape[0], : row.kept.shape[1]] = row.kept
-    return {**stacked, "kept": torch.from_numpy(kept)}
+    return {"columns": torch.from_numpy(joined), "targets": torch.from_numpy(targets), "kept": torch.from_numpy(kept)}
 
 
 def train(model: Any, batches: RowBatches, options: TuneOptions, out: Path, say: Say) -> TunedAdapter:
@@ -181,7 +181,7 @@ class _Clock:
         return (time.monotonic() - self._start) / self._options.seconds
 
 
-class _Log(transformers.TrainerCallback):
+class _Log(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is Any to mypy
     """Tells the progress, and stops a run whose time is over."""
 
     def __init__(self, say: Say, clock: _Clock, steps: int):
@@ -255,6 +255,13 @@ def _with_adapter(peft: Any, model: Any, options: TuneOptions, start: Path | Non
     )
     torch.manual_seed(options.seed)
     return peft.get_peft_model(model, config)
+
+
+def is_first_process() -> bool:
+    """Return whether this is the first of the processes that torchrun started, or the only one."""
+    from accelerate import PartialState
+
+    return bool(PartialState().is_main_process)
 
 
 @contextmanager

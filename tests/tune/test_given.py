@@ -35,7 +35,9 @@ def test_the_passages_with_the_rare_words_come_first() -> None:
 
 def test_a_context_holds_the_best_passages_and_the_question() -> None:
     texts = passages(24)
-    source = given_source([GivenQuestion("Who built the harbour of Skerrow in 1814?", "Mira Stone")], texts, lambda c: 30)
+    source = given_source(
+        [GivenQuestion("Who built the harbour of Skerrow in 1814?", "Mira Stone")], texts, lambda c: 30
+    )
     found = source.context(Random(1), 200)
     assert [(each.text, each.answer) for each in found.asked] == [(source.given[0].text, "Mira Stone")]
     assert "1814" in " ".join(text for _, text in found.chunks)

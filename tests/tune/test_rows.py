@@ -17,7 +17,7 @@ from ragkv.timing import StepTimer
 from ragkv.tune.contexts import Context
 from ragkv.tune.masks import RowBatch, full_mask, stored_mask
 from ragkv.tune.questions import Asked
-from ragkv.tune.rows import CHUNK, COPY, PADDING, PREFIX, QUESTION, DropParams, Row, RowMaker
+from ragkv.tune.rows import CHUNK, COPY, PADDING, PREFIX, QUESTION, DropParams, RowMaker, TrainingRow
 from ragkv.tune.training import columns
 
 CHUNKS = (
@@ -30,14 +30,15 @@ ASKED = (
     Asked("Where was Ada Brook born?", "Lindmouth", 1),
     Asked("What was the light lit with?", "fish oil", 2),
 )
+USUAL = DropParams()
 
 
-def batch(row: Row) -> RowBatch:
+def batch(row: TrainingRow) -> RowBatch:
     found = columns([row])
-    return RowBatch(**found)
+    return RowBatch(*found["columns"].unbind(1), found["targets"], found["kept"])
 
 
-def maker(model: DecoderModel, drop: DropParams = DropParams()) -> RowMaker:
+def maker(model: DecoderModel, drop: DropParams = USUAL) -> RowMaker:
     return RowMaker(model.tokenizer, model.prompt, model.profile.block, model.tokenizer.eos_token_id, drop)
 
 
@@ -52,7 +53,7 @@ def logits(model: DecoderModel, rows: RowBatch, mask: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def row(model: DecoderModel) -> Row:
+def row(model: DecoderModel) -> TrainingRow:
     return maker(model, DropParams(reuse=1.0)).row(Context(CHUNKS, ASKED), 512, Random(0))
 
 
@@ -79,26 +80,26 @@ def expected(model: DecoderModel, method: str) -> tuple[Tensor, list[list[tuple[
     return torch.stack(found), kept
 
 
-def firsts(row: Row) -> list[int]:
+def firsts(row: TrainingRow) -> list[int]:
     """Index among the targets of the first token of every answer."""
     places = np.flatnonzero(row.targets)
     parts = row.parts[places]
     return [int(np.flatnonzero(parts == number)[0]) for number in range(len(ASKED))]
 
 
-def test_full_attention_of_a_row_is_the_engines_full_prefill(model: DecoderModel, row: Row) -> None:
+def test_full_attention_of_a_row_is_the_engines_full_prefill(model: DecoderModel, row: TrainingRow) -> None:
     rows = batch(row)
     mine = logits(model, rows, full_mask(rows))[firsts(row)]
     torch.testing.assert_close(mine, expected(model, "full")[0], rtol=0, atol=2e-4)
 
 
-def test_the_stored_mask_of_a_row_is_the_engines_reuse(model: DecoderModel, row: Row) -> None:
+def test_the_stored_mask_of_a_row_is_the_engines_reuse(model: DecoderModel, row: TrainingRow) -> None:
     rows = batch(row)
     mine = logits(model, rows, stored_mask(rows))[firsts(row)]
     torch.testing.assert_close(mine, expected(model, "reuse")[0], rtol=0, atol=2e-4)
 
 
-def test_with_dropped_blocks_it_is_scout_without_repair(model: DecoderModel, row: Row) -> None:
+def test_with_dropped_blocks_it_is_scout_without_repair(model: DecoderModel, row: TrainingRow) -> None:
     wanted, kept = expected(model, "scout:repair=none,cap=0.2")
     sizes = [-(-len(model.prompt.chunk(*chunk)) // model.profile.block) for chunk in CHUNKS]
     starts = np.cumsum([0, *sizes[:-1]])
@@ -107,7 +108,7 @@ def test_with_dropped_blocks_it_is_scout_without_repair(model: DecoderModel, row
         for start, blocks in zip(starts, chunks, strict=True):
             seen[question, [start + block for block in blocks]] = True
     assert 0.1 < seen.mean() < 0.9
-    dropped = Row(row.ids, row.positions, row.kinds, row.parts, row.blocks, row.targets, seen)
+    dropped = TrainingRow(row.ids, row.positions, row.kinds, row.parts, row.blocks, row.targets, seen)
     rows = batch(dropped)
     mine = logits(model, rows, stored_mask(rows))[firsts(row)]
     torch.testing.assert_close(mine, wanted, rtol=0, atol=2e-4)
@@ -125,7 +126,7 @@ def test_masks_are_their_definition(model: DecoderModel, stored: bool) -> None:
             assert found[q, k] == sees(made, q, k, stored), (q, k)
 
 
-def sees(row: Row, q: int, k: int, stored: bool) -> bool:
+def sees(row: TrainingRow, q: int, k: int, stored: bool) -> bool:
     """Whether token q sees token k, said in words."""
     if k > q:
         return False
@@ -149,13 +150,13 @@ def sees(row: Row, q: int, k: int, stored: bool) -> bool:
     return bool(b == PREFIX)
 
 
-def test_targets_are_the_tokens_before_an_answers(model: DecoderModel, row: Row) -> None:
+def test_targets_are_the_tokens_before_an_answers(model: DecoderModel, row: TrainingRow) -> None:
     after = np.roll(row.ids, -1)[row.targets].tolist()
     eos = model.tokenizer.eos_token_id
     assert after == [token for _, answer in answers(model) for token in (*answer, eos)]
 
 
-def test_questions_start_at_the_end_of_the_context(model: DecoderModel, row: Row) -> None:
+def test_questions_start_at_the_end_of_the_context(model: DecoderModel, row: TrainingRow) -> None:
     end = len(model.prompt.prefix) + sum(len(model.prompt.chunk(*chunk)) for chunk in CHUNKS)
     for number in range(len(ASKED)):
         asking = (row.kinds == QUESTION) & (row.parts == number)

@@ -12,7 +12,7 @@ from ragkv.engine.calibration import CalibrationParams
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.source import ModelSource
-from ragkv.tune.contexts import Passage
+from ragkv.tune.contexts import TextPassage
 from ragkv.tune.given import GivenQuestion
 from ragkv.tune.report import METHODS, Measured, ReportRow, needs_repair
 from ragkv.tune.run import TuneRun, split_documents, tune
@@ -73,7 +73,7 @@ def test_whole_documents_are_held_out() -> None:
     few_training, few_held = split_documents(passages(6))
     assert ({each.document for each in few_held}, len(few_training)) == ({"town2"}, 4)
     with pytest.raises(InputError, match="two documents"):
-        split_documents([Passage("", "one", "", "Only one document.")])
+        split_documents([TextPassage("", "one", "", "Only one document.")])
 
 
 @pytest.mark.parametrize(("unrepaired", "needed"), [(0.80, False), (0.795, False), (0.78, True)])

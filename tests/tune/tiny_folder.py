@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from ragkv.tune.contexts import Passage
+from ragkv.tune.contexts import TextPassage
 from tests.quick import TINY
 from tests.tiny import weights
 
@@ -29,11 +29,13 @@ def tiny_folder(folder: Path) -> Path:
     return folder
 
 
-def passages(count: int) -> list[Passage]:
+def passages(count: int) -> list[TextPassage]:
     """Return passages about towns, two of each document."""
     found = []
     for number in range(count):
         name, town = NAMES[number % 6], TOWNS[number // 6 % 6]
-        text = f"The harbour of {town} was built in {1800 + number} by {name}. {name} was born in {town} and wrote a book."
-        found.append(Passage("towns", f"town{number // 2}", f"{town} {number}", text))
+        text = (
+            f"The harbour of {town} was built in {1800 + number} by {name}. {name} was born in {town} and wrote a book."
+        )
+        found.append(TextPassage("towns", f"town{number // 2}", f"{town} {number}", text))
     return found

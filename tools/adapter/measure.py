@@ -65,10 +65,18 @@ def ask_share(chosen: argparse.Namespace) -> None:
 def _row(name: str, at: int, outcome: QualityOutcome) -> dict[str, Any]:
     figures, question = outcome.figures, outcome.question
     return {
-        **{"set": name, "at": (at, outcome.at[1]), "method": outcome.method, "kind": question.kind},
-        **{"q": question.text, "a": list(question.gold), "answer": outcome.answer},
-        **{"em": figures.em, "f1": figures.f1, "recall": figures.recall},
-        **{"sequence": figures.sequence, "recompute": figures.recompute},
+        "set": name,
+        "at": (at, outcome.at[1]),
+        "method": outcome.method,
+        "kind": question.kind,
+        "q": question.text,
+        "a": list(question.gold),
+        "answer": outcome.answer,
+        "em": figures.em,
+        "f1": figures.f1,
+        "recall": figures.recall,
+        "sequence": figures.sequence,
+        "recompute": figures.recompute,
     }
 
 
