@@ -45,7 +45,9 @@ class ModelSettings(_Part):
         "auto",
         description="`cpu`, `cuda`, `cuda:1`, `spread` (layers over all GPUs), or `auto` (CUDA where there is one).",
     )
-    dtype: str = Field("auto", description="`float32`, `bfloat16`, `float64`; auto: float32 on CPU, bfloat16 on CUDA.")
+    dtype: str = Field(
+        "auto", description="`float32`, `bfloat16`, `float64`; auto: bfloat16 with CUDA and on CPUs that compute in it."
+    )
     threads: int = Field(0, ge=0, description="CPU threads for the model; 0: torch's default.")
     graphs: bool = Field(
         True, description="On a GPU, decode densely and read few rows by recorded CUDA graphs, a launch for each."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +40,8 @@ def tune(
     Needs no answers: the model itself is the teacher. On several GPUs: `torchrun -m ragkv.cli tune …`.
     """
     settings = settings_from(data, None, model, device, adapter=str(adapter) if adapter else None)
+    if not (find_spec("peft") and find_spec("accelerate")):
+        return fail("tuning needs peft and accelerate; pip install 'ragkv[tune]'", 2)
     from ragkv.engine.open_model import model_source
     from ragkv.model.checkpoint import load_checkpoint
     from ragkv.model.prompt import Prompt

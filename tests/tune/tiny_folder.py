@@ -24,7 +24,7 @@ def tiny_folder(folder: Path) -> Path:
     made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     profile = json.loads((TINY / "profile.json").read_text(encoding="utf-8"))
-    profile |= {"retrieval_heads": [[0, 0], [1, 3]], "stable_layers": [1], "chunk_tokens": 96, "block": 8}
+    profile |= {"retrieval_heads": [[0, 0], [1, 3]], "stable_layers": [1], "chunk_tokens": 256, "block": 8}
     (folder / "profile.json").write_text(json.dumps(profile), encoding="utf-8")
     return folder
 

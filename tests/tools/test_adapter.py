@@ -1,0 +1,58 @@
+"""The tools that make the default model's adapter: the generator as a source, and the table of a measurement."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from ragkv.model.decoder import DecoderModel
+from tools.adapter.generator import GeneratorSource
+from tools.adapter.measure import figures, question_sets
+from tools.adapter.recipe import GENERATOR_SHARE, STAGES
+from tools.demo_model.rows import RowMaker
+from tools.demo_model.shape import Shape
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_generators_contexts_hold_their_answers(model: DecoderModel, seed: int) -> None:
+    shape = Shape()
+    source = GeneratorSource(RowMaker(model.tokenizer, model.prompt, shape), shape)
+    found = source.context(Random(seed), 1024)
+    assert found.asked
+    for asked in found.asked:
+        if asked.chunk >= 0:
+            assert asked.answer in found.chunks[asked.chunk][1]
+    assert source.context(Random(seed), 1024) == found
+
+
+def test_the_last_stage_learns_stored_kv() -> None:
+    assert list(STAGES) == ["answers", "blocks"]
+    assert (STAGES["answers"].stored, STAGES["blocks"].stored > 0.5) == (0.0, True)
+    assert 0 < GENERATOR_SHARE < 1
+
+
+def test_a_table_has_a_line_per_set_and_method() -> None:
+    def row(method: str, number: int, answer: str, em: float, gold: str = "Tarn") -> dict[str, object]:
+        fixed = {"set": "s", "kind": "", "q": "?", "recall": 1.0, "sequence": 0.5, "recompute": 0.0}
+        return {**fixed, "at": [number, 0], "method": method, "a": [gold], "answer": answer, "em": em, "f1": em}
+
+    rows = [
+        row("full", 0, "Tarn", 1.0),
+        row("full", 1, "unknown", 1.0, "unknown"),
+        row("reuse", 0, "unknown", 0.0),
+        row("reuse", 1, "unknown", 1.0, "unknown"),
+    ]
+    full, reuse = figures(rows)
+    assert "n    2 EM 1.000" in full
+    assert "d +0.000" in full
+    assert "EM 0.500" in reuse
+    assert "d -0.500 [-1.000 +0.000]" in reuse
+    assert "false-unknown 1.000 none 1.000 some 0.000" in reuse
+
+
+def test_the_development_set_is_not_the_natural_one(model: DecoderModel) -> None:
+    dev = {question.text for each in question_sets("dev:8", model) for question in each.questions}
+    natural = {question.text for each in question_sets("natural:8", model) for question in each.questions}
+    assert len(dev) == 110
+    assert not dev & natural
