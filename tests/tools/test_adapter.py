@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from ragkv.model.decoder import DecoderModel
+from tools.adapter.average import average
 from tools.adapter.generator import GeneratorSource
 from tools.adapter.measure import figures, question_sets
 from tools.adapter.recipe import GENERATOR_SHARE, STAGES
@@ -56,3 +60,17 @@ def test_the_development_set_is_not_the_natural_one(model: DecoderModel) -> None
     natural = {question.text for each in question_sets("natural:8", model) for question in each.questions}
     assert len(dev) == 110
     assert not dev & natural
+
+
+def test_an_average_lies_between_its_adapters(tmp_path: Path) -> None:
+    for name, value in (("first", 1.0), ("second", 3.0), ("other", 1.0)):
+        (tmp_path / name).mkdir()
+        shape = (4, 2) if name == "other" else (2, 4)
+        save_file({"lora_A": torch.full(shape, value)}, tmp_path / name / "adapter_model.safetensors")
+        (tmp_path / name / "adapter_config.json").write_text(f'{{"from": "{name}"}}', encoding="utf-8")
+    average(tmp_path / "first", tmp_path / "second", 0.25, tmp_path / "out")
+    found = load_file(tmp_path / "out" / "adapter_model.safetensors")["lora_A"]
+    assert torch.equal(found, torch.full((2, 4), 1.5, dtype=torch.bfloat16))
+    assert "second" in (tmp_path / "out" / "adapter_config.json").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="different tensors"):
+        average(tmp_path / "first", tmp_path / "other", 0.5, tmp_path / "out")
