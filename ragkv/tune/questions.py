@@ -52,7 +52,7 @@ class QuestionShape:
         unmarked: Questions without a question mark.
     """
 
-    unknown: float = 0.28
+    unknown: float = 0.15
     two: float = 0.15
     compare: float = 0.05
     keyword: float = 0.12
