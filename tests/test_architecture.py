@@ -18,7 +18,7 @@ SOURCES = ("ragkv", "api", "ingest")
 # From the ground up. A room imports its own layer and those below. `ragkv` itself is only its version.
 LAYERS = (
     {"ragkv", "errors", "types", "timing", "report"},
-    {"config", "catalog", "client", "kernels", "metrics", "recompute", "tune"},
+    {"config", "catalog", "client", "kernels", "metrics", "recompute"},
     {"retrieval", "sparse", "store"},
     {"admin", "model"},
     {"engine", "ingest"},
