@@ -254,7 +254,6 @@ def test_the_command_measures_a_shape_and_writes_what_it_found(
     "options",
     [
         ["--tier", "host"],
-        ["--method", "scout"],
         ["--table", "t.md"],
         ["--chunks", "1", "--chunks", "2"],
         ["--chunks", "65"],

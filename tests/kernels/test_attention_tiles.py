@@ -22,7 +22,7 @@ def check(q, k, v, q_pos, k_pos):
         torch.testing.assert_close(out.double(), exact, rtol=0.03, atol=0.03)
 
 
-@pytest.mark.parametrize("rows", [MIN_ROWS, TILE, 2 * TILE + 5])
+@pytest.mark.parametrize("rows", [8, TILE, 2 * TILE + 5])
 def test_a_prefill_and_a_continuation(rows):
     positions = torch.arange(rows + 40)
     check(*tensors(rows, rows), positions[:rows], positions[:rows])
