@@ -3,7 +3,7 @@
 A question of this service stands alone, but a chat request contains the whole conversation. The question is the last
 message. If it refers to an earlier one ("And when was it built?"), the latest user message that stands alone is put
 before it, with its answer. Retrieval then finds documents about the same subject, and a question that stands alone is
-not distracted by an earlier one. The bundled model answered 16 of 21 follow-up questions about the sample documents
+not distracted by an earlier one. The tiny model answered 16 of 21 follow-up questions about the sample documents
 this way, and 11 when they were asked alone. All 35 sample questions are recognised as standing alone.
 
 System messages are accepted and ignored. The stored KV belongs to the prompt of the service, and retrieval would search
@@ -27,7 +27,7 @@ from ragkv.types import AskOptions
 MAX_PREFIX_CHARS = 2000
 """Longest text that is put before a question. A longer one is left out."""
 _REFERS_BACK = re.compile(r"^(and|but|so)\b|\b(he|him|his|she|hers?|it|its|they|them|theirs?)\b", re.IGNORECASE)
-"""Words that refer to an earlier message. English, like the bundled model."""
+"""Words that refer to an earlier message. English, like the models that ship with ragkv."""
 
 MIN_TEMPERATURE = 1e-3
 """Lower temperatures count as 0. They would sample the same tokens, and their logits would overflow."""
