@@ -33,14 +33,15 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-l
 # Tests that start no server and no browser (tests/test_packaging.py checks that) and take a minute together.
 CHECKED := $(filter-out tests/engine/test_engine%.py tests/engine/test_cost_model.py tests/engine/test_load_path.py,$(wildcard tests/engine/test_*.py)) \
            tests/catalog tests/ingest/formats tests/ingest/test_chunker.py tests/metrics tests/model tests/recompute \
-           tests/retrieval tests/sparse tests/test_architecture.py tests/test_docs.py tests/test_samples.py tests/test_timing.py
+           tests/retrieval tests/sparse tests/test_architecture.py tests/test_docs.py tests/test_mutants.py \
+           tests/test_samples.py tests/test_timing.py
 
 # `make test-oldest` leaves these out. They import no transformers (tests/test_architecture.py), or reach it only through
 # the engine, whose tests run. tests/test_readme_path.py runs as well; it covers the whole program.
-UNTOUCHED := tests/kernels tests/store tests/test_packaging.py tests/test_architecture.py \
+UNTOUCHED := tests/kernels tests/store tests/test_packaging.py tests/test_architecture.py tests/test_mutants.py \
              tests/api tests/client tests/ingest tests/cli/test_cli.py tests/test_program.py tests/test_shutdown.py
 
-.PHONY: help demo serve check test soak test-oldest lint bench screenshots lock clean redis chromium poppler python
+.PHONY: help demo serve check test soak mutants test-oldest lint bench screenshots lock clean redis chromium poppler python
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -59,6 +60,9 @@ test: $(READY) redis chromium ## the whole test suite; ARGS="-k name" narrows it
 
 soak: $(READY) redis chromium ## the tests that take minutes: crashes and concurrency over and over
 	$(BIN)/python -m pytest -q -m soak $(ARGS)
+
+mutants: $(READY) redis ## break the code in a hundred ways; every mutant must fail a test; ARGS="NAME --jobs 4" narrows it
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 test-oldest: $(OLDEST)/.ready redis ## the tests that touch transformers, with the oldest supported one
 	$(subst $(VENV)/,$(OLDEST)/,$(TEST)) $(addprefix --ignore=,$(UNTOUCHED)) $(ARGS)
