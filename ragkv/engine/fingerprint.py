@@ -31,4 +31,6 @@ def fingerprint(model: DecoderModel, mode: str, body: str, seal: str, ingest_pol
         profile.retrieval_heads,
         repr(ingest_policy) if ingest_policy else "dense",
     ]
+    if profile.importance_axis != "row":  # what was stored before there was a choice stays valid
+        facts.append(profile.importance_axis)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -76,7 +76,8 @@ class Prefiller:
     def digest_params(self) -> DigestParams:
         """What a digest holds for this model and profile."""
         profile, group = self.model.profile, self.model.shape.q_heads // self.model.shape.kv_heads
-        return DigestParams(profile.block, profile.local, retrieval_pairs(profile.retrieval_heads, group))
+        pairs = retrieval_pairs(profile.retrieval_heads, group)
+        return DigestParams(profile.block, profile.local, pairs, profile.importance_axis)
 
     def encode(self, tokens: Sequence[int]) -> ChunkKV:
         """Run a chunk's token ids through the model, after S, and keep its rows: k, v [L, n, Hkv, d] on the CPU."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
+
+from torch import Tensor
 
 from ragkv.engine.spec import fields_of, parse
 from ragkv.errors import InputError, NotCalibrated
-from ragkv.model.decoder import DecoderModel
+from ragkv.model.decoder import DecoderModel, rotate
 from ragkv.model.profile import Profile
 from ragkv.recompute.base import Method
 from ragkv.recompute.cacheblend import CacheBlend
@@ -37,7 +40,7 @@ FULL = "full"
 ALONE = ("multi-infllm",)
 """Methods that answer single questions only: they rotate keys to positions that depend on the question."""
 
-MODEL_DECIDES = ("layers", "heads", "group", "scale")
+MODEL_DECIDES = ("layers", "heads", "group", "scale", "rotate")
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,15 @@ def _layers(model: DecoderModel) -> dict[str, Any]:
 def _samkv(update: str) -> Callable[[DecoderModel], dict[str, Any]]:
     def given(model: DecoderModel) -> dict[str, Any]:
         p = model.profile
-        return {"initial": p.initial, "local": p.local, "layers": p.stable_layers, "update": update}
+        ends = {"initial": p.initial, "local": p.local}
+        return {**ends, "layers": p.stable_layers, "update": update, "rotate": partial(_rotate_at, model)}
 
     return given
+
+
+def _rotate_at(model: DecoderModel, x: Tensor, positions: Tensor) -> Tensor:
+    """Apply the model's RoPE to x [T, heads, d] at positions [T]."""
+    return rotate(x, model.rotary(positions).to(x.device))
 
 
 def _scout(model: DecoderModel) -> dict[str, Any]:

@@ -20,6 +20,9 @@ _PUBLISHED = {(36, 2048): range(31, 36), (32, 4096, "mistral"): range(27, 32), (
 Repair = Literal["rules", "kept", "none"]
 """The values of scout's parameter `repair`."""
 
+Axis = Literal["row", "distance"]
+"""The values of `importance_axis`."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -30,6 +33,8 @@ class Profile:
         initial: blocks that are always kept at the start of a chunk.
         local: blocks that are always kept at the end of a chunk.
         stable_layers: N* of SamKV, 0-based.
+        importance_axis: axis of the power law that says how important a block is to SamKV: the number of keys that a
+            `row` sees, or its `distance` to the block's token (paper silent). It is fitted when a chunk is encoded.
         retrieval_heads: (layer, query head) pairs that scout scores with; empty until calibrated.
         scout_repair: which tokens scout recomputes where a request does not say it; `none` is for models that were
             trained to read chunks that were encoded alone.
@@ -53,6 +58,7 @@ class Profile:
     initial: int = 1
     local: int = 2
     stable_layers: tuple[int, ...] = ()
+    importance_axis: Axis = "row"
     retrieval_heads: tuple[tuple[int, int], ...] = ()
     scout_repair: Repair = "kept"
     chunk_tokens: int = 1024
@@ -73,6 +79,8 @@ class Profile:
     def __post_init__(self) -> None:
         if self.scout_repair not in get_args(Repair):
             raise ValueError(f"scout_repair {self.scout_repair!r}: choose one of {', '.join(get_args(Repair))}")
+        if self.importance_axis not in get_args(Axis):
+            raise ValueError(f"importance_axis {self.importance_axis!r}: choose one of {', '.join(get_args(Axis))}")
 
     def save(self, path: Path) -> None:
         """Write the profile as JSON, replacing the file atomically."""

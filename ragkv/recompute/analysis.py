@@ -9,9 +9,8 @@ Paper: Sparse Attention across Multiple-context KV Cache (AAAI-26, arXiv 2508.11
     alpha_b   importance exponent: A[i, rep_b] ~ x_i ** -alpha; a smaller one decays more slowly: more important
     u_b       unimportance: salience of the representative; a smaller one is less important
 
-Differs from the paper: the axis x of the power law is the number of keys that row i sees, not its distance to the token
-(paper silent). By distance, uniform attention would make late blocks look important; by row, every block gets alpha 1.
-Attention is never stored per head: rows are processed in slabs, and only the mean over heads is kept.
+The axis x of the power law is a parameter (paper silent), see `Axis`. Attention is never stored per head: rows are
+processed in slabs, and only the mean over heads is kept.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,13 @@ FLOOR = 1e-12
 
 SLAB, SLAB_ON_GPU = 256, 1024
 """Query rows processed at a time. A GPU has the memory for more, and small slabs cost mostly kernel launches there."""
+
+
+Axis = Literal["row", "distance"]
+"""The axis of the power law: the number of keys that row i sees, or its distance to the token (paper silent).
+
+By distance, uniform attention makes late blocks look important; by row, every block gets alpha 1.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Salience:
     landmarks: Tensor
 
 
-def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float) -> Salience:
+def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float, axis: Axis = "row") -> Salience:
     """Analyse one layer of a chunk.
 
     Args:
@@ -60,6 +67,7 @@ def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float) -> S
         block: Tokens per block.
         before: The first `before` keys are the prefix that precedes the chunk.
         scale: Softmax scale.
+        axis: The axis of the power law.
     """
     rows, device = q.shape[0], q.device
     row = torch.arange(rows, device=device)
@@ -77,17 +85,18 @@ def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float) -> S
     landmarks = torch.where(landmarks < rows, landmarks, landmarks[:, :1])
     representative = landmarks[:, 0]
     columns = torch.cat([attention[:, before + representative] for _, attention in slabs])
-    alpha = fit_exponents(columns, representative + 1, before)
+    alpha = fit_exponents(columns, representative + 1, before, axis)
     return Salience(alpha.float(), salience[representative].float(), landmarks.int())
 
 
-def fit_exponents(columns: Tensor, starts: Tensor, before: int = 0) -> Tensor:
-    """Fit log A[i] = c - alpha log x_i by least squares, where x_i is the number of keys that row i sees.
+def fit_exponents(columns: Tensor, starts: Tensor, before: int = 0, axis: Axis = "row") -> Tensor:
+    """Fit log A[i] = c - alpha log x_i by least squares.
 
     Args:
         columns: Attention [n, B] of every row to B tokens.
-        starts: First row [B] of each fit.
+        starts: First row [B] of each fit, the one behind the token.
         before: Keys before row 0.
+        axis: What x_i is.
 
     Returns:
         alpha [B] float64; +inf with fewer than MIN_POINTS rows.
@@ -96,7 +105,7 @@ def fit_exponents(columns: Tensor, starts: Tensor, before: int = 0) -> Tensor:
     used = row >= starts
     points = used.sum(0)
     y = columns.double().clamp(min=FLOOR).log()
-    x = (row + (before + 1)).double().log()
+    x = (row + (before + 1) if axis == "row" else (row - starts + 1).clamp(min=1)).double().log()
     x = torch.where(used, x - torch.where(used, x, 0.0).sum(0) / points.clamp(min=1), 0.0)
     alpha = -(x * y).sum(0) / (x * x).sum(0)
     return torch.where(points < MIN_POINTS, math.inf, alpha)

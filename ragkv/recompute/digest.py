@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragkv.recompute.analysis import analyse
+from ragkv.recompute.analysis import Axis, analyse
 from ragkv.types import Digest
 
 
@@ -20,11 +20,13 @@ class DigestParams:
         block: Tokens per block, as in the model profile.
         local: Local blocks, as in the model profile.
         retrieval: (layer, kv head) pairs whose token-level keys are stored.
+        axis: Axis of the power law of SamKV's importance, as in the model profile (paper silent).
     """
 
     block: int
     local: int
     retrieval: tuple[tuple[int, int], ...] = ()
+    axis: Axis = "row"
 
 
 def retrieval_pairs(heads: Sequence[tuple[int, int]], group: int) -> tuple[tuple[int, int], ...]:
@@ -47,7 +49,10 @@ def build_digest(
     rows = k.shape[1]
     blocks = -(-rows // params.block)
     first_local = max(0, blocks - params.local) * params.block
-    layers = [analyse(q_l, k_l, block=params.block, before=k_l.shape[0] - rows, scale=scale) for q_l, k_l in rotated]
+    layers = [
+        analyse(q_l, k_l, block=params.block, before=k_l.shape[0] - rows, scale=scale, axis=params.axis)
+        for q_l, k_l in rotated
+    ]
     pairs = [k[layer, :, head] for layer, head in params.retrieval]
     return Digest(
         mean_keys=block_means(k, params.block),

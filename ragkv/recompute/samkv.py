@@ -11,8 +11,7 @@ Paper: Ziyi Cao et al., Sparse Attention across Multiple-context KV Cache, AAAI-
     p                 P_doc-i          share of the middle blocks to retrieve, Eq. 2 and 3
     layers            N*               stable layers
 
-Queries and keys are compared before RoPE, where vectors from different positions are comparable (paper silent). Static
-analysis (A.1, A.2) is in analysis.py, digests are in digest.py.
+Static analysis (A.1, A.2) is in analysis.py, digests are in digest.py, and compared.py prepares what is compared.
 
 Differs from the paper: nothing is left out. Where the paper is silent or contradicts itself, the choice is a field of
 `SamKV`.
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -40,6 +39,7 @@ from ragkv.recompute.base import (
     padding_for,
     require_between,
 )
+from ragkv.recompute.compared import Rotate, compared_vectors
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,18 @@ class SamKV:
         bias: Whether queries get the personalised bias of Eq. 1; False compares with the generic query (ablation).
         repair: Tokens recomputed: by the `rules` of section 3.3, every `kept` one, or `none` (ablation).
         extremes: K_max and K_min: `static` from ingest, or the `dynamic` best and worst for this query (paper silent).
+        compare: Vectors are compared as they are `before` RoPE, where those of different positions are comparable, or
+            `after` it, at their places in the stitched context (paper silent).
         cosine: Cosine of Eq. 1: `flat` over all attention heads at once, or per `head` (paper silent).
+        anchor: K_anc: the mean of the fixed `blocks`' mean keys, or one mean over all their `tokens`, which counts a
+            partial block less (paper silent).
+        rounding: The budget P_i M_i is rounded `up`, to the `nearest` number or `down` (paper silent).
         normalise: Scores before the cross-document filter: by `query` norm, or `min_max` per chunk (paper silent).
         total: "Total block count" of the filter: the retrieved `candidates`, or `all` blocks (paper silent).
         shared: One union of the N* selections for every layer, instead of one selection per layer (paper silent).
+        theta: Cosine of Eq. 4: one per kv `head`, or one per `token` over all of them (paper silent). K and V always
+            have their own.
+        rotate: RoPE of the model, which `compare="after"` needs.
     """
 
     initial: int = 1
@@ -73,10 +81,17 @@ class SamKV:
     normalise: Literal["query", "min_max"] = "query"
     total: Literal["candidates", "all"] = "candidates"
     shared: bool = False
+    compare: Literal["before", "after"] = "before"
+    anchor: Literal["blocks", "tokens"] = "blocks"
+    rounding: Literal["up", "nearest", "down"] = "up"
+    theta: Literal["head", "token"] = "head"
+    rotate: Rotate | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_between(0, math.inf, initial=self.initial)
         require_between(1, math.inf, local=self.local)
+        if self.compare == "after" and self.rotate is None:
+            raise ValueError("compare=after needs the model's RoPE")
 
     def composite_blocks(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
         """Return the initial and local blocks of every chunk: the composite cache (section 3.1)."""
@@ -97,16 +112,16 @@ class SamKV:
             selected = self._retrieve(pieces, queries)
         kept = tuple(tuple(tuple(sorted({*f, *m})) for f, m in zip(fixed, layer, strict=True)) for layer in selected)
         recompute = self._recompute(pieces, fixed, kept)
-        blend = fuse if self.update == "fusion" else None
+        blend = {"head": fuse, "token": fuse_tokens}[self.theta] if self.update == "fusion" else None
         return Plan(kept, recompute, padding_for(pieces, kept, recompute), blend)
 
     def _retrieve(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> list[list[Blocks]]:
         """Select middle blocks per layer and chunk: personalised query, Top-P, cross-document filter."""
-        q_que = torch.stack([rows.mean(0) for rows in queries])
-        q_loc = torch.stack([piece.digest.local_query.to(q_que) for piece in pieces])
+        rotation = self.rotate if self.compare == "after" else None
+        q_que, q_loc, keys = compared_vectors(pieces, queries, self.local, rotation)
         q_hat = personalise(q_que, q_loc, self.cosine) if self.bias else q_que.expand_as(q_loc)
-        scores = [score(q_hat[i], piece.digest.mean_keys.to(q_que)) for i, piece in enumerate(pieces)]
-        budgets = [self._budget(piece, q_hat[i], scores[i]) for i, piece in enumerate(pieces)]
+        scores = [score(q_hat[i], mean_keys) for i, mean_keys in enumerate(keys)]
+        budgets = [self._budget(piece, q_hat[i], keys[i]) for i, piece in enumerate(pieces)]
         norms = q_hat.flatten(2).norm(dim=-1).clamp(min=1e-12)  # [D, L]
         ranked = [
             (self._normalised(piece, s, norms[i])).tolist()
@@ -121,14 +136,13 @@ class SamKV:
         union = [tuple(sorted({b for layer in self.layers for b in layers[layer][i]})) for i in range(len(pieces))]
         return [union] * len(queries)
 
-    def _budget(self, piece: Piece, q_hat: Tensor, scores: Tensor) -> int:
-        """Compute k_i = ceil(P_i M_i), with P_i averaged over N* (Eq. 2, 3)."""
+    def _budget(self, piece: Piece, q_hat: Tensor, mean_keys: Tensor) -> int:
+        """Compute k_i = P_i M_i, with P_i averaged over N* (Eq. 2, 3)."""
         middle = middle_blocks(piece.blocks, self.initial, self.local)
         if not middle:
             return 0
-        fixed = list(fixed_blocks(piece.blocks, self.initial, self.local))
-        anchor = score(q_hat, piece.digest.mean_keys.to(q_hat)[:, fixed].mean(1, keepdim=True))[:, 0].tolist()
-        rows = scores.tolist()
+        anchor = score(q_hat, self._anchor(piece, mean_keys))[:, 0].tolist()
+        rows = score(q_hat, mean_keys).tolist()
         total = 0.0
         for layer in self.layers:
             s = rows[layer][middle.start : middle.stop]
@@ -138,7 +152,15 @@ class SamKV:
             else:
                 s_max, s_min = max(s), min(s)
             total += top_p(s_max, anchor[layer], s_min)
-        return math.ceil(total / len(self.layers) * len(middle) - 1e-9)  # Eq. (3); rounding: paper silent
+        return round_budget(total / len(self.layers) * len(middle), self.rounding)  # Eq. (3)
+
+    def _anchor(self, piece: Piece, mean_keys: Tensor) -> Tensor:
+        """Compute K_anc [L, 1, Hkv, d] from mean keys [L, B, Hkv, d]."""
+        fixed = fixed_blocks(piece.blocks, self.initial, self.local)
+        if self.anchor == "blocks":
+            return mean_keys[:, list(fixed)].mean(1, keepdim=True)
+        tokens = torch.tensor([float(len(piece.span(b))) for b in fixed]).to(mean_keys)
+        return (mean_keys[:, list(fixed)] * tokens[:, None, None]).sum(1, keepdim=True) / tokens.sum()
 
     def _normalised(self, piece: Piece, scores: Tensor, norms: Tensor) -> Tensor:
         """Make scores [L, B] comparable across chunks."""
@@ -223,14 +245,27 @@ def top_p(s_max: float, s_anchor: float, s_min: float) -> float:
     return 0.0
 
 
+def round_budget(blocks: float, rounding: Literal["up", "nearest", "down"]) -> int:
+    """Round a number of blocks. What float arithmetic adds to a whole number does not count."""
+    if rounding == "nearest":
+        return math.floor(blocks + 0.5 + 1e-9)
+    return math.ceil(blocks - 1e-9) if rounding == "up" else math.floor(blocks + 1e-9)
+
+
 def fuse(new: Tensor, old: Tensor) -> Tensor:
     """Compute theta new + (1 - theta) old with theta = cos(new, old), clamped to [0, 1]. Eq. (4)
 
-    theta is per token and kv head, and separate for K and V (paper silent).
+    theta is per token and kv head.
 
     Args:
         new: New rows [m, Hkv, d].
         old: Stored rows [m, Hkv, d], with the same rotation.
     """
     theta = torch.cosine_similarity(new, old, dim=-1).clamp(0, 1)[..., None]
+    return theta * new + (1 - theta) * old  # Eq. (4)
+
+
+def fuse_tokens(new: Tensor, old: Tensor) -> Tensor:
+    """Compute `fuse` with one theta per token: the cosine of its rows over all kv heads."""
+    theta = torch.cosine_similarity(new.flatten(1), old.flatten(1), dim=-1).clamp(0, 1)[:, None, None]
     return theta * new + (1 - theta) * old  # Eq. (4)

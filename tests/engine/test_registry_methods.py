@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ragkv.engine.registry import METHODS, check_method, make_method, usable
 from ragkv.errors import InputError, NotCalibrated
+from ragkv.model.decoder import rotate
 from ragkv.model.profile import Profile
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.epic import Epic
@@ -37,6 +39,32 @@ def test_fields_of_every_sort_can_be_set(model):
     ablation = make_method("samkv-fusion:middle=none,bias=false,repair=none,shared=true", model)
     assert ablation == SamKV(layers=(2, 3), middle="none", bias=False, repair="none", shared=True)
     assert make_method("scout:initial=3", model).initial == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    {
+        "compare": ("before", "after"),
+        "anchor": ("blocks", "tokens"),
+        "rounding": ("up", "nearest", "down"),
+        "total": ("candidates", "all"),
+        "theta": ("head", "token"),
+    }.items(),
+)
+def test_what_samkvs_paper_does_not_say_is_a_field_and_the_first_value_its_default(model, field, values):
+    assert getattr(make_method("samkv-fusion", model), field) == values[0]
+    for value in values:
+        assert getattr(make_method(f"samkv-fusion:{field}={value}", model), field) == value
+    with pytest.raises(InputError, match=f"{field} is one of {', '.join(values)}, not 'other'"):
+        make_method(f"samkv-fusion:{field}=other", model)
+
+
+def test_samkv_gets_the_models_rope_and_no_request_sets_it(model):
+    method = make_method("samkv-fusion:compare=after", model)
+    x, positions = torch.randn(3, 2, 8, dtype=torch.float64), torch.tensor([4, 0, 9])
+    assert torch.equal(method.rotate(x, positions), rotate(x, model.rotary(positions)))
+    with pytest.raises(InputError, match="no field 'rotate'"):
+        make_method("samkv-fusion:rotate=x", model)
 
 
 def test_scouts_repair_is_the_profiles_unless_a_request_says_it():

@@ -131,7 +131,7 @@ def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
         )
     except subprocess.TimeoutExpired:
         return 1, f"no end after {LIMIT:.0f} s"
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
     lines = (done.stdout + done.stderr).strip().splitlines()
     return done.returncode, failed[1] if failed else lines[-1] if lines else ""
 

@@ -14,48 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ragkv.recompute.samkv import SamKV
-from tests.recompute.naive_model import Cache, NaiveModel, Row, Trace, Vector, cosine, mean
+from tests.recompute.naive_digest import NaiveChunk, at_places
+from tests.recompute.naive_model import Cache, NaiveModel, Row, Vector, cosine, mean
 
 Chosen = list[list[list[int]]]
 """Blocks or tokens [layer][chunk], ascending."""
-
-
-@dataclass(frozen=True)
-class NaiveChunk:
-    """A chunk and its digest, [layer][block] where not said otherwise.
-
-    Attributes:
-        tokens: Token ids.
-        start: Position of the first token in the stitched context.
-        exact: Whether the chunk is the first one.
-        block: Tokens per block.
-        rows: Pre-RoPE k and v [Hkv, d], [layer][token].
-        mean_keys: Mean pre-RoPE keys [Hkv, d].
-        local_query: Mean pre-RoPE query [Hq, d] of the tokens of the local blocks, [layer].
-        alpha: Importance exponents.
-        unimportance: Salience of the representatives.
-        representative: Token indices.
-    """
-
-    tokens: tuple[int, ...]
-    start: int
-    exact: bool
-    block: int
-    rows: list[list[Row]]
-    mean_keys: list[list[Vector]]
-    local_query: list[Vector]
-    alpha: list[list[float]]
-    unimportance: list[list[float]]
-    representative: list[list[int]]
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks."""
-        return math.ceil(len(self.tokens) / self.block)
-
-    def span(self, block: int) -> range:
-        """Return the tokens of a block."""
-        return range(block * self.block, min(len(self.tokens), (block + 1) * self.block))
 
 
 @dataclass(frozen=True)
@@ -66,50 +29,6 @@ class NaivePlan:
     recompute: Chosen
     alive: Chosen
     padding: Chosen
-
-
-def encode(model: NaiveModel, prefix: Sequence[int], tokens: tuple[int, ...], start: int, method: SamKV, block: int):
-    """Encode one chunk right after the prefix, and build its digest (A.1)."""
-    cache = model.empty()
-    trace = model.append(cache, dict(enumerate((*prefix, *tokens))))
-    n, before = len(tokens), len(prefix)
-    spans = [range(first, min(n, first + block)) for first in range(0, n, block)]
-    local = [before + t for span in spans[-method.local :] for t in span]
-    rows, means, queries, found = [], [], [], []
-    for layer in range(model.layers):
-        rows.append([(trace.k[layer][before + t], trace.v[layer][before + t]) for t in range(n)])
-        means.append([mean([rows[layer][t][0] for t in span]) for span in spans])
-        queries.append(mean([trace.q[layer][at] for at in local]))
-        found.append(analyse(model, cache, trace, layer, before, spans))
-    alpha, unimportance, representative = ([each[i] for each in found] for i in range(3))
-    exact = start == before
-    return NaiveChunk(tokens, start, exact, block, rows, means, queries, alpha, unimportance, representative)
-
-
-def analyse(
-    model: NaiveModel, cache: Cache, trace: Trace, layer: int, before: int, spans: Sequence[range]
-) -> tuple[list[float], list[float], list[int]]:
-    """Compute alpha, unimportance and representative of each block of one layer (A.1)."""
-    n = spans[-1].stop
-    attention = []
-    for i in range(n):
-        q = model.rotate(trace.q[layer][before + i], before + i)
-        shares = model.weights(q, before + i, {at: row for at, row in cache[layer].items() if at <= before + i})
-        attention.append([float(shares[before + j].mean()) for j in range(i + 1)])
-    salience = [sum(attention[i][j] for i in range(j + 1, n)) / max(1, n - 1 - j) for j in range(n)]
-    representative = [max(span, key=lambda j: (salience[j], -j)) for span in spans]
-    alpha = [exponent([(before + i + 1, attention[i][rep]) for i in range(rep + 1, n)]) for rep in representative]
-    return alpha, [salience[rep] for rep in representative], representative
-
-
-def exponent(points: Sequence[tuple[int, float]]) -> float:
-    """Fit log A = c - alpha log x by least squares; infinite with fewer than 8 points."""
-    if len(points) < 8:
-        return math.inf
-    x, y = [math.log(at) for at, _ in points], [math.log(value) for _, value in points]
-    x_mean, y_mean = sum(x) / len(x), sum(y) / len(y)
-    slope = sum((a - x_mean) * (b - y_mean) for a, b in zip(x, y, strict=True)) / sum((a - x_mean) ** 2 for a in x)
-    return -slope
 
 
 def fixed(chunk: NaiveChunk, method: SamKV) -> list[int]:
@@ -140,9 +59,11 @@ def context(model: NaiveModel, prefix: Sequence[int], chunks: Sequence[NaiveChun
     return cache
 
 
-def generic_query(cache: Cache, model: NaiveModel, question: Sequence[int], end: int) -> list[Vector]:
+def generic_query(cache: Cache, model: NaiveModel, question: Sequence[int], end: int, method: SamKV) -> list[Vector]:
     """Compute Q_que [Hq, d] per layer over the composite cache (section 3.1)."""
     trace = model.append(cache, {end + i: token for i, token in enumerate(question)})
+    if method.compare == "after":
+        return [mean([model.rotate(q, at) for at, q in layer.items()]) for layer in trace.q]
     return [mean(list(layer.values())) for layer in trace.q]
 
 
@@ -172,7 +93,10 @@ def match(query: Vector, key: Vector) -> float:
 def share(chunk: NaiveChunk, query: Vector, layer: int, method: SamKV) -> float:
     """Compute P of one layer. Eq. (2)"""
     blocks, keys = middle(chunk, method), chunk.mean_keys[layer]
-    anchor = match(query, mean([keys[b] for b in fixed(chunk, method)]))
+    ends = fixed(chunk, method)
+    # A mean over tokens is a mean over mean keys, each as often as its block has tokens.
+    counted = ends if method.anchor == "blocks" else [b for b in ends for _ in chunk.span(b)]
+    anchor = match(query, mean([keys[b] for b in counted]))
     if method.extremes == "static":
         high = match(query, keys[min(blocks, key=lambda b: chunk.alpha[layer][b])])
         low = match(query, keys[min(blocks, key=lambda b: chunk.unimportance[layer][b])])
@@ -187,7 +111,8 @@ def budget(chunk: NaiveChunk, queries: Sequence[Vector], method: SamKV) -> int:
     if not blocks:
         return 0
     shares = [share(chunk, queries[layer], layer, method) for layer in method.layers]
-    return math.ceil(sum(shares) / len(shares) * len(blocks) - 1e-9)
+    exact = round(sum(shares) / len(shares) * len(blocks), 9)
+    return {"up": math.ceil(exact), "nearest": math.floor(exact + 0.5), "down": math.floor(exact)}[method.rounding]
 
 
 def select(q_que: Sequence[Vector], chunks: Sequence[NaiveChunk], method: SamKV) -> Chosen:
@@ -228,10 +153,11 @@ def outliers(chunk: NaiveChunk, method: SamKV) -> set[int]:
     return {token for value, token in pool if value < center - 3 * sigma}
 
 
-def plan(chunks: Sequence[NaiveChunk], q_que: Sequence[Vector], method: SamKV) -> NaivePlan:
+def plan(model: NaiveModel, chunks: Sequence[NaiveChunk], q_que: Sequence[Vector], method: SamKV) -> NaivePlan:
     """Plan what is kept, R_l, T_l by rule 1, and the padding of rule 2 (section 3.3)."""
     kept, recompute = [], []
-    for layer in select(q_que, chunks, method):
+    compared = at_places(model, chunks, method.local) if method.compare == "after" else chunks
+    for layer in select(q_que, compared, method):
         kept.append([sorted({*fixed(chunk, method), *blocks}) for chunk, blocks in zip(chunks, layer, strict=True)])
         again = []
         for chunk, blocks in zip(chunks, kept[-1], strict=True):
@@ -250,11 +176,12 @@ def plan(chunks: Sequence[NaiveChunk], q_que: Sequence[Vector], method: SamKV) -
     return NaivePlan(kept, recompute, alive, padding)
 
 
-def fused(new: Vector, old: Vector) -> Vector:
-    """Fuse rows [Hkv, d], each kv head by its own cosine. Eq. (4)"""
+def fused(new: Vector, old: Vector, method: SamKV) -> Vector:
+    """Fuse rows [Hkv, d], each kv head by its own cosine, or all by one. Eq. (4)"""
     out = np.zeros_like(new)
     for head in range(new.shape[0]):
-        theta = min(1.0, max(0.0, cosine(new[head], old[head])))
+        alike = cosine(new[head], old[head]) if method.theta == "head" else cosine(new, old)
+        theta = min(1.0, max(0.0, alike))
         out[head] = theta * new[head] + (1 - theta) * old[head]
     return out
 
@@ -276,7 +203,9 @@ def repair(
         for at in positions(chosen.recompute[layer]):
             _, k, v = projected[at]
             new, old = (model.rotate(k, at), v), cache[layer][at]
-            cache[layer][at] = (fused(new[0], old[0]), fused(new[1], old[1])) if method.update == "fusion" else new
+            if method.update == "fusion":
+                new = fused(new[0], old[0], method), fused(new[1], old[1], method)
+            cache[layer][at] = new
         going_on = positions(chosen.alive[layer + 1]) if layer + 1 < model.layers else []
         hidden = {at: model.attend(layer, hidden[at], projected[at][0], at, cache[layer]) for at in going_on}
     for layer in range(model.layers):

@@ -29,6 +29,24 @@ def test_columns_fitted_together_equal_columns_fitted_alone():
         assert alpha == pytest.approx(by_hand(columns[:, b], int(starts[b]), 4), rel=1e-12)
 
 
+def test_the_axis_of_the_power_law_is_the_row_or_the_distance():
+    """A column that falls with the distance to token 30, and one that falls with the row."""
+    row = torch.arange(100, dtype=torch.float64)
+    by_distance, by_row = (row - 30).clamp(min=1) ** -0.7, (row + 1) ** -0.4
+    columns, starts = torch.stack([by_distance, by_row], dim=1), torch.tensor([31, 31])
+    distance, rows = (fit_exponents(columns, starts, axis=axis) for axis in ("distance", "row"))
+    assert float(distance[0]) == pytest.approx(0.7, abs=1e-9)
+    assert float(rows[1]) == pytest.approx(0.4, abs=1e-9)
+    assert abs(float(distance[1]) - 0.4) > 0.1
+
+
+def test_by_distance_uniform_attention_makes_late_blocks_important():
+    q, k = torch.zeros(96, 4, 8), torch.randn(96, 2, 8)
+    alpha = analyse(q, k, block=16, before=0, scale=1.0, axis="distance").alpha
+    assert alpha.tolist() == sorted(alpha.tolist(), reverse=True)
+    assert float(alpha[4]) < 0.5 < float(alpha[0])
+
+
 @pytest.mark.parametrize("alpha", [0.3, 0.9])
 def test_the_exponent_of_a_power_law_is_recovered(alpha):
     column = 0.2 * torch.arange(1, 400, dtype=torch.float64) ** -alpha

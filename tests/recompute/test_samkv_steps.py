@@ -12,8 +12,9 @@ from torch import Tensor
 from ragkv.model.layer_pass import Pass, Step, write_rows
 from ragkv.recompute.analysis import analyse, low_outliers, outlier_tokens, stability
 from ragkv.recompute.base import Piece, padding_for, rows_alive
+from ragkv.recompute.compared import compared_vectors
 from ragkv.recompute.digest import DigestParams, block_means, build_digest
-from ragkv.recompute.samkv import SamKV, fuse, personalise
+from ragkv.recompute.samkv import SamKV, fuse, fuse_tokens, personalise, round_budget
 from ragkv.types import Digest
 
 
@@ -119,18 +120,59 @@ def test_eq_3_averages_over_all_stable_layers():
         [(5, 0), (1, 0), (-1, 0), (0, 0), (0, 0), (5, 0), (5, 0)], [9, 1, 2, 2, 2, 9, 9], [9, 2, 1, 2, 2, 9, 9]
     )
     both, q = layers(half, none), torch.tensor([[[1.0, 0.0]]] * 2, dtype=torch.float64)
-    scores = torch.stack([half.digest.mean_keys[0, :, 0, 0], none.digest.mean_keys[0, :, 0, 0]])
-    assert SamKV(layers=(0,))._budget(both, q, scores) == 2
-    assert SamKV(layers=(1,))._budget(both, q, scores) == 0
-    assert SamKV(layers=(0, 1))._budget(both, q, scores) == 1
+    assert SamKV(layers=(0,))._budget(both, q, both.digest.mean_keys) == 2
+    assert SamKV(layers=(1,))._budget(both, q, both.digest.mean_keys) == 0
+    assert SamKV(layers=(0, 1))._budget(both, q, both.digest.mean_keys) == 1
 
 
 def test_k_max_is_the_most_important_block_and_k_min_the_least():
     """alpha is smallest at block 1 (score 3), the salience at block 3 (score -1); the fixed blocks score 1."""
     piece = one_layer([(1, 0), (3, 0), (9, 0), (-1, 0), (1, 0), (1, 0)], [0, 1, 2, 3, 0, 0], [0, 3, 2, 1, 0, 0])
-    q, scores = torch.tensor([[[1.0, 0.0]]], dtype=torch.float64), piece.digest.mean_keys[:, :, 0, 0]
-    assert SamKV(layers=(0,))._budget(piece, q, scores) == math.ceil((3 - 1) / (3 + 1) * 3)
-    assert SamKV(layers=(0,), extremes="dynamic")._budget(piece, q, scores) == math.ceil((9 - 1) / (9 + 1) * 3)
+    q = torch.tensor([[[1.0, 0.0]]], dtype=torch.float64)
+    assert SamKV(layers=(0,))._budget(piece, q, piece.digest.mean_keys) == math.ceil((3 - 1) / (3 + 1) * 3)
+    assert SamKV(layers=(0,), extremes="dynamic")._budget(piece, q, piece.digest.mean_keys) == math.ceil(
+        (9 - 1) / (9 + 1) * 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("rounding", "expected"), [("up", [0, 1, 2, 2, 2]), ("nearest", [0, 1, 2, 2, 1]), ("down", [0, 1, 1, 2, 1])]
+)
+def test_the_budget_is_rounded_as_the_method_says(rounding, expected):
+    """A whole number stays what it is, also where float arithmetic is a little beside it."""
+    assert [round_budget(x, rounding) for x in (0, 0.1 * 3 / 0.3, 1.5, 2 - 1e-12, 1.4)] == expected
+
+
+def test_the_anchor_is_one_mean_over_tokens_or_a_mean_of_block_means():
+    """Fixed blocks with keys 0, 3 and 9, the last one with one token: 12 / 3, or (4 · 0 + 4 · 3 + 9) / 9."""
+    piece = one_layer([(0, 0), (8, 0), (3, 0), (9, 0)], [1] * 4, [1] * 4)
+    piece = replace(piece, tokens=13)
+    keys = piece.digest.mean_keys
+    assert SamKV()._anchor(piece, keys).flatten().tolist() == [4, 0]
+    assert SamKV(anchor="tokens")._anchor(piece, keys).flatten().tolist() == pytest.approx([21 / 9, 0])
+
+
+def test_vectors_after_rope_are_those_of_their_places():
+    """RoPE adds the position here. Chunks of 6 and 5 tokens in blocks of 4, so the question begins at position 11."""
+    pieces = [replace(one_layer([(1, 0), (2, 0)], [1, 1], [1, 1]), tokens=count) for count in (6, 5)]
+    question = [torch.zeros(2, 1, 2, dtype=torch.float64)]
+
+    def rotate(x: Tensor, positions: Tensor) -> Tensor:
+        return x + positions[:, None, None]
+
+    q_que, q_loc, keys = compared_vectors(pieces, question, 1, rotate)
+    assert q_que[0, 0].tolist() == [11.5, 11.5]
+    assert q_loc[:, 0, 0, 0].tolist() == [4, 10]  # the middle of tokens 4 and 5, and of token 10 alone
+    assert [part[0, :, 0, 0].tolist() for part in keys] == [[1 + 1, 2 + 4], [1 + 7, 2 + 10]]
+    q_que, q_loc, keys = compared_vectors(pieces, question, 1, None)
+    assert not q_que.any()
+    assert not q_loc.any()
+    assert [part[0, :, 0, 0].tolist() for part in keys] == [[1, 2], [1, 2]]
+
+
+def test_comparing_after_rope_needs_the_models_rope():
+    with pytest.raises(ValueError, match="RoPE"):
+        SamKV(compare="after")
 
 
 def test_scores_are_compared_across_chunks_by_the_norm_of_their_queries_or_from_0_to_1():
@@ -191,9 +233,9 @@ def test_fixed_blocks_and_outliers_of_kept_blocks_are_recomputed_and_no_others()
 def test_rules_1_and_2_of_a_token_that_only_layer_2_recomputes():
     """Token 9 enters layers 0 to 2. Layer 0 keeps its block; layer 1 does not, so the block is padding there."""
     piece = one_layer([(1, 0)] * 6, [1] * 6, [1] * 6)
-    recompute = (((0,),), ((0,),), ((0, 9),), ((0,),))
+    recompute = (((0,),), ((0, 1),), ((0, 9),), ((0,),))
     kept = (((0, 2),), ((0,),), ((0, 2),), ((0,),))
-    assert [layer[0] for layer in rows_alive(recompute)] == [(0, 9), (0, 9), (0, 9), (0,)]
+    assert [layer[0] for layer in rows_alive(recompute)] == [(0, 1, 9), (0, 1, 9), (0, 9), (0,)]
     assert padding_for([piece], kept, recompute) == (((),), ((2,),), ((),), ((),))
 
 
@@ -225,6 +267,15 @@ def test_fusion_is_by_token_and_head_and_clamped():
     old = torch.tensor([[[0.8, 0.6], [0, 1]], [[0, 1], [1, 0]]], dtype=torch.float64)
     expected = torch.tensor([[[0.96, 0.12], [0, 1]], [[0, 2], [1, 0]]], dtype=torch.float64)
     torch.testing.assert_close(fuse(new, old), expected)
+
+
+def test_fusion_by_token_has_one_cosine_for_all_heads():
+    """Heads (1, 0) to (1, 0) and (1, 0) to (0, 1): theta is 1 / 2 for both, where fusion by head has 1 and 0."""
+    new = torch.tensor([[[1, 0], [1, 0]]], dtype=torch.float64)
+    old = torch.tensor([[[1, 0], [0, 1]]], dtype=torch.float64)
+    torch.testing.assert_close(fuse_tokens(new, old), torch.tensor([[[1, 0], [0.5, 0.5]]], dtype=torch.float64))
+    torch.testing.assert_close(fuse(new, old), old)
+    assert not fuse_tokens(new, -new).add(new).any()
 
 
 def test_a_pass_fuses_new_rows_into_stored_rows_for_keys_and_values():
