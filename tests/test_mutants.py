@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.mutant import ROOT, Mutant, all_mutants, apply_patch, read_mutant
+from tests.mutants import __main__ as runner
+from tests.mutants.mutant import ROOT, Mutant, Outcome, all_mutants, apply_patch, read_mutant
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patches")
 
 MUTANTS = all_mutants()
 NEEDED = 37
@@ -45,3 +48,43 @@ def test_a_patch_without_its_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bare.patch").write_text("--- a/ragkv/types.py\n+++ b/ragkv/types.py\n")
     with pytest.raises(ValueError, match="Breaks"):
         read_mutant(tmp_path / "bare.patch")
+
+
+def test_a_patch_whose_code_is_gone_no_longer_applies(tmp_path: Path) -> None:
+    mutant = MUTANTS[0]
+    for name in mutant.files:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("pass\n")
+    assert "patch does not apply" in apply_patch(mutant, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "status"),
+    [(("killed", "killed"), 0), (("killed", "survived"), 1), (("no longer applies", "killed"), 1), (("broken",), 1)],
+)
+def test_the_runner_fails_unless_every_mutant_is_killed(
+    verdicts: tuple[str, ...], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = dict(zip((mutant.name for mutant in MUTANTS), verdicts, strict=False))
+    monkeypatch.setattr(runner, "check_tests", lambda mutants: "")
+    monkeypatch.setattr(runner, "choose_mutants", lambda names: MUTANTS[: len(verdicts)])
+    monkeypatch.setattr(runner, "run_mutant", lambda mutant: Outcome(mutant, given[mutant.name], "a test"))
+    assert runner.main([]) == status
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0].strip() for line in lines[:-1]] == list(given)
+    assert lines[-1] == f"{verdicts.count('killed')} of {len(verdicts)} mutants killed"
+
+
+def test_the_runner_fails_if_a_test_fails_without_a_mutant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "check_tests", lambda mutants: "tests/test_this.py::test_that")
+    assert runner.main([]) == 1
+    assert "tests/test_this.py::test_that" in capsys.readouterr().err
+
+
+def test_mutants_are_chosen_by_a_part_of_their_name() -> None:
+    names = [mutant.name for mutant in runner.choose_mutants(["lfps-", "samkv-no-filter"])]
+    assert "samkv-no-filter" in names
+    assert all(name.startswith("lfps-") for name in names if name != "samkv-no-filter")
+    assert runner.main(["no such mutant"]) == 1
