@@ -30,6 +30,22 @@ def test_the_output_is_exact_over_the_blocks_that_are_read(digest, q_heads, kv_h
         assert marked.sum(1).tolist() == [6] * kv_heads  # with the sinks' block and the newest
 
 
+@pytest.mark.parametrize(("q_heads", "kv_heads"), GROUPINGS)
+def test_the_exact_ranking_is_by_the_mean_share_of_a_blocks_keys_over_the_group(q_heads, kv_heads):
+    request = make_request(q_heads=q_heads, kv_heads=kv_heads, rows=159, steps=1, gapped=False)
+    state = TopBlocks(count=4, digest="exact", block=8).start()
+    request.prefill(state)
+    request.step(state, 0)  # 160 rows: block 0 has the sinks, block 19 is the newest
+    group = q_heads // kv_heads
+    for head in range(kv_heads):
+        share = torch.zeros(20, dtype=torch.float64)
+        for h in range(head * group, (head + 1) * group):
+            weights = (request.k[:160, head] @ request.q[-1, h] * request.scale).softmax(-1)
+            share += weights.view(20, 8).sum(1) / group
+        best = (share[1:19].argsort(descending=True)[:4] + 1).tolist()
+        assert state.marked[0][head].nonzero()[:, 0].tolist() == sorted([0, 19, *best])
+
+
 @pytest.mark.parametrize("digest", DIGESTS)
 def test_enough_blocks_are_all_blocks(digest):
     request = make_request()
