@@ -61,7 +61,7 @@ test: $(READY) redis chromium ## the whole test suite; ARGS="-k name" narrows it
 soak: $(READY) redis chromium ## the tests that take minutes: crashes and concurrency over and over
 	$(BIN)/python -m pytest -q -m soak $(ARGS)
 
-mutants: $(READY) redis ## break the code in a hundred ways; every mutant must fail a test; ARGS="NAME --jobs 4" narrows it
+mutants: $(READY) ## break the code in a hundred places, one by one: a test must fail each time; ARGS="NAME --jobs 4"
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 test-oldest: $(OLDEST)/.ready redis ## the tests that touch transformers, with the oldest supported one
