@@ -81,12 +81,12 @@ def compare_stages(
     Raises:
         InputError: A context is too long for the model, or there is no such method or policy.
     """
-    for each in sets:
-        check_fits(model, each, max_tokens)
+    for asked in sets:
+        check_fits(model, asked, max_tokens)
     every = list(dict.fromkeys([Stages(each.method) for each in stages] + list(stages)))
     prefiller = Prefiller(model, model.prompt.prefix)
     answers: dict[Stages, list[_StagedAnswer]] = {each: [] for each in every}
-    total, done = sum(len(each.questions) for each in sets), 0
+    total, done = sum(len(asked.questions) for asked in sets), 0
     for asked in sets:
         chunks = [model.prompt.chunk(title, text) for title, text in asked.chunks]
         sources = [
