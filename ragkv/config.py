@@ -91,10 +91,14 @@ class AnswerSettings(_Part):
         "", description="Default method; empty: scout where the model is calibrated, else samkv-fusion."
     )
     prefill: str = Field(
-        "dense", description="How long inputs are read for a question: dense, critiprefill or loopserve, with fields."
+        "auto",
+        description="What the rows of a prefill read: auto (a policy where it is quicker), dense, critiprefill or "
+        "loopserve, with fields.",
     )
     decode: str = Field(
-        "dense", description="What each token of an answer reads: dense, psa, lfps, loopserve or topk, with fields."
+        "auto",
+        description="What each token of an answer reads: auto (a policy where it is quicker), dense, psa, lfps, "
+        "loopserve or topk, with fields.",
     )
     top_k: int = Field(6, ge=1, le=64, description="Chunks retrieved for a question.")
     max_tokens: int = Field(64, ge=1, le=4096, description="Longest answer, in tokens.")

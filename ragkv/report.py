@@ -160,6 +160,23 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class PrefillReport:
+    """What the question and the repaired tokens read. A method that prefills everything counts all tokens.
+
+    A pair is a token of one layer and attention head and a key that is not after it.
+
+    Attributes:
+        pairs_read: Pairs that a prefill policy read; None if no policy was at work.
+        pairs_dense: Pairs that dense attention would have read; None likewise.
+        why_dense: Why everything was read; "" if it was not.
+    """
+
+    pairs_read: int | None
+    pairs_dense: int | None
+    why_dense: str
+
+
+@dataclass(frozen=True)
 class DecodeReport:
     """What decoding read.
 
@@ -170,6 +187,7 @@ class DecodeReport:
         present: Keys in the cache, the same mean.
         pulled: Blocks that were fetched back from the store during decoding.
         ended: `stop`, or `length` if the answer reached its largest number of tokens.
+        why_dense: Why everything was read; "" if it was not.
     """
 
     steps: int
@@ -177,6 +195,7 @@ class DecodeReport:
     present: float
     pulled: int
     ended: str
+    why_dense: str
 
 
 @dataclass(frozen=True)
@@ -208,13 +227,14 @@ class Report:
 
     Attributes:
         method: Method of the request.
-        prefill: Prefill policy that was applied; `dense` if the input was too short for the requested policy.
-        decode: Decode policy that was applied; `dense` if the answer was too short for a step to skip keys.
+        prefill: Prefill policy that chose what the new rows read, without its fields; `dense` if none did.
+        decode: Decode policy that chose what a step read, without its fields; `dense` if none did.
         model: Name of the model.
         tokens: Token counts.
         ratios: Ratios.
         cache: Cache lookups.
         bytes: Byte counts.
+        prefilling: What the prefill read.
         decoding: What decoding read.
         timings_ms: Durations of the steps, in milliseconds.
         chunks: One entry for each chunk, in prompt order.
@@ -228,6 +248,7 @@ class Report:
     ratios: Ratios
     cache: CacheReport
     bytes: ByteCounts
+    prefilling: PrefillReport
     decoding: DecodeReport
     timings_ms: Timings
     chunks: tuple[ChunkReport, ...]

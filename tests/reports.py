@@ -7,7 +7,18 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ragkv.metrics.sums import STEPS, MetricsRecorder
-from ragkv.report import ByteCounts, CacheReport, DecodeReport, Fallback, Ratios, Report, TierHits, Timings, TokenCounts
+from ragkv.report import (
+    ByteCounts,
+    CacheReport,
+    DecodeReport,
+    Fallback,
+    PrefillReport,
+    Ratios,
+    Report,
+    TierHits,
+    Timings,
+    TokenCounts,
+)
 
 COUNTS = st.integers(0, 10_000)
 
@@ -29,7 +40,8 @@ def reports(draw: Any) -> Report:
         ratios=Ratios(kept / context, recomputed / context, (heads + loaded) / size, 1.0),
         cache=CacheReport(chunks, hits, misses, (Fallback("a#0", "missing"),) * draw(st.integers(0, 2))),
         bytes=ByteCounts(size, heads, loaded),
-        decoding=DecodeReport(8, 100.0, 200.0, draw(st.integers(0, 9)), "stop"),
+        prefilling=PrefillReport(None, None, "dense was asked for"),
+        decoding=DecodeReport(8, 100.0, 200.0, draw(st.integers(0, 9)), "stop", ""),
         timings_ms=Timings(*(draw(st.integers(0, 200_000)) / 4 for _ in STEPS)),
         chunks=(),
     )

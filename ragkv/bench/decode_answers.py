@@ -27,7 +27,7 @@ from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.engine.registry import DENSE
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.layer_pass import append
-from ragkv.sparse.base import DecodePolicy, DecodeState, QueryObserver
+from ragkv.sparse.base import DecodePolicy, DecodeState, QueryObserver, decode_state
 from ragkv.timing import StepTimer
 
 
@@ -116,7 +116,7 @@ def _answer(
     cache, start = context.cache, context.position
     cache.truncate([start] * model.shape.layers)
     tokens = model.prompt.question(question.text)
-    state = decoder.start() if decoder is not None and decoder.applies(start + len(tokens)) else None
+    state = decode_state(decoder, start + len(tokens))
     attention, rows = (None, 1) if state is None else (QueryObserver(state, None, start), state.query_rows)
     first = tokens[:-1] if early else tokens
     logits = model.forward([append(cache, first, start, outputs=rows, attention=attention)])[0][-1]

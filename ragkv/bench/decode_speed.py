@@ -26,7 +26,7 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder, make_graph_decoder
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
-from ragkv.sparse.base import DecodePolicy, DecodeState, QueryObserver
+from ragkv.sparse.base import DecodePolicy, DecodeState, QueryObserver, decode_state
 
 RECORDED = "dense, recorded"
 
@@ -134,7 +134,7 @@ def _row(case: _Case, batch: int, decoder: _Decoder, dense: float | None) -> Spe
     """dense: rate of dense decoding; None for dense decoding itself."""
     model, params, policy = case.model, case.params, decoder.policy
     length, shape = len(case.tokens), model.shape
-    states = [None if policy is None or not policy.applies(length) else policy.start() for _ in range(batch)]
+    states = [decode_state(policy, length) for _ in range(batch)]
     sequences = [_prefill(case, state) for state in states]
     times = []
     for step in range(params.warmup + params.steps):

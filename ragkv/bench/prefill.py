@@ -28,7 +28,7 @@ from ragkv.kernels.block_index import BlockSparseIndex
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Attention, Capture, append
-from ragkv.sparse.base import PrefillPolicy, PrefillState, SparsePrefill
+from ragkv.sparse.prefill import PrefillPolicy, PrefillState, SparsePrefill
 from ragkv.timing import StepTimer
 
 Progress = Callable[[str, int, int], None]
@@ -206,9 +206,10 @@ class TimedChoice:
 
     def __init__(self, choice: PrefillState, timer: StepTimer):
         self._choice, self._timer = choice, timer
+        self.name, self.read_all = choice.name, choice.read_all
 
     def select(
-        self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int, scale: float
+        self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int | None, scale: float
     ) -> BlockSparseIndex | None:
         """See `Choice`."""
         with self._timer.step("scoring"):
@@ -240,7 +241,7 @@ class _Nothing(list[Tensor]):
 
 def _at_length(model: DecoderModel, params: PrefillParams, tokens: Sequence[int]) -> list[PrefillRow]:
     length = len(tokens)
-    notes = {name: "" if policy.applies(length) else NO_USE for name, policy in params.policies}
+    notes = {name: NO_USE if policy.why_dense(length, length) else "" for name, policy in params.policies}
     entries: dict[str, PrefillPolicy | None] = {DENSE: None, **dict(params.policies)}
     given = unless_full(lambda: Input(model, tokens))
     if given is None:

@@ -33,7 +33,7 @@ from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.layer_pass import append
 from ragkv.recompute.base import Plan, recomputed_tokens
-from ragkv.sparse.base import PrefillPolicy
+from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.timing import StepTimer
 from ragkv.types import ChunkKV
 

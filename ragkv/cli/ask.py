@@ -21,7 +21,7 @@ from ragkv.types import AskOptions
 
 if TYPE_CHECKING:
     from ragkv.config import Settings
-    from ragkv.report import Answer
+    from ragkv.report import Answer, Report
     from ragkv.types import Filter, Scalar
 
 
@@ -91,11 +91,11 @@ def ask(
     ] = None,
     prefill: Annotated[
         str | None,
-        typer.Option(help="Prefill of a long input: dense, critiprefill or loopserve, NAME:FIELD=VALUE,…"),
+        typer.Option(help="What prefilled rows read: auto, dense, critiprefill or loopserve, NAME:FIELD=VALUE,…"),
     ] = None,
     decode: Annotated[
         str | None,
-        typer.Option(help="What each token reads: dense, psa, lfps, loopserve or topk, NAME:FIELD=VALUE,…"),
+        typer.Option(help="What each token reads: auto, dense, psa, lfps, loopserve or topk, NAME:FIELD=VALUE,…"),
     ] = None,
     top_k: Annotated[int | None, typer.Option(min=1, max=64, help="Chunks to retrieve.")] = None,
     filters: Annotated[
@@ -272,6 +272,18 @@ def footer(answer: Answer) -> str:
     ]
     if report.tokens.history:
         parts.insert(1, f"{report.tokens.history:.0f} tokens of earlier turns in the cache")
+    parts[-1:-1] = policies_of(report)
     if report.cache.fallbacks:
         parts.insert(-1, f"{len(report.cache.fallbacks)} encoded again")
     return " · ".join(parts)
+
+
+def policies_of(report: Report) -> list[str]:
+    """What prefill and decode policies read, if any were at work."""
+    parts, reading, decoding = [], report.prefilling, report.decoding
+    if reading.pairs_read is not None and reading.pairs_dense:
+        share = f"read {reading.pairs_read / reading.pairs_dense:.0%} of {reading.pairs_dense} pairs"
+        parts.append(reading.why_dense or f"{report.prefill} {share}")
+    if report.decode != "dense" or "read everything" in decoding.why_dense:
+        parts.append(decoding.why_dense or f"{report.decode} read {decoding.read:.0f} of {decoding.present:.0f} keys")
+    return parts

@@ -13,6 +13,7 @@ from ragkv.cli.bench_decode import decode
 from ragkv.cli.bench_dialogues import dialogues
 from ragkv.cli.bench_kernels import kernels
 from ragkv.cli.bench_prefill import prefill
+from ragkv.cli.bench_stages import stages
 from ragkv.cli.bench_ttft import ttft
 from ragkv.cli.common import Device, Json, Model, Store, err, out, progress, settings_from, tell, write_json
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 bench = typer.Typer(help="Measure on this machine.", rich_markup_mode=None)
 bench.command("decode")(decode)
 bench.command("dialogues")(dialogues)
+bench.command("stages")(stages)
 bench.command("kernels")(kernels)
 bench.command("prefill")(prefill)
 bench.command("ttft")(ttft)

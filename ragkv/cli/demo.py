@@ -1,4 +1,4 @@
-"""`ragkv demo`: ingest sample documents and compare three methods side by side."""
+"""`ragkv demo`: ingest sample documents, compare three methods, then sparse prefill and decoding on longer contexts."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ from ragkv.report import Report
 from ragkv.types import AskOptions, Document
 
 METHODS = (FULL, "samkv-fusion", "scout")
+LONG = 12
+"""Chunks of a longer context, which holds all of their rows: the method is `reuse`."""
+POLICIES = {
+    "dense": ("dense", "dense"),
+    "critiprefill": ("critiprefill", "dense"),
+    "psa": ("dense", "psa"),
+}
+"""Prefill and decode policy of each row of the second table."""
 COLLECTION = "demo"
 
 
@@ -57,10 +65,11 @@ def run(settings: Settings, console: Console) -> None:
         rows: dict[str, list[DemoAnswer]] = {method: [] for method in METHODS}
         for number, question in enumerate(questions, start=1):
             for method in METHODS:
-                rows[method].append(ask(engine, question, method))
+                rows[method].append(ask(engine, question, AskOptions(COLLECTION, method=method)))
             console.print(_question_table(number, question, {method: rows[method][-1] for method in METHODS}))
         console.print(_summary(rows))
         console.print(_saving(rows), style="bold")
+        console.print(_policy_table(ask_longer(engine, questions[::2])))
 
 
 def read_questions(path: Path) -> list[DemoQuestion]:
@@ -90,9 +99,19 @@ def read_samples(engine: Engine, samples: Path, console: Console) -> None:
     )
 
 
-def ask(engine: Engine, question: DemoQuestion, method: str) -> DemoAnswer:
+def ask_longer(engine: Engine, questions: Sequence[DemoQuestion]) -> dict[str, list[DemoAnswer]]:
+    """Answer every question over longer contexts, under each policy."""
+    rows: dict[str, list[DemoAnswer]] = {name: [] for name in POLICIES}
+    for question in questions:
+        for name, (prefill, decode) in POLICIES.items():
+            options = AskOptions(COLLECTION, top_k=LONG, method="reuse", prefill=prefill, decode=decode, max_tokens=8)
+            rows[name].append(ask(engine, question, options))
+    return rows
+
+
+def ask(engine: Engine, question: DemoQuestion, options: AskOptions) -> DemoAnswer:
     """Answer and score one question."""
-    answer = engine.answer(question.text, AskOptions(collection=COLLECTION, method=method))
+    answer = engine.answer(question.text, options)
     text = answer.answer
     return DemoAnswer(text, exact_match(text, question.gold), f1(text, question.gold), answer.report)
 
@@ -121,6 +140,39 @@ def _summary(rows: dict[str, list[DemoAnswer]]) -> Table:
     for method, asked in rows.items():
         table.add_row(method, *_figures(asked))
     return table
+
+
+def _policy_table(rows: dict[str, list[DemoAnswer]]) -> Table:
+    context = statistics.fmean(row.report.tokens.context for row in rows["dense"])
+    title = (
+        f"\nEvery second question again, over {LONG} chunks of {context:.0f} tokens, with `reuse` (means; query-key "
+        "pairs of the prefill, keys of a decode step)"
+    )
+    table = Table(title=title, title_justify="left")
+    table.add_column("policy", no_wrap=True)
+    for name in ("EM", "F1", "pairs read", "of dense", "keys read", "of dense"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, asked in rows.items():
+        em, score, *_ = _figures(asked)
+        table.add_row(name, em, score, *_pairs(asked), *_keys(asked))
+    return table
+
+
+def _pairs(asked: Sequence[DemoAnswer]) -> tuple[str, str]:
+    """Return the pairs that a prefill read, and their share of those of dense attention."""
+    reports = [row.report.prefilling for row in asked]
+    read = statistics.fmean(each.pairs_read or 0 for each in reports)
+    dense = statistics.fmean(each.pairs_dense or 0 for each in reports)
+    return (f"{read / 1e6:.1f} M", f"{read / dense:.0%}") if dense else ("all", "100%")
+
+
+def _keys(asked: Sequence[DemoAnswer]) -> tuple[str, str]:
+    """Return the keys that a decode step read, and their share of those of dense decoding."""
+    reports = [row.report.decoding for row in asked if row.report.decoding.steps]
+    if not reports:
+        return "", ""
+    read, present = (statistics.fmean(values) for values in zip(*((r.read, r.present) for r in reports), strict=True))
+    return f"{read:.0f}", f"{read / present:.0%}"
 
 
 def _figures(asked: Sequence[DemoAnswer]) -> list[str]:

@@ -22,8 +22,9 @@ from ragkv.recompute.base import Expansion, Piece, Plan, Refinement, Rows
 class AdaptivePlan:
     """A plan, and the context cache it is carried out on. State of one request."""
 
-    def __init__(self, model: DecoderModel, stitch: Stitch, plan: Plan):
-        self._model, self._stitch, self._plan = model, stitch, plan
+    def __init__(self, model: DecoderModel, stitch: Stitch, plan: Plan, attention: Attention | None = None):
+        """Set up a plan; attention: of the rows that are recomputed, or of the question's; None is dense."""
+        self._model, self._stitch, self._plan, self._attention = model, stitch, plan, attention
 
     def refine(self, refinement: Refinement, tokens: Sequence[Sequence[int]], cached_chunks: int) -> Plan:
         """Recompute layer by layer; from layer to layer fewer tokens stay, those that differ most from what is stored.
@@ -46,7 +47,8 @@ class AdaptivePlan:
                 break
             stored = stitch.rows(layer, positions)
             capture = Capture()
-            model.forward([stitch.again(tokens, positions, start, layer + 1, hidden, capture)])
+            again = stitch.again(tokens, positions, start, layer + 1, hidden)
+            model.forward([replace(again, capture=capture, attention=self._attention)])
             done += [positions] * (layer + 1 - len(done))
             difference = refinement.measure(stitch.rows(layer, positions), stored)
             count = math.ceil(share * total - 1e-9)
@@ -54,7 +56,7 @@ class AdaptivePlan:
             hidden = None if capture.entered is None else capture.entered[best]
             positions, start = positions[best.cpu()], layer
         if positions.numel():
-            model.forward([stitch.again(tokens, positions, start, layers, hidden)])
+            model.forward([replace(stitch.again(tokens, positions, start, layers, hidden), attention=self._attention)])
         done += [positions] * (layers - len(done))
         return replace(self._plan, recompute=tuple(stitch.tokens(rows) for rows in done))
 
@@ -64,7 +66,6 @@ class AdaptivePlan:
         pieces: Sequence[Piece],
         stored: Sequence[Sequence[Rows]],
         question: Sequence[int],
-        attention: Attention | None = None,
         outputs: int = 1,
     ) -> tuple[Tensor, Plan]:
         """Prefill the question layer by layer; its queries in a layer decide which blocks join before they attend.
@@ -74,7 +75,6 @@ class AdaptivePlan:
             pieces: The chunks.
             stored: All rows [chunk][layer].
             question: Token ids.
-            attention: Attention of the question's rows; None is dense.
             outputs: How many of the last rows reach the attention of the last layer.
 
         Returns:
@@ -88,7 +88,7 @@ class AdaptivePlan:
             slots.append(stitch.cache.reserve(layer, positions))
             capture, start = Capture(), max(0, layer - 1)
             steps = [Step(None, slots[number]) for number in range(start, layer + 1)]
-            until = Pass(ids, positions, stitch.cache, steps, None, capture, layer + 1, start, hidden, attention)
+            until = Pass(ids, positions, stitch.cache, steps, None, capture, layer + 1, start, hidden, self._attention)
             self._model.forward([until])
             hidden = capture.entered
             joining = expansion(layer, capture.q[-1], [rows[layer][0] for rows in stored])
@@ -101,5 +101,5 @@ class AdaptivePlan:
                 self._plan.key_positions,
             )
         last = Step(None, slots[-1], leave=torch.arange(max(0, length - outputs), length))
-        end = Pass(ids, positions, stitch.cache, [last], start=layers - 1, hidden=hidden, attention=attention)
+        end = Pass(ids, positions, stitch.cache, [last], start=layers - 1, hidden=hidden, attention=self._attention)
         return self._model.forward([end])[0][-1], replace(self._plan, kept=tuple(kept))

@@ -23,6 +23,7 @@ from ragkv.catalog import Catalog
 from ragkv.config import Settings
 from ragkv.engine.chunk_encoder import ChunkEncoder
 from ragkv.engine.cost_model import CostModel, measure_costs
+from ragkv.engine.crossover import key_tier
 from ragkv.engine.fingerprint import fingerprint
 from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
 from ragkv.engine.kv_map import KVMap, kv_map
@@ -76,12 +77,13 @@ class Engine:
         self.method = settings.method or default_method(model)
         with _naming("RAGKV_METHOD"):
             check_method(self.method)
+        self._key_tier = key_tier(model.device)
         with _naming("RAGKV_PREFILL"):
-            make_prefill_policy(settings.prefill, model.profile)
+            make_prefill_policy(settings.prefill, model.profile, self._key_tier)
         with _naming("RAGKV_DECODE"):
-            make_decode_policy(settings.decode, model.profile)
+            make_decode_policy(settings.decode, model.profile, self._key_tier)
         with _naming("RAGKV_INGEST_PREFILL"):
-            ingest_policy = make_prefill_policy(settings.ingest_prefill, model.profile)
+            ingest_policy = make_prefill_policy(settings.ingest_prefill, model.profile, self._key_tier)
         self.graph_decoder = make_graph_decoder(model) if settings.graphs else None
         self.prefiller = Prefiller(model, model.prompt.prefix, settings.prefix, ingest_policy, self.graph_decoder)
         self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
@@ -258,11 +260,8 @@ class Engine:
     def _start(self, question: str, options: AskOptions) -> RequestState:
         """Check what is asked and look up what it names; nothing is computed yet."""
         timer, settings, profile = StepTimer(self.model.device), self.settings, self.model.profile
-        policies = options.prefill or settings.prefill, options.decode or settings.decode
-        prefill_policy, decode_policy = (
-            make_prefill_policy(policies[0], profile),
-            make_decode_policy(policies[1], profile),
-        )
+        prefill_policy = make_prefill_policy(options.prefill or settings.prefill, profile, self._key_tier)
+        decode_policy = make_decode_policy(options.decode or settings.decode, profile, self._key_tier)
         name = options.method or self.method
         choice = MethodChoice(name, None if name == FULL else make_method(name, self.model))
         refused = self.reuse_refused if choice.method else ""
@@ -274,7 +273,6 @@ class Engine:
             options,
             self._tokenize(question),
             choice,
-            policies,
             PrefillOptions(max_tokens, prefill_policy, decode_policy),
             Sampling(max_tokens, options.temperature, options.top_p, stop, options.seed),
             timer,

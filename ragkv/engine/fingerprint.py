@@ -9,7 +9,7 @@ import hashlib
 import json
 
 from ragkv.model.decoder import DecoderModel
-from ragkv.sparse.base import PrefillPolicy
+from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.store.format.head import SCHEMA
 
 

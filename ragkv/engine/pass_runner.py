@@ -18,7 +18,8 @@ from ragkv.model.execution.graph_decode import GraphDecoder
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, Pass, append
 from ragkv.recompute.base import Blocks, KeyPositions, Piece, Rows
-from ragkv.sparse.base import DecodeState, SparsePrefill, last_rows, observe_queries
+from ragkv.sparse.base import DecodeState, last_rows, observe_queries
+from ragkv.sparse.prefill import SparsePrefill
 from ragkv.timing import StepTimer
 
 

@@ -27,7 +27,8 @@ from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, append
 from ragkv.recompute.base import Blocks, Method
 from ragkv.recompute.digest import DigestParams, build_digest, retrieval_pairs
-from ragkv.sparse.base import PrefillPolicy, decode_state, prefill_attention
+from ragkv.sparse.base import decode_state
+from ragkv.sparse.prefill import PrefillPolicy, prefill_attention
 from ragkv.timing import StepTimer
 from ragkv.types import ChunkKV
 
@@ -127,13 +128,16 @@ class Prefiller:
         tokens = [*state.pending_tokens, *new]
         stitch.cache.make_room(len(tokens) + options.answer_tokens)
         with timer.step("prefill"):
-            sparse = state.attention(options.prefill_policy, stitch.end + len(tokens))
-            decoding = decode_state(options.decode_policy, mean_keys(stitch.cache) + len(tokens))
+            keys = mean_keys(stitch.cache) + len(tokens)
+            dense = options.why_dense(len(tokens), keys)
+            policy = options.prefill_policy
+            sparse = state.attention(policy, stitch.end + len(tokens)) if policy and not dense.prefill else None
+            decoding = decode_state(options.decode_policy, keys)
             logits = self.runner.prefill_tokens(stitch, tokens, sparse, decoding)
         state.append_question(len(tokens))
         state.chunks += len(chunks)
         prefilled = float(pending + len(new))
-        return PrefilledContext(stitch.cache, logits, stitch.end, None, sparse, decoding, *cached, prefilled)
+        return PrefilledContext(stitch.cache, logits, stitch.end, None, sparse, decoding, dense, *cached, prefilled)
 
     def prefill_sparse(
         self,

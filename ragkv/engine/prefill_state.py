@@ -8,7 +8,11 @@ from torch import Tensor
 
 from ragkv.model.kv_cache import ContextCache
 from ragkv.recompute.base import Plan
-from ragkv.sparse.base import DecodePolicy, DecodeState, PrefillPolicy, SparsePrefill
+from ragkv.sparse.base import DecodePolicy, DecodeState
+from ragkv.sparse.prefill import PrefillPolicy, SparsePrefill
+
+ASKED_FOR = "dense was asked for"
+"""The reason where there is no policy."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,32 @@ class PrefillOptions:
     prefill_policy: PrefillPolicy | None = None
     decode_policy: DecodePolicy | None = None
 
+    def why_dense(self, rows: float, keys: float) -> DenseReasons:
+        """Return why attention is dense.
+
+        Args:
+            rows: New rows: those that are repaired, and the question.
+            keys: Keys that they attend to, themselves included.
+        """
+        prefill, decode = self.prefill_policy, self.decode_policy
+        return DenseReasons(
+            ASKED_FOR if prefill is None else prefill.why_dense(round(rows), round(keys)),
+            ASKED_FOR if decode is None else decode.why_dense(keys),
+        )
+
+
+@dataclass(frozen=True)
+class DenseReasons:
+    """Why a policy left attention dense.
+
+    Attributes:
+        prefill: Reason of the prefill policy; "" where it was at work.
+        decode: Reason of the decode policy, likewise.
+    """
+
+    prefill: str = ""
+    decode: str = ""
+
 
 @dataclass(frozen=True)
 class PrefilledContext:
@@ -37,6 +67,7 @@ class PrefilledContext:
         plan: What was kept and recomputed; None when everything was prefilled.
         sparse: What the prefill policy did; None when all attention was dense.
         decoding: What the decode policy observed; None when decoding is dense.
+        dense: Why all attention of the prefill was dense, and why decoding is; "" where it is not.
         cached_tokens: Tokens that were in the cache when the turn began, S not counted; mean over layers.
         cached_chunks: Chunks that were in the cache when the turn began.
         prefilled_tokens: Tokens that went through the model, S and the composite pass not counted; mean over layers.
@@ -48,6 +79,7 @@ class PrefilledContext:
     plan: Plan | None
     sparse: SparsePrefill | None = None
     decoding: DecodeState | None = None
+    dense: DenseReasons = DenseReasons()
     cached_tokens: float = 0.0
     cached_chunks: int = 0
     prefilled_tokens: float = 0.0

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from ragkv.engine.crossover import MEASURED, AutoDecode, AutoPrefill, KeyTier
 from ragkv.engine.spec import fields_of, parse
 from ragkv.errors import InputError, NotCalibrated
 from ragkv.model.decoder import DecoderModel, rotate
@@ -26,10 +27,11 @@ from ragkv.recompute.multi_infllm import MultiInfLLM
 from ragkv.recompute.reuse import Reuse, ReuseEncoded
 from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
-from ragkv.sparse.base import DecodePolicy, PrefillPolicy
+from ragkv.sparse.base import DecodePolicy
 from ragkv.sparse.critiprefill import CritiPrefill
 from ragkv.sparse.lfps import Lfps
 from ragkv.sparse.loopserve import LoopServe
+from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.sparse.psa import Psa
 from ragkv.sparse.reselect import LoopServeDecode
 from ragkv.sparse.topk import TopBlocks
@@ -151,7 +153,14 @@ def _known_methods() -> dict[str, dict[str, Any]]:
 DENSE = "dense"
 """Read every key: exact, and no policy."""
 
+AUTO = "auto"
+"""A policy where it was measured to be quicker, else dense; see `crossover.py`."""
+
 Kind = TypeVar("Kind", PrefillPolicy, DecodePolicy)
+
+SHORT_CONTEXT = 0.5
+"""`most` of a policy whose number of keys is not asked for: the largest share of a short context that the number may
+cover. A policy that is asked for by name then leaves something out of any context."""
 
 
 @dataclass(frozen=True)
@@ -161,51 +170,62 @@ class PolicySpec(Generic[Kind]):
     Attributes:
         kind: The policy's dataclass.
         given: The fields that the model's profile decides.
+        number: The field that says how much is read, whatever the size of the context; "" for none.
     """
 
     kind: Callable[..., Kind]
     given: Callable[[Profile], dict[str, Any]]
+    number: str = ""
 
 
 def _critiprefill(p: Profile) -> dict[str, Any]:
-    return {"segment": p.segment, "block": p.prefill_block, "budget": p.budget, "threshold": p.threshold}
+    return {"segment": p.segment, "block": p.prefill_block, "budget": p.budget}
 
 
-def _loopserve(p: Profile) -> dict[str, Any]:
-    return {"threshold": p.threshold}
-
-
-def _decode(p: Profile) -> dict[str, Any]:
-    return {"above": p.decode_threshold}
+def _nothing(p: Profile) -> dict[str, Any]:
+    return {}
 
 
 def _psa(p: Profile) -> dict[str, Any]:
-    return {"above": p.decode_threshold, "block": p.decode_block, "least": p.decode_least, "part": p.decode_part}
+    return {"block": p.decode_block, "least": p.decode_least, "part": p.decode_part}
 
 
 def _topk(p: Profile) -> dict[str, Any]:
-    return {"above": p.decode_threshold, "block": p.decode_block, "count": p.decode_count}
+    return {"block": p.decode_block, "count": p.decode_count}
 
 
 PREFILLS: dict[str, PolicySpec[PrefillPolicy]] = {
     "critiprefill": PolicySpec(CritiPrefill, _critiprefill),
-    "loopserve": PolicySpec(LoopServe, _loopserve),
+    "loopserve": PolicySpec(LoopServe, _nothing),
 }
 
 DECODES: dict[str, PolicySpec[DecodePolicy]] = {
-    "psa": PolicySpec(Psa, _psa),
-    "lfps": PolicySpec(Lfps, _decode),
-    "loopserve": PolicySpec(LoopServeDecode, _decode),
-    "topk": PolicySpec(TopBlocks, _topk),
+    "psa": PolicySpec(Psa, _psa, "least"),
+    "lfps": PolicySpec(Lfps, _nothing),
+    "loopserve": PolicySpec(LoopServeDecode, _nothing, "budget"),
+    "topk": PolicySpec(TopBlocks, _topk, "count"),
 }
 
 PREFILL_NAMES = (DENSE, *PREFILLS)
 DECODE_NAMES = (DENSE, *DECODES)
 
 
-def make_prefill_policy(spec: str, profile: Profile) -> PrefillPolicy | None:
-    """Make the prefill policy NAME[:FIELD=VALUE,…]; None for dense. Raises InputError."""
-    return _make(spec, profile, "prefill policy", PREFILLS)
+def make_prefill_policy(spec: str, profile: Profile, tier: KeyTier = "cpu") -> PrefillPolicy | None:
+    """Make the prefill policy NAME[:FIELD=VALUE,…]; None for dense.
+
+    Args:
+        spec: Name and fields.
+        profile: Decides the fields that the spec does not.
+        tier: Where keys lie, for `auto`.
+
+    Raises:
+        InputError: There is no such policy or field, or a value is out of range.
+    """
+    if check_prefill_policy(spec) != AUTO:
+        return _make(spec, profile, "prefill policy", PREFILLS)
+    policy = _make("critiprefill", profile, "prefill policy", PREFILLS)
+    assert policy is not None
+    return AutoPrefill(policy, "critiprefill", tier, max(MEASURED.prefill_rows, profile.threshold))
 
 
 def check_prefill_policy(spec: str) -> str:
@@ -214,9 +234,14 @@ def check_prefill_policy(spec: str) -> str:
     return spec
 
 
-def make_decode_policy(spec: str, profile: Profile) -> DecodePolicy | None:
-    """Make the decode policy NAME[:FIELD=VALUE,…]; None for dense. Raises InputError."""
-    return _make(spec, profile, "decode policy", DECODES)
+def make_decode_policy(spec: str, profile: Profile, tier: KeyTier = "cpu") -> DecodePolicy | None:
+    """Make the decode policy NAME[:FIELD=VALUE,…]; None for dense. See `make_prefill_policy`."""
+    if check_decode_policy(spec) != AUTO:
+        return _make(spec, profile, "decode policy", DECODES)
+    name, keys = ("lfps", MEASURED.cpu_keys) if tier == "cpu" else ("psa", MEASURED.host_keys)
+    policy = _make(name, profile, "decode policy", DECODES)
+    assert policy is not None
+    return AutoDecode(policy, name, tier, max(keys, profile.decode_threshold))
 
 
 def check_decode_policy(spec: str) -> str:
@@ -230,11 +255,12 @@ def _make(spec: str, profile: Profile, what: str, specs: Mapping[str, PolicySpec
     if name == DENSE:
         return None
     policy = specs[name]
+    short = {"most": SHORT_CONTEXT} if policy.number and policy.number not in chosen else {}
     try:
-        return policy.kind(**{**policy.given(profile), **chosen})
+        return policy.kind(**{**policy.given(profile), **short, **chosen})
     except ValueError as error:
         raise InputError(f"{what} {name}: {error}") from None
 
 
 def _known_policies(specs: Mapping[str, PolicySpec[Kind]]) -> dict[str, dict[str, Any]]:
-    return {DENSE: {}, **{name: fields_of(policy.kind) for name, policy in specs.items()}}
+    return {AUTO: {}, DENSE: {}, **{name: fields_of(policy.kind) for name, policy in specs.items()}}

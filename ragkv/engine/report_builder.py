@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ragkv.engine.generation import Completion
 from ragkv.engine.prefill_state import PrefilledContext
+from ragkv.engine.registry import DENSE
 from ragkv.engine.request import RequestState
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Plan, recomputed_tokens
@@ -16,6 +17,7 @@ from ragkv.report import (
     ChunkReport,
     DecodeReport,
     Fallback,
+    PrefillReport,
     Ratios,
     Report,
     TierHits,
@@ -46,12 +48,12 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
     tiers = Counter(s.tier for s in sources if s.hit)
     found = tiers.total()
-    prefill, decode = (policy.partition(":")[0] for policy in request.policies)
-    decoding = _decoding(context, completion)
+    prefill, prefilling = _prefilling(context)
+    decode, decoding = _decoding(context, completion)
     return Report(
         method=session.method,
-        prefill=prefill if context.sparse and context.sparse.selected else "dense",
-        decode=decode if decoding.read < decoding.present else "dense",
+        prefill=prefill,
+        decode=decode,
         model=model.name,
         tokens=TokenCounts(
             context=size,
@@ -65,6 +67,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
         ratios=Ratios(kept / size, sum(again) / size, (heads + loaded) / (size * row), found / len(hits)),
         cache=CacheReport(len(hits), TierHits(**tiers), len(sources) - found, _fallbacks(request)),
         bytes=ByteCounts(size * row, heads, loaded),
+        prefilling=prefilling,
         decoding=decoding,
         timings_ms=Timings(**{name: timer.elapsed(name) for name in TIMED}, ttft=completion.ttft, total=timer.total()),
         chunks=chunks,
@@ -79,14 +82,29 @@ def _fallbacks(request: RequestState) -> tuple[Fallback, ...]:
     return tuple(Fallback(hit.chunk.id, source.fallback) for hit, source in pairs if source.fallback)
 
 
-def _decoding(context: PrefilledContext, completion: Completion) -> DecodeReport:
+def _prefilling(context: PrefilledContext) -> tuple[str, PrefillReport]:
+    """Return the name of the policy that was at work, and what it read."""
+    sparse = context.sparse
+    if sparse is None:
+        return DENSE, PrefillReport(None, None, context.dense.prefill)
+    name, read, dense = sparse.state.name, sparse.pairs_read, sparse.dense_pairs
+    why = "" if read < dense else f"{name} read everything: {sparse.state.read_all}"
+    return name if sparse.selected else DENSE, PrefillReport(read, dense, why)
+
+
+def _decoding(context: PrefilledContext, completion: Completion) -> tuple[str, DecodeReport]:
+    """Return the name of the policy that was at work, and what it read."""
     state, steps, ended = context.decoding, completion.steps, "stop" if completion.stopped else "length"
     if state is not None and state.key_counts:
         lists = sum(each.read.shape[0] for each in state.key_counts)
-        return DecodeReport(steps, state.keys_read / lists, state.keys_present / lists, state.fetched, ended)
+        read, present = state.keys_read / lists, state.keys_present / lists
+        why = "" if read < present else f"{state.name} read everything: {state.read_all}"
+        report = DecodeReport(steps, read, present, state.fetched, ended, why)
+        return state.name if state.has_selected else DENSE, report
     lengths = context.cache.lengths
     present = sum(lengths) / len(lengths) - (steps - 1) / 2 if steps else 0.0
-    return DecodeReport(steps, present, present, 0, ended)
+    why = context.dense.decode or "no step was decoded: the prefill gives the first token"
+    return DENSE, DecodeReport(steps, present, present, 0, ended, why)
 
 
 def _chunk(model: DecoderModel, i: int, hit: Hit, plan: Plan | None, again: float) -> ChunkReport:

@@ -25,8 +25,7 @@ class RequestState:
         options: How it was asked.
         question_tokens: Token ids of the question's part of the prompt.
         method: The method in use; it may differ from the one that was asked for.
-        policies: Names of the prefill and the decode policy that were asked for.
-        prefill_options: The policies themselves, and room for the answer.
+        prefill_options: The prefill and the decode policy, and room for the answer.
         sampling: How answer tokens are chosen.
         timer: Steps of this request.
         reuse_refused: Why no stored KV may be used although the method would; "" where it may.
@@ -41,7 +40,6 @@ class RequestState:
     options: AskOptions
     question_tokens: tuple[int, ...]
     method: MethodChoice
-    policies: tuple[str, str]
     prefill_options: PrefillOptions
     sampling: Sampling
     timer: StepTimer

@@ -17,7 +17,7 @@ from dataclasses import replace
 from ragkv.engine.stitch import Stitch
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Blocks, Piece, Plan, Tokens, padding_for
-from ragkv.sparse.base import PrefillPolicy, PrefillState, SparsePrefill
+from ragkv.sparse.prefill import PrefillPolicy, PrefillState, SparsePrefill
 
 
 class SessionState:
@@ -128,13 +128,15 @@ class SessionState:
         self.stitch.end += rows
         self.pending_tokens = (*tokens[rows:], *then)
 
-    def attention(self, policy: PrefillPolicy | None, end: int) -> SparsePrefill | None:
-        """Return the attention of an input that ends at position `end`; None is dense.
+    def attention(self, policy: PrefillPolicy, end: int | None) -> SparsePrefill:
+        """Return the attention of the next rows under a policy.
 
         What a policy remembers is passed on from turn to turn.
+
+        Args:
+            policy: The policy.
+            end: As in `PrefillState.select`.
         """
-        if policy is None or not policy.applies(end):
-            return None
         if self._choice is None or policy != self._policy:
             self._policy, self._choice = policy, policy.start()
         return SparsePrefill(self._choice, end)

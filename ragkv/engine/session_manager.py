@@ -26,7 +26,7 @@ from ragkv.engine.retokenise import with_own_tokens
 from ragkv.engine.session import SessionState
 from ragkv.errors import InputError, NotFound
 from ragkv.recompute.base import Method
-from ragkv.sparse.base import PrefillPolicy
+from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.timing import StepTimer
 from ragkv.types import Chunk, Hit
 

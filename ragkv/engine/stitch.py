@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ragkv.model.decoder import DecoderModel, Rotary, rotate
 from ragkv.model.kv_cache import ContextCache
-from ragkv.model.layer_pass import Attention, Capture, Pass, Step
+from ragkv.model.layer_pass import Attention, Pass, Step
 from ragkv.recompute.base import Blocks, ChunkSpan, KeyPositions, Piece, Plan, Rows, Tokens, rows_alive
 
 Numbers = NDArray[np.int64]
@@ -153,7 +153,6 @@ class Stitch:
         start: int,
         depth: int,
         hidden: Tensor | None,
-        capture: Capture | None = None,
     ) -> Pass:
         """Return the pass that recomputes the tokens at `positions` [m] in layers [start, depth).
 
@@ -163,7 +162,6 @@ class Stitch:
             start: First layer.
             depth: Layer to stop before.
             hidden: Hidden states [m, hidden size] that enter layer `start`; None for layer 0.
-            capture: Receives queries and hidden states.
         """
         nothing = torch.empty(0, dtype=torch.int64)
         steps = [
@@ -171,7 +169,7 @@ class Stitch:
             for layer in range(start, depth)
         ]
         ids = self._ids(tokens)[positions]
-        return Pass(ids, positions, self.cache, steps, capture=capture, depth=depth, start=start, hidden=hidden)
+        return Pass(ids, positions, self.cache, steps, depth=depth, start=start, hidden=hidden)
 
     def repair(
         self,

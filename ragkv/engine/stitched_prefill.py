@@ -20,10 +20,11 @@ from ragkv.engine.adaptive_plan import AdaptivePlan
 from ragkv.engine.memory_source import ChunkSource
 from ragkv.engine.offloaded_blocks import OffloadedBlocks
 from ragkv.engine.pass_runner import PassRunner
-from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions, mean_keys
+from ragkv.engine.prefill_state import DenseReasons, PrefilledContext, PrefillOptions, mean_keys
 from ragkv.engine.session import SessionState, minus, plus
 from ragkv.recompute.base import Blocks, Expansion, Method, Plan, overwritten_blocks, recomputed_tokens
-from ragkv.sparse.base import DecodeState, SparsePrefill, decode_state, last_rows, observe_queries
+from ragkv.sparse.base import DecodeState, decode_state, last_rows, observe_queries
+from ragkv.sparse.prefill import SparsePrefill
 from ragkv.timing import StepTimer
 
 
@@ -59,6 +60,9 @@ class StitchedPrefill:
         self._pieces = [source.piece for source in sources]
         self._cached = state.cached, state.chunks
         self._pending = state.pending_count
+        self._dense = DenseReasons()
+        self._sparse: SparsePrefill | None = None
+        self._decoding: DecodeState | None = None
 
     def run(self) -> PrefilledContext:
         """Run all stages."""
@@ -69,20 +73,22 @@ class StitchedPrefill:
         if plan.expansion is not None:
             return self._expand(plan, plan.expansion)
         plan = self._load_plan(plan, later)
-        sparse = self._sparse_attention()
-        decoding = decode_state(self._options.decode_policy, mean_keys(self._stitch.cache) + len(self._question))
-        if plan.one_pass and sparse is None:
-            logits = self._repair_and_prefill(plan, decoding)
+        self._choose_attention(plan)
+        if plan.one_pass:
+            logits = self._repair_and_prefill(plan)
         else:
             plan = self._repair(plan)
             with self._timer.step("prefill"):
-                logits = self._runner.prefill_tokens(self._stitch, self._question, sparse, decoding)
+                logits = self._runner.prefill_tokens(self._stitch, self._question, self._sparse, self._decoding)
         self._state.append_question(len(self._question))
-        if decoding is not None and decoding.wants_offloaded:
-            decoding.offloaded = OffloadedBlocks(self._stitch, self._sources, plan)
+        if self._decoding is not None and self._decoding.wants_offloaded:
+            self._decoding.offloaded = OffloadedBlocks(self._stitch, self._sources, plan)
         prefilled = sum(recomputed_tokens(plan.recompute)) + self._pending + len(self._question)
+        return self._context(logits, plan, self._stitch.end, prefilled)
+
+    def _context(self, logits: Tensor, plan: Plan, end: int, prefilled: float) -> PrefilledContext:
         return PrefilledContext(
-            self._stitch.cache, logits, self._stitch.end, plan, sparse, decoding, *self._cached, prefilled
+            self._stitch.cache, logits, end, plan, self._sparse, self._decoding, self._dense, *self._cached, prefilled
         )
 
     def _open(self, fixed: tuple[Blocks, ...]) -> None:
@@ -128,19 +134,30 @@ class StitchedPrefill:
             self._runner.load_blocks(self._stitch, self._sources, requested, plan.key_positions)
         return plan
 
-    def _sparse_attention(self) -> SparsePrefill | None:
-        """The attention of a question that is long by itself; None where it is dense."""
-        policy = self._options.prefill_policy
-        if policy is None or not policy.applies(len(self._question)):
-            return None
-        return self._state.attention(policy, self._stitch.end + len(self._question))
+    def _choose_attention(self, plan: Plan, joining: int = 0) -> None:
+        """Choose the attention of the repaired rows and the question, and that of the tokens decoded behind them.
 
-    def _repair_and_prefill(self, plan: Plan, decoding: DecodeState | None) -> Tensor:
+        What counts is what will be attended, not the question alone: the rows that are kept, and the new ones.
+
+        Args:
+            plan: What is recomputed.
+            joining: Rows that may join the context while the question is prefilled.
+        """
+        rows = sum(recomputed_tokens(plan.recompute)) + len(self._question)
+        keys = mean_keys(self._stitch.cache) + joining + len(self._question)
+        self._dense = self._options.why_dense(rows, keys)
+        policy = self._options.prefill_policy
+        self._sparse = self._state.attention(policy, None) if policy and not self._dense.prefill else None
+        self._decoding = decode_state(self._options.decode_policy, keys)
+
+    def _repair_and_prefill(self, plan: Plan) -> Tensor:
         """Recompute tokens and prefill the question in one pass; return the logits [vocabulary] of the last row."""
-        tokens, attention = self._token_ids(), observe_queries(None, decoding, self._stitch.end)
+        tokens, attention = self._token_ids(), observe_queries(self._sparse, self._decoding, self._stitch.end)
         with self._timer.step("prefill"):
             return self._runner.last_logits(
-                self._stitch.repair(plan, tokens, self._question, outputs=last_rows(decoding), attention=attention)
+                self._stitch.repair(
+                    plan, tokens, self._question, outputs=last_rows(self._decoding), attention=attention
+                )
             )
 
     def _repair(self, plan: Plan) -> Plan:
@@ -148,14 +165,16 @@ class StitchedPrefill:
         tokens = self._token_ids()
         if plan.refinement is not None:
             with self._timer.step("repair"):
-                return AdaptivePlan(self._model, self._stitch, plan).refine(plan.refinement, tokens, self._cached[1])
+                return AdaptivePlan(self._model, self._stitch, plan, self._sparse).refine(
+                    plan.refinement, tokens, self._cached[1]
+                )
         if any(any(layer) for layer in plan.recompute):
             lengths = list(self._stitch.cache.lengths)
             with self._timer.step("load"):
                 self._stitch.reserve(self._pieces, plan.padding)
                 self._runner.load_blocks(self._stitch, self._sources, plan.padding)
             with self._timer.step("repair"):
-                self._model.forward([self._stitch.repair(plan, tokens)])
+                self._model.forward([self._stitch.repair(plan, tokens, attention=self._sparse)])
             self._stitch.cache.truncate(lengths)
         return plan
 
@@ -164,17 +183,14 @@ class StitchedPrefill:
         with self._timer.step("load"):
             layers = self._model.shape.layers
             stored = [source.load([tuple(range(source.piece.blocks))] * layers) for source in self._sources]
-        # How much the context grows is not known yet: a dense answer would read at most this many keys.
-        most = mean_keys(self._stitch.cache) + sum(piece.tokens for piece in self._pieces) + len(self._question)
-        decoding = decode_state(self._options.decode_policy, most)
+        # How much the context grows is not known yet: it has at most all rows of the chunks.
+        self._choose_attention(plan, joining=sum(piece.tokens for piece in self._pieces))
         with self._timer.step("prefill"):
-            attention = observe_queries(None, decoding, self._stitch.end)
-            logits, plan = AdaptivePlan(self._model, self._stitch, plan).expand(
-                expansion, self._pieces, stored, self._question, attention, last_rows(decoding)
+            attention = observe_queries(self._sparse, self._decoding, self._stitch.end)
+            logits, plan = AdaptivePlan(self._model, self._stitch, plan, attention).expand(
+                expansion, self._pieces, stored, self._question, last_rows(self._decoding)
             )
-        prefilled = float(len(self._question))
-        end = self._stitch.end + len(self._question)
-        return PrefilledContext(self._stitch.cache, logits, end, plan, decoding=decoding, prefilled_tokens=prefilled)
+        return self._context(logits, plan, self._stitch.end + len(self._question), float(len(self._question)))
 
     def _token_ids(self) -> list[tuple[int, ...]]:
         return [source.tokens for source in self._sources]

@@ -72,7 +72,19 @@ class Residuals:
 
 def prices(first: int, last: int, tile: int, most: float, device: torch.device | str = "cpu") -> Prices:
     """Compute prices for rows at positions first..last, as if every position up to the last one had a key."""
-    rows = torch.arange(first // tile, last // tile + 1)
+    return tile_prices(torch.arange(first // tile, last // tile + 1), last, tile, most, device)
+
+
+def tile_prices(rows: Tensor, last: int, tile: int, most: float, device: torch.device | str = "cpu") -> Prices:
+    """Compute prices for tiles of rows, which may lie apart.
+
+    Args:
+        rows: [S]. Ascending numbers of the tile columns in which the tiles of rows end.
+        last: position of the last row.
+        tile: rows and columns of a tile.
+        most: a head stops once it has spent more than this.
+        device: where lines are selected.
+    """
     later = rows.shape[0] - torch.searchsorted(rows, torch.arange(last // tile + 2))  # tiles of rows at or behind each
     total = float((rows + 1).sum())
     column = later[torch.arange(last + 1) // tile] / (tile * total)

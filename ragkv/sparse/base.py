@@ -1,14 +1,7 @@
-"""Interfaces that the sparse policies share.
+"""Interfaces that the decode policies share. `prefill.py` has those of the prefill policies.
 
-A policy is a set of parameters. It starts a state, and the state belongs to one request.
-
-Prefill: the state selects keys for the new rows, layer by layer.
-
-    policy.start()               create the state of one request, or of one conversation
-    state.select(layer, ...)     select the keys that the new rows of this layer read; None means all
-    SparsePrefill                the attention of a pass that asks the state first
-
-Decoding: the state observes the queries of the question, then it is the attention of the following passes.
+A policy is a set of parameters. It starts a state, and the state belongs to one request. The state observes the
+queries of the question, then it is the attention of the following passes.
 
     policy.start()               create the state of one request, a `DecodeState`
     QueryObserver                the attention of a pass whose last rows the state observes
@@ -29,93 +22,7 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.attention import attend
-from ragkv.kernels.block_index import BlockSparseIndex
-from ragkv.kernels.block_sparse import attend_block_sparse
-from ragkv.sparse.attention import causal_pairs, indexed_pairs
-
-
-class PrefillState(Protocol):
-    """State of one request during prefill."""
-
-    def select(
-        self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int, scale: float
-    ) -> BlockSparseIndex | None:
-        """Select the keys that the rows of one layer read. Layers are passed in order.
-
-        Args:
-            layer: Layer number.
-            q: Queries [T, Hq, d] with RoPE, at consecutive positions.
-            k: Keys [n, Hkv, d] with RoPE. The keys of the rows are among them.
-            q_pos: Positions [T] of the rows.
-            k_pos: Positions [n] of the keys.
-            end: Position behind the last token of the input. The rows may be only a part of the input.
-            scale: Softmax scale.
-
-        Returns:
-            The selected keys, or None for all keys.
-        """
-        ...
-
-
-class PrefillPolicy(Protocol):
-    """A prefill policy. It is frozen, and a request may set its fields."""
-
-    def applies(self, tokens: int) -> bool:
-        """Return whether an input of `tokens` tokens is read sparsely at all."""
-        ...
-
-    def start(self) -> PrefillState:
-        """Create a fresh state."""
-        ...
-
-
-class SparsePrefill:
-    """The attention of a pass under a prefill policy. It belongs to one request.
-
-    Attributes:
-        state: Selects the keys.
-        end: As in `PrefillState.select`.
-        dense_pairs: Query-key pairs that dense attention would have computed so far, over all layers and attention
-            heads.
-        selected: Whether the state has selected keys at least once. False means that every layer was dense.
-    """
-
-    def __init__(self, state: PrefillState, end: int):
-        self.state, self.end = state, end
-        self.dense_pairs, self.selected = 0, False
-        self._computed: list[Tensor] = []
-        self._counted: tuple[Tensor, Tensor, int] | None = None
-
-    def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
-    ) -> Tensor:
-        """Attend like `attend`, but to the selected keys only.
-
-        A single row, or rows that are not at consecutive positions, attend densely.
-        """
-        dense = q.shape[1] * self._causal_pairs(q_pos, k_pos)
-        self.dense_pairs += dense
-        index = None
-        if q.shape[0] > 1 and bool((q_pos[1:] - q_pos[:-1] == 1).all()):
-            index = self.state.select(layer, q, k, q_pos, k_pos, end=self.end, scale=scale)
-        if index is None:
-            self._computed.append(torch.tensor(dense))
-            return attend(q, k, v, q_pos, k_pos, scale=scale)
-        self.selected = True
-        self._computed.append(indexed_pairs(index, q))
-        return attend_block_sparse(q, k, v, q_pos, k_pos, index, scale=scale)[0]
-
-    def _causal_pairs(self, q_pos: Tensor, k_pos: Tensor) -> int:
-        """Count pairs like `causal_pairs`. Layers with the same positions are counted once."""
-        known = self._counted
-        if known is None or not (torch.equal(known[0], q_pos) and torch.equal(known[1], k_pos)):
-            known = self._counted = q_pos, k_pos.clone(), causal_pairs(q_pos, k_pos)
-        return known[2]
-
-    @property
-    def computed_pairs(self) -> int:
-        """Query-key pairs that were computed so far, over all layers and attention heads."""
-        return sum(int(pairs) for pairs in self._computed)
+from ragkv.sparse.prefill import SparsePrefill
 
 
 @dataclass(frozen=True)
@@ -163,9 +70,13 @@ class DecodePolicy(ABC):
 
     above: int = field(default=0, kw_only=True)
 
-    def applies(self, keys: float) -> bool:
-        """Return whether a context of `keys` keys, including those of the question, is read sparsely at all."""
-        return keys > self.above
+    def why_dense(self, keys: float) -> str:
+        """Return why a context of `keys` keys per layer is read densely; "" where it is read sparsely.
+
+        Args:
+            keys: Keys per layer, including those of the question.
+        """
+        return "" if keys > self.above else f"the context has {keys:.0f} keys a layer, above={self.above} asks for more"
 
     @abstractmethod
     def start(self) -> DecodeState:
@@ -180,14 +91,18 @@ class DecodeState(ABC):
     state that knows later keys, and every step sees the rows that were appended before it.
 
     Attributes:
+        name: Name of the policy.
         query_rows: How many of a question's last rows the state learns from.
         wants_offloaded: Whether the state uses `offloaded`.
         offloaded: Blocks outside the cache that the state may fetch.
         fetched: Blocks fetched into the cache so far, over all layers.
+        read_all: Why a step may read every key, for the report.
         key_counts: One count per step and layer, in order.
     """
 
+    name = ""
     query_rows = 1
+    read_all = "what it reads at least covers the context"
     wants_offloaded = False
 
     def __init__(self) -> None:
@@ -256,6 +171,11 @@ class DecodeState(ABC):
         """
 
     @property
+    def has_selected(self) -> bool:
+        """Whether the state has chosen which keys a step reads at least once."""
+        return bool(self.key_counts)
+
+    @property
     def keys_read(self) -> int:
         """Keys that all steps have read, over layers and over kv heads (or query heads; see `KeyCount`)."""
         by_device: dict[torch.device, list[Tensor]] = {}  # layers may be on several devices
@@ -299,14 +219,9 @@ class QueryObserver:
         return out
 
 
-def prefill_attention(policy: PrefillPolicy | None, end: int) -> SparsePrefill | None:
-    """Create the attention for an input of `end` tokens; None means dense."""
-    return SparsePrefill(policy.start(), end) if policy is not None and policy.applies(end) else None
-
-
 def decode_state(policy: DecodePolicy | None, keys: float) -> DecodeState | None:
     """Create the state for a context of `keys` keys per layer; None means that decoding is dense."""
-    return policy.start() if policy is not None and policy.applies(keys) else None
+    return None if policy is None or policy.why_dense(keys) else policy.start()
 
 
 def observe_queries(

@@ -9,7 +9,10 @@ Paper: CritiPrefill: A Segment-wise Criticality-based Approach for Prefilling Ac
     score [Hkv, S, B]        raw as shares of what the segment may see, fused with the layer before
 
 Every segment reads its own tokens and, from the blocks that lie wholly before it, the `budget` tokens with the best
-score. The first layers, segments that start early, and the last segment of the input stay dense.
+score. The first layers and the last segment of a long input stay dense. Rows over a stitched context, which are
+repaired tokens and the question, form segments of their own (`tiles.py`); all of them select. If they are fewer than
+a segment, as a question is, their segments have 16 rows: the words of a question ask for different keys, which the
+extremes of a whole question do not tell apart (docs/results/prefill.md).
 
 Differs from the paper:
 
@@ -32,6 +35,7 @@ from torch import Tensor
 
 from ragkv.kernels.block_index import BlockSparseIndex, build_index, clear_blocks, extremes
 from ragkv.sparse.attention import score_dtype
+from ragkv.sparse.tiles import LEAST_ROWS, query_tiles
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class CritiPrefill:
     budget: int = 1024
     fusion: float = 0.75
     skip: int = 1
-    threshold: int = 4096
+    threshold: int = 0
 
     def __post_init__(self) -> None:
         if not (self.block >= 1 and self.segment >= 1 and self.budget >= self.block):
@@ -62,9 +66,11 @@ class CritiPrefill:
         if not (0 <= self.fusion <= 1 and self.skip >= 0 and self.threshold >= 0):
             raise ValueError("fusion must be between 0 and 1, skip and threshold not negative")
 
-    def applies(self, tokens: int) -> bool:
-        """Return whether the input is longer than two segments and than the threshold."""
-        return tokens > max(self.threshold, 2 * self.segment)
+    def why_dense(self, rows: int, keys: int) -> str:
+        """See `PrefillPolicy.why_dense`."""
+        if keys > self.threshold:
+            return ""
+        return f"the input ends after {keys} tokens, threshold={self.threshold} asks for more"
 
     def start(self) -> CritiPrefillState:
         """Create the state of one request."""
@@ -78,6 +84,7 @@ class SegmentLayout:
     Attributes:
         q_pos: Positions [T] of the queries, on the CPU.
         k_pos: Positions [n] of the keys, on the CPU.
+        size: Rows of a segment.
         offset: Rows that the first segment lacks at its start.
         allowed: bool [S, B], blocks that lie wholly before a segment: its candidates.
         own: bool [S, B], blocks that are not candidates but visible to the segment.
@@ -87,6 +94,7 @@ class SegmentLayout:
 
     q_pos: Tensor
     k_pos: Tensor
+    size: int
     offset: int
     allowed: Tensor
     own: Tensor
@@ -98,32 +106,43 @@ class SegmentLayout:
         if self.allowed.device == device:
             return self
         masks = (mask.to(device) for mask in (self.allowed, self.own, self.dense, self.clear))
-        return SegmentLayout(self.q_pos, self.k_pos, self.offset, *masks)
+        return SegmentLayout(self.q_pos, self.k_pos, self.size, self.offset, *masks)
 
 
-def segment_layout(q_pos: Tensor, k_pos: Tensor, end: int, params: CritiPrefill, device: torch.device) -> SegmentLayout:
+def segment_layout(
+    q_pos: Tensor, k_pos: Tensor, end: int | None, params: CritiPrefill, device: torch.device
+) -> SegmentLayout:
     """Lay out segments and blocks.
 
     Args:
         q_pos: Positions [T] of the queries, on the CPU.
         k_pos: Positions [n] of the keys, on the CPU.
-        end: Position behind the last token of the input.
+        end: As in `PrefillState.select`.
         params: Sizes of segments and blocks.
         device: Device of the masks.
     """
-    first, last = int(q_pos[0]), int(q_pos[-1])
-    offset = first % params.segment
-    starts = torch.arange(first - offset, last + 1, params.segment)
+    few = end is None and q_pos.shape[0] <= params.segment
+    tiles = query_tiles(q_pos, min(params.segment, LEAST_ROWS) if few else params.segment)
     earliest, latest = extremes(k_pos, params.block)
-    allowed = latest[None, :] < starts.clamp(min=first)[:, None]
-    own = ~allowed & (earliest[None, :] <= (starts + params.segment - 1).clamp(max=last)[:, None])
-    dense = (starts < params.threshold) | (starts // params.segment == (end - 1) // params.segment)
-    clear = clear_blocks(q_pos, k_pos, params.segment, params.block, offset)
-    return SegmentLayout(q_pos, k_pos.clone(), offset, allowed, own, dense[:, None], clear).to(device)
+    allowed = latest[None, :] < tiles.first[:, None]
+    own = ~allowed & (earliest[None, :] <= tiles.last[:, None])
+    dense = tiles.starts < params.threshold
+    if end is not None:
+        dense |= tiles.last >= last_segment(end, params.segment)
+    clear = clear_blocks(q_pos, k_pos, tiles.size, params.block, tiles.offset)
+    return SegmentLayout(q_pos, k_pos.clone(), tiles.size, tiles.offset, allowed, own, dense[:, None], clear).to(device)
+
+
+def last_segment(end: int, segment: int) -> int:
+    """Return the position at which the last segment of an input starts that ends before position `end`."""
+    return (end - 1) // segment * segment
 
 
 class CritiPrefillState:
     """The fused scores of the layer before, for the segments of the current pass."""
+
+    name = "critiprefill"
+    read_all = "its budget covers the blocks before every segment"
 
     def __init__(self, params: CritiPrefill):
         self.params = params
@@ -131,26 +150,26 @@ class CritiPrefillState:
         self._layout: SegmentLayout | None = None
 
     def select(
-        self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int, scale: float
+        self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int | None, scale: float
     ) -> BlockSparseIndex | None:
         """See `PrefillState.select`. The softmax scale does not change which blocks are best."""
         p = self.params
         if layer == 0:
             self._previous = self._layout = None
         first, last = int(q_pos[0]), int(q_pos[-1])
-        if layer < p.skip or last < p.threshold or last // p.segment == first // p.segment == (end - 1) // p.segment:
+        if layer < p.skip or last < p.threshold or (end is not None and first >= last_segment(end, p.segment)):
             return None
         layout = self._layout
         if layout is None or not (torch.equal(layout.q_pos, q_pos) and torch.equal(layout.k_pos, k_pos)):
             layout = segment_layout(q_pos, k_pos, end, p, q.device)
         layout = self._layout = layout.to(q.device)
-        score = block_shares(criticality(q, k, p.segment, p.block, layout.offset), layout.allowed)
+        score = block_shares(criticality(q, k, layout.size, p.block, layout.offset), layout.allowed)
         previous = self._previous
         previous = score if previous is None or previous.shape != score.shape else previous.to(score.device)
         self._previous = fuse_layers(score, previous, p.fusion)
         selected = top_blocks(self._previous, layout.allowed, p.budget // p.block)
         mark = torch.where(layout.dense, layout.allowed, selected) | layout.own
-        return build_index(mark, layout.clear, p.segment, p.block, layout.offset)
+        return build_index(mark, layout.clear, layout.size, p.block, layout.offset)
 
 
 def criticality(q: Tensor, k: Tensor, segment: int, block: int, offset: int = 0) -> Tensor:

@@ -98,6 +98,8 @@ class LfpsState(DecodeState):
         rho: [Hq] of the last step, by layer.
     """
 
+    name = "lfps"
+
     def __init__(self, params: Lfps):
         super().__init__()
         self.params, self.query_rows = params, params.rows

@@ -24,15 +24,17 @@ Differs from the paper:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ragkv.kernels.block_index import BlockSparseIndex, build_index, clear_blocks, extremes
-from ragkv.kernels.line_types import LineSelection, prices
+from ragkv.kernels.line_types import LineSelection, tile_prices
 from ragkv.kernels.lines import cover
 from ragkv.sparse.attention import score_dtype
+from ragkv.sparse.tiles import query_tiles
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class LoopServe:
     sample: int = 64
     tile: int = 64
     dense: float = 0.6
-    threshold: int = 4096
+    threshold: int = 0
 
     def __post_init__(self) -> None:
         if not (0 < self.alpha <= 1 and 0 < self.dense <= 1):
@@ -60,9 +62,13 @@ class LoopServe:
         if self.sample < 1 or self.tile < 1 or self.threshold < 0:
             raise ValueError("sample and tile must be at least 1, threshold not negative")
 
-    def applies(self, tokens: int) -> bool:
-        """Return whether the input is above the threshold and `alpha` leaves something out."""
-        return tokens > self.threshold and self.alpha < 1
+    def why_dense(self, rows: int, keys: int) -> str:
+        """See `PrefillPolicy.why_dense`."""
+        if self.alpha >= 1:
+            return "alpha=1 covers everything"
+        if keys > self.threshold:
+            return ""
+        return f"the input ends after {keys} tokens, threshold={self.threshold} asks for more"
 
     def start(self) -> LoopServeState:
         """Create the state of one request, or of one conversation."""
@@ -79,22 +85,25 @@ class LoopServeState:
             vertical lines and of its slash lines. A later turn never changes the entry of an earlier one (algorithm 1).
     """
 
+    name: ClassVar[str] = "loopserve"
+    read_all: ClassVar[str] = "the lines that cover alpha would read more than the share `dense` of all pairs"
     params: LoopServe
     lines: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
     def select(
-        self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int, scale: float
+        self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int | None, scale: float
     ) -> BlockSparseIndex | None:
-        """See `PrefillState.select`. No more rows than the sample are read densely: selection would cost as much."""
+        """See `PrefillState.select`. At most half of the rows are sampled, so that a short question selects, too."""
         p = self.params
         last = int(q_pos[-1])
-        if p.alpha >= 1 or q.shape[0] <= p.sample or last < p.threshold:
+        if p.alpha >= 1 or q.shape[0] < 2 or last < p.threshold:
             return None
-        rows = sample_rows(q.shape[0], p.sample)
+        rows = sample_rows(q.shape[0], min(p.sample, q.shape[0] // 2))
+        tiles = query_tiles(q_pos, p.tile)
         at, present = q_pos[rows].to(q.device), torch.zeros(last + 1, dtype=torch.bool)
         present[k_pos[k_pos <= last]] = True
         cells = attention_by_position(q[rows.to(q.device)], k, q_pos[rows], k_pos, scale=scale)
-        price = prices(int(q_pos[0]), last, p.tile, p.dense, q.device)
+        price = tile_prices(tiles.last // p.tile, last, p.tile, p.dense, q.device)
         lines = cover(cells, at, present.to(q.device), p.alpha, price)
         lines.vertical[:, int(k_pos.min())] = True
         lines.slash[:, 0] = True
@@ -151,10 +160,9 @@ def index_lines(lines: LineSelection, q_pos: Tensor, k_pos: Tensor, tile: int, d
     Returns:
         The index, or None if more than `dense` of all cells would be read.
     """
-    device, first, last = lines.slash.device, int(q_pos[0]), int(q_pos[-1])
-    offset = first % tile
-    low = torch.arange(first - offset, last + 1, tile)
-    high = (low + tile - 1).clamp(max=last)
+    device, last = lines.slash.device, int(q_pos[-1])
+    tiles = query_tiles(q_pos, tile)
+    low, high = tiles.starts, tiles.last
     earliest, latest = extremes(k_pos, tile)
     seen = earliest[None, :] <= high[:, None]
     nearest = (low[:, None] - latest[None, :]).clamp(min=0)
@@ -172,5 +180,5 @@ def index_lines(lines: LineSelection, q_pos: Tensor, k_pos: Tensor, tile: int, d
     columns &= ~heavy[:, None]
     in_order = bool((k_pos[1:] > k_pos[:-1]).all())
     until = torch.searchsorted(k_pos, high, right=True) if in_order else None
-    clear = clear_blocks(q_pos, k_pos, tile, tile, offset).to(device)
-    return build_index(mark, clear, tile, tile, offset, columns, until)
+    clear = clear_blocks(q_pos, k_pos, tiles.size, tile, tiles.offset).to(device)
+    return build_index(mark, clear, tiles.size, tile, tiles.offset, columns, until)

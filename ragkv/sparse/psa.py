@@ -60,6 +60,8 @@ class Psa(DecodePolicy):
         micro: Blocks between two checks of the share, the paper's m (paper silent; its figure draws 4).
         least: Ranked blocks that are read before the first check, as a number (paper silent; a profile says 32).
         part: The same as a part of all blocks; the larger of the two counts (paper silent; a profile says a quarter).
+        most: Largest part of all blocks that `least` may demand (paper silent). Below 1 the policy leaves something out
+            of short contexts, too.
         sinks: Blocks at the start that are always read (paper silent).
         group: What must be covered among the query heads of a kv head: their `min` or their `mean` (paper silent).
         dense: Layers that read everything, from the first on (paper silent).
@@ -71,6 +73,7 @@ class Psa(DecodePolicy):
     micro: int = 4
     least: int = 0
     part: float = 0.0
+    most: float = 1.0
     sinks: int = 1
     group: Literal["min", "mean"] = "min"
     dense: int = 0
@@ -81,8 +84,8 @@ class Psa(DecodePolicy):
             raise ValueError("threshold must be above 0 and at most 1")
         if self.block < 1 or self.micro < 1 or min(self.least, self.sinks, self.dense) < 0:
             raise ValueError("block and micro must be at least 1, least, sinks and dense not negative")
-        if not 0 <= self.part <= 1:
-            raise ValueError("part must be from 0 to 1")
+        if not (0 <= self.part <= 1 and 0 <= self.most <= 1):
+            raise ValueError("part and most must be from 0 to 1")
         if self.group not in ("min", "mean"):
             raise ValueError("group must be 'min' or 'mean'")
         if self.reach not in ("kept", "all"):
@@ -134,6 +137,8 @@ class PsaState(DecodeState):
         marked: bool [Hkv, B] by layer, the blocks that the last step read, including near ones.
         p_acc: P_acc [Hq] at the end of the last step, by layer.
     """
+
+    name = "psa"
 
     def __init__(self, params: Psa):
         super().__init__()
@@ -243,7 +248,7 @@ def attend_progressively(
         left = total - start - batch.shape[1] + beyond
         p_acc[heads] = accumulated_share(lse[heads], least[heads], left)  # lines 15, 16
         short = group_share(p_acc[heads], params) <= params.threshold  # line 17: until it is above, not reached
-        heads = heads[short | (read[heads] < max(params.least, params.part * total))]
+        heads = heads[short | (read[heads] < first_check(params, total))]
         if not heads.numel():
             break
     return ProgressiveRead(out, lse, read, p_acc, least)
@@ -270,9 +275,7 @@ def attend_progressively_at_once(
     accumulated = torch.cat([lse[..., None], masses], dim=-1).logcumsumexp(-1)[..., 1:]
     least, read = masses.cummin(-1).values, torch.arange(1, total + 1, device=q.device)
     p_acc = accumulated_share(accumulated, least, total - read + blocks.beyond)
-    enough = (group_share(p_acc.transpose(1, 2), params) > params.threshold) & (
-        read >= max(params.least, params.part * total)
-    )
+    enough = (group_share(p_acc.transpose(1, 2), params) > params.threshold) & (read >= first_check(params, total))
     # Heads stop at the end of a micro-batch.
     ends = (enough & (read % params.micro == 0)) | (read == total)
     last = ends.int().argmax(1, keepdim=True)  # the first such end
@@ -287,6 +290,11 @@ def attend_progressively_at_once(
 def _near(q: Tensor, blocks: RankedBlocks) -> tuple[Tensor, Tensor]:
     """Return the output and log-sum-exp of the rows read before, or those of no rows."""
     return (torch.zeros_like(q), q.new_full(q.shape[:2], -math.inf)) if blocks.near is None else blocks.near
+
+
+def first_check(params: Psa, total: int) -> float:
+    """Return how many of `total` ranked blocks are read before the share that they cover is checked."""
+    return max(min(params.least, math.ceil(params.most * total)), params.part * total)
 
 
 def group_share(p_acc: Tensor, params: Psa) -> Tensor:

@@ -19,6 +19,7 @@ is counted so.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,18 +42,23 @@ class LoopServeDecode(DecodePolicy):
             observed tokens and later ones (paper silent).
         evict: `view` selects from all keys each time. `evict` selects from the keys that are left, so that a key that
             was dropped once is never read again (paper silent).
+        most: Largest share of the candidates that the budget may cover (paper silent). Below 1 the policy leaves
+            something out of short contexts, too.
     """
 
     first: int = 16
     every: int = 16
     budget: int = 1024
     evict: Literal["view", "evict"] = "view"
+    most: float = 1.0
 
     def __post_init__(self) -> None:
         if self.first < 0 or self.every < 1 or self.budget < 0:
             raise ValueError("every must be at least 1, first and budget not negative")
         if self.evict not in ("view", "evict"):
             raise ValueError("evict must be 'view' or 'evict'")
+        if not 0 < self.most <= 1:
+            raise ValueError("most must be above 0 and at most 1")
 
     def start(self) -> LoopServeDecodeState:
         """Create the state of one request."""
@@ -85,13 +91,21 @@ class LoopServeDecodeState(DecodeState):
         selection_steps: The steps at which a selection was made, by layer.
     """
 
+    name = "loopserve"
+
     def __init__(self, params: LoopServeDecode):
         super().__init__()
         self.params, self.query_rows = params, params.every
+        self.read_all = f"its first {params.first} steps are dense, and the answer has no more"
         self.selected: dict[int, SelectedKeys] = {}
         self.selection_steps: dict[int, list[int]] = {}
         self._steps: dict[int, int] = {}
         self._queries: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def has_selected(self) -> bool:
+        """Whether a selection was made; until then every step reads every key."""
+        return bool(self.selection_steps)
 
     def learn(self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> None:
         """Store the last queries."""
@@ -114,6 +128,7 @@ class LoopServeDecodeState(DecodeState):
         scored = 0
         if (number - p.first) % p.every == 0:
             self.selection_steps.setdefault(layer, []).append(number)
+            self.read_all = "its budget covers the context"
             scored = self._select(layer, k, v, k_pos, scale=scale)
         selected, queries = self.selected[layer], q.unflatten(0, (heads, -1)).to(score_dtype(q.dtype))
         later = (x[selected.since :].transpose(0, 1) for x in (k, v))
@@ -135,7 +150,9 @@ class LoopServeDecodeState(DecodeState):
         sums = attention_sums(q, keys, q_pos.to(k.device), positions, scale=scale)
         observed = positions >= int(q_pos[0])
         sums = sums.masked_fill(observed, float("inf"))  # always selected, besides the budget
-        count = min(sums.shape[1], p.budget + int(observed[0].sum()))
+        certain = int(observed[0].sum())
+        budget = min(p.budget, math.ceil(p.most * (sums.shape[1] - certain)))
+        count = min(sums.shape[1], budget + certain)
         best = sums.topk(count, dim=1, sorted=False).indices.sort(dim=1).values
         slots = slots.gather(1, best)
         every_head = torch.arange(heads, device=k.device)[:, None]

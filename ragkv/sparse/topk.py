@@ -11,6 +11,7 @@ their exact scores.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,14 +35,18 @@ class TopBlocks(DecodePolicy):
         digest: What ranks the blocks.
         block: Keys per block (a profile says 16).
         sinks: Blocks at the start that are always read.
+        most: Largest share of the ranked blocks that are read.
     """
 
     count: int = 32
     digest: Literal["cuboid", "quest", "exact"] = "cuboid"
     block: int = 32
     sinks: int = 1
+    most: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.most <= 1:
+            raise ValueError("most must be from 0 to 1")
         if self.digest not in BOXES:
             raise ValueError(f"digest must be one of {', '.join(BOXES)}")
         if self.count < 0 or self.block < 1 or self.sinks < 0:
@@ -59,6 +64,8 @@ class TopBlocksState(DecodeState):
         params: The parameters.
         marked: bool [Hkv, B] by layer, the blocks that the last step read.
     """
+
+    name = "topk"
 
     def __init__(self, params: TopBlocks):
         super().__init__()
@@ -85,7 +92,7 @@ class TopBlocksState(DecodeState):
         else:
             scores = blocks.scores(queries)
         order = blocks.rank(scores, tail)
-        best = order[:, : self.params.count]
+        best = order[:, : min(self.params.count, math.ceil(self.params.most * order.shape[1]))]
         parts = [attend_heads(queries, *(blocks.near_rows(x, tail).transpose(0, 1) for x in (k, v)), scale=scale)]
         if best.shape[1]:
             every_head = torch.arange(heads, device=k.device)
@@ -120,6 +127,8 @@ class TopKeys(DecodePolicy):
 
 class TopKeysState(DecodeState):
     """A state that stores nothing: all keys are scored for every token."""
+
+    name = "topkeys"
 
     def __init__(self, params: TopKeys):
         super().__init__()

@@ -93,6 +93,23 @@ def test_wait_returns_the_finished_job(service: Service) -> None:
     assert done.json() == service.client.get(f"/v1/jobs/{done.json()['id']}").json()
 
 
+def test_a_named_policy_is_reported_with_what_it_read(service: Service) -> None:
+    assert service.post("/v1/documents?wait=true", {**BRIDGE, "collection": "stages"}).status_code == 200
+    asked = {"collection": "stages", "method": "reuse", "max_tokens": 4}
+    named = {"prefill": "critiprefill:segment=16,block=8,budget=8,skip=0", "decode": "topk:count=1,block=8"}
+    report = ask(service, "Who painted the bridge of Mell?", **asked, **named).json()["report"]
+    assert (report["prefill"], report["decode"]) == ("critiprefill", "topk")
+    assert 0 < report["prefilling"]["pairs_read"] < report["prefilling"]["pairs_dense"]
+    assert report["decoding"]["read"] < report["decoding"]["present"]
+    plain = ask(service, "Who painted the bridge of Mell?", **asked).json()["report"]
+    assert plain["prefilling"]["pairs_read"] is plain["prefilling"]["pairs_dense"] is None
+    assert plain["prefilling"]["why_dense"].startswith("auto: ")
+    assert plain["decoding"]["why_dense"].startswith("auto: ")
+    shapes = service.client.get("/openapi.json").json()["components"]["schemas"]
+    assert {"pairs_read", "pairs_dense", "why_dense"} == set(shapes["PrefillReport"]["properties"])
+    assert "why_dense" in shapes["DecodeReport"]["properties"]
+
+
 def test_an_empty_document_fails_alone(service: Service) -> None:
     documents = [{"id": "blank", "text": " \n\t "}, {"id": "full", "text": "Something is written here."}]
     given = [{**document, "collection": "mixed"} for document in documents]

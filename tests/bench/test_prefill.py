@@ -75,8 +75,8 @@ def test_a_policy_that_does_not_apply_says_so(result):
 
 def test_what_does_not_fit_into_memory_is_said_and_the_others_go_on(tiny, monkeypatch):
     class Greedy:
-        def applies(self, tokens):
-            return True
+        def why_dense(self, rows, keys):
+            return ""
 
         def start(self):
             raise torch.OutOfMemoryError("no room")

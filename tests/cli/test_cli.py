@@ -247,6 +247,26 @@ def test_listing_a_folder_that_does_not_exist_makes_nothing(ragkv: Program, tmp_
 # Questions
 
 
+def test_a_named_policy_is_reported_with_what_it_read(ragkv: Program, data: Path) -> None:
+    asked = "ask", "What was built or painted?", "--data", data, "--method", "reuse", "--max-tokens", "4"
+    named = "--prefill", "critiprefill:segment=16,block=8,budget=8,skip=0", "--decode", "topk:count=1,block=8"
+    report = json.loads(ragkv(*asked, *named, "--json").out)["report"]
+    assert (report["prefill"], report["decode"]) == ("critiprefill", "topk")
+    assert 0 < report["prefilling"]["pairs_read"] < report["prefilling"]["pairs_dense"]
+    assert report["prefilling"]["why_dense"] == report["decoding"]["why_dense"] == ""
+    assert report["decoding"]["read"] < report["decoding"]["present"]
+    shown = " ".join(ragkv(*asked, *named).out.split())
+    assert (
+        f"critiprefill read {report['prefilling']['pairs_read'] / report['prefilling']['pairs_dense']:.0%} of" in shown
+    )
+    assert f"topk read {report['decoding']['read']:.0f} of {report['decoding']['present']:.0f} keys" in shown
+    plain = json.loads(ragkv(*asked, "--json").out)["report"]
+    assert (plain["prefill"], plain["decode"]) == ("dense", "dense")
+    assert plain["prefilling"]["pairs_read"] is None
+    assert plain["prefilling"]["why_dense"].startswith("auto: ")
+    assert plain["decoding"]["why_dense"].startswith("auto: ")
+
+
 def test_json_answers_are_one_object_with_the_whole_report(ragkv: Program, data: Path) -> None:
     done = ragkv("ask", QUESTION, "--data", data, "--json", "--top-k", "1", "--method", "full", "--max-tokens", "4")
     answer = json.loads(done.out)

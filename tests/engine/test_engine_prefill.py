@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ingest.pipeline import ingest
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.registry import make_prefill_policy
 from ragkv.errors import ConfigError, InputError
 from ragkv.timing import StepTimer
-from ragkv.types import AskOptions
+from ragkv.types import AskOptions, Document
+from tests import tiny
 from tests.libraries import QUESTION, open_engine, open_library
 from tests.quick import quick_engine
 
@@ -33,13 +36,13 @@ def test_the_report_names_the_policy_that_was_at_work(library):
     assert read(f"critiprefill:{SMALL}") == "critiprefill"
     assert read("loopserve:alpha=0.9,threshold=256") == "loopserve"
     assert read("critiprefill:threshold=8000") == "dense"
-    assert read(f"critiprefill:{SMALL}", method="scout") == "dense", "its question is short"
+    assert read("critiprefill:segment=64,budget=64", method="scout") == "critiprefill"
 
 
 def test_a_long_question_is_read_sparsely_over_a_stitched_cache(model):
     reader = Prefiller(model, model.prompt.prefix)
     from ragkv.engine.memory_source import InMemoryChunk
-    from ragkv.engine.registry import make_method, make_prefill_policy
+    from ragkv.engine.registry import make_method
 
     chunks = [model.prompt.chunk("Ferry", "The ferry leaves at noon. " * 20) for _ in range(2)]
     sources = [InMemoryChunk(reader.encode(chunk), model.profile.block, i == 0) for i, chunk in enumerate(chunks)]
@@ -84,6 +87,34 @@ def test_chunks_read_sparsely_at_ingest_have_their_own_fingerprint(tmp_path, mod
     assert len(prints) == 3
     assert torch.equal(read.k[:2], exact.k[:2]), "the first layer is read densely"
     assert not torch.equal(read.k[2:], exact.k[2:])
+
+
+def test_a_long_chunk_is_encoded_under_the_ingest_policy_whatever_its_size():
+    model, chunk = tiny.model(layers=4), tiny.tokens(300, 3)
+    exact = Prefiller(model, tiny.tokens(3)).encode(chunk)
+    policy = make_prefill_policy("critiprefill:segment=32,block=8,budget=32", model.profile)
+    found = Prefiller(model, tiny.tokens(3), ingest_policy=policy).encode(chunk)
+    assert torch.equal(found.k[:2], exact.k[:2]), "the first layer is read densely"
+    assert torch.equal(found.k[:, :32], exact.k[:, :32]), "the first segment has nothing before it but the prefix"
+    assert not torch.allclose(found.k[2:], exact.k[2:])
+    whole = make_prefill_policy("critiprefill:segment=32,block=8,budget=512", model.profile)
+    same = Prefiller(model, tiny.tokens(3), ingest_policy=whole).encode(chunk)
+    torch.testing.assert_close(same.k, exact.k, rtol=0, atol=1e-9)
+
+
+def test_a_chunk_that_misses_is_encoded_as_at_ingest_and_stored(tmp_path):
+    with quick_engine(tmp_path) as engine:
+        text = " ".join(f"The harbour master kept lantern {number} of the north pier." for number in range(12))
+        ingest(engine, Document("a", "Pier", text))
+        chunks = [hit.chunk for hit in engine.retriever.search("Who kept it?", "default", 9)]
+        for chunk in chunks:
+            engine.store.delete(engine.key(chunk, "default"))
+        options = AskOptions(method="reuse", prefill="critiprefill:segment=16,block=8,budget=8,skip=0")
+        missed, found = (engine.answer("Who kept it?", options).report for _ in range(2))
+        assert missed.cache.misses == missed.cache.chunks > 1
+        assert found.cache.misses == 0
+        assert missed.prefill == found.prefill == "critiprefill"
+        assert missed.prefilling == found.prefilling
 
 
 @pytest.mark.parametrize("name", ["prefill", "ingest_prefill"])

@@ -1,6 +1,7 @@
 """Decode policies end to end: what each is at its identity setting, what it saves otherwise, what the report says."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ from tests.libraries import ANSWER, QUESTION, open_engine
 EVERYTHING = (
     "psa:threshold=1,above=0",
     "lfps:beta=-inf,share=1,bypass=1,above=0",
-    "loopserve:first=2,every=3,budget=100000,above=0",
+    "loopserve:first=0,every=3,budget=100000,above=0",
     "topk:count=100000,above=0",
 )
 """Every policy, reading all there is."""
@@ -88,8 +89,10 @@ def test_a_policy_that_reads_everything_answers_as_dense_decoding_does(library, 
     for spec in EVERYTHING:
         answer = library.answer(QUESTION, AskOptions(method=method, top_k=2, max_tokens=20, decode=spec))
         assert answer.answer == dense.answer, spec
-        assert answer.report.decode == "dense", "no step left a key out"
-        assert answer.report.decoding == dense.report.decoding
+        assert answer.report.decode == spec.partition(":")[0]
+        decoding, plain = answer.report.decoding, dense.report.decoding
+        assert decoding.why_dense.startswith(f"{answer.report.decode} read everything: ")
+        assert replace(decoding, why_dense="") == replace(plain, why_dense="")
 
 
 def tiny_reader():
@@ -236,15 +239,16 @@ def test_sample_questions_are_answered_as_with_dense_decoding(library, question)
         assert library.answer(question, AskOptions(top_k=4, decode=spec)).answer == dense, spec
 
 
-def test_contexts_below_the_threshold_are_read_densely(library, model):
-    assert make_decode_policy("psa", model.profile).above == model.profile.decode_threshold == 512
-    small = library.answer(QUESTION, AskOptions(method="scout", top_k=2, decode="topk:count=1")).report
-    assert small.tokens.kept < 512
+def test_contexts_below_a_threshold_that_is_asked_for_are_read_densely(library):
+    small = library.answer(QUESTION, AskOptions(method="scout", top_k=2, decode="topk:count=1,above=2000")).report
     assert small.decode == "dense"
     assert small.decoding.read == small.decoding.present
-    sparse = library.answer(QUESTION, AskOptions(method="scout", top_k=2, decode="topk:count=1,above=0")).report
+    assert small.decoding.why_dense.endswith("keys a layer, above=2000 asks for more")
+    sparse = library.answer(QUESTION, AskOptions(method="scout", top_k=2, decode="topk:count=1")).report
+    assert sparse.tokens.kept < 512
     assert sparse.decode == "topk"
     assert sparse.decoding.read < sparse.decoding.present == pytest.approx(small.decoding.present, abs=20)
+    assert not sparse.decoding.why_dense
 
 
 def test_dense_decoding_reads_all_keys_of_every_step(library):
@@ -305,7 +309,9 @@ def test_a_policy_that_there_is_not_is_told_what_there_is(library, model, spec, 
 def test_names_and_fields_make_policies(model):
     assert DECODE_NAMES == ("dense", "psa", "lfps", "loopserve", "topk")
     assert make_decode_policy("dense", model.profile) is None
-    assert make_decode_policy("lfps:reach=-1/1,heads=kv", model.profile) == Lfps(reach=(-1, 1), heads="kv", above=512)
-    assert make_decode_policy("psa:micro=2", model.profile) == Psa(micro=2, block=16, least=32, part=0.25, above=512)
-    assert make_decode_policy("loopserve:evict=evict,above=9", model.profile) == LoopServeDecode(evict="evict", above=9)
+    assert make_decode_policy("lfps:reach=-1/1,heads=kv", model.profile) == Lfps(reach=(-1, 1), heads="kv")
+    assert make_decode_policy("psa:micro=2,least=8", model.profile) == Psa(micro=2, block=16, least=8, part=0.25)
+    assert make_decode_policy("loopserve:evict=evict,budget=7,above=9", model.profile) == LoopServeDecode(
+        evict="evict", budget=7, above=9
+    )
     assert check_decode_policy("psa:threshold=0.98") == "psa:threshold=0.98"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ragkv.kernels.attention import attend
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
-from ragkv.sparse.base import SparsePrefill
 from ragkv.sparse.critiprefill import CritiPrefill, block_shares, criticality, fuse_layers, top_blocks
+from ragkv.sparse.prefill import SparsePrefill
 from tests.tiny import model, tokens
 
 SMALL = CritiPrefill(segment=8, block=2, budget=6, skip=0, threshold=0)
@@ -149,10 +149,10 @@ def test_a_model_under_a_budget_for_everything_gives_its_dense_logits():
     torch.testing.assert_close(*logits, rtol=0, atol=1e-10)
 
 
-def test_short_inputs_stay_dense():
-    assert not CritiPrefill().applies(4096)
-    assert CritiPrefill().applies(4097)
-    assert not CritiPrefill(threshold=0).applies(1024)
+def test_inputs_below_the_threshold_stay_dense():
+    assert not CritiPrefill().why_dense(10, 10)
+    assert not CritiPrefill(threshold=4096).why_dense(1, 4097)
+    assert CritiPrefill(threshold=4096).why_dense(4096, 4096).endswith("4096 tokens, threshold=4096 asks for more")
 
 
 @pytest.mark.parametrize("wrong", [{"segment": 0}, {"block": 0}, {"budget": 8}, {"fusion": 1.5}, {"skip": -1}])

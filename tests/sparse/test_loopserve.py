@@ -10,8 +10,8 @@ from ragkv.kernels.line_types import prices
 from ragkv.kernels.lines import cover
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
-from ragkv.sparse.base import SparsePrefill
 from ragkv.sparse.loopserve import LoopServe, attention_by_position, index_lines, sample_rows
+from ragkv.sparse.prefill import SparsePrefill
 from tests.sparse.test_critiprefill import dense, prefill, random_rows
 from tests.tiny import model, tokens
 
@@ -31,7 +31,7 @@ def test_covering_everything_is_dense():
     out, sparse = prefill(small(alpha=1.0), q, k, v)
     assert torch.equal(out, dense(q, k, v))
     assert sparse.computed_pairs == sparse.dense_pairs
-    assert not small(alpha=1.0).applies(10**6)
+    assert small(alpha=1.0).why_dense(10**6, 10**6)
 
 
 def test_attention_to_neighbours_is_found_and_little_is_read():
@@ -126,10 +126,13 @@ def test_a_model_that_covers_nearly_everything_gives_nearly_its_dense_logits():
     assert (logits[0] - logits[1]).norm() < 1e-2 * logits[0].norm()
 
 
-def test_a_turn_no_longer_than_the_sample_is_read_densely():
-    q, k, v = random_rows(8, 4, 1), random_rows(60, 2, 2), random_rows(60, 2, 3)
-    out, _ = prefill(small(), q, k, v, start=52)
-    assert torch.equal(out, dense(q, k, v, 52))
+def test_a_turn_no_longer_than_the_sample_samples_half_of_its_rows():
+    k = torch.nn.functional.normalize(random_rows(96, 4, 1, d=64), dim=-1)
+    q, v = 30 * k[88:] + 25 * k.roll(1, 0)[88:], random_rows(96, 4, 3, d=64)
+    out, sparse = prefill(small(dense=0.8), q, k, v, start=88)
+    assert sparse.selected
+    assert sparse.pairs_read < sparse.dense_pairs
+    assert (out - dense(q, k, v, 88)).norm() < 0.2 * out.norm()
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": 0}, {"alpha": 1.1}, {"sample": 0}, {"tile": 0}, {"dense": 0}])

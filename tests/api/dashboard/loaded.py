@@ -9,7 +9,18 @@ from api.runtime.answer_history import RecordedAnswer
 from api.runtime.engine_thread import EngineThread
 from ragkv.cli import main
 from ragkv.engine.kv_map import KVMap
-from ragkv.report import Answer, ByteCounts, CacheReport, DecodeReport, Ratios, Report, TierHits, Timings, TokenCounts
+from ragkv.report import (
+    Answer,
+    ByteCounts,
+    CacheReport,
+    DecodeReport,
+    PrefillReport,
+    Ratios,
+    Report,
+    TierHits,
+    Timings,
+    TokenCounts,
+)
 
 ANSWERS = 10_000
 
@@ -26,7 +37,8 @@ def fill(engine_thread: EngineThread) -> None:
             ratios=Ratios(0.2, 0.15, 0.28, 1.0),
             cache=CacheReport(6, TierHits(0, 4, 2), 0, ()),
             bytes=ByteCounts(12_000_000, 100_000, 2_000_000),
-            decoding=DecodeReport(8, 300.0, 300.0, 0, "stop"),
+            prefilling=PrefillReport(None, None, "dense was asked for"),
+            decoding=DecodeReport(8, 300.0, 300.0, 0, "stop", "dense was asked for"),
             timings_ms=Timings(9.0, 1.0, 2.0, 3.0, 0.0, 100.0, 120.0 + number % 100, 60.0, 200.0),
             chunks=(),
         )

@@ -32,6 +32,7 @@ from ragkv.report import (
     ChunkReport,
     Citation,
     DecodeReport,
+    PrefillReport,
     Ratios,
     Report,
     TierHits,
@@ -345,7 +346,8 @@ def recorded(number: int, tenant: str = "", id: str = "") -> RecordedAnswer:
         ratios=Ratios(0.2, 0.1, 0.3, 1.0),
         cache=CacheReport(CHUNKS, TierHits(0, 0, CHUNKS), 0, ()),
         bytes=ByteCounts(1, 1, 1),
-        decoding=DecodeReport(8, 1.0, 1.0, 0, "stop"),
+        prefilling=PrefillReport(None, None, "dense was asked for"),
+        decoding=DecodeReport(8, 1.0, 1.0, 0, "stop", "dense was asked for"),
         timings_ms=Timings(*[1.0] * 9),
         chunks=reports,
     )

@@ -1,0 +1,168 @@
+"""Answers of stitched requests under prefill and decode policies, beside those of the same requests read densely.
+
+Every question is asked as a request is answered: its chunks come from stored KV in memory (or are prefilled, with
+`full`), repaired tokens and the question attend under the prefill policy, and the answer is decoded under the decode
+policy. So the first token, too, depends on what a prefill policy leaves out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import abc
+from dataclasses import dataclass
+
+from ragkv.bench.grid import TextGrid, number, spread
+from ragkv.bench.quality import Progress, check_fits
+from ragkv.bench.score import exact_match, f1
+from ragkv.bench.sets import QuestionSet, SetQuestion
+from ragkv.bench.table import interval
+from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
+from ragkv.engine.memory_source import InMemoryChunk
+from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
+from ragkv.engine.registry import DENSE, FULL, make_decode_policy, make_method, make_prefill_policy
+from ragkv.model.decoder import DecoderModel
+from ragkv.timing import StepTimer
+
+
+@dataclass(frozen=True)
+class Stages:
+    """How requests are answered: a method, a prefill policy and a decode policy, each NAME[:FIELD=VALUE,…]."""
+
+    method: str
+    prefill: str = DENSE
+    decode: str = DENSE
+
+
+@dataclass(frozen=True)
+class StageScore:
+    """One combination of stages over questions; means.
+
+    Attributes:
+        delta: F1 minus that of the same method with both stages dense.
+        low: lower end of the 95% interval of `delta`, by a paired bootstrap.
+        high: upper end.
+        pairs: query-key pairs that the prefill read / those of dense attention.
+        keys: keys read / keys present, over all decode steps.
+        present: keys present a step.
+    """
+
+    stages: Stages
+    questions: int
+    em: float
+    f1: float
+    delta: float
+    low: float
+    high: float
+    pairs: float
+    keys: float
+    present: float
+
+
+@dataclass(frozen=True)
+class _StagedAnswer:
+    """One answer: scores; pairs read and dense; keys read, keys present and lists of attention heads, over steps."""
+
+    em: float
+    f1: float
+    pairs: tuple[int, int]
+    keys: tuple[int, int, int]
+
+
+def compare_stages(
+    model: DecoderModel,
+    sets: abc.Sequence[QuestionSet],
+    stages: abc.Sequence[Stages],
+    progress: Progress,
+    max_tokens: int = 24,
+) -> list[StageScore]:
+    """Ask every question with every combination of stages, and with both stages dense.
+
+    Raises:
+        InputError: A context is too long for the model, or there is no such method or policy.
+    """
+    for asked in sets:
+        check_fits(model, asked, max_tokens)
+    every = list(dict.fromkeys([Stages(each.method) for each in stages] + list(stages)))
+    prefiller = Prefiller(model, model.prompt.prefix)
+    answers: dict[Stages, list[_StagedAnswer]] = {each: [] for each in every}
+    total, done = sum(len(asked.questions) for asked in sets), 0
+    for asked in sets:
+        chunks = [model.prompt.chunk(title, text) for title, text in asked.chunks]
+        sources = [
+            InMemoryChunk(prefiller.encode(chunk), model.profile.block, i == 0) for i, chunk in enumerate(chunks)
+        ]
+        for question in asked.questions:
+            for each in every:
+                answers[each].append(_answer(prefiller, sources, question, each, max_tokens))
+            done += 1
+            progress("ask", done, total)
+    return [_score(each, answers[each], answers[Stages(each.method)]) for each in every]
+
+
+def _answer(
+    prefiller: Prefiller, sources: abc.Sequence[InMemoryChunk], question: SetQuestion, stages: Stages, max_tokens: int
+) -> _StagedAnswer:
+    model, timer = prefiller.model, StepTimer(prefiller.model.device)
+    policies = make_prefill_policy(stages.prefill, model.profile), make_decode_policy(stages.decode, model.profile)
+    tokens, options = model.prompt.question(question.text), PrefillOptions(max_tokens, *policies)
+    if stages.method == FULL:
+        context = prefiller.prefill_full([source.tokens for source in sources], tokens, timer, options)
+    else:
+        context = prefiller.prefill_sparse(sources, tokens, make_method(stages.method, model), timer, options)
+    detokenizer = Detokenizer(model, model.profile.stop, timer)
+    sequence = Sequence(
+        context.cache, context.logits, context.position, Sampling(max_tokens), context.decoding, detokenizer
+    )
+    for _ in generate(model, sequence):
+        pass
+    text = detokenizer.text.strip()
+    scores = exact_match(text, question.gold, question.language), f1(text, question.gold, question.language)
+    return _StagedAnswer(*scores, *_read(context))
+
+
+def _read(context: PrefilledContext) -> tuple[tuple[int, int], tuple[int, int, int]]:
+    sparse, state = context.sparse, context.decoding
+    pairs = (0, 0) if sparse is None else (sparse.pairs_read, sparse.dense_pairs)
+    if state is None:
+        return pairs, (0, 0, 0)
+    return pairs, (state.keys_read, state.keys_present, sum(each.read.shape[0] for each in state.key_counts))
+
+
+def _score(stages: Stages, answers: abc.Sequence[_StagedAnswer], dense: abc.Sequence[_StagedAnswer]) -> StageScore:
+    differences = [one.f1 - other.f1 for one, other in zip(answers, dense, strict=True)]
+    low, high = interval(differences)
+    read, pairs = (sum(one.pairs[i] for one in answers) for i in range(2))
+    keys, present, lists = (sum(one.keys[i] for one in answers) for i in range(3))
+    return StageScore(
+        stages=stages,
+        questions=len(answers),
+        em=statistics.fmean(one.em for one in answers),
+        f1=statistics.fmean(one.f1 for one in answers),
+        delta=statistics.fmean(differences),
+        low=low,
+        high=high,
+        pairs=read / pairs if pairs else 1.0,
+        keys=keys / present if present else 1.0,
+        present=present / lists if lists else 0.0,
+    )
+
+
+def stage_grid(found: abc.Sequence[StageScore]) -> TextGrid:
+    """Shares in percent, differences in points."""
+    heads = ("method", "prefill", "decode", "number", "EM", "F1", "Δ F1 to dense (95%)", "pairs read", "keys read")
+    rows = [
+        (
+            row.stages.method,
+            row.stages.prefill,
+            row.stages.decode,
+            str(row.questions),
+            number(row.em, ".1f", 100),
+            number(row.f1, ".1f", 100),
+            spread(row.delta, row.low, row.high),
+            number(row.pairs, ".1f", 100),
+            number(row.keys, ".1f", 100),
+        )
+        for row in found
+    ]
+    return TextGrid(heads, tuple(rows), words=3)

@@ -1,0 +1,110 @@
+"""`auto`: a sparse policy where it was measured to be quicker than dense attention, and dense everywhere else.
+
+Whether a policy is quicker depends on how many keys there are and on where they lie. Nothing is measured at start: the
+sizes are those of `docs/results`, rounded to the side of dense attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ragkv.sparse.base import DecodePolicy, DecodeState
+from ragkv.sparse.prefill import PrefillPolicy, PrefillState
+
+KeyTier = Literal["cpu", "gpu", "host"]
+"""Where the keys lie that attention reads: in the memory of the CPU that computes, of the GPU that computes, or in host
+memory, from where the GPU fetches them over the bus."""
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """The smallest sizes at which a policy was measured to be quicker than dense attention.
+
+    A policy is named only if its answers stayed within one point of dense F1 on the needle sets, as those of
+    critiprefill, lfps and psa do (docs/results/prefill.md and decode.md).
+
+    Attributes:
+        prefill_rows: New rows, and keys that they attend to, from which `critiprefill` is used on a GPU:
+            1.27 times dense at 32,768 tokens of the Llama-3.1-8B shape on one H200 (docs/results/prefill.md). No size
+            was measured at which it is quicker on a CPU (docs/lab-notes.md).
+        cpu_keys: Keys a layer from which `lfps` is used where a CPU holds the keys: 10.9 to 11.6 times dense at 65,536
+            keys of an 8B layer, and slower than dense at 7,168 keys of a small model (docs/results/decode.md).
+        host_keys: Keys a layer from which `psa` is used where keys lie in host memory and a GPU computes: 3.0 times
+            dense at 4,096 keys, 8.1 times at 32,768 (docs/results/decode.md).
+    """
+
+    prefill_rows: int = 32_768
+    cpu_keys: int = 65_536
+    host_keys: int = 4_096
+
+
+MEASURED = Crossover()
+
+
+@dataclass(frozen=True)
+class AutoPrefill:
+    """The prefill policy `auto`.
+
+    Attributes:
+        policy: Used from the crossover on.
+        name: Name of the policy.
+        tier: Where the keys lie.
+        rows: The crossover; rows and keys have to reach it.
+    """
+
+    policy: PrefillPolicy
+    name: str
+    tier: KeyTier
+    rows: int
+
+    def why_dense(self, rows: int, keys: int) -> str:
+        """See `PrefillPolicy.why_dense`."""
+        if self.tier != "gpu":
+            return "auto: no policy was measured to prefill faster than dense on a CPU"
+        if min(rows, keys) < self.rows:
+            return (
+                f"auto: {rows} rows over {keys} keys; {self.name} was measured to be faster from {self.rows} rows and "
+                "keys on"
+            )
+        return self.policy.why_dense(rows, keys)
+
+    def start(self) -> PrefillState:
+        """Create the state of one request."""
+        return self.policy.start()
+
+
+@dataclass(frozen=True)
+class AutoDecode(DecodePolicy):
+    """The decode policy `auto`.
+
+    Attributes:
+        policy: Used from the crossover on.
+        name: Name of the policy.
+        tier: Where the keys lie.
+        keys: The crossover.
+    """
+
+    policy: DecodePolicy
+    name: str
+    tier: KeyTier
+    keys: int
+
+    def why_dense(self, keys: float) -> str:
+        """See `DecodePolicy.why_dense`."""
+        if self.tier == "gpu":
+            return "auto: the GPU holds all keys, where dense decoding was measured to be the fastest"
+        if keys < self.keys:
+            return f"auto: {keys:.0f} keys a layer; {self.name} was measured to be faster from {self.keys} keys on"
+        return self.policy.why_dense(keys)
+
+    def start(self) -> DecodeState:
+        """Create the state of one request."""
+        return self.policy.start()
+
+
+def key_tier(device: torch.device) -> KeyTier:
+    """Return where the keys of a context cache lie: on the device of the model, which computes."""
+    return "gpu" if device.type == "cuda" else "cpu"

@@ -1,0 +1,136 @@
+"""Interfaces that the prefill policies share.
+
+A policy is a set of parameters. It starts a state, and the state belongs to one request, or to one conversation. The
+state selects keys for the new rows, layer by layer.
+
+    policy.why_dense(...)        whether rows over so many keys are read sparsely at all, and why not
+    policy.start()               create the state of one request, or of one conversation
+    state.select(layer, ...)     select the keys that the new rows of this layer read; None means all
+    SparsePrefill                the attention of passes that ask the state first
+
+This module sees tensors only: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ragkv.kernels.attention import attend
+from ragkv.kernels.block_index import BlockSparseIndex
+from ragkv.kernels.block_sparse import attend_block_sparse
+from ragkv.sparse.pairs import VisiblePairs, causal_pairs, indexed_pairs
+
+
+class PrefillState(Protocol):
+    """State of one request during prefill.
+
+    Attributes:
+        name: Name of the policy.
+        read_all: Why the state may select every key, for the report.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def read_all(self) -> str: ...
+
+    def select(
+        self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int | None, scale: float
+    ) -> BlockSparseIndex | None:
+        """Select the keys that the rows of one layer read. Layers are passed in order.
+
+        Args:
+            layer: Layer number.
+            q: Queries [T, Hq, d] with RoPE, at ascending positions. Repaired rows are scattered over the context.
+            k: Keys [n, Hkv, d] with RoPE. The keys of the rows are among them.
+            q_pos: Positions [T] of the rows.
+            k_pos: Positions [n] of the keys.
+            end: Position behind the last token of a long input, whose end may be read densely. The rows may be only a
+                part of the input. None for rows over a stitched context: all of them select.
+            scale: Softmax scale.
+
+        Returns:
+            The selected keys, or None for all keys.
+        """
+        ...
+
+
+class PrefillPolicy(Protocol):
+    """A prefill policy. It is frozen, and a request may set its fields."""
+
+    def why_dense(self, rows: int, keys: int) -> str:
+        """Return why `rows` new rows that attend to `keys` keys are read densely; "" where they are read sparsely."""
+        ...
+
+    def start(self) -> PrefillState:
+        """Create a fresh state."""
+        ...
+
+
+class SparsePrefill:
+    """The attention of the passes of one request, or turn, under a prefill policy.
+
+    Attributes:
+        state: Selects the keys.
+        end: As in `PrefillState.select`.
+        dense_pairs: Query-key pairs that dense attention would have computed so far, over all layers and attention
+            heads.
+        selected: Whether the state has selected keys at least once. False means that every layer was dense.
+    """
+
+    def __init__(self, state: PrefillState, end: int | None):
+        self.state, self.end = state, end
+        self.dense_pairs, self.selected = 0, False
+        self._computed: list[Tensor] = []
+        self._read: list[Tensor] = []
+        self._counted: tuple[VisiblePairs, int] | None = None
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
+    ) -> Tensor:
+        """Attend like `attend`, but to the selected keys only.
+
+        A single row, or rows that are not at ascending positions, attend densely.
+        """
+        visible, pairs = self._count(q_pos, k_pos)
+        dense = q.shape[1] * pairs
+        self.dense_pairs += dense
+        index = None
+        if q.shape[0] > 1 and bool((q_pos[1:] > q_pos[:-1]).all()):
+            index = self.state.select(layer, q, k, q_pos, k_pos, end=self.end, scale=scale)
+        if index is None:
+            self._computed.append(torch.tensor(dense))
+            self._read.append(torch.tensor(dense))
+            return attend(q, k, v, q_pos, k_pos, scale=scale)
+        self.selected = True
+        self._computed.append(indexed_pairs(index, q))
+        self._read.append(visible.read(index, q.shape[1]))
+        return attend_block_sparse(q, k, v, q_pos, k_pos, index, scale=scale)[0]
+
+    def _count(self, q_pos: Tensor, k_pos: Tensor) -> tuple[VisiblePairs, int]:
+        """Return what counts pairs, and those that causality allows. Layers with the same positions share them."""
+        if self._counted is None or not self._counted[0].matches(q_pos, k_pos):
+            self._counted = VisiblePairs(q_pos, k_pos.clone()), causal_pairs(q_pos, k_pos)
+        return self._counted
+
+    @property
+    def computed_pairs(self) -> int:
+        """Query-key pairs that were computed so far, over all layers and attention heads.
+
+        Whole tiles count, with the pairs in them that causality hides.
+        """
+        return sum(int(pairs) for pairs in self._computed)
+
+    @property
+    def pairs_read(self) -> int:
+        """Query-key pairs that were read so far, of the `dense_pairs` that dense attention reads."""
+        return sum(int(pairs) for pairs in self._read)
+
+
+def prefill_attention(policy: PrefillPolicy | None, end: int) -> SparsePrefill | None:
+    """Create the attention for an input of `end` tokens; None means dense."""
+    return None if policy is None or policy.why_dense(end, end) else SparsePrefill(policy.start(), end)

@@ -1,0 +1,38 @@
+"""Answers of stitched requests under policies: within a point of dense ones, with the defaults of a bare name."""
+
+from __future__ import annotations
+
+import pytest
+
+from ragkv.bench.sets import needle_sets
+from ragkv.bench.stages import Stages, compare_stages, stage_grid
+
+
+def test_bare_names_answer_needle_questions_within_a_point_of_dense(model):
+    def length(text):
+        return len(model.prompt.plain(text))
+
+    sets = needle_sets(1, 6, 480, 4, 210, length)
+    policies = [
+        Stages("scout", "critiprefill", "psa"),
+        Stages("scout", "loopserve", "lfps"),
+        Stages("full", "critiprefill"),
+    ]
+    found = compare_stages(model, sets, policies, lambda *_: None)
+    plain, sparse = found[:2], found[2:]
+    assert [row.stages for row in plain] == [Stages("scout"), Stages("full")]
+    assert all(row.f1 >= 0.8 and row.pairs == row.keys == 1 for row in plain)
+    for row in sparse:
+        assert abs(row.delta) <= 0.01, row
+    assert sparse[0].keys < 0.8
+    assert sparse[1].keys < 0.3
+    assert sparse[2].pairs < 1
+    assert len(stage_grid(found).rows) == 5
+
+
+def test_a_stage_that_does_not_exist_is_refused(model):
+    from ragkv.errors import InputError
+
+    sets = needle_sets(1, 2, 400, 1, 1, len)
+    with pytest.raises(InputError, match="decode policy 'quest' does not exist"):
+        compare_stages(model, sets, [Stages("scout", "dense", "quest")], lambda *_: None)
