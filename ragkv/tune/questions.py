@@ -52,7 +52,7 @@ class QuestionShape:
         unmarked: Questions without a question mark.
     """
 
-    unknown: float = 0.15
+    unknown: float = 0.12
     two: float = 0.15
     compare: float = 0.05
     keyword: float = 0.12
@@ -84,7 +84,20 @@ def questions(
         found = pools.take(shape)
         if found and found.text.lower() not in asked:
             asked[found.text.lower()] = found
-    return list(asked.values())
+    return _balanced(rng, list(asked.values()), shape.unknown)
+
+
+def _balanced(rng: random.Random, asked: list[Asked], unknown: float) -> list[Asked]:
+    """Leave out questions without an answer until their share is `unknown`: they are easier to make than others."""
+    answered = sum(each.answer != UNKNOWN for each in asked)
+    room = unknown / (1 - unknown) * answered if unknown < 1 else len(asked)
+    room = int(room) + (rng.random() < room % 1)
+    kept = []
+    for each in asked:
+        room -= each.answer == UNKNOWN
+        if each.answer != UNKNOWN or room >= 0:
+            kept.append(each)
+    return kept
 
 
 class _Pools:

@@ -48,7 +48,7 @@ class TuneRun:
         cache: Folder of converted GGUF files; None for the default one.
         needles: Share of the contexts with generated documents (engine/needles.py).
         given: Share of the contexts with given questions, where there are any.
-        report_contexts: Held-out contexts that the report asks about; 0 measures nothing.
+        report_contexts: Held-out contexts that the report asks about; 0 makes no report.
         report_tokens: Tokens of each, about.
         calibration: How retrieval heads are found.
     """
@@ -91,20 +91,25 @@ def tune(
         ModelUnsupported: The model is not supported.
     """
     training, held_out = split_documents(passages)
-    measuring = bool(run.report_contexts) and is_first_process()
     before = None
-    if measuring:
+    if run.report_contexts and is_first_process():
         say("measuring before")
         before = _measured(_calibrated(run, run.source, progress), run, held_out, "before", progress)
+        if before is None:
+            say("no report: the rules find no questions in the held-out documents")
     adapter = _train(run, training, given, say, progress)
-    if before is None:
+    if not is_first_process():
         return TuneOutcome(adapter, "")
-    say("measuring after")
     tuned = _calibrated(run, replace(run.source, adapter=str(run.out)), progress)
-    after = _measured(tuned, run, held_out, "after", progress, before)
-    tuned.profile = replace(tuned.profile, scout_repair="kept" if needs_repair(after) else "none")
+    report = ""
+    if before is not None:
+        say("measuring after")
+        after = _measured(tuned, run, held_out, "after", progress, before)
+        if after is not None:
+            tuned.profile = replace(tuned.profile, scout_repair="kept" if needs_repair(after) else "none")
+            report = _write_report(run, adapter, before, after)
     tuned.profile.save(run.out / "profile.json")
-    return TuneOutcome(adapter, _write_report(run, adapter, before, after))
+    return TuneOutcome(adapter, report)
 
 
 def split_documents(passages: Sequence[TextPassage]) -> tuple[list[TextPassage], list[TextPassage]]:
@@ -190,10 +195,11 @@ def _measured(
     when: Any,
     progress: Progress,
     before: Measured | None = None,
-) -> Measured:
+) -> Measured | None:
+    """Ask about the held-out documents. Returns None where the rules find no questions in them."""
     source = ProseSource(held_out, lambda chunk: len(model.prompt.chunk(*chunk)))
     sets = held_out_sets(source, run.report_contexts, run.report_tokens, run.options.seed)
-    return measure(model, sets, when, progress, before.full if before else None)
+    return measure(model, sets, when, progress, before.full if before else None) if sets else None
 
 
 def _write_report(run: TuneRun, adapter: TunedAdapter, before: Measured, after: Measured) -> str:

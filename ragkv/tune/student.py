@@ -48,6 +48,13 @@ class Student(nn.Module):
         self._attention = attention
         self.model.get_base_model().set_attn_implementation(attention.implementation)
 
+    def compile_layers(self) -> None:
+        """Compile the decoder layers. They share their code, so one compilation a shape of rows serves all of them."""
+        causal = self.model.get_base_model()
+        causal.enable_input_require_grads()  # else the first layer is compiled for itself
+        for layer in causal.model.layers:
+            layer.compile(dynamic=False)
+
     def forward(
         self,
         columns: Tensor,

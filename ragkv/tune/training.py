@@ -143,6 +143,7 @@ def _attention(student: Student, batches: RowBatches, say: Say) -> AttentionName
     if not torch.cuda.is_available():
         return "sdpa"
     student.cuda()
+    student.compile_layers()
     tried = {name: each.cuda() for name, each in batches[0].items()} | {"stored": torch.tensor(True)}
 
     def attempt(name: AttentionName) -> None:
@@ -245,14 +246,20 @@ def with_adapter(model: Any, options: TuneOptions, start: Path | None) -> Any:
 
 
 def _with_adapter(peft: Any, model: Any, options: TuneOptions, start: Path | None) -> Any:
+    from ragkv.tune.merged import CUSTOM
+
     if start is not None:
-        return peft.PeftModel.from_pretrained(model, start, is_trainable=True)
+        known = peft.LoraConfig.from_pretrained(start)
+        known.inference_mode = False
+        known._register_custom_module(CUSTOM)
+        return peft.PeftModel.from_pretrained(model, start, is_trainable=True, config=known)
     config = peft.LoraConfig(
         r=options.rank,
         lora_alpha=int(SCALE * options.rank),
         target_modules=list(PROJECTIONS),
         task_type=peft.TaskType.CAUSAL_LM,
     )
+    config._register_custom_module(CUSTOM)
     torch.manual_seed(options.seed)
     return peft.get_peft_model(model, config)
 

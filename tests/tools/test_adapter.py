@@ -13,7 +13,8 @@ from ragkv.model.decoder import DecoderModel
 from tools.adapter.average import average
 from tools.adapter.generator import GeneratorSource
 from tools.adapter.measure import figures, question_sets
-from tools.adapter.recipe import GENERATOR_SHARE, STAGES
+from tools.adapter.paraphrase import ParaphrasedSource, Paraphraser
+from tools.adapter.recipe import GENERATOR_SHARE, OPTIONS
 from tools.demo_model.rows import RowMaker
 from tools.demo_model.shape import Shape
 
@@ -30,10 +31,38 @@ def test_the_generators_contexts_hold_their_answers(model: DecoderModel, seed: i
     assert source.context(Random(seed), 1024) == found
 
 
-def test_the_last_stage_learns_stored_kv() -> None:
-    assert list(STAGES) == ["answers", "blocks"]
-    assert (STAGES["answers"].stored, STAGES["blocks"].stored > 0.5) == (0.0, True)
+def test_the_recipe_learns_answers_and_stored_kv_together() -> None:
+    assert (OPTIONS.teacher, OPTIONS.answers, OPTIONS.stored) == ("self", 1.0, 1.0)
     assert 0 < GENERATOR_SHARE < 1
+
+
+SYNONYMS = {
+    "noun": {"city": ["metropolis"]},
+    "verb": {"establish": ["found"], "write": ["pen"]},
+    "adjective": {"famous": ["celebrated"]},
+}
+
+
+def test_a_paraphrase_replaces_words_in_all_their_forms() -> None:
+    paraphraser = Paraphraser(SYNONYMS)
+    seen = {paraphraser.paraphrase(Random(seed), "Who established famous cities?") for seed in range(60)}
+    assert "Who founded celebrated metropolises?" in seen
+    assert "Who established famous cities?" in seen
+
+
+def test_a_paraphrase_keeps_names_and_quotations() -> None:
+    paraphraser = Paraphraser(SYNONYMS)
+    question = 'Who said "write a famous city" in Famous City?'
+    assert {paraphraser.paraphrase(Random(seed), question) for seed in range(20)} == {question}
+
+
+def test_paraphrased_contexts_keep_their_chunks_and_answers(model: DecoderModel) -> None:
+    shape = Shape()
+    source = GeneratorSource(RowMaker(model.tokenizer, model.prompt, shape), shape)
+    plain = source.context(Random(3), 1024)
+    found = ParaphrasedSource(source, Paraphraser(SYNONYMS)).context(Random(3), 1024)
+    assert found.chunks == plain.chunks
+    assert [each.answer for each in found.asked] == [each.answer for each in plain.asked]
 
 
 def test_a_table_has_a_line_per_set_and_method() -> None:

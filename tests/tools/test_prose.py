@@ -6,7 +6,7 @@ import struct
 import zlib
 from pathlib import Path
 
-from tools.prose import entries, readers
+from tools.prose import entries, readers, synonyms
 from tools.prose.__main__ import READERS
 from tools.prose.packages import sources
 from tools.prose.passages import passages
@@ -93,3 +93,16 @@ def test_the_recipe_is_whole() -> None:
         assert len(source.sha256) == 64
         assert source.licence
         assert source.files
+
+
+def test_synonyms_are_the_words_of_the_commonest_sense() -> None:
+    data = b"  1 licence\n"
+    offset = len(data)
+    data += b"00000012 41 v 03 establish 0 found 1 set_up 0 001 @ 00000000 v 0000 | begin\n"
+    index = (
+        "  1 licence\n"
+        f"establish v 2 1 @ 2 2 {offset:08d} {offset:08d}  \n"
+        f"unseen v 1 1 @ 1 0 {offset:08d}  \n"
+        f"be v 1 1 @ 1 1 {offset:08d}  \n"
+    )
+    assert dict(synonyms._read(index, data, "v")) == {"establish": ["found"]}

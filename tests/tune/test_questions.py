@@ -211,3 +211,9 @@ def test_any_text_gives_only_spans(texts: list[str], seed: int) -> None:
 def test_a_date_with_a_comma_stays_whole() -> None:
     found = made("", "On March 28th, 1918, Leon Trotsky gave a long report to the Moscow Conference.")
     assert found["When did Leon Trotsky give a long report to the Moscow Conference"] == "March 28th, 1918"
+
+
+def test_questions_without_an_answer_keep_to_their_share() -> None:
+    shape = QuestionShape(unknown=0.2)
+    found = [a for seed in range(40) for a in questions(random.Random(seed), CHUNKS, 12, CHUNKS, shape)]
+    assert 0.05 < sum(each.answer == "unknown" for each in found) / len(found) <= 0.21

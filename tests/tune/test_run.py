@@ -58,12 +58,31 @@ def test_it_writes_an_adapter_a_profile_and_a_report(folder: Path, tmp_path: Pat
     assert loaded.weights_hash != DecoderModel.load(str(folder), "cpu").weights_hash
 
 
-def test_without_a_report_it_only_trains(folder: Path, tmp_path: Path) -> None:
-    run = TuneRun(ModelSource(str(folder)), tmp_path, replace(OPTIONS, steps=2), device="cpu", report_contexts=0)
+def test_without_a_report_it_trains_and_calibrates(folder: Path, tmp_path: Path) -> None:
+    options = replace(OPTIONS, steps=2)
+    run = TuneRun(ModelSource(str(folder)), tmp_path, options, device="cpu", report_contexts=0, calibration=CALIBRATION)
     done = tune(run, passages(24), (), lambda line: None, lambda *far: None)
     assert done.report == ""
     assert (tmp_path / "adapter_model.safetensors").is_file()
+    assert json.loads((tmp_path / "profile.json").read_text())["scout_repair"] == "kept"
     assert not (tmp_path / "report.json").exists()
+
+
+def test_held_out_documents_without_questions_give_no_report(folder: Path, tmp_path: Path) -> None:
+    run = TuneRun(
+        ModelSource(str(folder)),
+        tmp_path,
+        replace(OPTIONS, steps=1),
+        device="cpu",
+        report_contexts=1,
+        calibration=CALIBRATION,
+    )
+    said: list[str] = []
+    silent = TextPassage("towns", "zz", "Numbers", "1 2 3. 4 5 6. 7 8 9.")
+    done = tune(run, [*passages(2), silent], (), said.append, lambda *far: None)
+    assert "no report: the rules find no questions in the held-out documents" in said
+    assert done.report == ""
+    assert (tmp_path / "profile.json").is_file()
 
 
 def test_whole_documents_are_held_out() -> None:

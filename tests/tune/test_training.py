@@ -9,16 +9,18 @@ from random import Random
 
 import pytest
 import torch
+from peft.tuners.lora import Linear
 from safetensors.torch import load_file
 
 from ragkv.model.checkpoint import load_checkpoint
 from ragkv.model.prompt import Prompt
 from ragkv.tune.contexts import Context, ProseSource, Source
 from ragkv.tune.masks import RowBatch
+from ragkv.tune.merged import MergedLinear
 from ragkv.tune.options import TuneOptions
 from ragkv.tune.rows import DropParams, RowMaker
 from ragkv.tune.student import answer_loss, distillation_loss
-from ragkv.tune.training import RowBatches, TunedAdapter, train, with_adapter
+from ragkv.tune.training import PROJECTIONS, RowBatches, TunedAdapter, train, with_adapter
 from tests.tune.tiny_folder import passages, tiny_folder
 
 OPTIONS = TuneOptions(
@@ -151,3 +153,21 @@ def test_distillation_is_zero_for_equals_and_kl_for_others() -> None:
     assert answer_loss(teacher, torch.tensor([2, 0])).item() == pytest.approx(
         -(p[0, 2].log() + p[1, 0].log()).item() / 2, rel=1e-5
     )
+
+
+def test_a_merged_layer_computes_what_pefts_own_layer_does(folder: Path) -> None:
+    model = with_adapter(load_checkpoint(str(folder), "cpu", "float32", None).weights, OPTIONS, None)
+    layers = [layer for layer in model.modules() if isinstance(layer, MergedLinear)]
+    assert len(layers) == 2 * len(PROJECTIONS)
+    for layer in layers:
+        torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.1)
+    layer = layers[0]
+    x = torch.randn(3, 5, layer.in_features, generator=torch.Generator().manual_seed(0))
+    expected = Linear.forward(layer, x)
+    assert torch.allclose(layer(x), expected, atol=1e-5)
+    assert not torch.allclose(layer(x), layer.base_layer(x), atol=1e-3)
+    with model.disable_adapter():
+        assert torch.equal(layer(x), layer.base_layer(x))
+    layer(x).sum().backward()
+    assert layer.lora_A["default"].weight.grad.abs().sum() > 0
+    assert layer.base_layer.weight.grad is None

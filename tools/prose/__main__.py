@@ -1,4 +1,4 @@
-"""Makes `passages.jsonl`: `python -m tools.prose build/prose`."""
+"""Makes `passages.jsonl` and `synonyms.json`: `python -m tools.prose build/prose`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tools.prose import entries, readers
 from tools.prose.packages import Source, files, sources, text, unpacked
 from tools.prose.passages import Passage, passages
 from tools.prose.sections import Section
+from tools.prose.synonyms import write_synonyms
 
 READERS: Mapping[str, Callable[[str, str, str], Iterator[Section]]] = {
     "html": readers.html,
@@ -58,6 +59,7 @@ def main(folder: Path) -> None:
     sizes = Counter[str]()
     seen: set[str] = set()
     folder.mkdir(parents=True, exist_ok=True)
+    write_synonyms(folder, folder / "synonyms.json")
     with (folder / "passages.jsonl").open("w", encoding="utf-8") as out:
         for source in sources():
             for each in sampled(source, list(read(source, folder))):
