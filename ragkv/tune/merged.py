@@ -6,24 +6,28 @@ them take longer than B A, which does not depend on the tokens.
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch.nn.functional as F
 from peft.tuners.lora import Linear
 from torch import Tensor, nn
 
 
-class MergedLinear(Linear):  # type: ignore[misc]  # peft is Any to mypy
+class MergedLinear(Linear):
     """A linear layer W [out, in] with an adapter A [rank, in], B [out, rank]."""
 
-    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output for x [..., in]; with the adapter disabled, the base layer's."""
+        base: Any = self.base_layer
         if self.disable_adapters:
-            found: Tensor = self.base_layer(x, *args, **kwargs)
-            return found
-        weight, bias = self.base_layer.weight, self.base_layer.bias
+            return cast(Tensor, base(x))
+        weight: Tensor = base.weight
         for name in self.active_adapters:
-            change = self.scaling[name] * (self.lora_B[name].weight @ self.lora_A[name].weight)
+            first: Any = self.lora_A[name]
+            second: Any = self.lora_B[name]
+            change = self.scaling[name] * (second.weight @ first.weight)
             weight = weight + change.to(weight.dtype)
-        return F.linear(x, weight, bias)
+        return F.linear(x, weight, base.bias)
 
 
 CUSTOM = {nn.Linear: MergedLinear}
