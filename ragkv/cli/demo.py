@@ -70,9 +70,7 @@ def run(settings: Settings, console: Console) -> None:
         console.print(_summary(rows))
         console.print(_saving(rows), style="bold")
         console.print(_policy_table(ask_longer(engine, questions[::2])))
-        console.print(
-            "`auto`, the default, reads contexts of this length densely; a request can name a policy."
-        )
+        console.print("`auto`, the default, reads contexts of this length densely; a request can name a policy.")
 
 
 def read_questions(path: Path) -> list[DemoQuestion]:
