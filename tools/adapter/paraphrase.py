@@ -29,7 +29,7 @@ class Paraphraser:
     """Replaces words of questions."""
 
     def __init__(self, synonyms: dict[str, dict[str, list[str]]]):
-        """Take what `tools.prose.synonyms` wrote: base forms by part of speech."""
+        """Take what `tools.prose.synonyms` wrote: base forms nouns, verbs and adjectives apart."""
         self._forms = _forms(synonyms)
 
     @classmethod
