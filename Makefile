@@ -72,7 +72,7 @@ lint: $(READY) ## ruff, ruff format, mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES)
 
-bench: $(READY) ## benchmarks; BENCH="quality ttft prefill decode store kernels dialogues"
+bench: $(READY) ## benchmarks; BENCH="quality ttft prefill decode store kernels dialogues stages"
 	for name in $(BENCH); do $(BIN)/ragkv bench $$name $(ARGS); done
 
 screenshots: $(READY) chromium poppler ## draw the pictures of the docs anew

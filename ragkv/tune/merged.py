@@ -13,7 +13,7 @@ from peft.tuners.lora import Linear
 from torch import Tensor, nn
 
 
-class MergedLinear(Linear):
+class MergedLora(Linear):
     """A linear layer W [out, in] with an adapter A [rank, in], B [out, rank]."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,5 +30,5 @@ class MergedLinear(Linear):
         return F.linear(x, weight, base.bias)
 
 
-CUSTOM = {nn.Linear: MergedLinear}
+CUSTOM = {nn.Linear: MergedLora}
 """For `LoraConfig._register_custom_module`, peft's way to bring a layer of one's own."""

@@ -16,7 +16,7 @@ from ragkv.model.checkpoint import load_checkpoint
 from ragkv.model.prompt import Prompt
 from ragkv.tune.contexts import Context, ProseSource, Source
 from ragkv.tune.masks import RowBatch
-from ragkv.tune.merged import MergedLinear
+from ragkv.tune.merged import MergedLora
 from ragkv.tune.options import TuneOptions
 from ragkv.tune.rows import DropParams, RowMaker
 from ragkv.tune.student import answer_loss, distillation_loss
@@ -157,7 +157,7 @@ def test_distillation_is_zero_for_equals_and_kl_for_others() -> None:
 
 def test_a_merged_layer_computes_what_pefts_own_layer_does(folder: Path) -> None:
     model = with_adapter(load_checkpoint(str(folder), "cpu", "float32", None).weights, OPTIONS, None)
-    layers = [layer for layer in model.modules() if isinstance(layer, MergedLinear)]
+    layers = [layer for layer in model.modules() if isinstance(layer, MergedLora)]
     assert len(layers) == 2 * len(PROJECTIONS)
     for layer in layers:
         torch.nn.init.normal_(layer.lora_B["default"].weight, std=0.1)
