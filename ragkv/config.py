@@ -87,9 +87,7 @@ class StoreSettings(_Part):
 class AnswerSettings(_Part):
     """How a question is answered where it does not say itself."""
 
-    method: str = Field(
-        "", description="Default method; empty: scout where the model is calibrated, else samkv-fusion."
-    )
+    method: str = Field("", description="Default method; empty: scout where the model is calibrated, else cacheblend.")
     prefill: str = Field(
         "auto",
         description="What the rows of a prefill read: auto (a policy where it is quicker), dense, critiprefill or "

@@ -76,7 +76,7 @@ def needles_by_depth(
     found: list[DepthRow] = []
     for length in params.lengths:
         count = max(1, length // model.profile.chunk_tokens)
-        asked = _needles(model, params.sets, count, params.questions, params.seed)
+        asked = generated_sets(model, params.sets, count, params.questions, params.seed)
         tokens = round(statistics.fmean(context_tokens(model, each) for each in asked))
         how = QualityParams(params.max_tokens, policies=dict(policies))
         outcomes = ask_all(model, asked, _names(policies), progress, how)
@@ -107,10 +107,16 @@ def whole_sets(model: DecoderModel, max_tokens: int = 24) -> dict[str, list[Ques
 
     They are 100 needle questions of seed 201 and the natural questions, each with 8 and with 16 chunks.
     """
-    sets = {f"needles, {chunks} chunks": _needles(model, 4, chunks, 25, 201) for chunks in (8, 16)}
+    sets = {f"needles, {chunks} chunks": generated_sets(model, 4, chunks, 25, 201) for chunks in (8, 16)}
     sets |= {f"natural, {chunks} chunks": natural_sets(chunks) for chunks in (8, 16)}
     room = model.max_positions - max_tokens
     return {name: asked for name, asked in sets.items() if max(context_tokens(model, each) for each in asked) <= room}
+
+
+def generated_sets(model: DecoderModel, sets: int, chunks: int, questions: int, seed: int) -> list[QuestionSet]:
+    """Return generated needle sets whose chunks have the size of the model's profile."""
+    size = model.profile.chunk_tokens - 32
+    return needle_sets(sets, chunks, size, questions, seed, lambda text: len(model.prompt.plain(text)))
 
 
 def prose(model: DecoderModel, length: int) -> list[int]:
@@ -153,12 +159,6 @@ def _by_depth(
         )
         for part, mine in sorted(parts.items())
     ]
-
-
-def _needles(model: DecoderModel, sets: int, chunks: int, questions: int, seed: int) -> list[QuestionSet]:
-    """As `ragkv bench quality` makes them."""
-    size = model.profile.chunk_tokens - 32
-    return needle_sets(sets, chunks, size, questions, seed, lambda text: len(model.prompt.plain(text)))
 
 
 def _names(policies: Sequence[Named]) -> tuple[str, ...]:

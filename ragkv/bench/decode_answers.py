@@ -11,34 +11,29 @@ from __future__ import annotations
 import statistics
 from collections import abc
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ragkv.bench.decode import Named
+from ragkv.bench.decoded import DecodedAnswer, PairedScore, decode_answer, keys_read, paired_score
 from ragkv.bench.grid import TextGrid, number, spread
 from ragkv.bench.quality import Progress, check_fits
-from ragkv.bench.score import exact_match, f1
 from ragkv.bench.sets import QuestionSet, SetQuestion
-from ragkv.bench.table import interval
-from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.engine.registry import DENSE
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.layer_pass import append
-from ragkv.sparse.base import DecodePolicy, DecodeState, QueryObserver, decode_state
+from ragkv.sparse.base import DecodePolicy, QueryObserver, decode_state
 from ragkv.timing import StepTimer
 
 
 @dataclass(frozen=True)
-class DecodeScore:
-    """A policy over questions; means.
+class DecodeScore(PairedScore):
+    """A policy over questions.
 
     Attributes:
-        delta: F1 minus that of dense decoding.
-        low: lower end of the 95% interval of `delta`, by a paired bootstrap.
-        high: upper end.
         same: share of answers equal to those of dense decoding.
         read: keys read / keys present, over all steps.
         keys: keys read per token, layer and list of attention heads.
@@ -46,28 +41,9 @@ class DecodeScore:
     """
 
     policy: str
-    questions: int
-    em: float
-    f1: float
-    delta: float
-    low: float
-    high: float
     same: float
     read: float
     keys: float
-    steps: int
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """One answer: text and scores; keys read, keys present and lists of attention heads, summed over steps."""
-
-    text: str
-    em: float
-    f1: float
-    read: int
-    present: int
-    lists: int
     steps: int
 
 
@@ -92,7 +68,7 @@ def compare(
     found = {}
     decoders: list[tuple[str, DecodePolicy | None]] = [(DENSE, None), *policies]
     for name, asked in sets.items():
-        answers: dict[str, list[_Answer]] = {policy: [] for policy, _ in decoders}
+        answers: dict[str, list[DecodedAnswer]] = {policy: [] for policy, _ in decoders}
         for each in asked:
             chunks = [model.prompt.chunk(title, text) for title, text in each.chunks]
             context = prefiller.prefill_full(chunks[:-1], chunks[-1], StepTimer(model.device), PrefillOptions(256))
@@ -112,7 +88,7 @@ def _answer(
     decoder: DecodePolicy | None,
     early: bool,
     max_tokens: int,
-) -> _Answer:
+) -> DecodedAnswer:
     cache, start = context.cache, context.position
     cache.truncate([start] * model.shape.layers)
     tokens = model.prompt.question(question.text)
@@ -123,36 +99,19 @@ def _answer(
     if early:
         last = append(cache, tokens[-1:], start + len(first), attention=state)
         logits = model.forward([last])[0][-1]
-    detokenizer = Detokenizer(model, model.profile.stop, StepTimer(model.device))
-    sequence = Sequence(cache, logits, start + len(tokens), Sampling(max_tokens), state, detokenizer)
-    for _ in generate(model, sequence):
-        pass
-    text = detokenizer.text.strip()
-    scores = exact_match(text, question.gold, question.language), f1(text, question.gold, question.language)
-    return _Answer(text, *scores, *_keys_read(state), sequence.steps + early)
+    asked = PrefilledContext(cache, logits, start + len(tokens), None, decoding=state)
+    answer = decode_answer(model, asked, question, max_tokens)
+    return replace(answer, steps=answer.steps + early)
 
 
-def _keys_read(state: DecodeState | None) -> tuple[int, int, int]:
-    if state is None:
-        return 0, 0, 0
-    return state.keys_read, state.keys_present, sum(each.read.shape[0] for each in state.key_counts)
-
-
-def _score(policy: str, answers: abc.Sequence[_Answer], dense: abc.Sequence[_Answer]) -> DecodeScore:
-    differences = [one.f1 - other.f1 for one, other in zip(answers, dense, strict=True)]
-    low, high = interval(differences)
-    lists, present = sum(one.lists for one in answers), sum(one.present for one in answers)
+def _score(policy: str, answers: abc.Sequence[DecodedAnswer], dense: abc.Sequence[DecodedAnswer]) -> DecodeScore:
+    keys = keys_read(answers)
     return DecodeScore(
+        **vars(paired_score(answers, dense)),
         policy=policy,
-        questions=len(answers),
-        em=statistics.fmean(one.em for one in answers),
-        f1=statistics.fmean(one.f1 for one in answers),
-        delta=statistics.fmean(differences),
-        low=low,
-        high=high,
         same=statistics.fmean(one.text == other.text for one, other in zip(answers, dense, strict=True)),
-        read=sum(one.read for one in answers) / present if present else 1.0,
-        keys=sum(one.read for one in answers) / lists if lists else 0.0,
+        read=keys.share,
+        keys=keys.read,
         steps=sum(one.steps for one in answers),
     )
 

@@ -208,6 +208,11 @@ class TimedChoice:
         self._choice, self._timer = choice, timer
         self.name, self.read_all = choice.name, choice.read_all
 
+    @property
+    def bytes(self) -> int:
+        """See `PrefillState.bytes`."""
+        return self._choice.bytes
+
     def select(
         self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int | None, scale: float
     ) -> BlockSparseIndex | None:

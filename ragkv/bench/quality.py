@@ -21,10 +21,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ragkv.bench.score import exact_match, f1
+from ragkv.bench.decoded import DecodedAnswer, decode_answer
 from ragkv.bench.sets import QuestionSet, SetQuestion
 from ragkv.engine.calibration import gold_blocks
-from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
 from ragkv.engine.memory_source import ChunkSource, InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
@@ -216,11 +215,8 @@ class _Asker:
         """Answer one question with one method."""
         tokens = self._prefiller.model.prompt.question(question.text)
         context, ttft = self._prefill(tokens, method)
-        answer, ended = self._answer(context)
-        scores = (
-            exact_match(answer, question.gold, question.language),
-            f1(answer, question.gold, question.language),
-        )
+        decoded, ended = self._answer(context, question)
+        answer, scores = decoded.text, (decoded.em, decoded.f1)
         if context.plan is None:
             load, ttft_load = (None, None) if self._params.store is None else (0.0, ttft)
             read = 1.0 if context.sparse is None else context.sparse.computed_pairs / context.sparse.dense_pairs
@@ -261,18 +257,11 @@ class _Asker:
         logits = model.forward([append(full.cache, tokens, full.position)])[0][-1]
         return PrefilledContext(full.cache, logits, full.position + len(tokens), None)
 
-    def _answer(self, context: PrefilledContext) -> tuple[str, float]:
+    def _answer(self, context: PrefilledContext, question: SetQuestion) -> tuple[DecodedAnswer, float]:
         """(the answer, whether it ended by itself)."""
-        model = self._prefiller.model
-        detokenizer = Detokenizer(model, model.profile.stop, StepTimer(model.device))
-        sequence = Sequence(
-            context.cache, context.logits, context.position, Sampling(self._params.max_tokens), should_stop=detokenizer
-        )
-        for _ in generate(model, sequence):
-            pass
-        answer = detokenizer.text.strip()
-        ended = sequence.stopped and (answer == "unknown" or answer in self._text)
-        return answer, float(ended)
+        decoded = decode_answer(self._prefiller.model, context, question, self._params.max_tokens)
+        ended = decoded.stopped and (decoded.text == "unknown" or decoded.text in self._text)
+        return decoded, float(ended)
 
     def _from_store(self, tokens: abc.Sequence[int], method: str) -> tuple[float | None, float | None]:
         """(milliseconds to the first token, bytes loaded / bytes of the full KV) with everything in the store."""

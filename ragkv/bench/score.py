@@ -1,5 +1,7 @@
 """Answer scores: exact match and token F1 with SQuAD normalisation, the best over a question's gold answers.
 
+`interval` tells how far a mean difference of scores may be due to the choice of questions.
+
 Rajpurkar et al., "SQuAD: 100,000+ Questions for Machine Comprehension of Text" (2016), section 4. Chinese is written
 without spaces: there every character counts for itself, and runs of other letters and digits count as words (Cui et
 al., "A Span-Extraction Dataset for Chinese Machine Reading Comprehension", 2019, section 4).
@@ -12,6 +14,10 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+
+import numpy as np
+
+RESAMPLES = 2000
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -42,6 +48,14 @@ def f1(answer: str, gold: Sequence[str], language: str = "en") -> float:
     Two texts that are both empty after normalisation agree (1.0); one empty against one that is not does not (0.0).
     """
     return _best(_overlap, answer, gold, language)
+
+
+def interval(differences: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """The bounds of 95% of the means of samples drawn with replacement."""
+    values = np.asarray(differences, dtype=np.float64)
+    drawn = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
+    low, high = np.percentile(values[drawn].mean(axis=1), (2.5, 97.5))
+    return float(low), float(high)
 
 
 def _best(measure: Callable[[list[str], list[str]], float], answer: str, gold: Sequence[str], language: str) -> float:

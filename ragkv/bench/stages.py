@@ -7,19 +7,16 @@ policy. So the first token, too, depends on what a prefill policy leaves out.
 
 from __future__ import annotations
 
-import statistics
 from collections import abc
 from dataclasses import dataclass
 
+from ragkv.bench.decoded import DecodedAnswer, PairedScore, decode_answer, keys_read, paired_score
 from ragkv.bench.grid import TextGrid, number, spread
 from ragkv.bench.quality import Progress, check_fits
-from ragkv.bench.score import exact_match, f1
 from ragkv.bench.sets import QuestionSet, SetQuestion
-from ragkv.bench.table import interval
-from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
-from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.registry import DENSE, FULL, make_decode_policy, make_method, make_prefill_policy
 from ragkv.model.decoder import DecoderModel
 from ragkv.timing import StepTimer
@@ -35,25 +32,16 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class StageScore:
-    """One combination of stages over questions; means.
+class StageScore(PairedScore):
+    """One combination of stages over questions; dense attention is the same method with both stages dense.
 
     Attributes:
-        delta: F1 minus that of the same method with both stages dense.
-        low: lower end of the 95% interval of `delta`, by a paired bootstrap.
-        high: upper end.
         pairs: query-key pairs that the prefill read / those of dense attention.
         keys: keys read / keys present, over all decode steps.
         present: keys present a step.
     """
 
     stages: Stages
-    questions: int
-    em: float
-    f1: float
-    delta: float
-    low: float
-    high: float
     pairs: float
     keys: float
     present: float
@@ -61,12 +49,10 @@ class StageScore:
 
 @dataclass(frozen=True)
 class _StagedAnswer:
-    """One answer: scores; pairs read and dense; keys read, keys present and lists of attention heads, over steps."""
+    """One answer, and the pairs that its prefill read and those of dense attention."""
 
-    em: float
-    f1: float
+    decoded: DecodedAnswer
     pairs: tuple[int, int]
-    keys: tuple[int, int, int]
 
 
 def compare_stages(
@@ -110,41 +96,21 @@ def _answer(
         context = prefiller.prefill_full([source.tokens for source in sources], tokens, timer, options)
     else:
         context = prefiller.prefill_sparse(sources, tokens, make_method(stages.method, model), timer, options)
-    detokenizer = Detokenizer(model, model.profile.stop, timer)
-    sequence = Sequence(
-        context.cache, context.logits, context.position, Sampling(max_tokens), context.decoding, detokenizer
-    )
-    for _ in generate(model, sequence):
-        pass
-    text = detokenizer.text.strip()
-    scores = exact_match(text, question.gold, question.language), f1(text, question.gold, question.language)
-    return _StagedAnswer(*scores, *_read(context))
-
-
-def _read(context: PrefilledContext) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    sparse, state = context.sparse, context.decoding
+    sparse = context.sparse
     pairs = (0, 0) if sparse is None else (sparse.pairs_read, sparse.dense_pairs)
-    if state is None:
-        return pairs, (0, 0, 0)
-    return pairs, (state.keys_read, state.keys_present, sum(each.read.shape[0] for each in state.key_counts))
+    return _StagedAnswer(decode_answer(model, context, question, max_tokens), pairs)
 
 
 def _score(stages: Stages, answers: abc.Sequence[_StagedAnswer], dense: abc.Sequence[_StagedAnswer]) -> StageScore:
-    differences = [one.f1 - other.f1 for one, other in zip(answers, dense, strict=True)]
-    low, high = interval(differences)
+    decoded = [one.decoded for one in answers]
     read, pairs = (sum(one.pairs[i] for one in answers) for i in range(2))
-    keys, present, lists = (sum(one.keys[i] for one in answers) for i in range(3))
+    keys = keys_read(decoded)
     return StageScore(
+        **vars(paired_score(decoded, [one.decoded for one in dense])),
         stages=stages,
-        questions=len(answers),
-        em=statistics.fmean(one.em for one in answers),
-        f1=statistics.fmean(one.f1 for one in answers),
-        delta=statistics.fmean(differences),
-        low=low,
-        high=high,
         pairs=read / pairs if pairs else 1.0,
-        keys=keys / present if present else 1.0,
-        present=present / lists if lists else 0.0,
+        keys=keys.share,
+        present=keys.present,
     )
 
 

@@ -6,12 +6,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ragkv.bench.quality import QualityOutcome
+from ragkv.bench.score import interval
 from ragkv.engine.registry import FULL
-
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -52,14 +49,6 @@ def rows(outcomes: Sequence[QualityOutcome]) -> list[Row]:
         by_method.setdefault(outcome.method, []).append(outcome)
     full = {outcome.at: outcome.figures.f1 for outcome in by_method.get(FULL, ())}
     return [_row(method, answered, full) for method, answered in by_method.items()]
-
-
-def interval(differences: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """The bounds of 95% of the means of samples drawn with replacement."""
-    values = np.asarray(differences, dtype=np.float64)
-    drawn = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
-    low, high = np.percentile(values[drawn].mean(axis=1), (2.5, 97.5))
-    return float(low), float(high)
 
 
 def markdown(table: Sequence[Row]) -> str:

@@ -13,16 +13,16 @@ from ragkv.cli.bench_decode import decode
 from ragkv.cli.bench_dialogues import dialogues
 from ragkv.cli.bench_kernels import kernels
 from ragkv.cli.bench_prefill import prefill
+from ragkv.cli.bench_sets import Chunks, Fit, LongBench, MaxTokens, Questions, Sets, longbench_questions
 from ragkv.cli.bench_stages import stages
 from ragkv.cli.bench_ttft import ttft
-from ragkv.cli.common import Device, Json, Model, Store, err, out, progress, settings_from, tell, write_json
+from ragkv.cli.common import Device, Json, Model, Store, out, progress, settings_from, tell, write_json
 
 if TYPE_CHECKING:
     from ragkv.bench.sets import QuestionSet
     from ragkv.bench.store import StoreResult
     from ragkv.bench.table import Row
     from ragkv.model.decoder import DecoderModel
-    from ragkv.types import Document
 
 bench = typer.Typer(help="Measure on this machine.", rich_markup_mode=None)
 bench.command("decode")(decode)
@@ -65,18 +65,13 @@ def quality(
         list[str] | None, typer.Option("--method", help="NAME or NAME:FIELD=VALUE,…; again for more. Default: all.")
     ] = None,
     natural: Annotated[bool, typer.Option("--natural", help="Ask about the natural documents.")] = False,
-    longbench: Annotated[
-        list[Path] | None,
-        typer.Option("--longbench", help="Ask the questions of this LongBench JSONL file; again for more."),
-    ] = None,
-    fit: Annotated[
-        bool, typer.Option("--fit", help="Remove chunks from the middle of contexts that are too long for the model.")
-    ] = False,
-    chunks: Annotated[int, typer.Option(min=2, max=24, help="Chunks in the prompt.")] = 8,
-    sets: Annotated[int, typer.Option(min=1, help="Generated sets.")] = 4,
-    questions: Annotated[int, typer.Option(min=1, max=60, help="Questions about each generated set.")] = 25,
+    longbench: LongBench = None,
+    fit: Fit = False,
+    chunks: Chunks = 8,
+    sets: Sets = 4,
+    questions: Questions = 25,
     seed: Annotated[int, typer.Option(min=0, help="Of the contexts.")] = 1,
-    max_tokens: Annotated[int, typer.Option(min=1, max=4096, help="Longest answer, in tokens.")] = 24,
+    max_tokens: MaxTokens = 24,
     out_file: Annotated[
         Path | None,
         typer.Option("--out", help="Append every answer to this JSONL file; continue from what it holds."),
@@ -135,28 +130,13 @@ def _sets(
     fit: int,
 ) -> list[QuestionSet]:
     """generated: (sets, questions of each, seed). fit: room for the answer if contexts may be cut, else 0."""
-    from ragkv.bench.longbench import longbench_sets, shorten
-    from ragkv.bench.quality import context_tokens
-    from ragkv.bench.sets import natural_sets, needle_sets
+    from ragkv.bench.answers import generated_sets
+    from ragkv.bench.sets import natural_sets
 
     count, questions, seed = generated
     if natural:
         return natural_sets(chunks, seed)
-    if not files:
-        size = model.profile.chunk_tokens - 32
-        return needle_sets(count, chunks, size, questions, seed, lambda text: len(model.prompt.plain(text)))
-    from ingest.chunker import split
-
-    def cut(document: Document) -> list[tuple[str, str]]:
-        return [(chunk.title, chunk.text) for chunk in split(document, model.prompt, model.profile.chunk_tokens)]
-
-    read = [each for path in files for each in longbench_sets(path, cut)]
-    if not fit:
-        return read
-    kept = [shorten(each, lambda some: context_tokens(model, some) + fit, model.max_positions) for each in read]
-    cut_ones = sum(len(a.chunks) < len(b.chunks) for a, b in zip(kept, read, strict=True))
-    err().print(f"{cut_ones} of {len(read)} contexts were too long and lost chunks from their middle")
-    return kept
+    return longbench_questions(model, files, fit) if files else generated_sets(model, count, chunks, questions, seed)
 
 
 def _show_quality(result: Sequence[Row]) -> None:

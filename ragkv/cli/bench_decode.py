@@ -14,6 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragkv.cli.bench_common import Piece, configured, device_for, random_weights, show
+from ragkv.cli.bench_sets import (
+    Chunks,
+    Fit,
+    GeneratedSeed,
+    LongBench,
+    MaxTokens,
+    Questions,
+    SetOptions,
+    Sets,
+    named_sets,
+)
 from ragkv.cli.common import Device, Json, Model, progress, write_json
 
 if TYPE_CHECKING:
@@ -41,10 +52,19 @@ def decode(
     batch: Annotated[
         list[int] | None, typer.Option("--batch", min=1, help="Requests that decode together; again for more.")
     ] = None,
-    quality: Annotated[bool, typer.Option("--quality", help="Answer whole question sets.")] = False,
-    early: Annotated[
-        bool, typer.Option("--early", help="With --quality: the policies apply to the question's last token too.")
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Answer whole question sets; --seed and --longbench name others.")
     ] = False,
+    early: Annotated[
+        bool, typer.Option("--early", help="Of answers: the policies apply to the question's last token too.")
+    ] = False,
+    longbench: LongBench = None,
+    fit: Fit = False,
+    seed: GeneratedSeed = None,
+    chunks: Chunks = 8,
+    sets: Sets = 4,
+    questions: Questions = 25,
+    max_tokens: MaxTokens = 24,
     steps: Annotated[int, typer.Option(min=1, help="Timed tokens.")] = 20,
     policy: Annotated[
         list[str] | None, typer.Option("--policy", help="As for ask --decode; again for more. Default: all.")
@@ -65,6 +85,8 @@ def decode(
     device: Device = None,
 ) -> int:
     """One layer of synthetic sparse attention; with --length a whole model; with --quality answers."""
+    asked = SetOptions(longbench or (), fit, seed, chunks, sets, questions, max_tokens)
+    quality = quality or asked.named
     if shape and (quality or model):
         raise typer.BadParameter("random weights answer no questions: leave --shape out", param_hint="--shape")
     if not length:
@@ -72,7 +94,7 @@ def decode(
             if given is not None:
                 raise typer.BadParameter("a whole model is timed with --length", param_hint=name)
     if early and not quality:
-        raise typer.BadParameter("of answers: add --quality", param_hint="--early")
+        raise typer.BadParameter("of answers: add --quality, --seed or --longbench", param_hint="--early")
     if pool is not None and (quality or policy or len(length or ()) * len(batch or [1]) > 1):
         raise typer.BadParameter("one length, one number of requests, and PSA alone", param_hint="--pool")
     if device == "spread" and (pool is not None or not (length or quality)):
@@ -93,7 +115,7 @@ def decode(
             piece, figures["speed"] = _speed(loaded, named, length, batch or [1], steps, text=not shape)
             pieces.append(piece)
         if quality:
-            piece, figures["quality"] = _quality(loaded, named, early)
+            piece, figures["quality"] = _quality(loaded, named, early, asked)
             pieces.append(piece)
     write_json(file, figures)
     show(pieces, table)
@@ -158,12 +180,13 @@ def _pooled(
     return (title, grid(rows), ()), [dataclasses.asdict(row) for row in rows]
 
 
-def _quality(model: DecoderModel, named: Sequence[Named], early: bool) -> tuple[Piece, dict[str, Any]]:
-    from ragkv.bench.answers import whole_sets
+def _quality(
+    model: DecoderModel, named: Sequence[Named], early: bool, asked: SetOptions
+) -> tuple[Piece, dict[str, Any]]:
     from ragkv.bench.decode_answers import compare, grid
 
     with progress() as report:
-        found = compare(model, whole_sets(model), named, report, early)
+        found = compare(model, named_sets(model, asked), named, report, early, asked.max_tokens)
     title = f"{model.name}: answers under each way to decode, percent" + ("; first token included" if early else "")
     return (title, grid(found), ()), {name: [dataclasses.asdict(row) for row in rows] for name, rows in found.items()}
 

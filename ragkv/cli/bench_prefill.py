@@ -14,6 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragkv.cli.bench_common import Piece, configured, random_weights, show
+from ragkv.cli.bench_sets import (
+    Chunks,
+    Fit,
+    GeneratedSeed,
+    LongBench,
+    MaxTokens,
+    Questions,
+    SetOptions,
+    Sets,
+    named_sets,
+)
 from ragkv.cli.common import Device, Json, Model, progress, write_json
 
 if TYPE_CHECKING:
@@ -48,14 +59,27 @@ def prefill(
         bool, typer.Option("--needles", help="Ask needle questions by depth; no times unless --length is given.")
     ] = False,
     quality: Annotated[
-        bool, typer.Option("--quality", help="Ask whole question sets; no times unless --length is given.")
+        bool,
+        typer.Option(
+            "--quality",
+            help="Ask whole question sets; --seed and --longbench name others. No times unless --length is given.",
+        ),
     ] = False,
+    longbench: LongBench = None,
+    fit: Fit = False,
+    seed: GeneratedSeed = None,
+    chunks: Chunks = 8,
+    sets: Sets = 4,
+    questions: Questions = 25,
+    max_tokens: MaxTokens = 24,
     table: Annotated[Path | None, typer.Option("--table", help="Write the tables to this Markdown file.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw speedups into this .png or .svg file.")] = None,
     model: Model = None,
     device: Device = None,
 ) -> int:
     """Whole prefills, dense and sparse: times, what was read, errors, and what it does to answers."""
+    asked = SetOptions(longbench or (), fit, seed, chunks, sets, questions, max_tokens)
+    quality = quality or asked.named
     if shape and (needles or quality or model):
         raise typer.BadParameter("random weights answer no questions: leave --shape out", param_hint="--shape")
     if not shape and (layers or plain):
@@ -77,10 +101,12 @@ def prefill(
             from ragkv.bench.plot import plot_prefill
 
             plot_prefill(result, f"{result.model} on {result.device}", plot)
-    for chosen, name, ask in ((needles, "needles", _needles), (quality, "quality", _quality)):
-        if chosen:
-            piece, figures[name] = ask(loaded, policies)
-            pieces.append(piece)
+    if needles:
+        piece, figures["needles"] = _needles(loaded, policies)
+        pieces.append(piece)
+    if quality:
+        piece, figures["quality"] = _quality(loaded, policies, asked)
+        pieces.append(piece)
     write_json(file, figures)
     show(pieces, table)
     return 0
@@ -125,11 +151,11 @@ def _needles(model: DecoderModel, policies: Sequence[Named]) -> tuple[Piece, Any
     return (title, by_depth(found), ()), [dataclasses.asdict(row) for row in found]
 
 
-def _quality(model: DecoderModel, policies: Sequence[Named]) -> tuple[Piece, Any]:
-    from ragkv.bench.answers import compare, whole_sets
+def _quality(model: DecoderModel, policies: Sequence[Named], asked: SetOptions) -> tuple[Piece, Any]:
+    from ragkv.bench.answers import compare
     from ragkv.bench.prefill_table import answers
 
     with progress() as report:
-        found = compare(model, whole_sets(model), policies, report)
+        found = compare(model, named_sets(model, asked), policies, report, asked.max_tokens)
     rows = {name: [dataclasses.asdict(row) for row in table] for name, table in found.items()}
     return (f"{model.name}: answers under each prefill, percent", answers(found), ()), rows

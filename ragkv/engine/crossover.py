@@ -23,13 +23,16 @@ memory, from where the GPU fetches them over the bus."""
 class Crossover:
     """The smallest sizes at which a policy was measured to be quicker than dense attention.
 
-    A policy is named only if its answers stayed within one point of dense F1 on the needle sets, as those of
-    critiprefill, lfps and psa do (docs/results/prefill.md and decode.md).
+    Answers were measured at smaller sizes than these. Those of lfps and psa stayed within one point of dense F1 on
+    contexts of 1.7k to 7.8k tokens of the small model (docs/results/decode.md). Those of critiprefill did so on
+    needle sets of up to 3.9k tokens of the small model, with `full` and `scout` only. With the default model over
+    3.7k tokens of stitched chunks it lost half of the answers (docs/results/prefill.md).
 
     Attributes:
         prefill_rows: New rows, and keys that they attend to, from which `critiprefill` is used on a GPU:
-            1.27 times dense at 32,768 tokens of the Llama-3.1-8B shape on one H200 (docs/results/prefill.md). No size
-            was measured at which it is quicker on a CPU (docs/lab-notes.md).
+            1.27 times dense at 32,768 tokens of the Llama-3.1-8B shape on one H200, with random weights, so its
+            answers are not known there (docs/results/prefill.md). No size was measured at which it is quicker on a
+            CPU (docs/lab-notes.md).
         cpu_keys: Keys a layer from which `lfps` is used where a CPU holds the keys: 10.9 to 11.6 times dense at 65,536
             keys of an 8B layer, and slower than dense at 7,168 keys of a small model (docs/results/decode.md).
         host_keys: Keys a layer from which `psa` is used where keys lie in host memory and a GPU computes: 3.0 times

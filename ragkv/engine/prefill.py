@@ -132,7 +132,7 @@ class Prefiller:
             dense = options.why_dense(len(tokens), keys)
             policy = options.prefill_policy
             sparse = state.attention(policy, stitch.end + len(tokens)) if policy and not dense.prefill else None
-            decoding = decode_state(options.decode_policy, keys)
+            decoding = decode_state(options.decode_policy, keys, sparse)
             logits = self.runner.prefill_tokens(stitch, tokens, sparse, decoding)
         state.append_question(len(tokens))
         state.chunks += len(chunks)

@@ -42,6 +42,11 @@ FULL = "full"
 ALONE = ("multi-infllm",)
 """Methods that answer single questions only: they rotate keys to positions that depend on the question."""
 
+UNCALIBRATED = "cacheblend"
+"""Default method of a model whose retrieval heads are not known. It selects nothing, so no selection loses an answer: it
+keeps everything and recomputes the tokens that deviate most. Of the methods that reuse stored KV without retrieval heads
+it answers best (docs/results/quality.md). The literal SamKV finds 3 of 100 answers there."""
+
 MODEL_DECIDES = ("layers", "heads", "group", "scale", "rotate")
 
 
@@ -84,7 +89,7 @@ def _scout(model: DecoderModel) -> dict[str, Any]:
     p, shape = model.profile, model.shape
     if not p.retrieval_heads:
         raise NotCalibrated(
-            f"scout needs the retrieval heads of {model.name}: run `ragkv calibrate`, or use samkv-fusion"
+            f"scout needs the retrieval heads of {model.name}: run `ragkv calibrate`, or use {UNCALIBRATED}"
         )
     group = shape.q_heads // shape.kv_heads
     ends = {"initial": p.initial, "local": p.local}
@@ -123,8 +128,8 @@ def make_method(spec: str, model: DecoderModel) -> Method:
 
 
 def default_method(model: DecoderModel) -> str:
-    """Return `scout` where the model is calibrated, else the literal SamKV with fusion."""
-    return "scout" if model.profile.retrieval_heads else "samkv-fusion"
+    """Return `scout` where the model is calibrated, else `cacheblend`."""
+    return "scout" if model.profile.retrieval_heads else UNCALIBRATED
 
 
 def usable(model: DecoderModel) -> tuple[str, ...]:
@@ -143,7 +148,10 @@ def check_sessions(spec: str) -> None:
     name = spec.partition(":")[0]
     if name in ALONE:
         others = ", ".join(other for other in METHOD_NAMES if other not in ALONE)
-        raise InputError(f"method {name} answers single questions only; hold conversations with one of {others}")
+        raise InputError(
+            f"method {name} answers single questions only, because it rotates keys to positions that depend on the "
+            f"question; hold conversations with one of {others}"
+        )
 
 
 def _known_methods() -> dict[str, dict[str, Any]]:

@@ -71,8 +71,8 @@ class SessionState:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the cache."""
-        return self.stitch.cache.bytes
+        """Bytes of the cache, and of what the prefill policy remembers."""
+        return self.stitch.cache.bytes + (self._choice.bytes if self._choice is not None else 0)
 
     def join(self, pieces: Sequence[Piece]) -> None:
         """Append chunks at the end."""

@@ -148,7 +148,7 @@ class StitchedPrefill:
         self._dense = self._options.why_dense(rows, keys)
         policy = self._options.prefill_policy
         self._sparse = self._state.attention(policy, None) if policy and not self._dense.prefill else None
-        self._decoding = decode_state(self._options.decode_policy, keys)
+        self._decoding = decode_state(self._options.decode_policy, keys, self._sparse)
 
     def _repair_and_prefill(self, plan: Plan) -> Tensor:
         """Recompute tokens and prefill the question in one pass; return the logits [vocabulary] of the last row."""

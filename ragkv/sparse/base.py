@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.attention import attend
-from ragkv.sparse.prefill import SparsePrefill
+from ragkv.sparse.prefill import PrefillState, SparsePrefill
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,9 @@ class DecodeState(ABC):
         self.offloaded: BlockFetcher | None = None
         self.fetched = 0
         self._seen: dict[int, tuple[int, int]] = {}
+
+    def follow(self, prefill: PrefillState) -> None:  # noqa: B027
+        """Learn which state chose the keys of the question's pass, where a prefill policy did. Ignored by default."""
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
@@ -219,9 +222,20 @@ class QueryObserver:
         return out
 
 
-def decode_state(policy: DecodePolicy | None, keys: float) -> DecodeState | None:
-    """Create the state for a context of `keys` keys per layer; None means that decoding is dense."""
-    return None if policy is None or policy.why_dense(keys) else policy.start()
+def decode_state(policy: DecodePolicy | None, keys: float, prefill: SparsePrefill | None = None) -> DecodeState | None:
+    """Create the state for a context of `keys` keys per layer; None means that decoding is dense.
+
+    Args:
+        policy: The decode policy.
+        keys: Keys per layer, including those of the question.
+        prefill: The attention of the question's pass; None is dense.
+    """
+    if policy is None or policy.why_dense(keys):
+        return None
+    state = policy.start()
+    if prefill is not None:
+        state.follow(prefill.state)
+    return state
 
 
 def observe_queries(

@@ -149,6 +149,11 @@ class CritiPrefillState:
         self._previous: Tensor | None = None
         self._layout: SegmentLayout | None = None
 
+    @property
+    def bytes(self) -> int:
+        """See `PrefillState.bytes`."""
+        return 0 if self._previous is None else self._previous.nbytes
+
     def select(
         self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int | None, scale: float
     ) -> BlockSparseIndex | None:

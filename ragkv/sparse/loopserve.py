@@ -1,7 +1,8 @@
 """LoopServe: in every turn of a conversation, the new rows select the lines of the attention matrix that they need.
 
 Paper: LoopServe: An Adaptive Dual-phase LLM Inference Acceleration System for Multi-Turn Dialogues (arXiv 2507.13681),
-algorithms 1 and 2, Eq. 6. Its decoding half (algorithm 3) is a decode policy, `reselect.py`.
+algorithms 1 and 2, Eq. 6. Its decoding half (algorithm 3) is a decode policy, `reselect.py`. That half reads the lines
+of all turns, which the state of the conversation keeps (algorithm 1, line 7).
 
     rows        R sampled rows of the new ones
     cells       [H, R, P] their attention by position, H query heads; each row sums to 1
@@ -18,7 +19,7 @@ Differs from the paper:
   residual weights are exact.
 - The main diagonal and the first key are always selected, so no row is empty.
 - Lines are read in whole tiles of `tile` rows and columns. The other cells of a tile are read too and add coverage.
-- If an attention head would read more than `dense` of all cells, it reads everything.
+- If an attention head would read more than `dense` of all cells, it reads everything and keeps no lines.
 """
 
 from __future__ import annotations
@@ -75,20 +76,47 @@ class LoopServe:
         return LoopServeState(self)
 
 
+@dataclass(frozen=True)
+class PassLines:
+    """The lines that the rows of one pass selected in one layer, as pairs (query head, line).
+
+    Attributes:
+        vertical: [2, m] int32. The line is the position of its keys.
+        slash: [2, m] int32. The line is the distance from a row back to its key.
+        unlimited: [Hq] bool. Heads that read everything. They have no lines.
+        last: Position of the last row.
+    """
+
+    vertical: Tensor
+    slash: Tensor
+    unlimited: Tensor
+    last: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the lines."""
+        return sum(part.nbytes for part in (self.vertical, self.slash, self.unlimited))
+
+
 @dataclass
 class LoopServeState:
     """State of a conversation.
 
     Attributes:
         params: The parameters.
-        lines: Per layer, an entry for every turn that was read sparsely: the pairs (attention head, line) [2, m] of its
-            vertical lines and of its slash lines. A later turn never changes the entry of an earlier one (algorithm 1).
+        lines: Per layer, an entry for every pass of every turn, in order. A later turn never changes the entry of an
+            earlier one (algorithm 1, line 7).
     """
 
     name: ClassVar[str] = "loopserve"
     read_all: ClassVar[str] = "the lines that cover alpha would read more than the share `dense` of all pairs"
     params: LoopServe
-    lines: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    lines: dict[int, list[PassLines]] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """See `PrefillState.bytes`."""
+        return sum(each.bytes for passes in self.lines.values() for each in passes)
 
     def select(
         self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int | None, scale: float
@@ -97,6 +125,7 @@ class LoopServeState:
         p = self.params
         last = int(q_pos[-1])
         if p.alpha >= 1 or q.shape[0] < 2 or last < p.threshold:
+            self._keep(layer, without_lines(q.shape[1], last, q.device))
             return None
         rows = sample_rows(q.shape[0], min(p.sample, q.shape[0] // 2))
         tiles = query_tiles(q_pos, p.tile)
@@ -107,10 +136,25 @@ class LoopServeState:
         lines = cover(cells, at, present.to(q.device), p.alpha, price)
         lines.vertical[:, int(k_pos.min())] = True
         lines.slash[:, 0] = True
-        index = index_lines(lines, q_pos, k_pos, p.tile, p.dense)
-        if index is not None:
-            self.lines.setdefault(layer, []).append((lines.vertical.nonzero().T.int(), lines.slash.nonzero().T.int()))
+        index, unlimited = index_lines(lines, q_pos, k_pos, p.tile, p.dense)
+        self._keep(layer, lines_of(lines, unlimited, last))
         return index
+
+    def _keep(self, layer: int, lines: PassLines) -> None:
+        self.lines.setdefault(layer, []).append(lines)
+
+
+def lines_of(lines: LineSelection, unlimited: Tensor, last: int) -> PassLines:
+    """Return the lines of the heads that are not `unlimited` [Hq] bool; last: position of the last row."""
+    limited = ~unlimited[:, None]
+    vertical, slash = ((each & limited).nonzero().T.int() for each in (lines.vertical, lines.slash))
+    return PassLines(vertical, slash, unlimited, last)
+
+
+def without_lines(heads: int, last: int, device: torch.device) -> PassLines:
+    """Return the lines of a pass in which all query heads read everything; last: position of its last row."""
+    nothing = torch.zeros(2, 0, dtype=torch.int32, device=device)
+    return PassLines(nothing, nothing, torch.ones(heads, dtype=torch.bool, device=device), last)
 
 
 def sample_rows(rows: int, sample: int) -> Tensor:
@@ -145,7 +189,9 @@ def attention_by_position(q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *,
     return by_position
 
 
-def index_lines(lines: LineSelection, q_pos: Tensor, k_pos: Tensor, tile: int, dense: float) -> BlockSparseIndex | None:
+def index_lines(
+    lines: LineSelection, q_pos: Tensor, k_pos: Tensor, tile: int, dense: float
+) -> tuple[BlockSparseIndex | None, Tensor]:
     """Convert lines to an index with a list per query head.
 
     Blocks that a slash line crosses become blocks of the index; vertical lines become columns.
@@ -158,7 +204,8 @@ def index_lines(lines: LineSelection, q_pos: Tensor, k_pos: Tensor, tile: int, d
         dense: Largest share of the cells that may be read.
 
     Returns:
-        The index, or None if more than `dense` of all cells would be read.
+        The index, or None if more than `dense` of all cells would be read; and the heads [Hq] bool that read
+        everything.
     """
     device, last = lines.slash.device, int(q_pos[-1])
     tiles = query_tiles(q_pos, tile)
@@ -175,10 +222,10 @@ def index_lines(lines: LineSelection, q_pos: Tensor, k_pos: Tensor, tile: int, d
     share = mark.sum((1, 2)) / seen.sum() + columns.sum(1) / k_pos.shape[0]
     heavy = (share > dense) | (lines.cost > dense)
     if float(torch.where(heavy, 1.0, share).mean()) > dense:
-        return None
+        return None, torch.ones_like(heavy)
     mark |= heavy[:, None, None] & seen
     columns &= ~heavy[:, None]
     in_order = bool((k_pos[1:] > k_pos[:-1]).all())
     until = torch.searchsorted(k_pos, high, right=True) if in_order else None
     clear = clear_blocks(q_pos, k_pos, tiles.size, tile, tiles.offset).to(device)
-    return build_index(mark, clear, tiles.size, tile, tiles.offset, columns, until)
+    return build_index(mark, clear, tiles.size, tile, tiles.offset, columns, until), heavy

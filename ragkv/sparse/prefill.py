@@ -38,6 +38,11 @@ class PrefillState(Protocol):
     @property
     def read_all(self) -> str: ...
 
+    @property
+    def bytes(self) -> int:
+        """Bytes that the state keeps from one turn of a conversation to the next."""
+        ...
+
     def select(
         self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int | None, scale: float
     ) -> BlockSparseIndex | None:

@@ -6,8 +6,9 @@ import pytest
 
 from ragkv.bench.plot import check_plot, plot
 from ragkv.bench.quality import QualityFigures, QualityOutcome
+from ragkv.bench.score import interval
 from ragkv.bench.sets import SetQuestion
-from ragkv.bench.table import interval, markdown, rows
+from ragkv.bench.table import markdown, rows
 from ragkv.errors import InputError
 
 ASKED = SetQuestion("?", ("x",), "one")

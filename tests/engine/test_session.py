@@ -9,6 +9,7 @@ from ragkv.engine.generation import Sampling, decode
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.model.layer_pass import append
 from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.epic import Epic
 from ragkv.recompute.reuse import Reuse
@@ -16,6 +17,7 @@ from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
 from ragkv.sparse.critiprefill import CritiPrefill
 from ragkv.sparse.loopserve import LoopServe
+from ragkv.sparse.reselect import LoopServeDecode
 from ragkv.timing import StepTimer
 from tests import tiny
 
@@ -196,5 +198,70 @@ def test_a_policy_goes_from_turn_to_turn():
     assert sparse[1][0].sparse.computed_pairs < sparse[1][0].sparse.dense_pairs
     assert len({id(context.sparse.state) for context, _ in sparse}) == 1, "one state for all turns"
     *_, (last, _) = hold(r, policy=LoopServe(alpha=0.9, sample=4, tile=4, threshold=8))
-    kept = [len(turns) for turns in last.sparse.state.lines.values()]
-    assert kept == [3, 3, 2], "the lines of every turn that was read sparsely: in the last layer one was not"
+    kept = [[len(each.slash[0]) > 0 for each in passes] for passes in last.sparse.state.lines.values()]
+    assert kept == [[True] * 3, [True] * 3, [False, True, True]], "in the third layer the first turn was read densely"
+
+
+class OnLines:
+    """The attention of one token over the keys on lines and its own, one key at a time."""
+
+    def __init__(self, lines, answered):
+        self.lines, self.answered = lines, answered
+
+    def __call__(self, layer, q, k, v, q_pos, k_pos, *, scale):
+        heads, now, out = k.shape[1], int(q_pos[0]), torch.zeros_like(q)
+        group = q.shape[1] // heads
+        passes = self.lines[layer]
+        for head in range(q.shape[1]):
+            mates = {head // group * group + i for i in range(group)}
+            columns = {int(c) for p in passes for h, c in p.vertical.T if int(h) in mates}
+            distances = {int(o) for p in passes for h, o in p.slash.T if int(h) in mates}
+            every = any(bool(passes[-1].unlimited[mate]) for mate in mates)
+            rows = [
+                i
+                for i, at in enumerate(k_pos.tolist())
+                if every or at >= self.answered or at in columns or now - at in distances
+            ]
+            shares = (k[rows, head // group] @ q[0, head] * scale).softmax(0)
+            out[0, head] = shares @ v[rows, head // group]
+        return out
+
+
+@pytest.mark.parametrize("method", [None, "reuse"])
+def test_a_turn_decodes_over_the_lines_of_its_prefill_and_of_the_turns_before(method):
+    r, few = reader(), 0
+    talk, sources = r.new_state(), []
+    policies = LoopServe(alpha=0.5, sample=4, tile=4, dense=1.0), LoopServeDecode(first=9)
+    for turn, ((joining, length), question) in enumerate(zip(TURNS, QUESTIONS, strict=True)):
+        options, chunks = PrefillOptions(length, *policies), [CHUNKS[i] for i in joining]
+        if method is None:
+            context = r.prefill_full(chunks, question, StepTimer(), options, state=talk)
+        else:
+            sources += [InMemoryChunk(r.encode(chunk), 4, exact=not sources) for chunk in chunks]
+            context = r.prefill_sparse(sources, question, Reuse(4), StepTimer(), options, state=talk)
+        passes = talk.attention(policies[0], None).state.lines
+        assert all(len(mine) == turn + 1 and mine[-1].last == context.position - 1 for mine in passes.values())
+        assert len(passes) == 4
+        cache, lengths = context.cache, list(context.cache.lengths)
+        token = append(cache, [7], context.position, attention=OnLines(passes, context.position))
+        expected = r.model.forward([token])[0][-1]
+        cache.truncate(lengths)
+        found = r.model.forward([append(cache, [7], context.position, attention=context.decoding)])[0][-1]
+        torch.testing.assert_close(found, expected, **EXACT)
+        few += context.decoding.keys_read < context.decoding.keys_present
+        cache.truncate(lengths)
+        talk.append_answer((), SEPARATOR)
+    assert few == 3
+    assert talk.bytes > talk.stitch.cache.bytes, "lines count"
+
+
+def test_a_turn_that_is_read_densely_decodes_without_lines():
+    r, talk = reader(), reader().new_state()
+    lined = PrefillOptions(8, LoopServe(alpha=0.5, sample=4, tile=4, dense=1.0), LoopServeDecode(first=9))
+    r.prefill_full([CHUNKS[0]], QUESTIONS[0], StepTimer(), lined, state=talk)
+    talk.append_answer((), SEPARATOR)
+    plain = replace(lined, prefill_policy=None)
+    context = r.prefill_full([], QUESTIONS[1], StepTimer(), plain, state=talk)
+    r.model.forward([append(context.cache, [7], context.position, attention=context.decoding)])
+    assert not context.decoding.has_selected
+    assert context.decoding.keys_read == context.decoding.keys_present

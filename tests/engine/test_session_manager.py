@@ -173,7 +173,7 @@ def test_names_that_are_none_are_refused(tmp_path, name):
 
 def test_a_method_that_turns_keys_anew_holds_no_conversations(tmp_path):
     with fill(quick_engine(tmp_path), NAMES[:1]) as engine:
-        with pytest.raises(InputError, match="single questions"):
+        with pytest.raises(InputError, match="single questions only, because it rotates keys"):
             talk(engine, QUESTIONS[:1], method="multi-infllm:local=4")
         with pytest.raises(NotFound):
             engine.sessions.turns("default", "talk")

@@ -39,7 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> dict
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
 def test_every_family_loads_and_answers_like_its_own_generate(folders, kind):
     model = DecoderModel.load(str(folders[kind]), "cpu", "float32")
-    assert default_method(model) == "samkv-fusion", "it is not calibrated"
+    assert default_method(model) == "cacheblend", "it is not calibrated"
     assert model.profile.stable_layers == (3,)
     prefiller = Prefiller(model, model.prompt.prefix)
     chunks = [model.prompt.chunk("Tarn", "The harbour was built in 1889. " * n) for n in (20, 30)]
@@ -54,7 +54,7 @@ def test_every_family_loads_and_answers_like_its_own_generate(folders, kind):
     sources = [
         InMemoryChunk(prefiller.encode(chunk), model.profile.block, exact=i == 0) for i, chunk in enumerate(chunks)
     ]
-    for name in ("reuse", "samkv-overwrite", "samkv-fusion"):
+    for name in ("reuse", "samkv-overwrite", "samkv-fusion", default_method(model)):
         assert (
             prefiller.prefill_sparse(sources, question, make_method(name, model), StepTimer(), PrefillOptions(12))
             .logits.isfinite()

@@ -17,3 +17,12 @@ def test_the_first_tokens_of_every_chunk_but_the_first_are_recomputed_and_everyt
 def test_epic_needs_no_query():
     assert Epic(2).composite_blocks([piece(3, 0)]) == ()
     assert Epic(2).composite_layers(2) == 0
+
+
+def test_local_tokens_are_the_last_ones_of_every_chunk_but_the_first():
+    pieces = [piece(blocks, blocks) for blocks in (3, 1, 4)]
+    plan = Epic(layers=1, link=2, local=3).plan(pieces, [])
+    sizes = [p.tokens for p in pieces]
+    expected = [(), *(tuple(sorted({*range(min(2, n)), *range(max(0, n - 3), n)})) for n in sizes[1:])]
+    assert [list(tokens) for tokens in plan.recompute[0]] == [list(tokens) for tokens in expected]
+    assert len(plan.recompute[0][2]) == 5

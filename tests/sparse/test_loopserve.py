@@ -51,7 +51,7 @@ def test_what_is_computed_is_attention_over_the_tiles_of_the_lines(start, count)
     cells, every = attention_by_position(q[at], k, q_pos[at], k_pos, scale=0.3), torch.ones(60, dtype=torch.bool)
     lines = cover(cells, q_pos[at], every, 0.6, prices(start, 59, 4, 2.0))
     lines.vertical[:, 0] = lines.slash[:, 0] = True
-    index = index_lines(lines, q_pos, k_pos, 4, 1.0)
+    index, _ = index_lines(lines, q_pos, k_pos, 4, 1.0)
     assert index is not None
     offsets = q_pos[:, None] - k_pos
     for head in range(4):
@@ -81,7 +81,7 @@ def test_no_row_is_left_empty():
     lines = cover(torch.zeros(4, 8, 64), sample_rows(64, 8), every, 0.5, prices(0, 63, 4, 1.0))
     assert not lines.vertical.any()
     lines.slash[:, 0] = True
-    index = index_lines(lines, torch.arange(64), torch.arange(64), 4, 1.0)
+    index, _ = index_lines(lines, torch.arange(64), torch.arange(64), 4, 1.0)
     assert index is not None
     assert bool((index.counts >= 1).all())
     out, _ = prefill(small(alpha=0.01), q, k, v)
@@ -100,11 +100,14 @@ def test_a_later_turn_keeps_the_lines_of_an_earlier_turn():
     state = small().start()
     sparse = SparsePrefill(state, 30)
     sparse(0, random_rows(30, 4, 1), k[:30], v[:30], torch.arange(30), torch.arange(30), scale=0.3)
-    kept = [tuple(part.clone() for part in turn) for turn in state.lines[0]]
+    first = state.lines[0][0]
+    kept, held = [part.clone() for part in (first.vertical, first.slash, first.unlimited)], state.bytes
     sparse.end = 60
     sparse(0, random_rows(30, 4, 4), k, v, torch.arange(30, 60), torch.arange(60), scale=0.3)
-    assert len(state.lines[0]) == 2
-    assert all(torch.equal(a, b) for a, b in zip(kept[0], state.lines[0][0], strict=True))
+    assert [each.last for each in state.lines[0]] == [29, 59]
+    assert state.lines[0][0] is first
+    assert all(torch.equal(a, b) for a, b in zip(kept, (first.vertical, first.slash, first.unlimited), strict=True))
+    assert state.bytes > held > 0
 
 
 def test_later_turns_do_not_change_an_earlier_one():
@@ -139,3 +142,25 @@ def test_a_turn_no_longer_than_the_sample_samples_half_of_its_rows():
 def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValueError, match="must be"):
         LoopServe(**wrong)
+
+
+def test_heads_that_read_everything_keep_no_lines():
+    k = torch.nn.functional.normalize(random_rows(96, 4, 1, d=64), dim=-1)
+    q = 30 * k + 25 * k.roll(1, 0)
+    q[:, 1] = 0  # this head attends evenly, so it needs nearly all lines
+    state = small(dense=0.8).start()
+    assert state.select(0, q, k, torch.arange(96), torch.arange(96), end=96, scale=0.3) is not None
+    (lines,) = state.lines[0]
+    assert lines.unlimited.tolist() == [False, True, False, False]
+    for part in (lines.vertical, lines.slash):
+        assert set(part[0].tolist()) == {0, 2, 3}
+
+
+@pytest.mark.parametrize("params", [{"alpha": 1.0}, {"threshold": 1000}, {"alpha": 0.95}])
+def test_a_pass_that_is_dense_is_kept_as_one_without_lines(params):
+    q, k = random_rows(64, 4, 1) * 0, random_rows(64, 2, 2)
+    state = small(dense=0.6, **params).start()
+    assert state.select(0, q, k, torch.arange(64), torch.arange(64), end=64, scale=0.3) is None
+    (lines,) = state.lines[0]
+    assert lines.unlimited.all()
+    assert lines.vertical.shape == lines.slash.shape == (2, 0)
