@@ -1,8 +1,10 @@
 """`ragkv bench dialogues`: generated conversations, compared turn by turn with one dense prefill.
 
-A turn is a user's text with a question somewhere in it. Every turn is asked in the conversation. Then everything up to
-its question, the conversation's own answers included, is prefilled at once and answered (single-shot). The last turn is
-asked once more in a conversation with the same history of which no KV is in memory: the cost of starting over.
+A turn is a user's text with a question somewhere in it: at the beginning, in the middle or at the end, as in the
+benchmark of LoopServe (arXiv 2507.13681, section 4.1). Every turn is asked in the conversation, under the policies of a
+combination. Then everything up to its question, the conversation's own answers included, is prefilled at once, densely,
+and answered (single-shot). The last turn is asked once more in a conversation with the same history of which no KV is
+in memory: the cost of starting over.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ingest.pipeline import ingest
+from ragkv.bench.score import exact_match
+from ragkv.bench.stages import Stages
 from ragkv.catalog import StoredTurn
 from ragkv.engine.engine import Engine
 from ragkv.engine.generation import Sampling, StopChecker, decode
 from ragkv.engine.needles import ASIDES, NeedleQuestion, make_needles
 from ragkv.engine.prefill_state import PrefillOptions
-from ragkv.report import Answer
+from ragkv.report import Answer, Report
 from ragkv.timing import StepTimer
 from ragkv.types import AskOptions, Document
 
@@ -58,11 +62,20 @@ class DialogueParams:
 
 
 @dataclass(frozen=True)
+class DialogueTurn:
+    """What the user says in a turn. place: of the question in the text, one of PLACES."""
+
+    text: str
+    gold: str
+    place: str
+
+
+@dataclass(frozen=True)
 class Dialogue:
-    """A dialogue: (text of the user, gold answer) per turn, and the collection of its documents."""
+    """A dialogue: its turns, and the collection of its documents."""
 
     collection: str
-    turns: tuple[tuple[str, str], ...]
+    turns: tuple[DialogueTurn, ...]
 
 
 @dataclass(frozen=True)
@@ -72,17 +85,20 @@ class DialogueOutcome:
     Attributes:
         single: the answer after one dense prefill of everything up to the question.
         gold: the right answer.
-        prefilled: tokens, as in the report.
-        history: tokens, as in the report.
-        ttft: milliseconds, as in the report.
+        place: place of the question, one of PLACES.
+        report: of the answer.
     """
 
     answer: str
     single: str
     gold: str
-    prefilled: float
-    history: float
-    ttft: float
+    place: str
+    report: Report
+
+    @property
+    def right(self) -> bool:
+        """Whether the answer is an exact match."""
+        return exact_match(self.answer, (self.gold,)) == 1.0
 
 
 @dataclass(frozen=True)
@@ -96,11 +112,14 @@ class Held:
 
 @dataclass(frozen=True)
 class DialogueFigures:
-    """Figures of one method.
+    """Figures of one method under one prefill policy and one decode policy.
 
     Attributes:
         agree: turns answered as after one dense prefill.
-        right: turns answered with the gold answer.
+        right: turns whose answer is an exact match.
+        em: exact match by place of the question, in the order of PLACES; None where no question stood there.
+        pairs: query-key pairs that the prefills of all turns read / those of dense attention.
+        keys: keys that the decode steps of all turns read / keys present.
         whole: dialogues in which all turns agree.
         prefilled: mean tokens by number of the turn.
         ttft: mean milliseconds by number of the turn.
@@ -110,10 +129,15 @@ class DialogueFigures:
     """
 
     method: str
+    prefill: str
+    decode: str
     dialogues: int
     turns: int
     agree: int
     right: int
+    em: tuple[float | None, ...]
+    pairs: float
+    keys: float
     whole: int
     prefilled: tuple[float, ...]
     ttft: tuple[float, ...]
@@ -150,70 +174,87 @@ def fill(engine: Engine, params: DialogueParams, progress: Progress) -> list[Dia
 
 
 def hold(
-    engine: Engine, dialogues: Sequence[Dialogue], method: str, params: DialogueParams, progress: Progress
+    engine: Engine, dialogues: Sequence[Dialogue], stages: Stages, params: DialogueParams, progress: Progress
 ) -> list[Held]:
-    """Run every dialogue with one method. Its turns are removed from the catalogue."""
+    """Run every dialogue with one method under its policies. Its turns are removed from the catalogue."""
     held: list[Held] = []
     for number, dialogue in enumerate(dialogues):
-        held.append(_hold(engine, dialogue, method, params))
+        held.append(_hold(engine, dialogue, stages, params))
         progress("ask", number + 1, len(dialogues))
     return held
 
 
-def figures(method: str, held: Sequence[Held]) -> DialogueFigures:
-    """Figures of the dialogues of one method."""
+def figures(stages: Stages, held: Sequence[Held]) -> DialogueFigures:
+    """Figures of the dialogues that were held with one method under its policies."""
     turns = [outcome for each in held for outcome in each.outcomes]
     by_number = list(zip(*(each.outcomes for each in held), strict=True))
+    reports = [outcome.report for outcome in turns]
+    read, dense = (
+        sum(getattr(each.prefilling, name) or 0 for each in reports) for name in ("pairs_read", "pairs_dense")
+    )
+    keys, present = (
+        sum(each.decoding.steps * getattr(each.decoding, name) for each in reports) for name in ("read", "present")
+    )
     return DialogueFigures(
-        method=method,
+        method=stages.method,
+        prefill=stages.prefill,
+        decode=stages.decode,
         dialogues=len(held),
         turns=len(turns),
         agree=sum(outcome.answer == outcome.single for outcome in turns),
-        right=sum(outcome.answer == outcome.gold for outcome in turns),
+        right=sum(outcome.right for outcome in turns),
+        em=tuple(_share([outcome.right for outcome in turns if outcome.place == place]) for place in PLACES),
+        pairs=read / dense if dense else 1.0,
+        keys=keys / present if present else 1.0,
         whole=sum(all(o.answer == o.single for o in each.outcomes) for each in held),
-        prefilled=tuple(statistics.fmean(o.prefilled for o in same) for same in by_number),
-        ttft=tuple(statistics.fmean(o.ttft for o in same) for same in by_number),
+        prefilled=tuple(statistics.fmean(o.report.tokens.prefilled for o in same) for same in by_number),
+        ttft=tuple(statistics.fmean(o.report.timings_ms.ttft for o in same) for same in by_number),
         over=statistics.fmean(each.over for each in held),
         over_ttft=statistics.fmean(each.over_ttft for each in held),
-        share=max(each.outcomes[-1].prefilled / each.over for each in held),
+        share=max(each.outcomes[-1].report.tokens.prefilled / each.over for each in held),
     )
 
 
-def _turn(question: NeedleQuestion, place: int, params: DialogueParams, rng: random.Random) -> tuple[str, str]:
-    """(text, gold answer): the question among filler sentences."""
-    around = rng.sample(SENTENCES, params.sentences)
-    at = {"beginning": 0, "middle": (params.sentences + 1) // 2, "end": params.sentences}[PLACES[place % len(PLACES)]]
-    return " ".join([*around[:at], question.question, *around[at:]]), question.answer
+def _share(flags: Sequence[bool]) -> float | None:
+    return statistics.fmean(flags) if flags else None
 
 
-def _hold(engine: Engine, dialogue: Dialogue, method: str, params: DialogueParams) -> Held:
+def _turn(question: NeedleQuestion, number: int, params: DialogueParams, rng: random.Random) -> DialogueTurn:
+    """The question among filler sentences."""
+    around, place = rng.sample(SENTENCES, params.sentences), PLACES[number % len(PLACES)]
+    at = {"beginning": 0, "middle": (params.sentences + 1) // 2, "end": params.sentences}[place]
+    return DialogueTurn(" ".join([*around[:at], question.question, *around[at:]]), question.answer, place)
+
+
+def _hold(engine: Engine, dialogue: Dialogue, stages: Stages, params: DialogueParams) -> Held:
     name, twin, collection = "dialogue", "dialogue from nothing", dialogue.collection
     outcomes: list[DialogueOutcome] = []
     past: list[StoredTurn] = []
-    for text, gold in dialogue.turns:
+    for turn in dialogue.turns:
         past = engine.catalog.turns(collection, name)
-        answer = _ask(engine, dialogue, name, text, method, params)
+        answer = _ask(engine, dialogue, name, turn.text, stages, params)
         single = _single_shot(engine, collection, engine.catalog.turns(collection, name), params)
-        tokens, ttft = answer.report.tokens, answer.report.timings_ms.ttft
-        outcomes.append(DialogueOutcome(answer.answer, single, gold, tokens.prefilled, tokens.history, ttft))
+        outcomes.append(DialogueOutcome(answer.answer, single, turn.gold, turn.place, answer.report))
     after: list[int] = []
-    for turn in past:
-        row = engine.catalog.add_turn(collection, twin, after, turn)
+    for stored in past:
+        row = engine.catalog.add_turn(collection, twin, after, stored)
         after += [] if row is None else [row]
-    over = _ask(engine, dialogue, twin, dialogue.turns[-1][0], method, params).report
+    over = _ask(engine, dialogue, twin, dialogue.turns[-1].text, stages, params).report
     for each in (name, twin):
         engine.sessions.remove(collection, each)
     return Held(tuple(outcomes), over.tokens.prefilled, over.timings_ms.ttft)
 
 
-def _ask(engine: Engine, dialogue: Dialogue, name: str, text: str, method: str, params: DialogueParams) -> Answer:
+def _ask(engine: Engine, dialogue: Dialogue, name: str, text: str, stages: Stages, params: DialogueParams) -> Answer:
     return engine.answer(
         text,
         AskOptions(
             collection=dialogue.collection,
             conversation=name,
             top_k=params.chunks,
-            method=method,
+            method=stages.method,
+            prefill=stages.prefill,
+            decode=stages.decode,
             max_tokens=params.max_tokens,
         ),
     )

@@ -1,19 +1,22 @@
-"""`ragkv bench dialogues`: cost of a turn, and whether its answer is that after one dense prefill."""
+"""`ragkv bench dialogues`: cost of a turn, its answer beside that after one dense prefill, and what policies read."""
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ragkv.cli.common import Device, Json, Model, out, progress, settings_from, tell, write_json
+from ragkv.cli.bench_common import show
+from ragkv.cli.common import Device, Json, Model, progress, settings_from, tell, write_json
 
 if TYPE_CHECKING:
     from ragkv.bench.dialogues import DialogueFigures
+    from ragkv.bench.grid import TextGrid
 
 
 def dialogues(
@@ -22,49 +25,81 @@ def dialogues(
     method: Annotated[
         list[str] | None, typer.Option("--method", help="As for ask; again for more. Default: full and scout.")
     ] = None,
-    prefill: Annotated[str, typer.Option(help="As for ask.")] = "dense",
+    prefill: Annotated[
+        list[str] | None, typer.Option("--prefill", help="As for ask; again for more. Default: dense.")
+    ] = None,
+    decode: Annotated[
+        list[str] | None,
+        typer.Option("--decode", help="As for ask; again for more. Every method is asked under all combinations."),
+    ] = None,
     chunks: Annotated[int, typer.Option(min=1, max=64, help="Chunks that a dialogue is about.")] = 8,
     chunk_tokens: Annotated[int, typer.Option(min=128, help="Tokens of a chunk.")] = 512,
+    sentences: Annotated[int, typer.Option(min=1, max=40, help="Sentences around every question.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the documents and texts.")] = 11,
+    table: Annotated[Path | None, typer.Option("--table", help="Write the tables to this Markdown file.")] = None,
     model: Model = None,
     device: Device = None,
 ) -> int:
-    """Generated dialogues, turn by turn: answers against one dense prefill, tokens prefilled, times."""
+    """Generated dialogues, turn by turn: answers, what policies read, tokens prefilled, times."""
     given = settings_from(None, None, model, device)
-    from ragkv.bench.dialogues import DialogueParams, figures, fill, hold
+    from ragkv.bench.dialogues import SENTENCES, DialogueParams, figures, fill, hold
+    from ragkv.bench.stages import Stages
     from ragkv.engine.engine import Engine
 
-    params = DialogueParams(dialogues=count, each=min(6, count), chunks=chunks, chunk_tokens=chunk_tokens)
+    if sentences > len(SENTENCES):
+        raise typer.BadParameter(f"there are {len(SENTENCES)} sentences", param_hint="--sentences")
+    params = DialogueParams(
+        dialogues=count,
+        each=min(6, count),
+        chunks=chunks,
+        chunk_tokens=chunk_tokens,
+        sentences=sentences,
+        seed=seed,
+    )
+    asked = [
+        Stages(*each) for each in product(method or ("full", "scout"), prefill or ("dense",), decode or ("dense",))
+    ]
     with tempfile.TemporaryDirectory(prefix="ragkv-dialogues-") as folder, progress() as report:
-        own = {"data": Path(folder), "store": "disk", "chunk_tokens": chunk_tokens, "prefill": prefill}
+        own = {"data": Path(folder), "store": "disk", "chunk_tokens": chunk_tokens}
         with Engine.open(given.model_copy(update=own), tell) as engine:
             made = fill(engine, params, report)
-            found = [figures(name, hold(engine, made, name, params, report)) for name in method or ("full", "scout")]
+            found = [figures(each, hold(engine, made, each, params, report)) for each in asked]
     write_json(file, [dataclasses.asdict(each) for each in found])
-    _show(found)
+    title = f"{count} dialogues about {chunks} chunks of at most {chunk_tokens} tokens"
+    pieces = [(f"{title}: answers, and what was read, percent", _answers(found), ())]
+    pieces.append((f"{title}; from nothing: the last turn when nothing is cached", _costs(found), ()))
+    show(pieces, table)
     return 0
 
 
-def _show(found: Sequence[DialogueFigures]) -> None:
-    """Print the figures as aligned text."""
-    from ragkv.bench.grid import TextGrid, aligned
+def _answers(found: Sequence[DialogueFigures]) -> TextGrid:
+    from ragkv.bench.dialogues import PLACES
+    from ragkv.bench.grid import TextGrid, number
+
+    heads = ("method", "prefill", "decode", "as one prefill", "EM", *(f"EM, {place}" for place in PLACES))
+    rows = [
+        (
+            each.method,
+            each.prefill,
+            each.decode,
+            f"{each.agree} of {each.turns}",
+            number(each.right / each.turns, ".1f", 100),
+            *(number(share, ".1f", 100) for share in each.em),
+            number(each.pairs, ".1f", 100),
+            number(each.keys, ".1f", 100),
+        )
+        for each in found
+    ]
+    return TextGrid((*heads, "pairs read", "keys read"), tuple(rows), words=3)
+
+
+def _costs(found: Sequence[DialogueFigures]) -> TextGrid:
+    from ragkv.bench.grid import TextGrid
 
     rows = []
     for each in found:
         prefilled, ttft = (" ".join(f"{x:.0f}" for x in values) for values in (each.prefilled, each.ttft))
-        agree = f"{each.agree} of {each.turns}"
-        rows.append((each.method, agree, str(each.right), prefilled, f"{each.over:.0f}", f"{each.share:.1%}", ttft))
-    heads = (
-        "method",
-        "as one prefill",
-        "right",
-        "prefilled by turn",
-        "from nothing",
-        "largest share",
-        "ttft ms by turn",
-    )
-    console = out()
-    console.print(f"{found[0].dialogues} dialogues; from nothing: the last turn when nothing is cached")
-    head, *lines = aligned(TextGrid(heads, tuple(rows)))
-    console.print(head, style="bold")
-    for line in lines:
-        console.print(line)
+        names = (each.method, each.prefill, each.decode)
+        rows.append((*names, prefilled, f"{each.over:.0f}", f"{each.share:.1%}", ttft))
+    heads = ("method", "prefill", "decode", "prefilled by turn", "from nothing", "largest share", "ttft ms by turn")
+    return TextGrid(heads, tuple(rows), words=3)

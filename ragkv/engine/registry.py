@@ -43,9 +43,9 @@ ALONE = ("multi-infllm",)
 """Methods that answer single questions only: they rotate keys to positions that depend on the question."""
 
 UNCALIBRATED = "cacheblend"
-"""Default method of a model whose retrieval heads are not known. It selects nothing, so no selection loses an answer: it
-keeps everything and recomputes the tokens that deviate most. Of the methods that reuse stored KV without retrieval heads
-it answers best (docs/results/quality.md). The literal SamKV finds 3 of 100 answers there."""
+"""Default method of a model whose retrieval heads are not known. It selects nothing, so no selection loses an answer:
+everything is kept, and the tokens that deviate most are recomputed. Of the methods that reuse stored KV and need no
+retrieval heads it answers best (docs/results/quality.md). The literal SamKV finds 3 of 100 answers there."""
 
 MODEL_DECIDES = ("layers", "heads", "group", "scale", "rotate")
 

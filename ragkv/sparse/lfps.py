@@ -20,6 +20,11 @@ layer.
 Differs from the paper:
 
 - The last tokens are always read, besides the top k. Scores are learned from them, too, so a step sees its own token.
+- The paper keeps the sinks on the GPU and all other keys in host memory, where the CPU attends to the candidates. Here
+  keys are not split: a state runs on the device where the cache is, with all keys of a layer there. Tables, candidates
+  and attention are tensor operations of that device. `auto` uses the policy on a CPU only.
+- Bypassing is off. It misjudges heads whose attention is spread over many keys: with .85 the error of a layer is three
+  times as large, and no time is saved (docs/results/decode.md).
 - The query heads of a group share tables and candidates, so the keys of a kv head are gathered and scored once for its
   whole group. With `heads="query"` each query head has its own, as in the paper.
 """
@@ -50,7 +55,7 @@ class Lfps(DecodePolicy):
         sinks: Tokens at the start that are always read.
         rows: Last queries of the prompt that fill the tables, the paper's T (lost; 1/(1 - decay)).
         decay: The paper's gamma.
-        bypass: Share of the sinks above which a query head is not computed; 1 for never.
+        bypass: Share of the sinks above which a query head is not computed (paper: .85); 1 for never.
         beta: Thresholds of candidates, in deviations (paper: .2 and .3).
         local: Last tokens that stand for recent attention (paper: "e.g. five") and are always read (paper silent).
         reach: Offsets of the neighbours that become candidates.
@@ -63,7 +68,7 @@ class Lfps(DecodePolicy):
     sinks: int = 4
     rows: int = 20
     decay: float = 0.95
-    bypass: float = 0.85
+    bypass: float = 1.0
     beta: float = 0.2
     local: int = 5
     reach: tuple[int, ...] = (-1, 1, 2)

@@ -113,9 +113,9 @@ class TurnLines:
         """Mark the keys at positions k_pos [n] that are on a line for a row at position `now`: bool [Hkv, n]."""
         width = self.vertical.shape[1]
         distance = now - k_pos
-        return self.vertical[:, k_pos.clamp(max=width - 1)] & (k_pos < width) | self.slash[
-            :, distance.clamp(max=width - 1)
-        ] & (distance < width)
+        in_columns = self.vertical[:, k_pos.clamp(max=width - 1)] & (k_pos < width)
+        on_slashes = self.slash[:, distance.clamp(max=width - 1)] & (distance < width)
+        return in_columns | on_slashes
 
 
 class LoopServeDecodeState(DecodeState):

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from ragkv.bench.dialogues import PLACES, DialogueParams, figures, fill, hold
+from ragkv.bench.stages import Stages
 from ragkv.cli import run
 from tests.libraries import open_engine
 
@@ -16,15 +17,19 @@ def test_turns_in_full_are_answered_as_after_one_dense_prefill_and_cost_little(t
     params = DialogueParams(dialogues=3, each=3, chunks=4, chunk_tokens=160)
     with open_engine(tmp_path, model, embedder, chunk_tokens=160) as engine:
         dialogues = fill(engine, params, lambda *_: None)
-        texts = [text for dialogue in dialogues for text, _ in dialogue.turns]
-        places = [("beginning", "middle", "end")[(i // 3 + i % 3) % 3] for i in range(9)]
-        for text, place in zip(texts, places, strict=True):
-            at = text.index("?") / len(text)
-            assert {"beginning": at < 0.6, "middle": 0.3 < at < 0.9, "end": at > 0.9}[place], (text, place)
-        assert set(places) == set(PLACES)
-        held = hold(engine, dialogues, "full", params, lambda *_: None)
-        found = figures("full", held)
+        turns = [turn for dialogue in dialogues for turn in dialogue.turns]
+        assert [turn.place for turn in turns] == [
+            ("beginning", "middle", "end")[(i // 3 + i % 3) % 3] for i in range(9)
+        ]
+        for turn in turns:
+            at = turn.text.index("?") / len(turn.text)
+            assert {"beginning": at < 0.6, "middle": 0.3 < at < 0.9, "end": at > 0.9}[turn.place], turn
+        held = hold(engine, dialogues, Stages("full"), params, lambda *_: None)
+        found = figures(Stages("full"), held)
         assert (found.dialogues, found.turns) == (3, 9)
+        by_place = [[o.right for each in held for o in each.outcomes if o.place == place] for place in PLACES]
+        assert found.em == tuple(sum(flags) / 3 for flags in by_place)
+        assert (found.right, found.pairs, found.keys) == (sum(map(sum, by_place)), 1.0, 1.0)
         assert (found.agree, found.whole) == (9, 3)
         assert found.share <= 0.25
         assert found.prefilled[0] > 4 * max(found.prefilled[1:])
@@ -37,9 +42,14 @@ def test_turns_in_full_are_answered_as_after_one_dense_prefill_and_cost_little(t
 def test_the_command_prints_a_row_for_every_method(tmp_path, capsys):
     file = tmp_path / "figures.json"
     asked = ["--dialogues", "1", "--chunks", "2", "--chunk-tokens", "200", "--method", "full", "--json", str(file)]
+    asked += ["--prefill", "dense", "--prefill", "loopserve:alpha=0.5", "--decode", "loopserve:budget=8"]
     assert run(["bench", "dialogues", *asked]) == 0
-    (row,) = json.loads(file.read_text())
+    row, sparse = json.loads(file.read_text())
     assert (row["method"], row["dialogues"], row["turns"], row["agree"]) == ("full", 1, 3, 3)
+    assert (row["prefill"], row["decode"]) == ("dense", "loopserve:budget=8")
+    assert row["pairs"] == row["keys"] == 1, "without lines the first 16 tokens are dense"
+    assert sparse["pairs"] < 0.9
+    assert sparse["keys"] < 0.95, "the lines of the prefill are read from the first token on"
     printed = capsys.readouterr().out
     assert "full" in printed
     assert "3 of 3" in printed

@@ -312,7 +312,7 @@ def sunk(steps=6, quiet=0):
 @pytest.mark.parametrize("heads", HEADS)
 def test_a_bypassed_step_leaves_the_tables_as_they_are(heads):
     request = sunk()
-    state = Lfps(heads=heads, least=12).start()
+    state = Lfps(bypass=0.85, heads=heads, least=12).start()
     request.prefill(state)
     request.step(state, 0)
     assert not bool(state.bypassed[0].all())
@@ -332,7 +332,7 @@ def test_positions_stay_right_after_bypassed_steps():
     """After five tokens without an update of the tables, a fixed distance is still found at its current position."""
     request = slash_request(steps=12)
     lone = slash_request(steps=12)
-    state, reference = Lfps(least=12).start(), Lfps(least=12, bypass=1.0).start()
+    state, reference = Lfps(least=12, bypass=0.85).start(), Lfps(least=12).start()
     request.prefill(state)
     lone.prefill(reference)
     scores = state.scores[0]
@@ -345,7 +345,7 @@ def test_positions_stay_right_after_bypassed_steps():
 @pytest.mark.parametrize("heads", HEADS)
 def test_a_bypassed_head_returns_the_sinks_and_the_mean(heads):
     request = sunk()
-    state = Lfps(heads=heads, least=12).start()
+    state = Lfps(bypass=0.85, heads=heads, least=12).start()
     request.prefill(state)
     request.step(state, 0)
     out = request.step(state, 1)

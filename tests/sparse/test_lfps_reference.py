@@ -29,7 +29,7 @@ def request_with_sinks(seed: int) -> Request:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_step_is_that_of_the_reference(heads, seed):
     request = request_with_sinks(seed)
-    params = Lfps(least=6, share=0.05, heads=heads)
+    params = Lfps(least=6, share=0.05, bypass=0.85, heads=heads)
     naive, state = NaiveLfps(request, params), params.start()
     request.prefill(state)
     bypassed, local_wins, lists = 0, 0, set()
@@ -72,6 +72,6 @@ def test_a_threshold_is_the_mean_and_beta_deviations_weighted_by_the_root_of_the
     assert (tau_v.item(), tau_s.item()) == (0.25, 4.0)
 
 
-def test_by_default_the_neighbours_are_one_before_and_two_behind():
+def test_by_default_the_neighbours_are_one_before_and_two_behind_and_no_head_is_bypassed():
     p = Lfps()
-    assert (p.reach, p.local, p.sinks, p.decay, p.bypass, p.beta) == ((-1, 1, 2), 5, 4, 0.95, 0.85, 0.2)
+    assert (p.reach, p.local, p.sinks, p.decay, p.bypass, p.beta) == ((-1, 1, 2), 5, 4, 0.95, 1.0, 0.2)
