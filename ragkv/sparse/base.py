@@ -111,7 +111,7 @@ class DecodeState(ABC):
         self.fetched = 0
         self._seen: dict[int, tuple[int, int]] = {}
 
-    def follow(self, prefill: PrefillState) -> None:  # noqa: B027
+    def use_prefill(self, prefill: PrefillState) -> None:  # noqa: B027
         """Learn which state chose the keys of the question's pass, where a prefill policy did. Ignored by default."""
 
     def __call__(
@@ -234,7 +234,7 @@ def decode_state(policy: DecodePolicy | None, keys: float, prefill: SparsePrefil
         return None
     state = policy.start()
     if prefill is not None:
-        state.follow(prefill.state)
+        state.use_prefill(prefill.state)
     return state
 
 

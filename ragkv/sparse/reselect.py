@@ -146,7 +146,7 @@ class LoopServeDecodeState(DecodeState):
         """Whether a selection was made or lines are read; until then every step reads every key."""
         return bool(self.selected)
 
-    def follow(self, prefill: PrefillState) -> None:
+    def use_prefill(self, prefill: PrefillState) -> None:
         """Read the lines of a prefill under LoopServe, and of the turns before it."""
         if self.params.lines and isinstance(prefill, LoopServeState):
             self._prefill = prefill
