@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ragkv.bench.quality import QualityOutcome, ask_all
+from ragkv.bench.score import interval
 from ragkv.bench.sets import QuestionSet, natural_sets
-from ragkv.bench.table import interval
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.source import ModelSource
 
