@@ -163,7 +163,7 @@ def prefetch(store: ChunkStore, chunks: Sequence[Sequence[int]], method: Method)
             key = store.key(tokens)
             head, _ = store.head(key, len(tokens))
             first = method.composite_blocks([Piece(len(tokens), store.block, head.digest)])
-            if first:
+            if any(first):
                 layers = head.layout.shape.layers
                 attended = max(0, method.composite_layers(layers) - 1)
                 with store.quarantining(key):

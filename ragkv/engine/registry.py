@@ -87,9 +87,8 @@ def _scout(model: DecoderModel) -> dict[str, Any]:
             f"scout needs the retrieval heads of {model.name}: run `ragkv calibrate`, or use samkv-fusion"
         )
     group = shape.q_heads // shape.kv_heads
-    ends = {"initial": p.initial, "local": p.local}
     given = {"heads": p.retrieval_heads, "group": group, "scale": model.scale, "repair": p.scout_repair}
-    return {"layers": shape.layers, **given, **ends}
+    return {"layers": shape.layers, **given}
 
 
 METHODS: dict[str, MethodSpec] = {

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ragkv.recompute.base import Piece, Plan, require_between
+from ragkv.recompute.base import Blocks, Piece, Plan, require_between
 from ragkv.recompute.reuse import Reuse
 
 
@@ -31,7 +31,7 @@ class Epic(Reuse):
     def __post_init__(self) -> None:
         require_between(0, math.inf, link=self.link)
 
-    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
+    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor], read: Sequence[Blocks] = ()) -> Plan:
         """Keep every block and recompute the first tokens of every chunk but the first."""
         tokens = tuple(tuple(range(min(self.link, piece.tokens))) if i else () for i, piece in enumerate(pieces))
         everything = super().plan(pieces, queries)

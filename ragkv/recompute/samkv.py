@@ -30,6 +30,7 @@ from torch import Tensor
 from ragkv.recompute.analysis import outlier_tokens
 from ragkv.recompute.base import (
     Blocks,
+    OneLook,
     Piece,
     Plan,
     Tokens,
@@ -43,7 +44,7 @@ from ragkv.recompute.compared import Rotate, compared_vectors
 
 
 @dataclass(frozen=True)
-class SamKV:
+class SamKV(OneLook):
     """Parameters. Defaults follow the paper where it speaks, else the recommended reading.
 
     Attributes:
@@ -101,7 +102,7 @@ class SamKV:
         """Return `layers`: every layer selects with its own query."""
         return layers
 
-    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
+    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor], read: Sequence[Blocks] = ()) -> Plan:
         """Select blocks (section 3.2) and recompute sets (section 3.3). See `Method.plan`."""
         fixed = self.composite_blocks(pieces)
         if self.middle == "all":
