@@ -105,6 +105,13 @@ class AutoDecode(DecodePolicy):
         return self.policy.start()
 
 
-def key_tier(device: torch.device) -> KeyTier:
-    """Return where the keys of a context cache lie: on the device of the model, which computes."""
-    return "gpu" if device.type == "cuda" else "cpu"
+def key_tier(device: torch.device, pool: bool = False) -> KeyTier:
+    """Return where the keys of a long context lie.
+
+    Args:
+        device: The device of the model, which computes.
+        pool: Whether there is a pool of KV blocks, so that contexts that are decoded under PSA lie in host memory.
+    """
+    if device.type != "cuda":
+        return "cpu"
+    return "host" if pool else "gpu"

@@ -179,6 +179,24 @@ class ContextCache:
         else:
             self.write(layer, slots, k, v)
 
+    def move(self, devices: Sequence[torch.device], *, pin: bool = False) -> None:
+        """Move all rows to other devices, one a layer. The capacity stays.
+
+        Args:
+            devices: device of each layer.
+            pin: allocate page-locked memory, which a GPU reads by address. PyTorch allocates it in powers of two.
+        """
+        with torch.inference_mode(False):  # as in `_resize`
+            for layer, device in enumerate(devices):
+                self.wait_ready(layer)
+                if device == self.devices[layer] and pin == self._k[layer].is_pinned():
+                    continue
+                for store in (self._k, self._v):
+                    old, length = store[layer], self.lengths[layer]
+                    store[layer] = torch.empty(old.shape, dtype=old.dtype, device=device, pin_memory=pin)
+                    store[layer][:length] = old[:length]
+        self.devices = tuple(devices)
+
     def truncate(self, lengths: Sequence[int]) -> None:
         """Drop all rows of each layer behind the first `lengths[layer]`."""
         for layer in range(self.shape.layers):
