@@ -113,6 +113,8 @@ def _pool(pool: dict[str, int]) -> Iterator[Metric]:
     yield gauge("ragkv_pool_slots", "Slots of the pool for decoding, by state.", ("state",), states)
     yield gauge("ragkv_pool_slot_bytes", "Bytes of one slot.", (), {(): pool["size"]})
     reads = {("hit",): pool["hits"], ("miss",): pool["read"] - pool["hits"]}
-    yield counter("ragkv_pool_reads_total", "Blocks that decoding read, by whether they had a slot.", ("result",), reads)
+    yield counter(
+        "ragkv_pool_reads_total", "Blocks that decoding read, by whether they had a slot.", ("result",), reads
+    )
     yield counter("ragkv_pool_loaded_total", "Blocks copied from host memory.", (), {(): pool["loaded"]})
     yield counter("ragkv_pool_evicted_total", "Blocks evicted to make room for others.", (), {(): pool["evicted"]})

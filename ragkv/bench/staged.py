@@ -80,7 +80,9 @@ class StagedDecoder:
         if self._steps == self._room:
             raise ValueError("no room for another token")
         model, layers = self._model, self._model.shape.layers
-        k, v = ([list(self._stages[layer % 2][side].unbind(0)) for layer in range(layers)] for side in (0, 1))
+        k, v = (
+            [list(self._stages[(self._done + layer) % 2][side].unbind(0)) for layer in range(layers)] for side in (0, 1)
+        )
         addresses = [[each.data_ptr() for each in layer] for layer in (*k, *v)]
         positions = [each + self._steps for each in self._positions]
         held = [[rows + self._steps for rows in layer] for layer in self._lengths]

@@ -62,9 +62,7 @@ class Decoded:
             rows.near.k[layer][of][at], rows.near.v[layer][of][at] = new
             self.rows[of] = torch.cat([keys, new[0][None]]), torch.cat([values, new[1][None]])
         index = pool.index
-        self.kernels.load_ahead(
-            index.order[layer], index.read[layer], pool.pool, rows, layer, index.ahead[layer]
-        )
+        self.kernels.load_ahead(index.order[layer], index.read[layer], pool.pool, rows, layer, index.ahead[layer])
         order = rank(q, index.digests[layer], index.hidden[layer])
         result = self.kernels.attend_progressively(q, order, pool.pool, rows, layer, shape, pool.rule, scale=SCALE)
         index.order[layer], index.read[layer] = order, result.read
@@ -86,9 +84,7 @@ class Decoded:
         return done.out.flatten(0, 1), done.blocks_read
 
 
-@pytest.mark.parametrize(
-    ("name", "slots"), [("reference", 1), ("reference", 20), ("reference", 500), ("triton", 20)]
-)
+@pytest.mark.parametrize(("name", "slots"), [("reference", 1), ("reference", 20), ("reference", 500), ("triton", 20)])
 @pytest.mark.parametrize(
     ("shape", "lengths", "params", "steps"),
     [
@@ -177,7 +173,7 @@ def test_slots_that_were_not_taken_are_listed_again():
     for number, slot in enumerate(listed[:5]):
         pool.slot_of[number], pool.block_of[slot], pool.last_used[slot] = slot, number, 100
     settle(pool, torch.ones(1, dtype=torch.int64, device=DEVICE), 0)
-    assert sorted(pool.free.tolist()) == sorted({*range(20)} - {*listed[:5]}) + [20]
+    assert sorted(pool.free.tolist()) == [*sorted({*range(20)} - {*listed[:5]}), 20]
     assert pool.evicted.tolist() == [0]
 
 

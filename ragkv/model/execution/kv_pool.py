@@ -146,7 +146,9 @@ class KVPool:
     def reserved(self) -> int:
         """Slots that a step of the requests that have joined needs at least."""
         joined = zip(self.caches, self._params, strict=True)
-        return sum(self.working_set(cache, params) for cache, params in joined if cache is not None and params is not None)
+        return sum(
+            self.working_set(cache, params) for cache, params in joined if cache is not None and params is not None
+        )
 
     def serves(self, params: Psa) -> bool:
         """Whether requests with this policy can join: they share block, micro and group and read all layers so."""
@@ -243,7 +245,10 @@ class KVPool:
         tables = inputs[HEADER:].view(TABLES, layers, -1)
         k, v = ([list(layer.unbind(0)) for layer in store.unbind(0)] for store in self.index.near)
         host = [
-            [[None if each is None else each.buffers(layer, 0)[side] for each in self.caches] for layer in range(layers)]
+            [
+                [None if each is None else each.buffers(layer, 0)[side] for each in self.caches]
+                for layer in range(layers)
+            ]
             for side in (0, 1)
         ]
         near = CachePointers(tables[:3], k, v)

@@ -96,9 +96,7 @@ class PooledDecoder:
         return PooledRequest(self, cache, params, rows) if self.pool.serves(params) else None
 
     @torch.inference_mode()
-    def decode(
-        self, requests: Sequence[PooledRequest], tokens: Sequence[int], positions: Sequence[int]
-    ) -> Tensor:
+    def decode(self, requests: Sequence[PooledRequest], tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Append one token to each request and return logits [W, vocabulary].
 
         Args:
