@@ -103,8 +103,8 @@ class AnswerSettings(_Part):
     pool_bytes: int = Field(
         0,
         ge=0,
-        description="Pool of KV blocks where the model computes, in bytes; contexts that are decoded under psa are then "
-        "in host memory; 0: no pool.",
+        description="Pool of KV blocks where the model computes, in bytes; contexts decoded under psa then lie in host "
+        "memory; 0: no pool.",
     )
     top_k: int = Field(6, ge=1, le=64, description="Chunks retrieved for a question.")
     max_tokens: int = Field(64, ge=1, le=4096, description="Longest answer, in tokens.")

@@ -4,8 +4,8 @@ One context is prefilled, and its KV is copied into pinned memory for every requ
 tokens, which are random, one per request and step. Both decoders get the same tokens:
 
     dense, staged   the GPU keeps the share; the rest is copied every step while layers compute (bench/staged.py)
-    psa             `PooledDecoder`, as the engine runs it: ranked blocks until enough is covered; one pool of blocks for
-                    all requests, layers and kv heads
+    psa             `PooledDecoder`, as the engine runs it: ranked blocks until enough is covered, and one pool of
+                    blocks for all requests, layers and kv heads
 
 During the untimed `warmup` steps the pool of PSA fills with the blocks that its heads read. `ratio` is relative to the
 dense decoder.

@@ -10,8 +10,10 @@ own cache, densely or with its own state, so company changes only the order in w
 
 The queue is first come, first served: only its front may begin, so a small sequence never overtakes a large one that
 waits for memory. `limit` bounds how many run; `bytes` bounds what their caches hold. A sequence that is larger by
-itself runs alone. A sequence that is decoded over the pool of KV blocks joins the pool when it begins to run, once
-what a step of it reads at least fits beside the others', and leaves the pool when it ends. A caller that asks `free` before it prefills leaves at most one prefilled sequence waiting.
+itself runs alone. A caller that asks `free` before it prefills leaves at most one prefilled sequence waiting.
+
+A sequence that is decoded over the pool of KV blocks joins the pool when it begins to run: once the blocks that a step
+of it reads at least fit into the pool beside those of the others. It leaves the pool when it ends or is cancelled.
 
 The batch keeps no reference to a sequence that has ended, or to its cache.
 """

@@ -204,7 +204,7 @@ def _load_ahead(
     row, d = tl.arange(0, SIZE)[:, None], tl.arange(0, WIDE)[None, :]
     mask = (row < SIZE) & (d < D)
     loaded = 0
-    for i in range(0, count):
+    for i in range(count):
         block = tl.load(order_ptr + i)
         if tl.load(slot_of_ptr + cell + block) < 0:
             tl.debug_barrier()  # all threads have read the map

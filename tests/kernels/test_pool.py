@@ -30,7 +30,7 @@ def random(*shape, seed=0):
 
 
 class Decoded:
-    """Decode steps of some requests in one layer, over a pool with `slots` slots. The new row of each step is random."""
+    """Decode steps of some requests in one layer, over a pool with `slots` slots. New rows are random."""
 
     def __init__(self, kernels, shape, lengths, params, slots, *, dtype=torch.float32, layer=1):
         block = 2 * params.block * shape.head_dim * dtype.itemsize
