@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ragkv.kernels.pool import FREE, LISTED
+from ragkv.kernels.slots import FREE, LISTED
 from ragkv.model.execution.kv_pool import KVPool
 
 

@@ -218,15 +218,15 @@ class _ObservedDecoder(PooledDecoder):
         shares: coverage of each query head [Hq] of some places, by layer and place.
     """
 
-    def __init__(self, decoder: PooledDecoder, places: Sequence[int]):
+    def __init__(self, decoder: PooledDecoder, observed: Sequence[int]):
         self.__dict__.update(decoder.__dict__)
-        self._graphs, self._places, self.shares = None, places, list[Tensor]()
+        self._graphs, self._observed, self.shares = None, observed, list[Tensor]()
 
     def attend(self, layer: int, q: Tensor, rows: PooledRows) -> Tensor:
         """See `PooledDecoder.attend`."""
         out, index, size = super().attend(layer, q, rows), self.pool.index, self.pool.size
         order = rank(q, index.digests[layer], index.hidden[layer])
-        for place in self._places:
+        for place in self._observed:
             host = rows.k[layer][place]
             assert host is not None
             ranked = int(rows.ranked[layer, place])

@@ -1,29 +1,20 @@
 """Progressive attention over KV in host memory, with one pool of slots on the device for all requests and layers.
 
-    block   `size` consecutive rows of one kv head in one layer of one request
     host    K and V [rows, Hkv, d] of a request's layer, as a context cache holds them, in pinned memory, so that a GPU
             reads them by address
-    slot    memory for one block on the device: K [size, d] then V [size, d]. Any block may be in any slot (PSA,
-            section 3.4)
-    cell    the number of a block among the blocks of all places, layers and kv heads
     place   the row of a request in the tensors of a step. A place without a request has no blocks
     near    rows that every token reads, always on the device: [capacity, Hkv, d] (`decode_step.CachePointers`)
 
     rank                   order the blocks of every kv head
     attend_progressively   read near rows, then blocks, best first, until the rule stops. A block without a slot is read
                            from the host and written to the next slot of the free list
-    settle                 evict the least recently used blocks and list their slots as free
     load_ahead             give slots to the blocks that a layer read in the last step, before its next attention
 
-One program of a launch reads one kv head of one request. Programs share nothing but the free list, from which each
-takes slots by an atomic addition: a launch never evicts, so no block leaves its slot while another program reads it.
+One program of a launch reads one kv head of one request. Programs share nothing but the free list of the slots
+(`slots.py`), from which each takes slots by an atomic addition. A block that gets no slot is read from the host again.
 
-The least recently used block is evicted first, as in the paper. Blocks that their layer read in its latest step are not
-evicted: with a pool smaller than what a step reads, the least recently used block is the one that is needed next, and
-no block would ever be found in its slot. A block that gets no slot is read from the host again.
-
-This is the reference, in torch. The Triton kernels (`triton_pool.py`) have the same names and signatures; `rank` and
-`settle` serve both.
+This is the reference, in torch. The Triton kernels (`triton_pool.py`) have the same names and signatures; `rank` serves
+both.
 """
 
 from __future__ import annotations
@@ -37,12 +28,8 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.decode_step import CachePointers
+from ragkv.kernels.slots import SlotPool
 from ragkv.types import Shape
-
-FREE, LISTED = -1, 2**62
-"""Values of `SlotPool.last_used`: the slot holds no block; it holds none, and is in the free list."""
-LISTED_PART, LEAST_LISTED = 16, 16
-"""Length of the free list: this part of all slots, and at least so many if there are."""
 
 
 @dataclass(frozen=True)
@@ -56,39 +43,6 @@ class StopRule:
 
     micro: int
     mean: bool = False
-
-
-@dataclass(frozen=True)
-class SlotPool:
-    """S slots and the map between them and C cells, changed in place.
-
-    The entry behind the last of `slot_of`, `block_of` and `last_used` belongs to nothing: writes that shall have no
-    effect go there.
-
-    Attributes:
-        slots: [S, 2, size, d].
-        slot_of: [C + 1] int32. Slot of a cell; -1 where the block is on the host only.
-        block_of: [S + 1] int64. Cell of a slot; C where it holds none.
-        last_used: [S + 1] int64. Number of the latest launch that read the slot, or FREE or LISTED.
-        free: [F] int64. Slots for the next blocks, in order; S where there is none.
-        taken: [1] int32. Entries of `free` that were taken since they were listed. May be larger than F.
-        evicted: [1] int64. Blocks that were evicted so far.
-        grid: (L, P, Hkv, B), the layers, places, kv heads and blocks that cells are numbered by.
-    """
-
-    slots: Tensor
-    slot_of: Tensor
-    block_of: Tensor
-    last_used: Tensor
-    free: Tensor
-    taken: Tensor
-    evicted: Tensor
-    grid: tuple[int, int, int, int]
-
-    @property
-    def cells(self) -> Tensor:
-        """`slot_of` by layer, place, kv head and block: [L, P, Hkv, B] int32, a view."""
-        return self.slot_of[:-1].view(self.grid)
 
 
 @dataclass(frozen=True)
@@ -162,34 +116,6 @@ class PoolKernels(Protocol):
         ...
 
 
-def make_slot_pool(
-    slots: int, block: tuple[int, int], grid: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
-) -> SlotPool:
-    """Allocate a pool whose slots are all free.
-
-    Args:
-        slots: number of slots, at least 1.
-        block: rows of a block, and head size.
-        grid: as in `SlotPool`.
-        dtype: dtype of K and V.
-        device: device of the slots.
-    """
-    cells, size, d = math.prod(grid), *block
-    listed = min(slots, max(LEAST_LISTED, slots // LISTED_PART))
-    pool = SlotPool(
-        torch.zeros(slots, 2, size, d, dtype=dtype, device=device),
-        torch.full((cells + 1,), -1, dtype=torch.int32, device=device),
-        torch.full((slots + 1,), cells, dtype=torch.int64, device=device),
-        torch.full((slots + 1,), FREE, dtype=torch.int64, device=device),
-        torch.full((listed,), slots, dtype=torch.int64, device=device),
-        torch.zeros(1, dtype=torch.int32, device=device),
-        torch.zeros(1, dtype=torch.int64, device=device),
-        grid,
-    )
-    settle(pool, torch.ones(1, dtype=torch.int64, device=device), 0)
-    return pool
-
-
 def rank(q: Tensor, digests: Tensor, hidden: Tensor) -> Tensor:
     """Rank blocks by the score of their boxes (`sparse.blocks`). The host does not wait.
 
@@ -206,30 +132,6 @@ def rank(q: Tensor, digests: Tensor, hidden: Tensor) -> Tensor:
     queries = torch.cat([queries, queries.abs()], dim=-1).mean(2).to(digests.dtype)
     scores = torch.matmul(digests, queries[..., None])[..., 0].masked_fill(hidden[:, None], -math.inf)
     return scores.sort(dim=-1, descending=True, stable=True).indices
-
-
-def settle(pool: SlotPool, clock: Tensor, layer: int) -> None:
-    """Fill the free list: with slots that hold no block, then with those of the least recently used blocks.
-
-    Blocks that were read in one of the latest L launches are not evicted. The host does not wait.
-
-    Args:
-        pool: the pool. No kernel may be using it.
-        clock: [1] int64. Number of the step.
-        layer: the layer whose launch was the latest.
-    """
-    layers, slots, cells = pool.grid[0], pool.slots.shape[0], pool.slot_of.shape[0] - 1
-    left = torch.arange(len(pool.free), device=pool.free.device) >= pool.taken
-    pool.last_used[torch.where(left, pool.free, slots)] = FREE
-    age, oldest = pool.last_used[:-1].topk(len(pool.free), largest=False)
-    fits = age <= clock * layers + layer - layers
-    chosen = torch.where(fits, oldest, slots)
-    pool.evicted.add_((fits & (age != FREE)).sum())
-    pool.slot_of[pool.block_of[chosen]] = -1
-    pool.block_of[chosen] = cells
-    pool.last_used[chosen] = LISTED
-    pool.free.copy_(chosen)
-    pool.taken.zero_()
 
 
 def attend_progressively(

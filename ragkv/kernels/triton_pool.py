@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ragkv.kernels.pool import PooledRows, PoolRead, SlotPool, StopRule
+from ragkv.kernels.pool import PooledRows, PoolRead, StopRule
+from ragkv.kernels.slots import SlotPool
 from ragkv.kernels.triton_decode_step import LOG2_E, _fold
 from ragkv.types import Shape
 

@@ -9,7 +9,8 @@ import torch
 
 from ragkv.kernels import pool as reference
 from ragkv.kernels.attention import attend
-from ragkv.kernels.pool import LISTED, rank, settle
+from ragkv.kernels.pool import rank
+from ragkv.kernels.slots import LISTED, make_slot_pool, refill
 from ragkv.model.execution.kv_pool import KVPool
 from ragkv.model.kv_cache import ContextCache
 from ragkv.sparse import psa
@@ -48,7 +49,7 @@ class Decoded:
             self.known.append(BlockDigests(params.block, params.sinks, cuboid))
             self.known[of].update(self.rows[of][0].double(), cache.positions(layer))
 
-    def step(self, sharp=1.5, settled=True):
+    def step(self, sharp=1.5, refilled=True):
         """Run a step; return the queries, the result and the order of blocks."""
         pool, layer, shape = self.pool, self.layer, self.pool.shape
         places = list(range(len(self.rows)))
@@ -66,8 +67,8 @@ class Decoded:
         order = rank(q, index.digests[layer], index.hidden[layer])
         result = self.kernels.attend_progressively(q, order, pool.pool, rows, layer, shape, pool.rule, scale=SCALE)
         index.order[layer], index.read[layer] = order, result.read
-        if settled:
-            settle(pool.pool, rows.clock, layer)
+        if refilled:
+            refill(pool.pool, rows.clock, layer)
         pool.end_step(places, [900 + pool.step] * len(places))
         return q, result, order
 
@@ -130,7 +131,7 @@ def test_kernels_leave_the_same_pool():
         moved = 0
         for at in range(6):
             before = one.pool.pool.slot_of.clone()
-            first, second = (each.step(settled=at % 2 == 1)[1] for each in (one, other))
+            first, second = (each.step(refilled=at % 2 == 1)[1] for each in (one, other))
             assert torch.equal(first.read, second.read)
             if DEVICE.type == "cuda":  # there, programs take slots in any order
                 continue
@@ -143,7 +144,7 @@ def test_kernels_leave_the_same_pool():
 
 
 def pool_of(slots, blocks=20):
-    return reference.make_slot_pool(slots, (8, 16), (2, 1, 1, blocks), torch.float32, DEVICE)
+    return make_slot_pool(slots, (8, 16), (2, 1, 1, blocks), torch.float32, DEVICE)
 
 
 def test_the_least_recently_used_blocks_are_evicted_and_none_that_its_layer_read_in_its_latest_step():
@@ -154,7 +155,7 @@ def test_the_least_recently_used_blocks_are_evicted_and_none_that_its_layer_read
         pool.slot_of[cell], pool.block_of[slot] = slot, cell
         pool.last_used[slot] = 19 - slot % 20  # 19 is the launch itself, 18 the latest one of layer 0
     pool.free.fill_(count)
-    settle(pool, torch.tensor([9], device=DEVICE), 1)
+    refill(pool, torch.tensor([9], device=DEVICE), 1)
     evictable = sorted(range(count), key=lambda slot: int(19 - slot % 20))
     listed = pool.free.tolist()
     assert sorted(listed) == sorted(evictable[: len(listed)])
@@ -162,7 +163,7 @@ def test_the_least_recently_used_blocks_are_evicted_and_none_that_its_layer_read
     assert all(int(pool.slot_of[slot]) == -1 and int(pool.last_used[slot]) == LISTED for slot in listed)
     pool.last_used[:-1] = torch.where(pool.last_used[:-1] == LISTED, LISTED, 18)
     pool.free.fill_(count)
-    settle(pool, torch.tensor([9], device=DEVICE), 1)
+    refill(pool, torch.tensor([9], device=DEVICE), 1)
     assert pool.free.tolist() == [count] * len(listed), "all that is left was read by the latest step of its layer"
 
 
@@ -172,7 +173,7 @@ def test_slots_that_were_not_taken_are_listed_again():
     pool.taken.fill_(5)
     for number, slot in enumerate(listed[:5]):
         pool.slot_of[number], pool.block_of[slot], pool.last_used[slot] = slot, number, 100
-    settle(pool, torch.ones(1, dtype=torch.int64, device=DEVICE), 0)
+    refill(pool, torch.ones(1, dtype=torch.int64, device=DEVICE), 0)
     assert sorted(pool.free.tolist()) == [*sorted({*range(20)} - {*listed[:5]}), 20]
     assert pool.evicted.tolist() == [0]
 

@@ -1,8 +1,8 @@
 """The KV of requests that are decoded over a pool: blocks in host memory, an index and a bounded pool on the device.
 
     host     the context cache itself, moved to pinned memory. Answer rows are appended to it block by block
-    index    by place, for the requests that decode now: digests, near rows, what the last step read (`BlockIndex`)
-    pool     slots for blocks of any request, layer and kv head (`kernels/pool.py`)
+    index    by place, for the requests that decode now: digests, near rows, what the last step read (pool_index.py)
+    pool     slots for blocks of any request, layer and kv head (kernels/slots.py)
 
 A request joins before its first step and leaves after its last one. The places and blocks of the index grow when a
 request needs more; they never shrink.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragkv.kernels.decode_step import CachePointers
-from ragkv.kernels.pool import FREE, PooledRows, SlotPool, StopRule, make_slot_pool
+from ragkv.kernels.pool import PooledRows, StopRule
+from ragkv.kernels.slots import FREE, SlotPool, make_slot_pool
+from ragkv.model.execution.pool_index import make_block_index
 from ragkv.model.kv_cache import ContextCache
 from ragkv.sparse.attention import score_dtype
 from ragkv.sparse.blocks import BlockDigests, cuboid
@@ -63,31 +65,6 @@ class PoolUse:
     evicted: int
 
 
-@dataclass(frozen=True)
-class BlockIndex:
-    """What the device knows of the blocks of P requests, by place.
-
-    Attributes:
-        near: [2, L, P, N, Hkv, d]. K and V of near rows.
-        digests: [L, P, Hkv, B, 2d]. Center and radius of the box of a full block.
-        hidden: [L, P, B] bool. Blocks that are not ranked because they are near or do not exist.
-        threshold: [P] float32. Coverage above which reading stops.
-        order: [L, P, Hkv, B] int64. The order of the last step.
-        read: [L, P, Hkv] int32. Blocks that the last step read.
-        ahead: [L, P, Hkv] int32. Blocks that were loaded ahead of the last step.
-        counts: [P, 3] int64. Blocks read, missed and loaded ahead since the request joined.
-    """
-
-    near: Tensor
-    digests: Tensor
-    hidden: Tensor
-    threshold: Tensor
-    order: Tensor
-    read: Tensor
-    ahead: Tensor
-    counts: Tensor
-
-
 class KVPool:
     """The pool and the index of one engine. Not thread-safe.
 
@@ -121,7 +98,7 @@ class KVPool:
         self.slots = budget // self.slot_bytes
         if not self.slots:
             raise ValueError(f"{budget} bytes hold no block of {self.slot_bytes} bytes")
-        self.index = self._make_index(1, BLOCKS_STEP)
+        self.index = make_block_index(shape, dtype, device, self._near_capacity, (1, BLOCKS_STEP))
         self.pool = make_slot_pool(self.slots, (self.size, shape.head_dim), self._grid, dtype, device)
         self.caches: list[ContextCache | None] = [None]
         self.step = 0
@@ -216,24 +193,24 @@ class KVPool:
         return PoolUse(self.slots, used, self.slot_bytes, read, missed + ahead, read - missed, evicted)
 
     @torch.inference_mode()
-    def begin_step(self, places: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+    def begin_step(self, active: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Rank the blocks that have become full, and return the inputs [HEADER + TABLES * L, P] of a step.
 
-        Places that take no part have no ranked blocks in it, so nothing of theirs is read or loaded.
+        Places that take no part have no ranked blocks in it, so nothing of theirs is read.
         """
-        for place in places:
+        for place in active:
             self._complete_blocks(place)
         self.step += 1
         inputs = np.zeros((HEADER + TABLES * self.shape.layers, self.places), dtype=np.int64)
-        inputs[0, places], inputs[1, places], inputs[2] = tokens, positions, self.step
+        inputs[0, active], inputs[1, active], inputs[2] = tokens, positions, self.step
         tables = inputs[HEADER:].reshape(TABLES, self.shape.layers, self.places)
-        tables[:5], tables[5:, :, places] = self._tables[:5], self._tables[5:, :, places]
+        tables[:5], tables[5:, :, active] = self._tables[:5], self._tables[5:, :, active]
         return torch.from_numpy(inputs)
 
-    def end_step(self, places: Sequence[int], positions: Sequence[int]) -> None:
+    def end_step(self, active: Sequence[int], positions: Sequence[int]) -> None:
         """Count the row that a step appended to each request."""
-        self._tables[2][:, places] += 1
-        for place, position in zip(places, positions, strict=True):
+        self._tables[2][:, active] += 1
+        for place, position in zip(active, positions, strict=True):
             cache = self.caches[place]
             assert cache is not None
             for layer in range(self.shape.layers):
@@ -260,24 +237,14 @@ class KVPool:
         return int(self._tables[2, :, place].sum())
 
     @property
+    def _near_capacity(self) -> int:
+        """Rows of a near buffer. Places that take no part in a step write behind their rows, so there is one more."""
+        return (self._sinks + 1) * self.size + 1
+
+    @property
     def _grid(self) -> tuple[int, int, int, int]:
         layers, places, heads, blocks = self.index.digests.shape[:4]
         return layers, places, heads, blocks
-
-    def _make_index(self, places: int, blocks: int) -> BlockIndex:
-        layers, heads, d = self.shape.layers, self.shape.kv_heads, self.shape.head_dim
-        rows = (self._sinks + 1) * self.size + 1  # places that take no part in a step write behind their rows
-        at, kv = self.device, self.dtype
-        return BlockIndex(
-            torch.zeros(2, layers, places, rows, heads, d, dtype=kv, device=at),
-            torch.zeros(layers, places, heads, blocks, 2 * d, dtype=kv, device=at),
-            torch.ones(layers, places, blocks, dtype=torch.bool, device=at),
-            torch.ones(places, dtype=torch.float32, device=at),
-            torch.zeros(layers, places, heads, blocks, dtype=torch.int64, device=at),
-            torch.zeros(layers, places, heads, dtype=torch.int32, device=at),
-            torch.zeros(layers, places, heads, dtype=torch.int32, device=at),
-            torch.zeros(places, 3, dtype=torch.int64, device=at),
-        )
 
     def _find_place(self, blocks: int) -> int:
         """Return a free place with room for so many blocks; the index grows if there is none."""
@@ -290,16 +257,15 @@ class KVPool:
         return free[0] if free else len(self.caches) // 2
 
     @torch.inference_mode(False)
-    def _grow(self, places: int, blocks: int) -> None:
+    def _grow(self, width: int, blocks: int) -> None:
         """Copy the index and the map into larger ones. Slots keep their blocks.
 
         Tensors that are made in inference mode could not be changed outside of it.
         """
-        old, cells = self.index, self.pool.cells
-        self.index = self._make_index(places, blocks)
-        for field in fields(BlockIndex):
-            one, other = getattr(self.index, field.name), getattr(old, field.name)
-            one[tuple(slice(0, size) for size in other.shape)] = other
+        cells, sizes = self.pool.cells, (width, blocks)
+        made = make_block_index(self.shape, self.dtype, self.device, self._near_capacity, sizes)
+        made.copy_from(self.index)
+        self.index = made
         count = math.prod(self._grid)
         slot_of = torch.full((count + 1,), -1, dtype=torch.int32, device=self.device)
         slot_of[:-1].view(self._grid)[:, : cells.shape[1], :, : cells.shape[3]] = cells
@@ -310,7 +276,7 @@ class KVPool:
         self.pool = SlotPool(
             pool.slots, slot_of, pool.block_of, pool.last_used, pool.free, pool.taken, pool.evicted, self._grid
         )
-        more = places - self.places
+        more = width - self.places
         self.caches += [None] * more
         self._params += [None] * more
         self._tables = np.pad(self._tables, ((0, 0), (0, 0), (0, more)))

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels import pool as reference
-from ragkv.kernels.pool import PooledRows, PoolKernels, rank, settle
+from ragkv.kernels.pool import PooledRows, PoolKernels, rank
+from ragkv.kernels.slots import refill
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.cuda_graphs import CUDAGraphPool
 from ragkv.model.execution.graph_layers import LayerStack, StackInputs, decode_layers, step_kernels
@@ -29,8 +30,8 @@ from ragkv.model.execution.merged_weights import is_plain, merge_weights
 from ragkv.model.kv_cache import ContextCache
 from ragkv.sparse.psa import Psa
 
-SETTLED = 8
-"""How often a step settles the pool, if the model has so many layers."""
+REFILLS = 8
+"""How often a step refills the free list, if the model has so many layers."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class PooledDecoder:
         self._graphs = CUDAGraphPool(model.device) if cuda and self._kernels is not reference else None
         self._recorded_index, self._missed = self.pool.index, torch.zeros_like(self.pool.index.read)
         self._aside: Any = torch.cuda.Stream(model.device) if cuda else None
-        self._settled_every = max(1, model.shape.layers // SETTLED)
+        self._refill_every = max(1, model.shape.layers // REFILLS)
 
     def open(self, cache: ContextCache, params: Psa, rows: int) -> PooledRequest | None:
         """Return a request that may join; None where its policy differs from that of the pool.
@@ -141,8 +142,8 @@ class PooledDecoder:
         )
         index.order[layer], index.read[layer], self._missed[layer] = order, found.read, found.missed
         last = layer == model.shape.layers - 1
-        if last or layer % self._settled_every == self._settled_every - 1:
-            settle(pool.pool, rows.clock, layer)
+        if last or layer % self._refill_every == self._refill_every - 1:
+            refill(pool.pool, rows.clock, layer)
         if not last:
             self._load_ahead(layer + 1, rows)
         return found.out
