@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ragkv.model.pinned import pinned_tensors
 from ragkv.types import Shape
 
 
@@ -179,22 +180,23 @@ class ContextCache:
         else:
             self.write(layer, slots, k, v)
 
-    def move(self, devices: Sequence[torch.device], *, pin: bool = False) -> None:
+    def move(self, devices: Sequence[torch.device]) -> None:
         """Move all rows to other devices, one a layer. The capacity stays.
 
-        Args:
-            devices: device of each layer.
-            pin: allocate page-locked memory, which a GPU reads by address. PyTorch allocates it in powers of two.
+        Rows that move from a GPU to the CPU get page-locked memory, which a GPU reads by address.
         """
+        for layer in range(self.shape.layers):
+            self.wait_ready(layer)
+        moved = [layer for layer, device in enumerate(devices) if device != self.devices[layer]]
+        pinned = [layer for layer in moved if self.devices[layer].type == "cuda" and devices[layer].type == "cpu"]
         with torch.inference_mode(False):  # as in `_resize`
-            for layer, device in enumerate(devices):
-                self.wait_ready(layer)
-                if device == self.devices[layer] and pin == self._k[layer].is_pinned():
-                    continue
+            memory = iter(pinned_tensors([self._k[layer].shape for layer in pinned for _ in ("k", "v")], self.dtype))
+            for layer in moved:
                 for store in (self._k, self._v):
                     old, length = store[layer], self.lengths[layer]
-                    store[layer] = torch.empty(old.shape, dtype=old.dtype, device=device, pin_memory=pin)
-                    store[layer][:length] = old[:length]
+                    new = next(memory) if layer in pinned else old.new_empty(old.shape, device=devices[layer])
+                    new[:length] = old[:length]
+                    store[layer] = new
         self.devices = tuple(devices)
 
     def truncate(self, lengths: Sequence[int]) -> None:

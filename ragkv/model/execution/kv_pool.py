@@ -156,7 +156,7 @@ class KVPool:
             self.index.threshold[place] = params.threshold
             for layer in range(self.shape.layers):
                 self._index_layer(layer, place, cache, params)
-            cache.move([torch.device("cpu")] * self.shape.layers, pin=self.device.type == "cuda")
+            cache.move([torch.device("cpu")] * self.shape.layers)
             for side in (0, 1):
                 addresses = [cache.buffers(layer, 0)[side].data_ptr() for layer in range(self.shape.layers)]
                 self._tables[3 + side, :, place] = addresses
