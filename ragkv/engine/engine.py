@@ -80,11 +80,12 @@ class Engine:
         self.method = settings.method or default_method(model)
         with _naming("RAGKV_METHOD"):
             check_method(self.method)
-        self._key_tier = key_tier(model.device, settings.pool_bytes > 0)
+        self._key_tier = key_tier(model.device)
+        self._decode_tier = key_tier(model.device, settings.pool_bytes > 0)  # contexts move when they are decoded
         with _naming("RAGKV_PREFILL"):
             make_prefill_policy(settings.prefill, model.profile, self._key_tier)
         with _naming("RAGKV_DECODE"):
-            make_decode_policy(settings.decode, model.profile, self._key_tier)
+            make_decode_policy(settings.decode, model.profile, self._decode_tier)
         with _naming("RAGKV_INGEST_PREFILL"):
             ingest_policy = make_prefill_policy(settings.ingest_prefill, model.profile, self._key_tier)
         self.graph_decoder = make_graph_decoder(model) if settings.graphs else None
@@ -270,7 +271,7 @@ class Engine:
         """Check what is asked and look up what it names; nothing is computed yet."""
         timer, settings, profile = StepTimer(self.model.device), self.settings, self.model.profile
         prefill_policy = make_prefill_policy(options.prefill or settings.prefill, profile, self._key_tier)
-        decode_policy = make_decode_policy(options.decode or settings.decode, profile, self._key_tier)
+        decode_policy = make_decode_policy(options.decode or settings.decode, profile, self._decode_tier)
         name = options.method or self.method
         choice = MethodChoice(name, None if name == FULL else make_method(name, self.model))
         refused = self.reuse_refused if choice.method else ""
