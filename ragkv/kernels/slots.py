@@ -60,10 +60,11 @@ class SlotPool:
         return self.slot_of[:-1].view(self.grid)
 
 
+@torch.inference_mode(False)
 def make_slot_pool(
     slots: int, block: tuple[int, int], grid: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
 ) -> SlotPool:
-    """Allocate a pool whose slots are all free.
+    """Allocate a pool whose slots are all free. It can be changed inside and outside of inference mode.
 
     Args:
         slots: number of slots, at least 1.

@@ -41,10 +41,11 @@ class BlockIndex:
             one[tuple(slice(0, size) for size in other.shape)] = other
 
 
+@torch.inference_mode(False)
 def make_block_index(
     shape: Shape, dtype: torch.dtype, device: torch.device, near_rows: int, sizes: tuple[int, int]
 ) -> BlockIndex:
-    """Allocate an index without requests.
+    """Allocate an index without requests. It can be changed inside and outside of inference mode.
 
     Args:
         shape: the model's shape.
