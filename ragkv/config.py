@@ -100,6 +100,12 @@ class AnswerSettings(_Part):
         description="What each token of an answer reads: auto (a policy where it is quicker), dense, psa, lfps, "
         "loopserve or topk, with fields.",
     )
+    pool_bytes: int = Field(
+        0,
+        ge=0,
+        description="Pool of KV blocks where the model computes, in bytes; contexts decoded under psa then lie in host "
+        "memory; 0: no pool.",
+    )
     top_k: int = Field(6, ge=1, le=64, description="Chunks retrieved for a question.")
     max_tokens: int = Field(64, ge=1, le=4096, description="Longest answer, in tokens.")
     max_question_tokens: int = Field(2048, ge=1, description="Longest question, in tokens.")

@@ -177,6 +177,23 @@ class PrefillReport:
 
 
 @dataclass(frozen=True)
+class PoolReport:
+    """What decoding did with the pool of KV blocks. A block is one of one kv head and layer.
+
+    Attributes:
+        read: Blocks that the steps read.
+        hits: Blocks of those that were in the pool.
+        loaded: Blocks that were copied from host memory: those that were not in the pool, and those loaded ahead.
+        loaded_tokens: Tokens of KV that this is, as tokens of all layers and kv heads.
+    """
+
+    read: int
+    hits: int
+    loaded: int
+    loaded_tokens: float
+
+
+@dataclass(frozen=True)
 class DecodeReport:
     """What decoding read.
 
@@ -188,6 +205,7 @@ class DecodeReport:
         pulled: Blocks that were fetched back from the store during decoding.
         ended: `stop`, or `length` if the answer reached its largest number of tokens.
         why_dense: Why everything was read; "" if it was not.
+        pool: What was read through the pool of KV blocks; None if the context was where the model computes.
     """
 
     steps: int
@@ -196,6 +214,7 @@ class DecodeReport:
     pulled: int
     ended: str
     why_dense: str
+    pool: PoolReport | None = None
 
 
 @dataclass(frozen=True)

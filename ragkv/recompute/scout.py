@@ -11,8 +11,8 @@ are a fifth of a context of short chunks. Scout asks twice, and keeps what it fi
              next block. The score of a block is the sum over its tokens; heads are combined by a power mean that
              favours agreement
     budget   blocks in falling order of score down to a share `weakest` of the best one; at least `floor` blocks, at
-             most a share `cap` of all. A chunk of which nothing is selected keeps nothing; of the others the first `opening` blocks, which
-             hold the title, are kept as well
+             most a share `cap` of all. A chunk of which nothing is selected keeps nothing; of the others the first
+             `opening` blocks, which hold the title, are kept as well
 
 The first look runs the question over S alone, and no KV is loaded for it. The second look runs it over the blocks that
 the first one selected: a question about a person then finds what is said of "her", and what the found place refers to.
