@@ -17,7 +17,7 @@ _CONTENT = {"text/plain": _TEXT, OPENMETRICS: _TEXT}
 @router.get(
     "/metrics",
     response_class=Response,
-    responses={401: PROBLEMS[401], 200: {"description": "The metrics", "content": _CONTENT}},
+    responses={401: PROBLEMS[401], 422: PROBLEMS[422], 200: {"description": "The metrics", "content": _CONTENT}},
 )
 async def metrics(request: Request) -> Response:
     """Counters and gauges of the whole service, as Prometheus text, or as OpenMetrics if `Accept` names it. They are

@@ -177,6 +177,35 @@ def test_a_name_that_looks_like_a_path_is_only_a_label(service: Service) -> None
     assert cited[0]["document_id"] == "../../etc/passwd"
 
 
+def test_every_route_refuses_query_parameters_that_it_does_not_have(service: Service) -> None:
+    tested = 0
+    for template, methods in service.client.get("/openapi.json").json()["paths"].items():
+        path = re.sub(r"\{\w+\}", "harbour", template)
+        for method in methods:
+            body = {"json": BODIES[method, template]} if (method, template) in BODIES else {}
+            refused = service.client.request(method, path, params={"collectoin": "lost"}, **body)
+            tested += 1
+            if template.startswith(("/v1/chat", "/v1/models")):
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "query.collectoin"), template
+            else:
+                assert check_problem(refused, 422)["errors"][0]["at"] == "query.collectoin", (method, template)
+    assert tested > 20
+
+
+BODIES = {
+    ("post", ADD): HARBOUR,
+    ("put", ADD + "/{document_id}"): {"text": HARBOUR["text"]},
+    ("post", ASK): {"question": "who?"},
+    ("post", CHAT): {"model": "x", "messages": [{"role": "user", "content": "who?"}]},
+}
+
+
+def test_an_upload_refuses_query_parameters_that_it_does_not_have(service: Service) -> None:
+    form = {"files": ("lost.txt", b"The lamp of Tarn is lit.")}
+    refused = check_problem(service.client.post(ADD, params={"collectoin": "lost"}, files=form), 422)
+    assert refused["detail"] == "query.collectoin: unknown parameter; this route takes collection, wait"
+
+
 def test_other_methods_and_paths_are_problems_too(service: Service) -> None:
     assert check_problem(service.client.delete(ASK), 405)
     assert service.client.delete(ASK).headers["allow"] == "GET, POST"

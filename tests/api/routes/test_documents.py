@@ -130,6 +130,33 @@ def test_waiting_for_a_deleted_document_is_a_conflict(service: Service) -> None:
         assert check_problem(waiting.result(30), 409)["code"] == "cancelled"
 
 
+# The collection as a parameter
+
+
+def test_posted_documents_go_into_the_collection_of_the_parameter(service: Service) -> None:
+    lamp = {"id": "lost", "text": SAYS["text"]}
+    answer = service.post("/v1/documents?collection=lost&wait=true", {"documents": [lamp]})
+    assert answer.json()["collection"] == "lost"
+    form = {"files": ("lost.txt", SAYS["text"].encode())}
+    answer = service.client.post("/v1/documents?collection=lost&wait=true", files=form)
+    assert answer.json()["collection"] == "lost"
+    assert [get(service, name, "lost").status_code for name in ("lost", "lost.txt")] == [200, 200]
+    assert [get(service, name, "default").status_code for name in ("lost", "lost.txt")] == [404, 404]
+
+
+def test_a_document_may_name_the_collection_of_the_parameter_and_no_other(service: Service) -> None:
+    lamp = {"id": "twice", "text": SAYS["text"], "collection": "twice"}
+    assert service.post("/v1/documents?collection=twice&wait=true", lamp).json()["collection"] == "twice"
+    refused = [
+        service.post("/v1/documents?collection=lost", lamp),
+        service.client.post(
+            "/v1/documents?collection=lost", files={"files": ("a.txt", b"a")}, data={"collection": "twice"}
+        ),
+    ]
+    for each in refused:
+        assert "'lost'" in check_problem(each, 422)["detail"]
+
+
 # Names
 
 NAMES = ["a/b/c", "ends/text", "über müde", "日本語", "50% #1?x=y&z", "..", ".", "../../etc/passwd", "a//b", "/", "+ +"]
