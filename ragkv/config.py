@@ -134,6 +134,14 @@ class ServingSettings(_Part):
 
     host: str = Field("127.0.0.1", description="Address `ragkv serve` listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port `ragkv serve` listens on; 0: any free one.")
+    hosts: str = Field(
+        "",
+        description="Names under which `ragkv serve` answers, comma separated, besides those of this machine; `*`: "
+        "any; empty: no other, or any where there are API keys.",
+    )
+    public_url: str = Field(
+        "", description="Address under which users reach `ragkv serve`, where it is not that of host and port."
+    )
     api_keys: SecretStr = Field(
         SecretStr(""),
         description="Who may use `ragkv serve`: `tenant=hash` pairs, comma separated, or a file with one a line; "

@@ -7,7 +7,8 @@ A browser cannot send a key of its own. The dashboard exchanges a key for a logi
 gives the same access as the key.
 
 Without keys, and with a ticket, any web page could make a browser send a form to the service. Requests that change
-something or ask a question are therefore refused when they come from a page of another origin, and so are WebSockets.
+something or ask a question are therefore refused when they come from a page of another origin, and so are WebSockets
+and all that belongs to the dashboard. Names that lead here by a trick of DNS are refused before (middleware/hosts.py).
 A request with a key needs no such check, because another page does not have the key.
 """
 
@@ -89,8 +90,11 @@ _CROSS_ORIGIN = Fault(
 
 
 def _is_cross_origin(scope: Scope, headers: Headers) -> bool:
-    """Return whether a page of another origin made the browser send more than a read request."""
-    if scope["type"] == "http" and scope["method"] in SAFE_METHODS:
+    """Return whether a page of another origin made the browser send more than a read request of the API.
+
+    Nothing of the dashboard is for other pages. Without WebSockets its updates are read by GET.
+    """
+    if scope["type"] == "http" and scope["method"] in SAFE_METHODS and not is_dashboard_path(scope["path"]):
         return False
     origin = headers.get("origin")
     return origin is not None and origin.partition("://")[2] != headers.get("host", "")

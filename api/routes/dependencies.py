@@ -64,6 +64,6 @@ TenantDep = Annotated[Tenant, Depends(_tenant)]
 SettingsDep = Annotated[Settings, Depends(_settings)]
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": Problem.model_json_schema()}}}
-    for status in (401, 404, 409, 413, 422, 429, 503, 504, 507)
+    for status in (401, 403, 404, 409, 413, 422, 429, 503, 504, 507)
 }
 """The `responses` argument of a route."""

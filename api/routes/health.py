@@ -14,7 +14,7 @@ router = APIRouter()
 _COUNTS = ("waiting", "running", "cancelled", "expired", "refused")
 
 
-@router.get("/healthz", responses={422: PROBLEMS[422]})
+@router.get("/healthz", responses={status: PROBLEMS[status] for status in (403, 422)})
 async def healthz(request: Request, engine_thread: EngineThreadDep) -> Response:
     """Liveness: 200 as long as the service answers. `status` is ok, or degraded when answers take longer. Needs no key.
     If the service has keys, it shows the status alone."""
@@ -27,8 +27,7 @@ async def healthz(request: Request, engine_thread: EngineThreadDep) -> Response:
     "/readyz",
     response_model=Readiness,
     responses={
-        401: PROBLEMS[401],
-        422: PROBLEMS[422],
+        **{status: PROBLEMS[status] for status in (401, 403, 422)},
         503: {"model": Readiness, "description": "Not ready; `checks` says why."},
     },
 )

@@ -23,7 +23,7 @@ _LITTLE = 2**30
 
 def keys(settings: Settings, findings: Findings) -> None:
     """Print how many tenants may use the service; never keys or hashes."""
-    from api.app import is_loopback
+    from api.middleware.hosts import is_loopback, read_hosts
     from api.middleware.keys import read_keys
 
     with findings.checking("keys"):
@@ -39,6 +39,8 @@ def keys(settings: Settings, findings: Findings) -> None:
                 "add and ask everything. Run `ragkv key TENANT` and set RAGKV_API_KEYS to the pair it prints, or "
                 "RAGKV_HOST=127.0.0.1",
             )
+        names = read_hosts(settings, bool(found)).names
+        findings.fact("hosts", "any" if names is None else ", ".join(sorted({"localhost", "127.0.0.1", *names})))
 
 
 def address(settings: Settings, findings: Findings) -> None:

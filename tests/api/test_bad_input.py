@@ -138,8 +138,8 @@ def test_an_error_does_not_repeat_the_input(service: Service) -> None:
 def test_a_content_length_over_the_limit_is_refused_before_the_body(service: Service) -> None:
     with socket.create_connection(("127.0.0.1", service.port), timeout=10) as line:
         size = LIMIT + 2**21
-        head = f"POST {ADD} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
-        line.sendall(head.encode())
+        head = f"POST {ADD} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        line.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode())
         answer = line.recv(4096)
     assert answer.startswith(b"HTTP/1.1 413")
     assert PROBLEM.encode() in answer
