@@ -100,7 +100,9 @@ def limits(settings: Settings, findings: Findings) -> None:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if free < _LITTLE:
-        findings.note("disk", f"{_size(free)} free for {settings.data}: make room, or documents fail with store_full")
+        findings.note(
+            "disk", f"{_size(free)} free for {settings.data}: make room, or KV is not stored and documents fail"
+        )
     else:
         findings.ok("disk", f"{_size(free)} free for {settings.data}")
 

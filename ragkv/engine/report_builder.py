@@ -12,6 +12,7 @@ from ragkv.engine.request import RequestState
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Plan, recomputed_tokens
 from ragkv.report import (
+    NOT_QUALIFIED,
     ByteCounts,
     CacheReport,
     ChunkReport,
@@ -77,7 +78,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
 def _fallbacks(request: RequestState) -> tuple[Fallback, ...]:
     hits, sources = request.session.hits, request.session.sources
     if request.reuse_refused:
-        return tuple(Fallback(hit.chunk.id, request.reuse_refused) for hit in hits)
+        return tuple(Fallback(hit.chunk.id, NOT_QUALIFIED) for hit in hits)
     pairs = zip(hits, sources, strict=False)
     return tuple(Fallback(hit.chunk.id, source.fallback) for hit, source in pairs if source.fallback)
 
