@@ -33,6 +33,7 @@ from api.observability.metrics import MetricsCollector
 from api.observability.request_counters import RequestCounters
 from api.openapi import add_security
 from api.routes import router
+from api.runtime.connections import Connections, protocol_options
 from api.runtime.engine_thread import EngineThread
 from ragkv import __version__
 from ragkv.config import Settings
@@ -108,6 +109,7 @@ def _fill_state(app: FastAPI, settings: Settings, keys: Keys, tracing: Tracing |
     app.state.metrics = MetricsCollector(engine_thread, requests)
     app.state.observers = [log_request, requests.count] + ([] if tracing is None else [tracing.record])
     app.state.settings = settings
+    app.state.connections = Connections(settings.connections)
     app.state.keys = keys
     app.state.started = int(time.time())
 
@@ -198,7 +200,7 @@ async def _run(settings: Settings, listener: socket.socket, console: Console, ad
         access_log=False,
         timeout_graceful_shutdown=DRAIN_SECONDS,
         server_header=False,
-        http="h11",  # limits the size of the request head
+        **protocol_options(app.state.connections),
     )
     config.load()  # NiceGUI searches for the server of its app and expects every server it finds to be loaded
     engine_thread: EngineThread = app.state.engine_thread

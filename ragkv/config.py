@@ -147,6 +147,9 @@ class ServingSettings(_Part):
         description="Who may use `ragkv serve`: `tenant=hash` pairs, comma separated, or a file with one a line; "
         "empty: anybody. `ragkv key TENANT` makes them.",
     )
+    connections: int = Field(
+        256, ge=0, description="Connections that one address may have to `ragkv serve` at a time; 0: any number."
+    )
     dashboard: bool = Field(True, description="Whether `ragkv serve` shows its dashboard, at /dashboard.")
     batch: int = Field(8, ge=1, le=256, description="Answers that `ragkv serve` decodes together.")
     batch_bytes: int = Field(2 * 2**30, ge=0, description="Bytes of KV that those may hold; a larger one runs alone.")
