@@ -32,6 +32,9 @@ _ADD = f"""Queue one document, or several of one collection, as a job. A documen
 A JSON body may be one MiB larger than the largest document (`RAGKV_MAX_DOCUMENT_BYTES`, 16 MiB by default). A form with
 files may be {UPLOAD_DOCUMENTS} times as large, and each file may be as large as one document. A document that cannot be
 read fails alone.
+
+With `wait` the response comes when the job is done: 200 if every document is in, 207 if some of several are not, and
+the error of the document if it is the only one.
 """
 
 
@@ -40,7 +43,11 @@ read fails alone.
     status_code=202,
     response_model=Queued,
     description=_ADD,
-    responses={200: {"model": IngestJob, "description": "The job, done"}, **PROBLEMS},
+    responses={
+        200: {"model": IngestJob, "description": "The job, done: every document is in"},
+        207: {"model": IngestJob, "description": "The job, done; `documents` lists those that failed, with the reason"},
+        **PROBLEMS,
+    },
     openapi_extra={"requestBody": {"content": {"multipart/form-data": UPLOAD_FORM}}},
 )
 async def add_documents(
@@ -57,7 +64,7 @@ async def add_documents(
     if not wait:
         return job_responses.accepted(job_id)
     job = await job_responses.wait_for_job(job_id, engine_thread, request)
-    return JSONResponse(job_responses.to_content(job, tenant)) if job else job_responses.client_closed()
+    return job_responses.done(job, tenant, request.scope) if job else job_responses.client_closed()
 
 
 @router.put(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import anyio
 from fastapi import APIRouter, Depends, Form, Request, UploadFile
 from fastapi.routing import APIRoute
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
@@ -59,7 +59,7 @@ async def upload_documents(
     if not wait:
         return job_responses.accepted(job_id)
     job = await job_responses.wait_for_job(job_id, engine_thread, request)
-    return JSONResponse(job_responses.to_content(job, tenant)) if job else job_responses.client_closed()
+    return job_responses.done(job, tenant, request.scope) if job else job_responses.client_closed()
 
 
 def _parse_all(

@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
 )
 
+from api.schemas.faults import readable
 from ingest.loader import MAX_NAME
 from ragkv.catalog.attributes import MAX_KEYS, MAX_VALUES
 from ragkv.types import AskOptions
@@ -89,10 +90,18 @@ def _parse_json(kind: Any) -> AfterValidator:
         try:
             return adapter.validate_json(text)
         except ValidationError as error:
-            messages = (f"{'.'.join(map(str, each['loc']))} {each['msg']}".strip() for each in error.errors()[:3])
-            raise ValueError("; ".join(messages)) from None
+            errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()[:20]]
+            faults = [(each["at"][5:], each["message"]) for each in readable(errors, _loaded(text))]
+            raise ValueError("; ".join(f"{at} {message}".strip() for at, message in faults[:3])) from None
 
     return AfterValidator(parse)
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 FilterText = Annotated[str, _parse_json(Filter)]

@@ -165,9 +165,9 @@ def test_a_chunked_body_over_the_limit_is_refused_while_it_arrives(service: Serv
 
 
 def test_a_document_over_its_own_limit_fails_with_the_sizes(service: Service) -> None:
-    job = service.post(f"{ADD}?wait=true", {"id": "big", "text": "x" * (LIMIT + 1)}).json()
-    assert (job["status"], job["error"]["code"]) == ("failed", "too_large")
-    assert str(LIMIT) in job["error"]["message"]
+    refused = check_problem(service.post(f"{ADD}?wait=true", {"id": "big", "text": "x" * (LIMIT + 1)}), 413)
+    assert refused["code"] == "too_large"
+    assert str(LIMIT) in refused["detail"]
 
 
 def test_a_name_that_looks_like_a_path_is_only_a_label(service: Service) -> None:
@@ -175,6 +175,47 @@ def test_a_name_that_looks_like_a_path_is_only_a_label(service: Service) -> None
     assert service.post(f"{ADD}?wait=true", document).json()["status"] == "completed"
     cited = service.post(ASK, {"question": "What is tall?", "collection": "../up"}).json()["citations"]
     assert cited[0]["document_id"] == "../../etc/passwd"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "at", "message"),
+    [
+        (ADD, {"id": "a"}, "body.text", "is required"),
+        (ADD, {"id": "a", "text": 1}, "body.text", "must be a string"),
+        (ADD, {"id": "a", "text": "x", "extra": 1}, "body.extra", "is no field of this request"),
+        (ADD, {"documents": [{"id": "a", "text": "x"}, {"id": "", "text": "x"}]}, "body.documents.1.id", "at least 1"),
+        (ADD, {"documents": "x"}, "body.documents", "must be a list"),
+        (ADD, [], "body", "must be an object"),
+        (ADD, "x", "body", "must be an object"),
+        (ASK, {"question": "who?", "top_k": 0}, "body.top_k", "must be greater than or equal to 1"),
+        (ASK, {"question": "who?", "filter": {"kind": {}}}, "body.filter.kind", "must be a string"),
+        (ASK, {"question": "who?", "stream": "no"}, "body.stream", "must be true or false"),
+    ],
+)
+def test_an_error_names_the_place_in_the_request_and_nothing_of_the_inside(
+    service: Service, path: str, body: Any, at: str, message: str
+) -> None:
+    problem = check_problem(service.post(path, body), 422)
+    (fault,) = [each for each in problem["errors"] if each["at"] == at]
+    assert message in fault["message"]
+    assert not re.search(r"DocumentIn|body\.document\b|_tag|str\b.*list\[|Input should|Value error", str(problem))
+
+
+def test_a_filter_in_the_query_is_refused_in_the_same_words(service: Service) -> None:
+    problem = check_problem(service.client.get(ADD, params={"filter": '{"kind": {}}'}), 422)
+    assert problem["errors"][0]["at"] == "query.filter"
+    assert problem["errors"][0]["message"].startswith("kind must be a string")
+    unread = check_problem(service.client.get(ADD, params={"filter": "{"}), 422)
+    assert "JSON" in unread["errors"][0]["message"]
+
+
+def test_no_client_is_told_to_run_a_command(service: Service) -> None:
+    for response in (
+        service.post(ASK, {"question": "who?", "collection": "nothing"}),
+        service.client.get(f"{ADD}/nothing"),
+        service.client.get("/v1/jobs/nothing"),
+    ):
+        assert "ragkv " not in check_problem(response, 404)["detail"]
 
 
 def test_every_route_refuses_query_parameters_that_it_does_not_have(service: Service) -> None:

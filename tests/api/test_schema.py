@@ -65,7 +65,7 @@ def test_the_limits_of_a_body_are_documented(schema: dict[str, Any]) -> None:
 
 def test_responses_match_the_schema(service: Service, schema: dict[str, Any]) -> None:
     put(service, "described", SAYS, "schema", wait=True)
-    job = service.post("/v1/documents?wait=true", {"id": "x", "text": " ", "collection": "schema"}).json()["id"]
+    job = service.post("/v1/documents?wait=true", {"id": "x", "text": " ", "collection": "schema"}).json()["job_id"]
     for path, route in (
         ("/v1/documents?collection=schema", "/v1/documents"),
         ("/v1/documents/described?collection=schema&text=true", "/v1/documents/{document_id}"),
