@@ -118,8 +118,6 @@ class Engine:
             ModelUnsupported: The model's architecture cannot be served.
             CatalogCorrupt: The catalogue is damaged.
         """
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
         store = open_store(
             settings.store, settings.data, settings.store_timeout, settings.store_ttl, settings.store_bytes
         )
