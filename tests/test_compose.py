@@ -29,7 +29,7 @@ BASE, GPU = "docker-compose.yml", "docker-compose.gpu.yml"
 SETTINGS = {f"RAGKV_{name.upper()}" for name in Settings.model_fields}
 OF_THE_CONTAINER = {"RAGKV_DATA", "RAGKV_HOST", "RAGKV_MODEL_CACHE", "RAGKV_PORT"}
 """The image sets these; RAGKV_PORT outside is the published port."""
-OF_OTHERS = {"REDIS_MAXMEMORY", "PROMETHEUS_KEY", "PROMETHEUS_PORT", "GRAFANA_PORT"}
+OF_OTHERS = {"REDIS_MAXMEMORY", "REDIS_MEMORY", "API_MEMORY", "PROMETHEUS_KEY", "PROMETHEUS_PORT", "GRAFANA_PORT"}
 """Variables of the other services."""
 WATCHERS = ("prometheus", "grafana")
 OF_CLIENTS = {"RAGKV_KEY"}
@@ -193,6 +193,18 @@ def test_services_are_checked_unprivileged_and_pinned(files: tuple[str, ...]) ->
         assert not service.keys() & {"privileged", "network_mode", "pid", "devices", "cap_add"}, name
         assert not [volume for volume in service.get("volumes", []) if "docker.sock" in volume], name
         assert "build" in service or re.search(r":v?\d+\.\d+\.\d+", service["image"]), name
+
+
+@pytest.mark.parametrize("files", [(BASE,), (BASE, GPU)])
+def test_memory_processes_and_logs_are_bounded(files: tuple[str, ...]) -> None:
+    services = merged(*files)["services"]
+    for name, service in services.items():
+        assert re.fullmatch(r"\d+g", service["mem_limit"]), name
+        assert 0 < service["pids_limit"] <= 1024, name
+        assert {"max-size", "max-file"} <= service["logging"]["options"].keys(), name
+    assert merged(*files, API_MEMORY="5g")["services"]["api"]["mem_limit"] == "5g"
+    held, *_ = [word for word in services["redis"]["command"] if word.endswith("gb")]
+    assert int(services["redis"]["mem_limit"][:-1]) > int(held.removesuffix("gb"))
 
 
 def test_the_image_can_send_traces() -> None:
