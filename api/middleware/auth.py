@@ -54,7 +54,10 @@ class AuthMiddleware:
             return await self.app(scope, receive, send)
         connection = HTTPConnection(scope)
         key = _key(connection.headers)
-        if self.keys and not self._authenticate(connection, key) and not _is_public(scope):
+        if self.keys and key is None and not _is_public(scope):
+            self._count_refused(scope)
+            return await self._refuse(_TWO_KEYS, scope, receive, send)
+        if self.keys and not self._authenticate(connection, key or "") and not _is_public(scope):
             self._count_refused(scope)
             return await self._refuse(_unauthorized(bool(key)), scope, receive, send)
         if _is_cross_origin(scope, connection.headers) and not (self.keys and key):
@@ -72,7 +75,8 @@ class AuthMiddleware:
     async def _refuse(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})
-        show_login = fault.status == 401 and is_dashboard_path(scope["path"]) and accepts_html(Headers(scope=scope))
+        for_browsers = is_dashboard_path(scope["path"]) or scope["path"] == "/"
+        show_login = fault.status == 401 and for_browsers and accepts_html(Headers(scope=scope))
         await (login_page() if show_login else error_response(fault, scope))(scope, receive, send)
 
     def _count_refused(self, scope: Scope) -> None:
@@ -84,6 +88,7 @@ class AuthMiddleware:
             self._logged = self.refused, time.monotonic()
 
 
+_TWO_KEYS = Fault(401, "Authorization and X-API-Key hold different keys; send one of them", "two_keys")
 _CROSS_ORIGIN = Fault(
     403, "requests from pages of another origin are refused unless they send an API key of this service", "other_origin"
 )
@@ -107,10 +112,12 @@ def _is_public(scope: Scope) -> bool:
     return scope["path"] in PUBLIC_PATHS or (scope["path"] == LOGIN and scope["method"] == "POST")
 
 
-def _key(headers: Headers) -> str:
-    """Return the API key of a request, "" if there is none."""
+def _key(headers: Headers) -> str | None:
+    """Return the API key of a request, "" if there is none, None if its two headers differ."""
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
-    return credentials.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
+    bearer = credentials.strip() if scheme.lower() == "bearer" else ""
+    key = headers.get("x-api-key", "").strip()
+    return None if bearer and key and bearer != key else bearer or key
 
 
 def _unauthorized(has_key: bool) -> Fault:

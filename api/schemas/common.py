@@ -63,7 +63,11 @@ def _check_size(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_check_printable)]
+_NAME: dict[str, JsonValue] = {"pattern": r"^ *[^\s\x00-\x1f\x7f-\xa0][^\x00-\x1f\x7f-\xa0]*$"}
+"""For the schema: what `_check_printable` refuses and every dialect of regular expressions can say."""
+Name = Annotated[
+    str, Field(min_length=1, max_length=MAX_NAME, json_schema_extra=_NAME), AfterValidator(_check_printable)
+]
 Metadata = Annotated[dict[str, JsonValue], Field(max_length=MAX_METADATA_KEYS), AfterValidator(_check_size)]
 Scalar = Annotated[str, Field(max_length=512)] | bool | int | float | None
 Filter = Annotated[

@@ -124,7 +124,7 @@ def service(settings: Settings, findings: Findings) -> None:
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         reason = without_password(str(error)) or type(error).__name__
         findings.fault("service", f"no answer from {place} ({reason}); is `ragkv serve` running there?")
-    findings.fact("parts", "those of the service; to look at this machine's, unset RAGKV_URL")
+    findings.fact("parts", "those of the service; to look at this machine's and its settings, unset RAGKV_URL")
 
 
 def _health(place: str, status: str, findings: Findings) -> None:

@@ -251,6 +251,7 @@ def test_other_methods_and_paths_are_problems_too(service: Service) -> None:
     assert check_problem(service.client.delete(ASK), 405)
     assert service.client.delete(ASK).headers["allow"] == "GET, POST"
     assert check_problem(service.client.get("/v2/answers"), 404)
+    assert "/openapi.json" in check_problem(service.client.get("/"), 404)["detail"], "it has no dashboard"
     assert check_problem(service.client.post("/v1/documents?wait=maybe", json=HARBOUR), 422)
 
 
