@@ -38,7 +38,7 @@ def group(tmp_path: Path, membership: str, files: dict[str, str]) -> tuple[Path,
     [
         ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
         ("0::/\n", {"cpu.max": "max 100000\n"}, None),
-        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/a/b\n", {"a/b/cpu.max": "200000 100000\n", "a/cpu.max": "50000 100000\n"}, 0.5),
         ("0::/docker/of/the/host\n", {"cpu.max": "200000 100000\n"}, 2.0),
         ("4:cpu,cpuacct:/\n0::/\n", {"cpu/cpu.cfs_quota_us": "25000", "cpu/cpu.cfs_period_us": "50000"}, 0.5),
         ("4:cpu,cpuacct:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
