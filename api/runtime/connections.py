@@ -18,10 +18,10 @@ import logging
 import time
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 HEAD_SECONDS = 8.0
 BODY_SECONDS = 8.0
@@ -151,11 +151,12 @@ class BoundedProtocol(H11Protocol):
         if self.flow.read_paused:
             self._timer = self.loop.call_later(BODY_SECONDS, self._expire)
             return
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # the last request; None before the first
+        if cycle is None or cycle.response_complete or not cycle.response_started:
             self.transport.write(_TIMED_OUT)
-        if self.cycle is not None:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
         self.transport.close()
 
     def _stop_timer(self) -> None:
