@@ -84,13 +84,19 @@ class TierHits:
     store: int = 0
 
 
+ENCODING_IS_QUICKER = "encoding_is_quicker"
+NOT_QUALIFIED = "not_qualified"
+
+
 @dataclass(frozen=True)
 class Fallback:
     """A chunk that was encoded again because its stored KV could not be used.
 
     Attributes:
         chunk_id: Id of the chunk.
-        reason: Why the stored KV could not be used.
+        reason: Why the stored KV was not used: `missing`, `corrupt` or `unavailable` (the store did not answer);
+            `encoding_is_quicker` than loading, by the costs measured here; `not_qualified`, when the model failed its
+            self-test. Details are in the log, because tenants read reports.
     """
 
     chunk_id: str

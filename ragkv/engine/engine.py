@@ -44,7 +44,7 @@ from ragkv.engine.retokenise import with_own_tokens
 from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_reuse
 from ragkv.engine.self_test import failed_self_test
 from ragkv.engine.session_manager import MethodChoice, SessionManager
-from ragkv.errors import ConfigError, InputError, NotFound, StoreError
+from ragkv.errors import ConfigError, InputError, NotFound
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import make_graph_decoder
 from ragkv.model.execution.pooled_decode import PooledDecoder
@@ -123,8 +123,6 @@ class Engine:
             ModelUnsupported: The model's architecture cannot be served.
             CatalogCorrupt: The catalogue is damaged.
         """
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
         store = open_store(
             settings.store, settings.data, settings.store_timeout, settings.store_ttl, settings.store_bytes
         )
@@ -238,20 +236,17 @@ class Engine:
         """Return the state of the engine, for humans and for `GET /readyz`.
 
         Returns:
-            status: `ok`; `degraded` when the KV store does not answer or the model may not reuse what is in it.
-                Questions are still answered then, more slowly.
+            status: `ok`; `degraded` when the KV store is not ok or the model may not reuse what is in it. Questions are
+                still answered then, more slowly.
+            store: `ok`, or the kind of fault with its counts (store_faults.py).
             reuse: `on`, or why it is off.
             store_faults: Writes and deletions that the store refused since the start.
+            faults: All faults of the store since the start, by kind.
             quarantined: Entries found damaged since the start.
             pool: Counters of the pool of KV blocks; None without one.
         """
-        try:
-            self.store.ping()
-            status, store = "ok", "ok"
-        except StoreError as error:
-            status, store = "degraded", str(error)
-        if self.reuse_refused:
-            status = "degraded"
+        store = self.chunks.faults.health(self.store)
+        status = "degraded" if store != "ok" or self.reuse_refused else "ok"
         documents, _ = self.catalog.count()
         pool = None if self.pooled_decoder is None else asdict(self.pooled_decoder.pool.use())
         return {
@@ -260,7 +255,8 @@ class Engine:
             "method": self.method,
             "store": store,
             "reuse": self.reuse_refused or "on",
-            "store_faults": self.chunks.store_faults,
+            "store_faults": self.chunks.faults.refused,
+            "faults": dict(self.chunks.faults.counts),
             "quarantined": self.chunks.quarantine.count,
             "tiers": {name: asdict(pool) for name, pool in self.tiers.stats().items()},
             "pool": pool,
@@ -313,7 +309,7 @@ class Engine:
         if not hits and options.filter and self.catalog.generation(options.collection):
             raise NotFound(f"collection {options.collection!r} has no documents that the filter describes")
         if not hits:
-            raise NotFound(f"collection {options.collection!r} has no documents; add some with `ragkv ingest`")
+            raise NotFound(f"collection {options.collection!r} has no documents", "add some with `ragkv ingest`")
         own = with_own_tokens(hits, options.collection, self.catalog, self.model.prompt, self.fingerprint)
         return prompt_order(own)
 

@@ -84,7 +84,8 @@ def _scout(model: DecoderModel) -> dict[str, Any]:
     p, shape = model.profile, model.shape
     if not p.retrieval_heads:
         raise NotCalibrated(
-            f"scout needs the retrieval heads of {model.name}: run `ragkv calibrate`, or use samkv-fusion"
+            f"scout needs the retrieval heads of {model.name}, which are not calibrated; samkv-fusion needs none",
+            "run `ragkv calibrate`",
         )
     group = shape.q_heads // shape.kv_heads
     given = {"heads": p.retrieval_heads, "group": group, "scale": model.scale, "repair": p.scout_repair}

@@ -13,6 +13,7 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.pooled_decode import PooledRequest
 from ragkv.recompute.base import Plan, recomputed_tokens
 from ragkv.report import (
+    NOT_QUALIFIED,
     ByteCounts,
     CacheReport,
     ChunkReport,
@@ -82,7 +83,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
 def _fallbacks(request: RequestState) -> tuple[Fallback, ...]:
     hits, sources = request.session.hits, request.session.sources
     if request.reuse_refused:
-        return tuple(Fallback(hit.chunk.id, request.reuse_refused) for hit in hits)
+        return tuple(Fallback(hit.chunk.id, NOT_QUALIFIED) for hit in hits)
     pairs = zip(hits, sources, strict=False)
     return tuple(Fallback(hit.chunk.id, source.fallback) for hit, source in pairs if source.fallback)
 
