@@ -25,6 +25,7 @@ RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin ragk
 COPY --from=build /opt/ragkv /opt/ragkv
 ENV PATH=/opt/ragkv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
+    OMP_WAIT_POLICY=passive \
     HF_HOME=/data/huggingface \
     RAGKV_DATA=/data \
     RAGKV_MODEL_CACHE=/data/models \

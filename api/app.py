@@ -6,7 +6,6 @@ Everything that a request needs is stored in the state of the application. There
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import signal
 import socket
 import sys
@@ -15,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI
@@ -25,6 +25,7 @@ from api.dashboard import login
 from api.middleware.access_log import AccessLogMiddleware, RequestObserver, log_request
 from api.middleware.auth import AuthMiddleware
 from api.middleware.body_limit import BodyBounds, BodyLimitMiddleware
+from api.middleware.hosts import HostMiddleware, is_loopback, read_hosts
 from api.middleware.keys import Keys, read_keys
 from api.middleware.security_headers import SecurityHeadersMiddleware
 from api.observability.logs import configured_logging
@@ -32,6 +33,7 @@ from api.observability.metrics import MetricsCollector
 from api.observability.request_counters import RequestCounters
 from api.openapi import add_security
 from api.routes import router
+from api.runtime.connections import Connections, protocol_options
 from api.runtime.engine_thread import EngineThread
 from ragkv import __version__
 from ragkv.config import Settings
@@ -58,11 +60,12 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         tracing: Replaces the tracing that the settings ask for.
 
     Raises:
-        ConfigError: The API keys cannot be read, or traces are on and cannot be made. Starting the application raises
-            it when the engine cannot be opened.
+        ConfigError: The API keys or host names cannot be read, or traces are on and cannot be made. Starting the
+            application raises it when the engine cannot be opened.
         CatalogCorrupt: Raised at start when the catalogue is damaged.
     """
     keys = read_keys(settings.api_keys.get_secret_value())
+    hosts = read_hosts(settings, bool(keys))
     tracing = tracing or (_open_tracing() if settings.traces else None)
 
     @asynccontextmanager
@@ -96,6 +99,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         attach(app)
     app.add_middleware(BodyLimitMiddleware, bounds=BodyBounds(settings.max_document_bytes))
     app.add_middleware(AuthMiddleware, keys=keys)  # outside the limit: the middleware added last runs first
+    app.add_middleware(HostMiddleware, hosts=hosts)
     return app
 
 
@@ -105,6 +109,7 @@ def _fill_state(app: FastAPI, settings: Settings, keys: Keys, tracing: Tracing |
     app.state.metrics = MetricsCollector(engine_thread, requests)
     app.state.observers = [log_request, requests.count] + ([] if tracing is None else [tracing.record])
     app.state.settings = settings
+    app.state.connections = Connections(settings.connections)
     app.state.keys = keys
     app.state.started = int(time.time())
 
@@ -147,14 +152,10 @@ def serve(settings: Settings, console: Console) -> bool:
     """
     listener = listen(settings.host, settings.port)
     with listener, configured_logging(settings.log, settings.log_level, sys.stdout):
-        address = f"http://{bracketed(settings.host)}:{listener.getsockname()[1]}"
-        if not is_loopback(settings.host) and not settings.api_keys.get_secret_value():
-            console.print(
-                f"WARNING: {address} can be reached from other machines, and there are no API keys: anyone who reaches "
-                "it can read, add and ask everything. Make keys with `ragkv key TENANT` and set RAGKV_API_KEYS, or "
-                "listen on 127.0.0.1.",
-                style="bold red",
-            )
+        address = address_of(settings, listener.getsockname()[1])
+        warning = why_exposed(settings, address)
+        if warning:
+            console.print(f"WARNING: {warning}", style="bold red")
         console.print(f"loading the model; the API will be at {address}", style="dim")
         return asyncio.run(_run(settings, listener, console, address))
 
@@ -199,7 +200,7 @@ async def _run(settings: Settings, listener: socket.socket, console: Console, ad
         access_log=False,
         timeout_graceful_shutdown=DRAIN_SECONDS,
         server_header=False,
-        http="h11",  # limits the size of the request head
+        **protocol_options(app.state.connections),
     )
     config.load()  # NiceGUI searches for the server of its app and expects every server it finds to be loaded
     engine_thread: EngineThread = app.state.engine_thread
@@ -211,6 +212,21 @@ async def _run(settings: Settings, listener: socket.socket, console: Console, ad
         await server.serve(sockets=[listener])
     console.print("stopped", style="dim")
     return not engine_thread.running
+
+
+def address_of(settings: Settings, port: int) -> str:
+    """Return the address under which users reach a service that listens on a port."""
+    return settings.public_url.rstrip("/") or f"http://{bracketed(settings.host)}:{port}"
+
+
+def why_exposed(settings: Settings, address: str) -> str:
+    """Return a warning if other machines can reach a service without API keys at its address, else ""."""
+    if is_loopback(urlsplit(address).hostname or "") or settings.api_keys.get_secret_value():
+        return ""
+    return (
+        f"{address} can be reached from other machines, and there are no API keys: anyone who reaches it can read, add "
+        "and ask everything. Make keys with `ragkv key TENANT` and set RAGKV_API_KEYS, or listen on 127.0.0.1."
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -229,14 +245,6 @@ def listen(host: str, port: int) -> socket.socket:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot listen on {host} port {port} ({reason}); choose another --host or --port") from None
     return listener
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def bracketed(host: str) -> str:

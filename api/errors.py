@@ -11,6 +11,7 @@ OpenAI-compatible routes answer with OpenAI's error object instead:
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -25,6 +26,7 @@ from starlette.types import Scope
 
 from api.runtime.request_context import current
 from api.runtime.tenants import Tenant
+from api.schemas.faults import readable
 from ingest.jobs import JobFault, code_of
 from ragkv.errors import (
     Busy,
@@ -40,6 +42,8 @@ from ragkv.errors import (
     StoreFull,
     TooLarge,
 )
+
+logger = logging.getLogger("ragkv.api")
 
 MEDIA_TYPE = "application/problem+json"
 _METHODS = ("DELETE", "GET", "HEAD", "POST", "PUT")
@@ -175,14 +179,13 @@ def fault_of(error: Exception) -> Fault:
 def _of_ragkv(error: RagkvError) -> Fault:
     status, code = next((status, code) for kind, status, code in _STATUS if isinstance(error, kind))
     headers = {"Retry-After": str(error.retry_after)} if isinstance(error, Busy) else {}
-    return Fault(status, Tenant(current().tenant).told(str(error)), code, headers)
+    if error.public != error.message:
+        logger.warning("a request got %d (%s): %s", status, code, error)
+    return Fault(status, Tenant(current().tenant).told(error.public), code, headers)
 
 
 def _of_validation(error: RequestValidationError) -> Fault:
-    errors = [
-        {"at": ".".join(map(str, e["loc"][:8])), "message": str(e["msg"]).removeprefix("Value error, ")}
-        for e in error.errors()[:20]
-    ]
+    errors = readable(error.errors()[:20], error.body)
     detail = "; ".join(f"{each['at']}: {each['message']}" for each in errors[:3])
     return Fault(422, detail, "invalid_request", extra={"errors": errors})
 

@@ -262,7 +262,9 @@ def _checked_steps(
 def _fault_of(error: Exception, document_id: str, job_id: str) -> JobFault:
     """Return the fault to record. An unexpected error goes to the log; the fault does not show its message."""
     if isinstance(error, RagkvError):
-        return JobFault(code_of(type(error)), str(error))
+        if error.public != error.message:
+            logger.error("document %r of job %s: %s", document_id, job_id, error)
+        return JobFault(code_of(type(error)), error.public)
     logger.error("document %r of job %s", document_id, job_id, exc_info=error)
     return JobFault("internal_error", f"{type(error).__name__} while reading the document; see the log")
 

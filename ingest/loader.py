@@ -140,15 +140,27 @@ def checked(document: Document, limit: int) -> Document:
     return document
 
 
+def skipped(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files in the given folders that `load` skips because of their suffix. Hidden files are left out."""
+    for given in paths:
+        if given.is_dir():
+            yield from (path for path in _visible(given) if path.suffix.lower() not in SUFFIXES)
+
+
 def _files(given: Path) -> Iterator[Path]:
     if not given.is_dir():
         yield given
         return
-    for folder, folders, files in os.walk(given):
+    yield from (path for path in _visible(given) if path.suffix.lower() in SUFFIXES)
+
+
+def _visible(root: Path) -> Iterator[Path]:
+    """Yield the files in a folder and its folders, without hidden ones."""
+    for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for file in sorted(files):
             path = Path(folder, file)
-            if not file.startswith(".") and path.suffix.lower() in SUFFIXES and path.is_file():
+            if not file.startswith(".") and path.is_file():
                 yield path
 
 

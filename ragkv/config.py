@@ -48,7 +48,7 @@ class ModelSettings(_Part):
     dtype: str = Field(
         "auto", description="`float32`, `bfloat16`, `float64`; auto: bfloat16 with CUDA and on CPUs that compute in it."
     )
-    threads: int = Field(0, ge=0, description="CPU threads for the model; 0: torch's default.")
+    threads: int = Field(0, ge=0, description="CPU threads for the model; 0: as many as the process may use.")
     graphs: bool = Field(
         True, description="On a GPU, decode densely and read few rows by recorded CUDA graphs, a launch for each."
     )
@@ -98,6 +98,12 @@ class AnswerSettings(_Part):
         description="What each token of an answer reads: auto (a policy where it is quicker), dense, psa, lfps, "
         "loopserve or topk, with fields.",
     )
+    pool_bytes: int = Field(
+        0,
+        ge=0,
+        description="Pool of KV blocks where the model computes, in bytes; contexts decoded under psa then lie in host "
+        "memory; 0: no pool.",
+    )
     top_k: int = Field(6, ge=1, le=64, description="Chunks retrieved for a question.")
     max_tokens: int = Field(64, ge=1, le=4096, description="Longest answer, in tokens.")
     max_question_tokens: int = Field(2048, ge=1, description="Longest question, in tokens.")
@@ -132,10 +138,21 @@ class ServingSettings(_Part):
 
     host: str = Field("127.0.0.1", description="Address `ragkv serve` listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port `ragkv serve` listens on; 0: any free one.")
+    hosts: str = Field(
+        "",
+        description="Names under which `ragkv serve` answers, comma separated, besides those of this machine; `*`: "
+        "any; empty: no other, or any where there are API keys.",
+    )
+    public_url: str = Field(
+        "", description="Address under which users reach `ragkv serve`, where it is not that of host and port."
+    )
     api_keys: SecretStr = Field(
         SecretStr(""),
         description="Who may use `ragkv serve`: `tenant=hash` pairs, comma separated, or a file with one a line; "
         "empty: anybody. `ragkv key TENANT` makes them.",
+    )
+    connections: int = Field(
+        256, ge=0, description="Connections that one address may have to `ragkv serve` at a time; 0: any number."
     )
     dashboard: bool = Field(True, description="Whether `ragkv serve` shows its dashboard, at /dashboard.")
     batch: int = Field(8, ge=1, le=256, description="Answers that `ragkv serve` decodes together.")

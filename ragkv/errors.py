@@ -1,4 +1,7 @@
-"""The exception hierarchy. CLI and HTTP show `str(error)`, which says what happened and what to do next.
+"""The exception hierarchy. An error says what happened, and what to do next.
+
+The CLI shows `str(error)`: the message, and a hint if there is one. A hint is for whoever runs ragkv: it names commands
+and settings. The HTTP API shows `error.public`: clients cannot run commands, and need not know paths and addresses.
 
 RagkvError
 ├── ConfigError              settings that cannot work                     exit 2
@@ -29,7 +32,24 @@ RagkvError
 
 
 class RagkvError(Exception):
-    """Base class of all errors that this project raises on purpose."""
+    """Base class of all errors that this project raises on purpose.
+
+    Attributes:
+        message: What happened.
+        hint: What whoever runs ragkv can do about it, "" if that is plain.
+    """
+
+    def __init__(self, message: str = "", hint: str = ""):
+        super().__init__(message)
+        self.message, self.hint = message, hint
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
+    @property
+    def public(self) -> str:
+        """What clients of a service are told."""
+        return self.message
 
 
 class ConfigError(RagkvError):
@@ -50,6 +70,11 @@ class NotCalibrated(ConfigError):
 
 class EmbedderChanged(ConfigError):
     """The stored vectors come from another embedding model."""
+
+    @property
+    def public(self) -> str:
+        """What clients of a service are told."""
+        return f"{self.message}; whoever runs the service has to rebuild the index"
 
 
 class InputError(RagkvError):
@@ -127,26 +152,57 @@ class Unreachable(ServiceError):
 class CatalogCorrupt(RagkvError):
     """The SQLite catalogue is damaged. It is never replaced automatically; restoring a backup is up to the user."""
 
+    @property
+    def public(self) -> str:
+        """What clients of a service are told."""
+        return "the catalogue of the service is damaged; its log has the details"
+
 
 class StoreError(RagkvError):
-    """The KV store failed. Such an error makes an answer slower but never fails it."""
+    """The KV store failed. Such an error makes an answer slower but never fails it.
+
+    Attributes:
+        code: The kind of fault, as reports and metrics name it. The message holds paths and addresses, for the log.
+    """
+
+    code = "failed"
+
+    @property
+    def public(self) -> str:
+        """What clients of a service are told."""
+        return "the storage of the service does not work now; its log has the details"
 
 
 class StoreUnavailable(StoreError):
     """The store is down, does not respond, or refuses connections."""
 
+    code = "unavailable"
+
 
 class StoreFull(StoreError):
     """The store has no space for this entry."""
+
+    code = "full"
+
+    @property
+    def public(self) -> str:
+        """What clients of a service are told."""
+        return "there is no space left; what was stored before is intact"
 
 
 class EntryMissing(StoreError):
     """The entry or a part of it does not exist."""
 
+    code = "missing"
+
 
 class EntryCorrupt(StoreError):
     """The entry exists but failed verification."""
 
+    code = "corrupt"
+
 
 class NotQuantisable(StoreError):
     """K or V has values that a quantised body cannot represent. The chunk is not stored."""
+
+    code = "not_quantisable"

@@ -84,13 +84,19 @@ class TierHits:
     store: int = 0
 
 
+ENCODING_IS_QUICKER = "encoding_is_quicker"
+NOT_QUALIFIED = "not_qualified"
+
+
 @dataclass(frozen=True)
 class Fallback:
     """A chunk that was encoded again because its stored KV could not be used.
 
     Attributes:
         chunk_id: Id of the chunk.
-        reason: Why the stored KV could not be used.
+        reason: Why the stored KV was not used: `missing`, `corrupt` or `unavailable` (the store did not answer);
+            `encoding_is_quicker` than loading, by the costs measured here; `not_qualified`, when the model failed its
+            self-test. Details are in the log, because tenants read reports.
     """
 
     chunk_id: str
@@ -177,6 +183,23 @@ class PrefillReport:
 
 
 @dataclass(frozen=True)
+class PoolReport:
+    """What decoding did with the pool of KV blocks. A block is one of one kv head and layer.
+
+    Attributes:
+        read: Blocks that the steps read.
+        hits: Blocks of those that were in the pool.
+        loaded: Blocks that were copied from host memory: those that were not in the pool, and those loaded ahead.
+        loaded_tokens: Tokens of KV that this is, as tokens of all layers and kv heads.
+    """
+
+    read: int
+    hits: int
+    loaded: int
+    loaded_tokens: float
+
+
+@dataclass(frozen=True)
 class DecodeReport:
     """What decoding read.
 
@@ -188,6 +211,7 @@ class DecodeReport:
         pulled: Blocks that were fetched back from the store during decoding.
         ended: `stop`, or `length` if the answer reached its largest number of tokens.
         why_dense: Why everything was read; "" if it was not.
+        pool: What was read through the pool of KV blocks; None if the context was where the model computes.
     """
 
     steps: int
@@ -196,6 +220,7 @@ class DecodeReport:
     pulled: int
     ended: str
     why_dense: str
+    pool: PoolReport | None = None
 
 
 @dataclass(frozen=True)

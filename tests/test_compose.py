@@ -18,8 +18,10 @@ import redis
 import yaml
 from jsonschema.validators import validator_for
 
-from api.app import DRAIN_SECONDS
-from ragkv.config import Settings
+from api.app import DRAIN_SECONDS, address_of, why_exposed
+from api.middleware.hosts import read_hosts
+from api.middleware.keys import make_key
+from ragkv.config import Settings, load_settings
 from tests.redis_server import redis_server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +29,7 @@ BASE, GPU = "docker-compose.yml", "docker-compose.gpu.yml"
 SETTINGS = {f"RAGKV_{name.upper()}" for name in Settings.model_fields}
 OF_THE_CONTAINER = {"RAGKV_DATA", "RAGKV_HOST", "RAGKV_MODEL_CACHE", "RAGKV_PORT"}
 """The image sets these; RAGKV_PORT outside is the published port."""
-OF_OTHERS = {"REDIS_MAXMEMORY", "PROMETHEUS_KEY", "PROMETHEUS_PORT", "GRAFANA_PORT"}
+OF_OTHERS = {"REDIS_MAXMEMORY", "REDIS_MEMORY", "API_MEMORY", "PROMETHEUS_KEY", "PROMETHEUS_PORT", "GRAFANA_PORT"}
 """Variables of the other services."""
 WATCHERS = ("prometheus", "grafana")
 OF_CLIENTS = {"RAGKV_KEY"}
@@ -58,7 +60,11 @@ def filled(node: Any, environment: dict[str, str]) -> Any:
     if isinstance(node, list):
         return [filled(value, environment) for value in node]
     if isinstance(node, str):
-        return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: environment.get(found[1]) or found[2], node)
+        inner = re.compile(r"\$\{(\w+):([-+])([^${}]*)\}")
+        while found := inner.search(node):
+            value = environment.get(found[1], "")
+            given = (value or found[3]) if found[2] == "-" else (value and found[3])
+            node = node[: found.start()] + given + node[found.end() :]
     return node
 
 
@@ -120,7 +126,44 @@ def test_every_setting_of_a_service_can_be_given_from_outside() -> None:
     environment = loaded(BASE)["services"]["api"]["environment"]
     assert set(environment) == (SETTINGS - OF_THE_CONTAINER - OF_CLIENTS) | OF_TRACES
     own = {name: value for name, value in environment.items() if value is not None}
-    assert own == {"RAGKV_STORE": "${RAGKV_STORE:-redis://redis:6379/0}", "RAGKV_URL": "http://127.0.0.1:8000"}
+    assert own.pop("RAGKV_URL") == "http://127.0.0.1:8000"
+    assert set(own) == {"RAGKV_STORE", "RAGKV_HOSTS", "RAGKV_PUBLIC_URL"}
+    assert all(value.startswith(f"${{{name}:-") for name, value in own.items())
+
+
+def settings_in(**environment: str) -> Settings:
+    """The settings of the service in its container."""
+    given = merged(BASE, **environment)["services"]["api"]["environment"]
+    return load_settings(
+        **{name.removeprefix("RAGKV_").lower(): given[name] for name in ("RAGKV_HOSTS", "RAGKV_PUBLIC_URL")},
+        api_keys=environment.get("RAGKV_API_KEYS", ""),
+        host="0.0.0.0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "accepted", "refused"),
+    [
+        ({}, ["api:8000", "127.0.0.1:8000", "localhost:8000"], ["evil.example", "192.168.1.5:8000"]),
+        ({"RAGKV_HOSTS": "ragkv.example,api"}, ["api:8000", "ragkv.example"], ["evil.example"]),
+        ({"RAGKV_API_KEYS": make_key("acme")[1]}, ["api:8000", "ragkv.example"], []),
+    ],
+)
+def test_the_service_answers_to_the_names_that_compose_and_its_users_call_it_by(
+    environment: dict[str, str], accepted: list[str], refused: list[str]
+) -> None:
+    hosts = read_hosts(settings_in(**environment), "RAGKV_API_KEYS" in environment)
+    for name in (*accepted, *refused):
+        scope = {"type": "http", "server": ("172.18.0.2", 8000), "headers": [(b"host", name.encode())]}
+        assert hosts.accepts(scope) == (name in accepted), name
+
+
+def test_a_port_that_is_published_on_this_machine_only_warns_of_no_others() -> None:
+    settings = settings_in(RAGKV_PORT="8123")
+    assert address_of(settings, 8000) == "http://127.0.0.1:8123"
+    assert why_exposed(settings, address_of(settings, 8000)) == ""
+    away = settings_in(RAGKV_PUBLIC_URL="http://192.168.1.5:8000/")
+    assert "no API keys" in why_exposed(away, address_of(away, 8000))
 
 
 def test_files_and_image_name_only_settings_that_exist() -> None:
@@ -150,6 +193,18 @@ def test_services_are_checked_unprivileged_and_pinned(files: tuple[str, ...]) ->
         assert not service.keys() & {"privileged", "network_mode", "pid", "devices", "cap_add"}, name
         assert not [volume for volume in service.get("volumes", []) if "docker.sock" in volume], name
         assert "build" in service or re.search(r":v?\d+\.\d+\.\d+", service["image"]), name
+
+
+@pytest.mark.parametrize("files", [(BASE,), (BASE, GPU)])
+def test_memory_processes_and_logs_are_bounded(files: tuple[str, ...]) -> None:
+    services = merged(*files)["services"]
+    for name, service in services.items():
+        assert re.fullmatch(r"\d+g", service["mem_limit"]), name
+        assert 0 < service["pids_limit"] <= 1024, name
+        assert {"max-size", "max-file"} <= service["logging"]["options"].keys(), name
+    assert merged(*files, API_MEMORY="5g")["services"]["api"]["mem_limit"] == "5g"
+    held, *_ = [word for word in services["redis"]["command"] if word.endswith("gb")]
+    assert int(services["redis"]["mem_limit"][:-1]) > int(held.removesuffix("gb"))
 
 
 def test_the_image_can_send_traces() -> None:

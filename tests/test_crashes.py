@@ -156,7 +156,7 @@ try:
     sys.exit("it fitted")
 except StoreFull as error:
     print(error)
-assert engine.chunks.store_faults > 0, "the blobs were refused as well"
+assert engine.chunks.faults.refused > 0, "the blobs were refused as well"
 assert state() == before
 
 ballast.drop()
@@ -190,7 +190,7 @@ def test_a_full_disk_is_an_error_keeps_what_was_there_and_passes(
 def test_a_store_that_has_no_room_costs_time_only(tmp_path: Path) -> None:
     with quick_engine(tmp_path, store_bytes=1000) as engine:
         done = ingest(engine, make_document("a", words=60))
-        assert engine.chunks.store_faults == done.chunks
+        assert engine.chunks.faults.refused == done.chunks
         for _ in range(2):
             answer = engine.answer("word1 word2", AskOptions(top_k=20))
             assert answer.report.cache.misses == done.chunks

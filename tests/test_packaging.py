@@ -112,6 +112,17 @@ def test_constraints_pin_every_dependency_inside_its_range() -> None:
         assert requirement.specifier.contains(pinned[name]), f"{name} {pinned[name]} is outside {requirement.specifier}"
 
 
+def test_a_fresh_environment_gets_no_newer_versions_than_those_that_were_tested() -> None:
+    extras = PROJECT["optional-dependencies"]
+    lines = PROJECT["dependencies"] + [line for name in extras if name != "dev" for line in extras[name]]
+    found = {requirement.name: requirement.specifier for requirement in map(Requirement, lines)}
+    assert not [name for name, specifier in found.items() if not re.search("<|==", str(specifier))]
+    (tested,) = re.findall(r"^torch==(\d+)\.(\d+)", (ROOT / "constraints.txt").read_text(), re.M)
+    major, minor = map(int, tested)
+    assert found["torch"].contains(f"{major}.{minor}.9")
+    assert not found["torch"].contains(f"{major}.{minor + 1}.0")
+
+
 def test_binaries_of_the_repository_are_the_bundled_models_and_small() -> None:
     model = adapter = pages = texts = 0
     for path in tracked():

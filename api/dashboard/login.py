@@ -1,4 +1,4 @@
-"""Login and logout of the dashboard, for services with API keys."""
+"""The way to the dashboard: from `/`, and login and logout for services with API keys."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from starlette.responses import RedirectResponse, Response
 from api.dashboard.guard import COOKIE, LOGIN, ROOT, TICKET_SECONDS, LoginTickets, accepts_html, login_page
 
 router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+async def root(request: Request) -> Response:
+    """Send a browser that opens the address of the service to the dashboard."""
+    if not request.app.state.settings.dashboard:
+        raise HTTPException(404, "there is nothing here; /openapi.json describes the API")
+    return RedirectResponse(f"{ROOT}/", 307)
 
 
 @router.post(LOGIN)

@@ -7,7 +7,8 @@ A browser cannot send a key of its own. The dashboard exchanges a key for a logi
 gives the same access as the key.
 
 Without keys, and with a ticket, any web page could make a browser send a form to the service. Requests that change
-something or ask a question are therefore refused when they come from a page of another origin, and so are WebSockets.
+something or ask a question are therefore refused when they come from a page of another origin, and so are WebSockets
+and all that belongs to the dashboard. Names that lead here by a trick of DNS are refused before (middleware/hosts.py).
 A request with a key needs no such check, because another page does not have the key.
 """
 
@@ -53,7 +54,10 @@ class AuthMiddleware:
             return await self.app(scope, receive, send)
         connection = HTTPConnection(scope)
         key = _key(connection.headers)
-        if self.keys and not self._authenticate(connection, key) and not _is_public(scope):
+        if self.keys and key is None and not _is_public(scope):
+            self._count_refused(scope)
+            return await self._refuse(_TWO_KEYS, scope, receive, send)
+        if self.keys and not self._authenticate(connection, key or "") and not _is_public(scope):
             self._count_refused(scope)
             return await self._refuse(_unauthorized(bool(key)), scope, receive, send)
         if _is_cross_origin(scope, connection.headers) and not (self.keys and key):
@@ -71,7 +75,8 @@ class AuthMiddleware:
     async def _refuse(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})
-        show_login = fault.status == 401 and is_dashboard_path(scope["path"]) and accepts_html(Headers(scope=scope))
+        for_browsers = is_dashboard_path(scope["path"]) or scope["path"] == "/"
+        show_login = fault.status == 401 and for_browsers and accepts_html(Headers(scope=scope))
         await (login_page() if show_login else error_response(fault, scope))(scope, receive, send)
 
     def _count_refused(self, scope: Scope) -> None:
@@ -83,14 +88,18 @@ class AuthMiddleware:
             self._logged = self.refused, time.monotonic()
 
 
+_TWO_KEYS = Fault(401, "Authorization and X-API-Key hold different keys; send one of them", "two_keys")
 _CROSS_ORIGIN = Fault(
     403, "requests from pages of another origin are refused unless they send an API key of this service", "other_origin"
 )
 
 
 def _is_cross_origin(scope: Scope, headers: Headers) -> bool:
-    """Return whether a page of another origin made the browser send more than a read request."""
-    if scope["type"] == "http" and scope["method"] in SAFE_METHODS:
+    """Return whether a page of another origin made the browser send more than a read request of the API.
+
+    Nothing of the dashboard is for other pages. Without WebSockets its updates are read by GET.
+    """
+    if scope["type"] == "http" and scope["method"] in SAFE_METHODS and not is_dashboard_path(scope["path"]):
         return False
     origin = headers.get("origin")
     return origin is not None and origin.partition("://")[2] != headers.get("host", "")
@@ -103,10 +112,12 @@ def _is_public(scope: Scope) -> bool:
     return scope["path"] in PUBLIC_PATHS or (scope["path"] == LOGIN and scope["method"] == "POST")
 
 
-def _key(headers: Headers) -> str:
-    """Return the API key of a request, "" if there is none."""
+def _key(headers: Headers) -> str | None:
+    """Return the API key of a request, "" if there is none, None if its two headers differ."""
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
-    return credentials.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
+    bearer = credentials.strip() if scheme.lower() == "bearer" else ""
+    key = headers.get("x-api-key", "").strip()
+    return None if bearer and key and bearer != key else bearer or key
 
 
 def _unauthorized(has_key: bool) -> Fault:

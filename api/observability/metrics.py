@@ -67,6 +67,8 @@ class MetricsCollector(Collector):
             )
             yield from _catalog(health)
             yield from _tiers(health["tiers"])
+            if health["pool"] is not None:
+                yield from _pool(health["pool"])
 
 
 def _questions(health: dict[str, Any]) -> Iterator[Metric]:
@@ -104,3 +106,15 @@ def _tiers(tiers: dict[str, dict[str, int]]) -> Iterator[Metric]:
     yield gauge("ragkv_tier_slot_bytes", "Bytes of one slot.", ("tier",), sizes)
     evicted = {(name,): pool["evicted"] for name, pool in tiers.items()}
     yield counter("ragkv_tier_evicted_total", "Blocks evicted to make room for others.", ("tier",), evicted)
+
+
+def _pool(pool: dict[str, int]) -> Iterator[Metric]:
+    states = {("used",): pool["used"], ("free",): pool["slots"] - pool["used"]}
+    yield gauge("ragkv_pool_slots", "Slots of the pool for decoding, by state.", ("state",), states)
+    yield gauge("ragkv_pool_slot_bytes", "Bytes of one slot.", (), {(): pool["size"]})
+    reads = {("hit",): pool["hits"], ("miss",): pool["read"] - pool["hits"]}
+    yield counter(
+        "ragkv_pool_reads_total", "Blocks that decoding read, by whether they had a slot.", ("result",), reads
+    )
+    yield counter("ragkv_pool_loaded_total", "Blocks copied from host memory.", (), {(): pool["loaded"]})
+    yield counter("ragkv_pool_evicted_total", "Blocks evicted to make room for others.", (), {(): pool["evicted"]})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 
 from api.routes import answers, collections, conversations, documents, health, history, jobs, metrics, openai, uploads
+from api.routes.dependencies import refuse_unknown_parameters
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(refuse_unknown_parameters)])
 for module in (uploads, documents, jobs, collections, answers, history, conversations, openai, health, metrics):
     router.include_router(module.router)

@@ -1,4 +1,8 @@
-"""Dependencies of the routes: the engine thread, the tenant, the settings, and the problems that routes document."""
+"""Dependencies of the routes: the engine thread, the tenant, the settings, and the problems that routes document.
+
+Every route refuses query parameters that the OpenAPI schema does not name. A misspelled `collection` would otherwise
+read from the default collection, or write into it, without a word.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
 
 from api.errors import MEDIA_TYPE
 from api.runtime.engine_thread import EngineThread
@@ -31,11 +36,34 @@ def _settings(request: Request) -> Settings:
     return settings
 
 
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Refuse query parameters that the schema of the route does not name.
+
+    Raises:
+        RequestValidationError: Names every unknown parameter, as for an unknown field of a body.
+    """
+    if not request.query_params:
+        return
+    operation = request.app.openapi()["paths"][request.scope["route"].path_format][request.method.lower()]
+    known = {each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"}
+    faults = [
+        {"type": "unknown_parameter", "loc": ("query", name), "msg": _unknown(known)}
+        for name in request.query_params
+        if name not in known
+    ]
+    if faults:
+        raise RequestValidationError(faults)
+
+
+def _unknown(known: set[str]) -> str:
+    return "unknown parameter; this route takes " + (", ".join(sorted(known)) or "none")
+
+
 EngineThreadDep = Annotated[EngineThread, Depends(_engine_thread)]
 TenantDep = Annotated[Tenant, Depends(_tenant)]
 SettingsDep = Annotated[Settings, Depends(_settings)]
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": Problem.model_json_schema()}}}
-    for status in (401, 404, 409, 413, 422, 429, 503, 504, 507)
+    for status in (401, 403, 404, 409, 413, 422, 429, 503, 504, 507)
 }
 """The `responses` argument of a route."""

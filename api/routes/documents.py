@@ -20,17 +20,21 @@ from api.runtime.tenants import Tenant
 from api.schemas.common import DocumentIn, Documents, DocumentsIn, FilterText, Name, Queued
 from api.schemas.documents import UPLOAD_FORM, Content, DocumentPage, ShownDocument, to_listed_document
 from ingest.jobs import IngestJob
-from ragkv.errors import NotFound
+from ragkv.errors import InputError, NotFound
 from ragkv.types import Document, Filter
 
 router = APIRouter()
 Wait = Annotated[bool, Query(description="Answer when the job is done, with its outcome.")]
+InCollection = Annotated[Name | None, Query(description="Collection of all documents that name none themselves.")]
 
 _ADD = f"""Queue one document, or several of one collection, as a job. A document with the same id is replaced.
 
 A JSON body may be one MiB larger than the largest document (`RAGKV_MAX_DOCUMENT_BYTES`, 16 MiB by default). A form with
 files may be {UPLOAD_DOCUMENTS} times as large, and each file may be as large as one document. A document that cannot be
 read fails alone.
+
+With `wait` the response comes when the job is done: 200 if every document is in, 207 if some of several are not, and
+the error of the document if it is the only one.
 """
 
 
@@ -39,19 +43,28 @@ read fails alone.
     status_code=202,
     response_model=Queued,
     description=_ADD,
-    responses={200: {"model": IngestJob, "description": "The job, done"}, **PROBLEMS},
+    responses={
+        200: {"model": IngestJob, "description": "The job, done: every document is in"},
+        207: {"model": IngestJob, "description": "The job, done; `documents` lists those that failed, with the reason"},
+        **PROBLEMS,
+    },
     openapi_extra={"requestBody": {"content": {"multipart/form-data": UPLOAD_FORM}}},
 )
 async def add_documents(
-    body: Documents, request: Request, engine_thread: EngineThreadDep, tenant: TenantDep, wait: Wait = False
+    body: Documents,
+    request: Request,
+    engine_thread: EngineThreadDep,
+    tenant: TenantDep,
+    collection: InCollection = None,
+    wait: Wait = False,
 ) -> Response:
     bodies = body.documents if isinstance(body, DocumentsIn) else [body]
-    documents = [_to_document(each, tenant) for each in bodies]
+    documents = [_to_document(each, collection, tenant) for each in bodies]
     job_id = await job_responses.enqueue(documents, documents[0].collection, engine_thread)
     if not wait:
         return job_responses.accepted(job_id)
     job = await job_responses.wait_for_job(job_id, engine_thread, request)
-    return JSONResponse(job_responses.to_content(job, tenant)) if job else job_responses.client_closed()
+    return job_responses.done(job, tenant, request.scope) if job else job_responses.client_closed()
 
 
 @router.put(
@@ -126,8 +139,27 @@ async def remove_document(
     return Response(status_code=204)
 
 
-def _to_document(body: DocumentIn, tenant: Tenant) -> Document:
-    return Document(body.id, body.title or body.id, body.text, body.metadata, tenant.inside(body.collection))
+def _to_document(body: DocumentIn, parameter: str | None, tenant: Tenant) -> Document:
+    """Convert a document of a body. `parameter` is the collection that the query names, if it names one."""
+    named = body.collection if "collection" in body.model_fields_set else None
+    collection = one_collection(parameter, named, f"document {body.id!r}")
+    return Document(body.id, body.title or body.id, body.text, body.metadata, tenant.inside(collection))
+
+
+def one_collection(parameter: str | None, named: str | None, where: str) -> str:
+    """Return the collection that a request names: as its query parameter, in its body, or not at all (`default`).
+
+    Args:
+        parameter: Value of the query parameter.
+        named: Value in the body.
+        where: Part of the body that names it, for the error.
+
+    Raises:
+        InputError: Both are there and differ.
+    """
+    if parameter is not None and named is not None and parameter != named:
+        raise InputError(f"the parameter collection={parameter!r} and {where} ({named!r}) differ; send one of them")
+    return parameter or named or "default"
 
 
 async def _show(

@@ -14,7 +14,7 @@ router = APIRouter()
 _COUNTS = ("waiting", "running", "cancelled", "expired", "refused")
 
 
-@router.get("/healthz")
+@router.get("/healthz", responses={status: PROBLEMS[status] for status in (403, 422)})
 async def healthz(request: Request, engine_thread: EngineThreadDep) -> Response:
     """Liveness: 200 as long as the service answers. `status` is ok, or degraded when answers take longer. Needs no key.
     If the service has keys, it shows the status alone."""
@@ -26,7 +26,10 @@ async def healthz(request: Request, engine_thread: EngineThreadDep) -> Response:
 @router.get(
     "/readyz",
     response_model=Readiness,
-    responses={401: PROBLEMS[401], 503: {"model": Readiness, "description": "Not ready; `checks` says why."}},
+    responses={
+        **{status: PROBLEMS[status] for status in (401, 403, 422)},
+        503: {"model": Readiness, "description": "Not ready; `checks` says why."},
+    },
 )
 async def readyz(engine_thread: EngineThreadDep) -> Response:
     """Readiness: 200 when questions can be answered, 503 when not. A store that is down or a full queue is reported but

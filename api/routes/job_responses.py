@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
+from api.errors import error_response, fault_of_job
 from api.routes.dependencies import POLL_SECONDS
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
@@ -64,6 +67,19 @@ def accepted(job_id: str) -> Response:
 def client_closed() -> Response:
     """Build a 499 for the log. The client has disconnected and does not read it."""
     return Response(status_code=499)
+
+
+def done(job: IngestJob, tenant: Tenant, scope: Scope) -> Response:
+    """Build the response to a request that waited for its job.
+
+    It is 200 if every document is in, and the fault of the document if there is only one. If some of several documents
+    are not in it is 207, and the job lists them with their faults.
+    """
+    if not job.counts.failed and not job.counts.cancelled:
+        return JSONResponse(to_content(job, tenant))
+    if job.counts.total == 1:
+        return error_response(replace(fault_of_job(job.error), extra={"job_id": job.id}), scope)
+    return JSONResponse(to_content(job, tenant), 207)
 
 
 def to_content(job: IngestJob, tenant: Tenant) -> dict[str, Any]:

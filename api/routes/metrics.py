@@ -17,7 +17,10 @@ _CONTENT = {"text/plain": _TEXT, OPENMETRICS: _TEXT}
 @router.get(
     "/metrics",
     response_class=Response,
-    responses={401: PROBLEMS[401], 200: {"description": "The metrics", "content": _CONTENT}},
+    responses={
+        **{status: PROBLEMS[status] for status in (401, 403, 422)},
+        200: {"description": "The metrics", "content": _CONTENT},
+    },
 )
 async def metrics(request: Request) -> Response:
     """Counters and gauges of the whole service, as Prometheus text, or as OpenMetrics if `Accept` names it. They are

@@ -22,7 +22,7 @@ router = APIRouter()
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": OpenAIError, "description": HTTPStatus(status).phrase}
-    for status in (400, 401, 404, 409, 413, 429, 503, 504)
+    for status in (400, 401, 403, 404, 409, 413, 429, 503, 504)
 }
 _EXAMPLE = (
     'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"tiny","choices":[{"index":0,'
@@ -81,13 +81,17 @@ async def _chunks(stream: AnswerStream, reply: ChatReply) -> AsyncIterator[bytes
         yield encode_event(stream_fault(error).to_openai())
 
 
-@router.get("/v1/models", response_model=Models, responses={401: ERRORS[401]})
+@router.get("/v1/models", response_model=Models, responses={status: ERRORS[status] for status in (400, 401, 403)})
 async def models(request: Request, engine_thread: EngineThreadDep) -> Response:
     """List the valid values of `model`: the loaded model, alone or with a method."""
     return JSONResponse({"object": "list", "data": _models(request, engine_thread)})
 
 
-@router.get("/v1/models/{model_id:path}", response_model=Model, responses={401: ERRORS[401], 404: ERRORS[404]})
+@router.get(
+    "/v1/models/{model_id:path}",
+    response_model=Model,
+    responses={status: ERRORS[status] for status in (400, 401, 403, 404)},
+)
 async def model(model_id: str, request: Request, engine_thread: EngineThreadDep) -> Response:
     """Show one model."""
     for each in _models(request, engine_thread):

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import anyio
-from fastapi import APIRouter, Form, Request, UploadFile
+from fastapi import APIRouter, Depends, Form, Request, UploadFile
 from fastapi.routing import APIRoute
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
 from api.middleware.body_limit import is_form
 from api.routes import job_responses
 from api.routes.dependencies import EngineThreadDep, TenantDep
-from api.routes.documents import Wait
+from api.routes.documents import InCollection, Wait, one_collection
 from api.runtime.catalog_service import CatalogService
 from api.schemas.common import MAX_DOCUMENTS, MetadataText, Name
 from ingest.loader import Rejected, read
@@ -32,6 +32,11 @@ class FormRoute(APIRoute):
         return (match, child) if match is Match.FULL and is_form(scope) else (Match.NONE, {})
 
 
+def _collection(named: Annotated[Name | None, Form(alias="collection")] = None, collection: InCollection = None) -> str:
+    return one_collection(collection, named, "the field collection of the form")
+
+
+CollectionDep = Annotated[str, Depends(_collection)]
 router = APIRouter(route_class=FormRoute)
 
 
@@ -41,7 +46,7 @@ async def upload_documents(
     request: Request,
     engine_thread: EngineThreadDep,
     tenant: TenantDep,
-    collection: Annotated[Name, Form()] = "default",
+    collection: CollectionDep,
     metadata: Annotated[MetadataText | None, Form()] = None,
     wait: Wait = False,
 ) -> Response:
@@ -54,7 +59,7 @@ async def upload_documents(
     if not wait:
         return job_responses.accepted(job_id)
     job = await job_responses.wait_for_job(job_id, engine_thread, request)
-    return JSONResponse(job_responses.to_content(job, tenant)) if job else job_responses.client_closed()
+    return job_responses.done(job, tenant, request.scope) if job else job_responses.client_closed()
 
 
 def _parse_all(

@@ -245,6 +245,8 @@ class EngineThread:
             logger.info("%d documents are queued again: the last process did not finish them", requeued)
         if self._pausing:
             self.jobs.pause()
+        if engine.reuse_refused:
+            logger.warning("every question is answered by full: %s", engine.reuse_refused)
         self._documents_queued = True
         self._health.examine(engine, self.jobs)
 

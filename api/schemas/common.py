@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
 )
 
+from api.schemas.faults import readable
 from ingest.loader import MAX_NAME
 from ragkv.catalog.attributes import MAX_KEYS, MAX_VALUES
 from ragkv.types import AskOptions
@@ -62,7 +63,11 @@ def _check_size(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_check_printable)]
+_NAME: dict[str, JsonValue] = {"pattern": r"^ *[^\s\x00-\x1f\x7f-\xa0][^\x00-\x1f\x7f-\xa0]*$"}
+"""For the schema: what `_check_printable` refuses and every dialect of regular expressions can say."""
+Name = Annotated[
+    str, Field(min_length=1, max_length=MAX_NAME, json_schema_extra=_NAME), AfterValidator(_check_printable)
+]
 Metadata = Annotated[dict[str, JsonValue], Field(max_length=MAX_METADATA_KEYS), AfterValidator(_check_size)]
 Scalar = Annotated[str, Field(max_length=512)] | bool | int | float | None
 Filter = Annotated[
@@ -89,10 +94,18 @@ def _parse_json(kind: Any) -> AfterValidator:
         try:
             return adapter.validate_json(text)
         except ValidationError as error:
-            messages = (f"{'.'.join(map(str, each['loc']))} {each['msg']}".strip() for each in error.errors()[:3])
-            raise ValueError("; ".join(messages)) from None
+            errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()[:20]]
+            faults = [(each["at"][5:], each["message"]) for each in readable(errors, _loaded(text))]
+            raise ValueError("; ".join(f"{at} {message}".strip() for at, message in faults[:3])) from None
 
     return AfterValidator(parse)
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 FilterText = Annotated[str, _parse_json(Filter)]

@@ -110,9 +110,9 @@ class AskedSample:
             pieces = [source.piece for source in sources]
             layers = [[len(piece.rows(b)) for piece, b in zip(pieces, each, strict=True)] for each in plan.kept]
             kept, again = statistics.fmean(map(sum, layers)), sum(recomputed_tokens(plan.recompute))
-            first, depth = method.composite_blocks(pieces), method.composite_layers(model.shape.layers)
+            depth = method.composite_layers(model.shape.layers)
             prefix = len(self.prefiller.prefix_tokens)
-            passes = counter.prefill_sparse(plan, pieces, prefix, self.question, first, depth)
+            passes = counter.prefill_sparse(plan, pieces, prefix, self.question, prefilled.looks, depth)
         heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
         row = model.token_bytes // model.shape.layers
         return Sample(

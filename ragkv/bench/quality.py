@@ -31,7 +31,8 @@ from ragkv.engine.registry import FULL, make_method
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.layer_pass import append
-from ragkv.recompute.base import Plan, recomputed_tokens
+from ragkv.model.profile import Profile
+from ragkv.recompute.base import Plan, middle_blocks, recomputed_tokens
 from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.timing import StepTimer
 from ragkv.types import ChunkKV
@@ -75,7 +76,7 @@ class QualityFigures:
         em: exact match.
         f1: token F1.
         recall: 1 if all blocks of the answer are kept in every layer, or if the answer's place is not known.
-        middle: blocks kept besides the fixed ones / all blocks.
+        middle: kept blocks that are neither initial nor local ones of their chunk / all blocks.
         sequence: tokens kept / all tokens.
         recompute: tokens recomputed / all tokens.
         stopped: 1 if the answer ended by itself and is a span of the context or "unknown".
@@ -225,7 +226,7 @@ class _Asker:
             return QualityOutcome(question, method, answer, figures, at)
         recall = self._recall(question, context.plan)
         profile = self._prefiller.model.profile
-        shares = _shares(context.plan, self._sources, profile.initial + profile.local)
+        shares = _shares(context.plan, self._sources, profile)
         stored = self._from_store(tokens, method)
         kv = self._token_bytes * self._size * shares[1]
         figures = QualityFigures(*scores, recall, *shares, ended, kv, ttft, *stored)
@@ -284,10 +285,11 @@ class _Asker:
         return float(all(block in layer[span.chunk] for layer in plan.kept for block in gold))
 
 
-def _shares(plan: Plan, sources: abc.Sequence[InMemoryChunk], fixed: int) -> tuple[float, float, float]:
+def _shares(plan: Plan, sources: abc.Sequence[InMemoryChunk], profile: Profile) -> tuple[float, float, float]:
     """(middle blocks / all blocks, kept tokens / all tokens, recomputed tokens / all tokens), means over layers."""
     pieces, layers = [source.piece for source in sources], len(plan.kept)
     blocks, tokens = sum(p.blocks for p in pieces), sum(p.tokens for p in pieces)
     kept = sum(len(p.rows(layer[i])) for layer in plan.kept for i, p in enumerate(pieces)) / layers
-    picked = sum(len(layer[i]) - min(fixed, p.blocks) for layer in plan.kept for i, p in enumerate(pieces)) / layers
+    middles = [set(middle_blocks(piece.blocks, profile.initial, profile.local)) for piece in pieces]
+    picked = sum(len(middle.intersection(layer[i])) for layer in plan.kept for i, middle in enumerate(middles)) / layers
     return picked / blocks, kept / tokens, sum(recomputed_tokens(plan.recompute)) / tokens

@@ -8,7 +8,7 @@ page-locked host memory. The work is counted from the plan:
     link      bytes that come from host memory
     flops     two per weight and row, four per query-key pair, attention head and dimension
 
-A question that chooses blocks needs two passes, one after the other: its composite pass, up to the layer that `plan`
+A question that chooses blocks needs passes one after the other: its composite passes, up to the layer that `plan`
 needs, and a pass that repairs blocks and prefills the question. A pass takes at least the larger of the time for its
 bytes and the time for its arithmetic. Loads may overlap with both passes, so the bound is the sum of these maxima, or
 the time of the link if that is larger.
@@ -145,19 +145,25 @@ class WorkCounter:
         return [self._whole([layer] * self._layers)]
 
     def prefill_sparse(
-        self, plan: Plan, pieces: Sequence[Piece], prefix: int, question: int, first: Sequence[Blocks], depth: int
+        self,
+        plan: Plan,
+        pieces: Sequence[Piece],
+        prefix: int,
+        question: int,
+        looks: Sequence[Sequence[Blocks]],
+        depth: int,
     ) -> list[PassWork]:
         """Work of a question by its plan.
 
         Args:
             prefix: tokens of the prefix.
             question: tokens of the question.
-            first: blocks per chunk that the composite pass attends to.
-            depth: layers of the composite pass; 0: there is none.
+            looks: blocks per chunk that each composite pass attends to.
+            depth: layers of a composite pass.
         """
         passes = []
-        if depth:
-            keys = prefix + sum(len(piece.rows(blocks)) for piece, blocks in zip(pieces, first, strict=True))
+        for look in looks:
+            keys = prefix + sum(len(piece.rows(blocks)) for piece, blocks in zip(pieces, look, strict=True))
             passes.append(self._composite(depth, question, keys))
         starts = np.cumsum([0, *(piece.tokens for piece in pieces)])
         counted: dict[tuple[int, ...], tuple[int, int, int]] = {}  # most plans are the same in every layer

@@ -95,7 +95,8 @@ def check(recorded: EmbedderIdentity | None, identity: EmbedderIdentity) -> None
     if recorded is not None and recorded != identity:
         raise EmbedderChanged(
             f"the catalogue's vectors come from {recorded.name} ({recorded.dimension} dimensions), the embedder is now "
-            f"{identity.name} ({identity.dimension}); run `ragkv reindex`, or set RAGKV_EMBEDDER back"
+            f"{identity.name} ({identity.dimension})",
+            "run `ragkv reindex`, or set RAGKV_EMBEDDER back",
         )
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -16,7 +16,7 @@ import typer
 
 from ragkv.bench.score import exact_match, f1
 from ragkv.cli.common import Collection, Data, Device, Model, Store, Url, fail, opened, out, printable, settings_from
-from ragkv.errors import InputError, RagkvError
+from ragkv.errors import InputError, NotFound, RagkvError
 from ragkv.types import AskOptions
 
 if TYPE_CHECKING:
@@ -143,8 +143,22 @@ def _answerer(settings: Settings, options: AskOptions) -> Iterator[Callable[[str
         with connected(settings) as service:
             yield lambda question: service.ask(question, conversation_id=options.conversation, **given)
     else:
+        _check_documents(settings, options.collection)
         with opened(settings) as engine:
             yield lambda question: engine.answer(question, options)
+
+
+def _check_documents(settings: Settings, collection: str) -> None:
+    """Raise NotFound if the collection is empty, before a model is loaded, which may take minutes."""
+    from ragkv.catalog import Catalog
+
+    path = settings.data / "catalog.sqlite"
+    known = False
+    if path.exists():
+        with closing(Catalog.open(path)) as catalog:
+            known = bool(catalog.page(collection, "", 1))
+    if not known:
+        raise NotFound(f"collection {collection!r} in {settings.data} has no documents", "add some with `ragkv ingest`")
 
 
 def _check_names(method: str | None, prefill: str | None, decode: str | None) -> None:

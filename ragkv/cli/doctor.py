@@ -6,6 +6,7 @@ With `--url` the service at that address is checked instead (doctor_service.py).
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import sqlite3
 from collections.abc import Mapping
@@ -54,11 +55,14 @@ def doctor(data: Data = None, store: Store = None, model: Model = None, device: 
     settings = settings_from(data, store, model, device, url=url)
     given = {"data": data, "store": store, "model": model, "device": device, "url": url}
     findings = Findings()
-    _versions(findings)
-    _settings(settings, given, findings)
+    load = os.getloadavg()[0]  # before the checks, which are work themselves
     if settings.url:
+        findings.fact("client", f"ragkv {__version__}; the service has settings of its own")
         service(settings, findings)
     else:
+        _versions(findings)
+        _settings(settings, given, findings)
+        _processors(load, findings)
         _here(settings, findings)
     console = out()
     if findings.wrong:
@@ -97,13 +101,35 @@ def _versions(findings: Findings) -> None:
     )
 
 
+def _processors(load: float, findings: Findings, quota: float | None = None) -> None:
+    """Print what keeps the model from the processors of this machine.
+
+    Args:
+        load: Mean number of processes that ran or wanted to run within the last minute.
+        findings: Gets the findings.
+        quota: Processors that the control group may use; None looks it up.
+    """
+    from ragkv.model.processors import cpu_quota, usable_processors
+
+    quota, usable = quota or cpu_quota(), usable_processors()
+    there = f"{usable} processor{'s' * (usable != 1)}"
+    if quota is not None:
+        findings.note("quota", f"the control group may use {quota:.2g} processors; the model takes {there}")
+    if load > usable / 2:
+        words = f"other programs keep {load:.1f} of {there} busy: answers take longer; RAGKV_THREADS=1 may be quicker"
+        findings.note("load", words)
+    else:
+        findings.ok("load", f"{load:.1f} of {there} busy")
+
+
 def _settings(settings: Settings, given: Mapping[str, object], findings: Findings) -> None:
-    """Print every setting and its source: an option, the environment or ragkv.toml, or the default."""
-    for name, value in settings.model_dump().items():
-        origin = "default"
-        if name in settings.model_fields_set:
-            origin = "option" if given.get(name) is not None else "environment or ragkv.toml"
-        findings.fact("setting", f"{name} = {without_password(str(value)) or '(empty)'}  [{origin}]")
+    """Print the settings that are not at their defaults, and where each comes from: an option, or elsewhere."""
+    values = settings.model_dump()
+    for name in (name for name in values if name in settings.model_fields_set):
+        origin = "option" if given.get(name) is not None else "environment or ragkv.toml"
+        findings.fact("setting", f"{name} = {without_password(str(values[name])) or '(empty)'}  [{origin}]")
+    rest = len(values) - len(settings.model_fields_set)
+    findings.fact("setting", f"{rest} others have their defaults (docs/settings.md lists them)")
 
 
 def _model(settings: Settings, parts: DoctorParts, findings: Findings) -> None:

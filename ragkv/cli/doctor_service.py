@@ -23,7 +23,7 @@ _LITTLE = 2**30
 
 def keys(settings: Settings, findings: Findings) -> None:
     """Print how many tenants may use the service; never keys or hashes."""
-    from api.app import is_loopback
+    from api.middleware.hosts import is_loopback, read_hosts
     from api.middleware.keys import read_keys
 
     with findings.checking("keys"):
@@ -39,6 +39,8 @@ def keys(settings: Settings, findings: Findings) -> None:
                 "add and ask everything. Run `ragkv key TENANT` and set RAGKV_API_KEYS to the pair it prints, or "
                 "RAGKV_HOST=127.0.0.1",
             )
+        names = read_hosts(settings, bool(found)).names
+        findings.fact("hosts", "any" if names is None else ", ".join(sorted({"localhost", "127.0.0.1", *names})))
 
 
 def address(settings: Settings, findings: Findings) -> None:
@@ -98,7 +100,9 @@ def limits(settings: Settings, findings: Findings) -> None:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if free < _LITTLE:
-        findings.note("disk", f"{_size(free)} free for {settings.data}: make room, or documents fail with store_full")
+        findings.note(
+            "disk", f"{_size(free)} free for {settings.data}: make room, or KV is not stored and documents fail"
+        )
     else:
         findings.ok("disk", f"{_size(free)} free for {settings.data}")
 
@@ -120,7 +124,7 @@ def service(settings: Settings, findings: Findings) -> None:
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         reason = without_password(str(error)) or type(error).__name__
         findings.fault("service", f"no answer from {place} ({reason}); is `ragkv serve` running there?")
-    findings.fact("parts", "those of the service; to look at this machine's, unset RAGKV_URL")
+    findings.fact("parts", "those of the service; to look at this machine's and its settings, unset RAGKV_URL")
 
 
 def _health(place: str, status: str, findings: Findings) -> None:

@@ -53,6 +53,7 @@ def ingest(
 ) -> int:
     """Read documents once, so that questions can be answered from them. Reading one again replaces it."""
     settings = settings_from(data, store, model, device, url=url)
+    _tell_skipped(paths)
     if settings.url:
         return remote.ingest(settings, paths, collection)
     from ingest.loader import load
@@ -132,6 +133,17 @@ def reindex(data: Data = None, store: Store = None, model: Model = None, device:
     return 0
 
 
+def _tell_skipped(paths: Sequence[Path]) -> None:
+    """Name the files in the given folders that have no known format."""
+    from ingest.loader import SUFFIXES, skipped
+
+    names = [printable(str(path)) for path in skipped(paths)]
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        files = f"{len(names)} file{'s' * (len(names) != 1)}"
+        err().print(f"skipped {files} of other formats than {' '.join(SUFFIXES)}: {', '.join(names[:_NAMED])}{more}")
+
+
 def _first_document(items: Iterator[Document | Rejected]) -> tuple[int, Document | None]:
     """(number of refused files before it, first document); every refusal is printed."""
     from ragkv.types import Document
@@ -188,15 +200,20 @@ def _catalog(settings: Settings) -> Iterator[Catalog]:
         catalog.close()
 
 
+_NAMED = 10
+"""Skipped files that are named."""
+_COLUMNS = ("id", "title", "chunks", "tokens", "collection")
+
+
 def _list(found: Iterable[DocumentInfo | RemoteDocument]) -> None:
-    """Print a table on a terminal, elsewhere tab-separated lines that no width cuts."""
+    """Print a table on a terminal, elsewhere tab-separated lines that no width cuts, below the names of the columns."""
     console = out()
     rows = [
         (printable(info.id), printable(info.title), str(info.chunks), str(info.tokens), printable(info.collection))
         for info in found
     ]
     if not console.is_terminal:
-        for row in rows:
+        for row in [_COLUMNS, *rows]:
             typer.echo("\t".join(" ".join(cell.split()) for cell in row))  # rich would widen the tabs
         return
     from rich.box import SIMPLE_HEAD
@@ -204,11 +221,8 @@ def _list(found: Iterable[DocumentInfo | RemoteDocument]) -> None:
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD)
-    for name in ("id", "title"):
-        table.add_column(name, overflow="fold")
-    for name in ("chunks", "tokens"):
-        table.add_column(name, justify="right")
-    table.add_column("collection", overflow="fold")
+    for name in _COLUMNS:
+        table.add_column(name, overflow="fold", justify="right" if name in ("chunks", "tokens") else "left")
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table, soft_wrap=False)

@@ -8,8 +8,8 @@
         for event in ragkv.stream("And where?", conversation_id="yard"):
             ...
 
-The client needs neither torch nor a model. Its errors are those of `ragkv.errors`: `Refused` carries the status, code
-and message of the service, and `Unreachable` reports that there is no connection.
+The client needs neither torch nor a model. Its errors are here, too: `Refused` carries the status, code and message of
+the service, and `Unreachable` reports that there is no connection.
 """
 
 from ragkv.client.asynchronous import AsyncClient
@@ -36,6 +36,7 @@ from ragkv.client.models import (
     Turn,
 )
 from ragkv.client.synchronous import Client
+from ragkv.errors import Refused, Unreachable
 
 __all__ = [
     "AnswerMap",
@@ -55,9 +56,11 @@ __all__ = [
     "JobError",
     "Page",
     "Recalled",
+    "Refused",
     "RemoteDocument",
     "Reported",
     "Retrieved",
     "Said",
     "Turn",
+    "Unreachable",
 ]

@@ -12,6 +12,9 @@ The queue is first come, first served: only its front may begin, so a small sequ
 waits for memory. `limit` bounds how many run; `bytes` bounds what their caches hold. A sequence that is larger by
 itself runs alone. A caller that asks `free` before it prefills leaves at most one prefilled sequence waiting.
 
+A sequence that is decoded over the pool of KV blocks joins the pool when it begins to run: once the blocks that a step
+of it reads at least fit into the pool beside those of the others. It leaves the pool when it ends or is cancelled.
+
 The batch keeps no reference to a sequence that has ended, or to its cache.
 """
 
@@ -125,6 +128,8 @@ class Batch:
         """Drop a sequence; return False if it has ended already. Its next token is never computed."""
         member = self._running.pop(id, None) or self._waiting.pop(id, None)
         self.counts["left"] += member is not None
+        if member is not None and member.sequence.pooled is not None:
+            member.sequence.pooled.leave()
         return member is not None
 
     def clear(self) -> list[int]:
@@ -141,7 +146,7 @@ class Batch:
         fails leaves the caches of its sequences in an undefined state, so it ends all of them.
         """
         events = [self._end(member, None, "deadline") for member in self._members() if _is_past(member)]
-        self._admit()
+        events += self._admit()
         continuing: list[tuple[_Member, int]] = []
         for member in list(self._running.values()):
             outcome = self._sample(member)
@@ -175,16 +180,29 @@ class Batch:
         fault, member.sequence.fault = member.sequence.fault, None
         return Event(member.id, token) if fault is None else self._end(member, token, "failed", fault)
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[Event]:
+        """Let sequences begin to run; return how those ended that cannot join the pool."""
+        events = list[Event]()
         while self._waiting and len(self._running) < self.limit:
             first = next(iter(self._waiting.values()))
+            pooled = first.sequence.pooled
             if self._running and self.held + first.sequence.cache.bytes > self.bytes:
-                return
+                break
+            if pooled is not None and not pooled.fits:
+                break
             self._running[first.id] = self._waiting.pop(first.id)
+            try:
+                if pooled is not None:
+                    pooled.join()
+            except Exception as fault:
+                events.append(self._end(first, None, "failed", fault))
+        return events
 
     def _end(self, member: _Member, token: int | None, ended: Ending, fault: Exception | None = None) -> Event:
         self._running.pop(member.id, None)
         self._waiting.pop(member.id, None)
+        if member.sequence.pooled is not None:
+            member.sequence.pooled.leave()
         self.counts[ended] += 1
         return Event(member.id, token, ended, fault)
 

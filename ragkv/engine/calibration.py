@@ -1,7 +1,7 @@
 """Calibration: find the retrieval heads and stable layers of a model, which block selection needs.
 
 Both come from generated documents with needle questions (needles.py). They are processed as in the service: chunks are
-encoded alone, and the question is prefilled over their fixed blocks only.
+encoded alone, and the question is asked over S alone, as scout's first look asks it.
 
     retrieval heads   added one by one: the head that most improves how often every block of the answer is among the few
                       best. Ties go to the larger share of attention on the answer
@@ -23,7 +23,6 @@ from ragkv.engine.prefill import Prefiller
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.profile import CALIBRATED_BLOCK, Profile
 from ragkv.recompute.analysis import stability
-from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import TAIL, join_heads, pool_blocks
 from ragkv.types import ChunkKV
 
@@ -52,7 +51,7 @@ class CalibrationParams:
     documents: int = 8
     questions: int = 30
     tokens: int = 0
-    heads: int = 4
+    heads: int = 3
     budgets: tuple[float, ...] = (0.03, 0.06)
     block: int = CALIBRATED_BLOCK
     power: float = 0.5
@@ -66,12 +65,10 @@ class CalibrationTrial:
 
     Attributes:
         masses: Share of the attention of every head on every block [L*Hq, N].
-        fixed: bool [N], fixed blocks.
         gold: bool [N], blocks that hold the answer.
     """
 
     masses: Tensor
-    fixed: Tensor
     gold: Tensor
 
 
@@ -147,10 +144,11 @@ def run_trial(
         question: The question.
         reach: As in `Scout`.
     """
-    model, profile = prefiller.model, prefiller.model.profile
-    sources = [InMemoryChunk(chunk, profile.block, exact=i == 0) for i, chunk in enumerate(chunks)]
-    fixed = SamKV(initial=profile.initial, local=profile.local).composite_blocks([source.piece for source in sources])
-    queries = prefiller.queries(sources, fixed, model.prompt.question(question.question), model.shape.layers)
+    model, block = prefiller.model, prefiller.model.profile.block
+    sources = [InMemoryChunk(chunk, block, exact=i == 0) for i, chunk in enumerate(chunks)]
+    queries = prefiller.queries(
+        sources, ((),) * len(sources), model.prompt.question(question.question), model.shape.layers
+    )
     group = model.shape.q_heads // model.shape.kv_heads
     attention = torch.cat(
         [
@@ -161,13 +159,11 @@ def run_trial(
     masses = pool_blocks(attention, [source.piece for source in sources], reach).cpu()
     answering = next(d for d in needles.documents if d.id == question.document_id)
     gold = gold_blocks(model, answering.title, answering.text, question.start, question.end)
-    flags = [torch.zeros(2, source.piece.blocks, dtype=torch.bool) for source in sources]
-    for i, document in enumerate(needles.documents):
-        flags[i][0, list(fixed[i])] = True
+    flags = [torch.zeros(source.piece.blocks, dtype=torch.bool) for source in sources]
+    for flag, document in zip(flags, needles.documents, strict=True):
         if document.id == question.document_id:
-            flags[i][1, list(gold)] = True
-    fixed_flags, gold_flags = torch.cat(flags, dim=1)
-    return CalibrationTrial(masses, fixed_flags, gold_flags)
+            flag[list(gold)] = True
+    return CalibrationTrial(masses, torch.cat(flags))
 
 
 def _attention(queries: Tensor, keys: Tensor, group: int, scale: float) -> Tensor:
@@ -204,7 +200,7 @@ def pick_heads(trials: Sequence[CalibrationTrial], params: CalibrationParams) ->
 
 
 def recall(trials: Sequence[CalibrationTrial], heads: Sequence[int], budget: float, power: float) -> float:
-    """Compute the share of the questions whose answer blocks are all fixed or among the best blocks.
+    """Compute the share of the questions whose answer blocks are all among the best blocks.
 
     Args:
         trials: The questions.
@@ -214,9 +210,9 @@ def recall(trials: Sequence[CalibrationTrial], heads: Sequence[int], budget: flo
     """
     found = 0
     for t in trials:
-        mass = join_heads(t.masses[list(heads)], power).masked_fill(t.fixed, -1.0)
+        mass = join_heads(t.masses[list(heads)], power)
         best = mass.topk(max(1, int(budget * mass.shape[0]))).indices
-        kept = t.fixed.clone()
+        kept = torch.zeros_like(t.gold)
         kept[best] = True
         found += bool(kept[t.gold].all())
     return found / len(trials)

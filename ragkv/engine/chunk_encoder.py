@@ -11,6 +11,7 @@ from ragkv.engine.chunk_source import StoredChunk, prefetch
 from ragkv.engine.chunk_store import ChunkStore, Quarantine
 from ragkv.engine.cost_model import FREE, CostModel
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.store_faults import StoreFaults
 from ragkv.errors import NotFound, StoreError, StoreUnavailable
 from ragkv.recompute.base import Method
 from ragkv.store.format.seal import Seal
@@ -27,7 +28,7 @@ class ChunkEncoder:
     Attributes:
         costs: What loading and encoding cost here. Until they are measured everything is loaded.
         quarantine: Damaged entries.
-        store_faults: Writes and deletions that the store refused. Each cost an encoding or left an orphan.
+        faults: Faults of the store. A refused write cost an encoding, a refused deletion left an orphan.
     """
 
     def __init__(self, prefiller: Prefiller, tiers: Tiers, catalog: Catalog, fingerprint: str, body: str, seal: Seal):
@@ -43,7 +44,7 @@ class ChunkEncoder:
         """
         self.costs: CostModel = FREE
         self.quarantine = Quarantine()
-        self.store_faults = 0
+        self.faults = StoreFaults()
         self._prefiller, self._tiers, self._catalog = prefiller, tiers, catalog
         self._fingerprint, self._body, self._seal = fingerprint, body, seal
 
@@ -60,8 +61,8 @@ class ChunkEncoder:
         store = self.store(collection)
         try:
             store.verify_stored(chunk.tokens)
-        except StoreUnavailable:
-            self.store_faults += 1
+        except StoreUnavailable as error:
+            self.faults.refusal(error)
         except StoreError:
             self._put(store, self._prefiller.encode(chunk.tokens))
 
@@ -77,7 +78,7 @@ class ChunkEncoder:
         exact = first and self._prefiller.mode == "shared"
         encode = partial(self._prefiller.encode, chunk.tokens)
         repair_entry = partial(self._repair_entry, chunk, collection, store)
-        return StoredChunk(store, chunk.tokens, exact, encode, repair_entry, self.costs)
+        return StoredChunk(store, chunk.tokens, exact, encode, repair_entry, self.costs, self.faults.unreadable)
 
     def fetch_ahead(self, collection: str, method: Method, chunks: Sequence[Chunk]) -> None:
         """Begin to bring head records and fixed blocks of chunks into memory, in another thread."""
@@ -101,8 +102,8 @@ class ChunkEncoder:
                 with self._catalog.removing(left[start : start + EVICTED_AT_ONCE], mine=claim) as free:
                     for key in free:
                         self._tiers.store.delete(key)
-            except StoreError:
-                self.store_faults += 1
+            except StoreError as error:
+                self.faults.refusal(error)
 
     def _repair_entry(self, chunk: Chunk, collection: str, store: ChunkStore, kv: ChunkKV) -> ChunkKV:
         """Store what the store did not deliver.
@@ -121,5 +122,8 @@ class ChunkEncoder:
 
     def _put(self, store: ChunkStore, kv: ChunkKV) -> ChunkKV:
         kv, fault = store.put(kv)
-        self.store_faults += fault is not None
+        if fault is None:
+            self.faults.stored()
+        else:
+            self.faults.refusal(fault)
         return kv

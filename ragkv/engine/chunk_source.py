@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -14,9 +15,12 @@ from ragkv.engine.memory_source import InMemoryChunk, no_blocks
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
 from ragkv.kernels.transfer import PinnedBlocks
 from ragkv.recompute.base import Blocks, Method, Piece, Rows
+from ragkv.report import ENCODING_IS_QUICKER
 from ragkv.store.format.head import Head
 from ragkv.store.tiers import TierBytes
 from ragkv.types import ChunkKV
+
+logger = logging.getLogger(__name__)
 
 
 class StoredChunk:
@@ -26,7 +30,7 @@ class StoredChunk:
         tokens: The chunk's token ids.
         piece: What a method needs to plan with the chunk.
         hit: Whether the head record was valid and the chunk was not encoded again.
-        fallback: Why the chunk was encoded again, "" if it was not.
+        fallback: Why the chunk was encoded again, as in `Fallback.reason`; "" if it was not.
         head_bytes: Bytes of the head record, from memory or the store.
         loaded_bytes: Bytes of the blocks loaded from host memory or the store.
     """
@@ -39,6 +43,7 @@ class StoredChunk:
         encode: Callable[[], ChunkKV],
         repair_entry: Callable[[ChunkKV], ChunkKV] = lambda kv: kv,
         costs: CostModel = FREE,
+        note_fault: Callable[[StoreError], None] = lambda error: None,
     ):
         """Open a chunk and read its head record.
 
@@ -49,11 +54,12 @@ class StoredChunk:
             encode: Encodes the chunk again.
             repair_entry: Stores a chunk that the store did not deliver, and returns it as it would be loaded.
             costs: Decides whether stored blocks are worth loading. If not, the chunk is encoded.
+            note_fault: Is told why the store did not deliver the chunk.
         """
         self.tokens = tuple(tokens)
         self.hit, self.fallback, self.head_bytes, self.loaded_bytes = False, "", 0, 0
         self._store, self._exact, self._costs = store, exact, costs
-        self._encode, self._repair_entry = encode, repair_entry
+        self._encode, self._repair_entry, self._note_fault = encode, repair_entry, note_fault
         self._key, self._tier_bytes = store.key(tokens), TierBytes()
         self._source: Head | InMemoryChunk
         try:
@@ -127,7 +133,8 @@ class StoredChunk:
             missing = self._store.tiers.missing_bytes(self._key, self._source, requested)
             reason = self._costs.why_not_load(missing, len(self.tokens))
         if reason:
-            self._source = self._encode_again(reason, self._store.as_loaded)
+            logger.debug("chunk %s: %s", self._key, reason)
+            self._source = self._encode_again(ENCODING_IS_QUICKER, self._store.as_loaded)
             return None
         return self._source
 
@@ -136,8 +143,8 @@ class StoredChunk:
         self.loaded_bytes += tier_bytes["store"] + tier_bytes["host"]
 
     def _encode_after(self, error: StoreError) -> InMemoryChunk:
-        reason = "missing" if isinstance(error, EntryMissing) else f"{type(error).__name__}: {error}"
-        return self._encode_again(reason, self._repair_entry)
+        self._note_fault(error)
+        return self._encode_again(error.code, self._repair_entry)
 
     def _encode_again(self, reason: str, then: Callable[[ChunkKV], ChunkKV]) -> InMemoryChunk:
         self.hit, self.fallback = False, reason
@@ -163,7 +170,7 @@ def prefetch(store: ChunkStore, chunks: Sequence[Sequence[int]], method: Method)
             key = store.key(tokens)
             head, _ = store.head(key, len(tokens))
             first = method.composite_blocks([Piece(len(tokens), store.block, head.digest)])
-            if first:
+            if any(first):
                 layers = head.layout.shape.layers
                 attended = max(0, method.composite_layers(layers) - 1)
                 with store.quarantining(key):

@@ -36,7 +36,8 @@ class Crossover:
         cpu_keys: Keys a layer from which `lfps` is used where a CPU holds the keys: 10.9 to 11.6 times dense at 65,536
             keys of an 8B layer, and slower than dense at 7,168 keys of a small model (docs/results/decode.md).
         host_keys: Keys a layer from which `psa` is used where keys lie in host memory and a GPU computes: 3.0 times
-            dense at 4,096 keys, 8.1 times at 32,768 (docs/results/decode.md).
+            dense at 4,096 keys, 8.1 times at 32,768, both with keys in host memory and an earlier pool
+            (docs/results/decode.md).
     """
 
     prefill_rows: int = 32_768
@@ -108,6 +109,13 @@ class AutoDecode(DecodePolicy):
         return self.policy.start()
 
 
-def key_tier(device: torch.device) -> KeyTier:
-    """Return where the keys of a context cache lie: on the device of the model, which computes."""
-    return "gpu" if device.type == "cuda" else "cpu"
+def key_tier(device: torch.device, pool: bool = False) -> KeyTier:
+    """Return where the keys of a long context lie.
+
+    Args:
+        device: The device of the model, which computes.
+        pool: Whether there is a pool of KV blocks, so that contexts that are decoded under PSA lie in host memory.
+    """
+    if device.type != "cuda":
+        return "cpu"
+    return "host" if pool else "gpu"

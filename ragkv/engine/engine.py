@@ -44,12 +44,14 @@ from ragkv.engine.retokenise import with_own_tokens
 from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_reuse
 from ragkv.engine.self_test import failed_self_test
 from ragkv.engine.session_manager import MethodChoice, SessionManager
-from ragkv.errors import ConfigError, InputError, NotFound, StoreError
+from ragkv.errors import ConfigError, InputError, NotFound
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import make_graph_decoder
+from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.model_cache import Notify
 from ragkv.report import Answer
 from ragkv.retrieval import Embedder, Retriever
+from ragkv.sparse.psa import Psa, PsaState
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
 from ragkv.store.format.layout import Layout
@@ -70,6 +72,7 @@ class Engine:
         reuse_policy: Decides whether stored KV is quicker than a full prefill, where neither the request nor the
             settings name a method; None where that was not measured, as on a CPU.
         graph_decoder: Decodes densely by recorded graphs; None uses the model's forward.
+        pooled_decoder: Decodes under PSA over a pool of KV blocks; None without a pool.
     """
 
     def __init__(self, settings: Settings, model: DecoderModel, store: KVStore, catalog: Catalog, retriever: Retriever):
@@ -78,13 +81,15 @@ class Engine:
         with _naming("RAGKV_METHOD"):
             check_method(self.method)
         self._key_tier = key_tier(model.device)
+        self._decode_tier = key_tier(model.device, settings.pool_bytes > 0)  # contexts move when they are decoded
         with _naming("RAGKV_PREFILL"):
             make_prefill_policy(settings.prefill, model.profile, self._key_tier)
         with _naming("RAGKV_DECODE"):
-            make_decode_policy(settings.decode, model.profile, self._key_tier)
+            make_decode_policy(settings.decode, model.profile, self._decode_tier)
         with _naming("RAGKV_INGEST_PREFILL"):
             ingest_policy = make_prefill_policy(settings.ingest_prefill, model.profile, self._key_tier)
         self.graph_decoder = make_graph_decoder(model) if settings.graphs else None
+        self.pooled_decoder = _make_pooled_decoder(model, settings.pool_bytes) if settings.pool_bytes else None
         self.prefiller = Prefiller(model, model.prompt.prefix, settings.prefix, ingest_policy, self.graph_decoder)
         self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
         self.seal = make_seal(settings.store_secret.get_secret_value())
@@ -118,8 +123,6 @@ class Engine:
             ModelUnsupported: The model's architecture cannot be served.
             CatalogCorrupt: The catalogue is damaged.
         """
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
         store = open_store(
             settings.store, settings.data, settings.store_timeout, settings.store_ttl, settings.store_bytes
         )
@@ -220,6 +223,8 @@ class Engine:
         completion = request.detokenizer.complete(request.sequence)
         report = build_report(self.model, request, completion)
         asked = (request.question, request.question_tokens)
+        if request.sequence.pooled is not None and request.session.name:  # the next turn computes with it
+            request.context.cache.move(self.model.devices)
         self.sessions.finish_turn(request.session, asked, completion.tokens, completion.text)
         return Answer(request.question, completion.text.strip(), request.citations, report)
 
@@ -231,29 +236,30 @@ class Engine:
         """Return the state of the engine, for humans and for `GET /readyz`.
 
         Returns:
-            status: `ok`; `degraded` when the KV store does not answer or the model may not reuse what is in it.
-                Questions are still answered then, more slowly.
+            status: `ok`; `degraded` when the KV store is not ok or the model may not reuse what is in it. Questions are
+                still answered then, more slowly.
+            store: `ok`, or the kind of fault with its counts (store_faults.py).
             reuse: `on`, or why it is off.
             store_faults: Writes and deletions that the store refused since the start.
+            faults: All faults of the store since the start, by kind.
             quarantined: Entries found damaged since the start.
+            pool: Counters of the pool of KV blocks; None without one.
         """
-        try:
-            self.store.ping()
-            status, store = "ok", "ok"
-        except StoreError as error:
-            status, store = "degraded", str(error)
-        if self.reuse_refused:
-            status = "degraded"
+        store = self.chunks.faults.health(self.store)
+        status = "degraded" if store != "ok" or self.reuse_refused else "ok"
         documents, _ = self.catalog.count()
+        pool = None if self.pooled_decoder is None else asdict(self.pooled_decoder.pool.use())
         return {
             "status": status,
             "model": self.model.name,
             "method": self.method,
             "store": store,
             "reuse": self.reuse_refused or "on",
-            "store_faults": self.chunks.store_faults,
+            "store_faults": self.chunks.faults.refused,
+            "faults": dict(self.chunks.faults.counts),
             "quarantined": self.chunks.quarantine.count,
             "tiers": {name: asdict(pool) for name, pool in self.tiers.stats().items()},
+            "pool": pool,
             "documents": documents,
         }
 
@@ -261,7 +267,7 @@ class Engine:
         """Check what is asked and look up what it names; nothing is computed yet."""
         timer, settings, profile = StepTimer(self.model.device), self.settings, self.model.profile
         prefill_policy = make_prefill_policy(options.prefill or settings.prefill, profile, self._key_tier)
-        decode_policy = make_decode_policy(options.decode or settings.decode, profile, self._key_tier)
+        decode_policy = make_decode_policy(options.decode or settings.decode, profile, self._decode_tier)
         name = options.method or self.method
         choice = MethodChoice(name, None if name == FULL else make_method(name, self.model))
         refused = self.reuse_refused if choice.method else ""
@@ -303,7 +309,7 @@ class Engine:
         if not hits and options.filter and self.catalog.generation(options.collection):
             raise NotFound(f"collection {options.collection!r} has no documents that the filter describes")
         if not hits:
-            raise NotFound(f"collection {options.collection!r} has no documents; add some with `ragkv ingest`")
+            raise NotFound(f"collection {options.collection!r} has no documents", "add some with `ragkv ingest`")
         own = with_own_tokens(hits, options.collection, self.catalog, self.model.prompt, self.fingerprint)
         return prompt_order(own)
 
@@ -336,10 +342,20 @@ class Engine:
 
     def _ready_to_decode(self, request: RequestState) -> RequestState:
         """Add the sequence to a request that is prefilled."""
-        context = request.context
+        context, decoding, pooled = request.context, request.context.decoding, None
+        if self.pooled_decoder is not None and isinstance(decoding, PsaState):
+            pooled = self.pooled_decoder.open(context.cache, decoding.params, request.sampling.max_tokens)
+        if pooled is not None:  # the pool has digests of its own
+            request.context = context = replace(context, decoding=None)
         request.detokenizer = Detokenizer(self.model, request.sampling.stop, request.timer)
         request.sequence = Sequence(
-            context.cache, context.logits, context.position, request.sampling, context.decoding, request.detokenizer
+            context.cache,
+            context.logits,
+            context.position,
+            request.sampling,
+            context.decoding,
+            request.detokenizer,
+            pooled,
         )
         return request
 
@@ -348,6 +364,16 @@ def prompt_order(hits: abc.Sequence[Hit]) -> list[Hit]:
     """Order retrieved chunks for the prompt: documents by their best hit, chunks of one document adjacent, in order."""
     rank = {document: place for place, document in enumerate(dict.fromkeys(hit.chunk.document_id for hit in hits))}
     return sorted(hits, key=lambda hit: (rank[hit.chunk.document_id], hit.chunk.ordinal))
+
+
+def _make_pooled_decoder(model: DecoderModel, budget: int) -> PooledDecoder:
+    """Raises ConfigError where the model has no use for a pool, or it is too small for a block."""
+    policy = make_decode_policy("psa", model.profile)
+    assert isinstance(policy, Psa)
+    try:
+        return PooledDecoder(model, policy, budget)
+    except ValueError as error:
+        raise ConfigError(f"RAGKV_POOL_BYTES: {error}; unset it, or give it more") from None
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder
+from ragkv.model.execution.pooled_decode import PooledRequest
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Attention, Pass, append
 from ragkv.timing import StepTimer
@@ -75,6 +76,7 @@ class Sequence:
         cache: Holds the rows of all tokens but the last one.
         sampling: How tokens are chosen.
         attention: Attention of a decode policy; None is dense.
+        pooled: Decodes the sequence over the pool of KV blocks instead, from its `join` to its `leave`; None without.
         tokens: Token ids so far, without a stop token.
         stopped: A stop token or `should_stop` ended the sequence.
         steps: Passes so far.
@@ -89,6 +91,7 @@ class Sequence:
         sampling: Sampling,
         attention: Attention | None = None,
         should_stop: Callable[[abc.Sequence[int]], bool] | None = None,
+        pooled: PooledRequest | None = None,
     ):
         """Start a sequence.
 
@@ -99,8 +102,9 @@ class Sequence:
             sampling: How tokens are chosen.
             attention: Attention of a decode policy; None reads the whole context for every token.
             should_stop: Called with the tokens after each new one; True ends the sequence.
+            pooled: Decodes the sequence over the pool of KV blocks, in place of `attention`.
         """
-        self.cache, self.sampling, self.attention = cache, sampling, attention
+        self.cache, self.sampling, self.attention, self.pooled = cache, sampling, attention, pooled
         self.tokens: list[int] = []
         self.stopped, self.steps = False, 0
         self.fault: Exception | None = None
@@ -167,6 +171,10 @@ def decode_step(
         sequences: Each has its own cache, attention and faults.
         graph_decoder: Decodes the dense sequences by a recorded graph; None runs them in the forward.
     """
+    pooled = [each for each in sequences if each.pooled is not None]
+    sequences = [each for each in sequences if each.pooled is None]
+    if pooled:
+        _decode_pooled(pooled)
     if graph_decoder is not None:
         dense = [each for each in sequences if each.attention is None]
         sequences = [each for each in sequences if each.attention is not None]
@@ -183,6 +191,15 @@ def _decode_dense(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]
         each.accept(row)
 
 
+def _decode_pooled(sequences: abc.Sequence[Sequence]) -> None:
+    """Run one step over the pool for all of them."""
+    requests = [each.pooled for each in sequences if each.pooled is not None]
+    latest, positions = [each.tokens[-1] for each in sequences], [each.position for each in sequences]
+    logits = requests[0].decoder.decode(requests, latest, positions)
+    for each, row in zip(sequences, logits, strict=True):
+        each.accept(row)
+
+
 def generate(model: DecoderModel, sequence: Sequence, graph_decoder: GraphDecoder | None = None) -> Iterator[int]:
     """Yield the token ids of one sequence, decoded alone.
 
@@ -193,12 +210,18 @@ def generate(model: DecoderModel, sequence: Sequence, graph_decoder: GraphDecode
         sequence: What to decode.
         graph_decoder: As in `decode_step`.
     """
-    while (token := sequence.sample(model.stop_ids)) is not None:
-        yield token
-        if not sequence.finished:
-            decode_step(model, [sequence], graph_decoder)
-        if sequence.fault is not None:
-            raise sequence.fault
+    if sequence.pooled is not None:
+        sequence.pooled.join()
+    try:
+        while (token := sequence.sample(model.stop_ids)) is not None:
+            yield token
+            if not sequence.finished:
+                decode_step(model, [sequence], graph_decoder)
+            if sequence.fault is not None:
+                raise sequence.fault
+    finally:
+        if sequence.pooled is not None:
+            sequence.pooled.leave()
 
 
 def decode(

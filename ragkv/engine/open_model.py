@@ -5,6 +5,7 @@ from __future__ import annotations
 from ragkv.config import Settings, bundled_models
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.model_cache import Notify
+from ragkv.model.processors import set_threads
 from ragkv.model.source import ModelSource, choose_source
 
 
@@ -14,7 +15,7 @@ def model_source(settings: Settings) -> ModelSource:
 
 
 def load_model(settings: Settings, notify: Notify, source: ModelSource | None = None) -> DecoderModel:
-    """Load the model, with its adapter.
+    """Load the model, with its adapter, and set the number of its threads.
 
     Args:
         settings: the settings.
@@ -29,5 +30,6 @@ def load_model(settings: Settings, notify: Notify, source: ModelSource | None = 
     source = source or model_source(settings)
     if source.note:
         notify(source.note)
+    set_threads(settings.threads)
     profiles, cache = settings.data / "profiles", settings.model_cache_folder
     return DecoderModel.load(source, settings.device, settings.dtype, profiles, cache, notify)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ragkv.model.kv_cache import ContextCache
-from ragkv.recompute.base import Plan
+from ragkv.recompute.base import Blocks, Plan
 from ragkv.sparse.base import DecodePolicy, DecodeState
 from ragkv.sparse.prefill import PrefillPolicy, SparsePrefill
 
@@ -71,6 +71,7 @@ class PrefilledContext:
         cached_tokens: Tokens that were in the cache when the turn began, S not counted; mean over layers.
         cached_chunks: Chunks that were in the cache when the turn began.
         prefilled_tokens: Tokens that went through the model, S and the composite pass not counted; mean over layers.
+        looks: Blocks per chunk that each composite pass read.
     """
 
     cache: ContextCache
@@ -83,6 +84,7 @@ class PrefilledContext:
     cached_tokens: float = 0.0
     cached_chunks: int = 0
     prefilled_tokens: float = 0.0
+    looks: tuple[tuple[Blocks, ...], ...] = ()
 
 
 def mean_keys(cache: ContextCache) -> float:

@@ -89,12 +89,12 @@ def _scout(model: DecoderModel) -> dict[str, Any]:
     p, shape = model.profile, model.shape
     if not p.retrieval_heads:
         raise NotCalibrated(
-            f"scout needs the retrieval heads of {model.name}: run `ragkv calibrate`, or use {UNCALIBRATED}"
+            f"scout needs the retrieval heads of {model.name}, which are not calibrated; {UNCALIBRATED} needs none",
+            "run `ragkv calibrate`",
         )
     group = shape.q_heads // shape.kv_heads
-    ends = {"initial": p.initial, "local": p.local}
     given = {"heads": p.retrieval_heads, "group": group, "scale": model.scale, "repair": p.scout_repair}
-    return {"layers": shape.layers, **given, **ends}
+    return {"layers": shape.layers, **given}
 
 
 METHODS: dict[str, MethodSpec] = {

@@ -10,13 +10,16 @@ from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.engine.registry import DENSE
 from ragkv.engine.request import RequestState
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.pooled_decode import PooledRequest
 from ragkv.recompute.base import Plan, recomputed_tokens
 from ragkv.report import (
+    NOT_QUALIFIED,
     ByteCounts,
     CacheReport,
     ChunkReport,
     DecodeReport,
     Fallback,
+    PoolReport,
     PrefillReport,
     Ratios,
     Report,
@@ -24,8 +27,10 @@ from ragkv.report import (
     Timings,
     TokenCounts,
 )
+from ragkv.sparse.psa import PsaState
 from ragkv.types import Hit
 
+NO_STEP = "no step was decoded: the prefill gives the first token"
 TIMED = ("retrieve", "open", "plan", "load", "repair", "prefill", "decode")
 
 
@@ -49,7 +54,8 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     tiers = Counter(s.tier for s in sources if s.hit)
     found = tiers.total()
     prefill, prefilling = _prefilling(context)
-    decode, decoding = _decoding(context, completion)
+    pooled = request.sequence.pooled
+    decode, decoding = _decoding(context, completion) if pooled is None else _pooled_decoding(pooled, completion)
     return Report(
         method=session.method,
         prefill=prefill,
@@ -77,7 +83,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
 def _fallbacks(request: RequestState) -> tuple[Fallback, ...]:
     hits, sources = request.session.hits, request.session.sources
     if request.reuse_refused:
-        return tuple(Fallback(hit.chunk.id, request.reuse_refused) for hit in hits)
+        return tuple(Fallback(hit.chunk.id, NOT_QUALIFIED) for hit in hits)
     pairs = zip(hits, sources, strict=False)
     return tuple(Fallback(hit.chunk.id, source.fallback) for hit, source in pairs if source.fallback)
 
@@ -103,8 +109,21 @@ def _decoding(context: PrefilledContext, completion: Completion) -> tuple[str, D
         return state.name if state.has_selected else DENSE, report
     lengths = context.cache.lengths
     present = sum(lengths) / len(lengths) - (steps - 1) / 2 if steps else 0.0
-    why = context.dense.decode or "no step was decoded: the prefill gives the first token"
+    why = context.dense.decode or NO_STEP
     return DENSE, DecodeReport(steps, present, present, 0, ended, why)
+
+
+def _pooled_decoding(pooled: PooledRequest, completion: Completion) -> tuple[str, DecodeReport]:
+    """Return the same for an answer that was decoded over the pool."""
+    counts, shape, size = pooled.counts, pooled.cache.shape, pooled.params.block
+    lists, ended = counts.steps * shape.layers * shape.kv_heads, "stop" if completion.stopped else "length"
+    tokens = counts.loaded * size / (shape.layers * shape.kv_heads)
+    pool = PoolReport(counts.read, counts.hits, counts.loaded, tokens)
+    if not lists:
+        return DENSE, DecodeReport(0, 0.0, 0.0, 0, ended, NO_STEP, pool)
+    read, present = counts.keys_read / lists, counts.keys_present / lists
+    why = "" if read < present else f"{PsaState.name} read everything: {PsaState.read_all}"
+    return PsaState.name, DecodeReport(counts.steps, read, present, 0, ended, why, pool)
 
 
 def _chunk(model: DecoderModel, i: int, hit: Hit, plan: Plan | None, again: float) -> ChunkReport:

@@ -24,7 +24,7 @@ from ragkv.engine.cost_model import TURNS, LinearCost, QuadraticCost, fit_quadra
 from ragkv.engine.memory_source import ChunkSource
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import StoreError
-from ragkv.recompute.base import Method, fixed_blocks
+from ragkv.recompute.base import Method
 from ragkv.recompute.scout import Scout
 from ragkv.timing import StepTimer
 
@@ -137,13 +137,11 @@ def weighted_rows(work: ReuseWork, weight: float) -> float:
 def expected_work(scout: Scout, sizes: Sequence[int], block: int, question: int) -> ReuseWork:
     """Return the most work that scout does with chunks of `sizes` tokens, before any of them is opened.
 
-    The first chunk is exact. question: tokens of the question.
+    question: tokens of the question.
     """
-    blocks = [-(-size // block) for size in sizes]
-    fixed = [block * len(fixed_blocks(count, scout.initial, scout.local)) for count in blocks]
-    picked = block * max(scout.floor, int(scout.cap * sum(blocks)))
-    kept = min(sum(sizes), sum(fixed) + picked)
-    again = {"none": 0, "rules": sum(fixed[1:]), "kept": kept - fixed[0]}[scout.repair] if len(sizes) > 1 else 0
+    blocks = sum(-(-size // block) for size in sizes)
+    kept = min(sum(sizes), block * max(scout.floor + scout.opening, int(scout.cap * blocks)))
+    again = kept if scout.repair == "kept" and len(sizes) > 1 else 0
     rows = again + question
     # A repaired row sees what stands before it, half of all in the mean; the question sees all.
     return ReuseWork(rows, (again * kept / 2 + question * kept) / rows)

@@ -1,7 +1,7 @@
 """One question over stored chunks, stage by stage: the main line of the papers.
 
     open      reserve rows, read the tokens that an earlier turn left pending, append the new chunks
-    load      fixed blocks, for the composite pass
+    load      blocks for the composite pass
     plan      composite pass: the question's queries choose blocks and the tokens to recompute
     load      the chosen blocks, and no others
     repair    recompute tokens over what is kept, where the plan does not do it in one pass with the question
@@ -63,13 +63,13 @@ class StitchedPrefill:
         self._dense = DenseReasons()
         self._sparse: SparsePrefill | None = None
         self._decoding: DecodeState | None = None
+        self._looks: list[tuple[Blocks, ...]] = []
 
     def run(self) -> PrefilledContext:
         """Run all stages."""
-        fixed = self._method.composite_blocks(self._pieces)
-        self._open(fixed)
-        later = self._load_fixed(fixed)
-        plan = self._plan()
+        blocks = self._method.composite_blocks(self._pieces)
+        self._open(blocks)
+        plan, later = self._plan(blocks)
         if plan.expansion is not None:
             return self._expand(plan, plan.expansion)
         plan = self._load_plan(plan, later)
@@ -88,7 +88,16 @@ class StitchedPrefill:
 
     def _context(self, logits: Tensor, plan: Plan, end: int, prefilled: float) -> PrefilledContext:
         return PrefilledContext(
-            self._stitch.cache, logits, end, plan, self._sparse, self._decoding, self._dense, *self._cached, prefilled
+            self._stitch.cache,
+            logits,
+            end,
+            plan,
+            self._sparse,
+            self._decoding,
+            self._dense,
+            *self._cached,
+            prefilled,
+            tuple(self._looks),
         )
 
     def _open(self, fixed: tuple[Blocks, ...]) -> None:
@@ -99,13 +108,13 @@ class StitchedPrefill:
         self._runner.read_pending(self._state, self._timer)
         self._state.join(self._pieces[new:])
 
-    def _load_fixed(self, fixed: tuple[Blocks, ...]) -> list[Sequence[Blocks]]:
-        """Load the fixed blocks that the composite pass reads; return those [layer][chunk] that it does not read.
+    def _load_composite(self, blocks: tuple[Blocks, ...]) -> list[Sequence[Blocks]]:
+        """Load the blocks per chunk that a composite pass reads; return those [layer][chunk] that it does not read.
 
         The composite pass attends in all its layers but the last: of that one only the queries are needed.
         """
         layers = self._model.shape.layers
-        requested: tuple[tuple[Blocks, ...], ...] = ((fixed or ((),) * len(self._pieces)),) * layers
+        requested = (blocks or ((),) * len(self._pieces),) * layers
         with self._timer.step("load"):
             missing = self._state.missing(requested)
             self._stitch.reserve(self._pieces, missing)
@@ -114,12 +123,29 @@ class StitchedPrefill:
             self._state.hold(requested)
         return later
 
-    def _plan(self) -> Plan:
-        """Ask with the question's queries over S and the fixed blocks."""
+    def _plan(self, blocks: tuple[Blocks, ...]) -> tuple[Plan, list[Sequence[Blocks]]]:
+        """Ask with the question's queries over S and the blocks of the composite pass, and again where the method does.
+
+        Returns:
+            The plan, and the blocks [layer][chunk] that are in the context but not loaded in all layers.
+        """
+        later = self._load_composite(blocks)
         with self._timer.step("plan"):
-            depth = self._method.composite_layers(self._model.shape.layers)
-            queries = self._runner.query_pass(self._stitch, self._question, depth)
-            return self._method.plan(self._pieces, queries)
+            queries = self._ask(blocks)
+            read = self._method.second_look(self._pieces, queries)
+        if read:
+            later = plus(later, self._load_composite(read))
+        with self._timer.step("plan"):
+            if read:
+                queries = self._ask(read)
+            return self._method.plan(self._pieces, queries, read), later
+
+    def _ask(self, blocks: tuple[Blocks, ...]) -> list[Tensor]:
+        """Run the composite pass over `blocks`; return the queries of its layers."""
+        depth = self._method.composite_layers(self._model.shape.layers)
+        if depth:
+            self._looks.append(blocks)
+        return self._runner.query_pass(self._stitch, self._question, depth)
 
     def _load_plan(self, plan: Plan, later: Sequence[Sequence[Blocks]]) -> Plan:
         """Load what the plan keeps and the cache lacks; return what is left of the plan in this turn.

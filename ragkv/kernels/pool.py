@@ -1,20 +1,20 @@
-"""Progressive attention over KV in host memory with a pool of slots on the device, for W requests with one token each.
+"""Progressive attention over KV in host memory, with one pool of slots on the device for all requests and layers.
 
-    block      `size` consecutive rows of one kv head: K [size, d] then V [size, d], contiguous
-    host       all full blocks of a request's context, in pinned memory, so that a GPU reads them by address
-    slot       memory for one block on the device
-    partition  the slots of one kv head of one layer of one request, with a map from blocks to slots
-    near       rows that every token reads, always on the device: [capacity, Hkv, d] (`decode_step.CachePointers`)
+    host    K and V [rows, Hkv, d] of a request's layer, as a context cache holds them, in pinned memory, so that a GPU
+            reads them by address
+    place   the row of a request in the tensors of a step. A place without a request has no blocks
+    near    rows that every token reads, always on the device: [capacity, Hkv, d] (`decode_step.CachePointers`)
 
-A program reads the ranked blocks of one kv head of one request (`rank`), `micro` at a time, and stops by coverage, as
-`sparse.psa.progress` does. A block without a slot is read directly from the host. It takes the least recently used
-slot, unless that slot was read in the same step.
+    rank                   order the blocks of every kv head
+    attend_progressively   read near rows, then blocks, best first, until the rule stops. A block without a slot is read
+                           from the host and written to the next slot of the free list
+    load_ahead             give slots to the blocks that a layer read in the last step, before its next attention
 
-The slots are partitioned, instead of one least-recently-used pool for all, because one program then owns each
-partition. Nothing is atomic and nothing waits, and the blocks that are read and kept do not depend on other requests or
-on the order of programs. The disadvantage is that heads that need few blocks cannot give slots to heads that need many.
+One program of a launch reads one kv head of one request. Programs share nothing but the free list of the slots
+(`slots.py`), from which each takes slots by an atomic addition. A block that gets no slot is read from the host again.
 
-This is the reference, in torch. The Triton kernel (`triton_pool.py`) has the same name and signature.
+This is the reference, in torch. The Triton kernels (`triton_pool.py`) have the same names and signatures; `rank` serves
+both.
 """
 
 from __future__ import annotations
@@ -28,59 +28,56 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.decode_step import CachePointers
+from ragkv.kernels.slots import SlotPool
 from ragkv.types import Shape
 
 
 @dataclass(frozen=True)
 class StopRule:
-    """When reading stops; the fields are those of `sparse.psa.Psa`.
+    """When reading stops, as far as it is the same for all requests; the fields are those of `sparse.psa.Psa`.
 
     Attributes:
-        threshold: coverage above which reading stops.
         micro: blocks that are read at a time.
-        least: number of blocks that are read in any case.
         mean: use the mean coverage of the query heads instead of the lowest.
-        part: share of the ranked blocks that is read in any case.
     """
 
-    threshold: float
     micro: int
-    least: int = 0
     mean: bool = False
-    part: float = 0.0
 
 
 @dataclass(frozen=True)
-class SlotPool:
-    """Blocks of W requests in L layers, with S slots a partition and at most B blocks a request. Changed in place.
+class PooledRows:
+    """The requests of a step, by place.
 
     Attributes:
-        host: [L, W, 2] int64. Address of the first block, and bytes of one kv head's blocks.
-        ranked: [L, W] int32. Number of ranked blocks.
-        slots: [L, W, Hkv, S, 2, size, d].
-        slot_of: [L, W, Hkv, B] int32. Slot of a block; -1 where it is on the host only.
-        block_of: [L, W, Hkv, S] int32. Block of a slot; -1 where it is free.
-        last_used: [L, W, Hkv, S] int32. The last step that read the slot.
-        blocks: [L][W] tensors [Hkv, B, 2, size, d] over the host memory, for the reference, which cannot read
-            addresses.
+        near: the near rows.
+        host: [2, L, P] int64. Addresses of the first row of K and of V.
+        ranked: [L, P] int64. Number of ranked blocks.
+        first: [L, P] int64. Ranked blocks that are read before the coverage is checked.
+        threshold: [P] float32. Coverage above which reading stops.
+        clock: [1] int64. Number of the step, from 1 on and larger than any before; 0 leaves the pool unchanged.
+        k: [L][P] tensors [rows, Hkv, d] over the host memory, for the reference, which cannot read addresses. None for
+            a place without a request.
+        v: likewise.
     """
 
+    near: CachePointers
     host: Tensor
     ranked: Tensor
-    slots: Tensor
-    slot_of: Tensor
-    block_of: Tensor
-    last_used: Tensor
-    blocks: Sequence[Sequence[Tensor]] = ()
+    first: Tensor
+    threshold: Tensor
+    clock: Tensor
+    k: Sequence[Sequence[Tensor | None]] = ()
+    v: Sequence[Sequence[Tensor | None]] = ()
 
 
 class PoolRead(NamedTuple):
     """Result of progressive attention.
 
     Attributes:
-        out: [W, Hq, d].
-        read: [W, Hkv] int32. Number of ranked blocks that were read.
-        missed: [W, Hkv] int32. Number of those that were read from the host.
+        out: [P, Hq, d].
+        read: [P, Hkv] int32. Number of ranked blocks that were read.
+        missed: [P, Hkv] int32. Number of those that were read from the host.
     """
 
     out: Tensor
@@ -88,23 +85,34 @@ class PoolRead(NamedTuple):
     missed: Tensor
 
 
-class ProgressiveKernel(Protocol):
-    """`attend_progressively` of this module, or the Triton kernel with the same signature."""
+class PoolKernels(Protocol):
+    """The functions of this module that have a Triton twin, or the twins."""
 
-    def __call__(
+    def attend_progressively(
         self,
         q: Tensor,
         order: Tensor,
         pool: SlotPool,
-        near: CachePointers,
+        rows: PooledRows,
         layer: int,
         shape: Shape,
         rule: StopRule,
-        clock: Tensor,
         *,
         scale: float,
     ) -> PoolRead:
         """Attend to near rows and to ranked blocks until the rule stops."""
+        ...
+
+    def load_ahead(
+        self,
+        order: Tensor,
+        read: Tensor,
+        pool: SlotPool,
+        rows: PooledRows,
+        layer: int,
+        loaded: Tensor,
+    ) -> None:
+        """Give slots to the first `read` blocks of `order` that have none."""
         ...
 
 
@@ -112,12 +120,12 @@ def rank(q: Tensor, digests: Tensor, hidden: Tensor) -> Tensor:
     """Rank blocks by the score of their boxes (`sparse.blocks`). The host does not wait.
 
     Args:
-        q: [W, Hq, d].
-        digests: [W, Hkv, B, 2d]. Center, then radius.
-        hidden: [W, B] bool. Blocks that are not ranked; they come last.
+        q: [P, Hq, d].
+        digests: [P, Hkv, B, 2d]. Center, then radius.
+        hidden: [P, B] bool. Blocks that are not ranked; they come last.
 
     Returns:
-        Block numbers [W, Hkv, B] int64, best first.
+        Block numbers [P, Hkv, B] int64, best first.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     queries = q.unflatten(1, (digests.shape[1], -1)).to(wide)
@@ -130,60 +138,70 @@ def attend_progressively(
     q: Tensor,
     order: Tensor,
     pool: SlotPool,
-    near: CachePointers,
+    rows: PooledRows,
     layer: int,
     shape: Shape,
     rule: StopRule,
-    clock: Tensor,
     *,
     scale: float,
 ) -> PoolRead:
     """Attend to all near rows, the new one included, and to blocks, best first, until the rule stops.
 
     Args:
-        q: [W, Hq, d].
-        order: [W, Hkv, B] int64. Block numbers, best first.
-        pool: the blocks. The slots are updated.
-        near: the near rows.
+        q: [P, Hq, d].
+        order: [P, Hkv, B] int64. Block numbers, best first.
+        pool: the slots. They are updated.
+        rows: the requests.
         layer: the layer.
         shape: the model's shape.
         rule: when to stop.
-        clock: [1] int64. Number of the step, from 1 on and larger than any before; 0 leaves the pool unchanged.
         scale: factor of the scores.
     """
-    wide, now = torch.promote_types(q.dtype, torch.float32), int(clock[0])
+    wide = torch.promote_types(q.dtype, torch.float32)
     out = torch.empty_like(q)
     read, missed = (torch.zeros(q.shape[0], shape.kv_heads, dtype=torch.int32, device=q.device) for _ in range(2))
-    for i, length in enumerate(near.table[2, layer].tolist()):
-        queries = q[i].to(wide).unflatten(0, (shape.kv_heads, -1))
-        rows = (store[layer][i][: length + 1].to(wide) for store in (near.k, near.v))
-        k, v = (each.transpose(0, 1) for each in rows)
-        heads = [
-            _attend_head(
-                queries[head], k[head], v[head], order[i, head], _Partition(pool, layer, i, head, now), rule, scale
-            )
-            for head in range(shape.kv_heads)
-        ]
-        out[i] = torch.cat([head_out for head_out, _, _ in heads])
-        for head, (_, blocks_read, blocks_missed) in enumerate(heads):
-            read[i, head], missed[i, head] = blocks_read, blocks_missed
+    for place, length in enumerate(rows.near.table[2, layer].tolist()):
+        queries = q[place].to(wide).unflatten(0, (shape.kv_heads, -1))
+        near = [store[layer][place][: length + 1].to(wide).transpose(0, 1) for store in (rows.near.k, rows.near.v)]
+        for head in range(shape.kv_heads):
+            blocks = _HeadBlocks(pool, rows, layer, place, head)
+            found = _attend_head(queries[head], near[0][head], near[1][head], order[place, head], blocks, rule, scale)
+            group = len(queries[head])
+            out[place, head * group : (head + 1) * group], read[place, head], missed[place, head] = found
     return PoolRead(out, read, missed)
 
 
+def load_ahead(order: Tensor, read: Tensor, pool: SlotPool, rows: PooledRows, layer: int, loaded: Tensor) -> None:
+    """Give slots of the free list to the blocks that a layer read in the last step and that have none.
+
+    Args:
+        order: [P, Hkv, B] int64. The order of the last step.
+        read: [P, Hkv] int32. Blocks that it read.
+        pool: the slots. They are updated.
+        rows: the requests of the coming step.
+        layer: the layer.
+        loaded: [P, Hkv] int32. Receives the number of loaded blocks.
+    """
+    for place, heads in enumerate(read.tolist()):
+        for head, count in enumerate(heads):
+            blocks = _HeadBlocks(pool, rows, layer, place, head)
+            loaded[place, head] = sum(blocks.load(block) for block in order[place, head, :count].tolist())
+
+
 def _attend_head(
-    q: Tensor, k: Tensor, v: Tensor, order: Tensor, partition: _Partition, rule: StopRule, scale: float
+    q: Tensor, k: Tensor, v: Tensor, order: Tensor, blocks: _HeadBlocks, rule: StopRule, scale: float
 ) -> tuple[Tensor, int, int]:
     """Attend with the query heads q [g, d] of one kv head to its near rows k, v [n, d] and its blocks.
 
     Returns:
         The output [g, d], the number of blocks read and the number of those read from the host.
     """
-    scores, values, blocks = [q @ k.T * scale], [v], order[: partition.ranked].tolist()
+    scores, values, ranked = [q @ k.T * scale], [v], order[: blocks.ranked].tolist()
     lse, least = scores[0].logsumexp(-1), q.new_full(q.shape[:1], math.inf)
     read = missed = 0
-    while read < len(blocks):
-        batch = blocks[read : read + rule.micro]
-        fetched, from_host = partition.fetch(batch)
+    while read < len(ranked):
+        batch = ranked[read : read + rule.micro]
+        fetched, from_host = blocks.fetch(batch)
         block_keys, block_values = (fetched[:, side].to(q.dtype) for side in (0, 1))
         score = torch.einsum("gd,bnd->gbn", q, block_keys) * scale
         block_lse = score.logsumexp(-1)
@@ -192,50 +210,61 @@ def _attend_head(
         lse = torch.logaddexp(lse, block_lse.logsumexp(-1))
         least = torch.minimum(least, block_lse.amin(-1))
         read, missed = read + len(batch), missed + from_host
-        coverage = 1 / (1 + (len(blocks) - read) * torch.exp(least - lse))
-        share = float(coverage.mean() if rule.mean else coverage.min())
-        if share > rule.threshold and read >= max(rule.least, rule.part * len(blocks)):
+        coverage = 1 / (1 + (len(ranked) - read) * torch.exp(least - lse))
+        share = coverage.mean() if rule.mean else coverage.min()
+        if float(share) > blocks.threshold and read >= blocks.first:
             break
     return torch.cat(scores, -1).softmax(-1) @ torch.cat(values), read, missed
 
 
-class _Partition:
-    """The slots of one kv head of one layer of one request, in one step."""
+class _HeadBlocks:
+    """The blocks of one kv head of one layer of one request, in one launch."""
 
-    def __init__(self, pool: SlotPool, layer: int, request: int, head: int, now: int):
-        at = layer, request, head
-        self._slots, self._slot_of, self._block_of, self._last_used = (
-            each[at] for each in (pool.slots, pool.slot_of, pool.block_of, pool.last_used)
-        )
-        self._host, self._now, self.ranked = pool.blocks[layer][request][head], now, int(pool.ranked[layer, request])
+    def __init__(self, pool: SlotPool, rows: PooledRows, layer: int, place: int, head: int):
+        self._pool, self._rows, self._at = pool, rows, (layer, place, head)
+        _, places, heads, blocks = pool.grid
+        self._cell = ((layer * places + place) * heads + head) * blocks
+        self._launch = int(rows.clock) * pool.grid[0] + layer
+        self._changes = int(rows.clock) > 0
+        self.ranked, self.first = int(rows.ranked[layer, place]), int(rows.first[layer, place])
+        self.threshold = float(rows.threshold[place])
 
     def fetch(self, blocks: Sequence[int]) -> tuple[Tensor, int]:
-        """Read blocks, and admit those without a slot where a slot is free or can be replaced.
+        """Read blocks [m, 2, size, d], and admit those without a slot; also return how many were read from the host."""
+        pool = self._pool
+        slots = [int(pool.slot_of[self._cell + block]) for block in blocks]
+        fetched = [
+            self._from_host(block) if slot < 0 else pool.slots[slot].clone()
+            for block, slot in zip(blocks, slots, strict=True)
+        ]
+        if self._changes:
+            for block, slot, content in zip(blocks, slots, fetched, strict=True):
+                if slot >= 0:
+                    pool.last_used[slot] = self._launch
+                else:
+                    self._admit(block, content)
+        return torch.stack(fetched), sum(slot < 0 for slot in slots)
 
-        Returns:
-            The blocks [m, 2, size, d] and the number of them that were read from the host.
-        """
-        slots = [int(self._slot_of[block]) for block in blocks]
-        fetched = torch.stack(
-            [
-                self._host[block].to(self._slots.device) if slot < 0 else self._slots[slot]
-                for block, slot in zip(blocks, slots, strict=True)
-            ]
-        )
-        for slot in slots:  # before any admission, so that no block takes the slot of another block of this call
-            if slot >= 0:
-                self._last_used[slot] = max(int(self._last_used[slot]), self._now)
-        absent = [i for i, slot in enumerate(slots) if slot < 0]
-        for i in absent:
-            self._admit(blocks[i], fetched[i])
-        return fetched, len(absent)
+    def load(self, block: int) -> bool:
+        """Load a block if it has no slot and there is a free one; return whether it was loaded."""
+        return int(self._pool.slot_of[self._cell + block]) < 0 and self._admit(block, self._from_host(block))
 
-    def _admit(self, block: int, content: Tensor) -> None:
-        if not self._last_used.numel() or int(self._last_used.min()) >= self._now:
-            return
-        slot = int(self._last_used.argmin())
-        old = int(self._block_of[slot])
-        if old >= 0:
-            self._slot_of[old] = -1
-        self._slot_of[block], self._block_of[slot], self._last_used[slot] = slot, block, self._now
-        self._slots[slot] = content
+    def _from_host(self, block: int) -> Tensor:
+        """Read a block [2, size, d] from the host."""
+        layer, place, head = self._at
+        size, device = self._pool.slots.shape[2], self._pool.slots.device
+        rows = slice(block * size, (block + 1) * size)
+        stores = (self._rows.k[layer][place], self._rows.v[layer][place])
+        return torch.stack([store[rows, head] for store in stores if store is not None]).to(device)
+
+    def _admit(self, block: int, content: Tensor) -> bool:
+        """Put a block into the next slot of the free list; return False if there is none."""
+        pool, at = self._pool, int(self._pool.taken)
+        pool.taken.add_(1)
+        slot = int(pool.free[at]) if at < len(pool.free) else len(pool.slots)
+        if slot == len(pool.slots):
+            return False
+        pool.slots[slot] = content
+        pool.slot_of[self._cell + block] = slot
+        pool.block_of[slot], pool.last_used[slot] = self._cell + block, self._launch
+        return True

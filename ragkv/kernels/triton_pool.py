@@ -1,10 +1,9 @@
-"""The Triton kernel of `pool.py`: one program reads the ranked blocks of one kv head of one request.
+"""The Triton kernels of `pool.py`: one program reads the blocks of one kv head of one request.
 
-A program keeps the state of its partition in registers, except for the map from blocks to slots, which it reads and
-updates in memory. Threads of a program see each other's writes only after a barrier: there is one between reading the
-map and updating it, and one before it is read again. The loop is a `while`, which Triton does not pipeline; a pipelined
-loop would read the map before it is updated. Slots that were read in this step are not replaced, so a slot is never
-read after it was written in the same step.
+A program reads the map from blocks to slots once for each of its blocks and updates the entries of its own blocks only,
+so programs meet in nothing but the counter of the free list. A barrier stands between reading an entry and updating it,
+because the threads of a program read it one after another. The loop over blocks is a `while`, which Triton does not
+pipeline.
 
 A block without a slot is read from pinned host memory by its address and written to its slot from the registers, so it
 crosses the bus once. Numbers are float32 internally, logarithms of base 2.
@@ -17,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ragkv.kernels.decode_step import CachePointers
-from ragkv.kernels.pool import PoolRead, SlotPool, StopRule
+from ragkv.kernels.pool import PooledRows, PoolRead, StopRule
+from ragkv.kernels.slots import SlotPool
 from ragkv.kernels.triton_decode_step import LOG2_E, _fold
 from ragkv.types import Shape
 
@@ -30,11 +29,10 @@ def attend_progressively(
     q: Tensor,
     order: Tensor,
     pool: SlotPool,
-    near: CachePointers,
+    rows: PooledRows,
     layer: int,
     shape: Shape,
     rule: StopRule,
-    clock: Tensor,
     *,
     scale: float,
 ) -> PoolRead:
@@ -47,32 +45,47 @@ def attend_progressively(
         ValueError: the rows of a block are not a power of two.
     """
     count, q_heads, d = q.shape
-    slots, _, size = pool.slots.shape[3:6]
-    if size & (size - 1):
-        raise ValueError("a block must have a power of two of rows")
+    slots, size = pool.slots.shape[0], _block_rows(pool)
     padded = max(triton.next_power_of_2(rule.micro), 16 // size)
     out = torch.empty_like(q)
     read = torch.empty(count, shape.kv_heads, dtype=torch.int32, device=q.device)
     missed = torch.empty_like(read)
     _attend_progressively[(count, shape.kv_heads)](
-        q, order, near.table, pool.host, pool.ranked, clock, pool.slots, pool.slot_of, pool.block_of, pool.last_used,
-        out, read, missed, layer, near.table.shape[1], count, order.shape[2], scale * LOG2_E, rule.threshold,
-        rule.least, rule.part,
+        q, order, rows.near.table, rows.host, rows.ranked, rows.first, rows.threshold, rows.clock, pool.slots,
+        pool.slot_of, pool.block_of, pool.last_used, pool.free, pool.taken, out, read, missed, layer,
+        rows.near.table.shape[1], count, order.shape[2], slots, pool.free.shape[0], scale * LOG2_E,
         Q_HEADS=q_heads, KV_HEADS=shape.kv_heads, D=d, WIDE=max(16, triton.next_power_of_2(d)), SIZE=size,
         MICRO=rule.micro, PADDED=padded, ROWS=max(16, triton.next_power_of_2(q_heads // shape.kv_heads)),
-        SLOTS=slots, ROOM=triton.next_power_of_2(max(slots, 1)), STEP=NEAR, MEAN=rule.mean,
-        PRECISE=q.dtype == torch.float32, num_warps=8, num_stages=2,
+        STEP=NEAR, MEAN=rule.mean, PRECISE=q.dtype == torch.float32, num_warps=8, num_stages=2,
     )  # fmt: skip
     return PoolRead(out, read, missed)
 
 
-@triton.jit(do_not_specialize=["layer", "layers", "width", "most", "least"])
+def load_ahead(order: Tensor, read: Tensor, pool: SlotPool, rows: PooledRows, layer: int, loaded: Tensor) -> None:
+    """Compute `pool.load_ahead`. order, read and loaded must be contiguous. Raises as `attend_progressively`."""
+    (count, heads), (slots, d), size = read.shape, pool.slots.shape[::3], _block_rows(pool)
+    _load_ahead[(count, heads)](
+        order, read, rows.host, rows.clock, pool.slots, pool.slot_of, pool.block_of, pool.last_used, pool.free,
+        pool.taken, loaded, layer, rows.host.shape[1], count, order.shape[2], slots, pool.free.shape[0],
+        KV_HEADS=heads, D=d, WIDE=max(16, triton.next_power_of_2(d)), SIZE=size, num_warps=4,
+    )  # fmt: skip
+
+
+def _block_rows(pool: SlotPool) -> int:
+    size = pool.slots.shape[2]
+    if size & (size - 1):
+        raise ValueError("a block must have a power of two of rows")
+    return size
+
+
+@triton.jit(do_not_specialize=["layer", "layers", "width", "most", "slots", "listed"])
 def _attend_progressively(
-    q_ptr, order_ptr, table_ptr, host_ptr, ranked_ptr, clock_ptr, slots_ptr, slot_of_ptr, block_of_ptr, last_used_ptr,
-    out_ptr, read_ptr, missed_ptr, layer, layers, width, most, scale, threshold, least, part,
+    q_ptr, order_ptr, table_ptr, host_ptr, ranked_ptr, first_ptr, threshold_ptr, clock_ptr, slots_ptr, slot_of_ptr,
+    block_of_ptr, last_used_ptr, free_ptr, taken_ptr, out_ptr, read_ptr, missed_ptr, layer, layers, width, most, slots,
+    listed, scale,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SIZE: tl.constexpr,
-    MICRO: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr, ROOM: tl.constexpr,
-    STEP: tl.constexpr, MEAN: tl.constexpr, PRECISE: tl.constexpr,
+    MICRO: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, MEAN: tl.constexpr,
+    PRECISE: tl.constexpr,
 ):  # fmt: skip
     """Attend with all query heads of one kv head of one request: near rows, then ranked blocks until the rule stops."""
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
@@ -83,20 +96,20 @@ def _attend_progressively(
     kind: tl.constexpr = q_ptr.dtype.element_ty
     BYTES: tl.constexpr = kind.primitive_bitwidth // 8
     layer_of = layer * width + request
-    partition = (layer_of * KV_HEADS + head).to(tl.int64)
-    ranked = tl.load(ranked_ptr + layer_of)
-    now = tl.load(clock_ptr).to(tl.int32)
+    ranked = tl.load(ranked_ptr + layer_of).to(tl.int32)
+    least = tl.load(first_ptr + layer_of).to(tl.int32)
+    threshold = tl.load(threshold_ptr + request)
+    clock = tl.load(clock_ptr)
+    launch = clock * layers + layer
     order_ptr += (request * KV_HEADS + head).to(tl.int64) * most
-    slot_of_ptr += partition * most
-    slots_ptr += partition * SLOTS * BLOCK
-    host = tl.load(host_ptr + 2 * layer_of) + tl.load(host_ptr + 2 * layer_of + 1) * head
+    cell = (layer_of * KV_HEADS + head).to(tl.int64) * most
+    k_host = tl.load(host_ptr + layer_of) + head * (D * BYTES)
+    v_host = tl.load(host_ptr + (layers * width + layer_of)) + head * (D * BYTES)
 
-    row, d, room = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, ROOM)
+    row, d = tl.arange(0, ROWS), tl.arange(0, WIDE)
     q_at = (request * Q_HEADS + head * GROUP + row)[:, None] * D + d[None, :]
     live_q = (row < GROUP)[:, None] & (d < D)[None, :]
     q = tl.load(q_ptr + q_at, mask=live_q, other=0.0)
-    last_used = tl.load(last_used_ptr + partition * SLOTS + room, mask=room < SLOTS, other=2147483647)
-    block_of = tl.load(block_of_ptr + partition * SLOTS + room, mask=room < SLOTS, other=-1)
 
     acc = tl.zeros((ROWS, WIDE), tl.float32)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -104,9 +117,9 @@ def _attend_progressively(
     held = (tl.load(table_ptr + 2 * layers * width + layer_of) + 1).to(tl.int32)
     k_near = tl.multiple_of(tl.load(table_ptr + layer_of).to(tl.pointer_type(kind)), 16) + head * D
     v_near = tl.multiple_of(tl.load(table_ptr + (layers * width + layer_of)).to(tl.pointer_type(kind)), 16) + head * D
-    for first in range(0, held, STEP):
+    for start in range(0, held, STEP):
         acc, top, total = _fold(
-            acc, top, total, q, k_near, v_near, first + tl.arange(0, STEP), held, scale, d, KV_HEADS * D, D, PRECISE,
+            acc, top, total, q, k_near, v_near, start + tl.arange(0, STEP), held, scale, d, KV_HEADS * D, D, PRECISE,
             False,
         )  # fmt: skip
 
@@ -117,17 +130,20 @@ def _attend_progressively(
     active = ranked > 0
     while active:
         there = (lane < MICRO) & (read + lane < ranked)
-        block = tl.load(order_ptr + read + lane, mask=there, other=0).to(tl.int32)
-        slot = tl.load(slot_of_ptr + block, mask=there, other=0)
+        block = tl.load(order_ptr + read + lane, mask=there, other=0)
+        slot = tl.load(slot_of_ptr + cell + block, mask=there, other=0).to(tl.int64)
         absent = there & (slot < 0)
-        from_slot = slots_ptr.to(tl.int64) + slot.to(tl.int64) * (BLOCK * BYTES)
-        start = tl.where(absent, host + block.to(tl.int64) * (BLOCK * BYTES), from_slot)
-        start = tl.reshape(tl.broadcast_to(start[:, None], (PADDED, SIZE)), (KEYS,))
-        base = tl.multiple_of(start.to(tl.pointer_type(kind)), 16)
+        in_slot = slots_ptr.to(tl.int64) + slot * (BLOCK * BYTES)
+        on_host = block * (SIZE * KV_HEADS * D * BYTES)
+        k_start = tl.where(absent, k_host + on_host, in_slot)
+        v_start = tl.where(absent, v_host + on_host, in_slot + SIZE * D * BYTES)
+        stride = tl.where(absent, KV_HEADS * D * BYTES, D * BYTES)
+        k_at = _each_key(k_start, PADDED, SIZE) + (key % SIZE) * _each_key(stride, PADDED, SIZE)
+        v_at = _each_key(v_start, PADDED, SIZE) + (key % SIZE) * _each_key(stride, PADDED, SIZE)
         live = (key // SIZE < MICRO) & (read + key // SIZE < ranked)
         mask = live[:, None] & (d < D)[None, :]
-        k = tl.load(base[:, None] + inside, mask=mask, other=0.0)
-        v = tl.load(base[:, None] + SIZE * D + inside, mask=mask, other=0.0)
+        k = tl.load(tl.multiple_of(k_at.to(tl.pointer_type(kind)), 16)[:, None] + d[None, :], mask=mask, other=0.0)
+        v = tl.load(tl.multiple_of(v_at.to(tl.pointer_type(kind)), 16)[:, None] + d[None, :], mask=mask, other=0.0)
 
         scores = tl.dot(q, tl.trans(k), input_precision=how) * scale
         scores = tl.where(live[None, :], scores, float("-inf"))
@@ -140,28 +156,20 @@ def _attend_progressively(
         top = higher
 
         absent_count = tl.sum(absent.to(tl.int32), 0)
-        hit = tl.where(there, slot, -1)
-        last_used = tl.where(
-            tl.max((room[:, None] == hit[None, :]).to(tl.int32), 1) > 0, tl.maximum(last_used, now), last_used
-        )
-        if absent_count > 0:
+        if clock > 0:
+            tl.store(last_used_ptr + slot, launch, mask=there & (slot >= 0))
+        if (absent_count > 0) & (clock > 0):
             tl.debug_barrier()  # all threads have read the map
-            for i in tl.static_range(MICRO):
-                oldest = tl.min(last_used, 0)
-                victim = tl.argmin(last_used, 0)
-                admit = (tl.sum((absent & (lane == i)).to(tl.int32), 0) > 0) & (oldest < now)
-                new = tl.sum(tl.where(lane == i, block, 0), 0)
-                taken = (room == victim) & admit
-                old = tl.sum(tl.where(taken, block_of, 0), 0)
-                tl.store(slot_of_ptr + old, -1, mask=admit & (old >= 0))
-                tl.store(slot_of_ptr + new, victim.to(tl.int32), mask=admit)
-                block_of = tl.where(taken, new, block_of)
-                last_used = tl.where(taken, now, last_used)
-                to = slots_ptr + victim.to(tl.int64) * BLOCK + inside
-                whole = (key // SIZE == tl.where(admit, i, PADDED))[:, None] & (d < D)[None, :]
-                tl.store(to, k, mask=whole)
-                tl.store(to + SIZE * D, v, mask=whole)
-            tl.debug_barrier()  # all threads see the updated map
+            turn = tl.atomic_add(taken_ptr, absent_count) + tl.cumsum(absent.to(tl.int32), 0) - 1
+            new = tl.load(free_ptr + turn, mask=absent & (turn < listed), other=slots)
+            admit = absent & (turn < listed) & (new < slots)
+            to = slots_ptr + (_each_key(new, PADDED, SIZE) * BLOCK)[:, None] + inside
+            whole = (_each_key(admit.to(tl.int32), PADDED, SIZE) > 0)[:, None] & (d < D)[None, :]
+            tl.store(to, k, mask=whole)
+            tl.store(to + SIZE * D, v, mask=whole)
+            tl.store(slot_of_ptr + cell + block, new.to(tl.int32), mask=admit)
+            tl.store(block_of_ptr + new, cell + block, mask=admit)
+            tl.store(last_used_ptr + new, launch, mask=admit)
         missed += absent_count
         read = tl.minimum(read + MICRO, ranked)
         mass = tl.exp2(low - top - tl.log2(total))
@@ -170,13 +178,55 @@ def _attend_progressively(
             share = tl.sum(tl.where(row < GROUP, coverage, 0.0), 0) / GROUP
         else:
             share = tl.min(tl.where(row < GROUP, coverage, 1.0), 0)
-        active = (read < ranked) & ((share <= threshold) | (read < least) | (read.to(tl.float32) < part * ranked))
+        active = (read < ranked) & ((share <= threshold) | (read < least))
 
     tl.store(out_ptr + q_at, (acc / total[:, None]).to(kind), mask=live_q)
     tl.store(read_ptr + request * KV_HEADS + head, read)
     tl.store(missed_ptr + request * KV_HEADS + head, missed)
-    tl.store(last_used_ptr + partition * SLOTS + room, last_used, mask=room < SLOTS)
-    tl.store(block_of_ptr + partition * SLOTS + room, block_of, mask=room < SLOTS)
+
+
+@triton.jit(do_not_specialize=["layer", "layers", "width", "most", "slots", "listed"])
+def _load_ahead(
+    order_ptr, read_ptr, host_ptr, clock_ptr, slots_ptr, slot_of_ptr, block_of_ptr, last_used_ptr, free_ptr, taken_ptr,
+    loaded_ptr, layer, layers, width, most, slots, listed,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Load the blocks of one kv head of one request that the last step read and that have no slot."""
+    BLOCK: tl.constexpr = 2 * SIZE * D
+    request, head = tl.program_id(0), tl.program_id(1)
+    kind: tl.constexpr = slots_ptr.dtype.element_ty
+    layer_of = layer * width + request
+    count = tl.load(read_ptr + request * KV_HEADS + head)
+    launch = tl.load(clock_ptr) * layers + layer
+    order_ptr += (request * KV_HEADS + head).to(tl.int64) * most
+    cell = (layer_of * KV_HEADS + head).to(tl.int64) * most
+    k_host = tl.multiple_of(tl.load(host_ptr + layer_of).to(tl.pointer_type(kind)), 16) + head * D
+    v_host = tl.multiple_of(tl.load(host_ptr + (layers * width + layer_of)).to(tl.pointer_type(kind)), 16) + head * D
+    row, d = tl.arange(0, SIZE)[:, None], tl.arange(0, WIDE)[None, :]
+    mask = (row < SIZE) & (d < D)
+    loaded = 0
+    for i in range(count):
+        block = tl.load(order_ptr + i)
+        if tl.load(slot_of_ptr + cell + block) < 0:
+            tl.debug_barrier()  # all threads have read the map
+            turn = tl.atomic_add(taken_ptr, 1)
+            new = tl.load(free_ptr + tl.minimum(turn, listed - 1))
+            if (turn < listed) & (new < slots):
+                at = (block * SIZE + row) * (KV_HEADS * D) + d
+                to = slots_ptr + new * BLOCK + row * D + d
+                tl.store(to, tl.load(k_host + at, mask=mask, other=0.0), mask=mask)
+                tl.store(to + SIZE * D, tl.load(v_host + at, mask=mask, other=0.0), mask=mask)
+                tl.store(slot_of_ptr + cell + block, new.to(tl.int32))
+                tl.store(block_of_ptr + new, cell + block)
+                tl.store(last_used_ptr + new, launch)
+                loaded += 1
+    tl.store(loaded_ptr + request * KV_HEADS + head, loaded)
+
+
+@triton.jit
+def _each_key(blocks, PADDED: tl.constexpr, SIZE: tl.constexpr):
+    """Repeat the value [PADDED] of each block for each of its keys [PADDED * SIZE]."""
+    return tl.reshape(tl.broadcast_to(blocks[:, None], (PADDED, SIZE)), (PADDED * SIZE,))
 
 
 @triton.jit

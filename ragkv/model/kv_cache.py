@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ragkv.model.pinned import pinned_tensors
 from ragkv.types import Shape
 
 
@@ -178,6 +179,25 @@ class ContextCache:
             self._v[layer][start : start + count] = v
         else:
             self.write(layer, slots, k, v)
+
+    def move(self, devices: Sequence[torch.device]) -> None:
+        """Move all rows to other devices, one a layer. The capacity stays.
+
+        Rows that move from a GPU to the CPU get page-locked memory, which a GPU reads by address.
+        """
+        for layer in range(self.shape.layers):
+            self.wait_ready(layer)
+        moved = [layer for layer, device in enumerate(devices) if device != self.devices[layer]]
+        pinned = [layer for layer in moved if self.devices[layer].type == "cuda" and devices[layer].type == "cpu"]
+        with torch.inference_mode(False):  # as in `_resize`
+            memory = iter(pinned_tensors([self._k[layer].shape for layer in pinned for _ in ("k", "v")], self.dtype))
+            for layer in moved:
+                for store in (self._k, self._v):
+                    old, length = store[layer], self.lengths[layer]
+                    new = next(memory) if layer in pinned else old.new_empty(old.shape, device=devices[layer])
+                    new[:length] = old[:length]
+                    store[layer] = new
+        self.devices = tuple(devices)
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Drop all rows of each layer behind the first `lengths[layer]`."""

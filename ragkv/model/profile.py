@@ -17,7 +17,7 @@ from ragkv.errors import ConfigError
 # SamKV appendix A.2, 0-based, by (layers, hidden size): Qwen2.5-3B, Mistral-7B, Llama-3.1-8B.
 _PUBLISHED = {(36, 2048): range(31, 36), (32, 4096, "mistral"): range(27, 32), (32, 4096, "llama"): range(28, 32)}
 
-Repair = Literal["rules", "kept", "none"]
+Repair = Literal["kept", "none"]
 """The values of scout's parameter `repair`."""
 
 Axis = Literal["row", "distance"]

@@ -1,9 +1,10 @@
 """Types and helpers that every recompute method shares.
 
-A method decides how stored chunks become one context cache. It sees tensors only, and is called twice per question:
+A method decides how stored chunks become one context cache. It sees tensors only. The engine calls, in this order:
 
-    composite_blocks(pieces)    which blocks the composite pass reads; empty if the method needs no query
-    plan(pieces, queries)       which blocks are kept per layer, which of their tokens are recomputed, and how
+    composite_blocks(pieces)        which blocks the composite pass reads; empty if the method needs no query
+    second_look(pieces, queries)    which blocks a second composite pass reads; empty if one pass is enough
+    plan(pieces, queries, read)     which blocks are kept per layer, which of their tokens are recomputed, and how
 
 Blocks and tokens are numbered inside their chunk. A chunk is SamKV's "document".
 """
@@ -140,14 +141,32 @@ class Method(Protocol):
         """Return how many layers of the composite pass `plan` needs the queries of, out of `layers`."""
         ...
 
-    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
+    def second_look(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> tuple[Blocks, ...]:
+        """Return the blocks per chunk that the composite pass reads when it runs again; () if it runs once.
+
+        Args:
+            pieces: The chunks, in order.
+            queries: As in `plan`, of the first composite pass.
+        """
+        ...
+
+    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor], read: Sequence[Blocks] = ()) -> Plan:
         """Plan what is kept and recomputed.
 
         Args:
             pieces: The chunks, in order.
-            queries: Pre-RoPE queries [question tokens, Hq, d] of the composite pass, per layer.
+            queries: Pre-RoPE queries [question tokens, Hq, d] of the last composite pass, per layer.
+            read: What `second_look` returned. These blocks are in the context cache, so a plan keeps them.
         """
         ...
+
+
+class OneLook:
+    """A method whose composite pass runs at most once."""
+
+    def second_look(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> tuple[Blocks, ...]:
+        """Return nothing. See `Method.second_look`."""
+        return ()
 
 
 def require_between(low: float, high: float, **values: float) -> None:

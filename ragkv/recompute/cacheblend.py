@@ -16,7 +16,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ragkv.recompute.base import Piece, Plan, Refinement, Rows, inexact_tokens, require_between
+from ragkv.recompute.base import Blocks, Piece, Plan, Refinement, Rows, inexact_tokens, require_between
 from ragkv.recompute.reuse import Reuse
 
 
@@ -44,7 +44,7 @@ class CacheBlend(Reuse):
         for ratio in self.gradual:
             require_between(0, 1, gradual=ratio)
 
-    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
+    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor], read: Sequence[Blocks] = ()) -> Plan:
         """Keep every block. Recomputation begins with every token that is not exact."""
         everything = super().plan(pieces, queries)
         check = Refinement(self.layer, (*self.gradual, self.ratio), self._difference)

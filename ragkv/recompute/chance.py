@@ -22,13 +22,17 @@ class Chance(Scout):
     seed: int = 0
 
     def select_blocks(
-        self, pieces: Sequence[Piece], fixed: Sequence[Blocks], masses: Sequence[Sequence[float]]
-    ) -> list[Blocks]:
+        self,
+        pieces: Sequence[Piece],
+        masses: Sequence[Sequence[float]],
+        cap: float,
+        read: Sequence[Blocks] = (),
+    ) -> tuple[Blocks, ...]:
         """Select blocks as Scout does, after a random permutation of the scores."""
-        free = [(i, b) for i, piece in enumerate(pieces) for b in range(piece.blocks) if b not in fixed[i]]
-        order = torch.randperm(len(free), generator=torch.Generator().manual_seed(self.seed)).tolist()
+        places = [(i, b) for i, piece in enumerate(pieces) for b in range(piece.blocks)]
+        order = torch.randperm(len(places), generator=torch.Generator().manual_seed(self.seed)).tolist()
         shuffled = [list(row) for row in masses]
-        for (i, b), other in zip(free, order, strict=True):
-            j, c = free[other]
+        for (i, b), other in zip(places, order, strict=True):
+            j, c = places[other]
             shuffled[i][b] = masses[j][c]
-        return super().select_blocks(pieces, fixed, shuffled)
+        return super().select_blocks(pieces, shuffled, cap, read)

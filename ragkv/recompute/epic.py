@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ragkv.recompute.base import Piece, Plan, Tokens, require_between
+from ragkv.recompute.base import Blocks, Piece, Plan, Tokens, require_between
 from ragkv.recompute.reuse import Reuse
 
 
@@ -36,7 +36,7 @@ class Epic(Reuse):
     def __post_init__(self) -> None:
         require_between(0, math.inf, link=self.link, local=self.local)
 
-    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
+    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor], read: Sequence[Blocks] = ()) -> Plan:
         """Keep every block and recompute the ends of every chunk but the first."""
         tokens = tuple(self._ends(piece.tokens) if i else () for i, piece in enumerate(pieces))
         everything = super().plan(pieces, queries)

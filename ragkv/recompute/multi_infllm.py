@@ -23,12 +23,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ragkv.recompute.base import Blocks, ChunkSpan, Piece, Plan, require_between
+from ragkv.recompute.base import Blocks, ChunkSpan, OneLook, Piece, Plan, require_between
 from ragkv.recompute.samkv import score
 
 
 @dataclass(frozen=True)
-class MultiInfLLM:
+class MultiInfLLM(OneLook):
     """Parameters.
 
     Attributes:
@@ -58,7 +58,7 @@ class MultiInfLLM:
         """Return 0: there is no composite pass."""
         return 0
 
-    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
+    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor], read: Sequence[Blocks] = ()) -> Plan:
         """Keep the two ends of the context. The rest is selected layer by layer."""
         every = [(i, block) for i, piece in enumerate(pieces) for block in range(piece.blocks)]
         ends = every if len(every) <= self.initial + self.local else every[: self.initial] + every[-self.local :]

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ragkv.recompute.base import Blocks, ChunkSpan, Piece, Plan
+from ragkv.recompute.base import Blocks, ChunkSpan, OneLook, Piece, Plan
 
 
 @dataclass(frozen=True)
-class Reuse:
+class Reuse(OneLook):
     """Rotate keys to the positions that their chunk has in the context.
 
     Attributes:
@@ -31,7 +31,7 @@ class Reuse:
         """Return 0: there is no composite pass."""
         return 0
 
-    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
+    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor], read: Sequence[Blocks] = ()) -> Plan:
         """Keep every block and recompute nothing."""
         nothing: tuple[tuple[tuple[int, ...], ...], ...] = (((),) * len(pieces),) * self.layers
         return Plan((tuple(tuple(range(piece.blocks)) for piece in pieces),) * self.layers, nothing, nothing)
@@ -42,7 +42,7 @@ class ReuseEncoded(Reuse):
     """Leave the keys of every chunk at the first chunk's positions, right after S. This is SamKV's catastrophic
     baseline: all chunks overlap."""
 
-    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
+    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor], read: Sequence[Blocks] = ()) -> Plan:
         """Keep every block, recompute nothing and rotate nothing."""
         return replace(super().plan(pieces, queries), key_positions=_encoded)
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from ragkv.recompute.analysis import outlier_tokens
 from ragkv.recompute.base import (
     Blocks,
+    OneLook,
     Piece,
     Plan,
     Tokens,
@@ -43,7 +44,7 @@ from ragkv.recompute.compared import Rotate, compared_vectors
 
 
 @dataclass(frozen=True)
-class SamKV:
+class SamKV(OneLook):
     """Parameters. Defaults follow the paper where it speaks, else the recommended reading.
 
     Attributes:
@@ -101,7 +102,7 @@ class SamKV:
         """Return `layers`: every layer selects with its own query."""
         return layers
 
-    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
+    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor], read: Sequence[Blocks] = ()) -> Plan:
         """Select blocks (section 3.2) and recompute sets (section 3.3). See `Method.plan`."""
         fixed = self.composite_blocks(pieces)
         if self.middle == "all":
@@ -121,7 +122,7 @@ class SamKV:
         q_que, q_loc, keys = compared_vectors(pieces, queries, self.local, rotation)
         q_hat = personalise(q_que, q_loc, self.cosine) if self.bias else q_que.expand_as(q_loc)
         scores = [score(q_hat[i], mean_keys) for i, mean_keys in enumerate(keys)]
-        budgets = [self._budget(piece, q_hat[i], keys[i]) for i, piece in enumerate(pieces)]
+        budgets = [self._budget(piece, q_hat[i], keys[i], scores[i]) for i, piece in enumerate(pieces)]
         norms = q_hat.flatten(2).norm(dim=-1).clamp(min=1e-12)  # [D, L]
         ranked = [
             (self._normalised(piece, s, norms[i])).tolist()
@@ -136,13 +137,13 @@ class SamKV:
         union = [tuple(sorted({b for layer in self.layers for b in layers[layer][i]})) for i in range(len(pieces))]
         return [union] * len(queries)
 
-    def _budget(self, piece: Piece, q_hat: Tensor, mean_keys: Tensor) -> int:
-        """Compute k_i = P_i M_i, with P_i averaged over N* (Eq. 2, 3)."""
+    def _budget(self, piece: Piece, q_hat: Tensor, mean_keys: Tensor, scores: Tensor) -> int:
+        """Compute k_i = P_i M_i, with P_i averaged over N* (Eq. 2, 3), from scores [L, B] of the mean keys."""
         middle = middle_blocks(piece.blocks, self.initial, self.local)
         if not middle:
             return 0
         anchor = score(q_hat, self._anchor(piece, mean_keys))[:, 0].tolist()
-        rows = score(q_hat, mean_keys).tolist()
+        rows = scores.tolist()
         total = 0.0
         for layer in self.layers:
             s = rows[layer][middle.start : middle.stop]

@@ -1,8 +1,8 @@
 """Scout: our own block selection on SamKV's pipeline. Only the few attention heads that retrieve score the blocks.
 
 On short factual questions, SamKV's literal selection loses the answer. It averages queries over the question and keys
-over a block and adds up all attention heads, so the few heads that retrieve are lost in the average. Scout keeps the
-cheap composite pass and replaces the averages:
+over a block and adds up all attention heads, so the few heads that retrieve are lost in the average. Its fixed blocks
+are a fifth of a context of short chunks. Scout asks twice, and keeps what it finds:
 
     query    pre-RoPE queries of the question's tokens, of calibrated retrieval heads only (`ragkv calibrate`)
     keys     their token-level pre-RoPE keys, which the head record of every chunk stores
@@ -10,10 +10,15 @@ cheap composite pass and replaces the averages:
              cross-document filter. A score spreads to `reach` neighbours on both sides, because answers continue in the
              next block. The score of a block is the sum over its tokens; heads are combined by a power mean that
              favours agreement
-    budget   blocks in falling order of score until `mass` is covered; at least `floor`, at most `cap` of all
+    budget   blocks in falling order of score down to a share `weakest` of the best one; at least `floor` blocks, at
+             most a share `cap` of all. A chunk of which nothing is selected keeps nothing; of the others the first
+             `opening` blocks, which hold the title, are kept as well
 
-The same blocks are kept in every layer, and all of their tokens are recomputed. The fixed blocks are those of SamKV.
-Repair and question prefill run as one pass.
+The first look runs the question over S alone, and no KV is loaded for it. The second look runs it over the blocks that
+the first one selected: a question about a person then finds what is said of "her", and what the found place refers to.
+
+The same blocks are kept in every layer. All of their tokens are recomputed, or none where the model was trained to read
+chunks that were encoded alone. Repair and question prefill run as one pass.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ragkv.recompute.base import Blocks, Piece, Plan, Tokens, fixed_blocks, inexact_tokens, require_between
+from ragkv.recompute.base import Blocks, Piece, Plan, inexact_tokens, require_between
 from ragkv.recompute.digest import retrieval_pairs
 from ragkv.recompute.samkv import fuse
 
@@ -49,53 +54,57 @@ class Scout:
         heads: Calibrated retrieval heads, as (layer, query head) pairs.
         group: Query heads per kv head.
         scale: Softmax scale.
-        initial: Fixed blocks at the start of every chunk.
-        local: Fixed blocks at the end of every chunk.
+        opening: Blocks at the start of a chunk that are kept with any other of its blocks.
+        look: Largest share of all blocks that the first look selects; 0 asks once.
         tail: Question tokens that score blocks, counted from the end of the question.
         reach: Tokens that a score spreads to on each side.
         power: Exponent of the mean over heads. 1 averages, a smaller one favours agreement.
-        mass: Share of the score to cover; 1 is never covered.
-        floor: Smallest number of blocks to select.
-        cap: Largest number of blocks to select, as a share of all blocks.
+        weakest: Score of the weakest block that is selected, as a share of the best block's.
+        floor: Smallest number of blocks to keep; a context of so few is kept whole.
+        cap: Largest number of blocks to keep, as a share of all blocks.
         update: As in `SamKV`.
-        repair: As in `SamKV`.
+        repair: Recompute every `kept` token, or `none`.
     """
 
     layers: int
     heads: tuple[tuple[int, int], ...]
     group: int
     scale: float
-    initial: int = 1
-    local: int = 2
+    opening: int = 1
+    look: float = 0.06
     tail: int = TAIL
     reach: int = 8
     power: float = 0.5
-    mass: float = 0.95
-    floor: int = 2
-    cap: float = 0.09
+    weakest: float = 0.3
+    floor: int = 6
+    cap: float = 0.2
     update: Literal["overwrite", "fusion"] = "overwrite"
-    repair: Literal["rules", "kept", "none"] = "kept"
+    repair: Literal["kept", "none"] = "kept"
 
     def __post_init__(self) -> None:
-        require_between(0, math.inf, initial=self.initial, local=self.local, reach=self.reach, floor=self.floor)
-        require_between(1, math.inf, tail=self.tail)
+        require_between(0, math.inf, opening=self.opening, reach=self.reach)
+        require_between(1, math.inf, tail=self.tail, floor=self.floor)
         require_between(1e-3, 10, power=self.power)
-        require_between(0, 1, mass=self.mass, cap=self.cap)
+        require_between(0, 1, look=self.look, weakest=self.weakest, cap=self.cap)
 
     def composite_blocks(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
-        """Return the initial and local blocks of every chunk, as SamKV does."""
-        return tuple(fixed_blocks(piece.blocks, self.initial, self.local) for piece in pieces)
+        """Return no block of any chunk: the first look asks over S alone."""
+        return ((),) * len(pieces)
+
+    def second_look(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> tuple[Blocks, ...]:
+        """Select the blocks over which the question is asked again. See `Method.second_look`."""
+        if not self.look:
+            return ()
+        return self.select_blocks(pieces, self.block_mass(pieces, queries), self.look)
 
     def composite_layers(self, layers: int) -> int:
         """Return the number of layers up to the deepest retrieval head."""
         return 1 + max(layer for layer, _ in self.heads)
 
-    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> Plan:
+    def plan(self, pieces: Sequence[Piece], queries: Sequence[Tensor], read: Sequence[Blocks] = ()) -> Plan:
         """Select the same blocks for all layers. See `Method.plan`."""
-        fixed = self.composite_blocks(pieces)
-        selected = self.select_blocks(pieces, fixed, self.block_mass(pieces, queries))
-        kept = tuple(tuple(sorted({*f, *m})) for f, m in zip(fixed, selected, strict=True))
-        recompute = self._recompute(pieces, fixed, kept)
+        kept = self.select_blocks(pieces, self.block_mass(pieces, queries), self.cap, read)
+        recompute = inexact_tokens(pieces, kept) if self.repair == "kept" else ((),) * len(pieces)
         nothing: tuple[Blocks, ...] = ((),) * len(pieces)
         blend = fuse if self.update == "fusion" else None
         return Plan((kept,) * self.layers, (recompute,) * self.layers, (nothing,) * self.layers, blend, one_pass=True)
@@ -112,34 +121,31 @@ class Scout:
         return [joined[end - piece.blocks : end] for piece, end in zip(pieces, ends, strict=True)]
 
     def select_blocks(
-        self, pieces: Sequence[Piece], fixed: Sequence[Blocks], masses: Sequence[Sequence[float]]
-    ) -> list[Blocks]:
-        """Select blocks besides the fixed ones, best first, until the mass is covered, within floor and cap.
+        self,
+        pieces: Sequence[Piece],
+        masses: Sequence[Sequence[float]],
+        cap: float,
+        read: Sequence[Blocks] = (),
+    ) -> tuple[Blocks, ...]:
+        """Select blocks, best first, as long as they are strong enough and there is room.
 
         Args:
             pieces: The chunks.
-            fixed: Fixed blocks per chunk.
             masses: Share of the attention per chunk and block.
+            cap: Largest share of all blocks; `floor` counts for more.
+            read: Blocks per chunk that are selected already.
         """
-        covered = sum(masses[i][b] for i, blocks in enumerate(fixed) for b in blocks)
-        order = sorted(
-            (-masses[i][b], i, b) for i, piece in enumerate(pieces) for b in range(piece.blocks) if b not in fixed[i]
-        )
-        cap = max(self.floor, int(self.cap * sum(piece.blocks for piece in pieces)))
-        selected: list[tuple[int, int]] = []
-        for negative, i, b in order[:cap]:
-            if covered >= self.mass < 1 and len(selected) >= self.floor:
+        order = sorted((-masses[i][b], i, b) for i, piece in enumerate(pieces) for b in range(piece.blocks))
+        room = cap * sum(piece.blocks for piece in pieces)
+        selected = [set(blocks) for blocks in read] if read else [set() for _ in pieces]
+        size = sum(map(len, selected))
+        for negative, i, b in order:
+            new = {b, *range(min(self.opening, pieces[i].blocks))} - selected[i]
+            if size >= self.floor and (-negative < self.weakest * -order[0][0] or size + len(new) > room):
                 break
-            selected.append((i, b))
-            covered -= negative
-        return [tuple(sorted(b for j, b in selected if j == i)) for i in range(len(pieces))]
-
-    def _recompute(
-        self, pieces: Sequence[Piece], fixed: Sequence[Blocks], kept: Sequence[Blocks]
-    ) -> tuple[Tokens, ...]:
-        if self.repair == "none":
-            return ((),) * len(pieces)
-        return inexact_tokens(pieces, kept if self.repair == "kept" else fixed)
+            selected[i] |= new
+            size += len(new)
+        return tuple(tuple(sorted(blocks)) for blocks in selected)
 
 
 def pool_blocks(scores: Tensor, pieces: Sequence[Piece], reach: int) -> Tensor:

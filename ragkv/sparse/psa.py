@@ -29,9 +29,10 @@ Differs from the paper:
   `part` of all. P_acc holds only as far as the ranking is right; with a wrong ranking, a head that has met one weak
   block would stop at once (docs/lab-notes.md).
 - Blocks come from one cache in memory. `ragkv/model/execution/pooled_decode.py` implements the paper's system, with KV
-  on the host and a pool on the GPU. It differs, too: slots belong to a kv head of a layer of a request, not to one pool
-  for all, so nothing is atomic. The kernel itself reads blocks without a slot over the bus, so no thread polls a flag
-  and no block is loaded without being read. Rows of the answer stay near and get no digest.
+  on the host and one pool on the GPU. It differs, too: the kernel itself reads blocks without a slot over the bus, so
+  no thread polls a flag. What is loaded ahead is not the next micro-batch but what the next layer read in the last
+  step. Blocks that their layer read in its latest step are not evicted (`ragkv/kernels/slots.py`). A slot holds a block
+  of one kv head, because kv heads read different blocks (paper silent).
 """
 
 from __future__ import annotations

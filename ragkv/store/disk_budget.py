@@ -94,7 +94,7 @@ class DiskBudget:
         for folder in self._root.glob("??"):
             with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as files:
                 for file in files:
-                    if file.name.endswith(".kv"):
+                    if file.name.endswith(".kv") and file.is_file():
                         with suppress(FileNotFoundError):
                             info = file.stat()
                             live = not self._expired(info.st_mtime)

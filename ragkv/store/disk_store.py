@@ -23,6 +23,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
+import stat
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -148,7 +150,7 @@ class DiskStore:
         path = self._path(key)
         with _store_errors(f"deleting {path}"):
             try:
-                path.unlink()
+                _remove(path)
             except FileNotFoundError:
                 return False
         return True
@@ -205,12 +207,15 @@ class DiskStore:
         path = self._path(key)
         with _store_errors(f"reading {path}"):
             try:
-                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                # Not to wait for a writer where a pipe stands in the place of an entry.
+                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             except FileNotFoundError:
                 raise EntryMissing(f"{key} is not in {self.root}") from None
             try:
                 if self._ttl and self._expired(os.fstat(file).st_mtime):
                     raise EntryMissing(f"{key} in {self.root} has expired")
+                if not stat.S_ISREG(os.fstat(file).st_mode):
+                    raise EntryCorrupt(f"{path} is no file")
                 yield _read_preamble(file, key)
             finally:
                 os.close(file)
@@ -271,12 +276,22 @@ def _touch(file: int) -> None:
             os.utime(file, ns=(time.time_ns(), info.st_mtime_ns))
 
 
+def _remove(path: Path) -> None:
+    """Remove an entry, and also a folder that stands in its place, which no rename would replace."""
+    try:
+        path.unlink()
+    except (IsADirectoryError, PermissionError):
+        if not path.is_dir():
+            raise
+        shutil.rmtree(path)
+
+
 def _count_files(files: Iterable[tuple[Path, int]], dry_run: bool) -> StoreStats:
     """Count files and their bytes, and remove them unless `dry_run`."""
     count = total = 0
     for path, size in files:
         with suppress(FileNotFoundError):
             if not dry_run:
-                path.unlink()
+                _remove(path)
             count, total = count + 1, total + size
     return StoreStats(count, total)

@@ -54,15 +54,13 @@ class DropParams:
     """Which blocks a question does not see, in imitation of scout.
 
     Attributes:
-        initial: Blocks that are always kept at the start of a chunk.
-        local: Blocks that are always kept at its end.
+        opening: Blocks at the start of a chunk that are kept with any other of its blocks.
         reuse: Probability that a question sees every block.
-        cap: Smallest and largest number of other blocks, as a share of all blocks.
+        cap: Smallest and largest number of blocks that the question selects, as a share of all blocks.
         answer: Probability that the blocks of the answer are kept.
     """
 
-    initial: int = 1
-    local: int = 2
+    opening: int = 1
     reuse: float = 0.4
     cap: tuple[float, float] = (0.05, 0.2)
     answer: float = 0.95
@@ -155,7 +153,7 @@ class _Layout:
 
 
 class _Keeper:
-    """Chooses the blocks that a question sees: fixed blocks, and those that share rare tokens with it."""
+    """Chooses the blocks that a question sees: those that share rare tokens with it, and their chunks' openings."""
 
     def __init__(self, blocks: Sequence[Sequence[int]], starts: Sequence[int], drop: DropParams):
         self._blocks, self._starts, self._drop = blocks, starts, drop
@@ -163,17 +161,13 @@ class _Keeper:
         for number, tokens in enumerate(blocks):
             for token in set(tokens):
                 self._where.setdefault(token, []).append(number)
-        self._fixed = np.zeros(max(1, len(blocks)), np.bool_)
-        for start, stop in zip(starts, [*starts, len(blocks)][1:], strict=True):
-            self._fixed[start : min(stop, start + drop.initial)] = True
-            self._fixed[max(start, stop - drop.local) : stop] = True
 
     def kept(self, question: Sequence[int], answer: Sequence[int], rng: Random) -> NDArray[np.bool_]:
         """Return the blocks that a question sees, bool [B]."""
         count = len(self._blocks)
         if rng.random() < self._drop.reuse or not count:
             return np.ones(max(1, count), np.bool_)
-        kept = self._fixed.copy()
+        kept = np.zeros(count, np.bool_)
         scores = np.array([rng.random() for _ in range(count)])  # less than any shared token counts
         for token in set(question):
             found = self._where.get(token, [])
@@ -184,6 +178,8 @@ class _Keeper:
         kept[np.argsort(-scores)[:most]] = True
         if answer and rng.random() < self._drop.answer:
             kept[self._holding(answer)] = True
+        for start, stop in zip(self._starts, [*self._starts, count][1:], strict=True):
+            kept[start : min(stop, start + self._drop.opening)] |= kept[start:stop].any()
         return kept
 
     def _holding(self, answer: Sequence[int]) -> list[int]:

@@ -102,7 +102,10 @@ def train(model: Any, batches: RowBatches, options: TuneOptions, out: Path, say:
     """
     transformers.utils.logging.set_verbosity_error()
     student = Student(model, options.teacher, options.answers)
-    student.attend_with(row_attention(_attention(student, batches, say)))
+    if torch.cuda.is_available():
+        student.cuda()
+        student.compile_layers()
+        student.attend_with(row_attention(_quickest_attention(student, batches, say)))
     clock = _Clock(options)
     trainer = transformers.Trainer(
         model=student,
@@ -138,12 +141,8 @@ def _save(model: Any, out: Path) -> None:
     (out / "README.md").unlink(missing_ok=True)  # peft's form for a model card, with nothing filled in
 
 
-def _attention(student: Student, batches: RowBatches, say: Say) -> AttentionName:
-    """Return the attention that trains this model quickest here."""
-    if not torch.cuda.is_available():
-        return "sdpa"
-    student.cuda()
-    student.compile_layers()
+def _quickest_attention(student: Student, batches: RowBatches, say: Say) -> AttentionName:
+    """Return the attention that trains this model, on a GPU, quickest there."""
     tried = {name: each.cuda() for name, each in batches[0].items()} | {"stored": torch.tensor(True)}
 
     def attempt(name: AttentionName) -> None:

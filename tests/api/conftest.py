@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from api.observability.traces import Tracing
+from api.runtime.connections import protocol_options
 from api.runtime.engine_thread import EngineThread
 from ragkv.config import Settings, load_settings
 
@@ -77,7 +78,9 @@ def settings(data: Path, **more: Any) -> Settings:
 def serving(chosen: Settings, tracing: Tracing | None = None) -> Iterator[Service]:
     """Run an empty service on a free port."""
     app = create_app(chosen, tracing)
-    config = uvicorn.Config(app, port=0, log_level="warning", lifespan="on", server_header=False, http="h11")
+    config = uvicorn.Config(
+        app, port=0, log_level="warning", lifespan="on", server_header=False, **protocol_options(app.state.connections)
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="uvicorn")
     thread.start()
@@ -85,10 +88,12 @@ def serving(chosen: Settings, tracing: Tracing | None = None) -> Iterator[Servic
         time.sleep(0.02)
     port = server.servers[0].sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    with httpx.Client(base_url=url, timeout=60) as client:
-        yield Service(url, port, app.state.engine_thread, client, app)
-    server.should_exit = True
-    thread.join(30)
+    try:
+        with httpx.Client(base_url=url, timeout=60) as client:
+            yield Service(url, port, app.state.engine_thread, client, app)
+    finally:  # a test that failed must not leave a thread for which the interpreter waits
+        server.should_exit = True
+        thread.join(30)
     assert not thread.is_alive()
 
 

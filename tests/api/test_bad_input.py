@@ -138,8 +138,8 @@ def test_an_error_does_not_repeat_the_input(service: Service) -> None:
 def test_a_content_length_over_the_limit_is_refused_before_the_body(service: Service) -> None:
     with socket.create_connection(("127.0.0.1", service.port), timeout=10) as line:
         size = LIMIT + 2**21
-        head = f"POST {ADD} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
-        line.sendall(head.encode())
+        head = f"POST {ADD} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        line.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode())
         answer = line.recv(4096)
     assert answer.startswith(b"HTTP/1.1 413")
     assert PROBLEM.encode() in answer
@@ -165,9 +165,9 @@ def test_a_chunked_body_over_the_limit_is_refused_while_it_arrives(service: Serv
 
 
 def test_a_document_over_its_own_limit_fails_with_the_sizes(service: Service) -> None:
-    job = service.post(f"{ADD}?wait=true", {"id": "big", "text": "x" * (LIMIT + 1)}).json()
-    assert (job["status"], job["error"]["code"]) == ("failed", "too_large")
-    assert str(LIMIT) in job["error"]["message"]
+    refused = check_problem(service.post(f"{ADD}?wait=true", {"id": "big", "text": "x" * (LIMIT + 1)}), 413)
+    assert refused["code"] == "too_large"
+    assert str(LIMIT) in refused["detail"]
 
 
 def test_a_name_that_looks_like_a_path_is_only_a_label(service: Service) -> None:
@@ -177,10 +177,81 @@ def test_a_name_that_looks_like_a_path_is_only_a_label(service: Service) -> None
     assert cited[0]["document_id"] == "../../etc/passwd"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "at", "message"),
+    [
+        (ADD, {"id": "a"}, "body.text", "is required"),
+        (ADD, {"id": "a", "text": 1}, "body.text", "must be a string"),
+        (ADD, {"id": "a", "text": "x", "extra": 1}, "body.extra", "is no field of this request"),
+        (ADD, {"documents": [{"id": "a", "text": "x"}, {"id": "", "text": "x"}]}, "body.documents.1.id", "at least 1"),
+        (ADD, {"documents": "x"}, "body.documents", "must be a list"),
+        (ADD, [], "body", "must be an object"),
+        (ADD, "x", "body", "must be an object"),
+        (ASK, {"question": "who?", "top_k": 0}, "body.top_k", "must be greater than or equal to 1"),
+        (ASK, {"question": "who?", "filter": {"kind": {}}}, "body.filter.kind", "must be a string"),
+        (ASK, {"question": "who?", "stream": "no"}, "body.stream", "must be true or false"),
+    ],
+)
+def test_an_error_names_the_place_in_the_request_and_nothing_of_the_inside(
+    service: Service, path: str, body: Any, at: str, message: str
+) -> None:
+    problem = check_problem(service.post(path, body), 422)
+    (fault,) = [each for each in problem["errors"] if each["at"] == at]
+    assert message in fault["message"]
+    assert not re.search(r"DocumentIn|body\.document\b|_tag|str\b.*list\[|Input should|Value error", str(problem))
+
+
+def test_a_filter_in_the_query_is_refused_in_the_same_words(service: Service) -> None:
+    problem = check_problem(service.client.get(ADD, params={"filter": '{"kind": {}}'}), 422)
+    assert problem["errors"][0]["at"] == "query.filter"
+    assert problem["errors"][0]["message"].startswith("kind must be a string")
+    unread = check_problem(service.client.get(ADD, params={"filter": "{"}), 422)
+    assert "JSON" in unread["errors"][0]["message"]
+
+
+def test_no_client_is_told_to_run_a_command(service: Service) -> None:
+    for response in (
+        service.post(ASK, {"question": "who?", "collection": "nothing"}),
+        service.client.get(f"{ADD}/nothing"),
+        service.client.get("/v1/jobs/nothing"),
+    ):
+        assert "ragkv " not in check_problem(response, 404)["detail"]
+
+
+def test_every_route_refuses_query_parameters_that_it_does_not_have(service: Service) -> None:
+    tested = 0
+    for template, methods in service.client.get("/openapi.json").json()["paths"].items():
+        path = re.sub(r"\{\w+\}", "harbour", template)
+        for method in methods:
+            body = {"json": BODIES[method, template]} if (method, template) in BODIES else {}
+            refused = service.client.request(method, path, params={"collectoin": "lost"}, **body)
+            tested += 1
+            if template.startswith(("/v1/chat", "/v1/models")):
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "query.collectoin"), template
+            else:
+                assert check_problem(refused, 422)["errors"][0]["at"] == "query.collectoin", (method, template)
+    assert tested > 20
+
+
+BODIES = {
+    ("post", ADD): HARBOUR,
+    ("put", ADD + "/{document_id}"): {"text": HARBOUR["text"]},
+    ("post", ASK): {"question": "who?"},
+    ("post", CHAT): {"model": "x", "messages": [{"role": "user", "content": "who?"}]},
+}
+
+
+def test_an_upload_refuses_query_parameters_that_it_does_not_have(service: Service) -> None:
+    form = {"files": ("lost.txt", b"The lamp of Tarn is lit.")}
+    refused = check_problem(service.client.post(ADD, params={"collectoin": "lost"}, files=form), 422)
+    assert refused["detail"] == "query.collectoin: unknown parameter; this route takes collection, wait"
+
+
 def test_other_methods_and_paths_are_problems_too(service: Service) -> None:
     assert check_problem(service.client.delete(ASK), 405)
     assert service.client.delete(ASK).headers["allow"] == "GET, POST"
     assert check_problem(service.client.get("/v2/answers"), 404)
+    assert "/openapi.json" in check_problem(service.client.get("/"), 404)["detail"], "it has no dashboard"
     assert check_problem(service.client.post("/v1/documents?wait=maybe", json=HARBOUR), 422)
 
 

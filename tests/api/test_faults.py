@@ -174,11 +174,11 @@ def test_a_document_deleted_during_ingest_is_cancelled_and_leaves_nothing(servic
 
 def test_a_document_that_failed_can_be_deleted_once(service: Service, beside: Engine) -> None:
     failed = service.post("/v1/documents?wait=true", {"id": "blank", "text": " ", "collection": "failed"}).json()
-    assert failed["status"] == "failed"
+    assert failed["code"] == "invalid_document"
     assert Jobs(beside.catalog, 1).withdraw("failed", "blank")
     assert not Jobs(beside.catalog, 1).withdraw("failed", "blank")
     assert not Jobs(beside.catalog, 1).withdraw("elsewhere", "blank")
-    assert service.job(failed["id"])["status"] == "failed", "what happened stays on record"
+    assert service.job(failed["job_id"])["status"] == "failed", "what happened stays on record"
 
 
 def test_another_embedder_is_a_conflict_until_reindex(tmp_path: Path, model: DecoderModel, embedder: Embedder) -> None:
@@ -191,9 +191,10 @@ def test_another_embedder_is_a_conflict_until_reindex(tmp_path: Path, model: Dec
         question = {"question": "Who built the harbour of Tarn?"}
         refused = await client.post("/v1/answers", json=question)
         assert (refused.status_code, refused.json()["code"]) == (409, "embedder_changed")
-        assert "ragkv reindex" in refused.json()["detail"]
-        job = (await client.post("/v1/documents?wait=true", json=BRIDGE)).json()
-        assert (job["status"], job["error"]["code"]) == ("failed", "embedder_changed")
+        assert "ragkv reindex" not in refused.json()["detail"]
+        assert "rebuild the index" in refused.json()["detail"]
+        refused = await client.post("/v1/documents?wait=true", json=BRIDGE)
+        assert (refused.status_code, refused.json()["code"]) == (409, "embedder_changed")
         await on_engine(reindex)
         assert (await client.post("/v1/documents?wait=true", json=BRIDGE)).json()["status"] == "completed"
         answered = await client.post("/v1/answers", json=question)
@@ -204,7 +205,7 @@ def test_another_embedder_is_a_conflict_until_reindex(tmp_path: Path, model: Dec
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://service", timeout=60) as client,
+            httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client,
         ):
             await exchange(client, lambda task: asyncio.wrap_future(app.state.engine_thread.submit(task)))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jsonschema
 import pytest
 
 from tests.api.conftest import Service
-from tests.api.routes.test_documents import SAYS, put
+from tests.api.routes.test_documents import NAMES, SAYS, put
 
 ROOMS = ("/v1/documents", "/v1/jobs", "/v1/collections")
 
@@ -57,6 +58,22 @@ def test_every_body_has_an_example_that_fits(schema: dict[str, Any]) -> None:
     )
 
 
+def test_the_pattern_of_names_is_in_the_schema_and_refuses_nothing_that_is_accepted(
+    service: Service, schema: dict[str, Any]
+) -> None:
+    (parameter,) = [
+        each for each in schema["paths"]["/v1/documents/{document_id}"]["get"]["parameters"] if each["in"] == "path"
+    ]
+    pattern = parameter["schema"]["pattern"]
+    assert schema["components"]["schemas"]["DocumentIn"]["properties"]["id"]["pattern"] == pattern
+    for name in [*NAMES, " a", "a b"]:
+        assert re.search(pattern, name), name
+    for name in ["", " ", "a\nb", "\x1b[31m", "\u2003", "a\xa0b", "\t"]:
+        assert not re.search(pattern, name), name
+        refused = service.post("/v1/documents", {"id": name, "text": "x"})
+        assert refused.status_code == 422, name
+
+
 def test_the_limits_of_a_body_are_documented(schema: dict[str, Any]) -> None:
     description = schema["paths"]["/v1/documents"]["post"]["description"]
     assert "RAGKV_MAX_DOCUMENT_BYTES" in description
@@ -65,7 +82,7 @@ def test_the_limits_of_a_body_are_documented(schema: dict[str, Any]) -> None:
 
 def test_responses_match_the_schema(service: Service, schema: dict[str, Any]) -> None:
     put(service, "described", SAYS, "schema", wait=True)
-    job = service.post("/v1/documents?wait=true", {"id": "x", "text": " ", "collection": "schema"}).json()["id"]
+    job = service.post("/v1/documents?wait=true", {"id": "x", "text": " ", "collection": "schema"}).json()["job_id"]
     for path, route in (
         ("/v1/documents?collection=schema", "/v1/documents"),
         ("/v1/documents/described?collection=schema&text=true", "/v1/documents/{document_id}"),

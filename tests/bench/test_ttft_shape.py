@@ -85,13 +85,13 @@ def test_methods_keep_and_load_what_they_say(result: ShapeResult, model: Decoder
     assert (reuse.sequence, reuse.recompute) == (1, 0)
     assert reuse.loaded == CONTEXT * model.token_bytes
     assert reuse.load == (reuse.heads + reuse.loaded) / reuse.loaded
-    # 3 of 5 blocks are fixed, the last of which has 44 tokens; of 15 blocks 9% are less than 2, the least to pick.
-    assert scout.sequence * CONTEXT == pytest.approx(3 * (64 + 64 + 44) + 2 * 64)
-    # Loaded: fixed blocks for the one layer that the composite pass attends in, and what is kept of the first chunk,
-    # which is exact and not computed again, for the others; it may hold the blocks that were picked.
-    layer = model.token_bytes / 4
-    assert 516 + 3 * 172 <= scout.loaded / layer <= 516 + 3 * 172 + 4 * 128
-    assert 0 < scout.recompute < scout.sequence
+    # Of 15 blocks six are kept, or seven where the last one brings the opening of its chunk; the last block of a chunk
+    # has 44 tokens.
+    assert 4 * 64 + 2 * 44 <= scout.sequence * CONTEXT <= 7 * 64
+    # Loaded: what the second look reads for the one layer in which its pass attends, and what is kept of the first
+    # chunk, which is exact and not computed again, for all layers.
+    assert scout.loaded <= scout.sequence * CONTEXT * model.token_bytes
+    assert 0 < scout.recompute <= scout.sequence
     assert scout.kv_live < scout.kv
     assert blend.recompute == pytest.approx((2 * 600 + 2 * 0.15 * CONTEXT) / 4 / CONTEXT)
     assert scout.with_ingest == pytest.approx(scout.ttft + result.encode + result.store)
@@ -165,7 +165,7 @@ def test_reusing_everything_attends_as_a_prefill_of_the_question(model: DecoderM
     assert found.flops == 3 * (2 * layer * 10 + pairs * seen) + last
     scout = make_method("scout", fit)
     asking, reading = counter.prefill_sparse(
-        reuse.plan([piece], []), [piece], 4, 10, scout.composite_blocks([piece]), 2
+        reuse.plan([piece], []), [piece], 4, 10, [scout.composite_blocks([piece])], 2
     )
     assert reading == found
     assert 0 < asking.flops < found.flops

@@ -189,7 +189,7 @@ def test_documents_are_ingested_listed_and_removed(ragkv: Program, tmp_path: Pat
     assert [line.split(":")[0] for line in first.err.splitlines() if "ragkv: " in line] == ["ragkv"] * 2
     assert all(name in first.err for name in ("docs/b.txt", "gone.txt"))
     assert (again.code, again.out.split()[0]) == (0, "unchanged")
-    assert listed.out.split("\t")[:3] == ["docs/a.md", "The lamp", "1"]
+    assert listed.out.splitlines()[1].split("\t")[:3] == ["docs/a.md", "The lamp", "1"]
     assert listed.out.endswith("lamps\n")
     assert (elsewhere.code, elsewhere.out) == (0, "")
     assert removed.code == 0
@@ -209,6 +209,31 @@ def test_a_file_that_takes_longer_than_the_setting_allows_is_told_and_the_others
     assert "in/slow.html: reading it took longer than 3 s" in done.err
     listed = ragkv("ls", "--data", tmp_path / "data")
     assert "in/page.html\tThe yard" in listed.out
+
+
+def test_a_list_begins_with_the_names_of_its_columns(ragkv: Program, data: Path) -> None:
+    first, *rest = ragkv("ls", "--data", data).out.splitlines()
+    assert first.split("\t") == ["id", "title", "chunks", "tokens", "collection"]
+    assert {len(line.split("\t")) for line in rest} == {5}
+
+
+def test_files_that_a_folder_has_and_ingest_does_not_read_are_named(ragkv: Program, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("photo.png", "notes.odt", ".hidden.png"):
+        (tmp_path / "in" / name).write_bytes(b"x")
+    done = ragkv("ingest", tmp_path / "in", "--data", tmp_path / "d", "--model", "/no/such/model")
+    assert done.code == 1
+    assert "skipped 2 files" in done.err
+    assert all(name in done.err for name in ("in/photo.png", "in/notes.odt"))
+    assert "hidden" not in done.err
+
+
+def test_a_question_without_documents_loads_no_model(ragkv: Program, data: Path, tmp_path: Path) -> None:
+    for folder, collection in ((tmp_path / "none", "default"), (data, "nothing")):
+        done = ragkv("ask", QUESTION, "--data", folder, "--collection", collection, "--model", "/no/such/model")
+        assert done.code == 1
+        assert f"collection '{collection}' in {folder} has no documents; add some with `ragkv ingest`" in done.err
+    assert not (tmp_path / "none").exists()
 
 
 def test_nothing_to_ingest_is_a_failure_that_needs_no_model(ragkv: Program, tmp_path: Path) -> None:
@@ -477,7 +502,7 @@ def test_listing_loads_no_model(data: Path) -> None:
     command = [sys.executable, "-c", IMPORTED, "ls", "--data", str(data)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == "0 []\n"
-    assert done.stdout.startswith("bridge\tMell\t")
+    assert done.stdout.splitlines()[1].startswith("bridge\tMell\t")
 
 
 def test_an_interrupt_is_quiet_and_exit_130(data: Path, tmp_path: Path, interruptible: None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import importlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.api.conftest import Service, serving, settings
 from tests.redis_server import free_port, redis_server
 
 KEY, PAIR = make_key("acme")
+doctor = importlib.import_module("ragkv.cli.doctor")  # the package has a command of this name
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,34 @@ def test_keys_that_cannot_be_read_are_wrong_and_not_repeated(capsys: pytest.Capt
     keys(load_settings(api_keys=f"acme={KEY}"), findings)
     assert "wrong keys       RAGKV_API_KEYS: entry 1 is not tenant=hash" in told(capsys)
     assert findings.wrong == 1
+
+
+# This machine
+
+
+def test_only_settings_that_differ_from_their_defaults_are_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAGKV_TOP_K", "4")
+    monkeypatch.setenv("RAGKV_STORE", "redis://user:geheim@127.0.0.1:1")
+    doctor._settings(load_settings(port=81), {"port": 81}, Findings())
+    lines = told(capsys).splitlines()
+    assert "geheim" not in str(lines)
+    assert [line.split(" = ")[0].split()[-1] for line in lines[:-1]].count("top_k") == 1
+    assert any("port = 81  [option]" in line for line in lines)
+    assert "others have their defaults" in lines[-1]
+    assert len(lines) < 10
+
+
+@pytest.mark.parametrize(
+    ("load", "quota", "words"),
+    [(50.0, None, "note  load"), (0.0, None, "ok    load"), (0.0, 1.5, "may use 1.5 processors")],
+)
+def test_a_busy_machine_and_a_quota_are_noted(
+    capsys: pytest.CaptureFixture[str], load: float, quota: float | None, words: str
+) -> None:
+    doctor._processors(load, Findings(), quota)
+    assert words in told(capsys)
 
 
 # The address
@@ -170,6 +200,7 @@ def test_a_service_without_its_store_is_ready_and_degraded(
         assert run(["doctor", "--url", running.url]) == 0
     out = told(capsys)
     assert "note  service" in out
+    assert not [line for line in out.splitlines() if line.split()[:1] == ["setting"]], "the service has its own"
     assert "note  store" in out
     assert "ok    ready" in out
 

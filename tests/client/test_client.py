@@ -13,8 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from ragkv.cli import run
-from ragkv.client import AsyncClient, Cited, Client, Done, Reported, Retrieved, Said, responses
-from ragkv.errors import Refused, Unreachable
+from ragkv.client import AsyncClient, Cited, Client, Done, Refused, Reported, Retrieved, Said, Unreachable, responses
 from ragkv.metrics.prometheus import parse_metrics
 
 QUESTION = "Who built the harbour of Tarn?"
@@ -246,7 +245,7 @@ def test_commands_use_the_service(service, collection, tmp_path, capsys, monkeyp
     assert "completed  notes/kiln.txt" in printed.out
     assert "bad.txt" in printed.err
     assert run(["ls", *there]) == 0
-    assert capsys.readouterr().out.startswith("notes/kiln.txt\t")
+    assert capsys.readouterr().out.splitlines()[1].startswith("notes/kiln.txt\t")
     assert run(["ask", "Who lit the kiln of Arbo?", "--json", *there]) == 0
     assert json.loads(capsys.readouterr().out)["citations"][0]["document_id"] == "notes/kiln.txt"
     assert run(["rm", "notes/kiln.txt", *there]) == 0

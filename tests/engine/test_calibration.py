@@ -32,10 +32,10 @@ def test_calibration_changes_the_block_size(model):
 
 
 def trial(gold, *heads):
-    """Return a trial of five blocks, none fixed, with one row of masses per head."""
-    flags = torch.zeros(2, 5, dtype=torch.bool)
-    flags[1, list(gold)] = True
-    return CalibrationTrial(torch.tensor(heads, dtype=torch.float32) + 0.01, flags[0], flags[1])
+    """Return a trial of five blocks with one row of masses per head."""
+    flags = torch.zeros(5, dtype=torch.bool)
+    flags[list(gold)] = True
+    return CalibrationTrial(torch.tensor(heads, dtype=torch.float32) + 0.01, flags)
 
 
 def test_heads_are_picked_by_what_they_add():

@@ -104,8 +104,8 @@ def fallen_back(answer: Answer) -> list[str]:
 
 
 def reasons(answer: Answer) -> set[str]:
-    """The first words of every reason given."""
-    return {fallback.reason.partition(":")[0] for fallback in answer.report.cache.fallbacks}
+    """Every reason given."""
+    return {fallback.reason for fallback in answer.report.cache.fallbacks}
 
 
 def asked(engine: Engine) -> Answer:
@@ -139,7 +139,7 @@ def test_a_redis_killed_in_the_middle_of_a_question_costs_time_only(opened: Open
         assert store.happened
         assert same(answer, healthy)
         assert fallen_back(answer)
-        assert reasons(answer) == {"StoreUnavailable"}
+        assert reasons(answer) == {"unavailable"}
         assert store.waited < 1.0, "a server that is gone refuses at once"
         assert engine.health()["status"] == "degraded"
         assert same(engine.answer(QUESTION), healthy)
@@ -157,7 +157,7 @@ def test_a_redis_frozen_in_the_middle_of_a_question_costs_a_bounded_time(opened:
         assert store.happened
         assert same(answer, healthy)
         assert fallen_back(answer)
-        assert reasons(answer) == {"StoreUnavailable"}
+        assert reasons(answer) == {"unavailable"}
         # A timeout, with what the bytes of one chunk may take, for every second the breaker lets pass.
         assert store.waited < (TIMEOUT + 0.15) * (1 + took / BREAK_SECONDS)
         assert engine.health()["status"] == "degraded"
@@ -184,9 +184,10 @@ def test_a_full_redis_takes_documents_and_answers_from_what_it_has(opened: Open)
         assert fallen_back(answer) == ours
         assert answer.report.cache.hits.store == 4 - len(ours) > 0, "what is there is still read"
         assert engine.health()["store_faults"] == faults + len(ours)
-        assert engine.health()["status"] == "ok"
+        assert engine.health()["status"] == "degraded"
         client.config_set("maxmemory", 0)
         engine.answer(QUESTION)
+        assert engine.health()["status"] == "ok"
         assert same(asked(engine), healthy)
 
 
@@ -320,7 +321,7 @@ def test_a_damaged_entry_that_cannot_be_replaced_is_removed(opened: Open) -> Non
             assert same(first, healthy)
             assert same(second, healthy)
             assert fallen_back(first) == fallen_back(second) == [victim]
-            assert (reasons(first), reasons(second)) == ({"EntryCorrupt"}, {"missing"})
+            assert (reasons(first), reasons(second)) == ({"corrupt"}, {"missing"})
             assert engine.health()["quarantined"] == 1
             client.config_set("maxmemory", 0)
             engine.answer(QUESTION)
@@ -338,7 +339,7 @@ def test_a_damaged_entry_that_cannot_be_removed_is_not_read_again(opened: Open) 
             assert client.info("commandstats")["cmdstat_get"]["calls"] - before == 3, "heads of the other chunks"
             assert same(answer, healthy)
             assert fallen_back(answer) == [victim]
-            assert "known to be damaged" in answer.report.cache.fallbacks[0].reason
+            assert answer.report.cache.fallbacks[0].reason == "corrupt"
             assert engine.health()["quarantined"] == 1
             client.replicaof("NO", "ONE")
             engine.answer(QUESTION)

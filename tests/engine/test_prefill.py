@@ -101,7 +101,7 @@ def test_repair_and_question_in_one_pass_equal_two_passes(update, middle):
     method = SamKV(layers=LAYERS, update=update, middle=middle, extremes="dynamic", shared=True)
 
     class OnePass(SamKV):
-        def plan(self, pieces, queries):
+        def plan(self, pieces, queries, read=()):
             return replace(super().plan(pieces, queries), one_pass=True)
 
     two = sparse(r, method)
@@ -119,7 +119,7 @@ def test_padding_stands_in_during_repair_and_is_gone_afterwards():
     base = SamKV(layers=LAYERS, middle="none")
 
     class Thin(SamKV):
-        def plan(self, pieces, queries):
+        def plan(self, pieces, queries, read=()):
             plan = super().plan(pieces, queries)
             kept = [list(map(list, layer)) for layer in plan.kept]
             recompute = [list(map(list, layer)) for layer in plan.recompute]
@@ -199,11 +199,35 @@ def test_what_is_written_over_before_it_is_read_need_not_be_loaded(name, monkeyp
 
 def test_scout_loads_of_chunks_that_it_recomputes_what_the_composite_pass_attends_to_and_nothing_else():
     r = reader()
-    way = scout(r)
+    way = replace(scout(r), look=0.4, cap=0.5)
     found = [Counting(r.encode(c), 4, exact=i == 0) for i, c in enumerate(CHUNKS)]
     context = r.prefill_sparse(found, QUESTION, way, StepTimer(), PrefillOptions(8))
-    kept = len(context.plan.kept[0][0])
-    assert [source.given for source in found] == [[kept] * 4, [3, 3, 0, 0], [3, 3, 0, 0]]
+    kept, look = len(context.plan.kept[0][0]), [len(blocks) for blocks in context.looks[1]]
+    assert sum(look[1:]) > 0
+    assert context.looks[0] == ((), (), ())
+    assert [source.given for source in found] == [[kept] * 4, [look[1]] * 2 + [0, 0], [look[2]] * 2 + [0, 0]]
+
+
+def test_the_second_look_asks_over_what_the_first_one_found():
+    r = reader()
+    seen = []
+
+    class Noting(Scout):
+        def plan(self, pieces, queries, read=()):
+            seen.append((queries, read))
+            return super().plan(pieces, queries, read)
+
+    way = scout(r)
+    noting = Noting(**{f: getattr(way, f) for f in way.__dataclass_fields__} | {"look": 0.4, "cap": 0.5})
+    context = sparse(r, noting)
+    ((queries, read),) = seen
+    alone = r.queries(sources(r), ((), (), ()), QUESTION, 3)
+    assert read == noting.second_look([source.piece for source in sources(r)], alone) != ((), (), ())
+    assert context.looks == (((), (), ()), read)
+    for found, expected, first in zip(queries, r.queries(sources(r), read, QUESTION, 3), alone, strict=True):
+        torch.testing.assert_close(found, expected, **EXACT)
+        assert found is queries[0] or (found - first).abs().max() > 1e-3, "layer 0 sees no context"
+    assert all(set(one) <= set(other) for layer in context.plan.kept for one, other in zip(read, layer, strict=True))
 
 
 def test_layers_keep_different_blocks_and_positions_stay_those_of_the_full_text():
@@ -247,5 +271,5 @@ def test_scout_with_an_unlimited_budget_and_full_repair_is_a_full_prefill():
     r = reader()
     heads = ((2, 1), (3, 6))
     r.model.profile = replace(r.model.profile, retrieval_heads=heads)
-    scout = Scout(layers=4, heads=heads, group=4, scale=r.model.scale, mass=1.0, cap=1.0)
+    scout = Scout(layers=4, heads=heads, group=4, scale=r.model.scale, weakest=0.0, cap=1.0)
     torch.testing.assert_close(sparse(r, scout).logits, full(r), **EXACT)

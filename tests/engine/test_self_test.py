@@ -161,7 +161,7 @@ def test_an_unqualified_model_answers_with_full_and_reports_why(tmp_path, model,
             assert answer.report.method == "full"
             assert answer.report.tokens == expected.report.tokens
             assert [f.chunk_id for f in answer.report.cache.fallbacks] == ["yard#0"]
-            assert answer.report.cache.fallbacks[0].reason.startswith("model not qualified: stored KV")
+            assert answer.report.cache.fallbacks[0].reason == "not_qualified"
         assert expected.report.cache.fallbacks == (), "full was asked for, and nothing was refused"
         with pytest.raises(InputError, match="magic"):
             engine.answer("Who?", AskOptions(method="magic"))

@@ -50,13 +50,16 @@ CASES = {
             "MICRO": 4,
             "PADDED": 4,
             "ROWS": 16,
-            "SLOTS": 256,
-            "ROOM": 256,
             "STEP": triton_pool.NEAR,
             "MEAN": False,
             "PRECISE": False,
         },
         {"num_warps": 8, "num_stages": 2},
+    ),
+    "load_ahead": (
+        triton_pool._load_ahead,
+        {"KV_HEADS": 8, "D": 128, "WIDE": 128, "SIZE": 16},
+        {"num_warps": 4},
     ),
     **{
         f"transfer_{body}": (
@@ -80,14 +83,14 @@ FLOATS = dict.fromkeys(("eps", "scale", "threshold", "part", "limit"), "fp32")
 STRIDES = {f"{name}_{step}" for name in "qkv" for step in ("row", "head")}
 MODEL = {"share", "group"}
 NUMBERS = {"layer", "layers", "width", "most", "least", "first", "items", "entries", "count", "keys", "tiles", "offset"}
-NUMBERS |= STRIDES | MODEL
-WIDE = dict.fromkeys(("table_ptr", "order_ptr", "host_ptr", "clock_ptr"), "*i64")
+NUMBERS |= STRIDES | MODEL | {"slots", "listed"}
+ADDRESSES = ("table", "order", "host", "clock", "ranked", "first", "block_of", "last_used", "free")
+WIDE = dict.fromkeys((f"{name}_ptr" for name in ADDRESSES), "*i64")
 COUNTED = (
     "slots",
-    "ranked",
     "slot_of",
-    "block_of",
-    "last_used",
+    "taken",
+    "loaded",
     "read",
     "missed",
     "q_at",
@@ -97,7 +100,7 @@ COUNTED = (
     "clear",
 )
 COUNTS = dict.fromkeys((f"{name}_ptr" for name in COUNTED), "*i32")
-PARTIAL = dict.fromkeys(("parts_ptr", "lses_ptr", "lse_ptr"), "*fp32")
+PARTIAL = dict.fromkeys(("parts_ptr", "lses_ptr", "lse_ptr", "threshold_ptr"), "*fp32")
 COPIED = dict.fromkeys(("k_rows", "v_rows"), f"tensordesc<bf16[{triton_block_sparse_tma.KEYS},128]>")
 
 

@@ -101,7 +101,7 @@ def test_the_worked_selection_of_the_fact_sheet():
     scores = score(q_hat, one.digest.mean_keys)
     torch.testing.assert_close(scores[0, 1:6], vector(2, 1.48, 0.96, -1, 2.52))
     assert top_p(2.52, 1.32, -1) == pytest.approx(0.3409, abs=1e-4)
-    assert sam._budget(one, q_hat, one.digest.mean_keys) == 2
+    assert sam._budget(one, q_hat, one.digest.mean_keys, score(q_hat, one.digest.mean_keys)) == 2
     normalised = sam._normalised(one, scores, q_hat.flatten(1).norm(dim=-1))
     torch.testing.assert_close(normalised[0, [5, 1]], vector(2.2718, 1.8030), rtol=0, atol=1e-4)
     kept = sam.plan([one], [vector(1, 0.48)[None, None]]).kept
@@ -162,7 +162,9 @@ def test_the_number_retrieved_is_between_none_and_all_of_the_middle():
         part = piece(9, seed)
         q_hat = torch.randn(LAYERS, Q_HEADS, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         for extremes in ("static", "dynamic"):
-            budget = SamKV(layers=(1, 2), extremes=extremes)._budget(part, q_hat, part.digest.mean_keys)
+            budget = SamKV(layers=(1, 2), extremes=extremes)._budget(
+                part, q_hat, part.digest.mean_keys, score(q_hat, part.digest.mean_keys)
+            )
             assert 0 <= budget <= 6
 
 

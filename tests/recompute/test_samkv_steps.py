@@ -14,7 +14,7 @@ from ragkv.recompute.analysis import analyse, low_outliers, outlier_tokens, stab
 from ragkv.recompute.base import Piece, padding_for, rows_alive
 from ragkv.recompute.compared import compared_vectors
 from ragkv.recompute.digest import DigestParams, block_means, build_digest
-from ragkv.recompute.samkv import SamKV, fuse, fuse_tokens, personalise, round_budget
+from ragkv.recompute.samkv import SamKV, fuse, fuse_tokens, personalise, round_budget, score
 from ragkv.types import Digest
 
 
@@ -120,19 +120,21 @@ def test_eq_3_averages_over_all_stable_layers():
         [(5, 0), (1, 0), (-1, 0), (0, 0), (0, 0), (5, 0), (5, 0)], [9, 1, 2, 2, 2, 9, 9], [9, 2, 1, 2, 2, 9, 9]
     )
     both, q = layers(half, none), torch.tensor([[[1.0, 0.0]]] * 2, dtype=torch.float64)
-    assert SamKV(layers=(0,))._budget(both, q, both.digest.mean_keys) == 2
-    assert SamKV(layers=(1,))._budget(both, q, both.digest.mean_keys) == 0
-    assert SamKV(layers=(0, 1))._budget(both, q, both.digest.mean_keys) == 1
+    assert SamKV(layers=(0,))._budget(both, q, both.digest.mean_keys, score(q, both.digest.mean_keys)) == 2
+    assert SamKV(layers=(1,))._budget(both, q, both.digest.mean_keys, score(q, both.digest.mean_keys)) == 0
+    assert SamKV(layers=(0, 1))._budget(both, q, both.digest.mean_keys, score(q, both.digest.mean_keys)) == 1
 
 
 def test_k_max_is_the_most_important_block_and_k_min_the_least():
     """alpha is smallest at block 1 (score 3), the salience at block 3 (score -1); the fixed blocks score 1."""
     piece = one_layer([(1, 0), (3, 0), (9, 0), (-1, 0), (1, 0), (1, 0)], [0, 1, 2, 3, 0, 0], [0, 3, 2, 1, 0, 0])
     q = torch.tensor([[[1.0, 0.0]]], dtype=torch.float64)
-    assert SamKV(layers=(0,))._budget(piece, q, piece.digest.mean_keys) == math.ceil((3 - 1) / (3 + 1) * 3)
-    assert SamKV(layers=(0,), extremes="dynamic")._budget(piece, q, piece.digest.mean_keys) == math.ceil(
-        (9 - 1) / (9 + 1) * 3
+    assert SamKV(layers=(0,))._budget(piece, q, piece.digest.mean_keys, score(q, piece.digest.mean_keys)) == math.ceil(
+        (3 - 1) / (3 + 1) * 3
     )
+    assert SamKV(layers=(0,), extremes="dynamic")._budget(
+        piece, q, piece.digest.mean_keys, score(q, piece.digest.mean_keys)
+    ) == math.ceil((9 - 1) / (9 + 1) * 3)
 
 
 @pytest.mark.parametrize(

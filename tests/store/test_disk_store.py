@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -243,6 +244,22 @@ def test_a_file_of_another_kind_is_corrupt(tmp_path: Path) -> None:
         with pytest.raises(EntryCorrupt):
             store.read(KEYS[0], [Range(0, 0, 1)], memoryview(bytearray(1)))
     file.write_bytes(whole)
+    assert store.head(KEYS[0]) == HEAD
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: (path / "inside").mkdir(parents=True)])
+def test_what_is_no_file_in_the_place_of_an_entry_is_corrupt_and_can_be_replaced(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    store = DiskStore(tmp_path)
+    store.put(KEYS[0], HEAD, body())
+    (file,) = tmp_path.glob("*/*.kv")
+    file.unlink()
+    make(file)
+    with pytest.raises(EntryCorrupt):
+        store.head(KEYS[0])
+    assert store.delete(KEYS[0])
+    store.put(KEYS[0], HEAD, body())
     assert store.head(KEYS[0]) == HEAD
 
 

@@ -91,15 +91,47 @@ def test_the_development_set_is_not_the_natural_one(model: DecoderModel) -> None
     assert not dev & natural
 
 
-def test_an_average_lies_between_its_adapters(tmp_path: Path) -> None:
-    for name, value in (("first", 1.0), ("second", 3.0), ("other", 1.0)):
-        (tmp_path / name).mkdir()
-        shape = (4, 2) if name == "other" else (2, 4)
-        save_file({"lora_A": torch.full(shape, value)}, tmp_path / name / "adapter_model.safetensors")
-        (tmp_path / name / "adapter_config.json").write_text(f'{{"from": "{name}"}}', encoding="utf-8")
-    average(tmp_path / "first", tmp_path / "second", 0.25, tmp_path / "out")
-    found = load_file(tmp_path / "out" / "adapter_model.safetensors")["lora_A"]
-    assert torch.equal(found, torch.full((2, 4), 1.5, dtype=torch.bfloat16))
-    assert "second" in (tmp_path / "out" / "adapter_config.json").read_text(encoding="utf-8")
-    with pytest.raises(ValueError, match="different tensors"):
-        average(tmp_path / "first", tmp_path / "other", 0.5, tmp_path / "out")
+def write_adapter(folder: Path, seed: int, rank: int = 2, name: str = "q") -> dict[str, torch.Tensor]:
+    """Write random factors of one matrix [6, 5]."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {f"{name}.lora_A.weight": (rank, 5), f"{name}.lora_B.weight": (6, rank)}
+    factors = {key: torch.randn(shape, generator=generator) for key, shape in shapes.items()}
+    folder.mkdir()
+    save_file(factors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(f'{{"seed": {seed}}}', encoding="utf-8")
+    return factors
+
+
+def change(factors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return factors["q.lora_B.weight"].float() @ factors["q.lora_A.weight"].float()
+
+
+def test_an_average_is_that_of_the_weights_changes(tmp_path: Path) -> None:
+    first, second = (write_adapter(tmp_path / str(seed), seed) for seed in (1, 2))
+    kept = average(tmp_path / "1", tmp_path / "2", 0.25, tmp_path / "out")
+    found = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    mean = 0.75 * change(first) + 0.25 * change(second)
+    u, s, v = torch.linalg.svd(mean)
+    best = u[:, :2] * s[:2] @ v[:2]
+    assert {key: value.shape for key, value in found.items()} == {key: value.shape for key, value in first.items()}
+    torch.testing.assert_close(change(found), best, rtol=0.02, atol=0.02)
+    assert kept == pytest.approx(float(s[:2].square().sum() / s.square().sum()), abs=1e-4)
+    assert 0.5 < kept < 1
+    assert "1" in (tmp_path / "out" / "adapter_config.json").read_text(encoding="utf-8")
+
+
+def test_an_adapter_averaged_with_other_factors_of_itself_is_itself(tmp_path: Path) -> None:
+    first = write_adapter(tmp_path / "1", 1)
+    (tmp_path / "2").mkdir()
+    turned = {"q.lora_A.weight": -2 * first["q.lora_A.weight"], "q.lora_B.weight": -0.5 * first["q.lora_B.weight"]}
+    save_file(turned, tmp_path / "2" / "adapter_model.safetensors")
+    assert average(tmp_path / "1", tmp_path / "2", 0.5, tmp_path / "out") == pytest.approx(1)
+    found = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    torch.testing.assert_close(change(found), change(first), rtol=0.02, atol=0.02)
+
+
+def test_adapters_of_other_matrices_are_not_averaged(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "1", 1)
+    write_adapter(tmp_path / "2", 2, name="k")
+    with pytest.raises(ValueError, match="different matrices"):
+        average(tmp_path / "1", tmp_path / "2", 0.5, tmp_path / "out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -171,21 +172,30 @@ def test_what_does_not_fit_is_left_out(model: DecoderModel) -> None:
     assert not nothing.targets.any()
 
 
-def test_fixed_blocks_and_the_answers_block_are_kept(model: DecoderModel) -> None:
+def test_the_answers_block_and_the_opening_of_its_chunk_are_kept(model: DecoderModel) -> None:
     drop = DropParams(reuse=0.0, cap=(0.0, 0.0), answer=1.0)
     made = maker(model, drop).row(Context(CHUNKS, ASKED), 512, Random(1))
     block = model.profile.block
     start = 0
     for number, chunk in enumerate(CHUNKS):
-        count = -(-len(model.prompt.chunk(*chunk)) // block)
-        assert made.kept[:, [start, start + count - 2, start + count - 1]].all()
-        answer = model.prompt.answer(ASKED[number].answer)
-        tokens = model.prompt.chunk(*chunk)
+        tokens, answer = model.prompt.chunk(*chunk), model.prompt.answer(ASKED[number].answer)
+        assert made.kept[number, start], "the opening holds the title"
         places = [at for at in range(len(tokens)) if tokens[at : at + len(answer)] == answer]
         assert places
         assert all(made.kept[number, start + (at + i) // block] for at in places for i in range(len(answer)))
-        start += count
+        start += -(-len(tokens) // block)
     assert not made.kept.all()
+
+
+def test_a_chunk_of_which_a_question_sees_nothing_keeps_no_opening(model: DecoderModel) -> None:
+    """The smallest number of blocks is two, so of three chunks one is not seen."""
+    chunks = [*CHUNKS, ("Other", "Nothing of this is asked for. " * 8)]
+    made = maker(model, DropParams(reuse=0.0, cap=(0.0, 0.0), answer=1.0)).row(Context(chunks, ASKED), 512, Random(1))
+    counts = [-(-len(model.prompt.chunk(*chunk)) // model.profile.block) for chunk in chunks]
+    starts = np.cumsum([0, *counts])
+    seen = np.array([made.kept[:, start:stop].any(1) for start, stop in pairwise(starts)])
+    assert not seen.all()
+    assert (seen == made.kept[:, starts[:-1]].T).all(), "a chunk's opening is seen where anything of the chunk is"
 
 
 def test_a_row_depends_on_its_random_numbers_alone(model: DecoderModel) -> None:

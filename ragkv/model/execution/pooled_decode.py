@@ -1,297 +1,217 @@
-"""Decoding of a few requests whose KV is in host memory, with PSA's pool (arXiv 2503.00392, its system part).
+"""Decoding over KV in host memory with a pool of blocks on the device: the system part of PSA (arXiv 2503.00392).
 
-    PooledKV         the KV of W requests: blocks in pinned host memory; digests, near rows and a pool of slots on the
-                     device
-    PooledDecoder    a decode step of all of them, recorded as one CUDA graph. Each kv head reads its blocks
-                     progressively (`kernels/pool.py`); blocks without a slot cross the bus.
+    PooledDecoder   a decode step of all requests that have joined, as one CUDA graph on a GPU
+    PooledRequest   one request from its prefill on: it joins, takes steps with the others, and leaves
 
-A context is divided into blocks when its request starts. The rows of the last, incomplete block stay near for the whole
-answer, and so do the rows of the answer. Answers are short, so no block is completed and digested while decoding. All
-state is on the device, and the host never waits for a step.
+Each kv head reads its blocks progressively (`kernels/pool.py`). The kernel reads a block without a slot over the bus
+and keeps it in a slot, so no thread polls a flag and no block is loaded without being read. While a layer computes, a
+stream of its own loads the blocks that the next layer read in the last step and that have no slot. All decisions are
+made on the device, and the host never waits for a step. Without a GPU the same code runs with the reference kernels and
+without streams.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ragkv.kernels import pool as reference
-from ragkv.kernels.decode_step import CachePointers
-from ragkv.kernels.pool import PoolRead, ProgressiveKernel, SlotPool, StopRule, rank
+from ragkv.kernels.pool import PooledRows, PoolKernels, rank
+from ragkv.kernels.slots import refill
 from ragkv.model.decoder import DecoderModel
-from ragkv.model.execution.cuda_graphs import capture
+from ragkv.model.execution.cuda_graphs import CUDAGraphPool
 from ragkv.model.execution.graph_layers import LayerStack, StackInputs, decode_layers, step_kernels
-from ragkv.model.execution.merged_weights import merge_weights
+from ragkv.model.execution.kv_pool import KVPool
+from ragkv.model.execution.merged_weights import is_plain, merge_weights
 from ragkv.model.kv_cache import ContextCache
-from ragkv.sparse.attention import score_dtype
-from ragkv.sparse.blocks import BlockDigests, cuboid
 from ragkv.sparse.psa import Psa
 
-
-class PooledKV:
-    """KV of W requests with at most B full blocks each and S slots a partition (`kernels.pool.SlotPool`).
-
-    Attributes:
-        host: [W]. All blocks of a request, in one allocation.
-        digests: [L, W, Hkv, B, 2d].
-        hidden: [L, W, B] bool. Blocks that are not ranked because they are near or do not exist.
-        natural: [L, W, Hkv, B] int64. The ranked blocks in cache order, then the hidden ones.
-        near_lengths: [L][W]. Number of near rows.
-        positions: [W]. Position of the next token.
-        pool: the slots.
-    """
-
-    def __init__(self, caches: Sequence[ContextCache], params: Psa, share: float, room: int):
-        """Copy the caches.
-
-        PyTorch allocates pinned memory in powers of two: a request of 4.1 GiB takes 8.
-
-        Args:
-            caches: the contexts. The same cache may occur more than once.
-            params: the policy.
-            share: slots of a partition, as a share of the blocks of the longest request.
-            room: largest number of tokens to decode.
-
-        Raises:
-            ValueError: `share` is not from 0 to 1, or `params` has dense layers or reaches beyond the cache.
-        """
-        if not 0 <= share <= 1:
-            raise ValueError("share must be from 0 to 1")
-        if params.dense or params.reach != "kept":
-            raise ValueError("a pool reads blocks progressively in all layers and has no blocks outside the cache")
-        first = caches[0]
-        self.shape, self.size, self.dtype, self.device = first.shape, params.block, first.dtype, first.device
-        layers, width, heads, d = self.shape.layers, len(caches), self.shape.kv_heads, self.shape.head_dim
-        counts = [[each // self.size for each in cache.lengths] for cache in caches]
-        most = max(1, *(max(each) for each in counts))
-        self.host = [self._pinned(sum(each) * heads * 2 * self.size * d) for each in counts]
-        self.digests = torch.zeros(layers, width, heads, most, 2 * d, dtype=self.dtype, device=self.device)
-        near = (params.sinks + 1) * self.size + room
-        k, v = (torch.zeros(layers, width, near, heads, d, dtype=self.dtype, device=self.device) for _ in range(2))
-        self._near, self._clock, self._is_reset = (k, v), 0, False
-        blocks, hidden = list[list[Tensor]](), torch.ones(layers, width, most, dtype=torch.bool)
-        self.near_lengths = [[0] * width for _ in range(layers)]
-        self.positions = [1 + max(int(cache.positions(layer).max()) for layer in range(layers)) for cache in caches]
-        for layer in range(layers):
-            blocks.append([self._part(request, layer, counts[request]) for request in range(width)])
-            for request, cache in enumerate(caches):
-                sinks = self._put(layer, request, cache, params.sinks, blocks[layer][request])
-                hidden[layer, request, : counts[request][layer]] = False
-                hidden[layer, request, sinks] = True
-        natural = hidden.to(torch.uint8).argsort(dim=-1, stable=True)
-        ranked = (~hidden).sum(-1, dtype=torch.int32)
-        self.hidden = hidden.to(self.device)
-        self.natural = natural[:, :, None].expand(-1, -1, heads, -1).contiguous().to(self.device)
-        slots = math.ceil(share * most)
-        self.pool = self._make_pool(blocks, ranked, most, slots)
-        self._initial_blocks = [
-            [natural[layer, request, : min(slots, int(ranked[layer, request]))] for request in range(width)]
-            for layer in range(layers)
-        ]
-        self.reset()
-
-    @property
-    def near(self) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-        """K and V of near rows: [L][W] tensors [capacity, Hkv, d]."""
-        k, v = ([list(layer.unbind(0)) for layer in store.unbind(0)] for store in self._near)
-        return k, v
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of K and V of one block."""
-        return 2 * self.size * self.shape.head_dim * self.dtype.itemsize
-
-    @property
-    def is_reset(self) -> bool:
-        """Whether no step has changed the pool since `reset`."""
-        return self._is_reset
-
-    def tick(self) -> int:
-        """Return the number, from 1 on, of a new step that may change the pool."""
-        self._clock, self._is_reset = self._clock + 1, False
-        return self._clock
-
-    def reset(self) -> None:
-        """Fill the slots of every partition with its first ranked blocks, not used by any step."""
-        pool = self.pool
-        pool.slot_of.fill_(-1)
-        pool.block_of.fill_(-1)
-        pool.last_used.zero_()
-        for layer, requests in enumerate(self._initial_blocks):
-            for request, first in enumerate(requests):
-                numbers, count = torch.arange(len(first), dtype=torch.int32, device=self.device), len(first)
-                pool.block_of[layer, request, :, :count] = first.to(self.device, torch.int32)
-                pool.slot_of[layer, request][:, first.to(self.device)] = numbers
-                for slot, block, many in _runs(first.tolist()):
-                    # One copy a head: source and destination of each are contiguous.
-                    for head, host in enumerate(pool.blocks[layer][request]):
-                        pool.slots[layer, request, head, slot : slot + many].copy_(host[block : block + many])
-        self._is_reset = True
-
-    def _make_pool(self, blocks: list[list[Tensor]], ranked: Tensor, most: int, slots: int) -> SlotPool:
-        """Allocate a pool. blocks: [L][W]; ranked: [L, W]; most: blocks of the longest request."""
-        partitions = (*ranked.shape, self.shape.kv_heads)
-        addresses = [[[each.data_ptr(), each[0].nbytes] for each in layer] for layer in blocks]
-        slot_shape = (slots, 2, self.size, self.shape.head_dim)
-        return SlotPool(
-            torch.tensor(addresses, dtype=torch.int64, device=self.device),
-            ranked.to(self.device),
-            torch.zeros(*partitions, *slot_shape, dtype=self.dtype, device=self.device),
-            torch.empty(*partitions, most, dtype=torch.int32, device=self.device),
-            torch.empty(*partitions, slots, dtype=torch.int32, device=self.device),
-            torch.empty(*partitions, slots, dtype=torch.int32, device=self.device),
-            blocks,
-        )
-
-    def _pinned(self, numbers: int) -> Tensor:
-        return torch.empty(numbers, dtype=self.dtype, pin_memory=self.device.type == "cuda")
-
-    def _part(self, request: int, layer: int, counts: Sequence[int]) -> Tensor:
-        """View the blocks [Hkv, B, 2, size, d] of a layer in the request's memory."""
-        heads, d = self.shape.kv_heads, self.shape.head_dim
-        start, row = sum(counts[:layer]), heads * 2 * self.size * d
-        whole = self.host[request][start * row : (start + counts[layer]) * row]
-        return whole.view(heads, counts[layer], 2, self.size, d)
-
-    def _put(self, layer: int, request: int, cache: ContextCache, sinks: int, host: Tensor) -> Tensor:
-        """Copy one layer of a request and return its sink blocks."""
-        k, v, table = cache.k(layer), cache.v(layer), BlockDigests(self.size, sinks, None)
-        table.update(k, cache.positions(layer))
-        tail = len(k) // self.size
-        keys, values = (x[: tail * self.size].unflatten(0, (tail, self.size)) for x in (k, v))
-        host.copy_(torch.stack([keys, values]).permute(3, 1, 0, 2, 4).contiguous())
-        if tail:
-            self.digests[layer, request, :, :tail] = torch.cat(cuboid(keys.to(score_dtype(self.dtype))), -1).transpose(
-                0, 1
-            )
-        for store, x in zip(self._near, (k, v), strict=True):
-            rows = table.near_rows(x, tail)
-            store[layer, request, : len(rows)] = rows
-        self.near_lengths[layer][request] = len(table.sinks) * self.size + len(k) - tail * self.size
-        return table.sinks.cpu()
+REFILLS = 8
+"""How often a step refills the free list, if the model has so many layers."""
 
 
 @dataclass(frozen=True)
-class _Recording:
-    """A recorded step and the logits that a replay overwrites."""
+class PoolCounts:
+    """What the steps of one request did with the pool. A block is one of one kv head and layer.
 
-    graph: torch.cuda.CUDAGraph
-    logits: Tensor
+    Attributes:
+        read: Blocks read.
+        hits: Blocks that were read from their slots.
+        loaded: Blocks that were copied from host memory.
+        keys_read: Keys read, near rows included, over steps, layers and kv heads.
+        keys_present: Keys in the cache, likewise.
+        steps: Steps.
+    """
+
+    read: int = 0
+    hits: int = 0
+    loaded: int = 0
+    keys_read: int = 0
+    keys_present: int = 0
+    steps: int = 0
 
 
 class PooledDecoder:
-    """Decode steps of all requests of one `PooledKV` together. It merges the model's weights. Not thread-safe.
+    """Decode steps over a pool. It merges the model's weights. Not thread-safe.
 
     Attributes:
-        kv: the requests.
-        reads: the result of attention in each layer of the last step. A recorded step overwrites them.
+        model: the model.
+        pool: the pool and its index.
     """
 
-    def __init__(
-        self, model: DecoderModel, kv: PooledKV, params: Psa | None, progress: ProgressiveKernel | None = None
-    ) -> None:
-        """Prepare.
+    def __init__(self, model: DecoderModel, policy: Psa, budget: int, kernels: PoolKernels | None = None) -> None:
+        """Allocate the pool.
 
         Args:
             model: the model.
-            kv: the requests.
-            params: the policy; None reads every block and leaves the pool unchanged.
-            progress: None for the Triton kernel on a GPU and the reference elsewhere.
+            policy: supplies what all requests share (`KVPool`).
+            budget: bytes of the slots.
+            kernels: None for the Triton kernels on a GPU and the references elsewhere.
 
         Raises:
-            ValueError: `params` has blocks of another size than `kv`.
+            ValueError: the model cannot be decoded so, or the budget holds no block.
         """
-        if params is not None and params.block != kv.size:
-            raise ValueError(f"the pool has blocks of {kv.size} rows")
-        self.kv, self.reads = kv, list[PoolRead]()
-        self._model, self._stack = model, LayerStack(model, merge_weights(model.body), step_kernels(model))
-        self._progress, self._ranks = progress or progressive_kernel(model), params is not None
-        self._rule = stop_rule(params)
-        self._steps, layers = 0, model.shape.layers
-        k, v = kv.near
-        addresses = [[each.data_ptr() for each in layer] for layer in (*k, *v)]
-        self._inputs = torch.zeros(3 + 3 * layers, len(kv.positions), dtype=torch.int64, device=model.device)
-        self._inputs[3 : 3 + 2 * layers] = torch.tensor(addresses, dtype=torch.int64)
-        self._pointers = CachePointers(self._inputs[3:].view(3, layers, -1), k, v)
-        self._recorded: _Recording | None = None
-        self._records = model.device.type == "cuda" and self._progress is not reference.attend_progressively
+        if model.spread or not is_plain(model.body):
+            raise ValueError(f"{model.name} is on several devices, or not made of plain linear layers with SiLU")
+        self.model, self.pool = model, KVPool(model.shape, model.dtype, model.device, policy, budget)
+        self._stack = LayerStack(model, merge_weights(model.body), step_kernels(model))
+        self._kernels = kernels or pool_kernels(model)
+        cuda = model.device.type == "cuda"
+        self._graphs = CUDAGraphPool(model.device) if cuda and self._kernels is not reference else None
+        self._recorded_index, self._missed = self.pool.index, torch.zeros_like(self.pool.index.read)
+        self._aside: Any = torch.cuda.Stream(model.device) if cuda else None
+        self._refill_every = max(1, model.shape.layers // REFILLS)
 
-    def decode(self, tokens: Sequence[int]) -> Tensor:
+    def open(self, cache: ContextCache, params: Psa, rows: int) -> PooledRequest | None:
+        """Return a request that may join; None where its policy differs from that of the pool.
+
+        Args:
+            cache: the context.
+            params: the policy.
+            rows: largest number of rows that will be appended.
+        """
+        return PooledRequest(self, cache, params, rows) if self.pool.serves(params) else None
+
+    @torch.inference_mode()
+    def decode(self, requests: Sequence[PooledRequest], tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Append one token to each request and return logits [W, vocabulary].
 
-        The next call overwrites the logits and `reads`.
-
-        Raises:
-            ValueError: there is no room for another token.
+        Args:
+            requests: requests that have joined, each once.
+            tokens: the token of each request.
+            positions: its position, which must be after all positions in its cache.
         """
-        self._prepare(tokens)
-        if not self._records:
-            return self._step()
-        with torch.cuda.device(self._model.device), torch.inference_mode():
-            if self._recorded is None:
-                graph, logits = capture(self._step, torch.cuda.Stream(self._model.device))
-                self._recorded = _Recording(graph, logits)
-            self._recorded.graph.replay()
-        return self._recorded.logits
+        places, pool = [each.place for each in requests], self.pool
+        host = pool.begin_step(places, tokens, positions)
+        if self._graphs is None:
+            logits = self._step(host.to(self.model.device))
+        else:
+            if self._recorded_index is not pool.index:  # graphs hold the addresses of an index that is gone
+                self._graphs, self._recorded_index = CUDAGraphPool(self.model.device), pool.index
+            logits = self._graphs.run("step", host, self._step).clone()
+        counts = [pool.index.read, self._missed, pool.index.ahead]
+        pool.index.counts.add_(torch.stack([each.sum((0, 2), dtype=torch.int64) for each in counts], dim=1))
+        for each in requests:
+            each.count_step()
+        pool.end_step(places, positions)
+        return logits[places]
 
-    @torch.inference_mode()
-    def _prepare(self, tokens: Sequence[int]) -> None:
-        """Copy the inputs of the next step to the device in one transfer.
+    def _step(self, inputs: Tensor) -> Tensor:
+        """Run a step and return logits [P, vocabulary]."""
+        rows = self.pool.rows(inputs)
+        self._missed = torch.zeros_like(self.pool.index.read)
+        self._load_ahead(0, rows)
 
-        Raises:
-            ValueError: there is no room for another token.
-        """
-        if max(map(max, self.kv.near_lengths)) + self._steps >= self.kv.near[0][0][0].shape[0]:
-            raise ValueError("no room for another token")
-        numbers = [list(tokens), [each + self._steps for each in self.kv.positions]]
-        numbers.append([self.kv.tick() if self._ranks else 0] * len(tokens))
-        numbers += [[each + self._steps for each in layer] for layer in self.kv.near_lengths]
-        self._steps += 1
-        host = torch.tensor(numbers, dtype=torch.int64)
-        if self._model.device.type == "cuda":
-            host = host.pin_memory()
-        inputs = host.to(self._model.device, non_blocking=True)
-        self._inputs[:3] = inputs[:3]
-        self._inputs[-self._model.shape.layers :] = inputs[3:]
+        def attend(layer: int, q: Tensor) -> Tensor:
+            return self.attend(layer, q, rows)
 
-    @torch.inference_mode()
-    def _step(self) -> Tensor:
-        self.reads = []
-        return decode_layers(self._stack, StackInputs(self._inputs[0], self._inputs[1], self._pointers), self.attend)
+        return decode_layers(self._stack, StackInputs(inputs[0], inputs[1], rows.near), attend)
 
-    def attend(self, layer: int, q: Tensor) -> Tensor:
-        """Compute attention [W, Hq, d] of one layer's queries [W, Hq, d]."""
-        kv = self.kv
-        order = rank(q, kv.digests[layer], kv.hidden[layer]) if self._ranks else kv.natural[layer]
-        read = self._progress(
-            q, order, kv.pool, self._pointers, layer, kv.shape, self._rule, self._inputs[2, :1], scale=self._model.scale
+    def attend(self, layer: int, q: Tensor, rows: PooledRows) -> Tensor:
+        """Compute attention [P, Hq, d] of one layer's queries [P, Hq, d], and load ahead for the next layer."""
+        pool, index, model = self.pool, self.pool.index, self.model
+        order = rank(q, index.digests[layer], index.hidden[layer])
+        if self._aside is not None:
+            torch.cuda.current_stream().wait_stream(self._aside)
+        found = self._kernels.attend_progressively(
+            q, order, pool.pool, rows, layer, model.shape, pool.rule, scale=model.scale
         )
-        self.reads.append(read)
-        return read.out
+        index.order[layer], index.read[layer], self._missed[layer] = order, found.read, found.missed
+        last = layer == model.shape.layers - 1
+        if last or layer % self._refill_every == self._refill_every - 1:
+            refill(pool.pool, rows.clock, layer)
+        if not last:
+            self._load_ahead(layer + 1, rows)
+        return found.out
+
+    def _load_ahead(self, layer: int, rows: PooledRows) -> None:
+        """Load blocks of a layer beside the model, before it attends."""
+        index = self.pool.index
+        if self._aside is not None:
+            self._aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._aside):
+            self._kernels.load_ahead(
+                index.order[layer], index.read[layer], self.pool.pool, rows, layer, index.ahead[layer]
+            )
 
 
-def _runs(blocks: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return (index in the list, first block, count) of each run of consecutive blocks."""
-    starts = [i for i, block in enumerate(blocks) if not i or block != blocks[i - 1] + 1]
-    ends = [*starts[1:], len(blocks)]
-    return [(start, blocks[start], end - start) for start, end in zip(starts, ends, strict=False)]
+class PooledRequest:
+    """One request that is decoded over a pool. Between `join` and `leave` it holds a place.
+
+    Attributes:
+        decoder: decodes it.
+        cache: its context; in host memory once it has joined. Its last rows are there once it has left.
+        params: its policy.
+        place: its place; -1 while it has none.
+        counts: what its steps did; complete once it has left.
+    """
+
+    def __init__(self, decoder: PooledDecoder, cache: ContextCache, params: Psa, rows: int):
+        self.decoder, self.cache, self.params, self._rows = decoder, cache, params, rows
+        self.place, self.counts = -1, PoolCounts()
+        self._near_keys = self._keys = self._steps = 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the pool holds what a step of this request and of those that have joined reads at least.
+
+        A request that needs more by itself fits while it is alone; its blocks then cross the bus again and again.
+        """
+        pool = self.decoder.pool
+        needed = pool.working_set(self.cache, self.params)
+        return not pool.joined or needed + pool.reserved <= pool.slots
+
+    def join(self) -> None:
+        """Take a place and move the cache to host memory. Nothing happens where it has one."""
+        if self.place < 0:
+            self.place = self.decoder.pool.join(self.cache, self.params, self._rows)
+
+    def leave(self) -> None:
+        """Give the place and all slots back. Nothing happens where it has none."""
+        if self.place < 0:
+            return
+        pool = self.decoder.pool
+        (read, missed, ahead), self.place = pool.leave(self.place), -1
+        keys = self._near_keys * pool.shape.kv_heads + read * pool.size
+        present = self._keys * pool.shape.kv_heads
+        self.counts = PoolCounts(read, read - missed, missed + ahead, keys, present, self._steps)
+
+    def count_step(self) -> None:
+        """Count the keys of a step, before the row that it appends is in the cache."""
+        layers = self.decoder.model.shape.layers
+        self._near_keys += self.decoder.pool.near_rows(self.place) + layers
+        self._keys += sum(self.cache.lengths) + layers
+        self._steps += 1
 
 
-def stop_rule(params: Psa | None) -> StopRule:
-    """Return the stop rule of a policy; without one, all blocks are read."""
-    if params is None:
-        return StopRule(1.0, 4)
-    return StopRule(params.threshold, params.micro, params.least, params.group == "mean", params.part)
-
-
-def progressive_kernel(model: DecoderModel) -> ProgressiveKernel:
-    """Return the Triton kernel on a GPU, the reference elsewhere and in float64."""
+def pool_kernels(model: DecoderModel) -> PoolKernels:
+    """Return the Triton kernels on a GPU, the references elsewhere and in float64."""
     if model.device.type != "cuda" or model.dtype == torch.float64:
-        return reference.attend_progressively
+        return cast(PoolKernels, reference)
     from ragkv.kernels import triton_pool
 
-    return triton_pool.attend_progressively
+    return cast(PoolKernels, triton_pool)

@@ -64,6 +64,14 @@ def test_a_browser_gets_the_login_page_and_a_program_a_401(desk: Desk) -> None:
         assert client.get("/v1/documents", headers=PAGE).headers["content-type"] == "application/problem+json"
 
 
+def test_the_address_of_the_service_leads_to_the_dashboard(desk: Desk) -> None:
+    found = desk.client.get("/", follow_redirects=False)
+    assert (found.status_code, found.headers["location"]) == (307, "/dashboard/")
+    with httpx.Client(base_url=desk.url) as client:
+        assert '<form method="post"' in client.get("/", headers=PAGE).text
+        assert client.get("/").json()["code"] == "no_api_key"
+
+
 def test_the_ticket_works_like_the_key_from_own_pages_only(desk: Desk) -> None:
     with httpx.Client(base_url=desk.url) as client:
         wrong = client.post(LOGIN, data={"key": "ragkv_wrong"}, headers=PAGE)

@@ -78,6 +78,19 @@ def walk(given: Any) -> Iterator[Any]:
             yield from walk(getattr(inner, "routes", inner))
 
 
+def test_two_different_keys_are_refused_and_the_same_one_twice_is_not(guarded: Guarded) -> None:
+    acme, zeta = guarded.keys["acme"], guarded.keys["zeta"]
+    with httpx.Client(base_url=guarded.service.url) as client:
+        for bearer, other in ((acme, zeta), (acme, "wrong"), ("wrong", acme)):
+            headers = {"Authorization": f"Bearer {bearer}", "X-API-Key": other}
+            refused = client.get("/v1/documents", headers=headers)
+            assert (refused.status_code, refused.json()["code"]) == (401, "two_keys")
+            assert client.get("/healthz", headers=headers).status_code == 200
+        headers = {"Authorization": f"Bearer {acme}", "X-API-Key": acme}
+        assert client.get("/v1/documents", headers=headers).status_code == 200
+        assert client.get("/v1/documents", headers={**headers, "Authorization": "Basic eA=="}).status_code == 200
+
+
 def test_every_route_except_healthz_needs_a_key(guarded: Guarded) -> None:
     tried = [*routes(guarded), ("GET", "/metrics"), ("GET", "/dashboard"), ("GET", "/nothing"), ("OPTIONS", "/")]
     paths = {path for _, path in tried}

@@ -87,7 +87,7 @@ def test_a_stopping_service_is_not_ready(tmp_path: Path) -> None:
     async def session() -> list[int]:
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service", timeout=60) as client,
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60) as client,
         ):
             seen = [(await client.get("/readyz")).status_code]
             app.state.engine_thread.pause()

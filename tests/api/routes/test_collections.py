@@ -150,9 +150,10 @@ def test_a_tenant_sees_nothing_of_another_tenant(tmp_path: Path) -> None:
         text = {"text": "The lamp is kept by Ada Brook.", "metadata": {"kind": "lamp"}}
         assert (await ours("PUT", "/v1/documents/lamp?wait=true", json=text)).json()["collection"] == "default"
         files = [("files", ("bad.txt", b"\xff"))]
-        job = (await ours("POST", "/v1/documents?wait=true", files=files)).json()
+        refused = (await ours("POST", "/v1/documents?wait=true", files=files)).json()
+        path = f"/v1/jobs/{refused['job_id']}"
+        job = (await ours("GET", path)).json()
         assert (job["collection"], job["status"]) == ("default", "failed")
-        path = f"/v1/jobs/{job['id']}"
         for method, route in (
             ("GET", "/v1/documents/lamp"),
             ("DELETE", "/v1/documents/lamp"),
@@ -182,7 +183,7 @@ def test_a_tenant_sees_nothing_of_another_tenant(tmp_path: Path) -> None:
         transport = httpx.ASGITransport(AsTenant(app))
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://service", timeout=60) as client,
+            httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client,
         ):
 
             def as_tenant(name: str) -> Call:

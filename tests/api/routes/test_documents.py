@@ -130,6 +130,57 @@ def test_waiting_for_a_deleted_document_is_a_conflict(service: Service) -> None:
         assert check_problem(waiting.result(30), 409)["code"] == "cancelled"
 
 
+# Waiting for the outcome
+
+
+def test_waiting_for_the_only_document_returns_its_error(service: Service) -> None:
+    blank = {"id": "blank", "text": " ", "collection": "outcome"}
+    problem = check_problem(service.post("/v1/documents?wait=true", blank), 422)
+    assert problem["code"] == "invalid_document"
+    assert service.job(problem["job_id"])["status"] == "failed"
+    form = {"files": ("blank.txt", b" ")}
+    uploaded = service.client.post("/v1/documents?wait=true&collection=outcome", files=form)
+    assert check_problem(uploaded, 422)["code"] == "invalid_document"
+
+
+def test_waiting_for_several_documents_tells_of_each_that_failed(service: Service) -> None:
+    documents = [{"id": name, "text": text, "collection": "outcome"} for name, text in (("ok", "A lamp."), ("no", " "))]
+    some = service.post("/v1/documents?wait=true", {"documents": documents})
+    assert (some.status_code, some.json()["status"]) == (207, "completed")
+    (failed,) = some.json()["documents"]
+    assert (failed["id"], failed["error"]["code"]) == ("no", "invalid_document")
+    none = service.post("/v1/documents?wait=true", {"documents": [{**documents[1], "id": name} for name in "ab"]})
+    assert (none.status_code, none.json()["status"]) == (207, "failed")
+    assert service.post("/v1/documents?wait=true", {"documents": documents[:1]}).status_code == 200
+
+
+# The collection as a parameter
+
+
+def test_posted_documents_go_into_the_collection_of_the_parameter(service: Service) -> None:
+    lamp = {"id": "lost", "text": SAYS["text"]}
+    answer = service.post("/v1/documents?collection=lost&wait=true", {"documents": [lamp]})
+    assert answer.json()["collection"] == "lost"
+    form = {"files": ("lost.txt", SAYS["text"].encode())}
+    answer = service.client.post("/v1/documents?collection=lost&wait=true", files=form)
+    assert answer.json()["collection"] == "lost"
+    assert [get(service, name, "lost").status_code for name in ("lost", "lost.txt")] == [200, 200]
+    assert [get(service, name, "default").status_code for name in ("lost", "lost.txt")] == [404, 404]
+
+
+def test_a_document_may_name_the_collection_of_the_parameter_and_no_other(service: Service) -> None:
+    lamp = {"id": "twice", "text": SAYS["text"], "collection": "named"}
+    assert service.post("/v1/documents?collection=named&wait=true", lamp).json()["collection"] == "named"
+    refused = [
+        service.post("/v1/documents?collection=lost", lamp),
+        service.client.post(
+            "/v1/documents?collection=lost", files={"files": ("a.txt", b"a")}, data={"collection": "named"}
+        ),
+    ]
+    for each in refused:
+        assert "'lost'" in check_problem(each, 422)["detail"]
+
+
 # Names
 
 NAMES = ["a/b/c", "ends/text", "über müde", "日本語", "50% #1?x=y&z", "..", ".", "../../etc/passwd", "a//b", "/", "+ +"]
@@ -211,7 +262,9 @@ def test_deleting_does_not_wait_for_the_engine(service: Service) -> None:
     assert answers == [204, 204, 204, 404, 404]
     assert all(each.result(30) for each in crowd)
     assert service.job(waiting)["status"] == "cancelled"
-    assert service.client.get(f"/v1/jobs/{failed['id']}").json()["status"] == "failed", "what happened stays on record"
+    assert service.client.get(f"/v1/jobs/{failed['job_id']}").json()["status"] == "failed", (
+        "what happened stays on record"
+    )
     assert check_problem(ask(service, "busy"), 404)
     assert clean(service)
 

@@ -84,8 +84,8 @@ def test_an_invalid_file_name_does_no_harm(service: Service, name: str) -> None:
     body = b'--x\r\nContent-Disposition: form-data; name="files"; filename="' + name.encode() + b'"\r\n\r\nText.\r\n'
     good = b'--x\r\nContent-Disposition: form-data; name="files"; filename="good.txt"\r\n\r\nA good text.\r\n--x--\r\n'
     answer = service.client.post("/v1/documents?wait=true", content=field + body + good, headers=FORM)
-    assert answer.status_code in (200, 422), answer.text
-    if answer.status_code == 200:
+    assert answer.status_code in (200, 207, 422), answer.text
+    if answer.status_code != 422:
         assert service.job(answer.json()["id"])["documents"][1]["status"] in ("completed", "unchanged")
 
 
@@ -151,7 +151,7 @@ def test_spooled_files_are_always_removed(service: Service) -> None:
         for _ in range(64):
             yield b"x" * 2**20
 
-    assert upload(service, [("large.txt", large)], collection="spooled").json()["status"] == "failed"
+    check_problem(upload(service, [("large.txt", large)], collection="spooled"), 413)
     for body in (cut_short, without_end):
         try:
             answer = service.client.post("/v1/documents", content=body(), headers=FORM)
@@ -164,9 +164,9 @@ def test_spooled_files_are_always_removed(service: Service) -> None:
 
 def test_an_upload_over_the_limit_is_refused_before_its_body(service: Service) -> None:
     size = UPLOAD_DOCUMENTS * LIMIT + 2**20 + 1
-    head = f"POST /v1/documents HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM['content-type']}\r\nContent-Length: {size}"
+    head = f"POST /v1/documents HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}"
     with socket.create_connection(("127.0.0.1", service.port), timeout=10) as line:
-        line.sendall(f"{head}\r\n\r\n".encode())
+        line.sendall(f"{head}\r\nContent-Type: {FORM['content-type']}\r\n\r\n".encode())
         answer = b"".join(iter(lambda: line.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 413")
     assert str(size).encode() in answer

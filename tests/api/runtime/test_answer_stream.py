@@ -203,7 +203,7 @@ def test_a_client_that_does_not_read_delays_no_other(service: Service) -> None:
 
 def test_a_client_that_reads_late_gets_the_whole_answer(service: Service) -> None:
     body = json.dumps({"question": QUESTIONS[0], "stream": True}).encode()
-    head = "POST /v1/answers HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/answers HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", service.port), timeout=30) as line:
         line.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         time.sleep(1)
