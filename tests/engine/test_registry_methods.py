@@ -38,23 +38,26 @@ def test_fields_of_every_sort_can_be_set(model):
     assert make_method("cacheblend:ratio=0.3,gradual=0.5/0.4,deviation=v", model) == CacheBlend(
         4, ratio=0.3, gradual=(0.5, 0.4), deviation="v"
     )
-    ablation = make_method("samkv-fusion:middle=none,bias=false,repair=none,shared=true", model)
-    assert ablation == SamKV(layers=(2, 3), middle="none", bias=False, repair="none", shared=True)
+    literal = "compare=before,extremes=static,total=candidates,shared=false"
+    ablation = make_method(f"samkv-fusion:middle=none,bias=false,repair=none,{literal}", model)
+    assert ablation == SamKV(layers=(2, 3), middle="none", bias=False, repair="none")
     assert make_method("scout:opening=3", model).opening == 3
 
 
 @pytest.mark.parametrize(
-    ("field", "values"),
-    {
-        "compare": ("before", "after"),
-        "anchor": ("blocks", "tokens"),
-        "rounding": ("up", "nearest", "down"),
-        "total": ("candidates", "all"),
-        "theta": ("head", "token"),
-    }.items(),
+    ("field", "values", "default"),
+    [
+        ("compare", ("before", "after"), "after"),
+        ("extremes", ("static", "dynamic"), "dynamic"),
+        ("anchor", ("blocks", "tokens"), "blocks"),
+        ("rounding", ("up", "nearest", "down"), "up"),
+        ("total", ("candidates", "all"), "all"),
+        ("theta", ("head", "token"), "head"),
+    ],
 )
-def test_what_samkvs_paper_does_not_say_is_a_field_and_the_first_value_its_default(model, field, values):
-    assert getattr(make_method("samkv-fusion", model), field) == values[0]
+def test_what_samkvs_paper_does_not_say_is_a_field_and_the_best_reading_its_default(model, field, values, default):
+    assert getattr(make_method("samkv-fusion", model), field) == default
+    assert make_method("samkv-overwrite", model).shared
     for value in values:
         assert getattr(make_method(f"samkv-fusion:{field}={value}", model), field) == value
     with pytest.raises(InputError, match=f"{field} is one of {', '.join(values)}, not 'other'"):
