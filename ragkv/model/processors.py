@@ -19,7 +19,9 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 def usable_processors(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
     """Return how many processors the process may keep busy, at least 1."""
-    affinity, quota = len(os.sched_getaffinity(0)), cpu_quota(cgroups, membership)
+    # macOS has no affinity.
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota(cgroups, membership)
     return max(1, affinity if quota is None else min(affinity, int(quota)))
 
 

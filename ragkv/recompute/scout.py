@@ -76,7 +76,7 @@ class Scout:
     reach: int = 8
     power: float = 0.5
     weakest: float = 0.3
-    floor: int = 6
+    floor: int = 8
     cap: float = 0.2
     update: Literal["overwrite", "fusion"] = "overwrite"
     repair: Literal["kept", "none"] = "kept"

@@ -227,8 +227,8 @@ def test_referenced_entries_are_kept_while_documents_change(engine: Engine, sett
     for collector in collectors:
         collector.start()
     try:
-        until = time.monotonic() + 3
-        while time.monotonic() < until and not errors:
+        until, latest = time.monotonic() + 3, time.monotonic() + 60  # a busy machine needs longer
+        while not errors and time.monotonic() < (until if removed[0] > 10 else latest):
             for seed in range(3):
                 ingest(engine, make_document("c", words=60, seed=seed))
                 assert engine.catalog.keys() <= stored(engine), "a chunk lost its KV"

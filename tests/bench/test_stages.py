@@ -24,7 +24,7 @@ def test_bare_names_answer_needle_questions_within_a_point_of_dense(model):
     assert all(row.f1 >= 0.8 and row.pairs == row.keys == 1 for row in plain)
     for row in sparse:
         assert abs(row.delta) <= 0.01, row
-    assert sparse[0].keys < 0.8
+    assert sparse[0].keys < 0.9
     assert sparse[1].keys < 0.3
     assert sparse[2].pairs < 1
     assert len(stage_grid(found).rows) == 5

@@ -154,11 +154,12 @@ def test_bytes_loaded_are_the_ranges_of_the_kept_blocks_that_are_read(library, m
         hits = prompt_order(library.retriever.search(question, "default", 4))
         sources = [library.chunks.open(hit.chunk, "default", first=i == 0) for i, hit in enumerate(hits)]
         how = make_method(method, model)
-        plan = library.prefiller.prefill_sparse(
+        context = library.prefiller.prefill_sparse(
             sources, model.prompt.question(question), how, StepTimer(), PrefillOptions(8)
-        ).plan
+        )
+        plan = context.plan
         pieces = [source.piece for source in sources]
-        first, attending = how.composite_blocks(pieces), how.composite_layers(12) - 1
+        attending = how.composite_layers(12) - 1
         for i, source in enumerate(sources):
             layout = Layout(model.shape, len(source.tokens), 16, model.dtype)
             read = [{*plan.kept[layer][i], *plan.padding[layer][i]} for layer in range(12)]
@@ -167,7 +168,7 @@ def test_bytes_loaded_are_the_ranges_of_the_kept_blocks_that_are_read(library, m
             elif plan.blend is None and plan.refinement is None:
                 for layer in range(12):
                     done = {b for b in read[layer] if {*pieces[i].span(b)} <= {*plan.recompute[layer][i]}}
-                    read[layer] -= done - set(first[i] if layer < attending else ())
+                    read[layer] -= done - {b for look in context.looks for b in look[i] if layer < attending}
             ranges = [layout.range(layer, block).size for layer, blocks in enumerate(read) for block in blocks]
             assert source.loaded_bytes == sum(ranges)
         if method in ("reuse", "epic", "scout"):

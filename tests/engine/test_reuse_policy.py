@@ -61,7 +61,7 @@ def test_what_rows_attend_to_weighs_as_it_does_in_a_full_prefill() -> None:
     [
         ((1024,) * 16, 25 * 64 + 32, 25 * 64),
         ((64,) * 2, 128 + 32, 128),
-        ((1024,), 32, 7 * 64),
+        ((1024,), 32, 9 * 64),
     ],
 )
 def test_work_is_known_before_a_chunk_is_opened(sizes: tuple[int, ...], rows: int, kept: int) -> None:

@@ -146,7 +146,7 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was(tmp_path, fault):
         state = cache(engine)
     with fill(quick_engine(tmp_path / "b")) as engine:
         talk(engine, QUESTIONS[:1])
-        broken = Interrupted(engine, 2, fail)
+        broken = Interrupted(engine, 1, fail)
         with pytest.raises(fault):
             talk(engine, QUESTIONS[1:2])
         assert broken.happened

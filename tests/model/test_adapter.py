@@ -100,7 +100,7 @@ def test_the_adapters_profile_wins_over_the_models(base, adapter, tmp_path):
     (tmp_path / f"{found.weights_hash}.json").write_text(json.dumps({"block": 4}))
     assert load(model, adapter, profiles=tmp_path).profile.block == 4
     (adapter / "profile.json").write_text(json.dumps({"scout_repair": "all"}))
-    with pytest.raises(ConfigError, match="choose one of rules, kept, none"):
+    with pytest.raises(ConfigError, match="choose one of kept, none"):
         load(model, adapter)
 
 

@@ -128,7 +128,8 @@ def test_a_disconnected_watcher_no_longer_polls_the_job(service: Service, monkey
 
 
 def test_the_latest_jobs_come_first_and_can_be_filtered_by_status(service: Service) -> None:
-    failed = service.post("/v1/documents?wait=true", {"id": "x", "text": " ", "collection": "recent"}).json()
+    refused = service.post("/v1/documents?wait=true", {"id": "x", "text": " ", "collection": "recent"})
+    failed = service.job(check_problem(refused, 422)["job_id"])
     with held(service):
         waiting = [send(service, "recent", 1, title=str(n)) for n in range(3)]
         listed = service.client.get("/v1/jobs?limit=4").json()["jobs"]
