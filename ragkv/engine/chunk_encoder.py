@@ -81,7 +81,7 @@ class ChunkEncoder:
         return StoredChunk(store, chunk.tokens, exact, encode, repair_entry, self.costs, self.faults.unreadable)
 
     def fetch_ahead(self, collection: str, method: Method, chunks: Sequence[Chunk]) -> None:
-        """Begin to bring head records and fixed blocks of chunks into memory, in another thread."""
+        """Begin to bring head records and blocks of the composite pass into memory, in another thread."""
         tokens = [chunk.tokens for chunk in chunks]
         self._tiers.prefetch(partial(prefetch, self.store(collection), tokens, method))
 

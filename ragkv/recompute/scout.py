@@ -55,13 +55,13 @@ class Scout:
         group: Query heads per kv head.
         scale: Softmax scale.
         opening: Blocks at the start of a chunk that are kept with any other of its blocks.
-        look: Largest share of all blocks that the first look selects; 0 asks once.
+        look: Largest share of all blocks that the first look selects, if that is more than `floor`; 0 asks once.
         tail: Question tokens that score blocks, counted from the end of the question.
         reach: Tokens that a score spreads to on each side.
         power: Exponent of the mean over heads. 1 averages, a smaller one favours agreement.
         weakest: Score of the weakest block that is selected, as a share of the best block's.
-        floor: Smallest number of blocks to keep; a context of so few is kept whole.
-        cap: Largest number of blocks to keep, as a share of all blocks.
+        floor: Smallest number of blocks that a look selects; a context of so few is kept whole.
+        cap: Largest number of blocks to keep, as a share of all blocks, if that is more than `floor`.
         update: As in `SamKV`.
         repair: Recompute every `kept` token, or `none`.
     """
