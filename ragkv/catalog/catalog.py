@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 from ragkv.catalog import attributes, chunks, claims, documents, full_text, turns, vectors
 from ragkv.catalog.database import Database
 from ragkv.catalog.models import (
+    ID_ORDER,
     Changes,
     CollectionInfo,
     DocumentInfo,
+    DocumentOrder,
     DocumentVersion,
     EmbedderIdentity,
     Passage,
@@ -162,25 +164,34 @@ class Catalog:
             info = documents.find(connection, collection, document_id)
             if info is None:
                 raise documents.not_found(collection, document_id)
-            text = documents.text(connection, collection, document_id)
-        return info, Document(document_id, info.title, text, info.metadata, collection)
+            text, pages = documents.text_and_pages(connection, collection, document_id)
+        return info, Document(document_id, info.title, text, info.metadata, collection, pages)
 
-    def documents(self, collection: str | None = None) -> list[DocumentInfo]:
-        """Return the documents of one collection, or of all (None), ordered by (collection, id)."""
+    def documents(self, collection: str | None = None, order: DocumentOrder = ID_ORDER) -> list[DocumentInfo]:
+        """Return the documents of one collection, or of all (None); by default ordered by (collection, id)."""
         with self.read() as connection:
-            return documents.all_documents(connection, collection)
+            return documents.all_documents(connection, collection, order)
 
-    def page(self, collection: str, after: str, limit: int, filter: Filter | None = None) -> list[DocumentInfo]:
-        """Return a page of the documents that match the filter, ordered by id.
+    def page(
+        self,
+        collection: str,
+        after: tuple[str | float, str] | None,
+        limit: int,
+        filter: Filter | None = None,
+        order: DocumentOrder = ID_ORDER,
+    ) -> list[DocumentInfo]:
+        """Return a page of the documents that match the filter.
 
         Args:
             collection: Collection to list.
-            after: Return documents whose id is greater than this one.
+            after: Return documents behind this place (`DocumentOrder.place`); None for the first page. The document
+                that had this place need not exist any more.
             limit: Return at most so many documents.
             filter: What the metadata must contain; None for all documents.
+            order: What to list, and in which order.
         """
         with self.read() as connection:
-            return documents.page(connection, collection, after, limit, filter)
+            return documents.page(connection, collection, after, limit, filter, order)
 
     def collections(self, prefix: str = "") -> list[CollectionInfo]:
         """Return the collections that have documents and whose names start with `prefix`, ordered by name."""
@@ -211,6 +222,29 @@ class Catalog:
         if not found:
             raise documents.not_found(collection, document_id)
         return found
+
+    def chunk_page(self, collection: str, document_id: str, after: int, limit: int) -> tuple[DocumentInfo, list[Chunk]]:
+        """Return a document and some of its chunks, of the same version.
+
+        Args:
+            collection: Collection of the document.
+            document_id: Id of the document.
+            after: Return chunks whose ordinal is greater than this one; -1 for the first page.
+            limit: Return at most so many chunks.
+
+        Raises:
+            NotFound: The collection has no such document.
+        """
+        with self.read() as connection:
+            info = documents.find(connection, collection, document_id)
+            if info is None:
+                raise documents.not_found(collection, document_id)
+            return info, chunks.page(connection, collection, document_id, after, limit)
+
+    def token_counts(self, collection: str, ids: Iterable[str]) -> dict[str, list[int]]:
+        """Return the tokens of each chunk of these documents, by document id. Unknown documents are left out."""
+        with self.read() as connection:
+            return chunks.token_counts(connection, collection, ids)
 
     def match(self, collection: str, text: str, limit: int, filter: Filter | None = None) -> list[tuple[int, float]]:
         """Search the full-text index.

@@ -4,7 +4,7 @@
     doctor*.py    doctor                       service.py serve, demo, calibrate
     store.py      gc, backup, restore          bench*.py  bench ttft, bench quality, …
     key.py        key                          top.py     top
-    tune.py       tune
+    tune.py       tune                         show.py    show
 
 Heavy imports are inside the commands, so that `ragkv --help` does not wait for torch.
 """
@@ -23,6 +23,7 @@ from ragkv.cli.doctor import doctor
 from ragkv.cli.documents import ingest, ls, reindex, rm
 from ragkv.cli.key import key
 from ragkv.cli.service import calibrate, demo, serve
+from ragkv.cli.show import show
 from ragkv.cli.store import backup, gc, restore
 from ragkv.cli.top import top
 from ragkv.cli.tune import tune
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.command("ingest")(ingest)
 app.command("ask")(ask)
 app.command("ls")(ls)
+app.command("show")(show)
 app.command("rm")(rm)
 app.command("reindex")(reindex)
 app.command("doctor")(doctor)

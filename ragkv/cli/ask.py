@@ -156,7 +156,7 @@ def _check_documents(settings: Settings, collection: str) -> None:
     known = False
     if path.exists():
         with closing(Catalog.open(path)) as catalog:
-            known = bool(catalog.page(collection, "", 1))
+            known = bool(catalog.page(collection, None, 1))
     if not known:
         raise NotFound(f"collection {collection!r} in {settings.data} has no documents", "add some with `ragkv ingest`")
 

@@ -174,6 +174,15 @@ class Engine:
             self.chunks.encode_and_store(chunk, collection)
         return self.key(chunk, collection)
 
+    def body_bytes(self, tokens: int) -> int:
+        """Return the bytes that the KV of a chunk of so many tokens takes in the store, its head record left out.
+
+        A model that failed its self-test stores nothing: 0.
+        """
+        model, body = self.model, self.settings.store_body
+        layout = Layout(model.shape, tokens, model.profile.block, model.dtype, body)
+        return 0 if self.reuse_refused else layout.body_bytes
+
     def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
         """Delete KV that no chunk refers to and no ingest claims, and the sessions that hold it.
 

@@ -217,6 +217,32 @@ def test_a_list_begins_with_the_names_of_its_columns(ragkv: Program, data: Path)
     assert {len(line.split("\t")) for line in rest} == {5}
 
 
+def test_a_list_is_sorted_searched_and_long(ragkv: Program, data: Path) -> None:
+    def ids(*options: str) -> list[str]:
+        return [line.split("\t")[0] for line in ragkv("ls", "--data", data, *options).out.splitlines()[1:]]
+
+    assert ids("--sort", "title") == ["bridge", "harbour"]
+    assert ids("--sort", "title", "--desc") == ["harbour", "bridge"]
+    assert ids("--search", "TARN") == ["harbour"]
+    assert "try other words" in ragkv("ls", "--data", data, "--search", "nowhere").err
+    first, row, *_ = ragkv("ls", "--data", data, "--long").out.splitlines()
+    assert first.split("\t")[5:] == ["bytes", "version", "created", "updated"]
+    assert row.split("\t")[5:7] == [str(len(LINES[1]["text"])), "1"]
+    wrong = ragkv("ls", "--data", data, "--sort", "hash")
+    assert (wrong.code, is_one_line(wrong.err)) == (1, True)
+
+
+def test_a_document_is_shown_with_its_chunks(ragkv: Program, data: Path) -> None:
+    text = LINES[0]["text"]
+    shown = json.loads(ragkv("show", "harbour", "--data", data, "--text", "--chunks", "--json").out)
+    assert (shown["document"]["title"], shown["document"]["bytes"], shown["text"]) == ("Tarn", len(text), text)
+    assert [(chunk["chunk"], chunk["start"], chunk["end"]) for chunk in shown["chunks"]] == [(0, 0, len(text))]
+    plain = ragkv("show", "harbour", "--data", data, "--chunks").out
+    assert f"harbour#0 · characters 0-{len(text)}" in plain
+    missing = ragkv("show", "nothing", "--data", data)
+    assert (missing.code, "has no document 'nothing'" in missing.err) == (1, True)
+
+
 def test_files_that_a_folder_has_and_ingest_does_not_read_are_named(ragkv: Program, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("photo.png", "notes.odt", ".hidden.png"):
