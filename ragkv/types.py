@@ -121,11 +121,15 @@ class Hit:
         chunk: The chunk.
         score: Fused rank score; larger is better.
         row: Row of the chunk in the catalogue. A row number is never reused.
+        similarity: Cosine similarity of question and chunk, by the embedder; 0.0 where it was not computed.
+        word_score: BM25 score; None if the chunk was not among the candidates of the full-text search.
     """
 
     chunk: Chunk
     score: float
     row: int = 0
+    similarity: float = 0.0
+    word_score: float | None = None
 
 
 @dataclass(frozen=True)

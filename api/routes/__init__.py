@@ -15,6 +15,7 @@ from api.routes import (
     jobs,
     metrics,
     openai,
+    search,
     uploads,
 )
 from api.routes.dependencies import refuse_unknown_parameters
@@ -22,5 +23,5 @@ from api.routes.dependencies import refuse_unknown_parameters
 router = APIRouter(dependencies=[Depends(refuse_unknown_parameters)])
 router.include_router(uploads.router)
 router.include_router(document_parts.router)  # before the documents, whose paths match its paths, too
-for module in (documents, jobs, collections, answers, history, conversations, openai, health, metrics):
+for module in (documents, jobs, collections, search, answers, history, conversations, openai, health, metrics):
     router.include_router(module.router)

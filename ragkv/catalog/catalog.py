@@ -215,6 +215,11 @@ class Catalog:
         with self.read() as connection:
             return chunks.load(connection, collection, rows)
 
+    def has_chunks(self, collection: str) -> bool:
+        """Whether a collection has any chunk."""
+        with self.read() as connection:
+            return chunks.exist(connection, collection)
+
     def chunks_of(self, collection: str, document_id: str) -> list[Chunk]:
         """Return the chunks of a document, in order. Raises NotFound."""
         with self.read() as connection:
@@ -246,7 +251,14 @@ class Catalog:
         with self.read() as connection:
             return chunks.token_counts(connection, collection, ids)
 
-    def match(self, collection: str, text: str, limit: int, filter: Filter | None = None) -> list[tuple[int, float]]:
+    def match(
+        self,
+        collection: str,
+        text: str,
+        limit: int,
+        filter: Filter | None = None,
+        documents: Sequence[str] | None = None,
+    ) -> list[tuple[int, float]]:
         """Search the full-text index.
 
         Args:
@@ -254,17 +266,21 @@ class Catalog:
             text: Any text; a chunk matches if it shares a word with it.
             limit: Return at most so many chunks.
             filter: Search only the documents that match the filter.
+            documents: Search only the documents with these ids; None searches all.
 
         Returns:
             (chunk row, BM25 score) of the best chunks, best first.
         """
         with self.read() as connection:
-            return full_text.match(connection, collection, text, limit, filter)
+            return full_text.match(connection, collection, text, limit, filter, documents)
 
-    def filtered_rows(self, collection: str, filter: Filter) -> tuple[int, NDArray[np.int64]]:
-        """Return (generation, chunk rows [n] ascending) of the documents of a collection that match the filter."""
+    def filtered_rows(
+        self, collection: str, filter: Filter | None, documents: Sequence[str] | None = None
+    ) -> tuple[int, NDArray[np.int64]]:
+        """Return (generation, chunk rows [n] ascending) of the documents of a collection that match as in `match`."""
         with self.read() as connection:
-            return vectors.generations(connection, collection)[0], attributes.rows(connection, collection, filter)
+            generation = vectors.generations(connection, collection)[0]
+            return generation, attributes.rows(connection, collection, filter, documents)
 
     def rebuild_full_text(self) -> None:
         """Rebuild the full-text index from the chunks."""
@@ -377,6 +393,11 @@ class Catalog:
         """Return (chunk rows [n] int64, vectors [n, dimension] float32) of a collection, ordered by row."""
         changes = self.changes(collection, np.empty(0, np.int64), 0)
         return changes.added, changes.vectors
+
+    def vectors_of(self, rows: Iterable[int]) -> dict[int, NDArray[np.float32]]:
+        """Return the vectors [dimension] of the chunks at these rows. Rows that no longer exist are left out."""
+        with self.read() as connection:
+            return vectors.of_rows(connection, rows)
 
     def changes(self, collection: str, known: NDArray[np.int64], since: int) -> Changes:
         """Return the changes that bring an index up to date.

@@ -49,6 +49,12 @@ def load(connection: sqlite3.Connection, collection: str, rows: Iterable[int]) -
     return {row[0]: _chunk(row) for row in found}
 
 
+def exist(connection: sqlite3.Connection, collection: str) -> bool:
+    """Whether a collection has any chunk."""
+    sql = "SELECT EXISTS (SELECT 1 FROM chunks WHERE collection = ?)"
+    return bool(connection.execute(sql, (collection,)).fetchone()[0])
+
+
 def of_document(connection: sqlite3.Connection, collection: str, document_id: str) -> list[Chunk]:
     """Return the chunks of a document, in order; [] if there is no such document."""
     sql = f"{_SELECT} WHERE documents.collection = ? AND documents.id = ? ORDER BY chunks.ordinal"

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ragkv.catalog import DocumentOrder
     from ragkv.client import Client, Job, RemoteChunk, RemoteDocument
     from ragkv.config import Settings
+    from ragkv.passages import SearchResult
+    from ragkv.retrieval import SearchScope
 
 BATCH_FILES, BATCH_BYTES = 50, 16 * 2**20
 """Limits of a batch of files that are sent together. A larger file is sent alone."""
@@ -66,6 +68,12 @@ def show(settings: Settings, document_id: str, collection: str) -> tuple[RemoteD
     """Return a document with its text, and its chunks. Raises Refused if there is none."""
     with connected(settings) as client:
         return client.document(document_id, collection, text=True), list(client.chunks(document_id, collection))
+
+
+def search(settings: Settings, query: str, scope: SearchScope, top_k: int | None) -> SearchResult:
+    """Search for passages."""
+    with connected(settings) as client:
+        return client.search(query, scope.collection, top_k, scope.filter, scope.documents)
 
 
 def remove(settings: Settings, document_id: str, collection: str) -> None:

@@ -25,6 +25,7 @@ from ragkv.client.models import (
     RemoteText,
 )
 from ragkv.client.responses import ignore_body, member_parser, parse_job_id, parse_prometheus, parser
+from ragkv.passages import SearchResult
 from ragkv.report import Answer
 from ragkv.types import Filter
 
@@ -165,6 +166,17 @@ def ask(question: str, stream: bool, options: Mapping[str, Any]) -> Call[Answer]
     """POST a question. options: further fields of the request; those that are None are left out."""
     body = {"question": question, "stream": stream, **{k: v for k, v in options.items() if v is not None}}
     return Call("POST", "/v1/answers", parser(Answer), json=body)
+
+
+def search(
+    query: str, collection: str, top_k: int | None, filter: Filter | None, documents: Sequence[str] | None
+) -> Call[SearchResult]:
+    """POST a search for passages."""
+    body: dict[str, Any] = {"query": query, "collection": collection}
+    named = None if documents is None else list(documents)
+    given = {"top_k": top_k, "filter": filter, "documents": named}
+    body.update({name: value for name, value in given.items() if value is not None})
+    return Call("POST", "/v1/search", parser(SearchResult), json=body)
 
 
 def answers(limit: int, before: float | None) -> Call[Briefs]:

@@ -10,7 +10,8 @@ from typing import Any, Literal, TypedDict
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from ragkv.report import Answer, Citation, Ratios, Report
+from ragkv.passages import Citation
+from ragkv.report import Answer, Ratios, Report
 from ragkv.types import Filter
 
 

@@ -28,6 +28,7 @@ from ragkv.client.models import (
     RemoteDocument,
     RemoteText,
 )
+from ragkv.passages import SearchResult
 from ragkv.report import Answer
 from ragkv.types import Filter
 
@@ -253,6 +254,25 @@ class Client:
                 event = responses.parse_event(data)
                 if event is not None:
                     yield event
+
+    def search(
+        self,
+        query: str,
+        collection: str = "default",
+        top_k: int | None = None,
+        filter: Filter | None = None,
+        documents: Sequence[str] | None = None,
+    ) -> SearchResult:
+        """Search for passages. Nothing is generated.
+
+        Args:
+            query: Words, or a question.
+            collection: Collection to search.
+            top_k: Number of passages; None uses the setting of the service.
+            filter: Only documents whose metadata matches.
+            documents: Only the documents with these ids.
+        """
+        return self._request(calls.search(query, collection, top_k, filter, documents))
 
     def answers(self, limit: int = 20, before: float | None = None) -> Briefs:
         """Return the latest answers that the service recorded, newest first.

@@ -22,6 +22,7 @@ from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
 from ragkv.engine.chunk_encoder import ChunkEncoder
+from ragkv.engine.citations import cite
 from ragkv.engine.cost_model import CostModel, measure_costs
 from ragkv.engine.crossover import key_tier
 from ragkv.engine.fingerprint import fingerprint
@@ -235,7 +236,8 @@ class Engine:
         if request.sequence.pooled is not None and request.session.name:  # the next turn computes with it
             request.context.cache.move(self.model.devices)
         self.sessions.finish_turn(request.session, asked, completion.tokens, completion.text)
-        return Answer(request.question, completion.text.strip(), request.citations, report)
+        text = completion.text.strip()
+        return Answer(request.question, text, cite(request.hits, text), report)
 
     def map(self, request: RequestState) -> KVMap:
         """Return what the answer was read from. Call it as soon as the request is finalized."""

@@ -243,6 +243,17 @@ def test_a_document_is_shown_with_its_chunks(ragkv: Program, data: Path) -> None
     assert (missing.code, "has no document 'nothing'" in missing.err) == (1, True)
 
 
+def test_passages_are_searched_without_a_model(ragkv: Program, data: Path) -> None:
+    options = ("--data", data, "--top-k", 1)
+    found = json.loads(ragkv("search", QUESTION, *options, "--json").out)
+    assert [(each["document_id"], each["text"]) for each in found["passages"]] == [("harbour", LINES[0]["text"])]
+    plain = ragkv("search", QUESTION, *options, "--filter", "year=1889")
+    assert (plain.code, LINES[0]["text"] in plain.out, "chunks compared" in plain.err) == (0, True, True)
+    assert "no passage" in ragkv("search", QUESTION, *options, "--document", "nothing").out
+    missing = ragkv("search", QUESTION, "--data", data, "--collection", "none")
+    assert (missing.code, is_one_line(missing.err)) == (1, True)
+
+
 def test_files_that_a_folder_has_and_ingest_does_not_read_are_named(ragkv: Program, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("photo.png", "notes.odt", ".hidden.png"):
@@ -375,7 +386,7 @@ def test_a_filter_leaves_the_documents_whose_metadata_says_so(
     if found is None:
         assert (done.code, is_one_line(done.err), "filter" in done.err) == (1, True, True)
     else:
-        assert {citation["document_id"] for citation in json.loads(done.out)["citations"]} == found
+        assert {chunk["document_id"] for chunk in json.loads(done.out)["report"]["chunks"]} == found
 
 
 def test_a_filter_that_is_none_is_exit_2(ragkv: Program, tmp_path: Path) -> None:
