@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import inf
 from typing import Any
 
 from anyio import to_thread
 from nicegui import ui
-from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
 from api.dashboard.formatting import duration, percent
-from api.runtime.answer_history import RecordedAnswer
+from api.dashboard.turn import OpenDocument, Turn
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
-from api.schemas.history import to_answer_map, to_answer_summary
+from api.schemas.history import to_answer_summary
 from ragkv.errors import NotFound
-from ragkv.report import Report
 
 LATEST = 12
 """Answers in the list."""
@@ -36,19 +33,11 @@ _QUESTION = """<q-td :props="props">
 </q-td>"""
 
 
-class KVMapView(Element, component="kvmap.js"):
-    """The map of an answer, from the JSON of `GET /v1/answers/{id}/map`."""
-
-    def __init__(self, map: dict[str, Any]):
-        super().__init__()
-        self._props["map"] = map
-
-
 class LatestAnswers:
     """A table of the latest answers. A click on a row opens its answer."""
 
-    def __init__(self, engine_thread: EngineThread, tenant: Tenant):
-        self._engine_thread, self._tenant = engine_thread, tenant
+    def __init__(self, engine_thread: EngineThread, tenant: Tenant, open_document: OpenDocument):
+        self._engine_thread, self._tenant, self._open_document = engine_thread, tenant, open_document
         self._shown: list[float] = []
         with ui.element("section").classes("card").props('aria-label="Latest answers"'):
             self._table = ui.table(columns=_COLUMNS, rows=[], row_key="id", title="Latest answers")
@@ -67,43 +56,19 @@ class LatestAnswers:
     async def _open(self, event: GenericEventArguments) -> None:
         self._dialog.clear()
         with self._dialog, ui.card().classes("w-full"):
-            await show_answer(self._engine_thread, self._tenant, str(event.args))
+            await show_answer(self._engine_thread, self._tenant, str(event.args), self._open_document)
         self._dialog.open()
 
 
-async def show_answer(engine_thread: EngineThread, tenant: Tenant, id: str) -> None:
+async def show_answer(engine_thread: EngineThread, tenant: Tenant, id: str, open_document: OpenDocument) -> None:
     """Show an answer and its map in the current element, or a note if the answer is no longer kept."""
     try:
         recorded = await to_thread.run_sync(engine_thread.catalog_service.answer, tenant.name, id)
     except NotFound:
         ui.label("This answer is no longer kept.").classes("note")
         return
-    ui.label(recorded.answer.question).classes("title").props("role=heading aria-level=2")
-    ui.label(recorded.answer.answer).classes("answer")
-    ui.label(describe_report(recorded.answer.report, recorded.full_ms)).classes("note")
-    await show_map(engine_thread, recorded)
-
-
-async def show_map(engine_thread: EngineThread, recorded: RecordedAnswer) -> None:
-    """Show the map of an answer in the current element."""
-    texts = await to_thread.run_sync(partial(engine_thread.catalog_service.texts, recorded))
-    KVMapView(to_answer_map(recorded, texts))
-
-
-def describe_report(report: Report, full_ms: float = 0.0) -> str:
-    """Describe the figures of an answer in one line.
-
-    Args:
-        report: Report of the answer.
-        full_ms: Estimated time of full recompute; 0 if unknown.
-    """
-    full = f" (full recompute, estimated: {duration(full_ms / 1000)})" if full_ms else ""
-    ratios = report.ratios
-    return (
-        f"{report.method} · first token after {duration(report.timings_ms.ttft / 1000)}{full}"
-        f" · cache hits {percent(ratios.cache_hit)} · kept {percent(ratios.sequence)}"
-        f" · recomputed {percent(ratios.recompute)} · loaded {percent(ratios.load)}"
-    )
+    turn = Turn(engine_thread, recorded.answer.question, open_document)
+    await turn.finish(recorded, with_map=True)
 
 
 def _row(summary: dict[str, Any]) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from api.dashboard.documents import DocumentsPage
 from api.dashboard.guard import ROOT
 from api.dashboard.series import Series
 from api.dashboard.tiles import Charts, Tiles
+from api.dashboard.viewer import DocumentViewer
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
 from ragkv.errors import RagkvError
 
-TABS = {"Overview": "insights", "Ask": "forum", "Documents": "description"}
+TABS = {"Ask": "forum", "Documents": "description", "Overview": "insights"}
 BLUE = "#0072b2"
 TICK = 1.0
 """Seconds between two updates of the page."""
@@ -49,14 +50,23 @@ def build_page(app: FastAPI, user: Tenant | None) -> None:
     with ui.tabs().props("no-caps align=left inline-label") as tabs:
         for name, icon in TABS.items():
             ui.tab(name, icon=icon)
-    with ui.tab_panels(tabs, value="Overview").props("keep-alive").classes("panels"):
+
+    async def open_answer(id: str) -> None:
+        tabs.set_value("Ask")
+        await ask.open(id)
+
+    def add_documents() -> None:
+        tabs.set_value("Documents")
+
+    viewer = DocumentViewer(engine_thread, tenant, open_answer)
+    with ui.tab_panels(tabs, value="Ask", animated=False).props("keep-alive").classes("panels"):
+        with ui.tab_panel("Ask"):
+            ask = AskPanel(app, tenant, viewer.open, add_documents)
+        with ui.tab_panel("Documents"):
+            documents = DocumentsPage(engine_thread, tenant, viewer.open)
         with ui.tab_panel("Overview"):
             tiles, charts = Tiles(engine_thread, series), Charts(series)
-            latest = LatestAnswers(engine_thread, tenant)
-        with ui.tab_panel("Ask"):
-            AskPanel(app, tenant)
-        with ui.tab_panel("Documents"):
-            documents = DocumentsPage(engine_thread, tenant)
+            latest = LatestAnswers(engine_thread, tenant, viewer.open)
 
     async def refresh() -> None:
         try:
@@ -67,7 +77,9 @@ def build_page(app: FastAPI, user: Tenant | None) -> None:
     async def refresh_tab() -> None:
         health = engine_thread.health()
         status.set_text(f"{health.get('model', '')} · {health['status']}")
-        if tabs.value == "Overview":
+        if tabs.value == "Ask":
+            await ask.refresh()
+        elif tabs.value == "Overview":
             tiles.refresh()
             charts.refresh()
             await latest.refresh()

@@ -154,11 +154,15 @@ class CatalogService:
             return found
         raise NotFound(f"no answer {id!r} is remembered")
 
-    def texts(self, recorded: RecordedAnswer) -> list[list[str] | None]:
-        """Return the text of each block of each chunk of an answer's map; None for a chunk that is not stored now."""
+    def chunks(self, recorded: RecordedAnswer) -> list[Chunk | None]:
+        """Return each chunk of an answer's map; None for one that is not stored now."""
         chunks = recorded.map.chunks
         stored = self._catalog.chunks(recorded.collection, [chunk.row for chunk in chunks])
-        found = [stored.get(chunk.row) for chunk in chunks]
+        return [stored.get(chunk.row) for chunk in chunks]
+
+    def texts(self, recorded: RecordedAnswer) -> list[list[str] | None]:
+        """Return the text of each block of each chunk of an answer's map; None for a chunk that is not stored now."""
+        found = self.chunks(recorded)
         return [self._prompt.blocks(chunk.tokens, recorded.map.block) if chunk else None for chunk in found]
 
     def _outdated(self, answers: Iterable[RecordedAnswer]) -> set[RecordedAnswer]:
