@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from api.errors import fault_of
@@ -24,6 +25,13 @@ from ragkv.report import Answer, Report
 
 logger = logging.getLogger("ragkv.api")
 
+Charge = Callable[[str, int], None]
+"""Called with a tenant and the tokens that its question used: those of the prompt, later those of the answer."""
+
+
+def charge_nobody(tenant: str, tokens: int) -> None:
+    """The default of `charge`: count nothing."""
+
 
 @dataclass
 class _Running:
@@ -37,9 +45,11 @@ class _Running:
 class DecodeLoop:
     """Decodes the answers of prefilled questions together. Only the engine's thread may use it, except for `count`."""
 
-    def __init__(self, engine: Engine, metrics: MetricsRecorder, history: AnswerHistory):
-        """Make an empty loop. `metrics` counts how questions end, `history` keeps the answers."""
-        self._engine, self._metrics, self._history = engine, metrics, history
+    def __init__(
+        self, engine: Engine, metrics: MetricsRecorder, history: AnswerHistory, charge: Charge = charge_nobody
+    ):
+        """Make an empty loop. `metrics` counts how questions end, `history` keeps answers, `charge` counts tokens."""
+        self._engine, self._metrics, self._history, self._charge = engine, metrics, history, charge
         serving = engine.settings.part(ServingSettings)
         self._batch = Batch(engine.model, serving.batch, serving.batch_bytes, engine.graph_decoder)
         self._running: dict[int, _Running] = {}
@@ -81,6 +91,8 @@ class DecodeLoop:
                 self._fail(question, error)
                 return
         question.context.timer = state.timer
+        context = sum(len(hit.chunk.tokens) for hit in state.hits)
+        self._charge(question.tenant, context + len(state.question_tokens))
         id = self._batch.join(state.sequence)
         self._running[id] = _Running(question, state, time.monotonic() - started)
         if question.channel is not None:
@@ -94,6 +106,7 @@ class DecodeLoop:
         """
         for id, each in list(self._running.items()):
             if self.abandoned(each.question):
+                self._charge(each.question.tenant, len(each.state.sequence.tokens))
                 self._batch.cancel(id)
                 del self._running[id]
         if not self._running:
@@ -118,6 +131,7 @@ class DecodeLoop:
 
     def _end(self, event: Event) -> float:
         each = self._running.pop(event.id)
+        self._charge(each.question.tenant, len(each.state.sequence.tokens))
         with working_for(each.question.context):
             if event.fault is not None:
                 self._fail(each.question, event.fault)

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 from api.runtime.answer_channel import AnswerChannel
 from api.runtime.answer_history import AnswerHistory
 from api.runtime.catalog_service import CatalogService
-from api.runtime.decode_loop import DecodeLoop
+from api.runtime.decode_loop import Charge, DecodeLoop, charge_nobody
 from api.runtime.engine_health import IDLE_SECONDS, EngineHealth
 from api.runtime.passage_search import PassageSearch
 from api.runtime.request_context import working_for
@@ -78,8 +78,15 @@ class EngineThread:
     model: str
     methods: tuple[str, ...]
 
-    def __init__(self, settings: Settings, shared: bool = False):
-        """Prepare the thread without starting it. shared: several tenants ask, so none may fill the queue."""
+    def __init__(self, settings: Settings, shared: bool = False, charge: Charge = charge_nobody):
+        """Prepare the thread without starting it.
+
+        Args:
+            settings: What to open.
+            shared: Several tenants ask, so none may fill the queue.
+            charge: Receives the tokens that questions use.
+        """
+        self._charge = charge
         self._settings = settings
         self._queue = RequestQueue(settings.queue, shared)
         self._waited_for: set[Future[Any]] = set()
@@ -236,7 +243,7 @@ class EngineThread:
             except BaseException as error:
                 self._ready.set_exception(error)
                 return
-            self._decode_loop = decode_loop = DecodeLoop(engine, self.metrics, self.history)
+            self._decode_loop = decode_loop = DecodeLoop(engine, self.metrics, self.history, self._charge)
             try:
                 self._serve(engine, decode_loop)
             finally:
