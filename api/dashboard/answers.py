@@ -9,17 +9,20 @@ from anyio import to_thread
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
+from api.dashboard.answer_card import AnswerCard, OpenDocument
+from api.dashboard.buttons import quiet_button
 from api.dashboard.formatting import duration, percent
-from api.dashboard.turn import OpenDocument, Turn
+from api.runtime.answer_history import RecordedAnswer
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
-from api.schemas.history import to_answer_summary
+from api.schemas.history import QUESTION_CHARS, to_answer_summary
 from ragkv.errors import NotFound
 
 LATEST = 12
 """Answers in the list."""
 _COLUMNS: list[dict[str, Any]] = [
-    {"name": "question", "label": "Question", "field": "question", "align": "left"},
+    {"name": "question", "label": "Question and answer", "field": "question", "align": "left"},
+    {"name": "when", "label": "Answered", "field": "when", "align": "left"},
     {"name": "method", "label": "Method", "field": "method", "align": "left"},
     {"name": "ttft", "label": "First token", "field": "ttft"},
     {"name": "full", "label": "Full, estimated", "field": "full"},
@@ -27,10 +30,12 @@ _COLUMNS: list[dict[str, Any]] = [
     {"name": "recompute", "label": "Recomputed", "field": "recompute"},
     {"name": "sequence", "label": "Kept", "field": "sequence"},
 ]
-# A button can be focused with the keyboard. Vue shows the question as text.
+# A button can be focused with the keyboard. Vue shows question and answer as text.
 _QUESTION = """<q-td :props="props">
   <button type="button" class="link" @click="$parent.$emit('open', props.row.id)">{{ props.value }}</button>
+  <div class="given">{{ props.row.answer }}</div>
 </q-td>"""
+_WHEN = """<q-td :props="props">{{ new Date(1000 * props.value).toLocaleString() }}</q-td>"""
 
 
 class LatestAnswers:
@@ -43,6 +48,7 @@ class LatestAnswers:
             self._table = ui.table(columns=_COLUMNS, rows=[], row_key="id", title="Latest answers")
             self._table.props('flat wrap-cells hide-pagination no-data-label="No questions yet."')
             self._table.classes("w-full").add_slot("body-cell-question", _QUESTION)
+            self._table.add_slot("body-cell-when", _WHEN)
             self._table.on("open", self._open)
         self._dialog = ui.dialog().props("full-width")
 
@@ -51,11 +57,12 @@ class LatestAnswers:
         found = await to_thread.run_sync(self._engine_thread.catalog_service.answers, self._tenant.name, LATEST, inf)
         if [each.when for each in found] != self._shown:
             self._shown = [each.when for each in found]
-            self._table.rows = [_row(to_answer_summary(each, self._tenant)) for each in found]
+            self._table.rows = [_row(each, to_answer_summary(each, self._tenant)) for each in found]
 
     async def _open(self, event: GenericEventArguments) -> None:
         self._dialog.clear()
-        with self._dialog, ui.card().classes("w-full"):
+        with self._dialog, ui.card().classes("viewer"):
+            quiet_button("Close", self._dialog.close, "close").props("dense")
             await show_answer(self._engine_thread, self._tenant, str(event.args), self._open_document)
         self._dialog.open()
 
@@ -67,14 +74,16 @@ async def show_answer(engine_thread: EngineThread, tenant: Tenant, id: str, open
     except NotFound:
         ui.label("This answer is no longer kept.").classes("note")
         return
-    turn = Turn(engine_thread, recorded.answer.question, open_document)
-    await turn.finish(recorded, with_map=True)
+    card = AnswerCard(engine_thread, recorded.answer.question, open_document)
+    await card.finish(recorded, with_map=True)
 
 
-def _row(summary: dict[str, Any]) -> dict[str, Any]:
+def _row(recorded: RecordedAnswer, summary: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": summary["id"],
         "question": summary["question"],
+        "answer": recorded.answer.answer[:QUESTION_CHARS],
+        "when": summary["when"],
         "method": summary["method"],
         "ttft": duration(summary["ttft"] / 1000),
         "full": f"≈ {duration(summary['full_ms'] / 1000)}" if summary["full_ms"] else "",

@@ -16,13 +16,15 @@ from nicegui import ui
 from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
+from api.dashboard.answer_card import AnswerCard, OpenDocument
 from api.dashboard.buttons import main_button, quiet_button
 from api.dashboard.examples import EXAMPLES, example_questions
-from api.dashboard.turn import OpenDocument, Turn
 from api.errors import fault_of
+from api.middleware.rate_limit import quota_fault
 from api.runtime.answer_history import RecordedAnswer
 from api.runtime.answer_stream import AnswerStream
 from api.runtime.engine_thread import EngineThread
+from api.runtime.rate_limits import RateLimiter
 from api.runtime.request_context import RequestContext, bind
 from api.runtime.tenants import Tenant
 from api.schemas.history import QUESTION_CHARS
@@ -54,6 +56,7 @@ class AskPanel:
 
     def __init__(self, app: FastAPI, tenant: Tenant, open_document: OpenDocument, add_documents: Callable[[], None]):
         self._engine_thread: EngineThread = app.state.engine_thread
+        self._limiter: RateLimiter = app.state.limiter
         self._settings: Settings = app.state.settings
         self._tenant, self._open_document, self._add_documents = tenant, open_document, add_documents
         self._stream: AnswerStream | None = None
@@ -126,8 +129,8 @@ class AskPanel:
             self._collection.value = name
         for each in shown:
             with self._thread:
-                turn = Turn(self._engine_thread, each.answer.question, self._open_document)
-            await turn.finish(each)
+                card = AnswerCard(self._engine_thread, each.answer.question, self._open_document)
+            await card.finish(each)
 
     async def _show_examples(self, count: int) -> None:
         """Fill the empty thread with examples for the chosen collection."""
@@ -165,36 +168,39 @@ class AskPanel:
             return
         self._start.set_visibility(False)
         with self._thread:
-            turn = Turn(self._engine_thread, question, self._open_document)
-        turn.show(note="Waiting in the queue …", busy=True)
+            card = AnswerCard(self._engine_thread, question, self._open_document)
+        card.show(note="Waiting in the queue …", busy=True)
         self._set_busy(True)
         self._scroll_to_end()
         try:
-            await self._answer(question, turn)
+            await self._answer(question, card)
         except CancelledError:
-            turn.show(note="Stopped.", busy=False)
+            card.show(note="Stopped.", busy=False)
         except Exception as error:
-            turn.show(fault=self._tenant.told(fault_of(error).detail), note="", busy=False)
+            card.show(fault=self._tenant.told(fault_of(error).detail), note="", busy=False)
         finally:
             self._cancel()
             self._set_busy(False)
 
-    async def _answer(self, question: str, turn: Turn) -> None:
+    async def _answer(self, question: str, card: AnswerCard) -> None:
+        if (exhausted := self._limiter.admit(self._tenant.name, ("tokens",))) is not None:
+            card.show(fault=quota_fault(exhausted).detail, note="", busy=False)
+            return
         request_id, text = uuid.uuid4().hex, ""
         bind(RequestContext(request_id, self._tenant.name))
         self._stream = stream = self._start_stream(question)
         self._question.value = ""
         retrieval = await stream.prefilled()
-        turn.show(note=f"Reading {len(retrieval.citations)} passages …")
+        card.show(note=f"Reading {len(retrieval.citations)} passages …")
         async for piece in stream.pieces():
             text += piece
-            turn.show(text=text)
+            card.show(text=text)
         recorded = self._engine_thread.history.find(self._tenant.name, request_id)
         if recorded is None:  # the service keeps no answers
-            turn.show(text=stream.answer().answer, note="", busy=False)
+            card.show(text=stream.answer().answer, note="", busy=False)
             return
         self._history.show(shown=request_id)
-        await turn.finish(recorded)
+        await card.finish(recorded)
         await self.refresh()
         self._scroll_to_end()
 

@@ -11,9 +11,9 @@ from anyio import to_thread
 from nicegui import ui
 from nicegui.element import Element
 
+from api.dashboard.answer_card import place_of
 from api.dashboard.buttons import quiet_button
 from api.dashboard.formatting import count, size
-from api.dashboard.turn import place_of
 from api.runtime.answer_history import RecordedAnswer
 from api.runtime.catalog_service import KVSizes
 from api.runtime.engine_thread import EngineThread

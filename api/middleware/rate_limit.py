@@ -39,7 +39,7 @@ class RateLimitMiddleware:
 
         exhausted = self.limiter.admit(tenant, resources)
         if exhausted is not None:
-            return await error_response(_fault(exhausted), scope)(scope, receive, send_with_quotas)
+            return await error_response(quota_fault(exhausted), scope)(scope, receive, send_with_quotas)
 
         async def receive_and_count() -> Message:
             message = await receive()
@@ -60,7 +60,8 @@ def _resources(scope: Scope) -> frozenset[Resource]:
     return frozenset()
 
 
-def _fault(exhausted: Exhausted) -> Fault:
+def quota_fault(exhausted: Exhausted) -> Fault:
+    """Return the answer to a tenant that used up a quota."""
     what = {"requests": "requests", "tokens": "tokens", "bytes": "bytes of documents"}[exhausted.resource]
     detail = f"the {what} of this minute are used up; come back in {exhausted.retry_after} s"
     return Fault(429, detail, "rate_limited", {"Retry-After": str(exhausted.retry_after)})

@@ -76,9 +76,9 @@ class DecodeLoop:
         if isinstance(request, QueuedQuestion):
             if time.monotonic() >= request.deadline:
                 reject(request.future, Expired())
-                self._metrics.ended("expired")
+                self._metrics.ended("expired", request.tenant)
             elif request.future.cancelled():
-                self._metrics.ended("cancelled")
+                self._metrics.ended("cancelled", request.tenant)
         return request.future.done()
 
     def prefill(self, question: QueuedQuestion) -> None:
@@ -146,7 +146,7 @@ class DecodeLoop:
             self._fail(each.question, error)
             return
         full_ms = _full_recompute_ms(self._engine, answer.report)
-        self._metrics.answered(answer.report, full_ms)
+        self._metrics.answered(answer.report, full_ms, each.question.tenant)
         self._record_answer(each, answer, full_ms)
         each.question.context.report = answer.report
         resolve(each.question.future, answer)
@@ -168,7 +168,7 @@ class DecodeLoop:
         status = fault_of(error).status if isinstance(error, Exception) else 500
         if status == 500:  # the traceback is logged with the response, if the client still waits for one
             logger.error("a question failed: %s", type(error).__name__)
-        self._metrics.ended("invalid" if status < 500 else "failed")
+        self._metrics.ended("invalid" if status < 500 else "failed", question.tenant)
         reject(question.future, error)
 
 

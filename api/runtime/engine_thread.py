@@ -156,7 +156,7 @@ class EngineThread:
             if self._queue.full(request.tenant) and self._decode_loop is not None:
                 self._queue.sweep(self._decode_loop.abandoned)
             if self._queue.full(request.tenant):
-                self.metrics.ended("refused")
+                self.metrics.ended("refused", request.tenant)
                 raise Busy(len(self._queue), self._queue.retry_after(request.tenant))
             self._queue.enqueue(request)
             self._waited_for.add(request.future)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from prometheus_client.parser import text_string_to_metric_families
 
 from api.middleware.keys import make_key
 from tests.api.dashboard.browser import CHROMIUM, PageLog, chromium, tab
@@ -30,7 +31,7 @@ PROGRAM = ("-m", "tests.api.dashboard.loaded", "serve", "--port", "0")
 
 @dataclass
 class Desk:
-    """A service with the tenants acme and zeta.
+    """A service with the tenants acme and zeta, which is the operator.
 
     Attributes:
         url: Address of the service.
@@ -40,6 +41,7 @@ class Desk:
         client: HTTP client of acme.
         browser: The browser.
         shown: The page, logged in as acme, and what it did.
+        before: The samples of /metrics before acme asked.
         answers: All answers of acme in order.
     """
 
@@ -50,6 +52,7 @@ class Desk:
     client: httpx.Client
     browser: Browser
     shown: tuple[Page, PageLog]
+    before: dict[Any, float]
     answers: list[Any] = field(default_factory=list)
 
     def ask(self, question: str, **options: Any) -> Any:
@@ -95,6 +98,12 @@ class Desk:
         assert log.hosts == {re.sub("^http://", "", self.url)}
 
 
+def read_metrics(client: httpx.Client) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return every sample of /metrics by name and labels."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
 def log_in(page: Page, key: str) -> None:
     """Open the dashboard with a key."""
     page.get_by_label("API key").fill(key)
@@ -109,7 +118,12 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     assert CHROMIUM, "there is no Chromium; `make test` installs Debian's"
     folder: Path = tmp_path_factory.mktemp("desk")
     (key, pair), (other_key, other) = make_key("acme"), make_key("zeta")
-    settings = {"RAGKV_API_KEYS": f"{pair},{other}", "RAGKV_MAX_TOKENS": "8", "RAGKV_HISTORY": str(ANSWERS)}
+    settings = {
+        "RAGKV_API_KEYS": f"{pair},{other}",
+        "RAGKV_MAX_TOKENS": "8",
+        "RAGKV_HISTORY": str(ANSWERS),
+        "RAGKV_OPERATORS": "zeta",
+    }
     with served(folder, PROGRAM, **settings) as (process, client), chromium() as browser:
         client.headers["Authorization"] = f"Bearer {key}"
         url = str(client.base_url).rstrip("/")
@@ -117,7 +131,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         assert sent.json()["status"] == "completed", sent.text
         with tab(browser, f"{url}/dashboard") as (page, log):
             log_in(page, key)
-            opened = Desk(url, process.pid, key, other_key, client, browser, (page, log))
+            opened = Desk(url, process.pid, key, other_key, client, browser, (page, log), read_metrics(client))
             for question in QUESTIONS:
                 opened.ask(question)
             yield opened

@@ -44,7 +44,7 @@ def fill(engine_thread: EngineThread) -> None:
             chunks=(),
         )
         answer = Answer(f"Question {number}?", "An answer.", (), report)
-        engine_thread.metrics.answered(report, 600.0)
+        engine_thread.metrics.answered(report, 600.0, TENANT)
         engine_thread.history.record(
             RecordedAnswer(f"id{number}", TENANT, f"{TENANT}:default", "", answer, KVMap(16, 12, ()), 600.0)
         )

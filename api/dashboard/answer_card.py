@@ -45,7 +45,7 @@ class KVMapView(Element, component="kvmap.js"):
         self._props.update({"map": map, "places": places})
 
 
-class Turn:
+class AnswerCard:
     """A question on the page. Built in the current element."""
 
     def __init__(self, engine_thread: EngineThread, question: str, open_document: OpenDocument):
