@@ -149,6 +149,7 @@ class AskOptions:
         top_p: Samples from the smallest set of tokens that holds this share of the probability.
         stop: Strings that end the answer. They are not part of it.
         seed: Seed of the sampler.
+        abstain_below: An answer whose confidence is lower becomes `unknown`; None never does that.
     """
 
     collection: str = "default"
@@ -163,6 +164,7 @@ class AskOptions:
     top_p: float = 1.0
     stop: Sequence[str] = ()
     seed: int = 0
+    abstain_below: float | None = None
 
 
 @dataclass(frozen=True)

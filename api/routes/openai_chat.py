@@ -94,6 +94,7 @@ def options_of(chat: Chat, method: str | None, collection: str) -> AskOptions:
         top_p=chat.top_p or 1.0,
         stop=stop,
         seed=secrets.randbits(63) if chat.seed is None else chat.seed,
+        abstain_below=chat.ragkv.abstain_below,
     )
 
 

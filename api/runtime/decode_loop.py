@@ -120,7 +120,8 @@ class DecodeLoop:
             each.seconds += share
             if event.ended:
                 finished.append(self._end(event))
-            elif each.question.channel is not None:
+            elif each.question.channel is not None and each.question.options.abstain_below is None:
+                # An answer that may be withheld is sent when its confidence is known, at its end.
                 each.question.channel.publish(each.state.detokenizer.stable_text())
         return finished
 
