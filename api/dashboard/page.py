@@ -66,7 +66,7 @@ def build_page(app: FastAPI, user: Tenant | None) -> None:
     async def refresh_tab() -> None:
         health = engine_thread.health()
         status.set_text(f"{health.get('model', '')} · {health['status']}")
-        shown = {"Ask": ask, "Documents": documents, "Overview": overview}
+        shown: dict[str, AskPanel | DocumentsPage | Overview] = {"Ask": ask, "Documents": documents, "Overview": overview}
         await shown[tabs.value].refresh()
 
     ui.timer(TICK, refresh)

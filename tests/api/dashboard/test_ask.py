@@ -7,7 +7,8 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 
-from tests.api.dashboard.conftest import BRIDGE, HARBOUR, QUESTIONS, Desk
+from tests.api.dashboard.browser import tab
+from tests.api.dashboard.conftest import BRIDGE, HARBOUR, QUESTIONS, Desk, log_in
 
 LETTERS = {"k": "kept", "r": "recomputed", "p": "pulled in later", "d": "dropped"}
 
@@ -167,3 +168,12 @@ def test_an_error_is_shown_as_text(desk: Desk) -> None:
         page.get_by_label("Question").fill("harbour " * 3000)
         page.get_by_role("button", name="Ask", exact=True).click()
         expect(page.get_by_role("region", name="Answer").get_by_role("alert")).to_contain_text("2048", timeout=20_000)
+
+
+def test_a_question_beyond_the_limit_of_its_tenant_is_refused(desk: Desk) -> None:
+    with tab(desk.browser, f"{desk.url}/dashboard") as (page, _):
+        log_in(page, desk.other_key)
+        for said in ("has no documents", "are used up"):
+            page.get_by_label("Question").fill("Who?")
+            page.get_by_role("button", name="Ask", exact=True).click()
+            expect(page.get_by_role("alert").last).to_contain_text(said)
