@@ -41,7 +41,7 @@ from ragkv.engine.registry import (
 from ragkv.engine.report_builder import build_report
 from ragkv.engine.request import RequestState
 from ragkv.engine.retokenise import with_own_tokens
-from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_reuse
+from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_gate
 from ragkv.engine.self_test import failed_self_test
 from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.errors import ConfigError, InputError, NotFound
@@ -134,9 +134,11 @@ class Engine:
         engine.reuse_refused = failed_self_test(engine.prefiller, engine.fingerprint, settings.data / "qualified")
         machine = f"{engine.fingerprint} {model.device_names} {torch.get_num_threads()} {settings.store}"
         engine.chunks.costs = measure_costs(engine.prefiller, store, settings.data / "costs", machine)
-        if model.device.type == "cuda" and not (settings.method or engine.reuse_refused):
-            method = make_method(engine.method, model)
-            engine.reuse_policy = measure_reuse(engine.prefiller, engine.chunks.store(MEASURED), method)
+        if settings.gate and not (settings.method or engine.reuse_refused):
+            method, shelf = make_method(engine.method, model), engine.chunks.store(MEASURED)
+            engine.reuse_policy = measure_gate(
+                engine.prefiller, shelf, method, engine.costs, settings.data / "costs", machine
+            )
         return engine
 
     def __enter__(self) -> Engine:
