@@ -142,6 +142,8 @@ def test_one_short_context_gives_what_scout_costs_beside_its_rows() -> None:
     reader.prefill_sparse(chunks, (0,) * 32, scout, timer)
     work = expected_work(scout, [96, 96], 64, 32)
     assert timer.total() / 5 < gate.sparse_ms(work) < 5 * timer.total(), "it predicts what it measured"
+    dear = fit_short_reuse(reader, scout, lambda: chunks, QuadraticCost(1, 10**4, 0))
+    assert dear.sparse == LinearCost(0, 10**4), "what the rows cost is not counted twice"
 
 
 def test_a_store_that_takes_nothing_leaves_the_gate_open() -> None:
