@@ -28,7 +28,7 @@ from ragkv.store.format.codec import pack
 from ragkv.store.format.layout import Layout
 from ragkv.timing import StepTimer
 from ragkv.types import AskOptions, Document
-from tests.libraries import ANSWER, QUESTION, open_engine, open_library
+from tests.libraries import ANSWER, QUESTION, open_copy, open_engine, open_library
 from tests.redis_server import redis_server
 
 TWO = ("01", "02")
@@ -232,8 +232,8 @@ def test_restarting_keeps_everything(tmp_path, model, embedder):
 
 
 @pytest.mark.parametrize("damage", ["missing", "head", "body", "truncated", "foreign"])
-def test_a_damaged_entry_is_encoded_again_and_reported(tmp_path, model, embedder, damage):
-    with open_library(tmp_path, model, embedder, TWO) as engine:
+def test_a_damaged_entry_is_encoded_again_and_reported(two_documents, tmp_path, model, embedder, damage):
+    with open_copy(two_documents, tmp_path / "data", model, embedder) as engine:
         expected = engine.answer(QUESTION, AskOptions(top_k=4))
         victim, other = files(engine)[:2]
         data = bytearray(victim.read_bytes())
@@ -294,9 +294,9 @@ def test_another_collection_never_reads_this_ones_entries(library, tmp_path, mod
 
 
 @pytest.mark.parametrize("forgery", ["layers", "heads", "dtype", "retrieval"])
-def test_a_well_made_entry_of_another_shape_is_a_miss(tmp_path, model, embedder, forgery):
+def test_a_well_made_entry_of_another_shape_is_a_miss(two_documents, tmp_path, model, embedder, forgery):
     """Checksums, tokens, fingerprint and key are right; the tensors are another model's."""
-    with open_library(tmp_path, model, embedder, TWO) as engine:
+    with open_copy(two_documents, tmp_path / "data", model, embedder) as engine:
         chunk = engine.catalog.chunks_of("default", "01-skerrow-light.md")[0]
         kv = engine.encode(chunk)
         d = kv.digest
