@@ -20,9 +20,9 @@ from ragkv.catalog import Catalog
 from ragkv.cli.samples import samples_folder
 from ragkv.retrieval import Retriever
 from ragkv.types import AskOptions
+from tests.forked import run_forked
 from tests.ingest.conftest import on_a_small_disk  # noqa: F401
 from tests.ingest.reader import WordEmbedder, make_document
-from tests.forked import run_forked
 from tests.quick import quick_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
