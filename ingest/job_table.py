@@ -132,8 +132,9 @@ def start_next(connection: sqlite3.Connection, job: int | None = None) -> tuple[
     )
     connection.execute(sql, (now, now, place.job))
     connection.execute("UPDATE paces SET rest = NULL WHERE job = ?", (place.job,))
-    title, text, metadata = json.loads(row[4])
-    return place, Document(row[3], title, text, metadata, row[2])
+    title, text, metadata, *pages = json.loads(row[4])  # a job that an older release queued has no pages
+    starts = tuple((offset, number) for offset, number in (pages[0] if pages else ()))
+    return place, Document(row[3], title, text, metadata, row[2], starts)
 
 
 def _startable(connection: sqlite3.Connection, job: int) -> tuple[Any, ...] | None:

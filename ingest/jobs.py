@@ -303,7 +303,8 @@ def _entry(item: Document | Rejected, limit: int) -> dict[str, str | None]:
             "code": code_of(type(error)),
             "message": _storable(str(error)),
         }
-    return {**row, "id": item.id, "payload": json.dumps([item.title, item.text, dict(item.metadata)])}
+    pages = [item.pages] if item.pages else []  # an older release reads payloads without pages only
+    return {**row, "id": item.id, "payload": json.dumps([item.title, item.text, dict(item.metadata), *pages])}
 
 
 def code_of(kind: type[Exception]) -> str:

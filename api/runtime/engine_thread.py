@@ -36,6 +36,7 @@ from api.runtime.answer_history import AnswerHistory
 from api.runtime.catalog_service import CatalogService
 from api.runtime.decode_loop import DecodeLoop
 from api.runtime.engine_health import IDLE_SECONDS, EngineHealth
+from api.runtime.passage_search import PassageSearch
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, QueuedTask, RequestQueue, SessionName, reject, resolve
 from ingest.jobs import Jobs
@@ -65,8 +66,9 @@ class EngineThread:
     """Owns the engine in a thread of its own. Its methods may be called from any thread.
 
     Attributes:
-        jobs: The ingest jobs. This attribute and the next three exist once the future of `start` has completed.
+        jobs: The ingest jobs. This attribute and the next four exist once the future of `start` has completed.
         catalog_service: The catalogue for the routes.
+        passage_search: Searches for passages.
         model: Name of the loaded model.
         methods: Methods that the model can be asked with.
         metrics: Counts the questions.
@@ -75,6 +77,7 @@ class EngineThread:
 
     jobs: Jobs
     catalog_service: CatalogService
+    passage_search: PassageSearch
     model: str
     methods: tuple[str, ...]
 
@@ -231,6 +234,7 @@ class EngineThread:
                 self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes)
                 self._ingest_turns = IngestTurns(self.jobs)
                 self.catalog_service = CatalogService(engine, self.jobs, self.history)
+                self.passage_search = PassageSearch(engine.retriever, self._settings.queue)
                 self._resume(engine)
                 self._ready.set_result(None)
             except BaseException as error:

@@ -22,6 +22,7 @@ from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
 from ragkv.engine.chunk_encoder import ChunkEncoder
+from ragkv.engine.citations import cite
 from ragkv.engine.cost_model import CostModel, measure_costs
 from ragkv.engine.crossover import key_tier
 from ragkv.engine.fingerprint import fingerprint
@@ -176,6 +177,15 @@ class Engine:
             self.chunks.encode_and_store(chunk, collection)
         return self.key(chunk, collection)
 
+    def body_bytes(self, tokens: int) -> int:
+        """Return the bytes that the KV of a chunk of so many tokens takes in the store, its head record left out.
+
+        A model that failed its self-test stores nothing: 0.
+        """
+        model, body = self.model, self.settings.store_body
+        layout = Layout(model.shape, tokens, model.profile.block, model.dtype, body)
+        return 0 if self.reuse_refused else layout.body_bytes
+
     def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
         """Delete KV that no chunk refers to and no ingest claims, and the sessions that hold it.
 
@@ -228,7 +238,8 @@ class Engine:
         if request.sequence.pooled is not None and request.session.name:  # the next turn computes with it
             request.context.cache.move(self.model.devices)
         self.sessions.finish_turn(request.session, asked, completion.tokens, completion.text)
-        return Answer(request.question, completion.text.strip(), request.citations, report)
+        text = completion.text.strip()
+        return Answer(request.question, text, cite(request.hits, text), report)
 
     def map(self, request: RequestState) -> KVMap:
         """Return what the answer was read from. Call it as soon as the request is finalized."""
