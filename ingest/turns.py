@@ -70,18 +70,18 @@ class IngestTurns:
             Each unit of work before a document is committed.
 
         Returns:
-            The number of documents that were begun.
+            The number of documents that were started.
         """
-        begun, self._seen = 0, -1
+        started_count, self._seen = 0, -1
         try:
             while (job := self._next()) is not None:
                 if job not in self._open:
                     self._open[job] = self._jobs.steps(engine, job)
-                    begun += 1
+                    started_count += 1
                 step = self._advance(job)
                 if step is not None:
                     yield step
-            return begun
+            return started_count
         finally:
             for each in self._open.values():
                 each.close()
@@ -136,4 +136,3 @@ class IngestTurns:
         self._tenants.charge(tenant, seconds, tenants)
         self._jobs_of[tenant].charge(job, seconds, [each for each, name in self._tenants_of.items() if name == tenant])
         self._jobs_of = {name: shares for name, shares in self._jobs_of.items() if name in tenants}
-

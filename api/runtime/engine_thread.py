@@ -330,14 +330,14 @@ class EngineThread:
         with self._changed:
             self._documents_queued = False
         try:
-            begun = yield from self._ingest_turns.steps(engine)
+            started = yield from self._ingest_turns.steps(engine)
         except StoreError as error:
             logger.warning("ingest waits: %s", error)
         except CatalogCorrupt as error:
             logger.critical("%s", error)
             self.jobs.pause()
         else:
-            if begun:
+            if started:
                 self._documents_queued = True
 
     def _wait(self) -> None:

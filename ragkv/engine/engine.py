@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -52,6 +53,7 @@ from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.model_cache import Notify
 from ragkv.report import Answer
 from ragkv.retrieval import Embedder, Retriever
+from ragkv.retrieval.follow_up import own_raised, search_text
 from ragkv.sparse.psa import Psa, PsaState
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
@@ -216,6 +218,7 @@ class Engine:
             NotCalibrated: The method needs retrieval heads that the model's profile lacks.
         """
         request = self._start(question, options)
+        self.sessions.check(options.conversation, request.method)
         with request.timer.step("retrieve"):
             request.hits = self._retrieve(request)
         self._choose_full_where_quicker(request)
@@ -290,7 +293,7 @@ class Engine:
         return RequestState(
             question,
             options,
-            self._tokenize(question),
+            self._tokenize(question, options),
             choice,
             PrefillOptions(max_tokens, prefill_policy, decode_policy),
             Sampling(max_tokens, options.temperature, options.top_p, stop, options.seed),
@@ -298,18 +301,23 @@ class Engine:
             refused,
         )
 
-    def _tokenize(self, question: str) -> tuple[int, ...]:
+    def _tokenize(self, question: str, options: AskOptions) -> tuple[int, ...]:
+        """Return the question part of the prompt. Of the turns that come with it, the latest that fit are in it."""
         if not question.strip():
             raise InputError("the question is empty")
-        if "\0" in question:
+        if any("\0" in text for text in (question, options.instructions, *chain.from_iterable(options.history))):
             raise InputError("the question holds NUL characters; it is not text")
-        tokens = self.model.prompt.question(question.strip())
-        if len(tokens) > self.settings.max_question_tokens:
-            raise InputError(
-                f"the question has {len(tokens)} tokens, the limit is {self.settings.max_question_tokens}; "
-                "shorten it or put its material into a document"
-            )
-        return tokens
+        if options.history and options.conversation is not None:
+            raise InputError("a conversation keeps its own turns; give either `conversation` or `history`")
+        limit = self.settings.max_question_tokens
+        for start in range(len(options.history) + 1):
+            tokens = self.model.prompt.question(question.strip(), options.history[start:], options.instructions)
+            if len(tokens) <= limit:
+                return tokens
+        raise InputError(
+            f"the question has {len(tokens)} tokens, the limit is {limit}; "
+            "shorten it or put its material into a document"
+        )
 
     def _retrieve(self, request: RequestState) -> list[Hit]:
         """Return chunks in prompt order.
@@ -318,13 +326,27 @@ class Engine:
         """
         options, top_k = request.options, request.options.top_k or self.settings.top_k
         fetch_ahead = partial(self._fetch_ahead, request)
-        hits = self.retriever.search(request.question, options.collection, top_k, fetch_ahead, options.filter)
+        turns, own = self._earlier_turns(options)
+        text = search_text(request.question, turns)
+        count = top_k if text == request.question or not own else 2 * top_k
+        hits = self.retriever.search(text, options.collection, count, fetch_ahead, options.filter)
+        if count > top_k:
+            hits = own_raised(hits, own, top_k)
         if not hits and options.filter and self.catalog.generation(options.collection):
             raise NotFound(f"collection {options.collection!r} has no documents that the filter describes")
         if not hits:
             raise NotFound(f"collection {options.collection!r} has no documents", "add some with `ragkv ingest`")
-        own = with_own_tokens(hits, options.collection, self.catalog, self.model.prompt, self.fingerprint)
-        return prompt_order(own)
+        return prompt_order(
+            with_own_tokens(hits, options.collection, self.catalog, self.model.prompt, self.fingerprint)
+        )
+
+    def _earlier_turns(self, options: AskOptions) -> tuple[abc.Sequence[tuple[str, str]], set[str]]:
+        """Return the (question, answer) of earlier turns, and the ids of the documents that they read."""
+        if options.conversation is None:
+            return options.history, set()
+        turns = self.catalog.turns(options.collection, options.conversation)
+        own = {chunk.rpartition("#")[0] for turn in turns for _, chunk in turn.joined}
+        return [(turn.question, turn.answer) for turn in turns], own
 
     def _fetch_ahead(self, request: RequestState, chunks: abc.Sequence[Chunk]) -> None:
         method = request.method.method
