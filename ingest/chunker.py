@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
 from ingest.progress import IngestStep, run_to_end
+from ragkv.catalog import locate
 from ragkv.errors import ConfigError, InvalidDocument
 from ragkv.types import Chunk, Document
 
@@ -84,7 +86,8 @@ def split_steps(document: Document, prompt: PromptPiece, limit: int) -> Generato
         chunks.append(Chunk(f"{document.id}#{ordinal}", document.id, ordinal, title, text, shared))
     if not chunks:
         raise InvalidDocument(f"document {document.id!r} is empty")
-    return chunks
+    spans = locate(document, [chunk.text for chunk in chunks])
+    return [replace(chunk, span=span) for chunk, span in zip(chunks, spans, strict=True)]
 
 
 def _short_title(document: Document, prompt: PromptPiece, limit: int) -> str:

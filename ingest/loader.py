@@ -204,7 +204,7 @@ def _read(
         return
     try:
         title = parsed.title or PurePath(name).stem
-        yield checked(Document(name, title, parsed.text, parsed.metadata, collection), limit)
+        yield checked(Document(name, title, parsed.text, parsed.metadata, collection, parsed.pages), limit)
     except InputError as error:
         yield Rejected(name, error)
 

@@ -76,7 +76,8 @@ def decode_reply(reply: bytes) -> Parsed:
         content = json.loads(reply)
         kind = content["kind"]
         if kind == "parsed":
-            return Parsed(_text(content["title"]), _text(content["text"]), dict(content["metadata"]))
+            text = _text(content["text"])
+            return Parsed(_text(content["title"]), text, dict(content["metadata"]), _pages(content["pages"], text))
         fault = {"invalid": InvalidDocument, "large": TooLarge}[kind]
         message = _text(content["words"])
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -88,6 +89,19 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("no text")
     return value
+
+
+def _pages(value: object, text: str) -> tuple[tuple[int, int], ...]:
+    """Check that the pages begin inside the text, in order. Raises TypeError and ValueError."""
+    pages: list[tuple[int, int]] = []
+    if not isinstance(value, list):
+        raise TypeError("no pages")
+    for offset, number in value:
+        low, least = pages[-1] if pages else (-1, 0)
+        if type(offset) is not int or type(number) is not int or not (low < offset < len(text) and least < number):
+            raise ValueError("no pages")
+        pages.append((offset, number))
+    return tuple(pages)
 
 
 def run(module: str, arguments: Sequence[str], file: BinaryIO, most: int, seconds: float) -> bytes:

@@ -7,22 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Citation:
-    """A retrieved chunk that was in the context of the answer.
-
-    Attributes:
-        document_id: Id of its document.
-        chunk_id: Id of the chunk.
-        title: Title of the chunk.
-        score: Fused rank score of the retrieval.
-    """
-
-    document_id: str
-    chunk_id: str
-    title: str
-    score: float
+from ragkv.passages import Citation
 
 
 @dataclass(frozen=True)
@@ -286,7 +271,7 @@ class Answer:
     Attributes:
         question: Text of the question.
         answer: Text of the answer.
-        citations: Retrieved chunks.
+        citations: The retrieved chunks, with marks where the answer occurs; none if the answer is `unknown`.
         report: What the request reused, loaded and recomputed.
     """
 

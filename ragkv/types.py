@@ -59,6 +59,8 @@ class Document:
         text: Text of the document.
         metadata: Metadata that filters can select; JSON values.
         collection: Collection of the document.
+        pages: (offset, number) of each page: where it begins in `text`, and its number from 1. Empty for formats
+            without pages.
     """
 
     id: str
@@ -66,6 +68,24 @@ class Document:
     text: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     collection: str = "default"
+    pages: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class TextSpan:
+    """The place of a chunk in the text of its document.
+
+    Attributes:
+        start: Offset of its first character.
+        end: Offset after its last character.
+        heading: The heading that it stands under; "" if there is none or the format has no headings.
+        page: Number, from 1, of the page on which it begins; None for formats without pages.
+    """
+
+    start: int
+    end: int
+    heading: str = ""
+    page: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +99,8 @@ class Chunk:
         title: Title that the prompt shows for the chunk.
         text: Text of the chunk.
         tokens: Token ids of the whole prompt piece (wrapper, title and text). The KV of a chunk is the KV of `tokens`.
+        span: Where `text` stands in the document; None if that is not known.
+        version: Number of the version of its document; 0 before the chunk is stored.
     """
 
     id: str
@@ -87,6 +109,8 @@ class Chunk:
     title: str
     text: str
     tokens: tuple[int, ...]
+    span: TextSpan | None = None
+    version: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -97,11 +121,15 @@ class Hit:
         chunk: The chunk.
         score: Fused rank score; larger is better.
         row: Row of the chunk in the catalogue. A row number is never reused.
+        similarity: Cosine similarity of question and chunk, by the embedder; 0.0 where it was not computed.
+        word_score: BM25 score; None if the chunk was not among the candidates of the full-text search.
     """
 
     chunk: Chunk
     score: float
     row: int = 0
+    similarity: float = 0.0
+    word_score: float | None = None
 
 
 @dataclass(frozen=True)

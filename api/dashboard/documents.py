@@ -96,7 +96,8 @@ class DocumentsPage:
         if state == self._shown:
             return
         self._shown, service = state, self._engine_thread.catalog_service
-        found = await to_thread.run_sync(service.page, self._inside, self._after[-1], PAGE + 1, None)
+        after = self._after[-1]
+        found = await to_thread.run_sync(service.page, self._inside, (after, after) if after else None, PAGE + 1)
         self._table.rows = [
             {
                 "id": info.id,

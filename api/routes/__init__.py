@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends
 
-from api.routes import answers, collections, conversations, documents, health, history, jobs, metrics, openai, uploads
+from api.routes import (
+    answers,
+    collections,
+    conversations,
+    document_parts,
+    documents,
+    health,
+    history,
+    jobs,
+    metrics,
+    openai,
+    search,
+    uploads,
+)
 from api.routes.dependencies import refuse_unknown_parameters
 
 router = APIRouter(dependencies=[Depends(refuse_unknown_parameters)])
-for module in (uploads, documents, jobs, collections, answers, history, conversations, openai, health, metrics):
+router.include_router(uploads.router)
+router.include_router(document_parts.router)  # before the documents, whose paths match its paths, too
+for module in (documents, jobs, collections, search, answers, history, conversations, openai, health, metrics):
     router.include_router(module.router)

@@ -22,7 +22,7 @@ router = APIRouter()
 
 _EVENTS = """Server-sent events, each with JSON as its data:
 
-- `retrieval` {"citations", "timings_ms"}: retrieval and prefill are done
+- `retrieval` {"citations", "timings_ms"}: retrieval and prefill are done; no citation has marks yet
 - `token` {"text"}: the next piece of the answer; all pieces together are exactly the answer
 - `citation`: one of the answer's citations
 - `report`: the report

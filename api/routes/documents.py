@@ -1,14 +1,15 @@
 """`/v1/documents`: add, list, show and delete documents.
 
-An id may contain slashes, so no path continues after an id.
+An id may contain slashes. Only `/text` and `/chunks` continue a path after an id (document_parts.py).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
+from pydantic import AfterValidator
 from starlette.responses import JSONResponse, Response
 
 from api import errors
@@ -17,9 +18,11 @@ from api.routes import job_responses
 from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
-from api.schemas.common import DocumentIn, Documents, DocumentsIn, FilterText, Name, Queued
+from api.schemas.common import DocumentIn, Documents, DocumentsIn, FilterText, Name, Queued, check_storable
 from api.schemas.documents import UPLOAD_FORM, Content, DocumentPage, ShownDocument, to_listed_document
+from api.schemas.paging import read_place, write_place
 from ingest.jobs import IngestJob
+from ragkv.catalog import DocumentOrder, SortField
 from ragkv.errors import InputError, NotFound
 from ragkv.types import Document, Filter
 
@@ -96,22 +99,42 @@ async def put_document(
     return await _show(document_id, collection, engine_thread, tenant)
 
 
+def _order(
+    sort: Annotated[SortField, Query(description="What the documents are sorted by; equal ones by id.")] = "id",
+    order: Annotated[Literal["asc", "desc"], Query(description="Smallest first, or largest first.")] = "asc",
+    q: Annotated[
+        str,
+        Query(
+            max_length=512, description="Only documents whose id or title contains each of these words, in any case."
+        ),
+        AfterValidator(check_storable),
+    ] = "",
+) -> DocumentOrder:
+    return DocumentOrder(sort, order == "desc", q)
+
+
+OrderDep = Annotated[DocumentOrder, Depends(_order)]
+
+
 @router.get("/v1/documents", response_model=DocumentPage, responses=PROBLEMS)
 async def documents(
     engine_thread: EngineThreadDep,
     tenant: TenantDep,
+    order: OrderDep,
     collection: Name = "default",
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    after: Annotated[str, Query(max_length=512, description="The `after` of the previous page.")] = "",
+    after: Annotated[str, Query(max_length=4096, description="The `after` of the previous page.")] = "",
     filter: Annotated[FilterText | None, Query(description="A filter, as JSON: see `POST /v1/answers`.")] = None,
 ) -> Response:
-    """List the documents of a collection by id, in pages."""
-    service = engine_thread.catalog_service
-    conditions = cast("Filter | None", filter)
+    """List the documents of a collection, in pages."""
+    service, inside = engine_thread.catalog_service, tenant.inside(collection)
+    place, conditions = read_place(after, order), cast("Filter | None", filter)
     # One more than the limit is fetched, to know whether there is another page.
-    found = await run_in_threadpool(service.page, tenant.inside(collection), after, limit + 1, conditions)
-    page = [to_listed_document(info, tenant, service.token_bytes) for info in found[:limit]]
-    return JSONResponse({"documents": page, "after": found[limit - 1].id if len(found) > limit else None})
+    found = await run_in_threadpool(service.page, inside, place, limit + 1, conditions, order)
+    sizes = await run_in_threadpool(service.kv_sizes, found[:limit])
+    page = [to_listed_document(info, tenant, size) for info, size in zip(found, sizes, strict=False)]
+    following = write_place(order.place(found[limit - 1]), order) if len(found) > limit else None
+    return JSONResponse({"documents": page, "after": following})
 
 
 @router.get("/v1/documents/{document_id:path}", response_model=ShownDocument, responses=PROBLEMS)
@@ -134,7 +157,7 @@ async def remove_document(
     try:
         await run_in_threadpool(engine_thread.catalog_service.remove, tenant.inside(collection), document_id)
     except NotFound:
-        raise _not_found(document_id, collection) from None
+        raise not_found(document_id, collection) from None
     engine_thread.wake()
     return Response(status_code=204)
 
@@ -169,10 +192,12 @@ async def _show(
     try:
         info, text = await run_in_threadpool(service.whole, tenant.inside(collection), document_id)
     except NotFound:
-        raise _not_found(document_id, collection) from None
-    content = {**to_listed_document(info, tenant, service.token_bytes), "bytes": len(text.encode())}
+        raise not_found(document_id, collection) from None
+    (size,) = await run_in_threadpool(service.kv_sizes, [info])
+    content = to_listed_document(info, tenant, size)
     return JSONResponse({**content, "text": text} if with_text else content)
 
 
-def _not_found(document_id: str, collection: str) -> NotFound:
+def not_found(document_id: str, collection: str) -> NotFound:
+    """Return the error that says that the collection, as the tenant knows it, has no such document."""
     return NotFound(f"collection {collection!r} has no document {document_id!r}")

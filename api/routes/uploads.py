@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, cast
 
 import anyio
@@ -84,7 +85,7 @@ def _parse_all(
                 items.append(Rejected(name, InvalidDocument(fault)))
             else:
                 seen[item.id] = name
-                items.append(Document(item.id, item.title, item.text, {**item.metadata, **metadata}, collection))
+                items.append(replace(item, metadata={**item.metadata, **metadata}, collection=collection))
     return items
 
 

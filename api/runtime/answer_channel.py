@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ragkv.engine.request import RequestState
-from ragkv.report import Citation
+from ragkv.passages import Citation
 
 PREFILL_STEPS = ("retrieve", "open", "plan", "load", "repair", "prefill")
 """Steps whose time is known once a question is prefilled."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
 
 import anyio
@@ -20,12 +21,12 @@ from ingest.jobs import Jobs
 from ingest.loader import checked
 from ingest.pipeline import content_hash, reader_of
 from ingest.sandbox import Allowance
-from ragkv.catalog import CollectionInfo, DocumentInfo
+from ragkv.catalog import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder
 from ragkv.config import IngestSettings
 from ragkv.engine.chunk_encoder import EVICTED_AT_ONCE
 from ragkv.engine.engine import Engine
 from ragkv.errors import Busy, NotFound, RagkvError
-from ragkv.types import Document, Filter, Key
+from ragkv.types import Chunk, Document, Filter, Key
 
 logger = logging.getLogger("ragkv.api")
 
@@ -33,6 +34,19 @@ PARSERS = 2
 """Uploaded files that are parsed at a time. Further ones wait; other requests do not."""
 WATCHERS = 64
 """Most clients that follow a job at a time."""
+
+
+@dataclass(frozen=True)
+class KVSizes:
+    """Bytes of a document's KV.
+
+    Attributes:
+        computed: As the model computes it.
+        stored: As the store keeps it, without head records; 0 if the model may not reuse stored KV.
+    """
+
+    computed: int
+    stored: int
 
 
 class CatalogService:
@@ -55,6 +69,7 @@ class CatalogService:
         self._catalog, self._jobs, self._history = engine.catalog, jobs, history
         self._prompt = engine.model.prompt
         self._reader = reader_of(engine)
+        self._body_bytes = engine.body_bytes
         self._unreferenced: deque[Key] = deque()
         self.watchers = 0
 
@@ -71,9 +86,26 @@ class CatalogService:
         found = self._catalog.find(document.collection, document.id)
         return found if found and (found.content_hash, found.reader) == (digest, self._reader) else None
 
-    def page(self, collection: str, after: str, limit: int, conditions: Filter | None) -> list[DocumentInfo]:
+    def page(
+        self,
+        collection: str,
+        after: tuple[str | float, str] | None,
+        limit: int,
+        conditions: Filter | None = None,
+        order: DocumentOrder = ID_ORDER,
+    ) -> list[DocumentInfo]:
         """See Catalog.page."""
-        return self._catalog.page(collection, after, limit, conditions)
+        return self._catalog.page(collection, after, limit, conditions, order)
+
+    def kv_sizes(self, infos: Sequence[DocumentInfo]) -> list[KVSizes]:
+        """Return the bytes of the KV of these documents of one collection."""
+        counts = self._catalog.token_counts(infos[0].collection, [info.id for info in infos]) if infos else {}
+        stored = [sum(map(self._body_bytes, counts.get(info.id, ()))) for info in infos]
+        return [KVSizes(info.tokens * self.token_bytes, size) for info, size in zip(infos, stored, strict=True)]
+
+    def chunk_page(self, collection: str, document_id: str, after: int, limit: int) -> tuple[DocumentInfo, list[Chunk]]:
+        """See Catalog.chunk_page."""
+        return self._catalog.chunk_page(collection, document_id, after, limit)
 
     def whole(self, collection: str, document_id: str) -> tuple[DocumentInfo, str]:
         """Return a document and its text. Raises NotFound."""

@@ -14,6 +14,8 @@ So requests that arrive together delay a running answer by one prefill per token
 by one decode step. An answer of up to STEPS tokens waits for one chunk, and a chunk waits for at most TURN requests and
 STEPS decode steps.
 
+Documents of several jobs are open at the same time and take turns by the time that they have had (ingest/turns.py).
+
 The queue decides which request is first (request_queue.py): tenants take turns, and the requests of one tenant are
 served in the order in which they came.
 """
@@ -34,10 +36,12 @@ from api.runtime.answer_history import AnswerHistory
 from api.runtime.catalog_service import CatalogService
 from api.runtime.decode_loop import DecodeLoop
 from api.runtime.engine_health import IDLE_SECONDS, EngineHealth
+from api.runtime.passage_search import PassageSearch
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, QueuedTask, RequestQueue, SessionName, reject, resolve
 from ingest.jobs import Jobs
 from ingest.progress import IngestStep
+from ingest.turns import IngestTurns
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.registry import usable
@@ -62,8 +66,9 @@ class EngineThread:
     """Owns the engine in a thread of its own. Its methods may be called from any thread.
 
     Attributes:
-        jobs: The ingest jobs. This attribute and the next three exist once the future of `start` has completed.
+        jobs: The ingest jobs. This attribute and the next four exist once the future of `start` has completed.
         catalog_service: The catalogue for the routes.
+        passage_search: Searches for passages.
         model: Name of the loaded model.
         methods: Methods that the model can be asked with.
         metrics: Counts the questions.
@@ -72,6 +77,7 @@ class EngineThread:
 
     jobs: Jobs
     catalog_service: CatalogService
+    passage_search: PassageSearch
     model: str
     methods: tuple[str, ...]
 
@@ -226,7 +232,9 @@ class EngineThread:
             try:
                 self.model, self.methods = engine.model.name, usable(engine.model)
                 self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes)
+                self._ingest_turns = IngestTurns(self.jobs)
                 self.catalog_service = CatalogService(engine, self.jobs, self.history)
+                self.passage_search = PassageSearch(engine.retriever, self._settings.queue)
                 self._resume(engine)
                 self._ready.set_result(None)
             except BaseException as error:
@@ -255,7 +263,7 @@ class EngineThread:
         ingested = False
         while not self._closing:
             self._take_turn(engine, decode_loop, ingesting=False)
-            with closing(self._ingest_next(engine)) as steps:
+            with closing(self._ingest(engine)) as steps:
                 for _ in steps:
                     self._take_turn(engine, decode_loop, ingesting=True)
                     self._health.examine(engine, self.jobs)
@@ -313,23 +321,23 @@ class EngineThread:
         self._queue.record_seconds(time.monotonic() - started)
         return True
 
-    def _ingest_next(self, engine: Engine) -> Generator[IngestStep, None, None]:
-        """Ingest the next waiting document, if there is one, step by step.
+    def _ingest(self, engine: Engine) -> Generator[IngestStep, None, None]:
+        """Ingest until nothing waits, step by step; tenants and jobs take turns (ingest/turns.py).
 
         Afterwards `_documents_queued` says whether another document may wait. A full disk or a locked catalogue ends
-        the steps; the document is tried again later.
+        the steps; the documents are tried again later.
         """
         with self._changed:
             self._documents_queued = False
         try:
-            job_id = yield from self.jobs.steps(engine)
+            begun = yield from self._ingest_turns.steps(engine)
         except StoreError as error:
             logger.warning("ingest waits: %s", error)
         except CatalogCorrupt as error:
             logger.critical("%s", error)
             self.jobs.pause()
         else:
-            if job_id is not None:
+            if begun:
                 self._documents_queued = True
 
     def _wait(self) -> None:

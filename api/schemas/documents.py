@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
+from api.runtime.catalog_service import KVSizes
 from api.runtime.tenants import Tenant
 from api.schemas.common import DESCRIBED, STRICT, Metadata, check_storable, check_unicode
 from ingest.jobs import IngestJob
 from ragkv.catalog import CollectionInfo, DocumentInfo
+from ragkv.types import Chunk
 
 
 class Content(BaseModel):
@@ -49,27 +52,87 @@ class ListedDocument(BaseModel):
     chunks: int
     tokens: int
     """Tokens of all its chunks."""
+    bytes: int
+    """Size of the text in UTF-8."""
     kv_bytes: int
     """Bytes of its KV as the model computes it."""
+    stored_bytes: int
+    """Bytes that this KV takes in the store, in the store's form and without head records."""
+    version: int
+    """Counts the contents that the document has had, from 1."""
     hash: str
     """Hash of title, text and metadata. Each version has its own."""
     created: float
-    """Unix seconds."""
+    """Unix seconds; when the first version was stored."""
     updated: float
-    """Unix seconds."""
+    """Unix seconds; when this version was stored."""
 
 
 class ShownDocument(ListedDocument):
-    """A document with its size and, if requested, its text."""
+    """A document and, if requested, its text."""
 
-    bytes: int
-    """Size of the text in UTF-8."""
     text: str | None = None
     """Present if it was requested."""
 
 
+class DocumentText(BaseModel):
+    """The text of a document, or a part of it."""
+
+    model_config = DESCRIBED
+
+    id: str
+    collection: str
+    title: str
+    version: int
+    hash: str
+    """Hash of the version that the text belongs to."""
+    characters: int
+    """Length of the whole text."""
+    start: int
+    """Offset of the first character that is returned."""
+    end: int
+    """Offset after the last one."""
+    text: str
+
+
+class ShownChunk(BaseModel):
+    """A chunk of a document, and where it stands in the document's text."""
+
+    model_config = DESCRIBED
+
+    chunk_id: str
+    chunk: int
+    """Position in the document, from 0."""
+    heading: str | None
+    """The heading that the chunk stands under; null if there is none or the format has no headings."""
+    page: int | None
+    """Number, from 1, of the page on which the chunk begins; null for formats without pages."""
+    start: int | None
+    """Offset of its first character; null if the place is not known."""
+    end: int | None
+    """Offset after its last character."""
+    tokens: int
+    text: str
+
+
+class ChunkPage(BaseModel):
+    """Chunks of a document, in order."""
+
+    model_config = DESCRIBED
+
+    id: str
+    collection: str
+    title: str
+    version: int
+    hash: str
+    """Hash of the version that the chunks belong to."""
+    chunks: list[ShownChunk]
+    after: int | None
+    """Value of the parameter `after` for the next page; null on the last page."""
+
+
 class DocumentPage(BaseModel):
-    """Documents by id."""
+    """Documents in the requested order."""
 
     model_config = DESCRIBED
 
@@ -123,13 +186,13 @@ UPLOAD_FORM: dict[str, Any] = {
 """The multipart form of `POST /v1/documents`, as OpenAPI."""
 
 
-def to_listed_document(info: DocumentInfo, tenant: Tenant, token_bytes: int) -> dict[str, Any]:
+def to_listed_document(info: DocumentInfo, tenant: Tenant, sizes: KVSizes) -> dict[str, Any]:
     """Convert to ListedDocument.
 
     Args:
         info: The document in the catalogue.
         tenant: Sees the collection under its own name.
-        token_bytes: Bytes of the KV of one token.
+        sizes: Bytes of its KV.
     """
     return {
         "id": info.id,
@@ -138,10 +201,51 @@ def to_listed_document(info: DocumentInfo, tenant: Tenant, token_bytes: int) -> 
         "metadata": dict(info.metadata),
         "chunks": info.chunks,
         "tokens": info.tokens,
-        "kv_bytes": info.tokens * token_bytes,
+        "bytes": info.bytes,
+        "kv_bytes": sizes.computed,
+        "stored_bytes": sizes.stored,
+        "version": info.version,
         "hash": info.content_hash,
         "created": info.created,
         "updated": info.updated,
+    }
+
+
+def to_document_text(info: DocumentInfo, tenant: Tenant, text: str, start: int, end: int | None) -> dict[str, Any]:
+    """Convert to DocumentText: the characters from `start` to `end` (None: to the end) of a document's text."""
+    low = min(start, len(text))
+    high = len(text) if end is None else max(low, min(end, len(text)))
+    return {**_identity(info, tenant), "characters": len(text), "start": low, "end": high, "text": text[low:high]}
+
+
+def to_chunk_page(info: DocumentInfo, tenant: Tenant, chunks: Sequence[Chunk], limit: int) -> dict[str, Any]:
+    """Convert to ChunkPage. There is a next page if there are more than `limit` chunks."""
+    after = chunks[limit - 1].ordinal if len(chunks) > limit else None
+    return {**_identity(info, tenant), "chunks": [to_shown_chunk(chunk) for chunk in chunks[:limit]], "after": after}
+
+
+def to_shown_chunk(chunk: Chunk) -> dict[str, Any]:
+    """Convert to ShownChunk."""
+    span = chunk.span
+    return {
+        "chunk_id": chunk.id,
+        "chunk": chunk.ordinal,
+        "heading": (span and span.heading) or None,
+        "page": span.page if span else None,
+        "start": span.start if span else None,
+        "end": span.end if span else None,
+        "tokens": len(chunk.tokens),
+        "text": chunk.text,
+    }
+
+
+def _identity(info: DocumentInfo, tenant: Tenant) -> dict[str, Any]:
+    return {
+        "id": info.id,
+        "collection": tenant.outside(info.collection),
+        "title": info.title,
+        "version": info.version,
+        "hash": info.content_hash,
     }
 
 

@@ -13,7 +13,8 @@ from api.runtime.answer_history import RecordedAnswer
 from api.runtime.tenants import Tenant
 from api.schemas.common import DESCRIBED
 from ragkv.engine.kv_map import ChunkKVMap
-from ragkv.report import Citation, Ratios, Report
+from ragkv.passages import Citation
+from ragkv.report import Ratios, Report
 
 QUESTION_CHARS = 200
 """Characters of a question that a list shows."""

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from api.schemas.common import DESCRIBED, MAX_QUESTION_CHARS, STRICT, Filter, Name, check_storable
-from ragkv.report import Citation, Report
+from ragkv.passages import Citation
+from ragkv.report import Report
 
 MAX_MESSAGES = 1000
 MAX_STOPS = 4

@@ -37,7 +37,7 @@ def main(name: str, limit: int, seconds: float, memory: int) -> bytes:
     confine(seconds, memory)
     try:
         parsed = read(parse, limit)
-        content = {"title": parsed.title, "text": parsed.text, "metadata": dict(parsed.metadata)}
+        content = {"title": parsed.title, "text": parsed.text, "metadata": dict(parsed.metadata), "pages": parsed.pages}
         return reply("parsed", **content)
     except InputError as fault:
         return reply("large" if isinstance(fault, TooLarge) else "invalid", words=str(fault))

@@ -26,11 +26,13 @@ class Parsed(NamedTuple):
         title: One line; empty where the file has no title.
         text: The text.
         metadata: JSON values.
+        pages: (offset, number) of each page that was read, as in `Document.pages`; empty for formats without pages.
     """
 
     title: str
     text: str
     metadata: Mapping[str, Any]
+    pages: tuple[tuple[int, int], ...] = ()
 
 
 Parser = Callable[[bytes, int], Parsed]

@@ -19,6 +19,8 @@ from ragkv.errors import InvalidDocument
 UNREADABLE_SHARE = 0.1
 """Share of unreadable characters above which a page counts as unreadable: its fonts name no characters."""
 _HEADER_WITHIN = 1024
+_BETWEEN = "\n\n"
+"""Separates pages."""
 _NO_TITLE = re.compile(r"untitled.*|.*\.(docx?|odt|rtf|tex|dvi|indd|pptx?|xlsx?|pdf|ps|qxd)", re.IGNORECASE)
 
 
@@ -42,14 +44,19 @@ def parse(data: bytes, limit: int) -> Parsed:
         raise InvalidDocument("it is encrypted; save it without a password and without restrictions") from None
     except PyPdfError as error:
         raise InvalidDocument(f"it is a damaged PDF: {error}") from None
-    text, unread = _text(reader, pages, TextRoom(limit))
+    text, starts, unread = _text(reader, pages, TextRoom(limit))
     metadata = {"format": "pdf", "pages": pages, **({"unread_pages": unread} if unread else {})}
-    return Parsed("" if _NO_TITLE.fullmatch(title) else title, text, metadata)
+    return Parsed("" if _NO_TITLE.fullmatch(title) else title, text, metadata, starts)
 
 
-def _text(reader: PdfReader, pages: int, room: TextRoom) -> tuple[str, list[int]]:
-    """Return the text of all pages, and the numbers, from 1, of the unread ones. A bad page stops no other."""
+def _text(reader: PdfReader, pages: int, room: TextRoom) -> tuple[str, tuple[tuple[int, int], ...], list[int]]:
+    """Return the text of all pages, (offset, number) of each page, and the numbers of the unread ones.
+
+    Numbers count from 1. A bad page stops no other.
+    """
     texts: list[str] = []
+    starts: list[tuple[int, int]] = []
+    length = 0
     unread: list[int] = []
     fault = ""
     for number in range(pages):
@@ -67,10 +74,12 @@ def _text(reader: PdfReader, pages: int, room: TextRoom) -> tuple[str, list[int]
             fault = "its fonts name no characters; it needs OCR first"
             continue
         if page := _flow(clean):
+            starts.append((length, number + 1))
             texts.append(room.take(page))
+            length += len(page) + len(_BETWEEN)
     if not texts:
         raise InvalidDocument(f"there is no text in it; {fault or 'scanned pages need OCR first'}")
-    return "\n\n".join(texts), unread
+    return _BETWEEN.join(texts), tuple(starts), unread
 
 
 def _flow(page: str) -> str:

@@ -7,23 +7,31 @@ rebuilt at any time.
 from ragkv.catalog.catalog import Catalog
 from ragkv.catalog.claims import GRACE_SECONDS
 from ragkv.catalog.models import (
+    ID_ORDER,
     Changes,
     CollectionInfo,
     DocumentInfo,
+    DocumentOrder,
     DocumentVersion,
     EmbedderIdentity,
     Passage,
+    SortField,
     StoredTurn,
 )
+from ragkv.catalog.spans import locate
 
 __all__ = [
     "GRACE_SECONDS",
+    "ID_ORDER",
     "Catalog",
     "Changes",
     "CollectionInfo",
     "DocumentInfo",
+    "DocumentOrder",
     "DocumentVersion",
     "EmbedderIdentity",
     "Passage",
+    "SortField",
     "StoredTurn",
+    "locate",
 ]

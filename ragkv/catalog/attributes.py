@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,14 +52,19 @@ _TRIGGERS = (
 _MATCHING = f"""(SELECT document FROM json_each(?) AS one CROSS JOIN attributes AS own WHERE collection = ? AND
     own.key = ? AND own.type = {_TYPE.format(it="one")} AND own.value = {_VALUE.format(it="one")})"""
 
+_NAMED = "(SELECT row FROM documents AS named WHERE named.collection = ? AND id IN (SELECT value FROM json_each(?)))"
 
-def condition(collection: str, filter: Filter | None, row: str) -> tuple[str, list[str]]:
+
+def condition(
+    collection: str, filter: Filter | None, row: str, documents: Sequence[str] | None = None
+) -> tuple[str, list[str]]:
     """Translate a filter to SQL.
 
     Args:
         collection: Collection of the documents.
         filter: What the metadata must contain; None for all documents.
         row: Name of the column that holds the row of a document.
+        documents: Ids of the documents that may be selected; None for all.
 
     Returns:
         An SQL condition on the column `row`, and its parameters.
@@ -70,12 +76,17 @@ def condition(collection: str, filter: Filter | None, row: str) -> tuple[str, li
     for key, values in _encode_values(filter or {}):
         conditions.append(f"{row} IN {_MATCHING}")
         parameters += [values, collection, key]
+    if documents is not None:
+        conditions.append(f"{row} IN {_NAMED}")
+        parameters += [collection, json.dumps(list(documents))]
     return " AND ".join(conditions), parameters
 
 
-def rows(connection: sqlite3.Connection, collection: str, filter: Filter) -> NDArray[np.int64]:
-    """Return the rows, ascending, of the chunks whose documents match the filter."""
-    matching, parameters = condition(collection, filter, "document")
+def rows(
+    connection: sqlite3.Connection, collection: str, filter: Filter | None, documents: Sequence[str] | None = None
+) -> NDArray[np.int64]:
+    """Return the rows, ascending, of the chunks whose documents match. For the arguments see `condition`."""
+    matching, parameters = condition(collection, filter, "document", documents)
     # The plus keeps SQLite from scanning all chunks of the collection to find those of a few documents.
     sql = f"SELECT row FROM chunks WHERE +collection = ? AND {matching}"
     found = connection.execute(sql, (collection, *parameters))

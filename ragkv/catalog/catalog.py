@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 from ragkv.catalog import attributes, chunks, claims, documents, full_text, turns, vectors
 from ragkv.catalog.database import Database
 from ragkv.catalog.models import (
+    ID_ORDER,
     Changes,
     CollectionInfo,
     DocumentInfo,
+    DocumentOrder,
     DocumentVersion,
     EmbedderIdentity,
     Passage,
@@ -162,25 +164,34 @@ class Catalog:
             info = documents.find(connection, collection, document_id)
             if info is None:
                 raise documents.not_found(collection, document_id)
-            text = documents.text(connection, collection, document_id)
-        return info, Document(document_id, info.title, text, info.metadata, collection)
+            text, pages = documents.text_and_pages(connection, collection, document_id)
+        return info, Document(document_id, info.title, text, info.metadata, collection, pages)
 
-    def documents(self, collection: str | None = None) -> list[DocumentInfo]:
-        """Return the documents of one collection, or of all (None), ordered by (collection, id)."""
+    def documents(self, collection: str | None = None, order: DocumentOrder = ID_ORDER) -> list[DocumentInfo]:
+        """Return the documents of one collection, or of all (None); by default ordered by (collection, id)."""
         with self.read() as connection:
-            return documents.all_documents(connection, collection)
+            return documents.all_documents(connection, collection, order)
 
-    def page(self, collection: str, after: str, limit: int, filter: Filter | None = None) -> list[DocumentInfo]:
-        """Return a page of the documents that match the filter, ordered by id.
+    def page(
+        self,
+        collection: str,
+        after: tuple[str | float, str] | None,
+        limit: int,
+        filter: Filter | None = None,
+        order: DocumentOrder = ID_ORDER,
+    ) -> list[DocumentInfo]:
+        """Return a page of the documents that match the filter.
 
         Args:
             collection: Collection to list.
-            after: Return documents whose id is greater than this one.
+            after: Return documents behind this place (`DocumentOrder.place`); None for the first page. The document
+                that had this place need not exist any more.
             limit: Return at most so many documents.
             filter: What the metadata must contain; None for all documents.
+            order: What to list, and in which order.
         """
         with self.read() as connection:
-            return documents.page(connection, collection, after, limit, filter)
+            return documents.page(connection, collection, after, limit, filter, order)
 
     def collections(self, prefix: str = "") -> list[CollectionInfo]:
         """Return the collections that have documents and whose names start with `prefix`, ordered by name."""
@@ -204,6 +215,11 @@ class Catalog:
         with self.read() as connection:
             return chunks.load(connection, collection, rows)
 
+    def has_chunks(self, collection: str) -> bool:
+        """Whether a collection has any chunk."""
+        with self.read() as connection:
+            return chunks.exist(connection, collection)
+
     def chunks_of(self, collection: str, document_id: str) -> list[Chunk]:
         """Return the chunks of a document, in order. Raises NotFound."""
         with self.read() as connection:
@@ -212,7 +228,37 @@ class Catalog:
             raise documents.not_found(collection, document_id)
         return found
 
-    def match(self, collection: str, text: str, limit: int, filter: Filter | None = None) -> list[tuple[int, float]]:
+    def chunk_page(self, collection: str, document_id: str, after: int, limit: int) -> tuple[DocumentInfo, list[Chunk]]:
+        """Return a document and some of its chunks, of the same version.
+
+        Args:
+            collection: Collection of the document.
+            document_id: Id of the document.
+            after: Return chunks whose ordinal is greater than this one; -1 for the first page.
+            limit: Return at most so many chunks.
+
+        Raises:
+            NotFound: The collection has no such document.
+        """
+        with self.read() as connection:
+            info = documents.find(connection, collection, document_id)
+            if info is None:
+                raise documents.not_found(collection, document_id)
+            return info, chunks.page(connection, collection, document_id, after, limit)
+
+    def token_counts(self, collection: str, ids: Iterable[str]) -> dict[str, list[int]]:
+        """Return the tokens of each chunk of these documents, by document id. Unknown documents are left out."""
+        with self.read() as connection:
+            return chunks.token_counts(connection, collection, ids)
+
+    def match(
+        self,
+        collection: str,
+        text: str,
+        limit: int,
+        filter: Filter | None = None,
+        documents: Sequence[str] | None = None,
+    ) -> list[tuple[int, float]]:
         """Search the full-text index.
 
         Args:
@@ -220,17 +266,21 @@ class Catalog:
             text: Any text; a chunk matches if it shares a word with it.
             limit: Return at most so many chunks.
             filter: Search only the documents that match the filter.
+            documents: Search only the documents with these ids; None searches all.
 
         Returns:
             (chunk row, BM25 score) of the best chunks, best first.
         """
         with self.read() as connection:
-            return full_text.match(connection, collection, text, limit, filter)
+            return full_text.match(connection, collection, text, limit, filter, documents)
 
-    def filtered_rows(self, collection: str, filter: Filter) -> tuple[int, NDArray[np.int64]]:
-        """Return (generation, chunk rows [n] ascending) of the documents of a collection that match the filter."""
+    def filtered_rows(
+        self, collection: str, filter: Filter | None, documents: Sequence[str] | None = None
+    ) -> tuple[int, NDArray[np.int64]]:
+        """Return (generation, chunk rows [n] ascending) of the documents of a collection that match as in `match`."""
         with self.read() as connection:
-            return vectors.generations(connection, collection)[0], attributes.rows(connection, collection, filter)
+            generation = vectors.generations(connection, collection)[0]
+            return generation, attributes.rows(connection, collection, filter, documents)
 
     def rebuild_full_text(self) -> None:
         """Rebuild the full-text index from the chunks."""
@@ -343,6 +393,11 @@ class Catalog:
         """Return (chunk rows [n] int64, vectors [n, dimension] float32) of a collection, ordered by row."""
         changes = self.changes(collection, np.empty(0, np.int64), 0)
         return changes.added, changes.vectors
+
+    def vectors_of(self, rows: Iterable[int]) -> dict[int, NDArray[np.float32]]:
+        """Return the vectors [dimension] of the chunks at these rows. Rows that no longer exist are left out."""
+        with self.read() as connection:
+            return vectors.of_rows(connection, rows)
 
     def changes(self, collection: str, known: NDArray[np.int64], since: int) -> Changes:
         """Return the changes that bring an index up to date.

@@ -12,11 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from ragkv.catalog import spans
 from ragkv.catalog.models import DocumentVersion, Passage
-from ragkv.types import Chunk, Key
+from ragkv.types import Chunk, Key, TextSpan
 
-_COLUMNS = "chunks.row, documents.id, chunks.ordinal, chunks.title, chunks.text, chunks.tokens"
-_SELECT = f"SELECT {_COLUMNS} FROM chunks JOIN documents ON documents.row = chunks.document"
+_COLUMNS = (
+    "chunks.row, documents.id, chunks.ordinal, chunks.title, chunks.text, chunks.tokens,"
+    " ifnull(versions.number, 1), spans.start, spans.stop, spans.heading, spans.page"
+)
+# LEFT JOIN: an older release that writes to the same file leaves spans out.
+_SELECT = (
+    f"SELECT {_COLUMNS} FROM chunks JOIN documents ON documents.row = chunks.document"
+    " LEFT JOIN versions ON versions.document = documents.row LEFT JOIN spans ON spans.chunk = chunks.row"
+)
 
 
 def insert(connection: sqlite3.Connection, document: int, version: DocumentVersion) -> None:
@@ -28,7 +36,10 @@ def insert(connection: sqlite3.Connection, document: int, version: DocumentVersi
             "INSERT INTO chunks (document, collection, ordinal, key, title, text, tokens) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (document, collection, chunk.ordinal, key, chunk.title, chunk.text, tokens),
         )
-        connection.execute("INSERT INTO vectors VALUES (?, ?)", (inserted.lastrowid, vector.tobytes()))
+        row = inserted.lastrowid
+        assert row is not None  # sqlite3 types lastrowid as optional because of statements that insert nothing
+        connection.execute("INSERT INTO vectors VALUES (?, ?)", (row, vector.tobytes()))
+        spans.insert(connection, row, chunk.span)
 
 
 def load(connection: sqlite3.Connection, collection: str, rows: Iterable[int]) -> dict[int, Chunk]:
@@ -38,10 +49,34 @@ def load(connection: sqlite3.Connection, collection: str, rows: Iterable[int]) -
     return {row[0]: _chunk(row) for row in found}
 
 
+def exist(connection: sqlite3.Connection, collection: str) -> bool:
+    """Whether a collection has any chunk."""
+    sql = "SELECT EXISTS (SELECT 1 FROM chunks WHERE collection = ?)"
+    return bool(connection.execute(sql, (collection,)).fetchone()[0])
+
+
 def of_document(connection: sqlite3.Connection, collection: str, document_id: str) -> list[Chunk]:
     """Return the chunks of a document, in order; [] if there is no such document."""
     sql = f"{_SELECT} WHERE documents.collection = ? AND documents.id = ? ORDER BY chunks.ordinal"
     return [_chunk(row) for row in connection.execute(sql, (collection, document_id))]
+
+
+def page(connection: sqlite3.Connection, collection: str, document_id: str, after: int, limit: int) -> list[Chunk]:
+    """Return the next `limit` chunks of a document whose ordinal is greater than `after`, in order."""
+    where = "WHERE documents.collection = ? AND documents.id = ? AND chunks.ordinal > ? ORDER BY chunks.ordinal LIMIT ?"
+    return [_chunk(row) for row in connection.execute(f"{_SELECT} {where}", (collection, document_id, after, limit))]
+
+
+def token_counts(connection: sqlite3.Connection, collection: str, ids: Iterable[str]) -> dict[str, list[int]]:
+    """Return the tokens of each chunk of these documents, by document id."""
+    sql = (
+        "SELECT documents.id, length(chunks.tokens) / 4 FROM documents JOIN chunks ON chunks.document = documents.row"
+        " WHERE documents.collection = ? AND documents.id IN (SELECT value FROM json_each(?))"
+    )
+    counts: dict[str, list[int]] = {}
+    for document_id, count in connection.execute(sql, (collection, json.dumps(list(ids)))):
+        counts.setdefault(document_id, []).append(count)
+    return counts
 
 
 def keys(connection: sqlite3.Connection) -> set[Key]:
@@ -68,8 +103,9 @@ def passages(connection: sqlite3.Connection, after: int, limit: int) -> list[Pas
 
 
 def _chunk(row: Sequence[Any]) -> Chunk:
-    _, document_id, ordinal, title, text, tokens = row
-    return Chunk(f"{document_id}#{ordinal}", document_id, ordinal, title, text, _token_ids(tokens))
+    _, document_id, ordinal, title, text, tokens, version, start, end, heading, page = row
+    span = None if start is None else TextSpan(start, end, heading, page)
+    return Chunk(f"{document_id}#{ordinal}", document_id, ordinal, title, text, _token_ids(tokens), span, version)
 
 
 def _token_ids(blob: bytes) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ragkv.catalog import attributes, full_text, schema
+from ragkv.catalog import attributes, full_text, schema, spans, versions
 from ragkv.errors import CatalogCorrupt, ConfigError, RagkvError, StoreFull, StoreUnavailable
 
 BUSY_SECONDS = 30.0
@@ -124,7 +124,7 @@ class Database:
         connection.close()
 
     def _check(self) -> None:
-        """Refuse a damaged or foreign file, and rebuild damaged indexes (full text, attributes)."""
+        """Refuse a damaged or foreign file, and rebuild derived tables that are damaged or missing."""
         with self.path.open("rb") as file:
             if file.read(len(_HEADER)) != _HEADER:
                 raise _corrupt(self.path, "it does not begin like an SQLite file")
@@ -147,7 +147,7 @@ class Database:
         with self.write() as connection:
             for table in schema.ADDED:
                 connection.execute(table)
-            for index in (full_text, attributes):
+            for index in (full_text, attributes, versions, spans):  # spans last: it reads the versions
                 if not index.is_intact(connection):
                     index.rebuild(connection)
 

@@ -11,12 +11,16 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ragkv.catalog import attributes
-from ragkv.catalog.models import CollectionInfo, DocumentInfo, DocumentVersion
+from ragkv.catalog import attributes, versions
+from ragkv.catalog.models import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder, DocumentVersion
 from ragkv.errors import NotFound
 from ragkv.types import Filter, Key
 
-_INFO = "collection, id, title, metadata, content_hash, reader, chunks, tokens, created, updated"
+_INFO = (
+    "collection, id, title, metadata, content_hash, reader, chunks, tokens, created, updated,"
+    " ifnull(versions.number, 1), ifnull(versions.bytes, 0)"
+)
+_FROM = "FROM documents LEFT JOIN versions ON versions.document = documents.row"
 
 
 def upsert(connection: sqlite3.Connection, version: DocumentVersion) -> tuple[int, list[Key]]:
@@ -38,13 +42,16 @@ def upsert(connection: sqlite3.Connection, version: DocumentVersion) -> tuple[in
             " metadata = ?, text = ? WHERE row = ?",
             (*columns, row),
         )
+        versions.set_pages(connection, row, document.pages)
         return row, old_keys
     inserted = connection.execute(
         "INSERT INTO documents (content_hash, reader, chunks, tokens, updated, title, metadata, text,"
         " collection, id, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING row",
         (*columns, document.collection, document.id, now),
     )
-    return inserted.fetchone()[0], old_keys
+    row = inserted.fetchone()[0]
+    versions.set_pages(connection, row, document.pages)
+    return row, old_keys
 
 
 def remove(connection: sqlite3.Connection, collection: str, document_id: str) -> list[Key]:
@@ -70,7 +77,7 @@ def clear(connection: sqlite3.Connection, collection: str) -> tuple[list[Key], i
 
 def find(connection: sqlite3.Connection, collection: str, document_id: str) -> DocumentInfo | None:
     """Return the document, or None if the collection does not have it."""
-    sql = f"SELECT {_INFO} FROM documents WHERE collection = ? AND id = ?"
+    sql = f"SELECT {_INFO} {_FROM} WHERE collection = ? AND id = ?"
     row = connection.execute(sql, (collection, document_id)).fetchone()
     return _info(row) if row else None
 
@@ -81,26 +88,48 @@ def creation_times(connection: sqlite3.Connection, collection: str, ids: Iterabl
     return dict(connection.execute(sql, (collection, json.dumps(list(ids)))))
 
 
-def text(connection: sqlite3.Connection, collection: str, document_id: str) -> str:
-    """Return the text of a document that exists."""
-    sql = "SELECT text FROM documents WHERE collection = ? AND id = ?"
-    return str(connection.execute(sql, (collection, document_id)).fetchone()[0])
+def text_and_pages(
+    connection: sqlite3.Connection, collection: str, document_id: str
+) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """Return the text of a document that exists, and its pages (see `Document.pages`)."""
+    sql = f"SELECT text, ifnull(versions.pages, '[]') {_FROM} WHERE collection = ? AND id = ?"
+    text, pages = connection.execute(sql, (collection, document_id)).fetchone()
+    return str(text), tuple((offset, number) for offset, number in json.loads(pages))
 
 
-def all_documents(connection: sqlite3.Connection, collection: str | None) -> list[DocumentInfo]:
-    """Return the documents of one collection, or of all (None), ordered by (collection, id)."""
-    where, parameters = ("WHERE collection = ?", (collection,)) if collection is not None else ("", ())
-    found = connection.execute(f"SELECT {_INFO} FROM documents {where} ORDER BY collection, id", parameters)
-    return [_info(row) for row in found]
+def all_documents(
+    connection: sqlite3.Connection, collection: str | None, order: DocumentOrder = ID_ORDER
+) -> list[DocumentInfo]:
+    """Return the documents of one collection, or of all (None), in this order; by default by (collection, id)."""
+    where, parameters = ("WHERE collection = ?", (collection,)) if collection is not None else ("WHERE TRUE", ())
+    matching, words = _word_condition(connection, order.words)
+    direction = "DESC" if order.descending else "ASC"
+    first = "collection" if order.sort == "id" else f"{order.sort} {direction}, collection"
+    sql = f"SELECT {_INFO} {_FROM} {where} AND {matching} ORDER BY {first}, id {direction}"
+    return [_info(row) for row in connection.execute(sql, (*parameters, *words))]
 
 
 def page(
-    connection: sqlite3.Connection, collection: str, after: str, limit: int, filter: Filter | None
+    connection: sqlite3.Connection,
+    collection: str,
+    after: tuple[str | float, str] | None,
+    limit: int,
+    filter: Filter | None,
+    order: DocumentOrder = ID_ORDER,
 ) -> list[DocumentInfo]:
-    """Return the next `limit` matching documents whose id is greater than `after`, ordered by id."""
+    """Return the next `limit` matching documents behind `after`, which is (sort value, id) of a document."""
     condition, parameters = attributes.condition(collection, filter, "row")
-    sql = f"SELECT {_INFO} FROM documents WHERE collection = ? AND id > ? AND {condition} ORDER BY id LIMIT ?"
-    return [_info(row) for row in connection.execute(sql, (collection, after, *parameters, limit))]
+    matching, words = _word_condition(connection, order.words)
+    direction, behind = ("DESC", "<") if order.descending else ("ASC", ">")
+    columns = ("id",) if order.sort == "id" else (order.sort, "id")
+    place, values = "TRUE", tuple[str | float, ...]()
+    if after is not None:
+        place, values = f"({', '.join(columns)}) {behind} ({', '.join('?' * len(columns))})", after[-len(columns) :]
+    sql = (
+        f"SELECT {_INFO} {_FROM} WHERE collection = ? AND {place} AND {condition} AND {matching}"
+        f" ORDER BY {', '.join(f'{column} {direction}' for column in columns)} LIMIT ?"
+    )
+    return [_info(row) for row in connection.execute(sql, (collection, *values, *parameters, *words, limit))]
 
 
 def collections(connection: sqlite3.Connection, prefix: str) -> list[CollectionInfo]:
@@ -139,6 +168,20 @@ def _delete_chunks(connection: sqlite3.Connection, collection: str, document_id:
     keys = [Key(key) for (key,) in connection.execute("SELECT key FROM chunks WHERE document = ?", found)]
     connection.execute("DELETE FROM chunks WHERE document = ?", found)
     return found[0], keys
+
+
+def _word_condition(connection: sqlite3.Connection, words: str) -> tuple[str, tuple[str, ...]]:
+    """Return an SQL condition for documents whose id or title contains all words, and its parameters."""
+    if not words.strip():
+        return "TRUE", ()
+    connection.create_function("ragkv_matches", 2, _matches, deterministic=True)  # LIKE folds ASCII letters only
+    return "ragkv_matches(id || char(10) || title, ?)", (words,)
+
+
+def _matches(text: str, words: str) -> bool:
+    """Whether every word occurs in the text, in any case."""
+    folded = text.casefold()
+    return all(word in folded for word in words.casefold().split())
 
 
 def _info(row: Sequence[Any]) -> DocumentInfo:

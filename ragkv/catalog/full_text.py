@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Sequence
 
 from ragkv.catalog import attributes
 from ragkv.types import Filter
@@ -61,11 +62,16 @@ def query(text: str) -> str:
 
 
 def match(
-    connection: sqlite3.Connection, collection: str, text: str, limit: int, filter: Filter | None = None
+    connection: sqlite3.Connection,
+    collection: str,
+    text: str,
+    limit: int,
+    filter: Filter | None = None,
+    documents: Sequence[str] | None = None,
 ) -> list[tuple[int, float]]:
     """Return [(chunk row, BM25 score)], best first; a larger score is better. See `Catalog.match`."""
     words = query(text)
-    condition, parameters = attributes.condition(collection, filter, "chunks.document")
+    condition, parameters = attributes.condition(collection, filter, "chunks.document", documents)
     sql = _MATCH.format(condition=condition)
     return connection.execute(sql, (words, collection, *parameters, limit)).fetchall() if words else []
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ragkv.errors import InputError
 from ragkv.types import Chunk, Document, Key
 
 
@@ -76,6 +77,8 @@ class DocumentInfo:
         tokens: Number of tokens of all chunks.
         created: When the first version was stored, in Unix seconds.
         updated: When this version was stored, in Unix seconds.
+        version: Counts the contents that the document has had, from 1.
+        bytes: Size of its text in UTF-8.
     """
 
     collection: str
@@ -88,6 +91,43 @@ class DocumentInfo:
     tokens: int
     created: float
     updated: float
+    version: int
+    bytes: int
+
+
+SortField = Literal["id", "title", "created", "updated", "bytes", "tokens", "chunks"]
+"""What documents can be sorted by. Documents that are equal in it are sorted by id."""
+
+
+@dataclass(frozen=True)
+class DocumentOrder:
+    """Which documents are listed, and in which order.
+
+    Attributes:
+        sort: What they are sorted by.
+        descending: Whether the largest comes first.
+        words: Only documents whose id or title contains each of these words, in any case; "" for all.
+
+    Raises:
+        InputError: `sort` is no SortField.
+    """
+
+    sort: SortField = "id"
+    descending: bool = False
+    words: str = ""
+
+    def __post_init__(self) -> None:
+        if self.sort not in get_args(SortField):
+            raise InputError(
+                f"documents cannot be sorted by {self.sort!r}; choose one of {', '.join(get_args(SortField))}"
+            )
+
+    def place(self, info: DocumentInfo) -> tuple[str | float, str]:
+        """Return the place of a document in this order: its sort value, and its id."""
+        return getattr(info, self.sort), info.id
+
+
+ID_ORDER = DocumentOrder()
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ CREATE TABLE job_documents (
 );
 """
 ADDED = (
-    # See claims.py, turns.py and the job tables of ingest. The first release of version 1 did not have these. They are
-    # created where they are missing, and an older ragkv ignores them.
+    # See claims.py, turns.py, spans.py and the job tables of ingest. The first release of version 1 did not have these.
+    # They are created where they are missing, and an older ragkv ignores them.
     "CREATE TABLE IF NOT EXISTS claims (row INTEGER PRIMARY KEY AUTOINCREMENT, renewed REAL NOT NULL)",
     "CREATE TABLE IF NOT EXISTS claimed ("
     " key TEXT NOT NULL, claim INTEGER NOT NULL REFERENCES claims (row) ON DELETE CASCADE,"
@@ -75,5 +75,8 @@ ADDED = (
     # seconds: duration of one document of the job; rest: what the present document still needs; NULL if unknown
     "CREATE TABLE IF NOT EXISTS paces (job INTEGER PRIMARY KEY REFERENCES jobs (row) ON DELETE CASCADE,"
     " seconds REAL, rest REAL)",
+    # start and stop: character offsets in the document's text; NULL where the chunk does not occur in it
+    "CREATE TABLE IF NOT EXISTS spans (chunk INTEGER PRIMARY KEY REFERENCES chunks (row) ON DELETE CASCADE,"
+    " start INTEGER, stop INTEGER, heading TEXT NOT NULL, page INTEGER)",
 )
 NAMES = frozenset({"facts", "collections", "documents", "chunks", "vectors", "jobs", "job_documents"})

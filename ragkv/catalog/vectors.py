@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,13 @@ def changes(connection: sqlite3.Connection, collection: str, known: NDArray[np.i
     added = np.setdiff1d(rows, kept)
     vectors = _load(connection, added, identity.dimension if identity else 0)
     return Changes(generation, np.setdiff1d(known, kept), added, vectors)
+
+
+def of_rows(connection: sqlite3.Connection, rows: Iterable[int]) -> dict[int, NDArray[np.float32]]:
+    """Return the vectors [dimension] of the chunks at these rows. Rows that no longer exist are left out."""
+    sql = "SELECT chunk, vector FROM vectors WHERE chunk IN (SELECT value FROM json_each(?))"
+    found = connection.execute(sql, (json.dumps([int(row) for row in rows]),))
+    return {row: np.frombuffer(blob, np.float32) for row, blob in found}
 
 
 def replace(

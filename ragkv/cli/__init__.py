@@ -4,7 +4,8 @@
     doctor*.py    doctor                       service.py serve, demo, calibrate
     store.py      gc, backup, restore          bench*.py  bench ttft, bench quality, …
     key.py        key                          top.py     top
-    tune.py       tune
+    tune.py       tune                         show.py    show
+    search.py     search
 
 Heavy imports are inside the commands, so that `ragkv --help` does not wait for torch.
 """
@@ -22,7 +23,9 @@ from ragkv.cli.common import fail
 from ragkv.cli.doctor import doctor
 from ragkv.cli.documents import ingest, ls, reindex, rm
 from ragkv.cli.key import key
+from ragkv.cli.search import search
 from ragkv.cli.service import calibrate, demo, serve
+from ragkv.cli.show import show
 from ragkv.cli.store import backup, gc, restore
 from ragkv.cli.top import top
 from ragkv.cli.tune import tune
@@ -38,7 +41,9 @@ app = typer.Typer(
 )
 app.command("ingest")(ingest)
 app.command("ask")(ask)
+app.command("search")(search)
 app.command("ls")(ls)
+app.command("show")(show)
 app.command("rm")(rm)
 app.command("reindex")(reindex)
 app.command("doctor")(doctor)

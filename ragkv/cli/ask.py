@@ -124,7 +124,9 @@ def ask(
     settings = settings_from(data, store, model, device, url=url)
     questions = list(_read(file)) if file is not None else [FileQuestion(_text(question or ""))]
     _check_names(method, prefill, decode)
-    options = AskOptions(collection, conversation, top_k, _filter(filters or []), method, prefill, decode, max_tokens)
+    options = AskOptions(
+        collection, conversation, top_k, parse_filter(filters or []), method, prefill, decode, max_tokens
+    )
     with _answerer(settings, options) as answer:
         return _answer_all(answer, questions, Printer(as_json, bool(file)))
 
@@ -156,7 +158,7 @@ def _check_documents(settings: Settings, collection: str) -> None:
     known = False
     if path.exists():
         with closing(Catalog.open(path)) as catalog:
-            known = bool(catalog.page(collection, "", 1))
+            known = bool(catalog.page(collection, None, 1))
     if not known:
         raise NotFound(f"collection {collection!r} in {settings.data} has no documents", "add some with `ragkv ingest`")
 
@@ -175,7 +177,7 @@ def _check_names(method: str | None, prefill: str | None, decode: str | None) ->
             raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def _filter(given: Sequence[str]) -> Filter | None:
+def parse_filter(given: Sequence[str]) -> Filter | None:
     """Parse KEY=VALUE options into a filter.
 
     A value that is also JSON for a number, true, false or null matches both the string and the JSON value.

@@ -5,6 +5,7 @@ Results go to stdout. Errors, progress and hints go to stderr. An error is one l
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import sys
@@ -64,6 +65,11 @@ def tell(line: str) -> None:
 def printable(text: str) -> str:
     """`text` without control characters, so that text of documents cannot control the terminal."""
     return _UNSAFE.sub("\ufffd", text).encode("utf-8", "replace").decode()
+
+
+def moment(seconds: float) -> str:
+    """A point in time, given in Unix seconds, in local time."""
+    return datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
 
 
 def out() -> Console:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -23,6 +23,7 @@ from ragkv.cli.common import (
     Url,
     err,
     fail,
+    moment,
     opened,
     out,
     printable,
@@ -71,23 +72,31 @@ def ingest(
 
 def ls(
     collection: Annotated[str | None, typer.Option("--collection", "-c", help="Only this collection.")] = None,
+    sort: Annotated[str, typer.Option(help="id, title, created, updated, bytes, tokens or chunks.")] = "id",
+    descending: Annotated[bool, typer.Option("--desc", help="The largest or latest first.")] = False,
+    search: Annotated[str, typer.Option(help="Only documents whose id or title has these words.")] = "",
+    long: Annotated[bool, typer.Option("--long", "-l", help="Bytes, version and times, too.")] = False,
     data: Data = None,
     url: Url = None,
 ) -> int:
     """List the documents: id, title, chunks, tokens, collection."""
     settings = settings_from(data, url=url)
+    from ragkv.catalog import DocumentOrder, SortField
+
+    order = DocumentOrder(cast("SortField", sort), descending, search)  # refuses a wrong word
     found: Sequence[DocumentInfo | RemoteDocument]
     if settings.url:
-        found = remote.documents(settings, collection)
+        found = remote.documents(settings, collection, order)
     elif not settings.data.exists():
         found = []
     else:
         with _catalog(settings) as catalog:
-            found = catalog.documents(collection)
+            found = catalog.documents(collection, order)
     if not found:
-        err().print(f"no documents in {settings.url or settings.data}; add some with `ragkv ingest`", style="dim")
+        hint = "try other words" if search else "add some with `ragkv ingest`"
+        err().print(f"no documents in {settings.url or settings.data}; {hint}", style="dim")
         return 0
-    _list(found)
+    _list(found, long)
     return 0
 
 
@@ -203,17 +212,22 @@ def _catalog(settings: Settings) -> Iterator[Catalog]:
 _NAMED = 10
 """Skipped files that are named."""
 _COLUMNS = ("id", "title", "chunks", "tokens", "collection")
+_LONG = ("bytes", "version", "created", "updated")
 
 
-def _list(found: Iterable[DocumentInfo | RemoteDocument]) -> None:
+def _cells(info: DocumentInfo | RemoteDocument, long: bool) -> tuple[str, ...]:
+    cells = (printable(info.id), printable(info.title), str(info.chunks), str(info.tokens), printable(info.collection))
+    if not long:
+        return cells
+    return (*cells, str(info.bytes or 0), str(info.version), moment(info.created), moment(info.updated))
+
+
+def _list(found: Iterable[DocumentInfo | RemoteDocument], long: bool) -> None:
     """Print a table on a terminal, elsewhere tab-separated lines that no width cuts, below the names of the columns."""
-    console = out()
-    rows = [
-        (printable(info.id), printable(info.title), str(info.chunks), str(info.tokens), printable(info.collection))
-        for info in found
-    ]
+    console, columns = out(), (*_COLUMNS, *(_LONG if long else ()))
+    rows = [_cells(info, long) for info in found]
     if not console.is_terminal:
-        for row in [_COLUMNS, *rows]:
+        for row in [columns, *rows]:
             typer.echo("\t".join(" ".join(cell.split()) for cell in row))  # rich would widen the tabs
         return
     from rich.box import SIMPLE_HEAD
@@ -221,8 +235,9 @@ def _list(found: Iterable[DocumentInfo | RemoteDocument]) -> None:
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD)
-    for name in _COLUMNS:
-        table.add_column(name, overflow="fold", justify="right" if name in ("chunks", "tokens") else "left")
+    for name in columns:
+        number = name in ("chunks", "tokens", "bytes", "version")
+        table.add_column(name, overflow="fold", justify="right" if number else "left")
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table, soft_wrap=False)

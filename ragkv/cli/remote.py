@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 from ragkv.cli.common import Progress, err, fail, out, printable, progress
 
 if TYPE_CHECKING:
-    from ragkv.client import Client, Job, RemoteDocument
+    from ragkv.catalog import DocumentOrder
+    from ragkv.client import Client, Job, RemoteChunk, RemoteDocument
     from ragkv.config import Settings
+    from ragkv.passages import SearchResult
+    from ragkv.retrieval import SearchScope
 
 BATCH_FILES, BATCH_BYTES = 50, 16 * 2**20
 """Limits of a batch of files that are sent together. A larger file is sent alone."""
@@ -51,11 +54,26 @@ def ingest(settings: Settings, paths: Sequence[Path], collection: str) -> int:
     return 1 if failed else 0
 
 
-def documents(settings: Settings, collection: str | None) -> list[RemoteDocument]:
+def documents(settings: Settings, collection: str | None, order: DocumentOrder) -> list[RemoteDocument]:
     """List the documents of one collection, or of all."""
     with connected(settings) as client:
         names = [collection] if collection is not None else [each.name for each in client.collections()]
-        return [document for name in names for document in client.documents(name)]
+        found = [document for name in names for document in client.documents(name, q=order.words)]
+    if order.sort != "id":  # by id, documents stay grouped by collection
+        found.sort(key=lambda document: (getattr(document, order.sort), document.collection, document.id))
+    return found[::-1] if order.descending else found
+
+
+def show(settings: Settings, document_id: str, collection: str) -> tuple[RemoteDocument, list[RemoteChunk]]:
+    """Return a document with its text, and its chunks. Raises Refused if there is none."""
+    with connected(settings) as client:
+        return client.document(document_id, collection, text=True), list(client.chunks(document_id, collection))
+
+
+def search(settings: Settings, query: str, scope: SearchScope, top_k: int | None) -> SearchResult:
+    """Search for passages."""
+    with connected(settings) as client:
+        return client.search(query, scope.collection, top_k, scope.filter, scope.documents)
 
 
 def remove(settings: Settings, document_id: str, collection: str) -> None:

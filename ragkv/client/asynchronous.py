@@ -20,11 +20,15 @@ from ragkv.client.models import (
     Conversation,
     Event,
     Job,
+    Listing,
     Options,
     Page,
     Recalled,
+    RemoteChunk,
     RemoteDocument,
+    RemoteText,
 )
+from ragkv.passages import SearchResult
 from ragkv.report import Answer
 from ragkv.types import Filter
 
@@ -119,37 +123,64 @@ class AsyncClient:
         return await self._request(calls.upload(paths, names or [path.name for path in paths], metadata, collection))
 
     async def documents(
-        self, collection: str = "default", filter: Filter | None = None
+        self, collection: str = "default", filter: Filter | None = None, **listing: Unpack[Listing]
     ) -> AsyncIterator[RemoteDocument]:
-        """Iterate over the documents of a collection, ordered by id. Pages are fetched as needed.
+        """Iterate over the documents of a collection, by default ordered by id. Pages are fetched as needed.
 
         Args:
             collection: Collection to list.
             filter: Only documents whose metadata matches.
+            **listing: See `ragkv.client.models.Listing`.
         """
         after: str | None = ""
         while after is not None:
-            page = await self.page(collection, 100, after, filter)
+            page = await self.page(collection, 100, after, filter, **listing)
             for document in page.documents:
                 yield document
             after = page.after
 
     async def page(
-        self, collection: str = "default", limit: int = 20, after: str = "", filter: Filter | None = None
+        self,
+        collection: str = "default",
+        limit: int = 20,
+        after: str = "",
+        filter: Filter | None = None,
+        **listing: Unpack[Listing],
     ) -> Page:
-        """Return one page of the documents of a collection, ordered by id.
+        """Return one page of the documents of a collection, by default ordered by id.
 
         Args:
             collection: Collection to list.
             limit: Largest number of documents.
-            after: Only documents whose id is greater than this one.
+            after: The `after` of the previous page; "" for the first.
             filter: Only documents whose metadata matches.
+            **listing: See `ragkv.client.models.Listing`. It is the same for all pages.
         """
-        return await self._request(calls.page(collection, limit, after, filter))
+        return await self._request(calls.page(collection, limit, after, filter, listing))
 
     async def document(self, id: str, collection: str = "default", text: bool = False) -> RemoteDocument:
         """Return a document, with its text if `text` is set."""
         return await self._request(calls.document(id, collection, text))
+
+    async def text(self, id: str, collection: str = "default", start: int = 0, end: int | None = None) -> RemoteText:
+        """Return the text of a document.
+
+        Args:
+            id: Id of the document.
+            collection: Collection of the document.
+            start: Offset of the first character.
+            end: Offset after the last one; None returns the rest of the text.
+        """
+        return await self._request(calls.document_text(id, collection, start, end))
+
+    async def chunks(self, id: str, collection: str = "default") -> AsyncIterator[RemoteChunk]:
+        """Iterate over the chunks of a document, in order. Pages are fetched as needed."""
+        after: int | None = -1
+        while after is not None:
+            page = await self._request(calls.chunks(id, collection, 100, after))
+            for chunk in page.chunks:
+                yield chunk
+            after = page.after
 
     async def remove(self, id: str, collection: str = "default") -> None:
         """Delete a document."""
@@ -227,6 +258,25 @@ class AsyncClient:
                 event = responses.parse_event(data)
                 if event is not None:
                     yield event
+
+    async def search(
+        self,
+        query: str,
+        collection: str = "default",
+        top_k: int | None = None,
+        filter: Filter | None = None,
+        documents: Sequence[str] | None = None,
+    ) -> SearchResult:
+        """Search for passages. Nothing is generated.
+
+        Args:
+            query: Words, or a question.
+            collection: Collection to search.
+            top_k: Number of passages; None uses the setting of the service.
+            filter: Only documents whose metadata matches.
+            documents: Only the documents with these ids.
+        """
+        return await self._request(calls.search(query, collection, top_k, filter, documents))
 
     async def answers(self, limit: int = 20, before: float | None = None) -> Briefs:
         """Return the latest answers that the service recorded, newest first.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
 
 import httpx2
@@ -17,11 +17,15 @@ from ragkv.client.models import (
     Collection,
     Conversation,
     Job,
+    Listing,
     Page,
     Recalled,
+    RemoteChunks,
     RemoteDocument,
+    RemoteText,
 )
 from ragkv.client.responses import ignore_body, member_parser, parse_job_id, parse_prometheus, parser
+from ragkv.passages import SearchResult
 from ragkv.report import Answer
 from ragkv.types import Filter
 
@@ -72,7 +76,7 @@ def put(id: str, text: str, title: str, metadata: Mapping[str, Any] | None, coll
     """PUT one document and wait until it is ingested."""
     body = {"text": text, "title": title, "metadata": dict(metadata or {})}
     params = {"collection": collection, "wait": "true"}
-    return Call("PUT", f"/v1/documents/{_quote(id)}", parser(RemoteDocument), params, body)
+    return Call("PUT", f"/v1/documents/{_quote_id(id)}", parser(RemoteDocument), params, body)
 
 
 def send(documents: Sequence[Mapping[str, Any]], collection: str) -> Call[str]:
@@ -92,23 +96,37 @@ def upload(
     return Call("POST", "/v1/documents", parse_job_id, data=data, files=files)
 
 
-def page(collection: str, limit: int, after: str, filter: Filter | None) -> Call[Page]:
+def page(collection: str, limit: int, after: str, filter: Filter | None, listing: Listing) -> Call[Page]:
     """GET a page of documents."""
     params: dict[str, str | int] = {"collection": collection, "limit": limit, "after": after}
     if filter is not None:
         params["filter"] = json.dumps(dict(filter))
-    return Call("GET", "/v1/documents", parser(Page), params)
+    return Call("GET", "/v1/documents", parser(Page), {**params, **cast("Mapping[str, str]", listing)})
 
 
 def document(id: str, collection: str, text: bool) -> Call[RemoteDocument]:
     """GET one document."""
     params = {"collection": collection, "text": "true" if text else "false"}
-    return Call("GET", f"/v1/documents/{_quote(id)}", parser(RemoteDocument), params)
+    return Call("GET", f"/v1/documents/{_quote_id(id)}", parser(RemoteDocument), params)
+
+
+def document_text(id: str, collection: str, start: int, end: int | None) -> Call[RemoteText]:
+    """GET the text of a document, or a part of it."""
+    params: dict[str, str | int] = {"collection": collection, "start": start}
+    if end is not None:
+        params["end"] = end
+    return Call("GET", f"/v1/documents/{_quote(id)}/text", parser(RemoteText), params)
+
+
+def chunks(id: str, collection: str, limit: int, after: int) -> Call[RemoteChunks]:
+    """GET a page of the chunks of a document."""
+    params: dict[str, str | int] = {"collection": collection, "limit": limit, "after": after}
+    return Call("GET", f"/v1/documents/{_quote(id)}/chunks", parser(RemoteChunks), params)
 
 
 def remove(id: str, collection: str) -> Call[None]:
     """DELETE one document."""
-    return Call("DELETE", f"/v1/documents/{_quote(id)}", ignore_body, {"collection": collection})
+    return Call("DELETE", f"/v1/documents/{_quote_id(id)}", ignore_body, {"collection": collection})
 
 
 def job(id: str, all: bool) -> Call[Job]:
@@ -150,6 +168,17 @@ def ask(question: str, stream: bool, options: Mapping[str, Any]) -> Call[Answer]
     return Call("POST", "/v1/answers", parser(Answer), json=body)
 
 
+def search(
+    query: str, collection: str, top_k: int | None, filter: Filter | None, documents: Sequence[str] | None
+) -> Call[SearchResult]:
+    """POST a search for passages."""
+    body: dict[str, Any] = {"query": query, "collection": collection}
+    named = None if documents is None else list(documents)
+    given = {"top_k": top_k, "filter": filter, "documents": named}
+    body.update({name: value for name, value in given.items() if value is not None})
+    return Call("POST", "/v1/search", parser(SearchResult), json=body)
+
+
 def answers(limit: int, before: float | None) -> Call[Briefs]:
     """GET a page of recorded answers."""
     params: dict[str, str | int] = {"limit": limit}
@@ -185,3 +214,9 @@ def metrics() -> Call[str]:
 
 def _quote(name: str) -> str:
     return quote(name, safe="/")
+
+
+def _quote_id(id: str) -> str:
+    """Quote the id of a document at the end of a path. `/text` and `/chunks` there would mean a part of a document."""
+    front, slash, last = id.rpartition("/")
+    return f"{_quote(front)}%2F{last}" if slash and last in ("text", "chunks") else _quote(id)

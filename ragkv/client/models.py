@@ -10,7 +10,8 @@ from typing import Any, Literal, TypedDict
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from ragkv.report import Answer, Citation, Ratios, Report
+from ragkv.passages import Citation
+from ragkv.report import Answer, Ratios, Report
 from ragkv.types import Filter
 
 
@@ -40,6 +41,20 @@ class Options(TypedDict, total=False):
     deadline_s: float | None
 
 
+class Listing(TypedDict, total=False):
+    """Which documents are listed, and in which order, as in `GET /v1/documents`.
+
+    Attributes:
+        sort: What they are sorted by: `id` (the default), `title`, `created`, `updated`, `bytes`, `tokens`, `chunks`.
+        order: `asc` (the default) or `desc`.
+        q: Only documents whose id or title contains each of these words, in any case.
+    """
+
+    sort: str
+    order: str
+    q: str
+
+
 _IGNORE_EXTRA = ConfigDict(extra="ignore")
 
 
@@ -58,8 +73,10 @@ class RemoteDocument:
         hash: Hash of title, text and metadata.
         created: When the first version was stored.
         updated: When this version was stored.
-        bytes: Size of the text, in bytes; None in a list.
+        bytes: Size of the text, in bytes; None in a list of a service before this field.
         text: Text of the document; None unless requested.
+        version: Counts the contents that the document has had, from 1.
+        stored_bytes: Size of its KV in the store, without head records.
     """
 
     id: str
@@ -74,11 +91,88 @@ class RemoteDocument:
     updated: float
     bytes: int | None = None
     text: str | None = None
+    version: int = 1
+    stored_bytes: int | None = None
+
+
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
+class RemoteText:
+    """The text of a document, or a part of it.
+
+    Attributes:
+        id: Id of the document.
+        collection: Collection that the document belongs to.
+        title: Title of the document.
+        version: Number of the version that the text belongs to.
+        hash: Hash of that version.
+        characters: Length of the whole text.
+        start: Offset of the first character of `text`.
+        end: Offset after the last one.
+        text: The text.
+    """
+
+    id: str
+    collection: str
+    title: str
+    version: int
+    hash: str
+    characters: int
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
+class RemoteChunk:
+    """A chunk of a document.
+
+    Attributes:
+        chunk_id: Id of the chunk.
+        chunk: Position in the document, from 0.
+        heading: The heading that it stands under, or None.
+        page: Number, from 1, of the page on which it begins; None for formats without pages.
+        start: Offset of its first character in the document's text; None if that is not known.
+        end: Offset after the last one.
+        tokens: Number of its tokens.
+        text: Text of the chunk.
+    """
+
+    chunk_id: str
+    chunk: int
+    heading: str | None
+    page: int | None
+    start: int | None
+    end: int | None
+    tokens: int
+    text: str
+
+
+@dataclass(frozen=True, config=_IGNORE_EXTRA)
+class RemoteChunks:
+    """A page of the chunks of a document, in order.
+
+    Attributes:
+        id: Id of the document.
+        collection: Collection that the document belongs to.
+        title: Title of the document.
+        version: Number of the version that the chunks belong to.
+        hash: Hash of that version.
+        chunks: Chunks of this page.
+        after: Value of `after` for the next page; None on the last page.
+    """
+
+    id: str
+    collection: str
+    title: str
+    version: int
+    hash: str
+    chunks: tuple[RemoteChunk, ...]
+    after: int | None
 
 
 @dataclass(frozen=True, config=_IGNORE_EXTRA)
 class Page:
-    """A page of documents, ordered by id.
+    """A page of documents, in the requested order.
 
     Attributes:
         documents: Documents of this page.

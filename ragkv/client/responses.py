@@ -11,7 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from ragkv.client.models import Cited, Done, Event, Job, Reported, Retrieved, Said
 from ragkv.errors import Refused, Unreachable
-from ragkv.report import Answer, Citation, Report
+from ragkv.passages import Citation
+from ragkv.report import Answer, Report
 
 T = TypeVar("T")
 

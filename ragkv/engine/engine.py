@@ -22,6 +22,7 @@ from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
 from ragkv.engine.chunk_encoder import ChunkEncoder
+from ragkv.engine.citations import cite
 from ragkv.engine.cost_model import CostModel, measure_costs
 from ragkv.engine.crossover import key_tier
 from ragkv.engine.fingerprint import fingerprint
@@ -41,7 +42,7 @@ from ragkv.engine.registry import (
 from ragkv.engine.report_builder import build_report
 from ragkv.engine.request import RequestState
 from ragkv.engine.retokenise import with_own_tokens
-from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_reuse
+from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_gate
 from ragkv.engine.self_test import failed_self_test
 from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.errors import ConfigError, InputError, NotFound
@@ -134,9 +135,11 @@ class Engine:
         engine.reuse_refused = failed_self_test(engine.prefiller, engine.fingerprint, settings.data / "qualified")
         machine = f"{engine.fingerprint} {model.device_names} {torch.get_num_threads()} {settings.store}"
         engine.chunks.costs = measure_costs(engine.prefiller, store, settings.data / "costs", machine)
-        if model.device.type == "cuda" and not (settings.method or engine.reuse_refused):
-            method = make_method(engine.method, model)
-            engine.reuse_policy = measure_reuse(engine.prefiller, engine.chunks.store(MEASURED), method)
+        if settings.gate and not (settings.method or engine.reuse_refused):
+            method, shelf = make_method(engine.method, model), engine.chunks.store(MEASURED)
+            engine.reuse_policy = measure_gate(
+                engine.prefiller, shelf, method, engine.costs, settings.data / "costs", machine
+            )
         return engine
 
     def __enter__(self) -> Engine:
@@ -173,6 +176,15 @@ class Engine:
         if not self.reuse_refused:
             self.chunks.encode_and_store(chunk, collection)
         return self.key(chunk, collection)
+
+    def body_bytes(self, tokens: int) -> int:
+        """Return the bytes that the KV of a chunk of so many tokens takes in the store, its head record left out.
+
+        A model that failed its self-test stores nothing: 0.
+        """
+        model, body = self.model, self.settings.store_body
+        layout = Layout(model.shape, tokens, model.profile.block, model.dtype, body)
+        return 0 if self.reuse_refused else layout.body_bytes
 
     def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
         """Delete KV that no chunk refers to and no ingest claims, and the sessions that hold it.
@@ -226,7 +238,8 @@ class Engine:
         if request.sequence.pooled is not None and request.session.name:  # the next turn computes with it
             request.context.cache.move(self.model.devices)
         self.sessions.finish_turn(request.session, asked, completion.tokens, completion.text)
-        return Answer(request.question, completion.text.strip(), request.citations, report)
+        text = completion.text.strip()
+        return Answer(request.question, text, cite(request.hits, text), report)
 
     def map(self, request: RequestState) -> KVMap:
         """Return what the answer was read from. Call it as soon as the request is finalized."""

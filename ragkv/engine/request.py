@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ragkv.engine.generation import Detokenizer, Sampling, Sequence
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.engine.session_manager import MethodChoice, Session
-from ragkv.report import Citation
+from ragkv.passages import Citation
 from ragkv.timing import StepTimer
 from ragkv.types import AskOptions, Hit
 
@@ -52,5 +52,5 @@ class RequestState:
 
     @property
     def citations(self) -> tuple[Citation, ...]:
-        """The retrieved chunks, in prompt order."""
-        return tuple(Citation(h.chunk.document_id, h.chunk.id, h.chunk.title, h.score) for h in self.hits)
+        """The retrieved chunks, in prompt order and without marks: there is no answer yet."""
+        return tuple(map(Citation.of, self.hits))

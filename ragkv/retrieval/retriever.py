@@ -18,7 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.catalog import Catalog, EmbedderIdentity
+from ragkv.errors import NotFound
+from ragkv.passages import FoundPassage, SearchReport, SearchResult, SearchTimings
 from ragkv.retrieval.index import VectorIndex
+from ragkv.timing import StepTimer
 from ragkv.types import Chunk, Filter, Hit
 
 logger = logging.getLogger(__name__)
@@ -55,7 +58,23 @@ class Retrieval:
     flat_limit: int = 200_000
 
 
+@dataclass(frozen=True)
+class SearchScope:
+    """Where to search.
+
+    Attributes:
+        collection: Collection to search.
+        filter: Only documents whose metadata matches; None for all.
+        documents: Only documents with these ids; None for all.
+    """
+
+    collection: str = "default"
+    filter: Filter | None = None
+    documents: tuple[str, ...] | None = None
+
+
 DEFAULTS = Retrieval()
+_NO_VECTOR = np.empty(0, np.float32)
 MAX_ATTEMPTS = 3
 """How often a search is repeated at most if other processes change the collection meanwhile."""
 
@@ -109,23 +128,60 @@ class Retriever:
             EmbedderChanged: The stored vectors come from another embedder.
             InputError: The filter is malformed.
         """
-        count = top_k * self.parameters.candidates
-        by_words = self._match(collection, question, count, filter)
-        early(list(self.catalog.chunks(collection, by_words[:top_k]).values()))
+        return self._search(question, SearchScope(collection, filter), top_k, early)[0]
+
+    def find_passages(self, query: str, scope: SearchScope, top_k: int = 6) -> SearchResult:
+        """Search for passages and report how.
+
+        Args:
+            query: Text of the query.
+            scope: Where to search.
+            top_k: Number of passages.
+
+        Raises:
+            EmbedderChanged: The stored vectors come from another embedder.
+            InputError: The filter is malformed.
+            NotFound: The collection has no documents.
+        """
+        if not self.catalog.has_chunks(scope.collection):
+            raise NotFound(f"collection {scope.collection!r} has no documents", "add some with `ragkv ingest`")
+        hits, report = self._search(query, scope, top_k, _ignore)
+        return SearchResult(query, tuple(map(FoundPassage.of, hits)), report)
+
+    def _search(
+        self, question: str, scope: SearchScope, top_k: int, early: Callable[[Sequence[Chunk]], None]
+    ) -> tuple[list[Hit], SearchReport]:
+        count, collection = top_k * self.parameters.candidates, scope.collection
+        timer = StepTimer()
+        with timer.step("words"):
+            by_words = self._match(question, scope, count)
+        early(list(self.catalog.chunks(collection, list(by_words)[:top_k]).values()))
         for _ in range(MAX_ATTEMPTS):
             with self._lock:
-                index = self._current(collection)
-                if not len(index):
-                    return []
-                by_vector = self._nearest(index, collection, question, count, filter)
-            ranked = fuse([by_vector, by_words], self.parameters.rank_constant)
+                with timer.step("vectors"):
+                    index = self._current(collection)
+                size, exact, vector, by_vector = len(index), not index.graph, _NO_VECTOR, list[int]()
+                if size:
+                    with timer.step("embed"):
+                        vector = self.embedder.encode([question])[0]
+                    with timer.step("vectors"):
+                        by_vector = self._nearest(index, scope, vector, count)
+            ranked = fuse([by_vector, list(by_words)], self.parameters.rank_constant) if size else []
             chunks = self.catalog.chunks(collection, [row for row, _ in ranked])
             if len(chunks) == len(ranked):
                 break
             # Another process deleted or replaced a ranked chunk. Only a new search finds the new version.
-            by_words = self._match(collection, question, count, filter)
+            by_words = self._match(question, scope, count)
         # A chunk that was deleted after the search is missing from `chunks`, and the next one takes its place.
-        return [Hit(chunks[row], score, row) for row, score in ranked if row in chunks][:top_k]
+        best = [(row, score) for row, score in ranked if row in chunks][:top_k]
+        vectors = self.catalog.vectors_of(row for row, _ in best)
+        hits = [
+            Hit(chunks[row], score, row, _similarity(vector, vectors.get(row)), by_words.get(row))
+            for row, score in best
+        ]
+        steps = SearchTimings(timer.elapsed("words"), timer.elapsed("embed"), timer.elapsed("vectors"), timer.total())
+        name = self.embedder.identity.name
+        return hits, SearchReport(name, size, exact, len(by_words), len(by_vector), steps)
 
     def refresh(self, collection: str) -> None:
         """Update the index of a collection to the state of the catalogue. Raises EmbedderChanged."""
@@ -147,22 +203,19 @@ class Retriever:
                 except OSError as error:
                     logger.warning("the index of %r was not saved: %s", collection, error)
 
-    def _match(self, collection: str, question: str, count: int, filter: Filter | None) -> list[int]:
-        """Return the best `count` rows of the full-text search, best first."""
-        return [row for row, _ in self.catalog.match(collection, question, count, filter)]
+    def _match(self, question: str, scope: SearchScope, count: int) -> dict[int, float]:
+        """Return the best `count` rows of the full-text search with their scores, best first."""
+        return dict(self.catalog.match(scope.collection, question, count, scope.filter, scope.documents))
 
-    def _nearest(
-        self, index: VectorIndex, collection: str, question: str, count: int, filter: Filter | None
-    ) -> list[int]:
-        """Return the `count` nearest rows to the question among those that match the filter, nearest first."""
-        vector = self.embedder.encode([question])[0]
-        if not filter:
+    def _nearest(self, index: VectorIndex, scope: SearchScope, vector: NDArray[np.float32], count: int) -> list[int]:
+        """Return the `count` nearest rows to the question's vector inside the scope, nearest first."""
+        if not scope.filter and scope.documents is None:
             return index.search(vector, count)
         for _ in range(MAX_ATTEMPTS):
-            generation, rows = self.catalog.filtered_rows(collection, filter)
+            generation, rows = self.catalog.filtered_rows(scope.collection, scope.filter, scope.documents)
             if generation == index.generation:
                 break
-            index = self._current(collection)  # Another process changed the collection meanwhile.
+            index = self._current(scope.collection)  # Another process changed the collection meanwhile.
         return index.search_among(rows, vector, count)
 
     def _current(self, collection: str) -> VectorIndex:
@@ -190,6 +243,11 @@ class Retriever:
     def _path(self, collection: str) -> Path:
         # The name is hashed because it is user input and must not become a path.
         return self.folder / f"{hashlib.sha256(collection.encode()).hexdigest()[:32]}.faiss"
+
+
+def _similarity(question: NDArray[np.float32], chunk: NDArray[np.float32] | None) -> float:
+    """Return the cosine of two unit vectors [dimension]; 0.0 for a chunk that was removed meanwhile."""
+    return 0.0 if chunk is None or chunk.shape != question.shape else float(question @ chunk)
 
 
 def fuse(lists: Sequence[Sequence[int]], rank_constant: int) -> list[tuple[int, float]]:

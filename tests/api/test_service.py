@@ -8,18 +8,8 @@ import threading
 import time
 from typing import Any
 
-from ragkv.report import (
-    Answer,
-    ByteCounts,
-    CacheReport,
-    ChunkReport,
-    Citation,
-    Ratios,
-    Report,
-    TierHits,
-    Timings,
-    TokenCounts,
-)
+from ragkv.passages import Citation
+from ragkv.report import Answer, ByteCounts, CacheReport, ChunkReport, Ratios, Report, TierHits, Timings, TokenCounts
 from tests.api.conftest import BRIDGE, Service
 
 PROBLEM = "application/problem+json"

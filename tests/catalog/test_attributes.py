@@ -78,7 +78,7 @@ def test_a_filter_selects_the_same_documents_as_the_reference_after_any_change(
     catalog.remove("default", "d0")
     left = catalog.documents("default")
     expected = [info.id for info in left if matches(filter, info.metadata)]
-    assert [info.id for info in catalog.page("default", "", 100, filter)] == expected
+    assert [info.id for info in catalog.page("default", None, 100, filter)] == expected
     generation, rows = catalog.filtered_rows("default", filter)
     assert generation == catalog.generation("default")
     chunks = catalog.chunks("default", rows)
@@ -100,8 +100,8 @@ def test_an_old_catalogue_without_attributes_gets_them(tmp_path: Path) -> None:
     catalog.close()
     catalog = Catalog.open(tmp_path / "catalog.sqlite")
     put(catalog, 3, {"kind": "b"}, "boat")
-    assert [info.id for info in catalog.page("default", "", 9, {"kind": "b"})] == ["d1", "d3"]
-    assert [info.id for info in catalog.page("default", "d1", 9, {"kind": ["b", "c"]})] == ["d2", "d3"]
+    assert [info.id for info in catalog.page("default", None, 9, {"kind": "b"})] == ["d1", "d3"]
+    assert [info.id for info in catalog.page("default", ("d1", "d1"), 9, {"kind": ["b", "c"]})] == ["d2", "d3"]
     catalog.close()
 
 
@@ -112,7 +112,7 @@ def test_an_old_catalogue_without_attributes_gets_them(tmp_path: Path) -> None:
 def test_a_malformed_filter_is_refused(tmp_path: Path, filter: Any) -> None:
     catalog = Catalog.open(tmp_path / "catalog.sqlite")
     with pytest.raises(InputError, match="filter"):
-        catalog.page("default", "", 1, filter)
+        catalog.page("default", None, 1, filter)
     catalog.close()
 
 

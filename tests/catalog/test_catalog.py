@@ -116,7 +116,7 @@ def test_documents_are_listed_by_collection_in_pages(catalog: Catalog) -> None:
         ("b", "x", 2, 6),
     ]
     assert [d.id for d in catalog.documents("a")] == ["x", "y"]
-    assert [d.id for d in catalog.page("a", after="x", limit=1)] == ["y"]
+    assert [d.id for d in catalog.page("a", after=("x", "x"), limit=1)] == ["y"]
     assert catalog.count() == (3, 6)
 
 

@@ -221,6 +221,43 @@ def test_a_list_begins_with_the_names_of_its_columns(ragkv: Program, data: Path)
     assert {len(line.split("\t")) for line in rest} == {5}
 
 
+def test_a_list_is_sorted_searched_and_long(ragkv: Program, data: Path) -> None:
+    def ids(*options: str) -> list[str]:
+        return [line.split("\t")[0] for line in ragkv("ls", "--data", data, *options).out.splitlines()[1:]]
+
+    assert ids("--sort", "title") == ["bridge", "harbour"]
+    assert ids("--sort", "title", "--desc") == ["harbour", "bridge"]
+    assert ids("--search", "TARN") == ["harbour"]
+    assert "try other words" in ragkv("ls", "--data", data, "--search", "nowhere").err
+    first, row, *_ = ragkv("ls", "--data", data, "--long").out.splitlines()
+    assert first.split("\t")[5:] == ["bytes", "version", "created", "updated"]
+    assert row.split("\t")[5:7] == [str(len(LINES[1]["text"])), "1"]
+    wrong = ragkv("ls", "--data", data, "--sort", "hash")
+    assert (wrong.code, is_one_line(wrong.err)) == (1, True)
+
+
+def test_a_document_is_shown_with_its_chunks(ragkv: Program, data: Path) -> None:
+    text = LINES[0]["text"]
+    shown = json.loads(ragkv("show", "harbour", "--data", data, "--text", "--chunks", "--json").out)
+    assert (shown["document"]["title"], shown["document"]["bytes"], shown["text"]) == ("Tarn", len(text), text)
+    assert [(chunk["chunk"], chunk["start"], chunk["end"]) for chunk in shown["chunks"]] == [(0, 0, len(text))]
+    plain = ragkv("show", "harbour", "--data", data, "--chunks").out
+    assert f"harbour#0 · characters 0-{len(text)}" in plain
+    missing = ragkv("show", "nothing", "--data", data)
+    assert (missing.code, "has no document 'nothing'" in missing.err) == (1, True)
+
+
+def test_passages_are_searched_without_a_model(ragkv: Program, data: Path) -> None:
+    options = ("--data", data, "--top-k", 1)
+    found = json.loads(ragkv("search", QUESTION, *options, "--json").out)
+    assert [(each["document_id"], each["text"]) for each in found["passages"]] == [("harbour", LINES[0]["text"])]
+    plain = ragkv("search", QUESTION, *options, "--filter", "year=1889")
+    assert (plain.code, LINES[0]["text"] in plain.out, "chunks compared" in plain.err) == (0, True, True)
+    assert "no passage" in ragkv("search", QUESTION, *options, "--document", "nothing").out
+    missing = ragkv("search", QUESTION, "--data", data, "--collection", "none")
+    assert (missing.code, is_one_line(missing.err)) == (1, True)
+
+
 def test_files_that_a_folder_has_and_ingest_does_not_read_are_named(ragkv: Program, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("photo.png", "notes.odt", ".hidden.png"):
@@ -353,7 +390,7 @@ def test_a_filter_leaves_the_documents_whose_metadata_says_so(
     if found is None:
         assert (done.code, is_one_line(done.err), "filter" in done.err) == (1, True, True)
     else:
-        assert {citation["document_id"] for citation in json.loads(done.out)["citations"]} == found
+        assert {chunk["document_id"] for chunk in json.loads(done.out)["report"]["chunks"]} == found
 
 
 def test_a_filter_that_is_none_is_exit_2(ragkv: Program, tmp_path: Path) -> None:

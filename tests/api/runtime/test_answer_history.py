@@ -25,12 +25,12 @@ from api.schemas.history import blocks_with_answer
 from ragkv.catalog import Catalog
 from ragkv.engine.kv_map import KEPT, ChunkKVMap, KVMap
 from ragkv.engine.request import RequestState
+from ragkv.passages import Citation
 from ragkv.report import (
     Answer,
     ByteCounts,
     CacheReport,
     ChunkReport,
-    Citation,
     DecodeReport,
     PrefillReport,
     Ratios,

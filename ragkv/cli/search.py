@@ -1,0 +1,89 @@
+"""`ragkv search`: passages for a query, without an answer. No model is loaded, only the embedder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ragkv.cli import remote
+from ragkv.cli.ask import parse_filter
+from ragkv.cli.common import Collection, Data, Url, err, out, printable, settings_from
+from ragkv.cli.show import place
+
+if TYPE_CHECKING:
+    from ragkv.config import Settings
+    from ragkv.passages import SearchResult
+    from ragkv.retrieval import SearchScope
+
+_SHOWN = 400
+"""Characters of a passage that people are shown."""
+
+
+def search(
+    query: Annotated[str, typer.Argument(help="Words, or a question.")],
+    top_k: Annotated[int | None, typer.Option(min=1, max=64, help="Passages to find.")] = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option("--filter", metavar="KEY=VALUE", help="Only documents with this metadata, as in `ragkv ask`."),
+    ] = None,
+    documents: Annotated[
+        list[str] | None, typer.Option("--document", metavar="ID", help="Only this document; may be given again.")
+    ] = None,
+    collection: Collection = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    data: Data = None,
+    url: Url = None,
+) -> int:
+    """Search the documents for passages, by words and by meaning."""
+    settings = settings_from(data, url=url)
+    from ragkv.retrieval import SearchScope
+
+    scope = SearchScope(collection, parse_filter(filters or []), tuple(documents) if documents else None)
+    count = top_k or settings.top_k
+    found = remote.search(settings, query, scope, top_k) if settings.url else _search(settings, query, scope, count)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found), ensure_ascii=False))
+    else:
+        _print(found)
+    return 0
+
+
+def _search(settings: Settings, query: str, scope: SearchScope, top_k: int) -> SearchResult:
+    from ragkv.catalog import Catalog
+    from ragkv.errors import NotFound
+    from ragkv.retrieval import Embedder, Retriever
+
+    if not settings.data.exists():
+        raise NotFound(f"there are no documents in {settings.data}; add some with `ragkv ingest`")
+    catalog = Catalog.open(settings.data / "catalog.sqlite")
+    try:
+        retriever = Retriever(catalog, Embedder(settings.embedder), settings.data / "index")
+        return retriever.find_passages(query, scope, top_k)
+    finally:
+        catalog.close()
+
+
+def _print(found: SearchResult) -> None:
+    from rich.text import Text
+
+    console, report = out(), found.report
+    for number, passage in enumerate(found.passages, 1):
+        words = "" if passage.word_score is None else f"  words {passage.word_score:.2f}"
+        scores = f"  {passage.score:.3f}  similarity {passage.similarity:.2f}{words}"
+        title = printable(passage.title or passage.document_id)
+        console.print(Text.assemble((f"[{number}] ", "cyan"), (title, "bold"), (scores, "dim")))
+        console.print(Text(f"    {printable(place(dataclasses.asdict(passage)))}", style="dim"))
+        short = " ".join(passage.text.split())
+        console.print(Text(f"    {printable(short[:_SHOWN])}{'…' * (len(short) > _SHOWN)}"))
+    if not found.passages:
+        console.print("no passage matches")
+    times = report.timings_ms
+    how = "all" if report.exact else "by a graph"
+    err().print(
+        f"{report.chunks} chunks compared, {how} · words {times.words:.0f} ms · embedding {times.embed:.0f} ms · "
+        f"vectors {times.vectors:.0f} ms · {times.total:.0f} ms in all",
+        style="dim",
+    )

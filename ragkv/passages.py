@@ -1,0 +1,171 @@
+"""Passages of documents, as an answer cites them and as a search returns them.
+
+`dataclasses.asdict` gives the JSON objects of `POST /v1/answers`, `POST /v1/search`, `ragkv ask --json` and
+`ragkv search --json`. Offsets count characters of the document's text, from 0, and belong to one version of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ragkv.types import Chunk, Hit
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a document where the words of an answer occur.
+
+    Attributes:
+        start: Offset of its first character.
+        end: Offset after its last character.
+        sentence_start: Offset of the sentence that it is in.
+        sentence_end: Offset after that sentence.
+    """
+
+    start: int
+    end: int
+    sentence_start: int
+    sentence_end: int
+
+
+@dataclass(frozen=True)
+class Citation:
+    """A retrieved chunk that was in the context of the answer.
+
+    Attributes:
+        document_id: Id of its document.
+        chunk_id: Id of the chunk.
+        title: Title of the chunk.
+        score: Fused rank score of the retrieval.
+        version: Number of the version of the document.
+        chunk: Position of the chunk in the document, from 0.
+        heading: The heading that it stands under; None if there is none or the format has no headings.
+        page: Number, from 1, of the page on which it begins; None for formats without pages.
+        start: Offset of its first character; None if its place is not known.
+        end: Offset after its last character.
+        text: Text of the chunk.
+        marks: Where in it the answer's words occur. Empty before there is an answer.
+    """
+
+    document_id: str
+    chunk_id: str
+    title: str
+    score: float
+    version: int = 1
+    chunk: int = 0
+    heading: str | None = None
+    page: int | None = None
+    start: int | None = None
+    end: int | None = None
+    text: str = ""
+    marks: tuple[Mark, ...] = ()
+
+    @classmethod
+    def of(cls, hit: Hit, marks: tuple[Mark, ...] = ()) -> Citation:
+        """Cite a retrieved chunk."""
+        chunk = hit.chunk
+        place = (chunk.version, chunk.ordinal, *_place(chunk))
+        return cls(chunk.document_id, chunk.id, chunk.title, hit.score, *place, marks)
+
+
+@dataclass(frozen=True)
+class FoundPassage:
+    """A chunk that a search found.
+
+    Attributes:
+        document_id: Id of its document.
+        chunk_id: Id of the chunk.
+        title: Title of the chunk.
+        score: Fused rank score, by which passages are sorted.
+        similarity: Cosine similarity of query and chunk, by the embedder.
+        word_score: BM25 score; None if the chunk was not among the best by its words.
+        version: Number of the version of the document.
+        chunk: Position of the chunk in the document, from 0.
+        heading: As in a citation, and so are the following.
+        page: Number of the page.
+        start: Offset of its first character.
+        end: Offset after its last character.
+        text: Text of the chunk.
+    """
+
+    document_id: str
+    chunk_id: str
+    title: str
+    score: float
+    similarity: float
+    word_score: float | None
+    version: int
+    chunk: int
+    heading: str | None
+    page: int | None
+    start: int | None
+    end: int | None
+    text: str
+
+    @classmethod
+    def of(cls, hit: Hit) -> FoundPassage:
+        """Convert a retrieved chunk."""
+        chunk, similarity, words = hit.chunk, hit.similarity, hit.word_score
+        place = (chunk.version, chunk.ordinal, *_place(chunk))
+        return cls(chunk.document_id, chunk.id, chunk.title, hit.score, similarity, words, *place)
+
+
+@dataclass(frozen=True)
+class SearchTimings:
+    """Durations of the steps of a search, in milliseconds.
+
+    Attributes:
+        words: Full-text search.
+        embed: Embedding the query.
+        vectors: Vector search, with what it takes to bring the index up to date.
+        total: The whole search.
+    """
+
+    words: float
+    embed: float
+    vectors: float
+    total: float
+
+
+@dataclass(frozen=True)
+class SearchReport:
+    """What a search did.
+
+    Attributes:
+        embedder: Name of the embedder.
+        chunks: Chunks of the collection whose vectors were searched, before any filter.
+        exact: Whether the vector search compared all of them, or followed a graph.
+        by_words: Candidates that the full-text search gave.
+        by_vector: Candidates that the vector search gave.
+        timings_ms: Durations of the steps.
+    """
+
+    embedder: str
+    chunks: int
+    exact: bool
+    by_words: int
+    by_vector: int
+    timings_ms: SearchTimings
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The passages for a query.
+
+    Attributes:
+        query: Text of the query.
+        passages: The passages, best first.
+        report: What the search did.
+    """
+
+    query: str
+    passages: tuple[FoundPassage, ...]
+    report: SearchReport
+
+
+def _place(chunk: Chunk) -> tuple[str | None, int | None, int | None, int | None, str]:
+    """Return (heading, page, start, end, text) of a chunk."""
+    span = chunk.span
+    if span is None:
+        return None, None, None, None, chunk.text
+    return span.heading or None, span.page, span.start, span.end, chunk.text

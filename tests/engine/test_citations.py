@@ -1,0 +1,76 @@
+"""Citations mark where an answer's words occur, by offsets into the document, and an unknown answer cites nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragkv.engine.citations import MAX_MARKS, cite, is_unknown, mark
+from ragkv.types import Chunk, Hit, TextSpan
+
+TEXT = 'The harbour was built by Ada\nBrook. It cost 40 marks. "Ada Brook?" asked Otto. Adaline left.'
+
+
+def chunk(text: str = TEXT, offset: int = 100) -> Chunk:
+    return Chunk("d#2", "d", 2, "Title", text, (1,), TextSpan(offset, offset + len(text), "Harbour", 4), 3)
+
+
+def marked(answer: str, text: str = TEXT) -> list[tuple[str, str]]:
+    """(marked text, its sentence) of each mark."""
+    found = mark(chunk(text), answer)
+    slices = [(m.start - 100, m.end - 100, m.sentence_start - 100, m.sentence_end - 100) for m in found]
+    return [(text[a:b], text[c:d]) for a, b, c, d in slices]
+
+
+def test_every_occurrence_is_marked_in_any_case_and_white_space_with_its_sentence() -> None:
+    assert marked("ada brook.") == [
+        ("Ada\nBrook", "The harbour was built by Ada\nBrook."),
+        ("Ada Brook", '"Ada Brook?"'),
+    ]
+
+
+def test_a_part_of_a_word_is_no_occurrence() -> None:
+    assert [found for found, _ in marked("Ada")] == ["Ada", "Ada"]
+    assert marked("4") == []
+
+
+def test_words_in_another_order_mark_the_sentence_that_has_all_of_them() -> None:
+    assert marked("built by Brook, the harbour") == []  # lines end sentences: no sentence has all words
+    assert marked("marks: 40 cost") == [("It cost 40 marks.", "It cost 40 marks.")]
+
+
+@pytest.mark.parametrize("answer", ["yes", "No.", "", "...", "nobody"])
+def test_judgements_and_absent_words_mark_nothing(answer: str) -> None:
+    assert marked(answer, f"Yes, no, and so on. {TEXT}") == []
+
+
+def test_a_repeated_answer_has_a_bounded_number_of_marks() -> None:
+    assert len(mark(chunk("green " * 50), "green")) == MAX_MARKS
+
+
+def test_a_chunk_whose_place_is_not_known_is_cited_without_marks() -> None:
+    unplaced = Chunk("d#0", "d", 0, "Title", TEXT, (1,))
+    (citation,) = cite([Hit(unplaced, 0.5)], "Ada Brook")
+    assert (citation.start, citation.marks, citation.text) == (None, (), TEXT)
+
+
+def test_a_citation_names_version_chunk_heading_page_and_characters() -> None:
+    (citation,) = cite([Hit(chunk(), 0.5)], "40 marks")
+    assert (citation.document_id, citation.version, citation.chunk, citation.heading, citation.page) == (
+        *("d", 3, 2, "Harbour", 4),
+    )
+    assert (citation.start, citation.end, citation.text) == (100, 100 + len(TEXT), TEXT)
+    assert len(citation.marks) == 1
+
+
+@pytest.mark.parametrize(("answer", "unknown"), [("unknown", True), (" Unknown. ", True), ("unknown sailor", False)])
+def test_an_unknown_answer_cites_nothing(answer: str, unknown: bool) -> None:
+    assert is_unknown(answer) == unknown
+    assert (cite([Hit(chunk(), 0.5)], answer) == ()) == unknown
+
+
+@given(st.text(max_size=200), st.text(max_size=30))
+def test_marks_lie_inside_their_sentence_and_the_chunk(text: str, answer: str) -> None:
+    for found in mark(chunk(text), answer):
+        assert 100 <= found.sentence_start <= found.start < found.end <= found.sentence_end <= 100 + len(text)
