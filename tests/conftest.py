@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -26,6 +27,11 @@ os.environ["RAGKV_GATE"] = "false"  # what is answered must not depend on how qu
 os.environ["RAGKV_DTYPE"] = "float32"  # identities and goldens are those of float32, on every CPU
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the garbage collector need not visit its four million objects again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
