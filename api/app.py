@@ -26,7 +26,8 @@ from api.middleware.access_log import AccessLogMiddleware, RequestObserver, log_
 from api.middleware.auth import AuthMiddleware
 from api.middleware.body_limit import BodyBounds, BodyLimitMiddleware
 from api.middleware.hosts import HostMiddleware, is_loopback, read_hosts
-from api.middleware.keys import Keys, read_keys
+from api.middleware.keys import Keys, read_keys, read_operators
+from api.middleware.rate_limit import RateLimitMiddleware
 from api.middleware.security_headers import SecurityHeadersMiddleware
 from api.observability.logs import configured_logging
 from api.observability.metrics import MetricsCollector
@@ -35,8 +36,9 @@ from api.openapi import add_security
 from api.routes import router
 from api.runtime.connections import Connections, protocol_options
 from api.runtime.engine_thread import EngineThread
+from api.runtime.rate_limits import RateLimiter, TenantLimits
 from ragkv import __version__
-from ragkv.config import Settings
+from ragkv.config import ServingSettings, Settings
 from ragkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,15 +100,22 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
 
         attach(app)
     app.add_middleware(BodyLimitMiddleware, bounds=BodyBounds(settings.max_document_bytes))
+    app.add_middleware(RateLimitMiddleware, limiter=app.state.limiter)
     app.add_middleware(AuthMiddleware, keys=keys)  # outside the limit: the middleware added last runs first
     app.add_middleware(HostMiddleware, hosts=hosts)
     return app
 
 
 def _fill_state(app: FastAPI, settings: Settings, keys: Keys, tracing: Tracing | None) -> None:
-    app.state.engine_thread = engine_thread = EngineThread(settings, shared=len(keys.tenants) > 1)
+    serving = settings.part(ServingSettings)
+    default = TenantLimits(serving.tenant_requests, serving.tenant_tokens, serving.tenant_bytes, serving.tenant_stored)
+    app.state.limiter = limiter = RateLimiter(default, keys.limits)
+    app.state.engine_thread = engine_thread = EngineThread(
+        settings, len(keys.tenants) > 1, lambda tenant, count: limiter.charge(tenant, "tokens", count)
+    )
     app.state.requests = requests = RequestCounters()
-    app.state.metrics = MetricsCollector(engine_thread, requests)
+    app.state.operators = read_operators(settings.operators, keys.tenants)
+    app.state.metrics = MetricsCollector(engine_thread, requests, limiter)
     app.state.observers = [log_request, requests.count] + ([] if tracing is None else [tracing.record])
     app.state.settings = settings
     app.state.connections = Connections(settings.connections)

@@ -154,6 +154,17 @@ class ServingSettings(_Part):
         description="Who may use `ragkv serve`: `tenant=hash` pairs, comma separated, or a file with one a line; "
         "empty: anybody. `ragkv key TENANT` makes them.",
     )
+    tenant_requests: int = Field(0, ge=0, description="Requests a minute that a tenant may send; 0: any number.")
+    tenant_tokens: int = Field(
+        0, ge=0, description="Tokens a minute, of prompts and answers, that a tenant may use; 0: any number."
+    )
+    tenant_bytes: int = Field(0, ge=0, description="Bytes of documents a minute that a tenant may send; 0: any number.")
+    tenant_stored: int = Field(
+        0, ge=0, description="Bytes of KV that all documents of a tenant may need; 0: any number."
+    )
+    operators: str = Field(
+        "", description="Tenants, comma separated, whose keys see the metrics of every tenant; others see their own."
+    )
     connections: int = Field(
         256, ge=0, description="Connections that one address may have to `ragkv serve` at a time; 0: any number."
     )

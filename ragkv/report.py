@@ -232,6 +232,22 @@ class ChunkReport:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """What the confidence of an answer is computed from.
+
+    Attributes:
+        mean_log_probability: Mean natural logarithm of the probability of the answer's tokens, the one that ended it
+            included.
+        least_log_probability: The least of them.
+        similarity: Cosine of the question and the retrieved chunk that is most similar to it.
+    """
+
+    mean_log_probability: float
+    least_log_probability: float
+    similarity: float
+
+
+@dataclass(frozen=True)
 class Report:
     """What a request reused, loaded and recomputed, and how long it took.
 
@@ -248,6 +264,9 @@ class Report:
         decoding: What decoding read.
         timings_ms: Durations of the steps, in milliseconds.
         chunks: One entry for each chunk, in prompt order.
+        confidence: Probability that the answer is right, 0 to 1; None if the model's profile has no coefficients.
+        evidence: What the confidence is computed from.
+        abstained: Whether the answer was below the confidence that the request asked for, and became `unknown`.
     """
 
     method: str
@@ -262,6 +281,9 @@ class Report:
     decoding: DecodeReport
     timings_ms: Timings
     chunks: tuple[ChunkReport, ...]
+    confidence: float | None = None
+    evidence: Evidence | None = None
+    abstained: bool = False
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ class AskOptions:
         seed: Seed of the sampler.
         history: Earlier (question, answer), in order, that come with the question; no conversation keeps them.
         instructions: Text that stands before the first question of the prompt, like a chat's system message.
+        abstain_below: An answer whose confidence is lower becomes `unknown`; None never does that.
     """
 
     collection: str = "default"
@@ -167,6 +168,7 @@ class AskOptions:
     seed: int = 0
     history: Sequence[tuple[str, str]] = ()
     instructions: str = ""
+    abstain_below: float | None = None
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,20 @@
     attach.py       adds the dashboard to the application
     guard.py        response headers and login tickets       login.py       login and logout
     page.py         the page and its tabs                    formatting.py  numbers as text
-    series.py       samples of the metrics over time         tiles.py       figures and charts
-    ask.py          ask a question and show the answer       documents.py   documents, uploads and jobs
-    answers.py      the latest answers                       kvmap.js       the map of an answer's blocks
+    buttons.py      the two kinds of buttons                 style.css      colours and layout
+
+    ask.py          the Ask tab: form, thread, history       history.js     the questions at the side
+    answer_card.py  a question and its answer                answer.js      the answer and its passages
+    examples.py     questions for an empty start             kvmap.js       the map of an answer's blocks
+
+    documents.py    the Documents tab                        documents.js   the table
+    jobs.py         the ingest jobs                          dropzone.js    uploads and their progress
+    viewer.py       one document                             moment.js      a moment in the browser's time zone
+
+    overview.py     the Overview tab                         answers.py     the latest answers
+    tiles.py        figures                                  charts.py      charts
+    ranges.py       the range of time that is shown          range.js       its choice
+    series.py       samples of the metrics over time         terms.py       the terms; term.js explains them
 
 Text of users (questions, answers, names, documents) is shown in labels, table cells and component properties, which
 display it as text. No string is interpreted as HTML or Markdown.

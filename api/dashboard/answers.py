@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import inf
 from typing import Any
 
 from anyio import to_thread
 from nicegui import ui
-from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
+from api.dashboard.answer_card import AnswerCard, OpenDocument
+from api.dashboard.buttons import quiet_button
 from api.dashboard.formatting import duration, percent
 from api.runtime.answer_history import RecordedAnswer
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
-from api.schemas.history import to_answer_map, to_answer_summary
+from api.schemas.history import QUESTION_CHARS, to_answer_summary
 from ragkv.errors import NotFound
-from ragkv.report import Report
 
 LATEST = 12
 """Answers in the list."""
 _COLUMNS: list[dict[str, Any]] = [
-    {"name": "question", "label": "Question", "field": "question", "align": "left"},
+    {"name": "question", "label": "Question and answer", "field": "question", "align": "left"},
+    {"name": "when", "label": "Answered", "field": "when", "align": "left"},
     {"name": "method", "label": "Method", "field": "method", "align": "left"},
     {"name": "ttft", "label": "First token", "field": "ttft"},
     {"name": "full", "label": "Full, estimated", "field": "full"},
@@ -30,30 +30,25 @@ _COLUMNS: list[dict[str, Any]] = [
     {"name": "recompute", "label": "Recomputed", "field": "recompute"},
     {"name": "sequence", "label": "Kept", "field": "sequence"},
 ]
-# A button can be focused with the keyboard. Vue shows the question as text.
+# A button can be focused with the keyboard. Vue shows question and answer as text.
 _QUESTION = """<q-td :props="props">
   <button type="button" class="link" @click="$parent.$emit('open', props.row.id)">{{ props.value }}</button>
+  <div class="given">{{ props.row.answer }}</div>
 </q-td>"""
-
-
-class KVMapView(Element, component="kvmap.js"):
-    """The map of an answer, from the JSON of `GET /v1/answers/{id}/map`."""
-
-    def __init__(self, map: dict[str, Any]):
-        super().__init__()
-        self._props["map"] = map
+_WHEN = """<q-td :props="props">{{ new Date(1000 * props.value).toLocaleString() }}</q-td>"""
 
 
 class LatestAnswers:
     """A table of the latest answers. A click on a row opens its answer."""
 
-    def __init__(self, engine_thread: EngineThread, tenant: Tenant):
-        self._engine_thread, self._tenant = engine_thread, tenant
+    def __init__(self, engine_thread: EngineThread, tenant: Tenant, open_document: OpenDocument):
+        self._engine_thread, self._tenant, self._open_document = engine_thread, tenant, open_document
         self._shown: list[float] = []
         with ui.element("section").classes("card").props('aria-label="Latest answers"'):
             self._table = ui.table(columns=_COLUMNS, rows=[], row_key="id", title="Latest answers")
             self._table.props('flat wrap-cells hide-pagination no-data-label="No questions yet."')
             self._table.classes("w-full").add_slot("body-cell-question", _QUESTION)
+            self._table.add_slot("body-cell-when", _WHEN)
             self._table.on("open", self._open)
         self._dialog = ui.dialog().props("full-width")
 
@@ -62,54 +57,33 @@ class LatestAnswers:
         found = await to_thread.run_sync(self._engine_thread.catalog_service.answers, self._tenant.name, LATEST, inf)
         if [each.when for each in found] != self._shown:
             self._shown = [each.when for each in found]
-            self._table.rows = [_row(to_answer_summary(each, self._tenant)) for each in found]
+            self._table.rows = [_row(each, to_answer_summary(each, self._tenant)) for each in found]
 
     async def _open(self, event: GenericEventArguments) -> None:
         self._dialog.clear()
-        with self._dialog, ui.card().classes("w-full"):
-            await show_answer(self._engine_thread, self._tenant, str(event.args))
+        with self._dialog, ui.card().classes("viewer"):
+            quiet_button("Close", self._dialog.close, "close").props("dense")
+            await show_answer(self._engine_thread, self._tenant, str(event.args), self._open_document)
         self._dialog.open()
 
 
-async def show_answer(engine_thread: EngineThread, tenant: Tenant, id: str) -> None:
+async def show_answer(engine_thread: EngineThread, tenant: Tenant, id: str, open_document: OpenDocument) -> None:
     """Show an answer and its map in the current element, or a note if the answer is no longer kept."""
     try:
         recorded = await to_thread.run_sync(engine_thread.catalog_service.answer, tenant.name, id)
     except NotFound:
         ui.label("This answer is no longer kept.").classes("note")
         return
-    ui.label(recorded.answer.question).classes("title").props("role=heading aria-level=2")
-    ui.label(recorded.answer.answer).classes("answer")
-    ui.label(describe_report(recorded.answer.report, recorded.full_ms)).classes("note")
-    await show_map(engine_thread, recorded)
+    card = AnswerCard(engine_thread, recorded.answer.question, open_document)
+    await card.finish(recorded, with_map=True)
 
 
-async def show_map(engine_thread: EngineThread, recorded: RecordedAnswer) -> None:
-    """Show the map of an answer in the current element."""
-    texts = await to_thread.run_sync(partial(engine_thread.catalog_service.texts, recorded))
-    KVMapView(to_answer_map(recorded, texts))
-
-
-def describe_report(report: Report, full_ms: float = 0.0) -> str:
-    """Describe the figures of an answer in one line.
-
-    Args:
-        report: Report of the answer.
-        full_ms: Estimated time of full recompute; 0 if unknown.
-    """
-    full = f" (full recompute, estimated: {duration(full_ms / 1000)})" if full_ms else ""
-    ratios = report.ratios
-    return (
-        f"{report.method} · first token after {duration(report.timings_ms.ttft / 1000)}{full}"
-        f" · cache hits {percent(ratios.cache_hit)} · kept {percent(ratios.sequence)}"
-        f" · recomputed {percent(ratios.recompute)} · loaded {percent(ratios.load)}"
-    )
-
-
-def _row(summary: dict[str, Any]) -> dict[str, Any]:
+def _row(recorded: RecordedAnswer, summary: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": summary["id"],
         "question": summary["question"],
+        "answer": recorded.answer.answer[:QUESTION_CHARS],
+        "when": summary["when"],
         "method": summary["method"],
         "ttft": duration(summary["ttft"] / 1000),
         "full": f"≈ {duration(summary['full_ms'] / 1000)}" if summary["full_ms"] else "",

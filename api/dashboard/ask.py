@@ -1,92 +1,216 @@
-"""The Ask tab: a question, its streamed answer, and the map of the blocks that the model read."""
+"""The Ask tab: questions and answers one below the other, and the latest questions at the side."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from concurrent.futures import CancelledError
+from functools import partial
+from math import inf
 from typing import Any
 
+from anyio import to_thread
 from fastapi import FastAPI
 from nicegui import ui
+from nicegui.element import Element
+from nicegui.events import GenericEventArguments
 
-from api.dashboard.answers import describe_report, show_map
+from api.dashboard.answer_card import AnswerCard, OpenDocument
+from api.dashboard.buttons import main_button, quiet_button
+from api.dashboard.examples import EXAMPLES, example_questions
 from api.errors import fault_of
+from api.middleware.rate_limit import quota_fault
+from api.runtime.answer_history import RecordedAnswer
 from api.runtime.answer_stream import AnswerStream
 from api.runtime.engine_thread import EngineThread
+from api.runtime.rate_limits import RateLimiter
 from api.runtime.request_context import RequestContext, bind
 from api.runtime.tenants import Tenant
+from api.schemas.history import QUESTION_CHARS
 from ragkv.config import Settings
-from ragkv.report import Answer
+from ragkv.engine.registry import ALONE
+from ragkv.errors import NotFound
 from ragkv.types import AskOptions
+
+LATEST = 30
+"""Questions at the side."""
+_REMEMBER = "The model also reads the questions and answers above that were asked with this on."
+
+
+class HistoryList(Element, component="history.js"):
+    """The latest questions of a tenant."""
+
+    def __init__(self, on_open: Callable[[GenericEventArguments], Any]):
+        super().__init__()
+        self._props["items"] = []
+        self.on("open", on_open)
+
+    def show(self, **props: Any) -> None:
+        """Change some properties."""
+        self._props.update(props)
 
 
 class AskPanel:
-    """A form for a question, and its answer. Answers one question at a time."""
+    """A thread of questions and answers. Answers one question at a time."""
 
-    def __init__(self, app: FastAPI, tenant: Tenant):
+    def __init__(self, app: FastAPI, tenant: Tenant, open_document: OpenDocument, add_documents: Callable[[], None]):
         self._engine_thread: EngineThread = app.state.engine_thread
+        self._limiter: RateLimiter = app.state.limiter
         self._settings: Settings = app.state.settings
-        self._tenant = tenant
+        self._tenant, self._open_document, self._add_documents = tenant, open_document, add_documents
         self._stream: AnswerStream | None = None
-        self._build_form()
-        with ui.element("section").classes("card").props('aria-label="Answer" aria-live=polite') as self._shown:
-            self._answer = ui.label().classes("answer")
-            self._fault = ui.label().classes("fault").props("role=alert")
-            self._note = ui.label().classes("note")
-            self._map = ui.element("div").props('aria-label="What was read"')
-        self._shown.set_visibility(False)
+        self._conversation = _new_name()
+        self._shown_history: list[float] = []
+        self._shown_examples = ""
+        with ui.element("div").classes("ask"):
+            with ui.element("aside").props('aria-label="History"'):
+                ui.button("New conversation", icon="add", on_click=self._start_anew).props("no-caps flat").classes(
+                    "new"
+                )
+                self._history = HistoryList(lambda event: self.open(str(event.args)))
+            with ui.element("div").classes("talk"):
+                with ui.element("div").classes("thread") as self._thread:
+                    self._start = ui.element("div").classes("start")
+                self._build_form()
         self._stop.set_visibility(False)
         ui.context.client.on_delete(self._cancel)
 
     def _build_form(self) -> None:
-        with ui.element("section").classes("card").props('aria-label="Ask"'):
-            self._question = ui.textarea("Question").props("outlined autogrow rows=2").classes("w-full")
+        with ui.element("section").classes("card composer").props('aria-label="Ask"'):
+            self._question = ui.textarea("Question").props("outlined autogrow rows=1 dense").classes("w-full")
             self._question.on("keydown.enter.exact.prevent", self._ask)
-            with ui.row().classes("line"):
-                with ui.row():
-                    self._collection = ui.input("Collection", value="default").props("dense outlined")
-                    methods = ["", *self._engine_thread.methods]
-                    default = f"as set ({self._settings.method or 'default'})"
-                    self._method = (
-                        ui.select({method: method or default for method in methods}, value="", label="Method")
-                        .props("dense outlined options-dense")
-                        .classes("method")
+            with ui.element("div").classes("choices"):
+                self._collection = _select("Collection", {"default": "default"}, "default")
+                methods = {"": f"as set ({self._settings.method or 'default'})"}
+                methods |= {method: method for method in self._engine_thread.methods}
+                self._method = _select("Method", methods, "")
+                self._remember = ui.switch("Remember").props("dense").tooltip(_REMEMBER)
+                self._remember.props(f'aria-description="{_REMEMBER}"')
+                self._stop = quiet_button("Stop", self._cancel)
+                self._go = main_button("Ask", self._ask)
+
+    async def refresh(self) -> None:
+        """Show the current collections and the latest questions."""
+        service = self._engine_thread.catalog_service
+        collections = await to_thread.run_sync(service.collections, self._tenant.inside(""))
+        names = {self._tenant.outside(each.name): each.documents for each in collections} or {"default": 0}
+        options = {name: f"{name} ({count})" for name, count in names.items()}
+        if options != self._collection.options:
+            value = self._collection.value if self._collection.value in options else next(iter(options))
+            self._collection.set_options(options, value=value)
+        found = await to_thread.run_sync(service.answers, self._tenant.name, LATEST, inf)
+        if [each.when for each in found] != self._shown_history:
+            self._shown_history = [each.when for each in found]
+            self._history.show(items=[_item(each) for each in found])
+        await self._show_examples(names[self._collection.value])
+
+    async def open(self, id: str) -> None:
+        """Show an answer of the history, with the other answers of its conversation."""
+        if self._stream is not None:
+            return
+        service = self._engine_thread.catalog_service
+        try:
+            chosen = await to_thread.run_sync(service.answer, self._tenant.name, id)
+        except NotFound as error:
+            ui.notify(str(error))
+            return
+        self._start_anew()
+        self._start.set_visibility(False)
+        self._history.show(shown=chosen.id)
+        shown = [chosen]
+        if chosen.conversation:
+            self._conversation, self._remember.value = chosen.conversation, True
+            found = await to_thread.run_sync(service.answers, self._tenant.name, self._settings.history, inf)
+            of = (chosen.collection, chosen.conversation)
+            shown = [each for each in reversed(found) if (each.collection, each.conversation) == of]
+        name = self._tenant.outside(chosen.collection)
+        if name in self._collection.options:
+            self._collection.value = name
+        for each in shown:
+            with self._thread:
+                card = AnswerCard(self._engine_thread, each.answer.question, self._open_document)
+            await card.finish(each)
+
+    async def _show_examples(self, count: int) -> None:
+        """Fill the empty thread with examples for the chosen collection."""
+        state = repr((self._collection.value, count))
+        if not self._start.visible or state == self._shown_examples:
+            return
+        self._shown_examples = state
+        page = partial(self._engine_thread.catalog_service.page, self._inside, None, 20 * EXAMPLES)
+        questions = example_questions(await to_thread.run_sync(page))
+        self._start.clear()
+        with self._start:
+            ui.label("Ask your documents").classes("welcome").props("role=heading aria-level=2")
+            if not questions:
+                ui.label("This collection has no documents yet.").classes("note")
+                main_button("Add documents", self._add_documents, "upload_file")
+                return
+            ui.label("The answer comes with the passages that it was read from. For example:").classes("note")
+            with ui.element("div").classes("examples"):
+                for question in questions:
+                    ui.button(question, on_click=partial(self._ask_example, question)).props(
+                        "outline no-caps align=left"
                     )
-                with ui.row():
-                    self._stop = ui.button("Stop", on_click=self._cancel).props("flat no-caps")
-                    self._go = ui.button("Ask", on_click=self._ask).props("no-caps unelevated")
+
+    @property
+    def _inside(self) -> str:
+        return self._tenant.inside(self._collection.value)
+
+    async def _ask_example(self, question: str) -> None:
+        self._question.value = question
+        await self._ask()
 
     async def _ask(self) -> None:
-        if self._stream is not None or not self._question.value.strip():
+        question = self._question.value.strip()
+        if self._stream is not None or not question:
             return
-        self._answer.set_text("")
-        self._fault.set_text("")
-        self._note.set_text("waiting in the queue …")
-        self._map.clear()
+        self._start.set_visibility(False)
+        with self._thread:
+            card = AnswerCard(self._engine_thread, question, self._open_document)
+        card.show(note="Waiting in the queue …", busy=True)
         self._set_busy(True)
+        self._scroll_to_end()
         try:
-            request_id = uuid.uuid4().hex
-            bind(RequestContext(request_id, self._tenant.name))
-            self._stream = self._start_stream()
-            retrieval = await self._stream.prefilled()
-            self._note.set_text(f"reading {len(retrieval.citations)} chunks …")
-            async for piece in self._stream.pieces():
-                self._answer.set_text(self._answer.text + piece)
-            await self._show(self._stream.answer(), request_id)
+            await self._answer(question, card)
         except CancelledError:
-            self._note.set_text("stopped")
+            card.show(note="Stopped.", busy=False)
         except Exception as error:
-            self._fault.set_text(fault_of(error).detail)
-            self._note.set_text("")
+            card.show(fault=self._tenant.told(fault_of(error).detail), note="", busy=False)
         finally:
             self._cancel()
             self._set_busy(False)
 
-    def _start_stream(self) -> AnswerStream:
-        collection = self._tenant.inside(self._collection.value.strip() or "default")
-        question, options = self._question.value, AskOptions(collection=collection, method=self._method.value or None)
+    async def _answer(self, question: str, card: AnswerCard) -> None:
+        if (exhausted := self._limiter.admit(self._tenant.name, ("tokens",))) is not None:
+            card.show(fault=quota_fault(exhausted).detail, note="", busy=False)
+            return
+        request_id, text = uuid.uuid4().hex, ""
+        bind(RequestContext(request_id, self._tenant.name))
+        self._stream = stream = self._start_stream(question)
+        self._question.value = ""
+        retrieval = await stream.prefilled()
+        card.show(note=f"Reading {len(retrieval.citations)} passages …")
+        async for piece in stream.pieces():
+            text += piece
+            card.show(text=text)
+        recorded = self._engine_thread.history.find(self._tenant.name, request_id)
+        if recorded is None:  # the service keeps no answers
+            card.show(text=stream.answer().answer, note="", busy=False)
+            return
+        self._history.show(shown=request_id)
+        await card.finish(recorded)
+        await self.refresh()
+        self._scroll_to_end()
+
+    def _start_stream(self, question: str) -> AnswerStream:
+        method = self._method.value or None
+        name = (method or self._settings.method).partition(":")[0]
+        remember = self._remember.value and name not in ALONE
+        options = AskOptions(
+            collection=self._inside, method=method, conversation=self._conversation if remember else None
+        )
         return AnswerStream(
             self._engine_thread,
             _wait_forever,
@@ -97,13 +221,18 @@ class AskPanel:
             True,
         )
 
-    async def _show(self, answer: Answer, request_id: str) -> None:
-        self._answer.set_text(answer.answer)
-        recorded = self._engine_thread.history.find(self._tenant.name, request_id)
-        self._note.set_text(describe_report(answer.report, recorded.full_ms if recorded else 0.0))
-        if recorded is not None:
-            with self._map:
-                await show_map(self._engine_thread, recorded)
+    def _start_anew(self) -> None:
+        """Empty the thread."""
+        self._cancel()
+        for each in list(self._thread.default_slot.children):
+            if each is not self._start:
+                self._thread.remove(each)
+        self._conversation = _new_name()
+        self._history.show(shown="")
+        self._start.set_visibility(True)
+
+    def _scroll_to_end(self) -> None:
+        ui.run_javascript("document.querySelector('.thread > :last-child')?.scrollIntoView({block: 'nearest'})")
 
     def _cancel(self) -> None:
         if self._stream is not None:
@@ -111,9 +240,27 @@ class AskPanel:
             self._stream = None
 
     def _set_busy(self, busy: bool) -> None:
-        self._shown.set_visibility(True)
         self._stop.set_visibility(busy)
         self._go.set_enabled(not busy)
+
+
+def _item(recorded: RecordedAnswer) -> dict[str, Any]:
+    answer = recorded.answer
+    return {
+        "id": recorded.id,
+        "when": recorded.when,
+        "question": answer.question[:QUESTION_CHARS],
+        "answer": answer.answer[:QUESTION_CHARS],
+    }
+
+
+def _select(label: str, options: dict[str, str], value: str) -> ui.select:
+    return ui.select(options, value=value, label=label).props("dense outlined options-dense").classes("choice")
+
+
+def _new_name() -> str:
+    """Return a name for a conversation."""
+    return f"dashboard-{uuid.uuid4().hex}"
 
 
 async def _wait_forever() -> MutableMapping[str, Any]:

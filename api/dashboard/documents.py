@@ -2,197 +2,261 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 from anyio import to_thread
 from nicegui import ui
+from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
-from api.dashboard.formatting import count, duration, size
+from api.dashboard.buttons import quiet_button
+from api.dashboard.formatting import count, quantity, size
+from api.dashboard.jobs import JobList
+from api.middleware.body_limit import UPLOAD_DOCUMENTS
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
 from ingest.jobs import IngestJob
-from ragkv.errors import NotFound, RagkvError
+from ragkv.catalog import DocumentInfo, DocumentOrder, SortField
+from ragkv.errors import NotFound
 
 PAGE = 50
 """Documents of one page."""
-_BOX = """<q-checkbox v-model="props.selected" :aria-label="'Choose ' + {label}" />"""
-JOBS = 8
-"""Latest jobs that are shown."""
-_COLUMNS: list[dict[str, Any]] = [
-    {"name": "title", "label": "Document", "field": "title", "align": "left"},
-    {"name": "id", "label": "Id", "field": "id", "align": "left"},
-    {"name": "chunks", "label": "Chunks", "field": "chunks"},
-    {"name": "tokens", "label": "Tokens", "field": "tokens"},
-    {"name": "kv", "label": "KV", "field": "kv"},
-]
+UNFINISHED = 100
+"""Most documents that are listed because they wait or have failed."""
+STATES = {"": "all", "ready": "ready", "waiting": "waiting", "failed": "failed"}
+_STATE_OF = {"queued": "waiting", "running": "waiting", "failed": "failed"}
+
+
+class DropZone(Element, component="dropzone.js"):
+    """Takes files and sends them to the HTTP API like any client, so the same limits and errors apply."""
+
+    def __init__(self, max_document_bytes: int):
+        super().__init__()
+        together = UPLOAD_DOCUMENTS * max_document_bytes
+        self._props.update({"collection": "default", "limit": max_document_bytes, "together": together})
+
+    def show(self, **props: Any) -> None:
+        """Change some properties."""
+        self._props.update(props)
+
+
+class DocumentTable(Element, component="documents.js"):
+    """The table, drawn by documents.js, which names the properties and events."""
+
+    def show(self, **props: Any) -> None:
+        """Change some properties."""
+        self._props.update(props)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A document that is not stored, or whose newest version is not.
+
+    Attributes:
+        id: Its id, or the name of a file that could not be read.
+        state: `waiting` or `failed`.
+        reason: Why it failed.
+    """
+
+    id: str
+    state: str
+    reason: str
 
 
 class DocumentsPage:
     """Upload form, latest jobs, and a table of the documents of one collection."""
 
-    def __init__(self, engine_thread: EngineThread, tenant: Tenant):
-        self._engine_thread, self._tenant = engine_thread, tenant
-        self._after = [""]
-        self._jobs: dict[str, _JobRow] = {}
+    def __init__(self, engine_thread: EngineThread, tenant: Tenant, open_document: Callable[[str, str], Any]):
+        self._engine_thread, self._tenant, self._open_document = engine_thread, tenant, open_document
+        self._order = DocumentOrder("title")
+        self._places: list[tuple[str | float, str] | None] = [None]
+        self._next: tuple[str | float, str] | None = None
         self._shown, self._refreshing = "", False
-        self._build_upload()
-        with ui.element("section").classes("card").props('aria-label="Jobs"'):
-            ui.label("Jobs").classes("title").props("role=heading aria-level=2")
-            self._no_jobs = ui.label("No jobs yet.").classes("note")
-            self._list = ui.column().classes("w-full")
-        self._build_table()
-
-    def _build_upload(self) -> None:
         with ui.element("section").classes("card").props('aria-label="Add documents"'):
             with ui.row().classes("line"):
                 ui.label("Add documents").classes("title").props("role=heading aria-level=2")
-                self._collection = ui.input("Collection", value="default", on_change=self._first_page)
-                self._collection.props("dense outlined")
-            self._files = _uploader(self._on_uploaded, self._on_refused)
-            self._fault = ui.label().classes("fault").props("role=alert")
+                self._collection = ui.select(
+                    ["default"],
+                    value="default",
+                    label="Collection",
+                    new_value_mode="add-unique",
+                    on_change=self._change_collection,
+                ).props('dense outlined options-dense hint="Choose one, or type a new name." hide-hint')
+                self._collection.classes("choice")
+            self._drop_zone = DropZone(engine_thread.catalog_service.max_document_bytes)
+            self._drop_zone.on("sent", self.refresh, args=[])
+        self._jobs = JobList(engine_thread, tenant)
+        self._build_table()
 
     def _build_table(self) -> None:
         with ui.element("section").classes("card").props('aria-label="Documents"'):
-            self._table = ui.table(columns=_COLUMNS, rows=[], row_key="id", selection="multiple", title="Documents")
-            self._table.props("flat wrap-cells hide-pagination").classes("w-full")
-            self._table.add_slot("header-selection", _BOX.format(label="'all of them'"))
-            self._table.add_slot("body-selection", _BOX.format(label="props.row.title"))
             with ui.row().classes("line"):
-                ui.button("Delete", icon="delete", on_click=self._delete).props("flat no-caps")
+                with ui.element("div"):
+                    ui.label("Documents").classes("title").props("role=heading aria-level=2")
+                    self._totals = ui.label().classes("note")
+                with ui.element("div").classes("choices"):
+                    self._words = ui.input("Search ids and titles", on_change=self._change_order)
+                    self._words.props("dense outlined clearable debounce=250 type=search")
+                    self._state = ui.select(STATES, value="", label="Status", on_change=self._change_order)
+                    self._state.props("dense outlined options-dense").classes("choice")
+            self._table = DocumentTable()
+            self._table.on("sort", self._sort)
+            self._table.on("open", lambda event: self._open_document(self._inside, str(event.args)))
+            self._table.on("remove", self._remove)
+            with ui.row().classes("line pages"):
+                self._range = ui.label().classes("note")
                 with ui.row():
-                    self._back = ui.button("Back", on_click=self._previous_page).props("flat no-caps")
-                    self._more = ui.button("More", on_click=self._next_page).props("flat no-caps")
+                    self._back = quiet_button("Back", self._previous_page)
+                    self._more = quiet_button("More", self._next_page)
 
     async def refresh(self) -> None:
         """Show the current state, unless a refresh is running."""
         if not self._refreshing:
             self._refreshing = True
             try:
-                jobs = await to_thread.run_sync(self._engine_thread.jobs.recent, JOBS, self._tenant.inside(""))
-                self._show_jobs(jobs)
-                await self._show_documents(jobs)
+                await self._show_documents(await self._jobs.refresh())
             finally:
                 self._refreshing = False
 
     @property
     def _inside(self) -> str:
-        return self._tenant.inside(self._collection.value.strip() or "default")
-
-    def _show_jobs(self, jobs: list[IngestJob]) -> None:
-        self._no_jobs.set_visibility(not jobs)
-        if [job.id for job in jobs] != list(self._jobs):
-            self._list.clear()
-            with self._list:
-                self._jobs = {job.id: _JobRow(job, self._tenant, self._cancel) for job in jobs}
-        for job in jobs:
-            self._jobs[job.id].show(job)
+        return self._tenant.inside(self._collection.value or "default")
 
     async def _show_documents(self, jobs: list[IngestJob]) -> None:
-        state = repr((self._inside, self._after, [(job.id, job.counts) for job in jobs]))
+        state = repr(
+            (self._inside, self._places, self._order, self._state.value, [(job.id, job.counts) for job in jobs])
+        )
         if state == self._shown:
             return
-        self._shown, service = state, self._engine_thread.catalog_service
-        after = self._after[-1]
-        found = await to_thread.run_sync(service.page, self._inside, (after, after) if after else None, PAGE + 1)
-        self._table.rows = [
-            {
-                "id": info.id,
-                "title": info.title or info.id,
-                "chunks": info.chunks,
-                "tokens": info.tokens,
-                "kv": size(info.tokens * service.token_bytes),
-            }
-            for info in found[:PAGE]
-        ]
-        self._more.set_enabled(len(found) > PAGE)
-        self._back.set_enabled(len(self._after) > 1)
+        self._shown, service, chosen = state, self._engine_thread.catalog_service, self._state.value
+        await self._show_totals()
+        found: list[DocumentInfo] = []
+        if chosen in ("", "ready"):
+            page = partial(service.page, self._inside, self._places[-1], PAGE + 1, order=self._order)
+            found = await to_thread.run_sync(page)
+        pending: list[Pending] = []
+        if chosen != "ready" and len(self._places) == 1:
+            own = [job for job in jobs if job.collection == self._inside]
+            pending = await to_thread.run_sync(partial(find_pending, own, self._engine_thread.jobs.get))
+        shown = [each for each in pending if chosen in ("", each.state) and _matches(each.id, self._order.words)]
+        rows = [_pending_row(each, self._tenant) for each in shown] + [_row(info) for info in found[:PAGE]]
+        self._next = self._order.place(found[PAGE - 1]) if len(found) > PAGE else None
+        filtered = chosen or self._order.words
+        self._table.show(
+            rows=rows,
+            sort=self._order.sort,
+            descending=self._order.descending,
+            empty="No document matches." if filtered else "No documents yet. Add some above.",
+        )
+        first = (len(self._places) - 1) * PAGE
+        self._range.set_text(f"{first + 1}–{first + len(rows)}" if rows else "")
+        self._more.set_visibility(self._next is not None)
+        self._back.set_visibility(len(self._places) > 1)
+
+    async def _show_totals(self) -> None:
+        """Show how much the collection holds, and offer all collections."""
+        service = self._engine_thread.catalog_service
+        collections = await to_thread.run_sync(service.collections, self._tenant.inside(""))
+        names = [self._tenant.outside(each.name) for each in collections]
+        options = list(dict.fromkeys([*names, "default", self._collection.value or "default"]))
+        if options != self._collection.options:
+            self._collection.set_options(options)
+        own = next((each for each in collections if each.name == self._inside), None)
+        self._totals.set_text(
+            f"{quantity(own.documents, 'document')} · {quantity(own.chunks, 'chunk')}"
+            f" · {quantity(own.tokens, 'token')} · {size(own.tokens * service.token_bytes)} of KV"
+            if own
+            else "Nothing is stored in this collection."
+        )
+
+    async def _change_collection(self) -> None:
+        self._drop_zone.show(collection=self._collection.value or "default")
+        await self._first_page()
+
+    async def _change_order(self) -> None:
+        self._order = DocumentOrder(self._order.sort, self._order.descending, self._words.value or "")
+        await self._first_page()
+
+    async def _sort(self, event: GenericEventArguments) -> None:
+        field = cast("SortField", str(event.args))
+        descending = field == self._order.sort and not self._order.descending
+        self._order = DocumentOrder(field, descending, self._order.words)
+        await self._first_page()
 
     async def _first_page(self) -> None:
-        self._after[:] = [""]
-        self._files.props[":form-fields"] = json.dumps([{"name": "collection", "value": self._collection.value}])
+        self._places[:] = [None]
         await self.refresh()
 
     async def _next_page(self) -> None:
-        if self._table.rows:
-            self._after.append(self._table.rows[-1]["id"])
+        if self._next is not None:
+            self._places.append(self._next)
             await self.refresh()
 
     async def _previous_page(self) -> None:
-        if len(self._after) > 1:
-            self._after.pop()
+        if len(self._places) > 1:
+            self._places.pop()
             await self.refresh()
 
-    async def _delete(self) -> None:
-        chosen = [row["id"] for row in self._table.selected]
-        if not chosen or not await _confirm(f"Delete {count(len(chosen))} documents, their text and their KV?"):
+    async def _remove(self, event: GenericEventArguments) -> None:
+        chosen, collection = [str(id) for id in event.args], self._inside
+        these = "this document, its" if len(chosen) == 1 else f"these {count(len(chosen))} documents, their"
+        if not chosen or not await _confirm(f"Delete {these} text and KV, and the answers that were read from them?"):
             return
         for document_id in chosen:
             with suppress(NotFound):  # it was deleted meanwhile
-                await to_thread.run_sync(self._engine_thread.catalog_service.remove, self._inside, document_id)
+                await to_thread.run_sync(self._engine_thread.catalog_service.remove, collection, document_id)
         self._engine_thread.wake()
-        self._table.selected.clear()
         self._shown = ""
         await self.refresh()
 
-    async def _cancel(self, job_id: str) -> None:
-        try:
-            await to_thread.run_sync(self._engine_thread.jobs.cancel, job_id)
-        except RagkvError as error:
-            self._fault.set_text(str(error))
-        await self.refresh()
 
-    async def _on_uploaded(self) -> None:
-        self._fault.set_text("")
-        self._files.run_method("reset")
-        await self.refresh()
+def find_pending(jobs: list[IngestJob], get: Callable[[str], IngestJob]) -> list[Pending]:
+    """Return the documents that wait or have failed.
 
-    def _on_refused(self, event: GenericEventArguments) -> None:
-        body = event.args if isinstance(event.args, str) else ""
-        try:
-            detail = json.loads(body)["detail"]
-        except (ValueError, KeyError, TypeError):
-            detail = "the upload failed; check that the service is running and that the files are not too large"
-        self._fault.set_text(str(detail))
+    Only the newest job of a document counts: an upload that succeeds replaces one that failed.
+
+    Args:
+        jobs: Jobs of one collection, newest first.
+        get: Returns a job with all its documents.
+    """
+    open_ended = [at for at, job in enumerate(jobs) if job.finished is None or job.counts.failed]
+    found: dict[str, Pending | None] = {}
+    for job in jobs[: max(open_ended, default=-1) + 1]:
+        for entry in get(job.id).documents:
+            state, reason = _STATE_OF.get(entry.status), entry.error.message if entry.error else ""
+            found.setdefault(entry.id, Pending(entry.id, state, reason) if state else None)
+    return [each for each in found.values() if each is not None][:UNFINISHED]
 
 
-class _JobRow:
-    """One job with its progress."""
-
-    def __init__(self, job: IngestJob, tenant: Tenant, cancel: Callable[[str], Awaitable[None]]):
-        self._tenant = tenant
-        with ui.row().classes("line"):
-            ui.label(f"{tenant.outside(job.collection)} · {job.counts.total} documents")
-            self._status = ui.label().classes("note")
-            self._stop = ui.button("Cancel", on_click=lambda: cancel(job.id)).props("flat dense no-caps")
-        self._bar = ui.linear_progress(0, show_value=False).props(f'rounded aria-label="Progress of job {job.id}"')
-
-    def show(self, job: IngestJob) -> None:
-        """Show the current state of the job."""
-        counts = job.counts
-        share = counts.done / counts.total
-        if counts.done < counts.total and job.total and job.stage:
-            share += job.done / job.total / counts.total
-        faults = f" · {counts.failed} failed: {self._tenant.told(job.last_error.message)}" if job.last_error else ""
-        left = f" · {duration(job.eta_seconds)} left" if job.finished is None and job.eta_seconds else ""
-        self._status.set_text(f"{job.status} · {counts.done} of {counts.total} done{left}{faults}")
-        self._bar.set_value(round(share, 3))
-        self._stop.set_visibility(job.finished is None)
+def _matches(text: str, words: str) -> bool:
+    return all(word in text.casefold() for word in words.casefold().split())
 
 
-def _uploader(
-    on_uploaded: Callable[[], Awaitable[None]], on_refused: Callable[[GenericEventArguments], None]
-) -> ui.element:
-    """Build the upload element. It sends files to the HTTP API like any client, so the same limits and errors apply."""
-    files = ui.element("q-uploader").classes("w-full")
-    files.props("flat bordered multiple batch auto-upload field-name=files url=/v1/documents")
-    files.props('label="Text, Markdown, HTML, PDF, Word, CSV or JSON lines"')
-    files.on("uploaded", on_uploaded, args=[])
-    files.on("failed", on_refused, js_handler="(info) => emit(info.xhr.responseText)")
-    return files
+def _row(info: DocumentInfo) -> dict[str, Any]:
+    return {
+        "id": info.id,
+        "title": info.title or info.id,
+        "status": "ready",
+        "stored": True,
+        "chunks": count(info.chunks),
+        "tokens": count(info.tokens),
+        "bytes": size(info.bytes),
+        "updated": info.updated,
+    }
+
+
+def _pending_row(pending: Pending, tenant: Tenant) -> dict[str, Any]:
+    return {
+        "id": pending.id,
+        "title": pending.id,
+        "status": pending.state,
+        "reason": tenant.told(pending.reason),
+        "stored": False,
+    }
 
 
 async def _confirm(question: str) -> bool:
@@ -200,7 +264,7 @@ async def _confirm(question: str) -> bool:
         ui.label(question)
         with ui.row():
             ui.button("Delete", on_click=lambda: dialog.submit(True)).props("color=negative no-caps")
-            ui.button("Keep", on_click=lambda: dialog.submit(False)).props("flat no-caps")
+            quiet_button("Keep", lambda: dialog.submit(False))
     answer = await dialog
     dialog.delete()
     return bool(answer)

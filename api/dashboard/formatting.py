@@ -29,3 +29,8 @@ def duration(seconds: float | None) -> str:
 def count(number: float) -> str:
     """Format a number: 12345.6 → 12,346"""
     return f"{number:,.0f}"
+
+
+def quantity(number: float, name: str) -> str:
+    """Format a number of things: 1, "chunk" → 1 chunk; 12345 → 12,345 chunks"""
+    return f"{count(number)} {name}" if number == 1 else f"{count(number)} {name}s"

@@ -7,17 +7,16 @@ from pathlib import Path
 from fastapi import FastAPI
 from nicegui import ui
 
-from api.dashboard.answers import LatestAnswers
 from api.dashboard.ask import AskPanel
 from api.dashboard.documents import DocumentsPage
 from api.dashboard.guard import ROOT
-from api.dashboard.series import Series
-from api.dashboard.tiles import Charts, Tiles
+from api.dashboard.overview import Overview
+from api.dashboard.viewer import DocumentViewer
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
 from ragkv.errors import RagkvError
 
-TABS = {"Overview": "insights", "Ask": "forum", "Documents": "description"}
+TABS = {"Ask": "forum", "Documents": "description", "Overview": "insights"}
 BLUE = "#0072b2"
 TICK = 1.0
 """Seconds between two updates of the page."""
@@ -34,29 +33,29 @@ def build_page(app: FastAPI, user: Tenant | None) -> None:
         user: Tenant that is logged in; None if the service has no keys.
     """
     engine_thread: EngineThread = app.state.engine_thread
-    series: Series = app.state.series
     tenant = user or Tenant()
     ui.add_css(STYLE)
     ui.colors(primary=BLUE, secondary=BLUE, accent=BLUE)
-    with ui.header().classes("header"):
-        ui.label("ragkv").classes("brand").props("role=heading aria-level=1")
-        status = ui.label().classes("status").props("role=status")
-        ui.space()
-        _mode_button()
-        if user is not None:
-            with ui.element("form").props(f'method=post action="{ROOT}/logout"'):
-                ui.button("Leave", icon="logout").props("flat dense no-caps type=submit color=inherit")
+    status = _header(user)
     with ui.tabs().props("no-caps align=left inline-label") as tabs:
         for name, icon in TABS.items():
             ui.tab(name, icon=icon)
-    with ui.tab_panels(tabs, value="Overview").props("keep-alive").classes("panels"):
-        with ui.tab_panel("Overview"):
-            tiles, charts = Tiles(engine_thread, series), Charts(series)
-            latest = LatestAnswers(engine_thread, tenant)
+
+    async def open_answer(id: str) -> None:
+        tabs.set_value("Ask")
+        await ask.open(id)
+
+    def add_documents() -> None:
+        tabs.set_value("Documents")
+
+    viewer = DocumentViewer(engine_thread, tenant, open_answer)
+    with ui.tab_panels(tabs, value="Ask", animated=False).props("keep-alive").classes("panels"):
         with ui.tab_panel("Ask"):
-            AskPanel(app, tenant)
+            ask = AskPanel(app, tenant, viewer.open, add_documents)
         with ui.tab_panel("Documents"):
-            documents = DocumentsPage(engine_thread, tenant)
+            documents = DocumentsPage(engine_thread, tenant, viewer.open)
+        with ui.tab_panel("Overview"):
+            overview = Overview(app, user, viewer.open)
 
     async def refresh() -> None:
         try:
@@ -67,14 +66,24 @@ def build_page(app: FastAPI, user: Tenant | None) -> None:
     async def refresh_tab() -> None:
         health = engine_thread.health()
         status.set_text(f"{health.get('model', '')} · {health['status']}")
-        if tabs.value == "Overview":
-            tiles.refresh()
-            charts.refresh()
-            await latest.refresh()
-        elif tabs.value == "Documents":
-            await documents.refresh()
+        shown = {"Ask": ask, "Documents": documents, "Overview": overview}
+        await shown[tabs.value].refresh()
 
     ui.timer(TICK, refresh)
+
+
+def _header(user: Tenant | None) -> ui.label:
+    """Add the header; return the label that shows the state of the service."""
+    with ui.header().classes("header"):
+        ui.label("ragkv").classes("brand").props("role=heading aria-level=1")
+        status = ui.label().classes("status").props("role=status")
+        ui.space()
+        _mode_button()
+        if user is not None:
+            ui.label(user.name).props(f'aria-label="Tenant {user.name}"')
+            with ui.element("form").props(f'method=post action="{ROOT}/logout"'):
+                ui.button("Leave", icon="logout").props("flat dense no-caps type=submit color=inherit")
+    return status
 
 
 def _mode_button() -> None:

@@ -1,6 +1,7 @@
 """API keys: which tenant a key belongs to.
 
     RAGKV_API_KEYS = tenant=hash,tenant=hash,…     or a file with one pair per line; `#` starts a comment
+    tenant=hash;requests=60;tokens=100000          limits of the tenant, in place of the settings' (rate_limits.py)
 
 A hash is the SHA-256 of a key, in hex. A key is 256 random bits, so it cannot be guessed, however fast guesses are
 checked. A slow password hash would cost time on every request and add nothing. A tenant may have several keys, so that
@@ -13,21 +14,29 @@ import hashlib
 import hmac
 import re
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from api.runtime.rate_limits import TenantLimits
 from ragkv.errors import ConfigError, InputError
 
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _HINT = "make pairs with `ragkv key TENANT`"
+LIMITS = tuple(each.name for each in fields(TenantLimits))
+"""Names of the limits that a tenant may have."""
 
 
-def make_key(tenant: str) -> tuple[str, str]:
+def make_key(tenant: str, limits: Mapping[str, int] | None = None) -> tuple[str, str]:
     """Create an API key.
 
+    Args:
+        tenant: Name of the tenant.
+        limits: Limits of the tenant, by the names of `TenantLimits`.
+
     Returns:
-        The key, and its tenant=hash pair for RAGKV_API_KEYS.
+        The key, and its tenant=hash pair for RAGKV_API_KEYS, with the limits.
 
     Raises:
         InputError: The tenant's name is invalid.
@@ -35,7 +44,8 @@ def make_key(tenant: str) -> tuple[str, str]:
     if not _TENANT.fullmatch(tenant):
         raise InputError("a tenant's name has 1 to 63 letters, digits and hyphens, and does not start with a hyphen")
     key = f"ragkv_{secrets.token_urlsafe(32)}"
-    return key, f"{tenant}={_hash(key)}"
+    parts = [f"{tenant}={_hash(key)}", *(f"{name}={value}" for name, value in (limits or {}).items())]
+    return key, ";".join(parts)
 
 
 @dataclass(frozen=True)
@@ -44,9 +54,11 @@ class Keys:
 
     Attributes:
         entries: Pairs (hash, tenant).
+        limits: Limits of the tenants that have their own, by the names of `TenantLimits`.
     """
 
     entries: tuple[tuple[str, str], ...] = ()
+    limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.entries)
@@ -74,10 +86,28 @@ def read_keys(setting: str) -> Keys:
     pairs = setting.split(",")
     if setting.strip() and "=" not in setting:
         pairs = _lines(Path(setting.strip()))
-    entries = [_entry(pair, place) for place, pair in enumerate(pairs, 1) if pair.strip()]
-    if len({digest for digest, _ in entries}) < len(entries):
+    found = [_entry(pair, place) for place, pair in enumerate(pairs, 1) if pair.strip()]
+    if len({digest for digest, _, _ in found}) < len(found):
         raise ConfigError("RAGKV_API_KEYS: one key is there twice; every tenant needs its own")
-    return Keys(tuple(entries))
+    limits: dict[str, dict[str, int]] = {}
+    for _, tenant, own in found:
+        both = limits.setdefault(tenant, {})
+        if any(both.get(name, value) != value for name, value in own.items()):
+            raise ConfigError(f"RAGKV_API_KEYS: the keys of tenant {tenant} have different limits; give them once")
+        both.update(own)
+    return Keys(tuple((digest, tenant) for digest, tenant, _ in found), limits)
+
+
+def read_operators(setting: str, tenants: frozenset[str]) -> frozenset[str]:
+    """Parse RAGKV_OPERATORS.
+
+    Raises:
+        ConfigError: A tenant in it has no key.
+    """
+    named = frozenset(name.strip() for name in setting.split(",") if name.strip())
+    if missing := sorted(named - tenants):
+        raise ConfigError(f"RAGKV_OPERATORS: {', '.join(missing)} has no key in RAGKV_API_KEYS; {_HINT}")
+    return named
 
 
 def _lines(path: Path) -> list[str]:
@@ -90,12 +120,23 @@ def _lines(path: Path) -> list[str]:
     return lines
 
 
-def _entry(pair: str, place: int) -> tuple[str, str]:
+def _entry(text: str, place: int) -> tuple[str, str, dict[str, int]]:
+    """Parse (hash, tenant, limits)."""
+    pair, *limits = text.split(";")
     tenant, _, digest = pair.partition("=")
     tenant, digest = tenant.strip(" "), digest.strip(" ").lower()
     if not _TENANT.fullmatch(tenant) or not _HASH.fullmatch(digest):
         raise ConfigError(f"RAGKV_API_KEYS: entry {place} is not tenant=hash; {_HINT}")
-    return digest, tenant
+    return digest, tenant, dict(_limit(limit, place) for limit in limits)
+
+
+def _limit(text: str, place: int) -> tuple[str, int]:
+    name, _, value = (part.strip() for part in text.partition("="))
+    if name not in LIMITS or not re.fullmatch(r"[0-9]{1,15}", value):
+        raise ConfigError(
+            f"RAGKV_API_KEYS: a limit of entry {place} is not NAME=NUMBER with one of {', '.join(LIMITS)}"
+        )
+    return name, int(value)
 
 
 def _hash(key: str) -> str:

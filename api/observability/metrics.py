@@ -2,7 +2,7 @@
 
 Sums over answers come from ragkv/metrics/sums.py, request counts from request_counters.py. The state of the engine is
 the one of its last idle moment, so a scrape waits for nothing and queries no table. Values that are not known yet are
-left out. No label holds text of users.
+left out. No label holds text of users. A tenant sees what it used itself; operators see all tenants.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from api.observability.readiness import readiness_checks
 from api.observability.request_counters import RequestCounters
 from api.runtime.engine_thread import EngineThread
+from api.runtime.rate_limits import RateLimiter
 from ragkv import __version__
 from ragkv.metrics.prometheus import counter, families, gauge
 
@@ -27,20 +28,22 @@ OPENMETRICS = "application/openmetrics-text"
 class MetricsCollector(Collector):
     """Collects the metrics of one application, in its own registry."""
 
-    def __init__(self, engine_thread: EngineThread, requests: RequestCounters):
-        self._engine_thread, self._requests = engine_thread, requests
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+    def __init__(self, engine_thread: EngineThread, requests: RequestCounters, limiter: RateLimiter):
+        self._engine_thread, self._requests, self._limiter = engine_thread, requests, limiter
+        self._process = ProcessCollector(registry=None)
 
-    def render(self, accept: str) -> tuple[bytes, str]:
+    def render(self, accept: str, tenant: str | None = None) -> tuple[bytes, str]:
         """Return the metrics and their media type.
 
         Args:
             accept: The `Accept` header. OpenMetrics is used if the header names it, else Prometheus text.
+            tenant: Show what this tenant used and nothing of the others; None shows all tenants.
         """
         encode, media_type = choose_encoder(f"{OPENMETRICS}; version=1.0.0" if OPENMETRICS in accept else "")
-        return encode(self._registry), media_type
+        registry = CollectorRegistry()
+        for collector in (self, self._process, _TenantCollector(self._limiter, tenant)):
+            registry.register(collector)
+        return encode(registry), media_type
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metric families."""
@@ -69,6 +72,26 @@ class MetricsCollector(Collector):
             yield from _tiers(health["tiers"])
             if health["pool"] is not None:
                 yield from _pool(health["pool"])
+
+
+class _TenantCollector(Collector):
+    """Collects what tenants used: of one, or of all (None). Without tenants there is nothing to tell apart."""
+
+    def __init__(self, limiter: RateLimiter, tenant: str | None):
+        self._limiter, self._tenant = limiter, tenant
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric families."""
+        shown = {
+            name: usage
+            for name, usage in self._limiter.usage().items()
+            if name and (self._tenant is None or name == self._tenant)
+        }
+        used = {(name, what): count for name, usage in shown.items() for what, count in usage.used.items()}
+        refused = {(name, what): count for name, usage in shown.items() for what, count in usage.refused.items()}
+        labels = ("tenant", "resource")
+        yield counter("ragkv_tenant_usage_total", "Requests, tokens and document bytes, by tenant.", labels, used)
+        yield counter("ragkv_tenant_refused_total", "Requests that a limit of a tenant refused.", labels, refused)
 
 
 def _questions(health: dict[str, Any]) -> Iterator[Metric]:

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 
 from api.errors import MEDIA_TYPE
@@ -57,6 +58,13 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 def _unknown(known: set[str]) -> str:
     return "unknown parameter; this route takes " + (", ".join(sorted(known)) or "none")
+
+
+async def require_room(request: Request) -> None:
+    """Refuse documents of a tenant that has used up its room. Raises QuotaExceeded."""
+    tenant, limiter = _tenant(request), request.app.state.limiter
+    service = _engine_thread(request).catalog_service
+    await run_in_threadpool(service.check_room, tenant, limiter.limits(tenant.name).stored)
 
 
 EngineThreadDep = Annotated[EngineThread, Depends(_engine_thread)]

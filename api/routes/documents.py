@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from api import errors
 from api.middleware.body_limit import UPLOAD_DOCUMENTS
 from api.routes import job_responses
-from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
+from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep, require_room
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
 from api.schemas.common import DocumentIn, Documents, DocumentsIn, FilterText, Name, Queued, check_storable
@@ -43,6 +43,7 @@ the error of the document if it is the only one.
 
 @router.post(
     "/v1/documents",
+    dependencies=[Depends(require_room)],
     status_code=202,
     response_model=Queued,
     description=_ADD,
@@ -72,6 +73,7 @@ async def add_documents(
 
 @router.put(
     "/v1/documents/{document_id:path}",
+    dependencies=[Depends(require_room)],
     response_model=ShownDocument,
     responses={202: {"model": Queued, "description": "Queued as a job"}, **PROBLEMS},
 )

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.observability.metrics import OPENMETRICS, MetricsCollector
-from api.routes.dependencies import PROBLEMS
+from api.routes.dependencies import PROBLEMS, TenantDep
 
 router = APIRouter()
 
@@ -22,9 +22,11 @@ _CONTENT = {"text/plain": _TEXT, OPENMETRICS: _TEXT}
         200: {"description": "The metrics", "content": _CONTENT},
     },
 )
-async def metrics(request: Request) -> Response:
+async def metrics(request: Request, tenant: TenantDep) -> Response:
     """Counters and gauges of the whole service, as Prometheus text, or as OpenMetrics if `Accept` names it. They are
-    sums since the start and no ratios, so that the reader chooses the time span of a ratio."""
+    sums since the start and no ratios, so that the reader chooses the time span of a ratio. Counters with the label
+    `tenant` are those of the key's own tenant, for an operator those of all tenants."""
     collector: MetricsCollector = request.app.state.metrics
-    text, media_type = collector.render(request.headers.get("accept", ""))
+    shown = None if tenant.name in request.app.state.operators else tenant.name
+    text, media_type = collector.render(request.headers.get("accept", ""), shown)
     return Response(text, headers={"content-type": media_type})

@@ -102,6 +102,7 @@ def options_of(chat: Chat, turns: ChatTurns, method: str | None, collection: str
         top_p=chat.top_p or 1.0,
         stop=stop,
         seed=secrets.randbits(63) if chat.seed is None else chat.seed,
+        abstain_below=chat.ragkv.abstain_below,
     )
 
 

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from api.middleware.body_limit import is_form
 from api.routes import job_responses
-from api.routes.dependencies import EngineThreadDep, TenantDep
+from api.routes.dependencies import EngineThreadDep, TenantDep, require_room
 from api.routes.documents import InCollection, Wait, one_collection
 from api.runtime.catalog_service import CatalogService
 from api.schemas.common import MAX_DOCUMENTS, MetadataText, Name
@@ -41,7 +41,9 @@ CollectionDep = Annotated[str, Depends(_collection)]
 router = APIRouter(route_class=FormRoute)
 
 
-@router.post("/v1/documents", include_in_schema=False)  # documents.py describes it next to its JSON body
+@router.post(
+    "/v1/documents", include_in_schema=False, dependencies=[Depends(require_room)]
+)  # documents.py describes it next to its JSON body
 async def upload_documents(
     files: list[UploadFile],
     request: Request,

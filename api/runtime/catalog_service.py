@@ -17,6 +17,7 @@ from math import inf
 import anyio
 
 from api.runtime.answer_history import AnswerHistory, RecordedAnswer
+from api.runtime.tenants import Tenant
 from ingest.jobs import Jobs
 from ingest.loader import checked
 from ingest.pipeline import content_hash, reader_of
@@ -25,7 +26,7 @@ from ragkv.catalog import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder
 from ragkv.config import IngestSettings
 from ragkv.engine.chunk_encoder import EVICTED_AT_ONCE
 from ragkv.engine.engine import Engine
-from ragkv.errors import Busy, NotFound, RagkvError
+from ragkv.errors import Busy, NotFound, QuotaExceeded, RagkvError
 from ragkv.types import Chunk, Document, Filter, Key
 
 logger = logging.getLogger("ragkv.api")
@@ -116,6 +117,25 @@ class CatalogService:
         """See Catalog.collections."""
         return self._catalog.collections(prefix)
 
+    def check_room(self, tenant: Tenant, limit: int) -> None:
+        """Check that a tenant may add documents. Documents that wait already are not counted.
+
+        Args:
+            tenant: Whose documents they are.
+            limit: Most bytes of KV that all its documents may need; 0 for no limit.
+
+        Raises:
+            QuotaExceeded: The tenant has used up the limit.
+        """
+        if not limit:
+            return
+        owned = self._catalog.collections(f"{tenant.name}:" if tenant.name else "")
+        used = self.token_bytes * sum(each.tokens for each in owned)
+        if used >= limit:
+            raise QuotaExceeded(
+                f"all documents together hold {used} bytes of KV, the limit is {limit}; remove some first"
+            )
+
     def remove(self, collection: str, document_id: str) -> None:
         """Remove a document, whether it is stored, waits, is being ingested or has failed. Raises NotFound."""
         was_queued = self._jobs.withdraw(collection, document_id)  # first, so that no job brings it back afterwards
@@ -154,11 +174,15 @@ class CatalogService:
             return found
         raise NotFound(f"no answer {id!r} is remembered")
 
-    def texts(self, recorded: RecordedAnswer) -> list[list[str] | None]:
-        """Return the text of each block of each chunk of an answer's map; None for a chunk that is not stored now."""
+    def chunks(self, recorded: RecordedAnswer) -> list[Chunk | None]:
+        """Return each chunk of an answer's map; None for one that is not stored now."""
         chunks = recorded.map.chunks
         stored = self._catalog.chunks(recorded.collection, [chunk.row for chunk in chunks])
-        found = [stored.get(chunk.row) for chunk in chunks]
+        return [stored.get(chunk.row) for chunk in chunks]
+
+    def texts(self, recorded: RecordedAnswer) -> list[list[str] | None]:
+        """Return the text of each block of each chunk of an answer's map; None for a chunk that is not stored now."""
+        found = self.chunks(recorded)
         return [self._prompt.blocks(chunk.tokens, recorded.map.block) if chunk else None for chunk in found]
 
     def _outdated(self, answers: Iterable[RecordedAnswer]) -> set[RecordedAnswer]:

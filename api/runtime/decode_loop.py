@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from api.errors import fault_of
@@ -24,6 +25,13 @@ from ragkv.report import Answer, Report
 
 logger = logging.getLogger("ragkv.api")
 
+Charge = Callable[[str, int], None]
+"""Called with a tenant and the tokens that its question used: those of the prompt, later those of the answer."""
+
+
+def charge_nobody(tenant: str, tokens: int) -> None:
+    """The default of `charge`: count nothing."""
+
 
 @dataclass
 class _Running:
@@ -37,9 +45,11 @@ class _Running:
 class DecodeLoop:
     """Decodes the answers of prefilled questions together. Only the engine's thread may use it, except for `count`."""
 
-    def __init__(self, engine: Engine, metrics: MetricsRecorder, history: AnswerHistory):
-        """Make an empty loop. `metrics` counts how questions end, `history` keeps the answers."""
-        self._engine, self._metrics, self._history = engine, metrics, history
+    def __init__(
+        self, engine: Engine, metrics: MetricsRecorder, history: AnswerHistory, charge: Charge = charge_nobody
+    ):
+        """Make an empty loop. `metrics` counts how questions end, `history` keeps answers, `charge` counts tokens."""
+        self._engine, self._metrics, self._history, self._charge = engine, metrics, history, charge
         serving = engine.settings.part(ServingSettings)
         self._batch = Batch(engine.model, serving.batch, serving.batch_bytes, engine.graph_decoder)
         self._running: dict[int, _Running] = {}
@@ -66,9 +76,9 @@ class DecodeLoop:
         if isinstance(request, QueuedQuestion):
             if time.monotonic() >= request.deadline:
                 reject(request.future, Expired())
-                self._metrics.ended("expired")
+                self._metrics.ended("expired", request.tenant)
             elif request.future.cancelled():
-                self._metrics.ended("cancelled")
+                self._metrics.ended("cancelled", request.tenant)
         return request.future.done()
 
     def prefill(self, question: QueuedQuestion) -> None:
@@ -81,6 +91,8 @@ class DecodeLoop:
                 self._fail(question, error)
                 return
         question.context.timer = state.timer
+        context = sum(len(hit.chunk.tokens) for hit in state.hits)
+        self._charge(question.tenant, context + len(state.question_tokens))
         id = self._batch.join(state.sequence)
         self._running[id] = _Running(question, state, time.monotonic() - started)
         if question.channel is not None:
@@ -94,6 +106,7 @@ class DecodeLoop:
         """
         for id, each in list(self._running.items()):
             if self.abandoned(each.question):
+                self._charge(each.question.tenant, len(each.state.sequence.tokens))
                 self._batch.cancel(id)
                 del self._running[id]
         if not self._running:
@@ -107,7 +120,8 @@ class DecodeLoop:
             each.seconds += share
             if event.ended:
                 finished.append(self._end(event))
-            elif each.question.channel is not None:
+            elif each.question.channel is not None and each.question.options.abstain_below is None:
+                # An answer that may be withheld is sent when its confidence is known, at its end.
                 each.question.channel.publish(each.state.detokenizer.stable_text())
         return finished
 
@@ -118,6 +132,7 @@ class DecodeLoop:
 
     def _end(self, event: Event) -> float:
         each = self._running.pop(event.id)
+        self._charge(each.question.tenant, len(each.state.sequence.tokens))
         with working_for(each.question.context):
             if event.fault is not None:
                 self._fail(each.question, event.fault)
@@ -132,7 +147,7 @@ class DecodeLoop:
             self._fail(each.question, error)
             return
         full_ms = _full_recompute_ms(self._engine, answer.report)
-        self._metrics.answered(answer.report, full_ms)
+        self._metrics.answered(answer.report, full_ms, each.question.tenant)
         self._record_answer(each, answer, full_ms)
         each.question.context.report = answer.report
         resolve(each.question.future, answer)
@@ -154,7 +169,7 @@ class DecodeLoop:
         status = fault_of(error).status if isinstance(error, Exception) else 500
         if status == 500:  # the traceback is logged with the response, if the client still waits for one
             logger.error("a question failed: %s", type(error).__name__)
-        self._metrics.ended("invalid" if status < 500 else "failed")
+        self._metrics.ended("invalid" if status < 500 else "failed", question.tenant)
         reject(question.future, error)
 
 

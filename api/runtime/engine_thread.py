@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 from api.runtime.answer_channel import AnswerChannel
 from api.runtime.answer_history import AnswerHistory
 from api.runtime.catalog_service import CatalogService
-from api.runtime.decode_loop import DecodeLoop
+from api.runtime.decode_loop import Charge, DecodeLoop, charge_nobody
 from api.runtime.engine_health import IDLE_SECONDS, EngineHealth
 from api.runtime.passage_search import PassageSearch
 from api.runtime.request_context import working_for
@@ -81,8 +81,15 @@ class EngineThread:
     model: str
     methods: tuple[str, ...]
 
-    def __init__(self, settings: Settings, shared: bool = False):
-        """Prepare the thread without starting it. shared: several tenants ask, so none may fill the queue."""
+    def __init__(self, settings: Settings, shared: bool = False, charge: Charge = charge_nobody):
+        """Prepare the thread without starting it.
+
+        Args:
+            settings: What to open.
+            shared: Several tenants ask, so none may fill the queue.
+            charge: Receives the tokens that questions use.
+        """
+        self._charge = charge
         self._settings = settings
         self._queue = RequestQueue(settings.queue, shared)
         self._waited_for: set[Future[Any]] = set()
@@ -152,7 +159,7 @@ class EngineThread:
             if self._queue.full(request.tenant) and self._decode_loop is not None:
                 self._queue.sweep(self._decode_loop.abandoned)
             if self._queue.full(request.tenant):
-                self.metrics.ended("refused")
+                self.metrics.ended("refused", request.tenant)
                 raise Busy(len(self._queue), self._queue.retry_after(request.tenant))
             self._queue.enqueue(request)
             self._waited_for.add(request.future)
@@ -240,7 +247,7 @@ class EngineThread:
             except BaseException as error:
                 self._ready.set_exception(error)
                 return
-            self._decode_loop = decode_loop = DecodeLoop(engine, self.metrics, self.history)
+            self._decode_loop = decode_loop = DecodeLoop(engine, self.metrics, self.history, self._charge)
             try:
                 self._serve(engine, decode_loop)
             finally:

@@ -173,6 +173,11 @@ class QuestionIn(BaseModel):
         Field(gt=0, le=86_400, description="Seconds the answer may take. The limit of the service applies as well."),
     ] = None
 
+    abstain_below: Annotated[
+        float | None,
+        Field(ge=0, le=1, description="Answer `unknown` where the confidence is lower. It needs a measured model."),
+    ] = None
+
     def options(self, collection: str) -> AskOptions:
         """Convert to AskOptions.
 
@@ -188,6 +193,7 @@ class QuestionIn(BaseModel):
             prefill=self.prefill,
             decode=self.decode,
             max_tokens=self.max_tokens,
+            abstain_below=self.abstain_below,
         )
 
 

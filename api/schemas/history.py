@@ -102,7 +102,7 @@ class ChunkMapOut(BaseModel):
     document_id: str
     title: str
     citation: int | None
-    """Number among the citations of the answer, from 1; null if the chunk is of an earlier turn."""
+    """Number among the citations of the answer, from 1; null if the chunk is of an earlier turn or nothing is cited."""
     tokens: int
     states: list[str]
     """One string per layer, one letter per block: k kept, r recomputed, p pulled in during decode, d dropped."""

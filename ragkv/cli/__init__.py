@@ -1,11 +1,11 @@
 """The command line. `main` is the program `ragkv`. Each file holds a group of commands.
 
     documents.py  ingest, ls, rm, reindex      ask.py     ask
-    doctor*.py    doctor                       service.py serve, demo, calibrate
+    doctor*.py    doctor                       service.py serve, demo
     store.py      gc, backup, restore          bench*.py  bench ttft, bench quality, …
     key.py        key                          top.py     top
     tune.py       tune                         show.py    show
-    search.py     search
+    search.py     search                       calibrate.py  calibrate
 
 Heavy imports are inside the commands, so that `ragkv --help` does not wait for torch.
 """
@@ -19,12 +19,13 @@ import typer
 
 from ragkv.cli.ask import ask
 from ragkv.cli.bench import bench
+from ragkv.cli.calibrate import calibrate
 from ragkv.cli.common import fail
 from ragkv.cli.doctor import doctor
 from ragkv.cli.documents import ingest, ls, reindex, rm
 from ragkv.cli.key import key
 from ragkv.cli.search import search
-from ragkv.cli.service import calibrate, demo, serve
+from ragkv.cli.service import demo, serve
 from ragkv.cli.show import show
 from ragkv.cli.store import backup, gc, restore
 from ragkv.cli.top import top

@@ -111,6 +111,9 @@ def ask(
         str | None, typer.Option(help="Continue the conversation of this name, or start it.")
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, max=4096, help="Longest answer, in tokens.")] = None,
+    abstain_below: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Answer `unknown` where the confidence is lower.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per question.")] = False,
     data: Data = None,
     store: Store = None,
@@ -122,16 +125,17 @@ def ask(
     if (question is None) == (file is None):
         raise typer.BadParameter("give either a question or --file", param_hint="QUESTION")
     settings = settings_from(data, store, model, device, url=url)
-    questions = list(_read(file)) if file is not None else [FileQuestion(_text(question or ""))]
+    questions = list(read_questions(file)) if file is not None else [FileQuestion(_text(question or ""))]
     _check_names(method, prefill, decode)
     options = AskOptions(
-        collection, conversation, top_k, parse_filter(filters or []), method, prefill, decode, max_tokens
+        *(collection, conversation, top_k, parse_filter(filters or []), method, prefill, decode, max_tokens),
+        abstain_below=abstain_below,
     )
     with _answerer(settings, options) as answer:
         return _answer_all(answer, questions, Printer(as_json, bool(file)))
 
 
-ASKED_BY_HTTP = ("collection", "top_k", "filter", "method", "prefill", "decode", "max_tokens")
+ASKED_BY_HTTP = ("collection", "top_k", "filter", "method", "prefill", "decode", "max_tokens", "abstain_below")
 """Options that `POST /v1/answers` takes under the same name."""
 
 
@@ -217,7 +221,7 @@ def _answer_all(ask: Callable[[str], Answer], questions: Sequence[FileQuestion],
     return code
 
 
-def _read(path: Path) -> Iterator[FileQuestion]:
+def read_questions(path: Path) -> Iterator[FileQuestion]:
     """Questions of a JSON lines file. Raises InputError, which names the line."""
     try:
         content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
@@ -289,6 +293,8 @@ def footer(answer: Answer) -> str:
     if report.tokens.history:
         parts.insert(1, f"{report.tokens.history:.0f} tokens of earlier turns in the cache")
     parts[-1:-1] = policies_of(report)
+    if report.confidence is not None:
+        parts.insert(-1, f"confidence {report.confidence:.2f}{', withheld' if report.abstained else ''}")
     if report.cache.fallbacks:
         parts.insert(-1, f"{len(report.cache.fallbacks)} encoded again")
     return " · ".join(parts)

@@ -9,11 +9,21 @@ import typer
 from ragkv.cli.common import out
 
 
-def key(tenant: Annotated[str, typer.Argument(help="Tenant of the key: letters, digits and hyphens.")]) -> int:
-    """Make an API key for a tenant. It is shown once; the settings hold its hash."""
+def key(
+    tenant: Annotated[str, typer.Argument(help="Tenant of the key: letters, digits and hyphens.")],
+    requests: Annotated[int | None, typer.Option(min=0, help="Requests a minute that the tenant may send.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=0, help="Tokens a minute, of prompts and answers.")] = None,
+    bytes: Annotated[int | None, typer.Option("--bytes", min=0, help="Bytes of documents a minute.")] = None,
+    stored: Annotated[int | None, typer.Option(min=0, help="Bytes of KV that all its documents may need.")] = None,
+) -> int:
+    """Make an API key for a tenant. It is shown once; the settings hold its hash.
+
+    Limits given here replace RAGKV_TENANT_REQUESTS, _TOKENS, _BYTES and _STORED for this tenant; 0 is no limit.
+    """
     from api.middleware.keys import make_key
 
-    made, pair = make_key(tenant)
+    given = {"requests": requests, "tokens": tokens, "bytes": bytes, "stored": stored}
+    made, pair = make_key(tenant, {name: value for name, value in given.items() if value is not None})
     console = out()
     console.print(f"key       {made}")
     console.print(f"setting   {pair}")

@@ -1,4 +1,4 @@
-"""`ragkv serve`, `ragkv demo` and `ragkv calibrate`."""
+"""`ragkv serve` and `ragkv demo`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ragkv.cli.common import Data, Device, Model, Store, err, out, progress, settings_from, tell
+from ragkv.cli.common import Data, Device, Model, Store, err, settings_from
 
 
 def serve(
@@ -42,28 +42,4 @@ def demo(data: Data = None, store: Store = None, model: Model = None, device: De
 
     # A pipe has no width, and the default of 80 columns would cut the tables.
     run(settings, Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 100))
-    return 0
-
-
-def calibrate(data: Data = None, model: Model = None, device: Device = None) -> int:
-    """Find the model's retrieval heads and stable layers, once per model. The data folder keeps the profile."""
-    settings = settings_from(data, None, model, device)
-    from ragkv.engine.calibration import CalibrationParams
-    from ragkv.engine.calibration import calibrate as measure
-    from ragkv.engine.open_model import load_model
-
-    profiles = settings.data / "profiles"
-    loaded = load_model(settings, tell)
-    params = CalibrationParams()
-    with progress() as report:
-        found = measure(loaded, params, report)
-    path = profiles / f"{loaded.weights_hash}.json"
-    found.profile.save(path)
-    console = out()
-    heads = ", ".join(f"layer {layer} head {head}" for layer, head in found.profile.retrieval_heads)
-    console.print(f"retrieval heads  {heads or 'none found'}")
-    console.print(f"stable layers    {', '.join(map(str, found.profile.stable_layers))}")
-    for budget, recall in zip(params.budgets, found.recall, strict=True):
-        console.print(f"recall           {recall:.2f} of the answers with {budget:.0%} of the blocks")
-    console.print(f"saved            {path}")
     return 0

@@ -28,6 +28,7 @@ class Options(TypedDict, total=False):
         max_tokens: Largest number of tokens of the answer.
         filter: Search only documents whose metadata matches.
         deadline_s: Seconds after which the question expires.
+        abstain_below: The answer becomes `unknown` where its confidence is lower, 0 to 1.
     """
 
     collection: str
@@ -39,6 +40,7 @@ class Options(TypedDict, total=False):
     max_tokens: int | None
     filter: Filter | None
     deadline_s: float | None
+    abstain_below: float | None
 
 
 class Listing(TypedDict, total=False):

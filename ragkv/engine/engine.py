@@ -23,11 +23,12 @@ from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
 from ragkv.engine.chunk_encoder import ChunkEncoder
-from ragkv.engine.citations import cite
+from ragkv.engine.citations import UNKNOWN, cite, is_unknown
+from ragkv.engine.confidence import confidence_of, evidence_of
 from ragkv.engine.cost_model import CostModel, measure_costs
 from ragkv.engine.crossover import key_tier
 from ragkv.engine.fingerprint import fingerprint
-from ragkv.engine.generation import Detokenizer, Sampling, Sequence, generate
+from ragkv.engine.generation import Completion, Detokenizer, Sampling, Sequence, generate
 from ragkv.engine.kv_map import KVMap, kv_map
 from ragkv.engine.open_model import load_model
 from ragkv.engine.prefill import Prefiller
@@ -46,12 +47,12 @@ from ragkv.engine.retokenise import with_own_tokens
 from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_gate
 from ragkv.engine.self_test import failed_self_test
 from ragkv.engine.session_manager import MethodChoice, SessionManager
-from ragkv.errors import ConfigError, InputError, NotFound
+from ragkv.errors import ConfigError, InputError, NotCalibrated, NotFound
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import make_graph_decoder
 from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.model_cache import Notify
-from ragkv.report import Answer
+from ragkv.report import Answer, Report
 from ragkv.retrieval import Embedder, Retriever
 from ragkv.retrieval.follow_up import own_raised, search_text
 from ragkv.sparse.psa import Psa, PsaState
@@ -215,7 +216,8 @@ class Engine:
             InputError: The question is empty or too long, a method or policy is unknown, the filter is malformed, or
                 the conversation is full.
             NotFound: The collection is empty, or no document in it matches the filter.
-            NotCalibrated: The method needs retrieval heads that the model's profile lacks.
+            NotCalibrated: The method needs retrieval heads, or `abstain_below` a confidence, that the model's profile
+                lacks.
         """
         request = self._start(question, options)
         self.sessions.check(options.conversation, request.method)
@@ -236,12 +238,14 @@ class Engine:
     def finalize(self, request: RequestState) -> Answer:
         """Return the answer of a request whose decoding has ended, and keep the turn of its conversation."""
         completion = request.detokenizer.complete(request.sequence)
-        report = build_report(self.model, request, completion)
+        report = self._judged(request, completion, build_report(self.model, request, completion))
+        text = UNKNOWN if report.abstained else completion.text.strip()
         asked = (request.question, request.question_tokens)
         if request.sequence.pooled is not None and request.session.name:  # the next turn computes with it
             request.context.cache.move(self.model.devices)
-        self.sessions.finish_turn(request.session, asked, completion.tokens, completion.text)
-        text = completion.text.strip()
+        self.sessions.finish_turn(
+            request.session, asked, completion.tokens, text if report.abstained else completion.text
+        )
         return Answer(request.question, text, cite(request.hits, text), report)
 
     def map(self, request: RequestState) -> KVMap:
@@ -279,8 +283,21 @@ class Engine:
             "documents": documents,
         }
 
+    def _judged(self, request: RequestState, completion: Completion, report: Report) -> Report:
+        """Return the report with the confidence of the answer, and whether it is withheld."""
+        if not completion.log_probabilities or not request.hits:
+            return report
+        evidence = evidence_of(completion.log_probabilities, request.hits)
+        confidence, least = confidence_of(evidence, self.model.profile.confidence), request.options.abstain_below
+        low = confidence is not None and least is not None and confidence < least
+        abstained = low and not is_unknown(completion.text)
+        return replace(report, confidence=confidence, evidence=evidence, abstained=abstained)
+
     def _start(self, question: str, options: AskOptions) -> RequestState:
         """Check what is asked and look up what it names; nothing is computed yet."""
+        if options.abstain_below is not None and not self.model.profile.confidence:
+            hint = "run `ragkv calibrate --confidence QUESTIONS`, or ask without abstain_below"
+            raise NotCalibrated(f"{self.model.name} has no measured confidence to abstain by", hint)
         timer, settings, profile = StepTimer(self.model.device), self.settings, self.model.profile
         prefill_policy = make_prefill_policy(options.prefill or settings.prefill, profile, self._key_tier)
         decode_policy = make_decode_policy(options.decode or settings.decode, profile, self._decode_tier)

@@ -49,6 +49,7 @@ class Completion:
         ttft: Milliseconds from the request to the first token.
         steps: Passes of one row.
         stopped: A stop token or a stop string ended the answer; otherwise its length did.
+        log_probabilities: Of each token, and of the stop token if one ended the answer, at temperature 1.
     """
 
     tokens: list[int]
@@ -56,6 +57,7 @@ class Completion:
     ttft: float
     steps: int
     stopped: bool
+    log_probabilities: list[float]
 
 
 def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
@@ -67,6 +69,15 @@ def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> in
     # A token stays while the mass before it is below top_p, so the most likely one always stays.
     share = torch.where(share.cumsum(0) - share < sampling.top_p, share, 0.0)
     return int(order[torch.multinomial(share, 1, generator=generator)])
+
+
+def log_probability(logits: Tensor, token: int) -> Tensor:
+    """Return the natural logarithm of a token's probability under logits [vocabulary], as float32 [] on their device.
+
+    It is a new tensor, so nothing waits for the device, and a buffer of logits may be written again.
+    """
+    scores = logits.float()
+    return scores[token] - scores.logsumexp(-1)
 
 
 class Sequence:
@@ -110,6 +121,12 @@ class Sequence:
         self.fault: Exception | None = None
         self._logits, self._position, self._should_stop = logits, position, should_stop
         self._generator = torch.Generator().manual_seed(sampling.seed)
+        self._log_probabilities: list[Tensor] = []
+
+    @property
+    def log_probabilities(self) -> list[float]:
+        """Log probability of each sampled token at temperature 1, a stop token included."""
+        return torch.stack(self._log_probabilities).tolist() if self._log_probabilities else []
 
     @property
     def position(self) -> int:
@@ -131,6 +148,7 @@ class Sequence:
         if self.finished:
             return None
         token = sample(self._logits, self.sampling, self._generator)
+        self._log_probabilities.append(log_probability(self._logits, token))
         if token in stop_ids:
             self.stopped = True
             return None
@@ -291,4 +309,7 @@ class Detokenizer:
         """Return the answer of the sequence that called this. Call once, when the sequence has ended."""
         now = self._timer.total()
         self._timer.record("decode", self._started, now)
-        return Completion(sequence.tokens, self.text, self._ttft or now, sequence.steps, sequence.stopped)
+        return Completion(
+            *(sequence.tokens, self.text, self._ttft or now, sequence.steps, sequence.stopped),
+            sequence.log_probabilities,
+        )

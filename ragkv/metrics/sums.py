@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeVar, get_args
 
@@ -165,48 +165,61 @@ class MetricSums:
 
 
 class MetricsRecorder:
-    """Adds up answers. Thread-safe; `sums` returns an immutable snapshot."""
+    """Adds up answers, of all tenants and of each. Thread-safe; `sums` and `tenants` are immutable snapshots."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums = MetricSums()
+        self._tenants: Mapping[str, MetricSums] = {}
 
     @property
     def sums(self) -> MetricSums:
         """All sums since the start."""
         return self._sums
 
-    def answered(self, report: Report, full_ms: float = 0.0) -> None:
+    @property
+    def tenants(self) -> Mapping[str, MetricSums]:
+        """The sums since the start of each tenant that has asked. They add up to `sums`."""
+        return self._tenants
+
+    def answered(self, report: Report, full_ms: float = 0.0, tenant: str = "") -> None:
         """Record an answer.
 
         Args:
             report: Report of the answer.
             full_ms: Estimated time to first token with full recompute, in milliseconds; 0 if unknown.
+            tenant: The tenant that asked.
         """
-        tokens, cache, kv = report.tokens, report.cache, report.bytes
-        hits = {tier: getattr(cache.hits, tier) for tier in TIERS}
-        label = (report.method.partition(":")[0], report.prefill.partition(":")[0], report.decode.partition(":")[0])
-        with self._lock:
-            sums = self._sums
-            self._sums = replace(
-                sums,
-                answers=_plus(sums.answers, {label: 1}),
-                tokens=_plus(sums.tokens, {kind: getattr(tokens, kind) for kind in TOKENS}),
-                lookups=_plus(sums.lookups, {**hits, "": cache.misses}),
-                kv_bytes=_plus(sums.kv_bytes, {"context_kv": kv.context_kv, "heads": kv.heads, "loaded": kv.loaded}),
-                fallbacks=sums.fallbacks + len(cache.fallbacks),
-                pulled=sums.pulled + report.decoding.pulled,
-                seconds={
-                    step: histogram.observed(getattr(report.timings_ms, step) / 1000)
-                    for step, histogram in sums.seconds.items()
-                },
-                full_seconds=sums.full_seconds + full_ms / 1000,
-            )
+        self._record(tenant, lambda sums: _with_answer(sums, report, full_ms))
 
-    def ended(self, outcome: Outcome) -> None:
-        """Record a question that ended without an answer."""
+    def ended(self, outcome: Outcome, tenant: str = "") -> None:
+        """Record a question of a tenant that ended without an answer."""
+        self._record(tenant, lambda sums: replace(sums, ended=_plus(sums.ended, {outcome: 1})))
+
+    def _record(self, tenant: str, add: Callable[[MetricSums], MetricSums]) -> None:
         with self._lock:
-            self._sums = replace(self._sums, ended=_plus(self._sums.ended, {outcome: 1}))
+            self._sums = add(self._sums)
+            self._tenants = {**self._tenants, tenant: add(self._tenants.get(tenant, MetricSums()))}
+
+
+def _with_answer(sums: MetricSums, report: Report, full_ms: float) -> MetricSums:
+    tokens, cache, kv = report.tokens, report.cache, report.bytes
+    hits = {tier: getattr(cache.hits, tier) for tier in TIERS}
+    label = (report.method.partition(":")[0], report.prefill.partition(":")[0], report.decode.partition(":")[0])
+    return replace(
+        sums,
+        answers=_plus(sums.answers, {label: 1}),
+        tokens=_plus(sums.tokens, {kind: getattr(tokens, kind) for kind in TOKENS}),
+        lookups=_plus(sums.lookups, {**hits, "": cache.misses}),
+        kv_bytes=_plus(sums.kv_bytes, {"context_kv": kv.context_kv, "heads": kv.heads, "loaded": kv.loaded}),
+        fallbacks=sums.fallbacks + len(cache.fallbacks),
+        pulled=sums.pulled + report.decoding.pulled,
+        seconds={
+            step: histogram.observed(getattr(report.timings_ms, step) / 1000)
+            for step, histogram in sums.seconds.items()
+        },
+        full_seconds=sums.full_seconds + full_ms / 1000,
+    )
 
 
 def _plus(one: Mapping[K, N], other: Mapping[K, N]) -> dict[K, N]:

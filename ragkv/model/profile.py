@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,6 +23,9 @@ Repair = Literal["kept", "none"]
 
 Axis = Literal["row", "distance"]
 """The values of `importance_axis`."""
+
+COEFFICIENTS = 4
+"""Numbers of `confidence`."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Profile:
         decode_least: number of blocks that PSA always reads.
         decode_part: share of all blocks that PSA always reads.
         decode_count: number of blocks that `topk` reads.
+        confidence: coefficients of the confidence of an answer (engine/confidence.py): bias and one weight a feature;
+            empty until measured.
     """
 
     block: int = 64
@@ -75,12 +81,16 @@ class Profile:
     decode_least: int = 32
     decode_part: float = 0.25
     decode_count: int = 128
+    confidence: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.scout_repair not in get_args(Repair):
             raise ValueError(f"scout_repair {self.scout_repair!r}: choose one of {', '.join(get_args(Repair))}")
         if self.importance_axis not in get_args(Axis):
             raise ValueError(f"importance_axis {self.importance_axis!r}: choose one of {', '.join(get_args(Axis))}")
+        numbers = [type(each) in (int, float) and math.isfinite(each) for each in self.confidence]
+        if len(numbers) not in (0, COEFFICIENTS) or not all(numbers):
+            raise ValueError(f"confidence: {COEFFICIENTS} numbers or none")
 
     def save(self, path: Path) -> None:
         """Write the profile as JSON, replacing the file atomically."""

@@ -1,4 +1,4 @@
-"""`ragkv serve` with ten thousand recorded answers. Run as a program."""
+"""`ragkv serve` with ten thousand recorded answers of the tenant zeta. Run as a program."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from ragkv.report import (
 )
 
 ANSWERS = 10_000
+TENANT = "zeta"
 
 
 def fill(engine_thread: EngineThread) -> None:
@@ -43,8 +44,10 @@ def fill(engine_thread: EngineThread) -> None:
             chunks=(),
         )
         answer = Answer(f"Question {number}?", "An answer.", (), report)
-        engine_thread.metrics.answered(report, 600.0)
-        engine_thread.history.record(RecordedAnswer(f"id{number}", "", "default", "", answer, KVMap(16, 12, ()), 600.0))
+        engine_thread.metrics.answered(report, 600.0, TENANT)
+        engine_thread.history.record(
+            RecordedAnswer(f"id{number}", TENANT, f"{TENANT}:default", "", answer, KVMap(16, 12, ()), 600.0)
+        )
 
 
 def create_app(*given: Any, **named: Any) -> Any:

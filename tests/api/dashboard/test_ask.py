@@ -1,70 +1,120 @@
-"""The Ask tab: the answer is streamed, and the map of its blocks is shown."""
+"""The Ask tab: answers are streamed, cite their passages, and show the map of their blocks."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
-from tests.api.dashboard.conftest import QUESTIONS, Desk
+from tests.api.dashboard.conftest import BRIDGE, HARBOUR, QUESTIONS, Desk
 
 LETTERS = {"k": "kept", "r": "recomputed", "p": "pulled in later", "d": "dropped"}
 
 
-def ask(page: Page, question: str, method: str = "") -> None:
-    """Fill in the form and send it."""
+def ask(page: Page, question: str, method: str = "") -> Locator:
+    """Fill in the form and send it; return the answer once it is whole."""
     if method:
-        page.get_by_role("combobox", name="Method").click()
-        page.get_by_role("option", name=method, exact=True).click()
+        choose(page, "Method", method)
     page.get_by_label("Question").fill(question)
     page.get_by_role("button", name="Ask", exact=True).click()
+    answer = page.get_by_role("region", name="Answer").last
+    expect(answer.get_by_text("Map of the KV blocks")).to_be_visible(timeout=20_000)
+    return answer
 
 
-def newest_map(desk: Desk) -> Any:
-    """Return the map of the newest answer from the API."""
-    newest = desk.client.get("/v1/answers?limit=1").json()["answers"][0]["id"]
-    desk.answers.append(desk.client.get(f"/v1/answers/{newest}").json())
-    return desk.client.get(f"/v1/answers/{newest}/map").json()
+def choose(page: Page, name: str, option: str) -> None:
+    """Choose an option of a list of the form."""
+    page.get_by_role("combobox", name=name).click()
+    page.get_by_role("option", name=option, exact=True).click()
 
 
-def test_the_map_shows_every_block_of_the_api(desk: Desk) -> None:
+def open_map(desk: Desk, answer: Locator) -> Any:
+    """Open the map of the newest answer; return it as the API gives it."""
+    answer.get_by_text("Map of the KV blocks").click()
+    expect(answer.get_by_role("grid")).to_be_visible()
+    return desk.client.get(f"/v1/answers/{desk.newest()['id']}/map").json()
+
+
+def test_an_empty_start_offers_examples_and_the_collections(desk: Desk) -> None:
     with desk.page("Ask") as page:
-        ask(page, QUESTIONS[0])
-        answer = page.get_by_role("region", name="Answer")
-        expect(answer.locator(".answer")).to_have_text("Ada Brook", timeout=20_000)
-        expect(answer.get_by_role("grid")).to_be_visible(timeout=20_000)
-        answer_map = newest_map(desk)
-        assert answer.get_by_role("rowheader").count() == len(answer_map["chunks"]) == 2
+        expect(page.get_by_role("heading", name="Ask your documents")).to_be_visible()
+        page.get_by_role("combobox", name="Collection").click()
+        expect(page.get_by_role("option", name="default (2)")).to_be_visible()
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name=f"What does “{HARBOUR['title']}” say?").click()
+        expect(page.get_by_role("region", name="Answer").get_by_role("heading")).to_have_text("What does “Tarn” say?")
+        expect(page.get_by_text("Map of the KV blocks")).to_be_visible(timeout=20_000)
+        expect(page.get_by_role("heading", name="Ask your documents")).to_be_hidden()
+        desk.newest()
+
+
+def test_a_number_opens_the_passage_with_the_answers_words_marked(desk: Desk) -> None:
+    with desk.page("Ask") as page:
+        answer = ask(page, QUESTIONS[1])
+        expect(answer.locator(".answer")).to_contain_text("Otto Lindqvist")
+        citations = desk.newest()["citations"]
+        (number,) = [n for n, cited in enumerate(citations, start=1) if cited["marks"]]
+        button = answer.get_by_role("button", name=f"Passage {number}")
+        button.focus()
+        page.keyboard.press("Enter")
+        passage = answer.get_by_role("region", name=f"Passage {number}")
+        expect(passage.locator("mark")).to_have_text("Otto Lindqvist")
+        assert passage.locator("blockquote").inner_text() == citations[number - 1]["text"]
+        expect(passage.locator("header")).to_contain_text("Mell")
+        expect(passage.locator("header")).to_contain_text("Bridges · chunk 1")
+        expect(answer.get_by_role("list", name="Passages").locator(".source b")).to_have_count(1)
+        answer.get_by_role("button", name=f"All {len(citations)} passages").click()
+        expect(answer.get_by_role("list", name="Passages").locator(".source b")).to_have_count(len(citations))
+        passage.get_by_role("button", name="Open the document").click()
+        viewer = page.get_by_role("dialog")
+        expect(viewer.get_by_role("heading", name=BRIDGE["title"])).to_be_visible()
+        viewer.get_by_role("button", name="Close").click()
+        expect(viewer).to_be_hidden()
+
+
+def test_the_map_opens_at_the_answer_and_shows_every_block_of_the_api(desk: Desk) -> None:
+    with desk.page("Ask") as page:
+        answer = ask(page, QUESTIONS[0])
+        answer_map = open_map(desk, answer)
+        chunks = answer_map["chunks"]
+        heads = answer.get_by_role("rowheader")
+        assert heads.count() == len(chunks) == 2
+        assert {line for head in heads.all() for line in head.inner_text().split("\n")} >= {
+            "Bridges · chunk 1",
+            "chunk 1",
+        }
+        row = next(n for n, chunk in enumerate(chunks) if chunk["holds_answer"])
+        block = chunks[row]["holds_answer"][0]
+        expect(answer.locator("figcaption")).to_contain_text(f"block {block + 1} of {len(chunks[row]['texts'])}")
+        assert answer.locator("figure pre").text_content() == "".join(chunks[row]["texts"]), "the whole passage"
+        assert answer.locator("figure mark").text_content() == chunks[row]["texts"][block]
         for layer in (-1, 0, answer_map["layers"] - 1):
             answer.get_by_label("Layer", exact=True).fill(str(layer))
-            states = "".join(s for chunk in answer_map["chunks"] for s in chunk["states"][layer if layer >= 0 else 0])
+            states = "".join(s for chunk in chunks for s in chunk["states"][layer if layer >= 0 else 0])
             kinds = Counter(
-                cell.split(" ")[1] for cell in answer.locator("td").evaluate_all("e => e.map(c => c.className)")
+                cell.split(" ")[1]
+                for cell in answer.get_by_role("gridcell").evaluate_all("e => e.map(c => c.className)")
             )
             assert kinds == Counter(states), "scout chooses the same blocks in every layer"
-        found = answer.locator("td.found").count()
-        assert found == sum(len(chunk["holds_answer"]) for chunk in answer_map["chunks"]) > 0
+        found = answer.locator(".cell.found").count()
+        assert found == sum(len(chunk["holds_answer"]) for chunk in chunks) > 0
+        walk(page, answer, chunks)
 
 
-def test_the_map_can_be_walked_with_the_arrow_keys(desk: Desk) -> None:
-    with desk.page("Ask") as page:
-        ask(page, QUESTIONS[0])
-        grid = page.get_by_role("grid")
-        expect(grid).to_be_visible(timeout=20_000)
-        answer_map = newest_map(desk)
-        grid.locator("td").first.focus()
-        page.keyboard.press("ArrowDown")
-        focused = page.locator("td:focus")
-        expect(focused).to_have_attribute(
-            "aria-label", f"[2] block 1 of {len(answer_map['chunks'][1]['states'][0])}: recomputed"
-        )
-        assert page.locator("figure pre").inner_text().strip() == answer_map["chunks"][1]["texts"][0].strip()
-        page.keyboard.press("End")
-        page.keyboard.press("Home")
-        page.keyboard.press("ArrowUp")
-        expect(page.locator("figure figcaption")).to_contain_text("[1] block 1 of")
-        assert grid.locator("td[tabindex='0']").count() == 1, "one stop for the tab key"
+def walk(page: Page, answer: Locator, chunks: Any) -> None:
+    """Walk the map with the arrow keys."""
+    grid = answer.get_by_role("grid")
+    grid.get_by_role("gridcell").first.focus()
+    page.keyboard.press("ArrowDown")
+    kind = LETTERS[chunks[1]["states"][0][0]]
+    said = f"[2] block 1 of {len(chunks[1]['states'][0])}: {kind}"
+    expect(page.locator(".cell:focus")).to_have_attribute("aria-label", said)
+    assert answer.locator("figure mark").text_content() == chunks[1]["texts"][0]
+    for key in ("End", "Home", "ArrowUp"):
+        page.keyboard.press(key)
+    expect(answer.locator("figcaption")).to_contain_text("[1] block 1 of")
+    assert grid.locator("[tabindex='0']").count() == 1, "one stop for the tab key"
 
 
 def test_the_answer_is_shown_while_it_is_decoded(desk: Desk) -> None:
@@ -72,43 +122,48 @@ def test_the_answer_is_shown_while_it_is_decoded(desk: Desk) -> None:
         page.evaluate(
             """() => {
               window.seen = [];
-              const shown = () => document.querySelector("section[aria-label=Answer] .answer")?.innerText;
+              const shown = () => document.querySelector(".thread .answer")?.innerText;
               const every = { subtree: true, childList: true, characterData: true };
               new MutationObserver(() => window.seen.push(shown())).observe(document.body, every);
             }"""
         )
         ask(page, QUESTIONS[1])
-        expect(page.get_by_role("grid")).to_be_visible(timeout=20_000)
-        whole = newest_answer(desk)
-        parts = set(page.evaluate("window.seen")) - {None, "", whole}
+        whole = desk.newest()["answer"]
+        parts = {part for part in page.evaluate("window.seen") if part and whole.startswith(part)} - {whole}
         assert parts, "pieces came before the whole"
-        assert all(whole.startswith(part) for part in parts)
-
-
-def newest_answer(desk: Desk) -> str:
-    """Return the newest answer."""
-    newest_map(desk)
-    answer: str = desk.answers[-1]["answer"]
-    return answer
 
 
 def test_another_method_gives_another_map(desk: Desk) -> None:
     with desk.page("Ask") as page:
-        ask(page, QUESTIONS[0], "full")
-        expect(page.get_by_role("grid")).to_be_visible(timeout=20_000)
-        answer_map = newest_map(desk)
+        answer = ask(page, QUESTIONS[0], "full")
+        answer_map = open_map(desk, answer)
         assert {letter for chunk in answer_map["chunks"] for layer in chunk["states"] for letter in layer} == {"r"}
-        assert page.locator("td.r").count() == page.locator("td").count()
+        assert answer.locator(".cell.r").count() == answer.get_by_role("gridcell").count()
+        choose(page, "Method", "as set (default)")
+
+
+def test_a_remembered_conversation_is_continued_and_found_in_the_history(desk: Desk) -> None:
+    with desk.page("Ask") as page:
+        page.get_by_role("switch", name="Remember").click()
+        ask(page, QUESTIONS[0])
+        assert desk.newest()["report"]["tokens"]["history"] == 0
+        ask(page, QUESTIONS[1])
+        assert desk.newest()["report"]["tokens"]["history"] > 0, "the model reads the turn before"
+        history = page.get_by_role("complementary", name="History")
+        expect(history.locator("[aria-current=true]")).to_contain_text(QUESTIONS[1])
+        page.get_by_role("button", name="New conversation").click()
+        expect(page.get_by_role("region", name="Answer")).to_have_count(0)
+        history.get_by_role("button", name=QUESTIONS[1]).first.click()
+        answers = page.get_by_role("region", name="Answer")
+        expect(answers).to_have_count(2)
+        expect(answers.first.get_by_role("heading")).to_have_text(QUESTIONS[0])
+        expect(answers.last.locator(".answer")).to_contain_text(desk.answers[-1]["answer"])
+        expect(history.locator("[aria-current=true]")).to_have_count(1)
+        page.get_by_role("switch", name="Remember").click()
 
 
 def test_an_error_is_shown_as_text(desk: Desk) -> None:
     with desk.page("Ask") as page:
-        page.get_by_role("region", name="Ask").get_by_label("Collection").fill("nowhere")
-        ask(page, QUESTIONS[0])
-        expect(page.get_by_role("region", name="Answer").get_by_role("alert")).to_contain_text("has no documents")
-
-
-def test_another_tenant_sees_nothing_of_it(desk: Desk) -> None:
-    assert desk.client.get("/v1/answers").json()["answers"], "acme has asked"
-    with desk.page() as page:
-        expect(page.get_by_role("button", name=QUESTIONS[0]).first).to_be_visible()
+        page.get_by_label("Question").fill("harbour " * 3000)
+        page.get_by_role("button", name="Ask", exact=True).click()
+        expect(page.get_by_role("region", name="Answer").get_by_role("alert")).to_contain_text("2048", timeout=20_000)

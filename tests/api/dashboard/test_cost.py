@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
-import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from tests.api.dashboard.browser import tab
+from tests.api.dashboard.conftest import Desk, log_in
 from tests.api.dashboard.loaded import ANSWERS
-from tests.program import served
 
-PROGRAM = ("-m", "tests.api.dashboard.loaded", "serve", "--port", "0")
-WATCHED_SECONDS = 6
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, httpx.Client]]:
-    """The process of the service and a client."""
-    folder: Path = tmp_path_factory.mktemp("loaded")
-    with served(folder, PROGRAM, RAGKV_HISTORY=str(ANSWERS)) as (process, client):
-        yield process.pid, client
+WATCHED_SECONDS = 4
 
 
 def cpu_seconds(pid: int) -> float:
@@ -33,27 +21,28 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_the_page_loads_within_150_milliseconds(loaded: tuple[int, httpx.Client]) -> None:
-    _, client = loaded
+def test_the_page_loads_within_150_milliseconds(desk: Desk) -> None:
     took = []
     for _ in range(5):
         began = time.perf_counter()
-        assert client.get("/dashboard/").status_code == 200
+        assert desk.client.get("/dashboard/").status_code == 200
         took.append(time.perf_counter() - began)
     assert min(took) < 0.150, took  # what else the machine does only adds
 
 
-def test_an_open_page_costs_less_than_two_hundredths_of_a_processor(
-    loaded: tuple[int, httpx.Client], browser: Browser
-) -> None:
-    pid, client = loaded
-    with tab(browser, f"{client.base_url}/dashboard") as (page, noted):
-        expect(page.get_by_role("region", name="Bytes saved").locator(".note")).to_have_text(f"in {ANSWERS:,} answers")
+def test_an_open_page_costs_less_than_two_hundredths_of_a_processor(desk: Desk) -> None:
+    desk.shown[0].goto("about:blank")  # the page of acme would cost something, too
+    with tab(desk.browser, f"{desk.url}/dashboard") as (page, noted):
+        log_in(page, desk.other_key)
+        noted.faults.clear()
+        page.get_by_role("tab", name="Overview").click()
+        expect(page.get_by_role("region", name="Bytes saved").locator(".note")).to_contain_text("answers")
         expect(page.get_by_role("button", name=f"Question {ANSWERS - 1}?")).to_be_visible()
         page.wait_for_timeout(2000)
-        began, before = time.monotonic(), cpu_seconds(pid)
+        began, before = time.monotonic(), cpu_seconds(desk.pid)
         page.wait_for_timeout(1000 * WATCHED_SECONDS)
-        share = (cpu_seconds(pid) - before) / (time.monotonic() - began)
+        share = (cpu_seconds(desk.pid) - before) / (time.monotonic() - began)
         assert noted.faults == []
+    desk.shown[0].goto(f"{desk.url}/dashboard")
     print(f"an open page: {share:.2%} of a processor")
     assert share < 0.02

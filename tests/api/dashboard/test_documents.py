@@ -1,12 +1,21 @@
-"""The Documents tab: files are uploaded with their progress, and deleted."""
+"""The Documents tab: files are uploaded with their progress; documents are found, shown and deleted."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
-from tests.api.dashboard.conftest import HARBOUR, Desk
+from api.dashboard.documents import find_pending
+from ingest.jobs import Counts, IngestJob, JobEntry, JobFault
+from tests.api.dashboard.conftest import BRIDGE, HARBOUR, QUESTIONS, Desk
+
+
+def choose_collection(page: Page, name: str) -> None:
+    """Type the name of a collection."""
+    field = page.get_by_role("region", name="Add documents").get_by_role("combobox", name="Collection")
+    field.fill(name)
+    field.press("Enter")
 
 
 def test_files_are_uploaded_ingested_listed_and_deleted(desk: Desk, tmp_path: Path) -> None:
@@ -14,38 +23,98 @@ def test_files_are_uploaded_ingested_listed_and_deleted(desk: Desk, tmp_path: Pa
     good.write_text("# The mill\n\n" + "The mill of Oster grinds rye. " * 60)
     bad.write_bytes(b"\xff\xfe\x00")
     with desk.page("Documents") as page:
-        page.get_by_role("region", name="Add documents").get_by_label("Collection").fill("mills")
+        choose_collection(page, "mills")
         page.locator("input[type=file]").set_input_files([good, bad])
-        job = page.get_by_role("region", name="Jobs")
-        expect(job).to_contain_text("mills · 2 documents", timeout=10_000)
-        expect(job.get_by_role("progressbar").first).to_have_attribute("aria-valuenow", "1", timeout=30_000)
-        expect(job).to_contain_text("2 of 2 done")
-        expect(job).to_contain_text("1 failed: bad.txt")
+        files = page.get_by_role("list", name="Files").get_by_role("listitem")
+        expect(files.filter(has_text="mill.md")).to_contain_text("done", timeout=30_000)
+        expect(files.filter(has_text="mill.md").get_by_role("progressbar")).to_have_js_property("value", 1)
+        expect(files.filter(has_text="bad.txt")).to_contain_text("save the file as UTF-8")
+        jobs = page.get_by_role("region", name="Jobs")
+        expect(jobs.get_by_text("finished · 1 document failed")).to_be_visible()
+        expect(jobs.get_by_text("mills · 2 documents")).to_be_hidden()
+        jobs.locator("summary").click()
+        expect(jobs.get_by_text("mills · 2 documents")).to_be_visible()
+        jobs.locator("summary").click()
         listed = page.get_by_role("region", name="Documents", exact=True)
-        expect(listed).to_contain_text("The mill")
-        documents = desk.client.get("/v1/documents?collection=mills").json()["documents"]
-        assert [each["id"] for each in documents] == ["mill.md"]
-        listed.get_by_role("row", name="The mill").get_by_role("checkbox").click()
-        listed.get_by_role("button", name="Delete").click()
+        expect(listed.get_by_role("row", name="The mill")).to_contain_text("ready")
+        expect(listed.get_by_role("row", name="bad.txt")).to_contain_text("failed")
+        expect(listed).to_contain_text("1 document ·")
+        page.get_by_role("combobox", name="Status").click()
+        page.get_by_role("option", name="failed").click()
+        expect(listed.get_by_role("row", name="The mill")).to_have_count(0)
+        page.get_by_role("combobox", name="Status").click()
+        page.get_by_role("option", name="all").click()
+        expect(listed.get_by_role("row", name="The mill")).to_be_visible()
+        listed.get_by_role("checkbox", name="All on this page").check()
+        listed.get_by_role("toolbar").get_by_role("button", name="Delete").click()
         page.get_by_role("dialog").get_by_role("button", name="Delete").click()
-        expect(listed).not_to_contain_text("The mill")
+        expect(listed).to_contain_text("No documents yet.")
         assert desk.client.get("/v1/documents?collection=mills").json()["documents"] == []
+        choose_collection(page, "default")
 
 
 def test_a_refused_upload_shows_the_error_of_the_service(desk: Desk, tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("Some text.")
     with desk.page("Documents", faults=1) as page:  # the browser notes the 422, too
-        page.get_by_role("region", name="Add documents").get_by_label("Collection").fill("x" * 600)
-        page.locator("input[type=file]").set_input_files([_file(tmp_path, "a.txt", "Some text.")])
-        expect(page.get_by_role("region", name="Add documents").get_by_role("alert")).to_contain_text("collection")
+        choose_collection(page, "x" * 600)
+        page.locator("input[type=file]").set_input_files([file])
+        expect(page.get_by_role("list", name="Files").locator(".fault").first).to_contain_text("collection")
+        choose_collection(page, "default")
+        page.get_by_role("button", name="Clear the list").click()
 
 
-def test_the_documents_of_a_collection_are_those_of_the_api(desk: Desk) -> None:
+def test_documents_are_searched_and_sorted(desk: Desk) -> None:
     with desk.page("Documents") as page:
         listed = page.get_by_role("region", name="Documents", exact=True)
-        expect(listed.get_by_role("row", name=HARBOUR["title"])).to_contain_text("harbour")
+        titles = listed.locator("tbody .of-title .link")
+        expect(titles).to_have_text([BRIDGE["title"], HARBOUR["title"]])
+        listed.get_by_role("columnheader", name="Document").get_by_role("button").click()
+        expect(titles).to_have_text([HARBOUR["title"], BRIDGE["title"]])
+        expect(listed.get_by_role("columnheader", name="Document")).to_have_attribute("aria-sort", "descending")
+        listed.get_by_label("Search ids and titles").fill("HARB")
+        expect(titles).to_have_text([HARBOUR["title"]])
+        listed.get_by_label("Search ids and titles").fill("")
+        expect(titles).to_have_count(2)
 
 
-def _file(folder: Path, name: str, text: str) -> Path:
-    path = folder / name
-    path.write_text(text)
-    return path
+def test_the_viewer_shows_text_chunks_metadata_version_and_questions(desk: Desk) -> None:
+    stored = desk.client.get("/v1/documents/harbour").json()
+    with desk.page("Documents") as page:
+        page.get_by_role("button", name=HARBOUR["title"], exact=True).click()
+        viewer = page.get_by_role("dialog")
+        expect(viewer.get_by_role("tabpanel").last).to_contain_text(HARBOUR["text"])
+        for name, content in (
+            ("Chunks", f"{stored['tokens']} tokens"),
+            ("Metadata", "harbour"),
+            ("Version", stored["hash"]),
+        ):
+            viewer.get_by_role("tab", name=name).click()
+            expect(viewer.get_by_role("tabpanel").last).to_contain_text(content)
+        viewer.get_by_role("tab", name="Questions").click()
+        viewer.get_by_role("button", name=QUESTIONS[0]).first.click()
+        expect(page.get_by_role("region", name="Answer").first.get_by_role("heading")).to_have_text(QUESTIONS[0])
+
+
+def test_only_the_newest_job_of_a_document_says_whether_it_is_pending() -> None:
+    fault = JobFault("invalid_document", "it is empty")
+    jobs = [
+        job("3", JobEntry("a", "completed", None), JobEntry("c", "running", None)),
+        job("2", JobEntry("a", "failed", fault), JobEntry("b", "failed", fault)),
+        job("1", JobEntry("b", "completed", None)),
+    ]
+    found = find_pending(jobs, {job.id: job for job in jobs}.__getitem__)
+    assert [(each.id, each.state, each.reason) for each in found] == [
+        ("c", "waiting", ""),
+        ("b", "failed", "it is empty"),
+    ]
+
+
+def job(id: str, *entries: JobEntry) -> IngestJob:
+    """Return a job with these documents."""
+    failed = sum(entry.status == "failed" for entry in entries)
+    running = any(entry.status == "running" for entry in entries)
+    counts = Counts(len(entries), len(entries) - running, len(entries) - failed - running, 0, failed, 0)
+    status = "running" if running else "completed"
+    finished = None if running else 2.0
+    return IngestJob(id, "mills", status, "", 0, 0, counts, None, None, None, entries, 1.0, 1.0, 1.0, finished)

@@ -1,13 +1,22 @@
-"""The figures of the overview match the reports and /metrics exactly."""
+"""The overview: its figures match the reports and /metrics exactly, and its charts hide nothing."""
 
 from __future__ import annotations
 
+import math
+import re
+import time
 from typing import Any
 
-from playwright.sync_api import Page, expect
-from prometheus_client.parser import text_string_to_metric_families
+import pytest
+from playwright.sync_api import Locator, Page, expect
 
-from tests.api.dashboard.conftest import QUESTIONS, Desk
+from api.dashboard.charts import Values, points, with_gaps
+from api.dashboard.ranges import read_range
+from api.dashboard.terms import TERMS
+from tests.api.dashboard.browser import tab
+from tests.api.dashboard.conftest import QUESTIONS, Desk, log_in, read_metrics
+from tests.api.dashboard.loaded import ANSWERS
+from tests.api.dashboard.test_ask import choose
 
 
 def tile(page: Page, name: str) -> tuple[str, float]:
@@ -28,25 +37,27 @@ def total(desk: Desk, *path: str) -> float:
 
 
 def metrics(desk: Desk) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Return every sample of /metrics by name and labels."""
-    families = text_string_to_metric_families(desk.client.get("/metrics").text)
-    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+    """Return every sample of /metrics by name and labels, less what it was before acme asked."""
+    return {key: value - desk.before.get(key, 0.0) for key, value in read_metrics(desk.client).items()}
 
 
 def sample(found: dict[Any, float], name: str, **labels: str) -> float:
     return found[name, frozenset(labels.items())]
 
 
+def answered(page: Page) -> Locator:
+    return page.get_by_role("region", name="Bytes saved").locator(".note")
+
+
 def test_every_tile_agrees_with_the_reports_and_with_metrics(desk: Desk) -> None:
-    with desk.page() as page:
-        answers = page.get_by_role("region", name="Bytes saved").locator(".note")
-        expect(answers).to_have_text(f"in {len(desk.answers)} answers")
+    with desk.page("Overview") as page:
+        expect(answered(page)).to_have_text(f"in {len(desk.answers)} answers")
         scraped, context = metrics(desk), total(desk, "tokens", "context")
         for name, kind in (("Recomputed", "recomputed"), ("Kept", "kept")):
             shown, exact = tile(page, name)
             assert exact == total(desk, "tokens", kind) / context
             of = sample(scraped, "ragkv_tokens_total", kind="context")
-            assert exact == sample(scraped, "ragkv_tokens_total", kind=kind) / of
+            assert exact == pytest.approx(sample(scraped, "ragkv_tokens_total", kind=kind) / of)
             assert shown == f"{100 * exact:.1f}%"
         read = total(desk, "bytes", "heads") + total(desk, "bytes", "loaded")
         size = total(desk, "bytes", "context_kv")
@@ -65,27 +76,99 @@ def test_every_tile_agrees_with_the_reports_and_with_metrics(desk: Desk) -> None
 
 
 def test_a_new_answer_is_counted_within_seconds(desk: Desk) -> None:
-    with desk.page() as page:
-        note = page.get_by_role("region", name="Bytes saved").locator(".note")
-        expect(note).to_have_text(f"in {len(desk.answers)} answers")
+    with desk.page("Overview") as page:
+        expect(answered(page)).to_have_text(f"in {len(desk.answers)} answers")
         desk.ask(QUESTIONS[0])
-        expect(note).to_have_text(f"in {len(desk.answers)} answers", timeout=5000)
+        expect(answered(page)).to_have_text(f"in {len(desk.answers)} answers", timeout=5000)
         first = page.get_by_role("region", name="First token", exact=True).first
         assert "full recompute, estimated" in first.locator(".note").inner_text()
 
 
-def test_a_recent_time_span_differs_from_the_total(desk: Desk) -> None:
-    with desk.page() as page:
-        page.get_by_role("button", name="five minutes").click()
-        expect(page.get_by_role("button", name="five minutes")).to_have_attribute("aria-pressed", "true")
-        note = page.get_by_role("region", name="Bytes saved").locator(".note")
-        expect(note).to_have_text(f"in {len(desk.answers)} answers")
+def test_any_range_of_time_can_be_chosen(desk: Desk) -> None:
+    with desk.page("Overview") as page:
+        buttons = page.get_by_role("group", name="Time range")
+        buttons.get_by_role("button", name="five minutes").click()
+        expect(buttons.get_by_role("button", name="five minutes")).to_have_attribute("aria-pressed", "true")
+        expect(answered(page)).to_have_text(f"in {len(desk.answers)} answers")
+        buttons.get_by_role("button", name="custom").click()
+        buttons.get_by_label("from").fill("2020-01-01T00:00")
+        buttons.get_by_label("to", exact=True).fill("2020-01-02T00:00")
+        buttons.get_by_label("to", exact=True).press("Tab")
+        expect(answered(page)).to_have_text("in 0 answers")
+        buttons.get_by_role("button", name="since the start").click()
+        expect(answered(page)).to_have_text(f"in {len(desk.answers)} answers")
+
+
+def test_a_term_is_explained_to_the_mouse_and_to_the_keyboard(desk: Desk) -> None:
+    with desk.page("Overview") as page:
+        term = page.get_by_role("button", name="Kept", exact=True)
+        explained = page.get_by_role("tooltip").filter(has_text=TERMS["Kept"])
+        term.hover()
+        expect(explained).to_be_visible()
+        page.mouse.move(0, 0)
+        expect(explained).to_be_hidden()
+        term.focus()
+        expect(explained).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(explained).to_be_hidden()
+        expect(term).to_have_accessible_description(TERMS["Kept"])
 
 
 def test_a_listed_answer_opens_with_its_map(desk: Desk) -> None:
-    with desk.page() as page:
-        page.get_by_role("button", name=QUESTIONS[1]).first.click()
+    with desk.page("Overview") as page:
+        row = page.get_by_role("row", name=QUESTIONS[1]).first
+        expect(row).to_contain_text("Otto Lindqvist")
+        row.get_by_role("button", name=QUESTIONS[1]).click()
         dialog = page.get_by_role("dialog")
         expect(dialog.get_by_role("heading", name=QUESTIONS[1])).to_be_visible()
         expect(dialog.get_by_role("grid")).to_be_visible()
-        assert desk.answers[1]["answer"] in dialog.locator(".answer").inner_text()
+        expect(dialog.locator(".answer")).to_contain_text("Otto Lindqvist")
+        page.keyboard.press("Escape")
+        expect(dialog).to_be_hidden()
+
+
+def test_an_operator_sees_every_tenant_and_another_tenant_itself_only(desk: Desk) -> None:
+    with desk.page("Overview") as page:
+        expect(page.get_by_text("tenant acme")).to_be_visible()
+        expect(page.get_by_role("region", name="Tenants")).to_have_count(0)
+    with tab(desk.browser, f"{desk.url}/dashboard") as (page, _):
+        log_in(page, desk.other_key)
+        page.get_by_role("tab", name="Overview").click()
+        expect(answered(page)).to_have_text(f"in {ANSWERS + len(desk.answers):,} answers")
+        tenants = page.get_by_role("region", name="Tenants")
+        expect(tenants.get_by_role("row", name="acme").get_by_role("cell").nth(1)).to_have_text(str(len(desk.answers)))
+        expect(tenants.get_by_role("row", name="zeta").get_by_role("cell").nth(1)).to_have_text(f"{ANSWERS:,}")
+        choose(page, "Tenant", "acme")
+        expect(answered(page)).to_have_text(f"in {len(desk.answers)} answers")
+
+
+def test_missing_samples_and_missing_values_leave_gaps() -> None:
+    rows: list[tuple[float, Values]] = [(0.0, [1.0]), (10.0, [2.0]), (60.0, [3.0]), (70.0, [4.0])]
+    assert with_gaps(rows, 10.0) == [*rows[:2], (50.0, []), *rows[2:]]
+
+
+def test_a_value_alone_is_a_dot_and_a_line_has_none() -> None:
+    drawn = points([(0, 1.0), (1, None), (2, 3.0), (3, 4.0)])
+    assert [each["symbol"] for each in drawn] == ["circle", "none", "none", "none"]
+    assert [each["value"] for each in drawn] == [[0, 1.0], [1, None], [2, 3.0], [3, 4.0]]
+
+
+def test_the_axis_of_shares_ends_at_100_percent_and_that_of_times_is_logarithmic(desk: Desk) -> None:
+    with desk.page("Overview") as page:
+        labels = page.get_by_role("region", name="Ratios").locator("svg text")
+        expect(labels.filter(has_text=re.compile("^100$"))).to_have_count(1)
+        expect(labels.filter(has_text=re.compile("^120$"))).to_have_count(0)
+        times = page.get_by_role("region", name="First token").last.locator("svg text")
+        expect(times.filter(has_text=re.compile("^1,000$"))).to_have_count(1)
+        assert not times.filter(has_text=re.compile("^(200|500|1,500|2,000)$")).count(), "powers of ten"
+
+
+@pytest.mark.parametrize("sent", [None, "x", ["x"], [None], [float("nan")], {"a": 1}])
+def test_anything_but_a_range_is_the_time_since_the_start(sent: Any) -> None:
+    assert read_range(sent).whole
+
+
+def test_a_range_ends_now_or_where_it_says() -> None:
+    start, end = read_range([60]).moments()
+    assert (time.time() - start, end) == (pytest.approx(60, abs=1), math.inf)
+    assert read_range([10, 20]).moments() == (10, 20)

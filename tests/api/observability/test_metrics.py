@@ -22,6 +22,7 @@ from api.middleware.keys import make_key
 from api.observability.metrics import MetricsCollector
 from api.observability.request_counters import RequestCounters
 from api.runtime.engine_thread import EngineThread
+from api.runtime.rate_limits import RateLimiter, TenantLimits
 from ragkv.metrics.prometheus import parse_metrics
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.report import Report, Timings
@@ -188,7 +189,9 @@ def test_documents_are_counted_as_soon_as_the_queue_is_ingested(tmp_path: Path) 
 
 
 def test_unknown_values_are_left_out(tmp_path: Path) -> None:
-    text, _ = MetricsCollector(EngineThread(settings(tmp_path)), RequestCounters()).render("")
+    text, _ = MetricsCollector(
+        EngineThread(settings(tmp_path)), RequestCounters(), RateLimiter(TenantLimits(), {})
+    ).render("")
     assert b"ragkv_documents" not in text
     assert b"ragkv_info" not in text
     assert b'ragkv_ready{check="engine"} 0.0' in text

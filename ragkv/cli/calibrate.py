@@ -1,0 +1,111 @@
+"""`ragkv calibrate`: measure a model, once. The data folder keeps the profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ragkv.cli.ask import FileQuestion, read_questions
+from ragkv.cli.common import Collection, Data, Device, Model, Store, opened, out, progress, settings_from, tell
+
+if TYPE_CHECKING:
+    from ragkv.bench.confidence import Reliability
+    from ragkv.config import Settings
+
+
+def calibrate(
+    confidence: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="QUESTIONS", help='Measure the confidence instead: JSON lines {"q": "…", "a": ["gold", …]}.'
+        ),
+    ] = None,
+    collection: Collection = "default",
+    unanswerable: Annotated[
+        str | None,
+        typer.Option(metavar="COLLECTION", help="Ask this collection, too: it has none of the answers."),
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, max=64, help="Chunks to retrieve for --confidence.")] = None,
+    data: Data = None,
+    store: Store = None,
+    model: Model = None,
+    device: Device = None,
+) -> int:
+    """Find the model's retrieval heads and stable layers, once per model. The data folder keeps the profile.
+
+    With --confidence the questions are asked about the documents of the collection, and the profile learns from right
+    and wrong answers how sure the model may be. Use questions that nothing else is measured with. With --unanswerable
+    each is asked a second time where `unknown` is right.
+    """
+    settings = settings_from(data, store, model, device)
+    if confidence is not None:
+        asked = [(collection, each) for each in read_questions(confidence) if each.gold]
+        if unanswerable is not None:
+            from ragkv.engine.citations import UNKNOWN
+
+            asked += [(unanswerable, replace(each, gold=(UNKNOWN,))) for _, each in asked]
+        return _calibrate_confidence(settings, asked, top_k)
+    from ragkv.engine.calibration import CalibrationParams
+    from ragkv.engine.calibration import calibrate as measure
+    from ragkv.engine.open_model import load_model
+
+    profiles = settings.data / "profiles"
+    loaded = load_model(settings, tell)
+    params = CalibrationParams()
+    with progress() as report:
+        found = measure(loaded, params, report)
+    path = profiles / f"{loaded.weights_hash}.json"
+    found.profile.save(path)
+    console = out()
+    heads = ", ".join(f"layer {layer} head {head}" for layer, head in found.profile.retrieval_heads)
+    console.print(f"retrieval heads  {heads or 'none found'}")
+    console.print(f"stable layers    {', '.join(map(str, found.profile.stable_layers))}")
+    for budget, recall in zip(params.budgets, found.recall, strict=True):
+        console.print(f"recall           {recall:.2f} of the answers with {budget:.0%} of the blocks")
+    console.print(f"saved            {path}")
+    return 0
+
+
+def _calibrate_confidence(settings: Settings, asked: Sequence[tuple[str, FileQuestion]], top_k: int | None) -> int:
+    """Ask (collection, question) pairs, fit the coefficients and save them into the profile of the data folder."""
+    from ragkv.bench.confidence import JudgedAnswer, fit, out_of_fold, reliability
+    from ragkv.bench.score import exact_match
+    from ragkv.errors import InputError
+    from ragkv.types import AskOptions
+
+    if not asked:
+        raise InputError('no question has gold answers; a line is {"q": "question", "a": ["gold answer", …]}')
+    judged: list[JudgedAnswer] = []
+    with opened(settings) as engine:
+        with progress() as report:
+            for number, (collection, each) in enumerate(asked, 1):
+                answer = engine.answer(each.question, AskOptions(collection, top_k=top_k))
+                assert answer.report.evidence is not None  # an answer has tokens and chunks
+                judged.append(JudgedAnswer(answer.report.evidence, bool(exact_match(answer.answer, each.gold))))
+                report("asking", number, len(asked))
+        coefficients = fit(judged)
+        path = settings.data / "profiles" / f"{engine.model.weights_hash}.json"
+        replace(engine.model.profile, confidence=coefficients).save(path)
+    _print(coefficients, reliability(out_of_fold(judged), [each.right for each in judged]))
+    out().print(f"saved              {path}")
+    return 0
+
+
+def _print(coefficients: tuple[float, ...], found: Reliability) -> None:
+    console = out()
+    console.print(f"questions          {found.questions}, {found.accuracy:.0%} answered right")
+    console.print(f"coefficients       {', '.join(f'{each:.4f}' for each in coefficients)}")
+    console.print(f"calibration error  {found.calibration_error:.3f}, out of fold")
+    console.print(f"Brier score        {found.brier:.3f}")
+    console.print(f"AUROC              {found.auroc:.3f}")
+    for each in found.coverages:
+        console.print(
+            f"precision {each.precision:.0%}      {each.coverage:.0%} of the questions answered, with abstain_below "
+            f"{each.threshold:.2f}"
+            if each.coverage
+            else f"precision {each.precision:.0%}      not reached"
+        )

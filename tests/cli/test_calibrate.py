@@ -1,0 +1,65 @@
+"""`ragkv calibrate --confidence`: coefficients of the model's profile, from questions with known answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ragkv.cli import run
+
+KEEPERS = ("Ada Brook", "Otto Lindqvist", "Ida Falk", "Sten Berg", "Ola Krus")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data folder with five lamps in `default`, and a page about tea in `other`."""
+    lines = [
+        {"id": f"lamp{n}", "title": f"Lamp {n}", "text": f"The lamp of Tarn {n} is kept by {name}."}
+        for n, name in enumerate(KEEPERS)
+    ]
+    (tmp_path / "lamps.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "tea.md").write_text("# Tea\n\nTea is grown on hills. It is picked by hand in spring.")
+    for file, collection in (("lamps.jsonl", "default"), ("tea.md", "other")):
+        where = ["--data", str(tmp_path / "d"), "--collection", collection]
+        assert run(["ingest", str(tmp_path / file), *where]) == 0
+    return tmp_path / "d"
+
+
+def calibrate(data: Path, questions: list[dict[str, object]], *more: str) -> int:
+    file = data.parent / "questions.jsonl"
+    file.write_text("\n".join(map(json.dumps, questions)))
+    return run(["calibrate", "--confidence", str(file), "--top-k", "1", "--data", str(data), *more])
+
+
+def test_the_profile_gets_coefficients_and_the_next_answer_a_confidence(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = [
+        {"q": f"Who keeps the lamp of Tarn {n}?", "a": ["somebody else" if n == 4 and again else name]}
+        for again in range(2)
+        for n, name in enumerate(KEEPERS)
+    ]
+    assert calibrate(data, questions, "--unanswerable", "other") == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("questions          20", "calibration error", "AUROC", "precision 90%"))
+    (profile,) = (data / "profiles").glob("*.json")
+    assert len(json.loads(profile.read_text())["confidence"]) == 4
+    asked = ["ask", "Who keeps the lamp of Tarn 0?", "--data", str(data), "--top-k", "1", "--json"]
+    assert run([*asked, "--abstain-below", "1"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert 0 < answer["report"]["confidence"] < 1
+    assert (answer["answer"], answer["report"]["abstained"]) == ("unknown", True)
+
+
+@pytest.mark.parametrize(
+    ("questions", "message"),
+    [([{"q": "Who?"}], "no question has gold answers"), ([{"q": "Who keeps it?", "a": ["x"]}], "needs 20 answers")],
+)
+def test_questions_that_teach_nothing_are_refused_and_no_profile_is_saved(
+    data: Path, capsys: pytest.CaptureFixture[str], questions: list[dict[str, object]], message: str
+) -> None:
+    assert calibrate(data, questions) == 1
+    assert message in capsys.readouterr().err
+    assert not (data / "profiles").exists()
