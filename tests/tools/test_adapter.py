@@ -9,10 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ingest.loader import load
 from ragkv.model.decoder import DecoderModel
+from ragkv.types import Document
 from tools.adapter.average import average
 from tools.adapter.generator import GeneratorSource
-from tools.adapter.measure import figures, question_sets
+from tools.adapter.measure import figures, question_sets, write_documents
 from tools.adapter.paraphrase import ParaphrasedSource, Paraphraser
 from tools.adapter.recipe import GENERATOR_SHARE, OPTIONS
 from tools.demo_model.rows import RowMaker
@@ -135,3 +137,10 @@ def test_adapters_of_other_matrices_are_not_averaged(tmp_path: Path) -> None:
     write_adapter(tmp_path / "2", 2, name="k")
     with pytest.raises(ValueError, match="different matrices"):
         average(tmp_path / "1", tmp_path / "2", 0.5, tmp_path / "out")
+
+
+def test_the_development_documents_can_be_ingested(tmp_path: Path) -> None:
+    write_documents(tmp_path / "dev.jsonl")
+    documents = list(load([tmp_path / "dev.jsonl"], 10**6))
+    assert len(documents) == 16
+    assert all(isinstance(each, Document) and each.title for each in documents)

@@ -2,6 +2,7 @@
 
     python -m tools.adapter.measure ask MODEL --adapter FOLDER --share 0/14 --out 0.jsonl natural:8 natural:24 FILE…
     python -m tools.adapter.measure table 0.jsonl 1.jsonl …
+    python -m tools.adapter.measure documents dev.jsonl       the development documents, for `ragkv ingest`
 
 A process asks every 14th context. FILE is in LongBench's format.
 """
@@ -18,10 +19,11 @@ from typing import Any
 
 from ragkv.bench.quality import QualityOutcome, ask_all
 from ragkv.bench.score import interval
-from ragkv.bench.sets import QuestionSet, natural_sets
+from ragkv.bench.sets import QuestionSet, natural_sets, pages
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.source import ModelSource
 
+DEVELOPMENT = Path(__file__).parent.parent / "demo_model" / "dev"
 METHODS = ("full", "reuse", "scout:repair=none", "scout:repair=kept")
 
 
@@ -39,12 +41,25 @@ def main() -> None:
     ask.add_argument("--out", type=Path, required=True)
     table = commands.add_parser("table")
     table.add_argument("files", nargs="+", type=Path)
+    documents = commands.add_parser("documents")
+    documents.add_argument("out", type=Path)
     chosen = parser.parse_args()
-    if chosen.command == "ask":
+    if chosen.command == "documents":
+        write_documents(chosen.out)
+    elif chosen.command == "ask":
         ask_share(chosen)
     else:
         rows = [json.loads(line) for file in chosen.files for line in file.read_text(encoding="utf-8").splitlines()]
         print("\n".join(figures(rows)))
+
+
+def write_documents(out: Path) -> None:
+    """Write the development documents as JSON lines that `ragkv ingest` reads."""
+    lines = [
+        json.dumps({"id": page.id, "title": page.title, "text": "\n\n".join(page.pieces)}, ensure_ascii=False)
+        for page in pages(DEVELOPMENT)
+    ]
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def ask_share(chosen: argparse.Namespace) -> None:
@@ -86,7 +101,7 @@ def question_sets(name: str, model: DecoderModel) -> list[QuestionSet]:
     if kind == "natural":
         return natural_sets(int(chunks))
     if kind == "dev":
-        return natural_sets(int(chunks), folder=Path(__file__).parent.parent / "demo_model" / "dev")
+        return natural_sets(int(chunks), folder=DEVELOPMENT)
     from ingest.chunker import split
     from ragkv.bench.longbench import longbench_sets
     from ragkv.types import Document
