@@ -23,7 +23,7 @@ from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
 from ragkv.engine.chunk_encoder import ChunkEncoder
-from ragkv.engine.citations import UNKNOWN, cite, is_unknown
+from ragkv.engine.citations import cite
 from ragkv.engine.confidence import confidence_of, evidence_of
 from ragkv.engine.cost_model import CostModel, measure_costs
 from ragkv.engine.crossover import key_tier
@@ -52,6 +52,7 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import make_graph_decoder
 from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.model_cache import Notify
+from ragkv.passages import UNKNOWN, is_unknown
 from ragkv.report import Answer, Report
 from ragkv.retrieval import Embedder, Retriever
 from ragkv.retrieval.follow_up import own_raised, search_text

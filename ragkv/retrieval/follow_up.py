@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from ragkv.passages import is_unknown
 from ragkv.types import Hit
 
 LONGEST = 2000
 """Characters that are put before a question. A longer text is left out."""
-UNKNOWN = "unknown"
 
 _PRONOUN = re.compile(r"\b(he|him|his|she|hers?|it|its|they|them|theirs?)\b", re.IGNORECASE)
 _NAMES_NOTHING = frozenset(
@@ -43,7 +43,7 @@ def search_text(question: str, turns: Sequence[tuple[str, str]]) -> str:
     if alone is None:
         return question
     asked, answer = (each.strip() for each in alone)
-    said = "" if answer.lower().startswith(UNKNOWN) else answer
+    said = "" if is_unknown(answer) else answer
     before = " ".join(each if each[-1] in ".?!" else f"{each}." for each in (asked, said) if each)
     return f"{before} {question}" if len(before) <= LONGEST else question
 
