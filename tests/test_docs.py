@@ -30,6 +30,7 @@ PAGES = [
     "docs/architecture.md",
     "docs/benchmarks.md",
     "docs/cli.md",
+    "docs/dashboard.md",
     "docs/faults.md",
     "docs/formats.md",
     "docs/lab-notes.md",

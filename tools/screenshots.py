@@ -29,7 +29,14 @@ ASKED = 6
 """Questions for the overview; the last one is asked on the page."""
 POINTS_SECONDS = 25
 """Seconds until the charts have a few points."""
-_LONG = re.compile(r"\d+\.\d{2,}")
+ONLY_THE_MAP = ".header, .q-tabs, .ask aside, .composer, .answer-view { display: none } .ask { display: block }"
+"""Hides everything but the map."""
+UNFOLDED = (
+    ".kvmap pre, .passage blockquote, .q-table__middle { overflow: visible !important; max-height: none !important }"
+)
+"""In a print every letter of a scrollable text has a clip path of its own."""
+_LONG = re.compile(r"matrix\([^)]*\)|\d+\.\d{2,}")
+_CLIP = re.compile(r'<clipPath id="([^"]+)">\s*(.*?)\s*</clipPath>\n?', re.DOTALL)
 
 
 @contextmanager
@@ -59,10 +66,37 @@ def shot(page: Page, name: str) -> None:
         page.emulate_media(media="screen")
         page.pdf(path=printed, width=f"{WIDTH}px", height=f"{height}px", print_background=True, page_ranges="1")
         subprocess.run(["pdftocairo", "-svg", printed, drawn], check=True)
-        text = _LONG.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), drawn.read_text(encoding="utf-8"))
+        text = compacted(drawn.read_text(encoding="utf-8"))
     IMAGES.mkdir(exist_ok=True)
     (IMAGES / f"{name}.svg").write_text(text, encoding="utf-8")
     print(f"{name}.svg: {len(text) // 1024} KiB")
+
+
+def compacted(text: str) -> str:
+    """Return an SVG of pdftocairo in fewer bytes: rounded coordinates, each clip path once, letters in groups."""
+    text = _LONG.sub(
+        lambda found: found[0] if found[0][0] == "m" else f"{float(found[0]):.1f}".removesuffix(".0"), text
+    )
+    first: dict[str, str] = {}
+    same = {name: first.setdefault(path, name) for name, path in _CLIP.findall(text)}
+    text = _CLIP.sub(lambda found: found[0] if same[found[1]] == found[1] else "", text)
+    text = re.sub(r"url\(#(clip[^)]+)\)", lambda found: f"url(#{same.get(found[1], found[1])})", text)
+    lines, style = list[str](), ""
+    for line in text.splitlines():
+        if style == line and lines[-1] == "</g>":  # the group before has the same style, and holds letters only
+            lines.pop()
+            continue
+        if line.startswith("<g "):
+            style = line if "style=" in line else ""
+        elif not line.startswith("<use ") and (line != "</g>" or lines[-1] == "</g>"):
+            style = ""
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _rounded(found: re.Match[str]) -> str:
+    """Round a coordinate; a matrix stays, because its factors are multiplied with coordinates."""
+    return found[0] if found[0].startswith("matrix") else f"{float(found[0]):.1f}".removesuffix(".0")
 
 
 def main() -> None:
@@ -75,17 +109,31 @@ def main() -> None:
             browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": WIDTH, "height": 800})
             page.goto(f"{url}/dashboard")
+            page.add_style_tag(content=UNFOLDED)
             for question in questions[1:]:
                 client.ask(question)
                 page.wait_for_timeout(1000 * POINTS_SECONDS / ASKED)
             page.wait_for_timeout(1000 * POINTS_SECONDS)
+            page.get_by_role("tab", name="Overview").click()
+            expect(page.get_by_role("row", name=questions[1])).to_be_visible()
+            page.wait_for_timeout(500)
             shot(page, "overview")
+            page.get_by_role("tab", name="Documents").click()
+            page.get_by_label("Search ids and titles").fill("light")
+            page.wait_for_timeout(1000)
+            shot(page, "documents")
             page.get_by_role("tab", name="Ask").click()
             page.get_by_label("Question").fill(questions[0])
             page.get_by_role("button", name="Ask", exact=True).click()
-            expect(page.get_by_role("grid")).to_be_visible(timeout=30_000)
-            page.locator("td.found").first.focus()
+            expect(page.get_by_text("Map of the KV blocks")).to_be_visible(timeout=30_000)
+            page.get_by_role("button", name="Passage 1").first.click()
             page.wait_for_timeout(500)
+            shot(page, "ask")
+            page.get_by_role("button", name="Close").click()
+            page.get_by_text("Map of the KV blocks").click()
+            expect(page.get_by_role("grid")).to_be_visible(timeout=30_000)
+            page.wait_for_timeout(500)
+            page.add_style_tag(content=ONLY_THE_MAP)
             shot(page, "map")
             browser.close()
 

@@ -17,7 +17,7 @@ from api.runtime.catalog_service import CatalogService
 from api.runtime.engine_thread import EngineThread
 from api.schemas.history import to_answer_map
 from ragkv.passages import Citation
-from ragkv.report import Report
+from ragkv.report import Answer, Report
 from ragkv.types import Chunk
 
 OpenDocument = Callable[[str, str], Any]
@@ -40,9 +40,9 @@ class AnswerView(Element, component="answer.js"):
 class KVMapView(Element, component="kvmap.js"):
     """The map of an answer, from the JSON of `GET /v1/answers/{id}/map` and the place of each chunk."""
 
-    def __init__(self, map: dict[str, Any], places: list[str]):
+    def __init__(self, map: dict[str, Any], labels: list[str]):
         super().__init__()
-        self._props.update({"map": map, "places": places})
+        self._props.update({"map": map, "places": labels})
 
 
 class AnswerCard:
@@ -60,7 +60,7 @@ class AnswerCard:
         """Change what is shown while the answer is on its way: `text`, `note`, `fault`, `busy`."""
         self._view.show(**props)
 
-    async def finish(self, recorded: RecordedAnswer, with_map: bool = False) -> None:
+    async def show_recorded(self, recorded: RecordedAnswer, with_map: bool = False) -> None:
         """Show the answer as it was recorded.
 
         Args:
@@ -72,7 +72,7 @@ class AnswerCard:
         sources = [to_source(number, citation) for number, citation in enumerate(answer.citations, start=1)]
         self._view.show(
             text=answer.answer,
-            note=describe_time(answer.report, recorded.full_ms),
+            note=describe_answer(answer, recorded.full_ms),
             busy=False,
             fault="",
             sources=sources,
@@ -165,15 +165,19 @@ def place_of(chunk: Chunk | None, chunk_id: str, title: str) -> str:
     return describe_place(ordinal, span.heading if span else None, span.page if span else None, title)
 
 
-def describe_time(report: Report, full_ms: float) -> str:
-    """Say how long the first token took, and how long it would have taken without stored KV.
+def describe_answer(answer: Answer, full_ms: float) -> str:
+    """Say how sure an answer is and how long its first token took, beside the time without stored KV.
 
     Args:
-        report: Report of the answer.
+        answer: The answer.
         full_ms: Estimated milliseconds with full recompute; 0 if unknown.
     """
+    report = answer.report
+    nothing = "" if answer.citations else "The passages that were found do not say. "
+    sure = "" if report.confidence is None else f"{percent(report.confidence)} sure. "
     took = f"First token after {duration(report.timings_ms.ttft / 1000)}"
-    return f"{took}; a full recompute would take about {duration(full_ms / 1000)}." if full_ms else f"{took}."
+    without = f"; a full recompute would take about {duration(full_ms / 1000)}." if full_ms else "."
+    return f"{nothing}{sure}{took}{without}"
 
 
 def describe_report(report: Report) -> str:

@@ -79,3 +79,15 @@ def test_a_quantile_lies_in_the_bucket_of_the_exact_value(values: list[float], p
     assert estimate is not None
     assert (BOUNDS[bucket - 1] if bucket else 0) <= estimate * (1 + 1e-9)
     assert estimate <= BOUNDS[bucket] * (1 + 1e-9)
+
+
+def test_the_sums_of_the_tenants_add_up_to_those_of_all() -> None:
+    recorder = MetricsRecorder()
+    recorder.ended("failed", "acme")
+    recorder.ended("failed", "zeta")
+    recorder.ended("expired", "acme")
+    assert recorder.sums.ended["failed"] == 2
+    assert {tenant: dict(sums.ended) for tenant, sums in recorder.tenants.items()} == {
+        "acme": dict.fromkeys(OUTCOMES, 0) | {"failed": 1, "expired": 1},
+        "zeta": dict.fromkeys(OUTCOMES, 0) | {"failed": 1},
+    }

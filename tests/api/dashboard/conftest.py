@@ -37,7 +37,7 @@ class Desk:
         url: Address of the service.
         pid: Its process.
         key: Key of acme, which has two documents and asks.
-        other_key: Key of zeta, which has got ANSWERS answers.
+        other_key: Key of zeta, which has got ANSWERS answers and may send one request a minute.
         client: HTTP client of acme.
         browser: The browser.
         shown: The page, logged in as acme, and what it did.
@@ -119,7 +119,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     folder: Path = tmp_path_factory.mktemp("desk")
     (key, pair), (other_key, other) = make_key("acme"), make_key("zeta")
     settings = {
-        "RAGKV_API_KEYS": f"{pair},{other}",
+        "RAGKV_API_KEYS": f"{pair},{other};requests=1",
         "RAGKV_MAX_TOKENS": "8",
         "RAGKV_HISTORY": str(ANSWERS),
         "RAGKV_OPERATORS": "zeta",

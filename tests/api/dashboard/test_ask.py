@@ -7,7 +7,8 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 
-from tests.api.dashboard.conftest import BRIDGE, HARBOUR, QUESTIONS, Desk
+from tests.api.dashboard.browser import tab
+from tests.api.dashboard.conftest import BRIDGE, HARBOUR, QUESTIONS, Desk, log_in
 
 LETTERS = {"k": "kept", "r": "recomputed", "p": "pulled in later", "d": "dropped"}
 
@@ -15,7 +16,7 @@ LETTERS = {"k": "kept", "r": "recomputed", "p": "pulled in later", "d": "dropped
 def ask(page: Page, question: str, method: str = "") -> Locator:
     """Fill in the form and send it; return the answer once it is whole."""
     if method:
-        choose(page, "Method", method)
+        choose_option(page, "Method", method)
     page.get_by_label("Question").fill(question)
     page.get_by_role("button", name="Ask", exact=True).click()
     answer = page.get_by_role("region", name="Answer").last
@@ -23,7 +24,7 @@ def ask(page: Page, question: str, method: str = "") -> Locator:
     return answer
 
 
-def choose(page: Page, name: str, option: str) -> None:
+def choose_option(page: Page, name: str, option: str) -> None:
     """Choose an option of a list of the form."""
     page.get_by_role("combobox", name=name).click()
     page.get_by_role("option", name=option, exact=True).click()
@@ -139,7 +140,7 @@ def test_another_method_gives_another_map(desk: Desk) -> None:
         answer_map = open_map(desk, answer)
         assert {letter for chunk in answer_map["chunks"] for layer in chunk["states"] for letter in layer} == {"r"}
         assert answer.locator(".cell.r").count() == answer.get_by_role("gridcell").count()
-        choose(page, "Method", "as set (default)")
+        choose_option(page, "Method", "as set (default)")
 
 
 def test_a_remembered_conversation_is_continued_and_found_in_the_history(desk: Desk) -> None:
@@ -167,3 +168,12 @@ def test_an_error_is_shown_as_text(desk: Desk) -> None:
         page.get_by_label("Question").fill("harbour " * 3000)
         page.get_by_role("button", name="Ask", exact=True).click()
         expect(page.get_by_role("region", name="Answer").get_by_role("alert")).to_contain_text("2048", timeout=20_000)
+
+
+def test_a_question_beyond_the_limit_of_its_tenant_is_refused(desk: Desk) -> None:
+    with tab(desk.browser, f"{desk.url}/dashboard") as (page, _):
+        log_in(page, desk.other_key)
+        for said in ("has no documents", "are used up"):
+            page.get_by_label("Question").fill("Who?")
+            page.get_by_role("button", name="Ask", exact=True).click()
+            expect(page.get_by_role("alert").last).to_contain_text(said)
