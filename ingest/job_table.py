@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ingest.job_view import DocumentStatus, JobFault
 from ingest.progress import IngestStep
@@ -22,16 +23,25 @@ MAX_ATTEMPTS = 3
 """Starts of one document after which it is taken to be what kills the process."""
 KEPT_JOBS = 1000
 """Finished jobs that are kept."""
+LOOKED_AT = 64
+"""Jobs of one tenant that share its time; those behind them wait until one of these is done."""
 PACE_MEMORY = 0.1
 """Weight of the latest document in the running mean of the time that one takes."""
 
 _ACTIVE = "('queued', 'running')"
-_NEXT = f"""
-SELECT job, position, collection, job_documents.id, payload FROM job_documents JOIN jobs ON row = job
-WHERE job_documents.status = 'queued' AND job = (
-    SELECT row FROM jobs WHERE status IN {_ACTIVE} AND EXISTS (
-        SELECT 1 FROM job_documents WHERE job = jobs.row AND status = 'queued') ORDER BY row LIMIT 1)
+_STARTABLE = f"""
+SELECT job, position, collection, job_documents.id, payload, attempts FROM job_documents JOIN jobs ON row = job
+WHERE job_documents.status = 'queued' AND job = ? AND NOT EXISTS (
+    SELECT 1 FROM job_documents AS earlier JOIN jobs AS before ON before.row = earlier.job
+    WHERE earlier.id = job_documents.id AND earlier.status IN {_ACTIVE} AND before.collection = jobs.collection
+    AND (earlier.job < job_documents.job OR (earlier.job = job_documents.job
+         AND earlier.position < job_documents.position)))
 ORDER BY position LIMIT 1
+"""
+"""The next document of a job. An older version of it that still waits, or runs, comes first."""
+_WITH_QUEUED = f"""
+SELECT row, collection FROM jobs WHERE status IN {_ACTIVE} AND EXISTS (
+    SELECT 1 FROM job_documents WHERE job = jobs.row AND status = 'queued') ORDER BY row
 """
 _LATEST = f"""
 SELECT jobs.id, jobs.digest FROM jobs JOIN job_documents ON jobs.row = job_documents.job
@@ -45,6 +55,26 @@ class JobPlace(NamedTuple):
 
     job: int
     position: int
+
+
+class WaitingJob(NamedTuple):
+    """A job that has a document to start.
+
+    Attributes:
+        job: Its row.
+        collection: Collection of its documents.
+        attempts: How often its next document was started in a process that died.
+    """
+
+    job: int
+    collection: str
+    attempts: int
+
+
+def owner_of(collection: str) -> str:
+    """Return the tenant that a collection of the catalogue belongs to; "" where there are no tenants."""
+    tenant, colon, _ = collection.partition(":")
+    return tenant if colon else ""
 
 
 def insert(
@@ -72,9 +102,25 @@ def insert(
     return job_id
 
 
-def start_next(connection: sqlite3.Connection) -> tuple[JobPlace, Document] | None:
-    """Mark the next waiting document as running and return it; None when nothing waits."""
-    row = connection.execute(_NEXT).fetchone()
+def waiting(connection: sqlite3.Connection) -> list[WaitingJob]:
+    """Return the jobs that have a document to start, the earliest first; of one tenant at most LOOKED_AT."""
+    found, looked = list[WaitingJob](), Counter[str]()
+    for job, collection in connection.execute(_WITH_QUEUED).fetchall():
+        tenant = owner_of(collection)
+        looked[tenant] += 1
+        if looked[tenant] <= LOOKED_AT and (row := _startable(connection, job)) is not None:
+            found.append(WaitingJob(job, collection, row[5]))
+    return found
+
+
+def start_next(connection: sqlite3.Connection, job: int | None = None) -> tuple[JobPlace, Document] | None:
+    """Mark the next waiting document of a job as running and return it; None when nothing waits.
+
+    job: the row of the job; None: the earliest that has one.
+    """
+    if job is None:
+        job = min((each.job for each in waiting(connection)), default=None)
+    row = None if job is None else _startable(connection, job)
     if row is None:
         return None
     place, now = JobPlace(row[0], row[1]), time.time()
@@ -89,6 +135,11 @@ def start_next(connection: sqlite3.Connection) -> tuple[JobPlace, Document] | No
     title, text, metadata, *pages = json.loads(row[4])  # a job that an older release queued has no pages
     starts = tuple((offset, number) for offset, number in (pages[0] if pages else ()))
     return place, Document(row[3], title, text, metadata, row[2], starts)
+
+
+def _startable(connection: sqlite3.Connection, job: int) -> tuple[Any, ...] | None:
+    found: tuple[Any, ...] | None = connection.execute(_STARTABLE, (job,)).fetchone()
+    return found
 
 
 def requeue(connection: sqlite3.Connection, place: JobPlace) -> None:

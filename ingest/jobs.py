@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Generator, Sequence
 
 from ingest import job_table, job_view
-from ingest.job_table import JobPlace
+from ingest.job_table import JobPlace, WaitingJob
 from ingest.job_view import Backlog, Counts, DocumentStatus, IngestJob, JobEntry, JobFault, Listed, Status
 from ingest.loader import MAX_NAME, Rejected, checked
 from ingest.pipeline import IngestEngine, IngestOutcome, ingest_steps
@@ -30,12 +30,17 @@ REPORT_SECONDS = 0.25
 
 
 class Jobs:
-    """The jobs of a catalogue. Thread-safe, except that `steps` belongs to the thread that owns the engine."""
+    """The jobs of a catalogue. Thread-safe, except that `steps` belongs to the thread that owns the engine.
+
+    Attributes:
+        submitted: Counts the jobs that were submitted.
+    """
 
     def __init__(self, catalog: Catalog, max_document_bytes: int):
         self._catalog = catalog
         self._limit = max_document_bytes
         self._pausing = threading.Event()
+        self.submitted = 0
         self._unrecorded: list[tuple[JobPlace, DocumentStatus, JobFault | None]] = []
 
     def submit(self, items: Sequence[Document | Rejected], collection: str | None = None) -> str:
@@ -59,7 +64,9 @@ class Jobs:
         entries = [_entry(item, self._limit) for item in items]
         digest = hashlib.sha256(json.dumps([collection, entries], sort_keys=True).encode()).hexdigest()
         with self._catalog.write() as connection:
-            return job_table.insert(connection, uuid.uuid4().hex, collection, digest, entries)
+            job_id = job_table.insert(connection, uuid.uuid4().hex, collection, digest, entries)
+        self.submitted += 1
+        return job_id
 
     def get(self, job_id: str, listed: Listed = "all") -> IngestJob:
         """Return a job. `listed` selects the documents that come with it. Raises NotFound."""
@@ -125,12 +132,23 @@ class Jobs:
         """Stop the running document at its next step and queue it again; `steps` then takes no other. For shutdown."""
         self._pausing.set()
 
-    def steps(self, engine: IngestEngine) -> Generator[IngestStep, None, str | None]:
-        """Ingest the next waiting document, one unit of work at a time.
+    def waiting(self) -> list[WaitingJob]:
+        """Return the jobs that have a document to start, the earliest first; none after `pause`."""
+        if self._pausing.is_set():
+            return []
+        with self._catalog.read() as connection:
+            return job_table.waiting(connection)
+
+    def steps(self, engine: IngestEngine, job: int | None = None) -> Generator[IngestStep, None, str | None]:
+        """Ingest the next waiting document of a job, one unit of work at a time.
 
         Between two steps the engine is free for other work. A fault of the document is recorded in the job. `pause`
         and closing the generator queue the document again and keep its KV; a cancelled document stops at the next
-        step and its KV is evicted.
+        step and its KV is evicted. `IngestTurns` (turns.py) decides whose turn it is.
+
+        Args:
+            engine: The engine that encodes.
+            job: Row of the job; None: the earliest that has a document to start.
 
         Yields:
             Each step before the document is committed.
@@ -144,7 +162,7 @@ class Jobs:
             CatalogCorrupt: The catalogue is damaged.
         """
         self._record_outcomes()
-        started = self._start_next()
+        started = self._start_next(job)
         if started is None:
             return None
         place, document = started
@@ -172,11 +190,11 @@ class Jobs:
             engine.retriever.save()
         return job_id
 
-    def _start_next(self) -> tuple[JobPlace, Document] | None:
+    def _start_next(self, job: int | None) -> tuple[JobPlace, Document] | None:
         if self._pausing.is_set():
             return None
         with self._catalog.write() as connection:
-            return job_table.start_next(connection)
+            return job_table.start_next(connection, job)
 
     def _record_outcomes(self, seconds: float | None = None) -> None:
         """Record the outcomes of documents, also those that a full disk kept from being recorded earlier.

@@ -88,6 +88,9 @@ class AnswerSettings(_Part):
     """How a question is answered where it does not say itself."""
 
     method: str = Field("", description="Default method; empty: scout where the model is calibrated, else cacheblend.")
+    gate: bool = Field(
+        True, description="Prefill in full where that is predicted to be quicker than stored KV and no method is named."
+    )
     prefill: str = Field(
         "auto",
         description="What the rows of a prefill read: auto (a policy where it is quicker), dense, critiprefill or "

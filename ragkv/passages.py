@@ -10,6 +10,16 @@ from dataclasses import dataclass
 
 from ragkv.types import Chunk, Hit
 
+UNKNOWN = "unknown"
+"""The answer where the documents do not say. Prompts ask for it, and the default model was trained to give it."""
+PUNCTUATION = " \t\r\n.,;:!?…\"'“”‘’()[]"
+"""What may stand around an answer's words."""
+
+
+def is_unknown(answer: str) -> bool:
+    """Whether an answer says that the documents do not say."""
+    return answer.strip(PUNCTUATION).casefold() == UNKNOWN
+
 
 @dataclass(frozen=True)
 class Mark:

@@ -149,6 +149,8 @@ class AskOptions:
         top_p: Samples from the smallest set of tokens that holds this share of the probability.
         stop: Strings that end the answer. They are not part of it.
         seed: Seed of the sampler.
+        history: Earlier (question, answer), in order, that come with the question; no conversation keeps them.
+        instructions: Text that stands before the first question of the prompt, like a chat's system message.
         abstain_below: An answer whose confidence is lower becomes `unknown`; None never does that.
     """
 
@@ -164,6 +166,8 @@ class AskOptions:
     top_p: float = 1.0
     stop: Sequence[str] = ()
     seed: int = 0
+    history: Sequence[tuple[str, str]] = ()
+    instructions: str = ""
     abstain_below: float | None = None
 
 

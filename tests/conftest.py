@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
+if TYPE_CHECKING:
+    from ragkv.engine.engine import Engine
+    from ragkv.model.decoder import DecoderModel
+    from ragkv.retrieval import Embedder
+
+# Heavy modules are imported by the fixtures that need them: the process that only hands files to the workers of xdist
+# reads this file as well, and the workers wait for it.
 os.environ["HF_HUB_OFFLINE"] = "1"
 for name in [name for name in os.environ if name.startswith("RAGKV_")]:
     del os.environ[name]
 # The small model, not the default one: quick, and there without its package. Programs that tests start inherit it.
 os.environ["RAGKV_MODEL"] = str(Path(__file__).resolve().parent.parent / "models" / "tiny")
+os.environ["RAGKV_GATE"] = "false"  # what is answered must not depend on how quick the machine is just now
 os.environ["RAGKV_DTYPE"] = "float32"  # identities and goldens are those of float32, on every CPU
 
-from ragkv.engine.engine import Engine  # noqa: E402
-from ragkv.model.decoder import DecoderModel  # noqa: E402
-from ragkv.retrieval import Embedder  # noqa: E402
-from tests.libraries import open_library  # noqa: E402
-
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the garbage collector need not visit its four million objects again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -48,18 +57,24 @@ def tiny_folder() -> Path:
 @pytest.fixture(scope="session")
 def model(tiny_folder: Path) -> DecoderModel:
     """The small model, float32 on the CPU."""
+    from ragkv.model.decoder import DecoderModel
+
     return DecoderModel.load(str(tiny_folder), "cpu", "float32")
 
 
 @pytest.fixture(scope="session")
 def embedder() -> Embedder:
     """The packaged embedder: loading it takes seconds, so it is loaded once."""
+    from ragkv.retrieval import Embedder
+
     return Embedder()
 
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """For tests with a model so small that waking a second thread takes longer than the work."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -67,8 +82,20 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def two_documents(tmp_path_factory: pytest.TempPathFactory, model: DecoderModel, embedder: Embedder) -> Path:
+    """A data folder with the sample documents 01 and 02, on disk. Tests open copies of it (libraries.open_copy)."""
+    from tests.libraries import open_library
+
+    folder = tmp_path_factory.mktemp("two")
+    open_library(folder, model, embedder, ("01", "02")).close()
+    return folder
+
+
+@pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory, model: DecoderModel, embedder: Embedder) -> Iterator[Engine]:
     """An engine over six of the sample documents, on disk. Tests that change it make their own."""
+    from tests.libraries import open_library
+
     engine = open_library(tmp_path_factory.mktemp("library"), model, embedder)
     with engine:
         yield engine

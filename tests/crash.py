@@ -99,14 +99,26 @@ def fork(body: Callable[[], object]) -> int:
         os._exit(1)
 
 
+def pace(folder: Path) -> float:
+    """Seconds that the engine takes here and now to open and to do some work: on a busy machine rounds last longer."""
+    began = time.monotonic()
+    with quick_engine(folder) as engine:
+        for version in (*VERSIONS["b"], *VERSIONS["a"][:2]):
+            ingest(engine, version)
+            engine.retriever.save()
+    return time.monotonic() - began
+
+
 def main(folder: Path, rounds: int, seed: int) -> None:
     torch.set_num_threads(1)  # a forked child has no threads but its own
     quick_model()
+    pace(folder / "warm")
+    longest = 3 * pace(folder / "paced")
     rng, states, result = random.Random(seed), Counter[str](), folder / "result"
     for _ in range(rounds):
         begin = rng.randrange(12)  # on a busy machine a round is over after a step or two
         worker = fork(partial(work, folder, begin))
-        time.sleep(rng.uniform(0.01, 0.8))
+        time.sleep(rng.uniform(0.01, longest))
         os.kill(worker, signal.SIGKILL)
         _, status = os.waitpid(worker, 0)
         if os.WIFEXITED(status):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from ingest.loader import load
@@ -48,6 +49,12 @@ def open_library(
     for document in documents(numbers):
         ingest(engine, document)
     return engine
+
+
+def open_copy(filled: Path, data: Path, model: DecoderModel, embedder: Embedder, **settings: object) -> Engine:
+    """An engine on a copy of a data folder: quicker than ingesting its documents again."""
+    shutil.copytree(filled, data)
+    return open_engine(data, model, embedder, **settings)
 
 
 def chunk_store_of(

@@ -14,6 +14,7 @@ import httpx
 
 from ragkv.cli.samples import samples_folder
 from tests.forked import forked, run_forked
+from tests.start_records import with_records
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 SERVE = ("serve", "--port", "0")
@@ -25,6 +26,8 @@ def ragkv(
 ) -> subprocess.CompletedProcess[str]:
     """Run one command to its end, in a fork (tests/forked.py) or in an interpreter that is started for it."""
     words, given = [*map(str, arguments)], {**os.environ, "PYTHONPATH": ROOT, **environment}
+    if words[0] == "ingest":
+        with_records(Path(given.get("RAGKV_DATA", cwd / "data")))
     if not new_interpreter:
         return run_forked(words, cwd, given, timeout=110)
     command = [sys.executable, "-m", "ragkv.cli", *words]
@@ -45,6 +48,7 @@ def served(
         new_interpreter: start an interpreter, which imports everything itself, instead of a fork (tests/forked.py).
     """
     given = {**os.environ, "PYTHONPATH": ROOT, "RAGKV_THREADS": "1", **environment}
+    with_records(Path(given.get("RAGKV_DATA", cwd / "data")))
     start: Any = _started if new_interpreter else forked
     with start(program, cwd, given, cwd / "log") as process:
         while "serving at" not in (line := process.stderr.readline()):

@@ -20,6 +20,7 @@ from ragkv.catalog import Catalog
 from ragkv.cli.samples import samples_folder
 from ragkv.retrieval import Retriever
 from ragkv.types import AskOptions
+from tests.forked import run_forked
 from tests.ingest.conftest import on_a_small_disk  # noqa: F401
 from tests.ingest.reader import WordEmbedder, make_document
 from tests.quick import quick_engine
@@ -116,8 +117,7 @@ def test_a_kill_while_the_index_is_written_leaves_the_old_one_and_the_next_start
         (index,) = (tmp_path / "index").iterdir()
         old = index.read_bytes()
         ingest(engine, make_document("b", words=60, seed=1))
-        command = [sys.executable, "-c", KILLED, str(tmp_path), at]
-        done = subprocess.run(command, cwd=root, capture_output=True, timeout=100, check=False)
+        done = run_forked(["-c", KILLED, str(tmp_path), at], root, os.environ, timeout=100)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert index.read_bytes() == old
         assert len(list((tmp_path / "index").iterdir())) == 2, "the kill came too early"

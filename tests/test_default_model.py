@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from ragkv.config import bundled_models
 from ragkv.errors import ModelNotFound
 from ragkv.model.source import INSTALL, choose_source
+from tests.forked import run_forked
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = "The harbour of Tarn was built in 1889 by Ada Brook, an engineer from Lindmouth."
@@ -48,12 +48,11 @@ needs_default = pytest.mark.skipif(bool(reason()), reason=reason() or "it is the
 
 
 def ragkv(folder: Path, *arguments: object, code: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the program in a new process, without the setting that gives other tests the small model."""
+    """Run the program in a process of its own, without the setting that gives other tests the small model."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("RAGKV_")}
     given |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), "RAGKV_THREADS": "1"}
-    program = ["-c", code] if code else ["-m", "ragkv.cli"]
-    command = [sys.executable, *program, *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=115, check=False)
+    program = ["-c", code] if code else []
+    return run_forked([*program, *map(str, arguments)], folder, given, timeout=115)
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,7 @@ def job_of(client: httpx.Client, job_id: str, until: Callable[[dict[str, Any]], 
 @pytest.mark.timeout(240)
 def test_a_service_stopped_while_it_reads_ends_in_time_and_reads_on_at_its_next_start(tmp_path):
     text = "\n\n".join(f"In chapter {n} the keeper counted {n} ships before the fog came down." for n in range(200))
+    (tmp_path / "data" / "qualified").mkdir(parents=True)  # without a record: the first start tests the model
     with served(tmp_path) as (process, client):
         assert client.get("/healthz").json()["reuse"] == "on"
         job_id = client.post("/v1/documents", json={"id": "tale", "text": text}).json()["job_id"]

@@ -1,6 +1,6 @@
 """All measurements on a GPU: the tables of docs/results/gpu.md and of the last sections of decode.md.
 
-    PYTHONPATH=. python tools/gpu.py FOLDER [kernels first small large tiers tokens pool shapes]
+    PYTHONPATH=. python tools/gpu.py FOLDER [kernels first small large tiers tokens pool stitched shapes]
 
 It needs torch, transformers, triton and xxhash but none of the project's other packages, so that it runs without an
 installed service. Each part writes FOLDER/PART.md and prints how long it took. If a part fails, its error is printed
@@ -19,12 +19,13 @@ from pathlib import Path
 
 import torch
 
-from ragkv.bench import decode_pool, decode_speed, kernels, ttft_table
+from ragkv.bench import decode_pool, decode_speed, kernels, stitched, ttft_table
 from ragkv.bench.decode_pool import PoolParams
 from ragkv.bench.decode_speed import SpeedParams
 from ragkv.bench.grid import titled
 from ragkv.bench.kernels import KernelParams
 from ragkv.bench.shapes import find_shape, random_model, random_tokens
+from ragkv.bench.stitched import StitchedParams
 from ragkv.bench.ttft_shape import ShapeParams, ttft_shape
 from ragkv.engine.registry import make_decode_policy
 from ragkv.model.decoder import DecoderModel
@@ -88,6 +89,13 @@ class Parts:
             rows = decode_pool.measure(self.model, params, _quiet, random_tokens)
             yield titled(f"{SHAPE}, {params.batch} requests of {params.length} keys", decode_pool.grid(rows))
 
+    def stitched(self) -> Iterator[str]:
+        """Prefill policies on stitched contexts: 64 chunks of CacheBlend, and what `auto` does."""
+        for params in (StitchedParams(policies=("critiprefill", "auto")), StitchedParams(16, policies=("auto",))):
+            rows = stitched.measure(self.model, params, _quiet)
+            title = f"{SHAPE}, {params.method}, {params.chunks} chunks of {params.chunk_tokens} tokens"
+            yield titled(title, stitched.grid(rows))
+
     def shapes(self) -> Iterator[str]:
         """16 chunks, other models."""
         for name in OTHERS:
@@ -107,7 +115,7 @@ def main(folder: Path, names: list[str]) -> int:
     """Run the named parts, or all. Returns 1 if one failed."""
     folder.mkdir(parents=True, exist_ok=True)
     parts, failed = Parts(), 0
-    for name in names or ("kernels", "first", "small", "large", "tiers", "tokens", "pool", "shapes"):
+    for name in names or ("kernels", "first", "small", "large", "tiers", "tokens", "pool", "stitched", "shapes"):
         start, path = time.perf_counter(), folder / f"{name}.md"
         path.write_text("")
         try:

@@ -40,9 +40,9 @@ class AnswerView(Element, component="answer.js"):
 class KVMapView(Element, component="kvmap.js"):
     """The map of an answer, from the JSON of `GET /v1/answers/{id}/map` and the place of each chunk."""
 
-    def __init__(self, map: dict[str, Any], places: list[str]):
+    def __init__(self, map: dict[str, Any], labels: list[str]):
         super().__init__()
-        self._props.update({"map": map, "places": places})
+        self._props.update({"map": map, "places": labels})
 
 
 class AnswerCard:
@@ -60,7 +60,7 @@ class AnswerCard:
         """Change what is shown while the answer is on its way: `text`, `note`, `fault`, `busy`."""
         self._view.show(**props)
 
-    async def finish(self, recorded: RecordedAnswer, with_map: bool = False) -> None:
+    async def show_recorded(self, recorded: RecordedAnswer, with_map: bool = False) -> None:
         """Show the answer as it was recorded.
 
         Args:

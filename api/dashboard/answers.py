@@ -75,7 +75,7 @@ async def show_answer(engine_thread: EngineThread, tenant: Tenant, id: str, open
         ui.label("This answer is no longer kept.").classes("note")
         return
     card = AnswerCard(engine_thread, recorded.answer.question, open_document)
-    await card.finish(recorded, with_map=True)
+    await card.show_recorded(recorded, with_map=True)
 
 
 def _row(recorded: RecordedAnswer, summary: dict[str, Any]) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class AskPanel:
         for each in shown:
             with self._thread:
                 card = AnswerCard(self._engine_thread, each.answer.question, self._open_document)
-            await card.finish(each)
+            await card.show_recorded(each)
 
     async def _show_examples(self, count: int) -> None:
         """Fill the empty thread with examples for the chosen collection."""
@@ -200,7 +200,7 @@ class AskPanel:
             card.show(text=stream.answer().answer, note="", busy=False)
             return
         self._history.show(shown=request_id)
-        await card.finish(recorded)
+        await card.show_recorded(recorded)
         await self.refresh()
         self._scroll_to_end()
 

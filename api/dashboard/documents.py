@@ -73,7 +73,7 @@ class DocumentsPage:
     def __init__(self, engine_thread: EngineThread, tenant: Tenant, open_document: Callable[[str, str], Any]):
         self._engine_thread, self._tenant, self._open_document = engine_thread, tenant, open_document
         self._order = DocumentOrder("title")
-        self._places: list[tuple[str | float, str] | None] = [None]
+        self._cursors: list[tuple[str | float, str] | None] = [None]
         self._next: tuple[str | float, str] | None = None
         self._shown, self._refreshing = "", False
         with ui.element("section").classes("card").props('aria-label="Add documents"'):
@@ -128,7 +128,7 @@ class DocumentsPage:
 
     async def _show_documents(self, jobs: list[IngestJob]) -> None:
         state = repr(
-            (self._inside, self._places, self._order, self._state.value, [(job.id, job.counts) for job in jobs])
+            (self._inside, self._cursors, self._order, self._state.value, [(job.id, job.counts) for job in jobs])
         )
         if state == self._shown:
             return
@@ -136,10 +136,10 @@ class DocumentsPage:
         await self._show_totals()
         found: list[DocumentInfo] = []
         if chosen in ("", "ready"):
-            page = partial(service.page, self._inside, self._places[-1], PAGE + 1, order=self._order)
+            page = partial(service.page, self._inside, self._cursors[-1], PAGE + 1, order=self._order)
             found = await to_thread.run_sync(page)
         pending: list[Pending] = []
-        if chosen != "ready" and len(self._places) == 1:
+        if chosen != "ready" and len(self._cursors) == 1:
             own = [job for job in jobs if job.collection == self._inside]
             pending = await to_thread.run_sync(partial(find_pending, own, self._engine_thread.jobs.get))
         shown = [each for each in pending if chosen in ("", each.state) and _matches(each.id, self._order.words)]
@@ -152,10 +152,10 @@ class DocumentsPage:
             descending=self._order.descending,
             empty="No document matches." if filtered else "No documents yet. Add some above.",
         )
-        first = (len(self._places) - 1) * PAGE
+        first = (len(self._cursors) - 1) * PAGE
         self._range.set_text(f"{first + 1}–{first + len(rows)}" if rows else "")
         self._more.set_visibility(self._next is not None)
-        self._back.set_visibility(len(self._places) > 1)
+        self._back.set_visibility(len(self._cursors) > 1)
 
     async def _show_totals(self) -> None:
         """Show how much the collection holds, and offer all collections."""
@@ -188,17 +188,17 @@ class DocumentsPage:
         await self._first_page()
 
     async def _first_page(self) -> None:
-        self._places[:] = [None]
+        self._cursors[:] = [None]
         await self.refresh()
 
     async def _next_page(self) -> None:
         if self._next is not None:
-            self._places.append(self._next)
+            self._cursors.append(self._next)
             await self.refresh()
 
     async def _previous_page(self) -> None:
-        if len(self._places) > 1:
-            self._places.pop()
+        if len(self._cursors) > 1:
+            self._cursors.pop()
             await self.refresh()
 
     async def _remove(self, event: GenericEventArguments) -> None:

@@ -66,8 +66,8 @@ def build_page(app: FastAPI, user: Tenant | None) -> None:
     async def refresh_tab() -> None:
         health = engine_thread.health()
         status.set_text(f"{health.get('model', '')} · {health['status']}")
-        shown: dict[str, AskPanel | DocumentsPage | Overview] = {"Ask": ask, "Documents": documents, "Overview": overview}
-        await shown[tabs.value].refresh()
+        shown = {"Ask": ask.refresh, "Documents": documents.refresh, "Overview": overview.refresh}
+        await shown[tabs.value]()
 
     ui.timer(TICK, refresh)
 

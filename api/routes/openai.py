@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from api.errors import Gone
 from api.routes.dependencies import EngineThreadDep, SettingsDep, TenantDep
 from api.routes.event_stream import EventStream, describe_events, encode_event, stream_fault
-from api.routes.openai_chat import ChatReply, method_of, options_of, question_of
+from api.routes.openai_chat import ChatReply, method_of, options_of, turns_of
 from api.runtime.answer_stream import AnswerStream
 from api.schemas.openai import Chat, ChatCompletion, Model, Models, OpenAIError
 from ragkv.errors import NotFound
@@ -43,18 +43,18 @@ async def chat_completions(
 
     `ragkv` in the request holds `collection`, `top_k`, `filter`, `method`, `prefill`, `decode` and `deadline_s`.
     `ragkv` in the response holds `citations` and `report`; in a stream it is in the chunk with `finish_reason`. `model`
-    is the loaded model, or NAME:METHOD. If the last message refers to earlier ones ("And when was it built?"), the
-    latest question that stands alone is put before it, with its answer. System messages are ignored. `temperature` is 0
-    by default. Unsupported parameters that would change the answer are refused: tools, several choices, log
-    probabilities, penalties, formats, images.
+    is the loaded model, or NAME:METHOD. Earlier questions and answers stand before the last message as turns; the
+    latest that fit are read. If the last message refers to them ("And when was it built?"), they also decide what is
+    searched for. System messages stand before the first turn. `temperature` is 0 by default. Unsupported parameters
+    that would change the answer are refused: tools, several choices, log probabilities, penalties, formats, images.
     """
-    question, method = question_of(chat), method_of(chat, engine_thread.model)
-    options = options_of(chat, method, tenant.inside(chat.ragkv.collection))
+    turns, method = turns_of(chat), method_of(chat, engine_thread.model)
+    options = options_of(chat, turns, method, tenant.inside(chat.ragkv.collection))
     seconds = min(settings.deadline, chat.ragkv.deadline_s or settings.deadline)
     stream = AnswerStream(
         engine_thread,
         request.receive,
-        question,
+        turns.question,
         options,
         tenant.name,
         seconds,

@@ -1,53 +1,58 @@
 """Conversion between OpenAI's chat completions and the questions and answers of this service.
 
-A question of this service stands alone, but a chat request contains the whole conversation. The question is the last
-message. If it refers to an earlier one ("And when was it built?"), the latest user message that stands alone is put
-before it, with its answer. Retrieval then finds documents about the same subject, and a question that stands alone is
-not distracted by an earlier one. The tiny model answered 16 of 21 follow-up questions about the sample documents
-this way, and 11 when they were asked alone. All 35 sample questions are recognised as standing alone.
-
-System messages are accepted and ignored. The stored KV belongs to the prompt of the service, and retrieval would search
-for the words of a system message.
+The question is the last message. The messages before it keep their roles: each earlier question stands with its answer
+as a turn of its own before the question, behind the chunks. System messages are instructions before the first turn.
+What is searched for when the question refers to an earlier one is decided by retrieval (ragkv/retrieval/follow_up.py).
 """
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 import uuid
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from api.schemas.openai import Chat, Message
+from api.schemas.openai import Chat
 from ragkv.errors import InputError, NotFound
 from ragkv.report import Answer
 from ragkv.types import AskOptions
-
-MAX_PREFIX_CHARS = 2000
-"""Longest text that is put before a question. A longer one is left out."""
-_REFERS_BACK = re.compile(r"^(and|but|so)\b|\b(he|him|his|she|hers?|it|its|they|them|theirs?)\b", re.IGNORECASE)
-"""Words that refer to an earlier message. English, like the models that ship with ragkv."""
 
 MIN_TEMPERATURE = 1e-3
 """Lower temperatures count as 0. They would sample the same tokens, and their logits would overflow."""
 
 
-def question_of(chat: Chat) -> str:
-    """Build the question from the messages, as the module describes."""
-    messages = [message for message in chat.messages if message.role in ("user", "assistant") and message.text.strip()]
-    question = messages[-1].text.strip()
-    if not _REFERS_BACK.search(question):
-        return question
-    earlier = messages[:-1]
-    alone = [i for i, each in enumerate(earlier) if each.role == "user" and not _REFERS_BACK.search(each.text)]
-    prefix = " ".join(map(_sentence, earlier[alone[-1] : alone[-1] + 2])) if alone else ""
-    return f"{prefix} {question}" if prefix and len(prefix) <= MAX_PREFIX_CHARS else question
+@dataclass(frozen=True)
+class ChatTurns:
+    """The messages of a request, as the service reads them.
+
+    Attributes:
+        question: The last message.
+        history: Earlier (question, answer). What a user wrote without getting an answer belongs to the next question.
+        instructions: The system messages.
+    """
+
+    question: str
+    history: tuple[tuple[str, str], ...] = ()
+    instructions: str = ""
 
 
-def _sentence(message: Message) -> str:
-    text = message.text.strip()
-    return text if text[-1] in ".?!" else f"{text}."
+def turns_of(chat: Chat) -> ChatTurns:
+    """Read the messages, as the module describes."""
+    asked, history, instructions = list[str](), list[tuple[str, str]](), list[str]()
+    for message in chat.messages:
+        text = message.text.strip()
+        if not text:
+            continue
+        if message.role == "user":
+            asked.append(text)
+        elif message.role == "assistant":
+            if asked:
+                history.append(("\n".join(asked), text))
+                asked.clear()
+        else:
+            instructions.append(text)
+    return ChatTurns("\n".join(asked), tuple(history), "\n".join(instructions))
 
 
 def method_of(chat: Chat, model: str) -> str | None:
@@ -70,11 +75,12 @@ def method_of(chat: Chat, model: str) -> str | None:
     return from_model or from_extension
 
 
-def options_of(chat: Chat, method: str | None, collection: str) -> AskOptions:
+def options_of(chat: Chat, turns: ChatTurns, method: str | None, collection: str) -> AskOptions:
     """Convert a request to AskOptions.
 
     Args:
         chat: The request.
+        turns: Result of `turns_of`.
         method: Result of `method_of`.
         collection: Name of the collection in the catalogue.
     """
@@ -84,6 +90,8 @@ def options_of(chat: Chat, method: str | None, collection: str) -> AskOptions:
     stop = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ())
     return AskOptions(
         collection=collection,
+        history=turns.history,
+        instructions=turns.instructions,
         top_k=chat.ragkv.top_k,
         filter=chat.ragkv.filter,
         method=method,

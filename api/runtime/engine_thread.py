@@ -14,6 +14,8 @@ So requests that arrive together delay a running answer by one prefill per token
 by one decode step. An answer of up to STEPS tokens waits for one chunk, and a chunk waits for at most TURN requests and
 STEPS decode steps.
 
+Documents of several jobs are open at the same time and take turns by the time that they have had (ingest/turns.py).
+
 The queue decides which request is first (request_queue.py): tenants take turns, and the requests of one tenant are
 served in the order in which they came.
 """
@@ -39,6 +41,7 @@ from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, QueuedTask, RequestQueue, SessionName, reject, resolve
 from ingest.jobs import Jobs
 from ingest.progress import IngestStep
+from ingest.turns import IngestTurns
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.registry import usable
@@ -236,6 +239,7 @@ class EngineThread:
             try:
                 self.model, self.methods = engine.model.name, usable(engine.model)
                 self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes)
+                self._ingest_turns = IngestTurns(self.jobs)
                 self.catalog_service = CatalogService(engine, self.jobs, self.history)
                 self.passage_search = PassageSearch(engine.retriever, self._settings.queue)
                 self._resume(engine)
@@ -266,7 +270,7 @@ class EngineThread:
         ingested = False
         while not self._closing:
             self._take_turn(engine, decode_loop, ingesting=False)
-            with closing(self._ingest_next(engine)) as steps:
+            with closing(self._ingest(engine)) as steps:
                 for _ in steps:
                     self._take_turn(engine, decode_loop, ingesting=True)
                     self._health.examine(engine, self.jobs)
@@ -324,23 +328,23 @@ class EngineThread:
         self._queue.record_seconds(time.monotonic() - started)
         return True
 
-    def _ingest_next(self, engine: Engine) -> Generator[IngestStep, None, None]:
-        """Ingest the next waiting document, if there is one, step by step.
+    def _ingest(self, engine: Engine) -> Generator[IngestStep, None, None]:
+        """Ingest until nothing waits, step by step; tenants and jobs take turns (ingest/turns.py).
 
         Afterwards `_documents_queued` says whether another document may wait. A full disk or a locked catalogue ends
-        the steps; the document is tried again later.
+        the steps; the documents are tried again later.
         """
         with self._changed:
             self._documents_queued = False
         try:
-            job_id = yield from self.jobs.steps(engine)
+            started = yield from self._ingest_turns.steps(engine)
         except StoreError as error:
             logger.warning("ingest waits: %s", error)
         except CatalogCorrupt as error:
             logger.critical("%s", error)
             self.jobs.pause()
         else:
-            if job_id is not None:
+            if started:
                 self._documents_queued = True
 
     def _wait(self) -> None:

@@ -51,6 +51,13 @@ def prefill(
     plain: Annotated[
         bool, typer.Option("--plain", help="Random weights whose attention is not made sparse by construction.")
     ] = False,
+    stitched: Annotated[
+        str,
+        typer.Option(
+            "--stitched",
+            help="Stitch each length from chunks of 1,024 tokens by this method; time repair and question.",
+        ),
+    ] = "",
     repeat: Annotated[int, typer.Option(min=1, help="Timed runs of each; the median counts.")] = 3,
     backend: Annotated[
         str, typer.Option("--backend", help="Kernel of dense attention: flash or cudnn. Default: torch's choice.")
@@ -92,7 +99,10 @@ def prefill(
     policies = _policies(policy, loaded)
     pieces: list[Piece] = []
     figures: dict[str, Any] = {}
-    if length or not (needles or quality):
+    if stitched:
+        found = [_stitched(loaded, stitched, each, policies, repeat) for each in length or LENGTHS]
+        pieces, figures["stitched"] = [piece for piece, _ in found], [rows for _, rows in found]
+    elif length or not (needles or quality):
         lengths = tuple(length or (each for each in LENGTHS if each <= loaded.max_positions))
         result = _times(loaded, lengths, policies, repeat, backend, text=not shape)
         figures["times"] = dataclasses.asdict(result)
@@ -133,6 +143,20 @@ def _times(
     params = PrefillParams(lengths, tuple(policies), repeat=repeat, backend=backend)
     with progress() as report:
         return measure(model, params, report, prose if text else random_tokens)
+
+
+def _stitched(
+    model: DecoderModel, method: str, length: int, policies: Sequence[Named], repeat: int
+) -> tuple[Piece, Any]:
+    from ragkv.bench.stitched import StitchedParams, grid, measure
+
+    usual = StitchedParams.chunk_tokens
+    chunk = min(length, usual)
+    params = StitchedParams(length // chunk, chunk, method, tuple(name for name, _ in policies), repeat)
+    with progress() as report:
+        rows = measure(model, params, report)
+    title = f"{model.name}: {method} over {params.chunks} chunks of {chunk} tokens"
+    return (title, grid(rows), ()), [dataclasses.asdict(row) for row in rows]
 
 
 def _times_piece(result: PrefillResult) -> Piece:

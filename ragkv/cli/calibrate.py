@@ -45,7 +45,7 @@ def calibrate(
     if confidence is not None:
         asked = [(collection, each) for each in read_questions(confidence) if each.gold]
         if unanswerable is not None:
-            from ragkv.engine.citations import UNKNOWN
+            from ragkv.passages import UNKNOWN
 
             asked += [(unanswerable, replace(each, gold=(UNKNOWN,))) for _, each in asked]
         return _calibrate_confidence(settings, asked, top_k)

@@ -14,24 +14,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ragkv.passages import Citation, Mark
+from ragkv.passages import PUNCTUATION, Citation, Mark, is_unknown
 from ragkv.types import Chunk, Hit
 
-UNKNOWN = "unknown"
-"""The answer where the documents do not say. Prompts ask for it, and the default model was trained to give it."""
 MAX_MARKS = 8
 """Most marks of one chunk."""
 MAX_WORDS = 32
 """An answer with more words is searched as a whole only: no sentence has all its words by another order."""
 
 _JUDGEMENTS = frozenset({"yes", "no"})
-_PUNCTUATION = " \t\r\n.,;:!?…\"'“”‘’()[]"
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？])|\n+")
-
-
-def is_unknown(answer: str) -> bool:
-    """Whether an answer says that the documents do not say."""
-    return answer.strip(_PUNCTUATION).casefold() == UNKNOWN
 
 
 def cite(hits: Sequence[Hit], answer: str) -> tuple[Citation, ...]:
@@ -48,7 +40,7 @@ def cite(hits: Sequence[Hit], answer: str) -> tuple[Citation, ...]:
 
 def mark(chunk: Chunk, answer: str) -> tuple[Mark, ...]:
     """Return where the words of an answer stand in a chunk; () if its place in the document is not known."""
-    words = answer.strip(_PUNCTUATION).split()
+    words = answer.strip(PUNCTUATION).split()
     if chunk.span is None or not words or " ".join(words).casefold() in _JUDGEMENTS:
         return ()
     sentences = _sentences(chunk.text)

@@ -21,12 +21,15 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import StoreError
 from ragkv.store.base import KVStore, Range
 from ragkv.timing import StepTimer
 from ragkv.types import Key
+
+Known = TypeVar("Known")
 
 SHORT, LONG = 32, 128
 """Tokens of the chunks that are encoded for the measurement."""
@@ -107,27 +110,48 @@ def measure_costs(prefiller: Prefiller, store: KVStore, folder: Path, machine: s
         prefiller: Encodes and prefills.
         store: Is written to and read from.
         folder: Keeps the measurement.
-        machine: Names model, device and store, because each has its own costs. Only its hash is written: the URL of a
-            store may hold a password.
+        machine: Names model, device and store, because each has its own costs; see `remembered`.
+    """
+
+    def measure() -> dict[str, Any] | None:
+        try:
+            return asdict(CostModel(_encoding(prefiller), _loading(store), _prefilling(prefiller)))
+        except StoreError:
+            return None
+
+    def read(known: Any) -> CostModel:
+        return CostModel(LinearCost(**known["encode"]), LinearCost(**known["load"]), QuadraticCost(**known["prefill"]))
+
+    return remembered(folder, machine, measure, read) or FREE
+
+
+def remembered(
+    folder: Path, machine: str, measure: Callable[[], dict[str, Any] | None], read: Callable[[Any], Known]
+) -> Known | None:
+    """Return a measurement of an earlier run, or measure now and keep it.
+
+    Args:
+        folder: Keeps the measurement.
+        machine: Names what was measured. Only its hash is written: the URL of a store may hold a password.
+        measure: Returns what is written, as JSON; None where nothing can be measured now, and nothing is kept.
+        read: Makes the result of it. It may raise ValueError, KeyError or TypeError for a damaged record.
     """
     path = folder / f"{hashlib.sha256(machine.encode()).hexdigest()[:32]}.json"
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        return CostModel(LinearCost(**known["encode"]), LinearCost(**known["load"]), QuadraticCost(**known["prefill"]))
+        return read(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    try:
-        found = CostModel(_encoding(prefiller), _loading(store), _prefilling(prefiller))
-    except StoreError:
-        return FREE
+    found = measure()
+    if found is None:
+        return None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{secrets.token_hex(4)}")
-        temporary.write_text(json.dumps(asdict(found)) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(found) + "\n", encoding="utf-8")
         temporary.replace(path)
     except OSError:
         pass  # A folder that cannot be written costs the next start a measurement.
-    return found
+    return read(found)
 
 
 def fit_quadratic(short: tuple[int, float], long: tuple[int, float], weight: float) -> QuadraticCost:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +23,7 @@ from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
 from ragkv.engine.chunk_encoder import ChunkEncoder
-from ragkv.engine.citations import UNKNOWN, cite, is_unknown
+from ragkv.engine.citations import cite
 from ragkv.engine.confidence import confidence_of, evidence_of
 from ragkv.engine.cost_model import CostModel, measure_costs
 from ragkv.engine.crossover import key_tier
@@ -43,7 +44,7 @@ from ragkv.engine.registry import (
 from ragkv.engine.report_builder import build_report
 from ragkv.engine.request import RequestState
 from ragkv.engine.retokenise import with_own_tokens
-from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_reuse
+from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_gate
 from ragkv.engine.self_test import failed_self_test
 from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.errors import ConfigError, InputError, NotCalibrated, NotFound
@@ -51,8 +52,10 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import make_graph_decoder
 from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.model_cache import Notify
+from ragkv.passages import UNKNOWN, is_unknown
 from ragkv.report import Answer, Report
 from ragkv.retrieval import Embedder, Retriever
+from ragkv.retrieval.follow_up import own_raised, search_text
 from ragkv.sparse.psa import Psa, PsaState
 from ragkv.store import open_store
 from ragkv.store.base import KVStore
@@ -136,9 +139,11 @@ class Engine:
         engine.reuse_refused = failed_self_test(engine.prefiller, engine.fingerprint, settings.data / "qualified")
         machine = f"{engine.fingerprint} {model.device_names} {torch.get_num_threads()} {settings.store}"
         engine.chunks.costs = measure_costs(engine.prefiller, store, settings.data / "costs", machine)
-        if model.device.type == "cuda" and not (settings.method or engine.reuse_refused):
-            method = make_method(engine.method, model)
-            engine.reuse_policy = measure_reuse(engine.prefiller, engine.chunks.store(MEASURED), method)
+        if settings.gate and not (settings.method or engine.reuse_refused):
+            method, shelf = make_method(engine.method, model), engine.chunks.store(MEASURED)
+            engine.reuse_policy = measure_gate(
+                engine.prefiller, shelf, method, engine.costs, settings.data / "costs", machine
+            )
         return engine
 
     def __enter__(self) -> Engine:
@@ -216,6 +221,7 @@ class Engine:
                 lacks.
         """
         request = self._start(question, options)
+        self.sessions.check(options.conversation, request.method)
         with request.timer.step("retrieve"):
             request.hits = self._retrieve(request)
         self._choose_full_where_quicker(request)
@@ -305,7 +311,7 @@ class Engine:
         return RequestState(
             question,
             options,
-            self._tokenize(question),
+            self._tokenize(question, options),
             choice,
             PrefillOptions(max_tokens, prefill_policy, decode_policy),
             Sampling(max_tokens, options.temperature, options.top_p, stop, options.seed),
@@ -313,18 +319,23 @@ class Engine:
             refused,
         )
 
-    def _tokenize(self, question: str) -> tuple[int, ...]:
+    def _tokenize(self, question: str, options: AskOptions) -> tuple[int, ...]:
+        """Return the question part of the prompt. Of the turns that come with it, the latest that fit are in it."""
         if not question.strip():
             raise InputError("the question is empty")
-        if "\0" in question:
+        if any("\0" in text for text in (question, options.instructions, *chain.from_iterable(options.history))):
             raise InputError("the question holds NUL characters; it is not text")
-        tokens = self.model.prompt.question(question.strip())
-        if len(tokens) > self.settings.max_question_tokens:
-            raise InputError(
-                f"the question has {len(tokens)} tokens, the limit is {self.settings.max_question_tokens}; "
-                "shorten it or put its material into a document"
-            )
-        return tokens
+        if options.history and options.conversation is not None:
+            raise InputError("a conversation keeps its own turns; give either `conversation` or `history`")
+        limit = self.settings.max_question_tokens
+        for start in range(len(options.history) + 1):
+            tokens = self.model.prompt.question(question.strip(), options.history[start:], options.instructions)
+            if len(tokens) <= limit:
+                return tokens
+        raise InputError(
+            f"the question has {len(tokens)} tokens, the limit is {limit}; "
+            "shorten it or put its material into a document"
+        )
 
     def _retrieve(self, request: RequestState) -> list[Hit]:
         """Return chunks in prompt order.
@@ -333,13 +344,27 @@ class Engine:
         """
         options, top_k = request.options, request.options.top_k or self.settings.top_k
         fetch_ahead = partial(self._fetch_ahead, request)
-        hits = self.retriever.search(request.question, options.collection, top_k, fetch_ahead, options.filter)
+        turns, own = self._earlier_turns(options)
+        text = search_text(request.question, turns)
+        count = top_k if text == request.question or not own else 2 * top_k
+        hits = self.retriever.search(text, options.collection, count, fetch_ahead, options.filter)
+        if count > top_k:
+            hits = own_raised(hits, own, top_k)
         if not hits and options.filter and self.catalog.generation(options.collection):
             raise NotFound(f"collection {options.collection!r} has no documents that the filter describes")
         if not hits:
             raise NotFound(f"collection {options.collection!r} has no documents", "add some with `ragkv ingest`")
-        own = with_own_tokens(hits, options.collection, self.catalog, self.model.prompt, self.fingerprint)
-        return prompt_order(own)
+        return prompt_order(
+            with_own_tokens(hits, options.collection, self.catalog, self.model.prompt, self.fingerprint)
+        )
+
+    def _earlier_turns(self, options: AskOptions) -> tuple[abc.Sequence[tuple[str, str]], set[str]]:
+        """Return the (question, answer) of earlier turns, and the ids of the documents that they read."""
+        if options.conversation is None:
+            return options.history, set()
+        turns = self.catalog.turns(options.collection, options.conversation)
+        own = {chunk.rpartition("#")[0] for turn in turns for _, chunk in turn.joined}
+        return [(turn.question, turn.answer) for turn in turns], own
 
     def _fetch_ahead(self, request: RequestState, chunks: abc.Sequence[Chunk]) -> None:
         method = request.method.method

@@ -8,19 +8,25 @@ rows. So two predictions are compared, in milliseconds:
 
 w is the weight of n² against n. n tokens that attend to one another are n²/2 pairs, hence the 2. c and d are measured
 with chunks in the tier they are usually read from, so `load` counts only bytes from a farther tier.
+
+On a CPU, prefills of the sizes that matter take seconds. So a and b are those of the cost model (cost_model.py), a row
+over stored KV costs what it costs in a full prefill (d = b), and one short context gives c. It is measured once and
+kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
-from ragkv.engine.cost_model import TURNS, LinearCost, QuadraticCost, fit_quadratic
+from ragkv.engine.cost_model import TURNS, CostModel, LinearCost, QuadraticCost, fit_quadratic, remembered
 from ragkv.engine.memory_source import ChunkSource
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import StoreError
@@ -35,6 +41,8 @@ MEASURED = "gate: a measurement"
 """Collection of the chunks that are stored for the measurement; no user's collection has a colon or a space."""
 CHUNKS, LENGTH = 4, 512
 """Chunks of the longer measurement, and their tokens; the shorter one has one chunk."""
+FEW_CHUNKS, FEW_TOKENS = 2, 96
+"""Chunks of the measurement on a CPU, and their tokens."""
 QUESTION = 32
 """Tokens of the questions of the measurement."""
 
@@ -99,6 +107,34 @@ class ReusePolicy:
         return self.full.square / self.full.each if self.full.each else 0.0
 
 
+def measure_gate(
+    prefiller: Prefiller, store: ChunkStore, method: Method, costs: CostModel, folder: Path, machine: str
+) -> ReusePolicy | None:
+    """Return the policy of this machine. What a CPU measures is kept; a GPU is quick enough to measure at every start.
+
+    Args:
+        prefiller: Encodes and prefills.
+        store: Takes the chunks of the measurement.
+        method: The default method; there is no policy for another one than scout.
+        costs: What encoding and prefilling cost here.
+        folder: Keeps the measurement.
+        machine: Names model, device and store; see `remembered`.
+    """
+    if prefiller.model.device.type == "cuda":
+        return measure_reuse(prefiller, store, method)
+    if not costs.prefill.each:  # nothing was measured, because the store was down
+        return None
+
+    def measure() -> dict[str, Any] | None:
+        policy = measure_short_reuse(prefiller, store, method, costs.prefill)
+        return asdict(policy.sparse) if policy else None
+
+    def read(known: Any) -> ReusePolicy:
+        return ReusePolicy(costs.prefill, LinearCost(**known))
+
+    return remembered(folder, f"gate {method} {machine}", measure, read)
+
+
 def measure_reuse(prefiller: Prefiller, store: ChunkStore, method: Method) -> ReusePolicy | None:
     """Measure with chunks that are stored for this and removed again. It takes about a second on a GPU.
 
@@ -106,19 +142,38 @@ def measure_reuse(prefiller: Prefiller, store: ChunkStore, method: Method) -> Re
     """
     if not isinstance(method, Scout):
         return None
+    with _stored(prefiller, store, CHUNKS, LENGTH) as opened:
+        return opened and fit_reuse(prefiller, method, lambda: opened(1), lambda: opened(CHUNKS))
+
+
+def measure_short_reuse(
+    prefiller: Prefiller, store: ChunkStore, method: Method, full: QuadraticCost
+) -> ReusePolicy | None:
+    """Likewise with one short context.
+
+    Args:
+        full: What a full prefill takes.
+    """
+    if not isinstance(method, Scout):
+        return None
+    with _stored(prefiller, store, FEW_CHUNKS, FEW_TOKENS) as opened:
+        return opened and fit_short_reuse(prefiller, method, lambda: opened(FEW_CHUNKS), full)
+
+
+@contextmanager
+def _stored(
+    prefiller: Prefiller, store: ChunkStore, count: int, length: int
+) -> Iterator[Callable[[int], Sequence[ChunkSource]] | None]:
+    """Store chunks of random tokens for a while; yield what opens the first n of them, None if the store refuses."""
     generator = torch.Generator().manual_seed(0)
     highest = prefiller.model.config.vocab_size
-    chunks = [tuple(torch.randint(highest, (LENGTH,), generator=generator).tolist()) for _ in range(CHUNKS)]
+    chunks = [tuple(torch.randint(highest, (length,), generator=generator).tolist()) for _ in range(count)]
     try:
-        for chunk in chunks:
-            _, fault = store.put(prefiller.encode(chunk))
-            if fault is not None:
-                return None
-
-        def opened(count: int) -> Sequence[ChunkSource]:
-            return [_open(prefiller, store, chunk, i == 0) for i, chunk in enumerate(chunks[:count])]
-
-        return fit_reuse(prefiller, method, lambda: opened(1), lambda: opened(CHUNKS))
+        faults = [store.put(prefiller.encode(chunk))[1] for chunk in chunks]
+        refused = any(fault is not None for fault in faults)
+        yield (
+            None if refused else lambda n: [_open(prefiller, store, chunk, not i) for i, chunk in enumerate(chunks[:n])]
+        )
     finally:
         for chunk in chunks:
             with suppress(StoreError):
@@ -152,24 +207,34 @@ def fit_reuse(prefiller: Prefiller, scout: Scout, few: OpenSources, many: OpenSo
     question = (0,) * QUESTION
     weight, block = prefiller.model.pair_weight, prefiller.model.profile.block
 
-    def best(ask: Callable[[StepTimer], object]) -> float:
-        """Milliseconds; the first time is a warm-up."""
-        times = []
-        for _ in range(1 + TURNS):
-            timer = StepTimer(prefiller.model.device)
-            ask(timer)
-            times.append(timer.total())
-        return min(times[1:])
-
     def times(opened: OpenSources) -> tuple[tuple[int, float], tuple[float, float]]:
         """(tokens, milliseconds) of a full prefill and (rows, milliseconds) of a question from stored KV."""
         tokens = [source.tokens for source in opened()]
         sizes = [len(each) for each in tokens]
-        prefill = best(lambda timer: prefiller.prefill_full(tokens, question, timer))
-        spent = best(lambda timer: prefiller.prefill_sparse(opened(), question, scout, timer))
+        prefill = _best(prefiller, lambda timer: prefiller.prefill_full(tokens, question, timer))
+        spent = _best(prefiller, lambda timer: prefiller.prefill_sparse(opened(), question, scout, timer))
         rows = weighted_rows(expected_work(scout, sizes, block, QUESTION), weight)
         return (len(prefiller.prefix_tokens) + sum(sizes) + QUESTION, prefill), (rows, spent)
 
     (short, (start, low)), (long, (end, high)) = times(few), times(many)
     each = max(0.0, high - low) / (end - start)
     return ReusePolicy(fit_quadratic(short, long, weight), LinearCost(max(0.0, low - each * start), each))
+
+
+def fit_short_reuse(prefiller: Prefiller, scout: Scout, opened: OpenSources, full: QuadraticCost) -> ReusePolicy:
+    """Fit the prediction to the best time of one context; a row costs what it costs in a full prefill."""
+    sizes = [len(source.tokens) for source in opened()]
+    work = expected_work(scout, sizes, prefiller.model.profile.block, QUESTION)
+    spent = _best(prefiller, lambda timer: prefiller.prefill_sparse(opened(), (0,) * QUESTION, scout, timer))
+    rows = weighted_rows(work, full.square / full.each if full.each else 0.0)
+    return ReusePolicy(full, LinearCost(max(0.0, spent - full.each * rows), full.each))
+
+
+def _best(prefiller: Prefiller, ask: Callable[[StepTimer], object]) -> float:
+    """Milliseconds of the best of some runs; the first one is a warm-up."""
+    times = []
+    for _ in range(1 + TURNS):
+        timer = StepTimer(prefiller.model.device)
+        ask(timer)
+        times.append(timer.total())
+    return min(times[1:])

@@ -125,6 +125,15 @@ class SessionManager:
         self.cache = SessionCache(limit)
         self._prefiller, self._catalog, self._open, self._fingerprint = prefiller, catalog, open_chunk, fingerprint
 
+    def check(self, name: str | None, choice: MethodChoice) -> None:
+        """Raise InputError where the name, the method or the chat template allows no conversation."""
+        if name is None:
+            return
+        if not name.strip() or not name.isprintable() or len(name) > MAX_NAME:
+            raise InputError(f"a conversation's name must be 1 to {MAX_NAME} printable characters")
+        check_sessions(choice.name)
+        _ = self._prefiller.model.prompt.between  # raises before any work where a template has no second turn
+
     def recall(
         self,
         collection: str,
@@ -141,17 +150,10 @@ class SessionManager:
             choice: The method that is asked for.
             timer: Steps of the request.
             prefill_policy: How earlier turns are prefilled again, if they have to be.
-
-        Raises:
-            InputError: The name, the method or the chat template allows no conversation.
         """
         fresh = Session(collection, name or "", choice.name, self._prefiller.new_state())
         if name is None:
             return fresh
-        if not name.strip() or not name.isprintable() or len(name) > MAX_NAME:
-            raise InputError(f"a conversation's name must be 1 to {MAX_NAME} printable characters")
-        check_sessions(choice.name)
-        _ = self._prefiller.model.prompt.between  # raises before any work where a template has no second turn
         turns = self._catalog.turns(collection, name)
         chunks = self._catalog.chunks(collection, [row for turn in turns for row, _ in turn.joined])
         cached = self.cache.get(collection, name)

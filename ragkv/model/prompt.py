@@ -4,6 +4,9 @@ Each piece is tokenised alone. The tokens of a chunk therefore never depend on i
 
     prompt = S, chunk, chunk, …, question part,
              answer, separator of turns, further chunks, question part, …
+
+Earlier turns that come with a question (`AskOptions.history`) stand behind the chunks, so that these stay where their
+KV was computed: chunks, instructions, question, answer, separator, question.
 """
 
 from __future__ import annotations
@@ -79,8 +82,21 @@ class Prompt:
             ends.append(max(ends[-1], len(text)))
         return [whole[start:end] for start, end in zip(ends, [*ends[1:], len(whole)], strict=True)]
 
-    def question(self, question: str) -> tuple[int, ...]:
-        """Return the token ids of the question part, up to the start of the answer."""
+    def question(
+        self, question: str, history: Sequence[tuple[str, str]] = (), instructions: str = ""
+    ) -> tuple[int, ...]:
+        """Return the token ids of the question part, up to the start of the answer.
+
+        Args:
+            question: the question.
+            history: earlier questions with their answers, in order; each is a turn of its own.
+            instructions: what stands before the first question; "" for nothing.
+        """
+        opening = self.plain(f"{instructions}\n") if instructions else ()
+        turns = [(*self._asked(asked), *self.retold(answer)) for asked, answer in history]
+        return (*opening, *(token for turn in turns for token in turn), *self._asked(question))
+
+    def _asked(self, question: str) -> tuple[int, ...]:
         return self._before + self.plain(self.question_text(question)) + self._after
 
     def question_text(self, question: str) -> str:
@@ -120,7 +136,7 @@ class Prompt:
 
     def retold(self, answer: str) -> tuple[int, ...]:
         """Return the tokens of an answer, up to the chunks of the next turn, where only its text is known."""
-        return self.answered((), self._spaced(answer))[1]
+        return self.answered((), self._spaced(answer) if answer else "")[1]
 
     def _spaced(self, answer: str) -> str:
         """Return the answer as it follows the question part."""

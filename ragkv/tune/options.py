@@ -22,9 +22,10 @@ class TuneOptions:
         warmup: Steps until the peak.
         hold: Share of the steps after which the rate falls, linearly, to a fiftieth.
         teacher: `base` learns from the model without the adapter. `self` learns from the model with the adapter as it
-            is at that step, under full attention; `answers` then says what full attention should answer.
-        answers: Weight of the cross entropy of the given answers under full attention.
-        stored: Share of the forward passes that also learn under stored KV.
+            is at that step, under full attention; `answers` then says what full attention should answer. `gold` learns
+            the given answers alone: under stored KV, or under full attention. A pass then costs half.
+        answers: Weight of the cross entropy of the given answers under full attention, for `self`.
+        stored: Share of the forward passes that also learn under stored KV; for `gold`, that learn under it alone.
         drop: Which blocks questions do not see under stored KV.
         seconds: The run ends after this time, and the learning rate falls accordingly; 0 is no limit.
         save_every: Steps between checkpoints, from which a stopped run goes on.
@@ -40,7 +41,7 @@ class TuneOptions:
     rate: float = 4e-4
     warmup: int = 30
     hold: float = 0.3
-    teacher: Literal["base", "self"] = "base"
+    teacher: Literal["base", "self", "gold"] = "base"
     answers: float = 0.0
     stored: float = 1.0
     drop: DropParams = field(default_factory=DropParams)

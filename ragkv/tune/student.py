@@ -1,7 +1,8 @@
 """The loss: a model with an adapter learns to answer over stored KV as a teacher answers under full attention.
 
     distillation   KL(teacher under full attention || student under stored KV), at the tokens of answers
-    answers        cross entropy of the given answers, student under full attention
+    answers        cross entropy of the given answers, student under full attention; without a teacher (`gold`),
+                   under stored KV where the batch says so
 
 No gold answers are needed for the first: an answer's text only says at which tokens the two are compared.
 """
@@ -37,7 +38,7 @@ class Student(nn.Module):
     Its state dict holds the adapter alone, so that a checkpoint is as small as the adapter.
     """
 
-    def __init__(self, model: Any, teacher: Literal["base", "self"], answers: float):
+    def __init__(self, model: Any, teacher: Literal["base", "self", "gold"], answers: float):
         """Take a PeftModel around a causal language model, and what it learns; see `TuneOptions`."""
         super().__init__()
         self.model, self._teacher, self._answers = model, teacher, answers
@@ -68,13 +69,17 @@ class Student(nn.Module):
             columns: The first five columns of `RowBatch`, int64 [R, 5, T].
             targets: See `RowBatch`.
             kept: See `RowBatch`.
-            stored: Whether this batch is also read under stored KV, bool [].
+            stored: Whether this batch is also read under stored KV, bool []; for `gold`, under stored KV alone.
         """
         ids, positions, kinds, parts, blocks = columns.unbind(1)
         batch = RowBatch(ids, positions, kinds, parts, blocks, targets, kept)
         full, after = full_mask(batch), batch.ids.roll(-1, 1)[targets]
         if self._teacher == "base":
             return self._from_base(batch, full)
+        if self._teacher == "gold":
+            mask = stored_mask(batch) if bool(stored) else full
+            gold = answer_loss(self._logits(batch, [mask])[0], after)
+            return {"loss": gold, "answers": gold.detach()}
         masks = [full, stored_mask(batch)] if bool(stored) else [full]
         logits = self._logits(batch, masks)
         gold = answer_loss(logits[0], after)

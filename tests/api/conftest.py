@@ -20,6 +20,7 @@ from api.observability.traces import Tracing
 from api.runtime.connections import protocol_options
 from api.runtime.engine_thread import EngineThread
 from ragkv.config import Settings, load_settings
+from tests.start_records import with_records
 
 LIMIT = 64 * 1024
 """Bytes of the largest document. It is small, so that exceeding it is cheap."""
@@ -62,7 +63,8 @@ class Service:
 
 
 def settings(data: Path, **more: Any) -> Settings:
-    """Build the settings of a service under test. It has no host tier, so every question reads the store."""
+    """Build the settings of a service under test. It has no host tier, so every question reads the store,
+    and it starts with the records of an earlier start."""
     small = {
         "threads": 1,
         "chunk_tokens": 128,
@@ -71,7 +73,7 @@ def settings(data: Path, **more: Any) -> Settings:
         "host_bytes": 0,
         "dashboard": False,
     }
-    return load_settings(**{"data": data, "device": "cpu", **small, **more})
+    return load_settings(**{"data": with_records(data), "device": "cpu", **small, **more})
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,10 @@ from ragkv.cli import run
 from ragkv.model.decoder import DecoderModel
 from ragkv.types import Document
 from tests.engine.test_self_test import Relative, broken
+from tests.forked import forked
+from tests.program import served
 from tests.redis_server import redis_server
+from tests.start_records import with_records
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTION = "Who built the harbour of Tarn?"
@@ -72,6 +74,7 @@ def ragkv(capsys: pytest.CaptureFixture[str]) -> Program:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with two documents. Tests that use it leave it as it is."""
     folder = tmp_path_factory.mktemp("cli")
+    with_records(folder / "data")
     (folder / "two.jsonl").write_text("\n".join(map(json.dumps, LINES)), encoding="utf-8")
     assert run(["ingest", str(folder / "two.jsonl"), "--data", str(folder / "data"), "--device", "cpu"]) == 0
     return folder / "data"
@@ -179,6 +182,7 @@ def test_documents_are_ingested_listed_and_removed(ragkv: Program, tmp_path: Pat
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.md").write_text("# The lamp\n\nThe lamp was lit at dusk.", encoding="utf-8")
     (tmp_path / "docs" / "b.txt").write_bytes(b"not\0text")
+    with_records(tmp_path / "d")
     first = ragkv("ingest", "docs", "gone.txt", "--data", "d", "--collection", "lamps")
     again = ragkv("ingest", "docs/a.md", "--data", "d", "--collection", "lamps")
     listed = ragkv("ls", "--data", "d")
@@ -204,7 +208,7 @@ def test_a_file_that_takes_longer_than_the_setting_allows_is_told_and_the_others
     (tmp_path / "in" / "page.html").write_text("<title>The yard</title><p>Calloway Yard was founded by Edda Calloway.")
     (tmp_path / "in" / "slow.html").write_bytes(b"<div>" * 200_000)
     monkeypatch.setenv("RAGKV_PARSE_SECONDS", "3")
-    done = ragkv("ingest", tmp_path / "in", "--data", tmp_path / "data", "--device", "cpu")
+    done = ragkv("ingest", tmp_path / "in", "--data", with_records(tmp_path / "data"), "--device", "cpu")
     assert done.code == 1
     assert "in/slow.html: reading it took longer than 3 s" in done.err
     listed = ragkv("ls", "--data", tmp_path / "data")
@@ -451,7 +455,7 @@ def test_a_document_cannot_drive_the_terminal(ragkv: Program, tmp_path: Path) ->
     line = {"id": "evil", "title": "\x1b[31mred", "text": "The harbour of Tarn was built by Ada Brook."}
     (tmp_path / "evil.jsonl").write_text(json.dumps(line), encoding="utf-8")
     outputs = [
-        ragkv("ingest", tmp_path / "evil.jsonl", "--data", tmp_path / "d"),
+        ragkv("ingest", tmp_path / "evil.jsonl", "--data", with_records(tmp_path / "d")),
         ragkv("ls", "--data", tmp_path / "d"),
         ragkv("ask", QUESTION, "--data", tmp_path / "d", "--max-tokens", "1"),
     ]
@@ -484,7 +488,7 @@ def test_the_doctor_says_why_a_model_must_not_reuse(
 def test_the_doctor_lists_chunks_without_kv(ragkv: Program, tmp_path: Path) -> None:
     (tmp_path / "one.jsonl").write_text(json.dumps(LINES[0]), encoding="utf-8")
     with redis_server() as server:
-        ragkv("ingest", tmp_path / "one.jsonl", "--data", tmp_path / "d", "--store", server.url)
+        ragkv("ingest", tmp_path / "one.jsonl", "--data", with_records(tmp_path / "d"), "--store", server.url)
     down = ragkv("doctor", "--data", tmp_path / "d", "--store", server.url)
     empty = ragkv("doctor", "--data", tmp_path / "d")
     assert down.code == 1
@@ -545,12 +549,13 @@ def test_listing_loads_no_model(data: Path) -> None:
 def test_an_interrupt_is_quiet_and_exit_130(data: Path, tmp_path: Path, interruptible: None) -> None:
     text = "\n\n".join(f"Line {n} of a long tale." for n in range(20_000))
     (tmp_path / "long.txt").write_text(text, encoding="utf-8")
-    with program(["ingest", "long.txt", "--data", tmp_path / "d"], tmp_path) as process:
+    arguments = ("ingest", "long.txt", "--data", str(tmp_path / "d"))
+    with forked(arguments, tmp_path, os.environ, tmp_path / "out") as process:
         while not (tmp_path / "d" / "catalog.sqlite").exists():
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "")
+        assert process.wait(60) == 130
+        assert (process.stderr.read(), (tmp_path / "out").read_text()) == ("", "")
 
 
 def test_a_reader_that_closes_the_pipe_is_no_traceback(data: Path, tmp_path: Path) -> None:
@@ -585,15 +590,12 @@ def test_on_a_terminal_there_is_a_table(data: Path) -> None:
 
 
 def test_the_service_serves_and_sigterm_ends_it_with_exit_0(data: Path, tmp_path: Path) -> None:
-    with program(["serve", "--data", data, "--port", 0], tmp_path) as process:
-        while "serving at" not in (line := process.stderr.readline()):
-            assert line, "the service ended before it served"
-        with urllib.request.urlopen(f"{line.split()[-1]}/healthz", timeout=10) as answer:
-            health = json.load(answer)
+    with served(tmp_path, ("serve", "--data", str(data), "--port", "0")) as (process, client):
+        health = client.get("/healthz").json()
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        code, err = process.wait(30), process.stderr.read()
     assert (health["status"], health["documents"]) == ("ok", 2)
-    assert (process.returncode, out, err) == (0, "", "stopped\n"), "a look at its health is no line"
+    assert (code, (tmp_path / "log").read_text(), err) == (0, "", "stopped\n"), "a look at its health is no line"
 
 
 def test_an_address_that_is_taken_is_told_before_a_model_is_loaded(ragkv: Program, tmp_path: Path) -> None:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.program import ragkv
 from tests.tune.tiny_folder import passages, tiny_folder
 
 
 def tune(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ragkv.cli", "tune", *arguments],
-        cwd=folder,
-        env={**os.environ, "RAGKV_MODEL": str(folder / "model"), "RAGKV_DEVICE": "cpu", "RAGKV_DATA": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    settings = {"RAGKV_MODEL": str(folder / "model"), "RAGKV_DEVICE": "cpu", "RAGKV_DATA": str(folder)}
+    return ragkv("tune", *arguments, cwd=folder, **settings)
 
 
 def documents(folder: Path) -> Path:

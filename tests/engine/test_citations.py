@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragkv.engine.citations import MAX_MARKS, cite, is_unknown, mark
+from ragkv.engine.citations import MAX_MARKS, cite, mark
+from ragkv.passages import is_unknown
 from ragkv.types import Chunk, Hit, TextSpan
 
 TEXT = 'The harbour was built by Ada\nBrook. It cost 40 marks. "Ada Brook?" asked Otto. Adaline left.'

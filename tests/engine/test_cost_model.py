@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from ragkv.retrieval import Embedder
 from ragkv.store.disk_store import DiskStore
 from ragkv.store.redis_store import RedisStore
 from ragkv.types import AskOptions
-from tests.libraries import QUESTION, open_library
+from tests.libraries import QUESTION, open_copy, open_library
 from tests.redis_server import redis_server
 
 DEAR = CostModel(encode=LinearCost(5, 0.1), load=LinearCost(2, 0.01))
@@ -25,9 +28,16 @@ OLD = '{"encode": {"fixed": 1, "each": 1}, "load": {"fixed": 1, "each": 1}}'
 
 
 @pytest.fixture
-def engine(tmp_path: Path, model: DecoderModel, embedder: Embedder) -> Iterator[Engine]:
-    with open_library(tmp_path, model, embedder, ("01", "02"), host_bytes=2**26) as opened:
+def engine(two_documents: Path, tmp_path: Path, model: DecoderModel, embedder: Embedder) -> Iterator[Engine]:
+    with open_copy(two_documents, tmp_path / "data", model, embedder, host_bytes=2**26) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory, model: DecoderModel, one_thread: None) -> CostModel:
+    """The costs of the bundled model here."""
+    folder = tmp_path_factory.mktemp("costs")
+    return measure_costs(Prefiller(model, model.prompt.prefix), DiskStore(folder / "kv"), folder, "here")
 
 
 def test_the_cheaper_way_is_taken() -> None:
@@ -58,22 +68,18 @@ def test_a_store_that_is_down_is_measured_when_it_is_up(tmp_path: Path, model: D
 @pytest.mark.parametrize(
     "content", ["", "{}", "[]", OLD, '{"encode": 1, "load": 2}', '{"encode": {"a": 1}, "load": {}}']
 )
-def test_a_damaged_record_is_measured_anew(tmp_path: Path, model: DecoderModel, content: str) -> None:
+def test_a_damaged_record_is_measured_anew(
+    measured: CostModel, tmp_path: Path, model: DecoderModel, content: str
+) -> None:
     reader, store = Prefiller(model, model.prompt.prefix), DiskStore(tmp_path / "kv")
-    measure_costs(reader, store, tmp_path, "here")
-    (file,) = tmp_path.glob("*.json")
-    file.write_text(content)
+    name = f"{sha256(b'here').hexdigest()[:32]}.json"
+    (tmp_path / name).write_text(json.dumps(asdict(measured)))
+    assert measure_costs(reader, store, tmp_path, "here") == measured, "the record is found under this name"
+    (tmp_path / name).write_text(content)
     found = measure_costs(reader, store, tmp_path, "here")
     assert found.encode.at(500) > found.encode.at(100)
     assert found.full(500) > found.full(100)
     assert measure_costs(reader, store, tmp_path, "here") == found
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory, model: DecoderModel, one_thread: None) -> CostModel:
-    """The costs of the bundled model here."""
-    folder = tmp_path_factory.mktemp("costs")
-    return measure_costs(Prefiller(model, model.prompt.prefix), DiskStore(folder / "kv"), folder, "here")
 
 
 def test_what_full_recompute_would_take_is_about_what_full_takes(measured: CostModel, library: Engine) -> None:

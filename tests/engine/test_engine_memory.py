@@ -12,7 +12,7 @@ from ragkv.engine.engine import Engine
 from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder
 from ragkv.types import AskOptions, Document
-from tests.libraries import ANSWER, QUESTION, open_library
+from tests.libraries import ANSWER, QUESTION, open_copy, open_library
 from tests.redis_server import redis_server
 
 TWO = ("01", "02")
@@ -20,8 +20,8 @@ ROOM = 64 * 2**20
 
 
 @pytest.fixture
-def engine(tmp_path: Path, model: DecoderModel, embedder: Embedder) -> Iterator[Engine]:
-    with open_library(tmp_path, model, embedder, TWO, host_bytes=ROOM) as opened:
+def engine(two_documents: Path, tmp_path: Path, model: DecoderModel, embedder: Embedder) -> Iterator[Engine]:
+    with open_copy(two_documents, tmp_path / "data", model, embedder, host_bytes=ROOM) as opened:
         yield opened
 
 

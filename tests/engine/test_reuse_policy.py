@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from ragkv.bench.fitted import fitted
 from ragkv.bench.shapes import random_model, random_tokens
 from ragkv.engine.chunk_store import ChunkStore
-from ragkv.engine.cost_model import LinearCost, QuadraticCost
+from ragkv.engine.cost_model import CostModel, LinearCost, QuadraticCost
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.registry import make_method
@@ -20,14 +21,18 @@ from ragkv.engine.reuse_policy import (
     ReuseWork,
     expected_work,
     fit_reuse,
+    fit_short_reuse,
+    measure_gate,
     measure_reuse,
     weighted_rows,
 )
+from ragkv.recompute.base import Method
 from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.scout import Scout
 from ragkv.store import open_store
 from ragkv.store.format.layout import Layout
 from ragkv.store.tiers import TierBudgets, Tiers
+from ragkv.timing import StepTimer
 
 SCOUT = Scout(layers=4, heads=((1, 0),), group=4, scale=1.0, cap=0.1)
 GATE = ReusePolicy(full=QuadraticCost(10, 0.02, 0), sparse=LinearCost(40, 0.02))
@@ -100,6 +105,45 @@ def test_what_was_stored_to_measure_is_removed(tmp_path: Path) -> None:
         assert list(store.keys()) == []
         assert tiers.stats()["host"].used == 0
         assert measure_reuse(reader, shelf, Reuse(4)) is None
+
+
+def test_a_cpu_measures_one_short_context_and_keeps_it(tmp_path: Path) -> None:
+    model = fitted(random_model("tiny", "cpu"), 16)
+    reader, scout = Prefiller(model, random_tokens(model, 8)), make_method("scout", model)
+    costs = CostModel(LinearCost(1, 0.1), LinearCost(0, 0), QuadraticCost(2, 0.05, 1e-6))
+
+    def gate(method: Method) -> ReusePolicy | None:
+        with closing(open_store("disk", tmp_path / "kv", 1.0)) as store:
+            tiers = Tiers(store, Layout(model.shape, 16, 16, model.dtype), TierBudgets(2**26), model.device)
+            shelf = ChunkStore(tiers, model, "a fingerprint", MEASURED)
+            found = measure_gate(reader, shelf, method, costs, tmp_path / "costs", "here")
+            assert list(store.keys()) == []
+            return found
+
+    first = gate(scout)
+    assert first is not None
+    assert first.full == costs.prefill
+    assert first.sparse.each == costs.prefill.each, "a row costs what it costs in a full prefill"
+    assert gate(scout) == first, "kept, not measured again"
+    assert gate(make_method("scout:look=0.1", model)) != first, "another method has other costs"
+    assert gate(Reuse(4)) is None
+    unmeasured = replace(costs, prefill=QuadraticCost(0, 0, 0))
+    assert measure_gate(reader, None, scout, unmeasured, tmp_path, "here") is None  # type: ignore[arg-type]
+
+
+def test_one_short_context_gives_what_scout_costs_beside_its_rows() -> None:
+    model = fitted(random_model("tiny", "cpu"))
+    reader, scout = Prefiller(model, random_tokens(model, 8)), make_method("scout", model)
+    assert isinstance(scout, Scout)
+    chunks = [InMemoryChunk(reader.encode(random_tokens(model, 96, seed)), 64, seed == 0) for seed in range(2)]
+    full = QuadraticCost(1, 1e-3, 1e-8)
+    gate = fit_short_reuse(reader, scout, lambda: chunks, full)
+    timer = StepTimer(model.device)
+    reader.prefill_sparse(chunks, (0,) * 32, scout, timer)
+    work = expected_work(scout, [96, 96], 64, 32)
+    assert timer.total() / 5 < gate.sparse_ms(work) < 5 * timer.total(), "it predicts what it measured"
+    dear = fit_short_reuse(reader, scout, lambda: chunks, QuadraticCost(1, 10**4, 0))
+    assert dear.sparse == LinearCost(0, 10**4), "what the rows cost is not counted twice"
 
 
 def test_a_store_that_takes_nothing_leaves_the_gate_open() -> None:

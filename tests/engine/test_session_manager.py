@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from ingest.pipeline import ingest, remove
+from ragkv.engine.engine import Engine
 from ragkv.engine.session_manager import MAX_NAME
 from ragkv.errors import InputError, NotFound
 from ragkv.types import AskOptions, Document
@@ -237,3 +240,21 @@ def test_a_model_that_may_not_reuse_talks_in_full(tmp_path):
         report = talk(engine, QUESTIONS[1:2])[0].report
         assert (report.method, report.tokens.history, report.cache.hits.store) == ("full", 0, 0)
         assert talk(engine, QUESTIONS[2:3])[0].report.tokens.history > 0
+
+
+def test_a_follow_up_finds_what_the_turn_before_was_about(library: Engine) -> None:
+    first, later = "How many passengers does the Grey Heron carry?", "Who designed it?"
+
+    def found(**options: Any) -> set[str]:
+        return {hit.chunk.document_id for hit in library.prefill(later, AskOptions(top_k=1, **options)).hits}
+
+    heron = {"04-grey-heron-inspection.md"}
+    library.answer(first, AskOptions(conversation="follow", top_k=1, max_tokens=4))
+    assert found(conversation="follow") == heron
+    assert found(history=[(first, "212")]) == heron
+    assert found() != heron, "the words of the question alone find something else"
+
+
+def test_a_conversation_and_turns_that_come_with_the_question_exclude_each_other(library: Engine) -> None:
+    with pytest.raises(InputError, match="either"):
+        library.answer("Why?", AskOptions(conversation="c", history=[("Who?", "Ada")]))

@@ -7,7 +7,7 @@ import transformers
 
 from ragkv.errors import InputError
 from ragkv.model.profile import Profile
-from ragkv.model.prompt import Prompt
+from ragkv.model.prompt import SYSTEM, Prompt
 
 
 def test_a_title_that_looks_like_a_field_stays_a_title(model):
@@ -65,6 +65,28 @@ def test_two_turns_in_pieces_are_what_the_template_writes_for_the_whole_conversa
     whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     expected = whole.replace("[/INST] A lamp.", "[/INST]A lamp.")  # the model generates that space itself, if any
     assert tokenizer.decode(pieces) == expected
+
+
+@pytest.mark.parametrize("template", [QWEN, BRACKETS])
+def test_history_is_what_the_template_writes_for_earlier_messages(tiny_folder, template):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
+    tokenizer.chat_template = template
+    prompt = Prompt(tokenizer, Profile())
+    tokens = [
+        *prompt.prefix,
+        *prompt.chunk("T", "x."),
+        *prompt.question("Since when?", [("Why?", "Rain.")], "Be brief."),
+    ]
+    first = f"{SYSTEM}\n\n{prompt.chunk_text('T', 'x.')}Be brief.\n{prompt.question_text('Why?')}"
+    messages = [
+        {"role": "user", "content": first},
+        {"role": "assistant", "content": "Rain."},
+        {"role": "user", "content": prompt.question_text("Since when?")},
+    ]
+    expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    squeezed = [" ".join(text.split()) for text in (tokenizer.decode(tokens), expected)]
+    assert squeezed[0] == squeezed[1]
+    assert prompt.question("Why?", (), "") == prompt.question("Why?")
 
 
 def test_a_template_without_a_second_turn_is_refused_when_one_is_needed(tiny_folder):

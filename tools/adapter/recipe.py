@@ -23,3 +23,23 @@ OPTIONS = TuneOptions(
     save_every=500,
     seed=1,
 )
+
+PEOPLE_SHARE = 0.8
+"""Share of the contexts with questions that people asked, in a run that goes on from an adapter (`--people`); the
+generator writes the others."""
+
+REFINEMENT = TuneOptions(
+    # 90 minutes of one core of a server's CPU are about 150 steps of 4,096 tokens.
+    steps=400,
+    rows_tokens=1024,
+    accumulate=4,
+    lengths=((1024, 1.0),),
+    rate=2e-4,
+    warmup=8,
+    hold=0.4,
+    teacher="gold",
+    stored=0.55,
+    save_every=40,
+    seed=2,
+)
+"""A run that goes on from an adapter with questions that people asked; short enough for a CPU."""

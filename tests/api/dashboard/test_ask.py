@@ -16,7 +16,7 @@ LETTERS = {"k": "kept", "r": "recomputed", "p": "pulled in later", "d": "dropped
 def ask(page: Page, question: str, method: str = "") -> Locator:
     """Fill in the form and send it; return the answer once it is whole."""
     if method:
-        choose(page, "Method", method)
+        choose_option(page, "Method", method)
     page.get_by_label("Question").fill(question)
     page.get_by_role("button", name="Ask", exact=True).click()
     answer = page.get_by_role("region", name="Answer").last
@@ -24,7 +24,7 @@ def ask(page: Page, question: str, method: str = "") -> Locator:
     return answer
 
 
-def choose(page: Page, name: str, option: str) -> None:
+def choose_option(page: Page, name: str, option: str) -> None:
     """Choose an option of a list of the form."""
     page.get_by_role("combobox", name=name).click()
     page.get_by_role("option", name=option, exact=True).click()
@@ -140,7 +140,7 @@ def test_another_method_gives_another_map(desk: Desk) -> None:
         answer_map = open_map(desk, answer)
         assert {letter for chunk in answer_map["chunks"] for layer in chunk["states"] for letter in layer} == {"r"}
         assert answer.locator(".cell.r").count() == answer.get_by_role("gridcell").count()
-        choose(page, "Method", "as set (default)")
+        choose_option(page, "Method", "as set (default)")
 
 
 def test_a_remembered_conversation_is_continued_and_found_in_the_history(desk: Desk) -> None:

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.api.dashboard.conftest import QUESTIONS, Desk
-from tests.api.dashboard.test_ask import ask, choose
+from tests.api.dashboard.test_ask import ask, choose_option
 from tests.api.dashboard.test_documents import choose_collection
 
 TABS = ("Ask", "Documents", "Overview")
@@ -128,11 +128,11 @@ def test_markup_in_documents_questions_and_names_is_shown_as_text(desk: Desk) ->
         harmless(page)
         page.keyboard.press("Escape")
     with desk.page("Ask") as page:
-        choose(page, "Collection", "evil (1)")
+        choose_option(page, "Collection", "evil (1)")
         ask(page, question)
         desk.newest()
         harmless(page)
-        choose(page, "Collection", "default (2)")
+        choose_option(page, "Collection", "default (2)")
     with desk.page("Documents") as page:
         choose_collection(page, "evil")
         listed = page.get_by_role("region", name="Documents", exact=True)

@@ -16,7 +16,7 @@ from api.dashboard.terms import TERMS
 from tests.api.dashboard.browser import tab
 from tests.api.dashboard.conftest import QUESTIONS, Desk, log_in, read_metrics
 from tests.api.dashboard.loaded import ANSWERS
-from tests.api.dashboard.test_ask import choose
+from tests.api.dashboard.test_ask import choose_option
 
 
 def tile(page: Page, name: str) -> tuple[str, float]:
@@ -138,7 +138,7 @@ def test_an_operator_sees_every_tenant_and_another_tenant_itself_only(desk: Desk
         tenants = page.get_by_role("region", name="Tenants")
         expect(tenants.get_by_role("row", name="acme").get_by_role("cell").nth(1)).to_have_text(str(len(desk.answers)))
         expect(tenants.get_by_role("row", name="zeta").get_by_role("cell").nth(1)).to_have_text(f"{ANSWERS:,}")
-        choose(page, "Tenant", "acme")
+        choose_option(page, "Tenant", "acme")
         expect(answered(page)).to_have_text(f"in {len(desk.answers)} answers")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from api.routes.openai_chat import question_of
+from api.routes.openai_chat import ChatTurns, turns_of
 from api.schemas.openai import Chat
 from tests.api.conftest import Service
 from tests.api.runtime.test_decode_loop import endless, until
@@ -229,23 +229,41 @@ def test_a_full_queue_raises_the_clients_rate_limit_error(service: Service, clie
     assert all(future.result(30) is None for future in waiting)
 
 
-def folded(*texts: str) -> str:
-    roles = ("user", "assistant")
-    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
-    return question_of(Chat.model_validate({"model": "tiny", "messages": messages}))
+def read(*messages: tuple[str, str]) -> ChatTurns:
+    made = [{"role": role, "content": content} for role, content in messages]
+    return turns_of(Chat.model_validate({"model": "tiny", "messages": made}))
 
 
-def test_a_question_that_refers_back_is_prefixed_with_the_earlier_one() -> None:
-    assert folded(WHO, "Ada Brook", "When was it built?") == f"{WHO} Ada Brook. When was it built?"
-    assert folded(WHO, "Ada Brook", "Who painted the bridge of Mell?") == "Who painted the bridge of Mell?"
-    assert folded(WHO, "Ada Brook", "Did she paint?", "No.", "And why not?") == f"{WHO} Ada Brook. And why not?"
-    assert folded("Is it?") == "Is it?"
-    assert folded("Is it?", "No", "And is it now?") == "And is it now?"
-    assert folded(WHO, "", "When was it built?") == f"{WHO} When was it built?"
-    assert folded("x" * 3000, "y", "When was it built?") == "When was it built?"
+def test_messages_keep_their_roles() -> None:
+    assert read(("user", WHO)) == ChatTurns(WHO)
+    chat = (("system", "Be brief."), ("user", WHO), ("assistant", "Ada Brook"), ("user", "When was it built?"))
+    assert read(*chat) == ChatTurns("When was it built?", ((WHO, "Ada Brook"),), "Be brief.")
+    assert read(("assistant", "Hello"), ("user", "Hm."), ("user", WHO)) == ChatTurns(f"Hm.\n{WHO}")
+    assert read(("user", WHO), ("assistant", ""), ("user", "And when?")).question == f"{WHO}\nAnd when?"
 
 
 def test_a_follow_up_question_retrieves_the_document_of_the_earlier_one(client: openai.OpenAI) -> None:
     messages = [*asked(WHO), {"role": "assistant", "content": "Ada Brook"}, *asked("And when was it built?")]
     made = client.chat.completions.create(model="tiny", messages=messages, extra_body={"ragkv": {"top_k": 1}})
     assert made.ragkv["citations"][0]["document_id"] == "harbour"  # type: ignore[attr-defined]
+
+
+def test_a_system_message_and_earlier_turns_are_read(client: openai.OpenAI) -> None:
+    def prompt_tokens(*messages: tuple[str, str]) -> int:
+        made = client.chat.completions.create(
+            model="tiny", messages=[{"role": role, "content": text} for role, text in messages], max_tokens=1
+        )
+        assert made.usage is not None
+        return made.usage.prompt_tokens
+
+    alone = prompt_tokens(("user", WHO))
+    told = prompt_tokens(("system", "Answer in one word."), ("user", WHO))
+    after = prompt_tokens(("user", WHO), ("assistant", "Ada Brook"), ("user", WHO))
+    assert alone < told < after
+
+
+def test_what_does_not_fit_of_the_earlier_turns_is_left_out_from_the_beginning(client: openai.OpenAI) -> None:
+    turns = [("user", WHO), ("assistant", "Ada Brook " * 100)] * 20
+    messages: Any = [{"role": role, "content": text} for role, text in (*turns, ("user", WHO))]
+    made = client.chat.completions.create(model="tiny", messages=messages, max_tokens=8)
+    assert made.choices[0].message.content
