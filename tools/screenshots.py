@@ -31,11 +31,19 @@ POINTS_SECONDS = 25
 """Seconds until the charts have a few points."""
 ONLY_THE_MAP = ".header, .q-tabs, .ask aside, .composer, .answer-view { display: none } .ask { display: block }"
 """Hides everything but the map."""
-UNFOLDED = (
+FOR_PRINT = (
     ".kvmap pre, .passage blockquote, .q-table__middle { overflow: visible !important; max-height: none !important }"
+    " .composer { position: static !important } .cell { border-radius: 0 !important }"
 )
-"""In a print every letter of a scrollable text has a clip path of its own."""
+"""In a print every letter of a scrollable text has its own clip path, what sticks hides the rest, and round corners
+take more bytes than cells."""
 _LONG = re.compile(r"matrix\([^)]*\)|\d+\.\d{2,}")
+_DEFAULTS = re.compile(
+    r"(?:fill-rule:nonzero|fill-opacity:1|stroke-opacity:1|stroke-linecap:butt|stroke-linejoin:miter);"
+    r'| clip-rule="nonzero"'
+)
+_NUMBERS = {"M": 2, "L": 2, "C": 6}
+"""Numbers behind each command of a path."""
 _CLIP = re.compile(r'<clipPath id="([^"]+)">\s*(.*?)\s*</clipPath>\n?', re.DOTALL)
 
 
@@ -73,10 +81,11 @@ def shot(page: Page, name: str) -> None:
 
 
 def compacted(text: str) -> str:
-    """Return an SVG of pdftocairo in fewer bytes: rounded coordinates, each clip path once, letters in groups."""
-    text = _LONG.sub(
-        lambda found: found[0] if found[0][0] == "m" else f"{float(found[0]):.1f}".removesuffix(".0"), text
-    )
+    """Return an SVG of pdftocairo in fewer bytes: rounded, without defaults, each clip path once, letters in groups."""
+    text = _DEFAULTS.sub("", _LONG.sub(_rounded, text))
+    text = re.sub(r' d="([^"]*)"', _relative, text)
+    text = re.sub(r"rgb\(([\d.]+)%,([\d.]+)%,([\d.]+)%\)", _hexadecimal, text)
+    text = text.replace("xlink:href", "href").replace("glyph", "g")
     first: dict[str, str] = {}
     same = {name: first.setdefault(path, name) for name, path in _CLIP.findall(text)}
     text = _CLIP.sub(lambda found: found[0] if same[found[1]] == found[1] else "", text)
@@ -94,6 +103,37 @@ def compacted(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _hexadecimal(found: re.Match[str]) -> str:
+    """Write a colour in hexadecimal digits."""
+    return "#" + "".join(f"{round(2.55 * float(share)):02x}" for share in found.groups())
+
+
+def _relative(found: re.Match[str]) -> str:
+    """Write a path in relative coordinates, which are shorter, and without what can be left out."""
+    tokens, parts, last = iter(re.findall(r"[A-Z]|-?\d*\.?\d+", found[1])), list[str](), ""
+    x = y = start_x = start_y = 0.0
+    for command in tokens:
+        if command == "Z":
+            x, y, last = start_x, start_y, "z"
+            parts.append("z")
+            continue
+        ends = [float(next(tokens)) for _ in range(_NUMBERS[command])]
+        steps = "".join(_short(end - (y if at % 2 else x), at > 0) for at, end in enumerate(ends))
+        name = command.lower()
+        parts.append((name if name != last else "" if steps[0] == "-" else " ") + steps)
+        x, y, last = ends[-2], ends[-1], "l" if command == "M" else name
+        if command == "M":
+            start_x, start_y = x, y
+    return f' d="{"".join(parts)}"'
+
+
+def _short(step: float, follows: bool) -> str:
+    """Write a number with one decimal in as few characters as possible. follows: another number stands before it."""
+    text = f"{step:.1f}".removesuffix(".0").replace("0.", ".") if abs(step) < 0.95 else f"{step:.1f}".removesuffix(".0")
+    text = "0" if text in ("-0", "") else text
+    return f" {text}" if follows and text[0] != "-" else text
+
+
 def _rounded(found: re.Match[str]) -> str:
     """Round a coordinate; a matrix stays, because its factors are multiplied with coordinates."""
     return found[0] if found[0].startswith("matrix") else f"{float(found[0]):.1f}".removesuffix(".0")
@@ -109,7 +149,7 @@ def main() -> None:
             browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": WIDTH, "height": 800})
             page.goto(f"{url}/dashboard")
-            page.add_style_tag(content=UNFOLDED)
+            page.add_style_tag(content=FOR_PRINT)
             for question in questions[1:]:
                 client.ask(question)
                 page.wait_for_timeout(1000 * POINTS_SECONDS / ASKED)
@@ -118,10 +158,6 @@ def main() -> None:
             expect(page.get_by_role("row", name=questions[1])).to_be_visible()
             page.wait_for_timeout(500)
             shot(page, "overview")
-            page.get_by_role("tab", name="Documents").click()
-            page.get_by_label("Search ids and titles").fill("light")
-            page.wait_for_timeout(1000)
-            shot(page, "documents")
             page.get_by_role("tab", name="Ask").click()
             page.get_by_label("Question").fill(questions[0])
             page.get_by_role("button", name="Ask", exact=True).click()
