@@ -40,6 +40,9 @@ from ragkv.types import ChunkKV
 Progress = Callable[[str, int, int], None]
 """(what, done, total)"""
 
+NO_CONTEXT = "no-context"
+"""The question alone, without any chunk: what the model knows or guesses by itself."""
+
 Asked = tuple[int, int, str]
 """(number of the set, number of its question, method)"""
 
@@ -150,7 +153,7 @@ def ask_all(
         InputError: before anything is asked, for an unknown method or a set that does not fit the model.
     """
     for method in methods:
-        if method != FULL and method not in params.policies:
+        if method not in (FULL, NO_CONTEXT, *params.policies):
             make_method(method, model)
     for each in sets:
         check_fits(model, each, params.max_tokens)
@@ -196,7 +199,7 @@ class _Asker:
         self._prefiller, self._set, self._params = prefiller, asked, params
         model, store = prefiller.model, params.store
         self._chunks = chunks = [model.prompt.chunk(title, text) for title, text in asked.chunks]
-        reuse = any(method != FULL and method not in params.policies for method in methods)
+        reuse = any(method not in (FULL, NO_CONTEXT, *params.policies) for method in methods)
         encoded = map(prefiller.encode, chunks if reuse else [])
         self._encoded = [kv if store is None else store.put(kv) for kv in encoded]
         self._shared = prefiller.mode == "shared"
@@ -220,6 +223,9 @@ class _Asker:
         answer, scores = decoded.text, (decoded.em, decoded.f1)
         if context.plan is None:
             load, ttft_load = (None, None) if self._params.store is None else (0.0, ttft)
+            if method == NO_CONTEXT:
+                nothing = QualityFigures(*scores, 0.0, 0.0, 0.0, 0.0, ended, 0.0, ttft, ttft_load, load)
+                return QualityOutcome(question, method, answer, nothing, at)
             read = 1.0 if context.sparse is None else context.sparse.computed_pairs / context.sparse.dense_pairs
             kv = float(self._token_bytes * self._size)
             figures = QualityFigures(*scores, 1.0, 1.0, 1.0, 1.0, ended, kv, ttft, ttft_load, load, read)
@@ -238,6 +244,8 @@ class _Asker:
         if method == FULL:
             context = self._prefill_question(tokens)
             return context, self._full_ms + timer.total()
+        if method == NO_CONTEXT:
+            return self._prefiller.prefill_full((), tokens, timer, PrefillOptions(params.max_tokens)), timer.total()
         if method in params.policies:
             policy = params.policies[method]
             context = self._prefiller.prefill_full(

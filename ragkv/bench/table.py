@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ragkv.bench.quality import QualityOutcome
+from ragkv.bench.quality import NO_CONTEXT, QualityOutcome
 from ragkv.bench.score import interval
 from ragkv.engine.registry import FULL
+
+LEAST_GAP = 0.05
+"""F1 that the whole context must win over none, so that a share of it means something."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,8 @@ class Row:
         high: upper end.
         load: None without a store, like `ttft_load`.
         read: None for methods that reuse stored KV.
+        pgr: performance gap recovered: the share that the method wins of what full wins over no context; None unless
+            both were asked and the gap is at least LEAST_GAP.
     """
 
     method: str
@@ -40,6 +45,7 @@ class Row:
     ttft: float
     ttft_load: float | None
     read: float | None
+    pgr: float | None = None
 
 
 def rows(outcomes: Sequence[QualityOutcome]) -> list[Row]:
@@ -48,14 +54,17 @@ def rows(outcomes: Sequence[QualityOutcome]) -> list[Row]:
     for outcome in outcomes:
         by_method.setdefault(outcome.method, []).append(outcome)
     full = {outcome.at: outcome.figures.f1 for outcome in by_method.get(FULL, ())}
-    return [_row(method, answered, full) for method, answered in by_method.items()]
+    found = [_row(method, answered, full) for method, answered in by_method.items()]
+    f1 = {row.method: row.f1 for row in found}
+    none, gap = f1.get(NO_CONTEXT, 0.0), f1.get(FULL, 0.0) - f1.get(NO_CONTEXT, 1.0)
+    return found if gap < LEAST_GAP else [replace(row, pgr=(row.f1 - none) / gap) for row in found]
 
 
 def markdown(table: Sequence[Row]) -> str:
     """The table in Markdown; shares and F1 in percent."""
     head = (
-        "| method | EM | F1 | Δ F1 to full (95%) | recall | sequence | recompute | load | TTFT ms | with load |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| method | EM | F1 | Δ F1 to full (95%) | PGR | recall | sequence | recompute | load | TTFT ms | with load |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     )
     return "\n".join([*head, *(_line(row) for row in table)]) + "\n"
 
@@ -95,6 +104,7 @@ def _line(row: Row) -> str:
         percent(row.em),
         percent(row.f1),
         delta,
+        percent(row.pgr),
         *(percent(value) for value in (row.recall, row.sequence, row.recompute, row.load)),
         f"{row.ttft:.0f}",
         "–" if row.ttft_load is None else f"{row.ttft_load:.0f}",

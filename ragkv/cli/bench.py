@@ -88,7 +88,7 @@ def quality(
     settings = settings_from(None, None, model, device, store_body=body)
     from ragkv.bench.plot import check_plot
     from ragkv.bench.plot import plot as draw
-    from ragkv.bench.quality import QualityParams, ask_all
+    from ragkv.bench.quality import NO_CONTEXT, QualityParams, ask_all
     from ragkv.bench.record import RunRecord
     from ragkv.bench.stored import disk
     from ragkv.bench.table import markdown, rows
@@ -98,7 +98,7 @@ def quality(
     if plot is not None:
         check_plot(plot)
     loaded = load_model(settings, tell)
-    methods = tuple(dict.fromkeys(method or usable(loaded)))
+    methods = tuple(dict.fromkeys(method or (*usable(loaded), NO_CONTEXT)))
     asked = _sets(loaded, natural, longbench or [], chunks, (sets, questions, seed), max_tokens if fit else 0)
     record = RunRecord(out_file, loaded, asked, max_tokens, settings.prefix, settings.store_body) if out_file else None
     with disk(loaded, settings.store_body) as store, progress() as report:
@@ -142,16 +142,28 @@ def _sets(
 def _show_quality(result: Sequence[Row]) -> None:
     """Print the figures as aligned text: shares, and F1's difference to full in points."""
     console = out()
-    columns = ("em", "f1", "Δ f1 (95%)", "recall", "middle", "sequence", "recompute", "load", "ttft ms", "with load")
+    columns = (
+        "em",
+        "f1",
+        "Δ f1 (95%)",
+        "pgr",
+        "recall",
+        "middle",
+        "sequence",
+        "recompute",
+        "load",
+        "ttft ms",
+        "with load",
+    )
     wide = max(16, *(len(row.method) for row in result))
-    widths = (7, 7, 22, 8, 8, 10, 11, 7, 9, 11)
+    widths = (7, 7, 22, 7, 8, 8, 10, 11, 7, 9, 11)
     heads = "".join(f"{name:>{width}}" for name, width in zip(columns, widths, strict=True))
     console.print(f"{'method':<{wide}}{heads}", style="bold")
     for row in result:
         delta = "–"
         if row.delta is not None and row.low is not None and row.high is not None:
             delta = f"{100 * row.delta:+.1f} ({100 * row.low:+.1f} … {100 * row.high:+.1f})"
-        shares = (row.recall, row.middle, row.sequence, row.recompute, row.load)
+        shares = (row.pgr, row.recall, row.middle, row.sequence, row.recompute, row.load)
         cells = [f"{row.em:.3f}", f"{row.f1:.3f}", delta]
         cells += ["–" if share is None else f"{share:.3f}" for share in shares]
         cells += [f"{row.ttft:.1f}", "–" if row.ttft_load is None else f"{row.ttft_load:.1f}"]

@@ -15,6 +15,7 @@ from ragkv.bench.table import rows
 from ragkv.cli import run
 from ragkv.engine.prefill import Prefiller
 from ragkv.errors import InputError
+from ragkv.timing import StepTimer
 
 
 @pytest.mark.timeout(600)
@@ -52,6 +53,19 @@ def test_the_store_is_read_as_it_is_in_service(model, small):
     assert all(o.figures.ttft_load >= o.figures.ttft > 0 for o in outcomes if o.method == "full")
     without = ask_all(model, small, ("full", "scout"), lambda *_: None)
     assert {row.load for row in rows(without)} == {None}
+
+
+def test_no_context_is_the_question_behind_the_prefix_alone(model, small):
+    (question, *_) = small[0].questions
+    prefiller = Prefiller(model, model.prompt.prefix)
+    tokens = model.prompt.question(question.text)
+    expected = prefiller.prefill_full((), tokens, StepTimer(model.device)).logits
+    (outcome,) = ask_all(model, [replace(small[0], questions=(question,))], ("no-context",), lambda *_: None)
+    first = model.prompt.answer(outcome.answer)[:1]
+    assert outcome.answer
+    assert not first or int(expected.argmax()) == first[0]
+    figures = outcome.figures
+    assert (figures.sequence, figures.recompute, figures.kv, figures.recall) == (0, 0, 0, 0)
 
 
 def test_the_command_reads_quantised_bodies_if_asked_to(tmp_path, capsys, monkeypatch):

@@ -35,6 +35,14 @@ def test_the_difference_is_taken_question_by_question_whatever_their_order():
     assert -0.5 <= by_method["reuse"].low < -0.25 < by_method["reuse"].high <= 0
 
 
+def test_the_gap_is_that_between_no_context_and_all_of_it():
+    asked = [*(outcome(m, 0, f) for m, f in (("full", 0.8), ("no-context", 0.3), ("scout", 0.7), ("random", 0.2)))]
+    assert [row.pgr for row in rows(asked)] == [pytest.approx(share) for share in (1, 0, 0.8, -0.2)]
+    little = [outcome("full", 0, 0.34), outcome("no-context", 0, 0.3), outcome("scout", 0, 0.3)]
+    assert {row.pgr for row in rows(little)} == {None}, "the context wins too little"
+    assert {row.pgr for row in rows(asked[::2])} == {None}, "nobody asked without a context"
+
+
 def test_the_interval_of_many_coin_flips_is_the_normal_one():
     low, high = interval([0.0, 1.0] * 200)
     assert low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.01)
@@ -46,7 +54,7 @@ def test_markdown_tells_what_was_not_measured():
     table = rows([outcome("full", 0, 1.0), outcome("scout", 0, 1.0, ttft_load=None, load=None)])
     lines = markdown(table).splitlines()
     assert len(lines) == 4
-    assert lines[2] == "| `full` | 100.0 | 100.0 | +0.0 (+0.0 … +0.0) | 100.0 | 50.0 | 20.0 | 40.0 | 10 | 20 |"
+    assert lines[2] == "| `full` | 100.0 | 100.0 | +0.0 (+0.0 … +0.0) | – | 100.0 | 50.0 | 20.0 | 40.0 | 10 | 20 |"
     assert lines[3].endswith("| – | 10 | – |")
 
 
