@@ -60,13 +60,28 @@ def rows(outcomes: Sequence[QualityOutcome]) -> list[Row]:
     return found if gap < LEAST_GAP else [replace(row, pgr=(row.f1 - none) / gap) for row in found]
 
 
+def by_set(outcomes: Sequence[QualityOutcome], names: Sequence[str]) -> dict[str, list[Row]]:
+    """Return the rows of each set of questions; names: of the set that each context belongs to, in their order."""
+    groups: dict[str, list[QualityOutcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(names[outcome.at[0]], []).append(outcome)
+    return {name: rows(group) for name, group in groups.items()}
+
+
+def heads() -> tuple[str, ...]:
+    """Return the heads of the columns."""
+    return (
+        "method", "EM", "F1", "Δ F1 to full (95%)", "PGR", "recall", "sequence", "recompute", "load", "TTFT ms",
+        "with load",
+    )  # fmt: skip
+
+
 def markdown(table: Sequence[Row]) -> str:
     """The table in Markdown; shares and F1 in percent."""
-    head = (
-        "| method | EM | F1 | Δ F1 to full (95%) | PGR | recall | sequence | recompute | load | TTFT ms | with load |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    lines = (heads(), ("---", *["---:"] * (len(heads()) - 1)), *map(cells, table))
+    return (
+        "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("| --- |", "|---|").replace(" ---: |", "---:|")
     )
-    return "\n".join([*head, *(_line(row) for row in table)]) + "\n"
 
 
 def _row(method: str, answered: Sequence[QualityOutcome], full: dict[tuple[int, int], float]) -> Row:
@@ -92,14 +107,16 @@ def _row(method: str, answered: Sequence[QualityOutcome], full: dict[tuple[int, 
     )
 
 
-def _line(row: Row) -> str:
+def cells(row: Row) -> tuple[str, ...]:
+    """Return the cells of a row as text."""
+
     def percent(value: float | None, sign: str = "") -> str:
         return "–" if value is None else f"{100 * value:{sign}.1f}"
 
     delta = (
         "–" if row.low is None else f"{percent(row.delta, '+')} ({percent(row.low, '+')} … {percent(row.high, '+')})"
     )
-    cells = (
+    return (
         f"`{row.method}`",
         percent(row.em),
         percent(row.f1),
@@ -109,4 +126,3 @@ def _line(row: Row) -> str:
         f"{row.ttft:.0f}",
         "–" if row.ttft_load is None else f"{row.ttft_load:.0f}",
     )
-    return f"| {' | '.join(cells)} |"

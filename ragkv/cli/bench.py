@@ -78,6 +78,9 @@ def quality(
     ] = None,
     table: Annotated[Path | None, typer.Option("--table", help="Write the table to this Markdown file.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw F1 over TTFT into this .png or .svg file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with a table and a plot for each set to this file.")
+    ] = None,
     body: Annotated[str | None, typer.Option("--body", help="How the store holds K and V: exact, int8 or fp8.")] = None,
     model: Model = None,
     device: Device = None,
@@ -91,7 +94,7 @@ def quality(
     from ragkv.bench.quality import NO_CONTEXT, QualityParams, ask_all
     from ragkv.bench.record import RunRecord
     from ragkv.bench.stored import disk
-    from ragkv.bench.table import markdown, rows
+    from ragkv.bench.table import by_set, markdown, rows
     from ragkv.engine.open_model import load_model
     from ragkv.engine.registry import usable
 
@@ -118,6 +121,11 @@ def quality(
         table.write_text(f"{title}\n\n{markdown(result)}", encoding="utf-8")
     if plot is not None:
         draw(result, title, plot)
+    if html is not None:
+        from ragkv.bench.page import page
+
+        names = [Path(each.name.rpartition(":")[0]).stem if longbench else kind for each in asked]
+        html.write_text(page(title, by_set(outcomes, names)), encoding="utf-8")
     return 0
 
 

@@ -150,7 +150,18 @@ def test_the_command_runs_a_longbench_file_and_writes_what_it_found(tiny_folder,
     arguments = ["bench", "quality", "--longbench", "houses.jsonl", "--method", "full", "--method", "scout:cap=0.05"]
     assert run(arguments) == 1
     assert "houses.jsonl:1" in capsys.readouterr().err
-    files = ["--json", "rows.json", "--out", "run.jsonl", "--table", "table.md", "--plot", "plot.svg"]
+    files = [
+        "--json",
+        "rows.json",
+        "--out",
+        "run.jsonl",
+        "--table",
+        "table.md",
+        "--plot",
+        "plot.svg",
+        "--html",
+        "page.html",
+    ]
     assert run([*arguments, "--fit", *files]) == 0
     shown = capsys.readouterr()
     assert "1 LongBench questions" in shown.out
@@ -158,6 +169,7 @@ def test_the_command_runs_a_longbench_file_and_writes_what_it_found(tiny_folder,
     assert [row["method"] for row in json.loads((tmp_path / "rows.json").read_text())] == ["full", "scout:cap=0.05"]
     assert "`scout:cap=0.05`" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "plot.svg").stat().st_size > 5000
+    assert "<h2>houses</h2>" in (tmp_path / "page.html").read_text()
     first = (tmp_path / "rows.json").read_text()
     assert run([*arguments, "--fit", *files]) == 0
     assert (tmp_path / "rows.json").read_text() == first, "everything was in run.jsonl"
