@@ -119,6 +119,10 @@ class IngestSettings(_Part):
     """How documents are read, and their limits."""
 
     embedder: str = Field("", description="Sentence-transformers folder or hub id; empty: the packaged MiniLM.")
+    reranker: str = Field(
+        "",
+        description="Sentence-transformers cross-encoder, a folder or hub id, that orders what was found; empty: none.",
+    )
     ingest_prefill: str = Field(
         "dense", description="The same for chunks at ingest; KV made so has its own fingerprint."
     )

@@ -128,12 +128,14 @@ class SearchTimings:
         words: Full-text search.
         embed: Embedding the query.
         vectors: Vector search, with what it takes to bring the index up to date.
+        rerank: Ordering the candidates anew; 0 without a reranker.
         total: The whole search.
     """
 
     words: float
     embed: float
     vectors: float
+    rerank: float
     total: float
 
 
@@ -143,6 +145,7 @@ class SearchReport:
 
     Attributes:
         embedder: Name of the embedder.
+        reranker: Name of the reranker; None without one.
         chunks: Chunks of the collection whose vectors were searched, before any filter.
         exact: Whether the vector search compared all of them, or followed a graph.
         by_words: Candidates that the full-text search gave.
@@ -151,6 +154,7 @@ class SearchReport:
     """
 
     embedder: str
+    reranker: str | None
     chunks: int
     exact: bool
     by_words: int

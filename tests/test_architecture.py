@@ -265,6 +265,10 @@ def test_only_retrieval_imports_the_embedding_library() -> None:
     assert not guests, "\n".join(guests)
 
 
+WRITERS = {"html.escape"}
+"""What parses nothing, in modules that hold parsers."""
+
+
 def test_only_the_process_for_documents_imports_what_parses_them() -> None:
     """In the service itself a hostile file meets no parser."""
     parsers = {"pypdf", "selectolax", "xml", "zipfile", "lxml", "html"}

@@ -186,13 +186,18 @@ def _reuse(model: DecoderModel, settings: Settings, findings: Findings) -> None:
 
 
 def _embedder(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
-    from ragkv.retrieval import Embedder
+    from ragkv.retrieval import Embedder, Reranker
 
     with findings.checking("embedder"):
         embedder = Embedder(settings.embedder)
         vectors = embedder.encode(["hello"])
         parts.embedder = embedder
         findings.ok("embedder", f"{embedder.identity.name}, vectors of {vectors.shape[1]}")
+    if settings.reranker:
+        with findings.checking("reranker"):
+            reranker = Reranker(settings.reranker)
+            reranker.scores("hello", ["hello"])
+            findings.ok("reranker", reranker.source)
 
 
 def _catalog(settings: Settings, parts: DoctorParts, findings: Findings) -> None:

@@ -54,7 +54,7 @@ from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.model_cache import Notify
 from ragkv.passages import UNKNOWN, is_unknown
 from ragkv.report import Answer, Report
-from ragkv.retrieval import Embedder, Retriever
+from ragkv.retrieval import Embedder, Retriever, make_reranker
 from ragkv.retrieval.follow_up import own_raised, search_text
 from ragkv.sparse.psa import Psa, PsaState
 from ragkv.store import open_store
@@ -135,7 +135,11 @@ class Engine:
         catalog = Catalog.open(settings.data / "catalog.sqlite")
         embedder = Embedder(settings.embedder)
         embedder.load()
-        engine = cls(settings, model, store, catalog, Retriever(catalog, embedder, settings.data / "index"))
+        reranker = make_reranker(settings.reranker)
+        if reranker is not None:
+            reranker.load()
+        retriever = Retriever(catalog, embedder, settings.data / "index", reranker=reranker)
+        engine = cls(settings, model, store, catalog, retriever)
         engine.reuse_refused = failed_self_test(engine.prefiller, engine.fingerprint, settings.data / "qualified")
         machine = f"{engine.fingerprint} {model.device_names} {torch.get_num_threads()} {settings.store}"
         engine.chunks.costs = measure_costs(engine.prefiller, store, settings.data / "costs", machine)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ragkv.catalog import EmbedderIdentity
 from ragkv.errors import ConfigError, ModelNotFound
+from ragkv.retrieval.pretrained import load_pretrained
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -103,29 +104,13 @@ def _windows(text: str, size: int) -> list[str]:
 
 
 def _load(source: str, device: str) -> SentenceTransformer:
-    if not source:
-        return _open(str(_packaged_folder()), device, local=True)
-    folder = Path(source)
-    if folder.is_dir():
-        _refuse_pickles(folder)
-        return _open(str(folder), device, local=True)
-    if folder.is_absolute() or source.startswith("."):
-        raise ModelNotFound(f"embedder: there is no folder {source}")
-    try:
-        return _open(source, device, local=True)
-    except ModelNotFound:
-        return _open(source, device, local=False)  # A hub id that is not in the local cache.
-
-
-def _open(name: str, device: str, local: bool) -> SentenceTransformer:
     # Imported here because it takes seconds, and commands such as `ragkv ls` do not need it.
     from sentence_transformers import SentenceTransformer
 
-    try:
+    def open(name: str, local: bool) -> SentenceTransformer:
         return SentenceTransformer(name, device=device, local_files_only=local, model_kwargs={"use_safetensors": True})
-    except (OSError, ValueError, KeyError) as error:
-        first_line = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ModelNotFound(f"embedder {name} cannot be loaded: {first_line}") from error
+
+    return load_pretrained("embedder", source or str(_packaged_folder()), open)
 
 
 def _packaged_folder() -> Path:
@@ -153,9 +138,3 @@ def check_weights(path: Path, sha256: str) -> None:
         raise ModelNotFound(f"embedder: cannot read {path}: {error.strerror}") from error
     if found != sha256:
         raise ConfigError(f"embedder: {path} is not the expected file (sha256 {found[:16]}…, expected {sha256[:16]}…)")
-
-
-def _refuse_pickles(folder: Path) -> None:
-    for path in sorted(folder.rglob("*.bin")):
-        if not path.with_name("model.safetensors").exists():
-            raise ConfigError(f"embedder: {path} is a pickle, which can run code; convert it to model.safetensors")

@@ -1,5 +1,7 @@
 """Retriever: finds the chunks for a question by vector search and by BM25, and fuses the two rankings.
 
+A reranker, where one is set, orders the best candidates of both anew.
+
 Reciprocal rank fusion: Cormack, Clarke, Büttcher, "Reciprocal Rank Fusion outperforms Condorcet and individual Rank
 Learning Methods", SIGIR 2009.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -37,6 +39,16 @@ class TextEmbedder(Protocol):
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return unit vectors, [len(texts), dimension] float32."""
+        ...
+
+
+class PassageRanker(Protocol):
+    """The interface of a reranker."""
+
+    source: str
+
+    def scores(self, question: str, passages: Sequence[str]) -> list[float]:
+        """Return a score for each passage; the larger, the better."""
         ...
 
 
@@ -86,7 +98,14 @@ def _ignore(chunks: Sequence[Chunk]) -> None:
 class Retriever:
     """Searches the collections of a catalogue. Thread-safe: one lock guards the indexes and the embedder."""
 
-    def __init__(self, catalog: Catalog, embedder: TextEmbedder, folder: Path, parameters: Retrieval = DEFAULTS):
+    def __init__(
+        self,
+        catalog: Catalog,
+        embedder: TextEmbedder,
+        folder: Path,
+        parameters: Retrieval = DEFAULTS,
+        reranker: PassageRanker | None = None,
+    ):
         """Create a retriever.
 
         Args:
@@ -94,8 +113,10 @@ class Retriever:
             embedder: Embeds the questions.
             folder: Folder that keeps the indexes between runs. It may be deleted at any time.
             parameters: Parameters of retrieval.
+            reranker: Orders the candidates anew; None leaves them in the order of the fusion.
         """
         self.catalog = catalog
+        self._reranker = reranker
         self.embedder = embedder
         self.folder = folder
         self.parameters = parameters
@@ -173,15 +194,30 @@ class Retriever:
             # Another process deleted or replaced a ranked chunk. Only a new search finds the new version.
             by_words = self._match(question, scope, count)
         # A chunk that was deleted after the search is missing from `chunks`, and the next one takes its place.
-        best = [(row, score) for row, score in ranked if row in chunks][:top_k]
+        there = [(row, score) for row, score in ranked if row in chunks]
+        with timer.step("rerank"):
+            best = self._reranked(question, there[:count], chunks)[:top_k]
         vectors = self.catalog.vectors_of(row for row, _ in best)
         hits = [
             Hit(chunks[row], score, row, _similarity(vector, vectors.get(row)), by_words.get(row))
             for row, score in best
         ]
-        steps = SearchTimings(timer.elapsed("words"), timer.elapsed("embed"), timer.elapsed("vectors"), timer.total())
-        name = self.embedder.identity.name
-        return hits, SearchReport(name, size, exact, len(by_words), len(by_vector), steps)
+        taken = timer.elapsed
+        steps = SearchTimings(taken("words"), taken("embed"), taken("vectors"), taken("rerank"), timer.total())
+        name, reranker = self.embedder.identity.name, self._reranker.source if self._reranker else None
+        return hits, SearchReport(name, reranker, size, exact, len(by_words), len(by_vector), steps)
+
+    def _reranked(
+        self, question: str, ranked: list[tuple[int, float]], chunks: Mapping[int, Chunk]
+    ) -> list[tuple[int, float]]:
+        """Return (row, score) in the order of the reranker, with its scores; without one as they are."""
+        if self._reranker is None:
+            return ranked
+        texts = [f"{chunks[row].title}\n{chunks[row].text}" for row, _ in ranked]
+        with self._lock:
+            scores = self._reranker.scores(question, texts)
+        found = [(row, score) for (row, _), score in zip(ranked, scores, strict=True)]
+        return sorted(found, key=lambda each: -each[1])
 
     def refresh(self, collection: str) -> None:
         """Update the index of a collection to the state of the catalogue. Raises EmbedderChanged."""
