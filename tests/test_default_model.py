@@ -50,7 +50,12 @@ needs_default = pytest.mark.skipif(bool(reason()), reason=reason() or "it is the
 def ragkv(folder: Path, *arguments: object, code: str = "") -> subprocess.CompletedProcess[str]:
     """Run the program in a process of its own, without the setting that gives other tests the small model."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("RAGKV_")}
-    given |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"), "RAGKV_THREADS": "1"}
+    given |= {
+        "PYTHONPATH": str(ROOT),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "RAGKV_THREADS": "1",
+        "RAGKV_GATE": "false",
+    }
     program = ["-c", code] if code else []
     return run_forked([*program, *map(str, arguments)], folder, given, timeout=115)
 

@@ -9,8 +9,11 @@ from typing import Annotated, Literal, cast
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.routing import APIRoute
 from pydantic import AfterValidator
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
+from starlette.types import Scope
 
 from api import errors
 from api.middleware.body_limit import UPLOAD_DOCUMENTS
@@ -26,7 +29,22 @@ from ragkv.catalog import DocumentOrder, SortField
 from ragkv.errors import InputError, NotFound
 from ragkv.types import Document, Filter
 
-router = APIRouter()
+PARTS = (b"text", b"chunks")
+"""Last segments of paths that name a part of a document (document_parts.py)."""
+
+
+class DocumentRoute(APIRoute):
+    """Matches all paths below /v1/documents but those of a document's parts: these have no PUT and no DELETE."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Match the request unless its path, as it was sent, ends in a part's name behind an id."""
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        document, _, last = raw.rpartition(b"/")
+        is_part = last in PARTS and not document.endswith(b"/documents")
+        return (Match.NONE, {}) if is_part else super().matches(scope)
+
+
+router = APIRouter(route_class=DocumentRoute)
 Wait = Annotated[bool, Query(description="Answer when the job is done, with its outcome.")]
 InCollection = Annotated[Name | None, Query(description="Collection of all documents that name none themselves.")]
 

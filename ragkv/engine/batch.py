@@ -149,22 +149,16 @@ class Batch:
         events += self._admit()
         continuing: list[tuple[_Member, int]] = []
         for member in list(self._running.values()):
-            outcome = self._sample(member)
-            if isinstance(outcome, Event):
-                events.append(outcome)
+            try:
+                token = member.sequence.sample(self._model.stop_ids)
+            except Exception as fault:
+                events.append(self._end(member, None, "failed", fault))
+                continue
+            if token is None or member.sequence.finished:
+                events.append(self._end(member, token, "stop" if member.sequence.stopped else "length"))
             else:
-                continuing.append((member, outcome))
+                continuing.append((member, token))
         return events + self._forward(continuing)
-
-    def _sample(self, member: _Member) -> int | Event:
-        """The token that it continues from, or how it ended."""
-        try:
-            token = member.sequence.sample(self._model.stop_ids)
-        except Exception as fault:
-            return self._end(member, None, "failed", fault)
-        if token is None or member.sequence.finished:
-            return self._end(member, token, "stop" if member.sequence.stopped else "length")
-        return token
 
     def _forward(self, continuing: list[tuple[_Member, int]]) -> list[Event]:
         """Run the forward of a step."""

@@ -60,7 +60,7 @@ def faults(module: Path) -> set[tuple[int, str]]:
 
 def test_every_error_is_in_the_table(root: Path, page: str) -> None:
     expected = {(status, code) for _, status, code in errors._STATUS}
-    for name in ("errors", "middleware/auth", "middleware/body_limit", "middleware/hosts"):
+    for name in ("errors", "middleware/auth", "middleware/body_limit", "middleware/hosts", "middleware/rate_limit"):
         expected |= faults(root / "api" / f"{name}.py")
     assert {(401, "no_api_key"), (409, "cancelled"), (503, "out_of_memory"), (500, "internal")} <= expected
     table = {(int(status), code) for status, code in re.findall(r"^\| (\d+) \| `(\w+)` \|", page, re.M)}

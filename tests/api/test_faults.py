@@ -55,10 +55,10 @@ def ask(
     return service.post("/v1/answers", {"question": question, "collection": collection, "max_tokens": 8, **more})
 
 
-def cited(response: httpx.Response) -> list[tuple[str, str]]:
-    """Return (document, title) of every citation."""
+def retrieved(response: httpx.Response) -> list[tuple[str, str]]:
+    """Return (document, title) of every chunk that was read; an answer `unknown` cites none of them."""
     assert response.status_code == 200, response.text
-    return [(citation["document_id"], citation["title"]) for citation in response.json()["citations"]]
+    return [(chunk["document_id"], chunk["title"]) for chunk in response.json()["report"]["chunks"]]
 
 
 def stored(service: Service) -> tuple[set[str], set[str]]:
@@ -82,7 +82,7 @@ def test_a_document_sent_twice_at_once_is_one_job(service: Service) -> None:
     assert {post.status_code for post in posts} == {202}
     (job_id,) = {post.json()["job_id"] for post in posts}
     assert service.job(job_id)["status"] == "completed"
-    assert cited(ask(service, "twice")) == [("bridge", "Mell")]
+    assert retrieved(ask(service, "twice")) == [("bridge", "Mell")]
 
 
 def test_every_answer_during_a_replacement_cites_one_whole_version(service: Service) -> None:
@@ -96,8 +96,8 @@ def test_every_answer_during_a_replacement_cites_one_whole_version(service: Serv
     while not finished:
         finished = service.client.get(f"/v1/jobs/{job_id}").json()["finished"] is not None
         response = ask(service, "swap", top_k=64)
-        (title,) = {title for _, title in cited(response)}
-        seen.append((title, len(cited(response))))
+        (title,) = {title for _, title in retrieved(response)}
+        seen.append((title, len(retrieved(response))))
         assert response.json()["answer"] == keepers[title]
     assert seen[0][0] == "Lamp, first", "while the new version is read the old one answers"
     assert seen[-1][0] == "Lamp, second", "once the job is done, the new one does"
@@ -125,7 +125,7 @@ def test_a_version_swapped_by_another_process_in_the_middle_of_a_search_is_found
 
     service.engine_thread.submit(race).result(30)
     try:
-        assert cited(ask(service, "raced")) == [("lamp", "Lamp 2")]
+        assert retrieved(ask(service, "raced")) == [("lamp", "Lamp 2")]
     finally:
         service.engine_thread.submit(lambda engine: engine.catalog.__dict__.pop("chunks")).result(30)
 
@@ -133,7 +133,7 @@ def test_a_version_swapped_by_another_process_in_the_middle_of_a_search_is_found
 def test_a_document_deleted_during_a_question_is_never_cited_afterwards(service: Service, beside: Engine) -> None:
     for document in (HARBOUR, BRIDGE):
         service.post("/v1/documents?wait=true", {**document, "collection": "deleted"})
-    before = cited(ask(service, "deleted"))
+    before = retrieved(ask(service, "deleted"))
 
     def interrupt(engine: Engine) -> tuple[Interrupted, Callable[[], None]]:
         real = engine.store
@@ -146,9 +146,9 @@ def test_a_document_deleted_during_a_question_is_never_cited_afterwards(service:
 
     interrupted, restore = service.engine_thread.submit(interrupt).result(30)
     try:
-        assert cited(ask(service, "deleted")) == before, "the snapshot it began with"
+        assert retrieved(ask(service, "deleted")) == before, "the snapshot it began with"
         assert interrupted.happened
-        assert cited(ask(service, "deleted")) == [("bridge", "Mell")]
+        assert retrieved(ask(service, "deleted")) == [("bridge", "Mell")]
     finally:
         restore()
     referenced, kept = stored(service)

@@ -52,7 +52,7 @@ def test_no_url_in_a_document_is_fetched(service: Service, trap: Trap) -> None:
     assert service.post("/v1/documents?wait=true", single).json()["status"] == "completed"
     asked = {"question": f"{QUESTION} {url}", "collection": "urls", "top_k": 8}
     answer = service.post("/v1/answers", asked).json()
-    assert url in {citation["title"] for citation in answer["citations"]}
+    assert url in {chunk["title"] for chunk in answer["report"]["chunks"]}
     with streamed(service, asked["question"], collection="urls") as (_, events):
         assert list(events)[-1][0] == "done"
     part = {"type": "image_url", "image_url": {"url": url}}

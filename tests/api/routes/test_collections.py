@@ -17,7 +17,7 @@ from api.runtime.tenants import Tenant
 from tests.api.conftest import Service, settings
 from tests.api.routes.test_documents import clean
 from tests.api.test_bad_input import check_problem
-from tests.api.test_faults import ask, cited, held
+from tests.api.test_faults import ask, held, retrieved
 
 BOATS = [
     {"id": "heron", "text": "The Grey Heron is a ferry.", "metadata": {"kind": "ferry", "year": 1931, "tags": ["sea"]}},
@@ -60,10 +60,10 @@ def test_deleting_a_collection_removes_its_jobs_conversations_and_kv(service: Se
     assert service.job(job_id)["status"] == "cancelled"
     check_problem(service.client.get("/v1/conversations/talk?collection=sunk"), 404)
     check_problem(ask(service, "sunk"), 404)
-    assert len(cited(ask(service, "afloat"))) == 3
+    assert len(retrieved(ask(service, "afloat"))) == 3
     assert clean(service)
     fill(service, "sunk")
-    assert len(cited(ask(service, "sunk"))) == 3
+    assert len(retrieved(ask(service, "sunk"))) == 3
     for name in ("never", "%20"):
         check_problem(service.client.delete(f"/v1/collections/{name}"), 422 if "%" in name else 404)
 
@@ -88,7 +88,7 @@ def test_a_question_is_answered_from_the_documents_that_match_its_filter(
     if "filtered" not in shown(service):
         fill(service, "filtered")
     answered = ask(service, "filtered", "What is a ferry?", filter=conditions, top_k=3)
-    assert {document for document, _ in cited(answered)} == found
+    assert {document for document, _ in retrieved(answered)} == found
 
 
 def test_a_filter_applies_to_its_turn_only(service: Service) -> None:
@@ -97,7 +97,7 @@ def test_a_filter_applies_to_its_turn_only(service: Service) -> None:
         ask(service, "turns", "What is a ferry?", conversation_id="talk", filter=conditions, top_k=1)
         for conditions in ({"tags": "wood"}, {"year": 1889}, None)
     ]
-    assert [document for turn in turns[:2] for document, _ in cited(turn)] == ["mast", "gull"]
+    assert [[document for document, _ in retrieved(turn)] for turn in turns[:2]] == [["mast"], ["mast", "gull"]]
     assert len(turns[1].json()["report"]["chunks"]) == 2, "what an earlier turn read stays"
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.api.conftest import LIMIT, Service
 from tests.api.test_bad_input import check_problem
-from tests.api.test_faults import ask, cited, held, stored, tale
+from tests.api.test_faults import ask, held, retrieved, stored, tale
 
 SAYS = {"text": "The lamp of Tarn is kept by Ada Brook.", "title": "Lamp", "metadata": {"year": 1889}}
 LATER = {"text": "The lamp of Tarn is kept by Otto Lindqvist.", "title": "Lamp", "metadata": {"year": 1931}}
@@ -306,9 +306,9 @@ def test_a_document_deleted_during_retrieval_is_never_cited_afterwards(service: 
             assert started.wait(30)
             assert delete(service, "lamp", "asked").status_code == 204
             go_on.set()
-            assert ("lamp", "Lamp") in cited(answer.result(60)), "the snapshot it began with"
+            assert ("lamp", "Lamp") in retrieved(answer.result(60)), "the snapshot it began with"
     finally:
         go_on.set()
         service.engine_thread.submit(lambda engine: engine.retriever.__dict__.pop("search")).result(30)
-    assert cited(ask(service, "asked")) == [("other", "other")]
+    assert retrieved(ask(service, "asked")) == [("other", "other")]
     assert clean(service)
