@@ -129,6 +129,7 @@ def forked(
 
 def _main(options: ProgramOptions) -> None:
     """Become the program."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite that a shell started with & ignores it
     os.chdir(options.folder)
     os.environ.clear()
     os.environ.update(options.environment)
