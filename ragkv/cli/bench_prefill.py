@@ -91,6 +91,8 @@ def prefill(
         raise typer.BadParameter("random weights answer no questions: leave --shape out", param_hint="--shape")
     if not shape and (layers or plain):
         raise typer.BadParameter("--layers and --plain are of random weights", param_hint="--shape")
+    if stitched and (plot is not None or backend):
+        raise typer.BadParameter("--plot and --backend are of whole prefills", param_hint="--stitched")
     if plot is not None:
         from ragkv.bench.plot import check_plot
 

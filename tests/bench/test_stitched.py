@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import typer
 
 from ragkv.bench.shapes import random_model
 from ragkv.bench.stitched import StitchedParams, grid, measure
@@ -40,3 +41,8 @@ def test_the_command_stitches_each_length(capsys: Any) -> None:
     options = {"shape": "tiny", "length": [128], "policy": ["critiprefill"], "stitched": "cacheblend", "repeat": 1}
     assert prefill(**options) == 0
     assert "cacheblend over 1 chunks of 128 tokens" in capsys.readouterr().out
+
+
+def test_options_of_whole_prefills_are_refused() -> None:
+    with pytest.raises(typer.BadParameter, match="whole prefills"):
+        prefill(shape="tiny", stitched="cacheblend", backend="flash")
