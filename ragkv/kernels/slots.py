@@ -92,7 +92,8 @@ def make_slot_pool(
 def refill(pool: SlotPool, clock: Tensor, layer: int) -> None:
     """Fill the free list: with slots that hold no block, then with those of the least recently used blocks.
 
-    Blocks that were read in one of the latest L launches are not evicted. The host does not wait.
+    Blocks that were read in one of the latest L launches are not evicted. The host does not wait. A CUDA graph can
+    record this: filling takes a number, where an assignment copies it from the host.
 
     Args:
         pool: the pool. No kernel may be using it.
@@ -100,14 +101,14 @@ def refill(pool: SlotPool, clock: Tensor, layer: int) -> None:
         layer: the layer whose launch was the latest.
     """
     layers, slots, cells = pool.grid[0], pool.slots.shape[0], pool.slot_of.shape[0] - 1
-    left = torch.arange(len(pool.free), device=pool.free.device) >= pool.taken
-    pool.last_used[torch.where(left, pool.free, slots)] = FREE
+    taken = torch.arange(len(pool.free), device=pool.free.device) < pool.taken
+    pool.last_used.index_fill_(0, pool.free.masked_fill(taken, slots), FREE)
     age, oldest = pool.last_used[:-1].topk(len(pool.free), largest=False)
     fits = age <= clock * layers + layer - layers
-    chosen = torch.where(fits, oldest, slots)
+    chosen = oldest.masked_fill(~fits, slots)
     pool.evicted.add_((fits & (age != FREE)).sum())
-    pool.slot_of[pool.block_of[chosen]] = -1
-    pool.block_of[chosen] = cells
-    pool.last_used[chosen] = LISTED
+    pool.slot_of.index_fill_(0, pool.block_of[chosen], -1)
+    pool.block_of.index_fill_(0, chosen, cells)
+    pool.last_used.index_fill_(0, chosen, LISTED)
     pool.free.copy_(chosen)
     pool.taken.zero_()
