@@ -24,6 +24,7 @@ from ragkv.engine.prefill_state import DenseReasons, PrefilledContext, PrefillOp
 from ragkv.engine.session import SessionState, minus, plus
 from ragkv.recompute.base import Blocks, Expansion, Method, Plan, overwritten_blocks, recomputed_tokens
 from ragkv.sparse.base import DecodeState, decode_state, last_rows, observe_queries
+from ragkv.sparse.pairs import appended_pairs
 from ragkv.sparse.prefill import SparsePrefill
 from ragkv.timing import StepTimer
 
@@ -79,7 +80,7 @@ class StitchedPrefill:
         else:
             plan = self._repair(plan)
             with self._timer.step("prefill"):
-                logits = self._runner.prefill_tokens(self._stitch, self._question, self._sparse, self._decoding)
+                logits = self._prefill_question()
         self._state.append_question(len(self._question))
         if self._decoding is not None and self._decoding.wants_offloaded:
             self._decoding.offloaded = OffloadedBlocks(self._stitch, self._sources, plan)
@@ -175,6 +176,20 @@ class StitchedPrefill:
         policy = self._options.prefill_policy
         self._sparse = self._state.attention(policy, None) if policy and not self._dense.prefill else None
         self._decoding = decode_state(self._options.decode_policy, keys, self._sparse)
+
+    def _prefill_question(self) -> Tensor:
+        """Prefill the question behind the repaired rows; return the logits [vocabulary] of its last row.
+
+        A policy may act on the many repaired rows and leave the few of the question dense, as `auto` does.
+        """
+        cache, rows, sparse = self._stitch.cache, len(self._question), self._sparse
+        if sparse is not None and self._options.why_dense(rows, mean_keys(cache) + rows).prefill:
+            *before, last = cache.lengths
+            attending = last_rows(self._decoding)
+            pairs = sum(appended_pairs(length, rows, rows) for length in before) + appended_pairs(last, rows, attending)
+            sparse.count_dense(self._model.shape.q_heads * pairs)
+            sparse = None
+        return self._runner.prefill_tokens(self._stitch, self._question, sparse, self._decoding)
 
     def _repair_and_prefill(self, plan: Plan) -> Tensor:
         """Recompute tokens and prefill the question in one pass; return the logits [vocabulary] of the last row."""

@@ -17,6 +17,11 @@ def causal_pairs(q_pos: Tensor, k_pos: Tensor) -> int:
     return int(torch.searchsorted(k_pos.sort().values, q_pos, right=True).sum())
 
 
+def appended_pairs(present: int, rows: int, attending: int) -> int:
+    """Count the pairs of one attention head where the last `attending` of `rows` rows attend, after `present` keys."""
+    return attending * (present + rows) - attending * (attending - 1) // 2
+
+
 def indexed_pairs(index: BlockSparseIndex, q: Tensor) -> Tensor:
     """Count the query-key pairs that are computed for q [T, Hq, d], over all attention heads.
 

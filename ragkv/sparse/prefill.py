@@ -103,18 +103,23 @@ class SparsePrefill:
         """
         visible, pairs = self._count(q_pos, k_pos)
         dense = q.shape[1] * pairs
-        self.dense_pairs += dense
         index = None
         if q.shape[0] > 1 and bool((q_pos[1:] > q_pos[:-1]).all()):
             index = self.state.select(layer, q, k, q_pos, k_pos, end=self.end, scale=scale)
         if index is None:
-            self._computed.append(torch.tensor(dense))
-            self._read.append(torch.tensor(dense))
+            self.count_dense(dense)
             return attend(q, k, v, q_pos, k_pos, scale=scale)
         self.selected = True
+        self.dense_pairs += dense
         self._computed.append(indexed_pairs(index, q))
         self._read.append(visible.read(index, q.shape[1]))
         return attend_block_sparse(q, k, v, q_pos, k_pos, index, scale=scale)[0]
+
+    def count_dense(self, pairs: int) -> None:
+        """Count the query-key pairs of a pass that attends densely, over all layers and attention heads."""
+        self.dense_pairs += pairs
+        self._computed.append(torch.tensor(pairs))
+        self._read.append(torch.tensor(pairs))
 
     def _count(self, q_pos: Tensor, k_pos: Tensor) -> tuple[VisiblePairs, int]:
         """Return what counts pairs, and those that causality allows. Layers with the same positions share them."""

@@ -10,10 +10,12 @@ from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Capture, append
+from ragkv.recompute.cacheblend import CacheBlend
 from ragkv.recompute.epic import Epic
 from ragkv.recompute.reuse import Reuse
 from ragkv.recompute.samkv import SamKV
 from ragkv.recompute.scout import Scout
+from ragkv.sparse.critiprefill import CritiPrefill
 from ragkv.timing import StepTimer
 from tests import tiny
 
@@ -273,3 +275,29 @@ def test_scout_with_an_unlimited_budget_and_full_repair_is_a_full_prefill():
     r.model.profile = replace(r.model.profile, retrieval_heads=heads)
     scout = Scout(layers=4, heads=heads, group=4, scale=r.model.scale, weakest=0.0, cap=1.0)
     torch.testing.assert_close(sparse(r, scout).logits, full(r), **EXACT)
+
+
+class ManyRows(CritiPrefill):
+    """Acts where more rows attend than a question has."""
+
+    def why_dense(self, rows: int, keys: int) -> str:
+        return "few rows" if rows <= len(QUESTION) else ""
+
+
+def test_a_policy_that_asks_for_many_rows_acts_on_repair_and_leaves_the_question_dense():
+    r, small = reader(), {"segment": 8, "block": 4, "budget": 4, "skip": 0}
+
+    def asked(policy):
+        method, options = CacheBlend(4, ratio=0.5), PrefillOptions(8, prefill_policy=policy)
+        return r.prefill_sparse(sources(r), QUESTION, method, StepTimer(), options)
+
+    repaired, everything = asked(ManyRows(**small)), asked(CritiPrefill(**small))
+    assert repaired.sparse.dense_pairs == everything.sparse.dense_pairs
+    assert everything.sparse.pairs_read < repaired.sparse.pairs_read < repaired.sparse.dense_pairs
+    assert repaired.dense.prefill == ""
+    rows = [(len(PREFIX) + sum(map(len, CHUNKS)) + at) for at in range(1, len(QUESTION) + 1)]
+    heads, layers = r.model.shape.q_heads, r.model.shape.layers
+    unread = everything.sparse.dense_pairs - everything.sparse.pairs_read
+    kept = repaired.sparse.dense_pairs - repaired.sparse.pairs_read
+    assert 0 < unread - kept <= heads * ((layers - 1) * sum(rows) + rows[-1])
+    assert not torch.equal(repaired.logits, everything.logits)

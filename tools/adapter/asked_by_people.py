@@ -238,10 +238,11 @@ def main() -> None:
         for number in range(chosen.questions):
             found = source.context(Random(number), chosen.words)
             if found.asked:
-                file.write(json.dumps(_line(found, found.asked[0])) + "\n")
+                file.write(json.dumps(longbench_line(found, found.asked[0])) + "\n")
 
 
-def _line(context: Context, asked: Asked) -> dict[str, Any]:
+def longbench_line(context: Context, asked: Asked) -> dict[str, Any]:
+    """Return a line of LongBench's format: one question over a context."""
     chunks = enumerate(context.chunks, 1)
     text = "\n\n".join(f"Passage {number}:\n{title}\n{body}" for number, (title, body) in chunks)
     return {"input": asked.text, "context": text, "answers": [asked.answer], "language": "en"}

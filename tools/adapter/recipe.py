@@ -24,22 +24,25 @@ OPTIONS = TuneOptions(
     seed=1,
 )
 
-PEOPLE_SHARE = 0.8
-"""Share of the contexts with questions that people asked, in a run that goes on from an adapter (`--people`); the
-generator writes the others."""
+REFINEMENT_GENERATOR_SHARE = 0.4
+"""The same share in a run that goes on from an adapter with questions that people asked (`--people`, `--hops`)."""
+
+HOPS_SHARE = 0.35
+"""Share of the questions over several paragraphs among those that people asked."""
 
 REFINEMENT = TuneOptions(
-    # 90 minutes of one core of a server's CPU are about 150 steps of 4,096 tokens.
-    steps=400,
-    rows_tokens=1024,
-    accumulate=4,
-    lengths=((1024, 1.0),),
-    rate=2e-4,
-    warmup=8,
-    hold=0.4,
-    teacher="gold",
-    stored=0.55,
-    save_every=40,
+    # 4 minutes on an H200 are about 1,000 steps of 32,768 tokens. A CPU needs --seconds.
+    steps=1000,
+    rows_tokens=32768,
+    accumulate=1,
+    lengths=((2048, 0.75), (4096, 0.25)),
+    rate=3e-4,
+    warmup=20,
+    hold=0.3,
+    teacher="self",
+    answers=1.0,
+    stored=1.0,
+    save_every=500,
     seed=2,
 )
-"""A run that goes on from an adapter with questions that people asked; short enough for a CPU."""
+"""A run that goes on from an adapter with questions that people asked."""
