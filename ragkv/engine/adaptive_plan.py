@@ -58,7 +58,9 @@ class AdaptivePlan:
         if positions.numel():
             model.forward([replace(stitch.again(tokens, positions, start, layers, hidden), attention=self._attention)])
         done += [positions] * (layers - len(done))
-        return replace(self._plan, recompute=tuple(stitch.tokens(rows) for rows in done))
+        distinct = {id(rows): rows for rows in done}  # most layers recompute the same tokens
+        found = {number: stitch.tokens(rows) for number, rows in distinct.items()}
+        return replace(self._plan, recompute=tuple(found[id(rows)] for rows in done))
 
     def expand(
         self,

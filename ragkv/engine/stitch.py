@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ragkv.kernels.attention import index_to_device
 from ragkv.model.decoder import DecoderModel, Rotary, rotate
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Attention, Pass, Step
@@ -126,7 +127,7 @@ class Stitch:
         else:
             places = [ChunkSpan(self.starts[0], start, self.end) for start in self.starts]
             at = torch.cat([angle(torch.tensor(tokens), places[i]) for i, tokens in chunks])
-        return rotate(k, self._rotary[k.device][at.to(k.device)])
+        return rotate(k, self._rotary[k.device][index_to_device(at, k.device)])
 
     def positions(self, tokens: Sequence[Tokens]) -> Tensor:
         """Return the stitched positions of token indices per chunk, ascending."""
@@ -135,15 +136,16 @@ class Stitch:
         )
 
     def tokens(self, positions: Tensor) -> tuple[Tokens, ...]:
-        """Return token indices per chunk of stitched positions [m]: the inverse of `positions`."""
+        """Return token indices per chunk of ascending stitched positions [m]: the inverse of `positions`."""
+        starts, sizes = (torch.tensor(each, dtype=torch.int64) for each in (self.starts, self._sizes))
+        first, behind = (torch.searchsorted(positions, bound).tolist() for bound in (starts, starts + sizes))
         return tuple(
-            tuple((positions[(positions >= start) & (positions < start + size)] - start).tolist())
-            for start, size in zip(self.starts, self._sizes, strict=True)
+            tuple((positions[i:j] - start).tolist()) for start, i, j in zip(self.starts, first, behind, strict=True)
         )
 
     def rows(self, layer: int, positions: Tensor) -> Rows:
         """Return copies of the rows at stitched positions [m]: k (rotated), v [m, Hkv, d]."""
-        slots = self._at(layer, positions).to(self.cache.devices[layer])
+        slots = index_to_device(self._at(layer, positions), self.cache.devices[layer])
         return self.cache.k(layer)[slots], self.cache.v(layer)[slots]
 
     def again(

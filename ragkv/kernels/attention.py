@@ -90,12 +90,16 @@ def copy_to_device(parts: Sequence[Tensor], device: torch.device) -> list[Tensor
     whole = torch.cat(
         [F.pad(part.flatten(), (0, size - part.numel())) for part, size in zip(parts, sizes, strict=True)]
     )
-    if device.type == "cuda":
-        # PyTorch does not reuse pinned memory before the copy out of it is done.
-        whole = whole.pin_memory()
-    whole = whole.to(device, non_blocking=True)
-    split = whole.split(sizes)
+    split = index_to_device(whole, device).split(sizes)
     return [each[: part.numel()].view(part.shape) for each, part in zip(split, parts, strict=True)]
+
+
+def index_to_device(index: Tensor, device: torch.device) -> Tensor:
+    """Return row numbers, positions or masks on a device. The host does not wait for a copy from the CPU to a GPU."""
+    if index.device.type == "cpu" and device.type == "cuda":
+        # PyTorch does not reuse pinned memory before the copy out of it is done.
+        return index.pin_memory().to(device, non_blocking=True)
+    return index.to(device)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float) -> Tensor:

@@ -72,8 +72,11 @@ def build_index(
     offset: int = 0,
     columns: Tensor | None = None,
     until: Tensor | None = None,
+    most: int | None = None,
 ) -> BlockSparseIndex:
     """Build an index from boolean masks.
+
+    With `most` and without columns, the host does not wait for the device of the masks.
 
     Args:
         mark: [H, S, B] bool. The blocks that a tile reads.
@@ -84,11 +87,13 @@ def build_index(
         columns: [H, n] bool. Single key rows to read in addition.
         until: [S]. One past the last key row that a tile may see. Give it only where key rows are in the order of
             their positions.
+        most: no tile reads more blocks. The kernels divide their work by it, so it should be the length of the longest
+            list, which None reads from the device. A smaller number is an error.
     """
-    blocks, counts, clear_counts = _compact(mark, mark & clear)
+    blocks, counts, clear_counts = _compact(mark, mark & clear, most)
     if columns is None or not bool(columns.any()):
         return BlockSparseIndex(tile, block, blocks, counts, clear_counts, offset)
-    numbers, totals, _ = _compact(columns, columns)
+    numbers, totals, _ = _compact(columns, columns, None)
     if until is None:
         visible = totals[:, None].expand(-1, mark.shape[1])
     else:
@@ -130,18 +135,27 @@ def extremes(positions: Tensor, block: int) -> tuple[Tensor, Tensor]:
     return low.amin(1), high.amax(1)
 
 
-def _compact(mark: Tensor, leading: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _compact(mark: Tensor, leading: Tensor, most: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """Turn masks [..., n] into lists of numbers.
+
+    Args:
+        mark: the entries to list.
+        leading: those of them that come first.
+        most: no list is longer. None asks the device for the longest.
 
     Returns:
         The numbers of marked entries [..., M] int32, padded with 0: those of `leading` first, each part ascending;
         their count [...] int32; the count of the leading ones [...] int32.
     """
     counts, leading_counts = (each.sum(-1, dtype=torch.int32) for each in (mark, leading))
-    at = mark.nonzero(as_tuple=True)
-    numbers = torch.zeros(*mark.shape[:-1], max(1, int(counts.max())), dtype=torch.int32, device=mark.device)
+    width = max(1, int(counts.max()) if most is None else most)
     within = leading.cumsum(-1, dtype=torch.int32)
-    behind = mark.cumsum(-1, dtype=torch.int32) - within + leading_counts[..., None]
-    rank = torch.where(leading, within, behind)[at].long() - 1
-    numbers[(*at[:-1], rank)] = at[-1].int()
-    return numbers, counts, leading_counts
+    behind = mark.cumsum(-1, dtype=torch.int32).sub_(within).add_(leading_counts[..., None])
+    # Ranks begin at 1. Entries without a mark go to column 0, which is dropped: selecting the others would make the
+    # host wait for their number.
+    rank = torch.where(leading, within, behind).mul_(mark).long()
+    entries = torch.arange(mark.shape[-1], dtype=torch.int32, device=mark.device).expand(mark.shape)
+    numbers = torch.zeros(*mark.shape[:-1], 1 + width, dtype=torch.int32, device=mark.device)
+    numbers.scatter_(-1, rank, entries)
+    # A copy also of a single list: a view of it would not be aligned (see `attention.copy_to_device`).
+    return numbers[..., 1:].clone(memory_format=torch.contiguous_format), counts, leading_counts

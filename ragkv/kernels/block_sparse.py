@@ -24,8 +24,8 @@ def attend_block_sparse(
         q: [T, Hq, d].
         k: [n, Hkv, d].
         v: [n, Hkv, d].
-        q_pos: [T] int64.
-        k_pos: [n] int64.
+        q_pos: [T] int64. The kernel copies them to the device of q, unless they are there as int32.
+        k_pos: [n] int64, likewise.
         index: the keys that each tile of queries reads.
         scale: factor of the scores.
 

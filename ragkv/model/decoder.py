@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragkv.kernels.attention import attend
+from ragkv.kernels.attention import attend, index_to_device
 from ragkv.model.checkpoint import load_checkpoint
 from ragkv.model.execution.fused import Fused
 from ragkv.model.execution.merged_weights import supports_merging
@@ -185,7 +185,7 @@ class DecoderModel:
                 if layer == self._depth(p) - 1 and p.depth is not None:
                     leave = torch.empty(0, dtype=torch.int64)  # the pass stops here: nothing above needs its output
                 if leave is not None:
-                    rows = leave.to(device)
+                    rows = index_to_device(leave, device)
                     q[j], hidden[i], rotary[i] = q[j][rows], hidden[i][rows], rotary[i][rows]
                     positions[i] = positions[i][leave]
                 attended.append(self._attend(layer, p, rotate(q[j], rotary[i]), positions[i]))

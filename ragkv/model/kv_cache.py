@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ragkv.kernels.attention import index_to_device
 from ragkv.model.pinned import pinned_tensors
 from ragkv.types import Shape
 
@@ -165,7 +166,7 @@ class ContextCache:
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Overwrite live rows `slots` [m] with k (rotated), v [m, Hkv, d]."""
         self.wait_ready(layer)
-        slots = slots.to(self.devices[layer])
+        slots = index_to_device(slots, self.devices[layer])
         self._k[layer][slots] = k
         self._v[layer][slots] = v
 

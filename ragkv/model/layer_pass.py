@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ragkv.kernels.attention import index_to_device
 from ragkv.model.kv_cache import ContextCache
 from ragkv.types import Blend
 
@@ -110,10 +111,10 @@ def write_rows(p: Pass, layer: int, step: Step, k: Tensor, v: Tensor) -> None:
     """Write a layer's rows k (rotated), v [T, Hkv, d] to the pass's cache, blended with stored rows where the step
     asks."""
     if step.write is not None:
-        rows = step.write.to(k.device)
+        rows = index_to_device(step.write, k.device)
         k, v = k[rows], v[rows]
     if step.blend and p.blend is not None:
-        old = step.slots[: step.blend].to(k.device)
+        old = index_to_device(step.slots[: step.blend], k.device)
         k = torch.cat([p.blend(k[: step.blend], p.cache.k(layer)[old]), k[step.blend :]])
         v = torch.cat([p.blend(v[: step.blend], p.cache.v(layer)[old]), v[step.blend :]])
     p.cache.write(layer, step.slots, k, v)

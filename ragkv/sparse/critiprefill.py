@@ -27,12 +27,12 @@ Differs from the paper:
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ragkv.kernels.attention import index_to_device
 from ragkv.kernels.block_index import BlockSparseIndex, build_index, clear_blocks, extremes
 from ragkv.sparse.attention import score_dtype
 from ragkv.sparse.tiles import LEAST_ROWS, query_tiles
@@ -90,6 +90,7 @@ class SegmentLayout:
         own: bool [S, B], blocks that are not candidates but visible to the segment.
         dense: bool [S, 1], segments that read everything.
         clear: bool [S, B], as in `build_index`.
+        most: Blocks of the segment that reads the most of them.
     """
 
     q_pos: Tensor
@@ -100,13 +101,15 @@ class SegmentLayout:
     own: Tensor
     dense: Tensor
     clear: Tensor
+    most: int
 
     def to(self, device: torch.device) -> SegmentLayout:
         """Return the layout for rows on another device. Positions stay on the CPU."""
         if self.allowed.device == device:
             return self
-        masks = (mask.to(device) for mask in (self.allowed, self.own, self.dense, self.clear))
-        return SegmentLayout(self.q_pos, self.k_pos, self.size, self.offset, *masks)
+        masks = (self.allowed, self.own, self.dense, self.clear)
+        allowed, own, dense, clear = (index_to_device(mask, device) for mask in masks)
+        return replace(self, allowed=allowed, own=own, dense=dense, clear=clear)
 
 
 def segment_layout(
@@ -130,7 +133,12 @@ def segment_layout(
     if end is not None:
         dense |= tiles.last >= last_segment(end, params.segment)
     clear = clear_blocks(q_pos, k_pos, tiles.size, params.block, tiles.offset)
-    return SegmentLayout(q_pos, k_pos.clone(), tiles.size, tiles.offset, allowed, own, dense[:, None], clear).to(device)
+    # Counted here, on the CPU: counting the selected blocks in every layer would make the host wait for the device.
+    candidates = allowed.sum(1)
+    selected = torch.where(dense, candidates, candidates.clamp(max=params.budget // params.block))
+    most = int((selected + own.sum(1)).max())
+    masks = (allowed, own, dense[:, None], clear)
+    return SegmentLayout(q_pos, k_pos.clone(), tiles.size, tiles.offset, *masks, most).to(device)
 
 
 def last_segment(end: int, segment: int) -> int:
@@ -174,7 +182,7 @@ class CritiPrefillState:
         self._previous = fuse_layers(score, previous, p.fusion)
         selected = top_blocks(self._previous, layout.allowed, p.budget // p.block)
         mark = torch.where(layout.dense, layout.allowed, selected) | layout.own
-        return build_index(mark, layout.clear, layout.size, p.block, layout.offset)
+        return build_index(mark, layout.clear, layout.size, p.block, layout.offset, most=layout.most)
 
 
 def criticality(q: Tensor, k: Tensor, segment: int, block: int, offset: int = 0) -> Tensor:
@@ -225,10 +233,12 @@ def elementwise_bounds(x: Tensor, size: int, offset: int = 0) -> tuple[Tensor, T
 
     The first run lacks `offset` rows.
     """
-    missing = -(x.shape[0] + offset) % size
-    runs = math.ceil((x.shape[0] + offset) / size)
-    # Rows are padded with copies of existing rows, so that no extreme changes.
-    front, back = x[:1].expand(offset, -1, -1), x[-1:].expand(missing, -1, -1)
-    full = torch.cat([front, x, back]) if offset or missing else x
-    grouped = full.view(runs, size, *x.shape[1:])
-    return grouped.amax(1), grouped.amin(1)
+    start = min(x.shape[0], (size - offset) if offset else 0)
+    runs = (x.shape[0] - start) // size
+    stop = start + runs * size
+    # The full runs are a view. Padding the first and the last run to full ones would copy all of x.
+    parts = [x[:start][None], x[start:stop].view(runs, size, *x.shape[1:]), x[stop:][None]]
+    present = [part for part in parts if part.shape[0] and part.shape[1]]
+    if len(present) == 1:
+        return present[0].amax(1), present[0].amin(1)
+    return torch.cat([part.amax(1) for part in present]), torch.cat([part.amin(1) for part in present])

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ragkv.kernels.attention import index_to_device
 from ragkv.kernels.block_index import BlockSparseIndex
 
 
@@ -27,13 +28,13 @@ def indexed_pairs(index: BlockSparseIndex, q: Tensor) -> Tensor:
 
     Whole tiles are computed against whole blocks. Pairs inside a listed block that causality hides are counted, too.
     """
-    rows = torch.full((index.counts.shape[1],), index.tile)
-    rows[0] -= index.offset
-    rows[-1] -= rows.sum() - q.shape[0]
     keys = index.counts.long() * index.block
     if index.column_counts is not None:
         keys = keys + index.column_counts
-    return (keys * rows.to(q.device)).sum() * (q.shape[1] // index.counts.shape[0])
+    # All tiles are full but the first and the last one. Their rows are no tensor, which would have to be copied.
+    missing = index.counts.shape[1] * index.tile - index.offset - q.shape[0]
+    pairs = index.tile * keys.sum() - index.offset * keys[:, 0].sum() - missing * keys[:, -1].sum()
+    return pairs * (q.shape[1] // index.counts.shape[0])
 
 
 class VisiblePairs:
@@ -57,9 +58,10 @@ class VisiblePairs:
     def read(self, index: BlockSparseIndex, q_heads: int) -> Tensor:
         """Count the visible pairs [] int64 that `index` reads, over all attention heads."""
         shape = index.tile, index.block, index.offset
-        if shape not in self._shares:
-            self._shares[shape] = self._per_block(*shape).to(index.blocks.device)
-        share = self._shares[shape]
+        share = self._shares.get(shape)
+        if share is None:
+            share = self._per_block(*shape)
+        share = self._shares[shape] = index_to_device(share, index.blocks.device)
         listed = share.expand(index.blocks.shape[0], -1, -1).gather(2, index.blocks.long())
         valid = torch.arange(index.blocks.shape[2], device=listed.device) < index.counts[..., None]
         pairs = (listed * valid).sum()

@@ -13,12 +13,13 @@ This module sees tensors only: no I/O, no clock.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ragkv.kernels.attention import attend
+from ragkv.kernels.attention import attend, copy_to_device
 from ragkv.kernels.block_index import BlockSparseIndex
 from ragkv.kernels.block_sparse import attend_block_sparse
 from ragkv.sparse.pairs import VisiblePairs, causal_pairs, indexed_pairs
@@ -76,6 +77,35 @@ class PrefillPolicy(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PassPositions:
+    """What is known of the positions of a pass. Layers with the same positions share it.
+
+    Attributes:
+        visible: Counts the pairs that an index reads. It has the positions, on the CPU.
+        pairs: Pairs of one attention head that causality allows.
+        ascending: Whether the rows are at ascending positions.
+    """
+
+    visible: VisiblePairs
+    pairs: int
+    ascending: bool
+    _copies: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def on_device(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the positions [T] of the rows and [n] of the keys for attention on a device.
+
+        They are int64 on the CPU. Elsewhere they are int32 and copied once, without the host waiting for it.
+        """
+        positions = self.visible.q_pos, self.visible.k_pos
+        if device.type == "cpu":
+            return positions
+        if device not in self._copies:
+            q_at, k_at = copy_to_device([each.int() for each in positions], device)
+            self._copies[device] = q_at, k_at
+        return self._copies[device]
+
+
 class SparsePrefill:
     """The attention of the passes of one request, or turn, under a prefill policy.
 
@@ -92,7 +122,7 @@ class SparsePrefill:
         self.dense_pairs, self.selected = 0, False
         self._computed: list[Tensor] = []
         self._read: list[Tensor] = []
-        self._counted: tuple[VisiblePairs, int] | None = None
+        self._positions: PassPositions | None = None
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
@@ -101,10 +131,10 @@ class SparsePrefill:
 
         A single row, or rows that are not at ascending positions, attend densely.
         """
-        visible, pairs = self._count(q_pos, k_pos)
-        dense = q.shape[1] * pairs
+        positions = self._positions_of(q_pos, k_pos)
+        dense = q.shape[1] * positions.pairs
         index = None
-        if q.shape[0] > 1 and bool((q_pos[1:] > q_pos[:-1]).all()):
+        if q.shape[0] > 1 and positions.ascending:
             index = self.state.select(layer, q, k, q_pos, k_pos, end=self.end, scale=scale)
         if index is None:
             self.count_dense(dense)
@@ -112,8 +142,8 @@ class SparsePrefill:
         self.selected = True
         self.dense_pairs += dense
         self._computed.append(indexed_pairs(index, q))
-        self._read.append(visible.read(index, q.shape[1]))
-        return attend_block_sparse(q, k, v, q_pos, k_pos, index, scale=scale)[0]
+        self._read.append(positions.visible.read(index, q.shape[1]))
+        return attend_block_sparse(q, k, v, *positions.on_device(q.device), index, scale=scale)[0]
 
     def count_dense(self, pairs: int) -> None:
         """Count the query-key pairs of a pass that attends densely, over all layers and attention heads."""
@@ -121,11 +151,12 @@ class SparsePrefill:
         self._computed.append(torch.tensor(pairs))
         self._read.append(torch.tensor(pairs))
 
-    def _count(self, q_pos: Tensor, k_pos: Tensor) -> tuple[VisiblePairs, int]:
-        """Return what counts pairs, and those that causality allows. Layers with the same positions share them."""
-        if self._counted is None or not self._counted[0].matches(q_pos, k_pos):
-            self._counted = VisiblePairs(q_pos, k_pos.clone()), causal_pairs(q_pos, k_pos)
-        return self._counted
+    def _positions_of(self, q_pos: Tensor, k_pos: Tensor) -> PassPositions:
+        """Return what is known of the positions; it is computed where they are not those of the layer before."""
+        if self._positions is None or not self._positions.visible.matches(q_pos, k_pos):
+            ascending = bool((q_pos[1:] > q_pos[:-1]).all())
+            self._positions = PassPositions(VisiblePairs(q_pos, k_pos.clone()), causal_pairs(q_pos, k_pos), ascending)
+        return self._positions
 
     @property
     def computed_pairs(self) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ragkv.kernels import block_sparse
 from ragkv.kernels import block_sparse_reference as reference
-from ragkv.kernels.attention import attend_planned, copy_to_device, plan_mask
+from ragkv.kernels.attention import attend_planned, copy_to_device, index_to_device, plan_mask
 from ragkv.kernels.block_index import build_index, clear_blocks, dense_index
 from ragkv.kernels.decode_step import CachePointers
 from ragkv.types import Shape
@@ -62,6 +62,50 @@ def check(name, q, k, v, q_pos, k_pos, index, tolerance=2e-5):
     torch.testing.assert_close(lse[some], expected[some], rtol=0, atol=tolerance)
     assert bool((lse[~some] == -math.inf).all())
     assert bool((out[~some] == 0).all())
+
+
+def random_marks(heads, tiles, blocks, share, seed):
+    """Random masks, on the CPU, of the blocks that tiles read and of the clear ones. Some tiles read nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    mark = torch.rand(heads, tiles, blocks, generator=generator) < share
+    mark &= torch.rand(heads, tiles, 1, generator=generator) < 0.8
+    return mark, torch.rand(tiles, blocks, generator=generator) < 0.5
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    heads=st.integers(1, 3),
+    tiles=st.integers(1, 4),
+    blocks=st.integers(1, 20),
+    share=st.sampled_from([0.0, 0.2, 0.7, 1.1]),
+    spare=st.integers(0, 2),
+    seed=st.integers(0, 99),
+)
+def test_a_known_longest_list_gives_the_same_lists(heads, tiles, blocks, share, spare, seed):
+    """Clear blocks come first, each part ascends, and zeros follow."""
+    mark, clear = random_marks(heads, tiles, blocks, share, seed)
+    longest = int(mark.sum(-1).max())
+    counted = build_index(mark, clear, 16, 8)
+    known = build_index(mark, clear, 16, 8, most=longest + spare)
+    assert counted.blocks.shape[2] == max(1, longest)
+    assert known.blocks.shape[2] == max(1, longest + spare)
+    for index in (counted, known):
+        assert index.blocks.is_contiguous()
+        assert index.blocks.data_ptr() % 16 == 0, "Triton compiles another kernel for tensors that are not aligned"
+        width = index.blocks.shape[2]
+        for head in range(heads):
+            for tile in range(tiles):
+                listed = mark[head, tile].nonzero()[:, 0].tolist()
+                ordered = sorted(listed, key=lambda block: (not clear[tile, block], block))
+                assert index.blocks[head, tile].tolist() == ordered + [0] * (width - len(listed))
+        assert torch.equal(index.counts, mark.sum(-1).int())
+        assert torch.equal(index.clear, (mark & clear).sum(-1).int())
+
+
+def test_a_list_that_is_longer_than_the_known_longest_is_an_error():
+    mark, clear = random_marks(2, 3, 12, 0.7, 1)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        build_index(mark, clear, 16, 8, most=int(mark.sum(-1).max()) - 1)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -271,6 +315,14 @@ def test_copied_tensors_are_aligned(sizes):
     sent = copy_to_device(parts, torch.device(DEVICE))
     assert all(torch.equal(one.cpu(), other) for one, other in zip(sent, parts, strict=True))
     assert all(each.data_ptr() % 16 == sent[0].data_ptr() % 16 for each in sent)
+
+
+def test_an_index_is_copied_to_another_device_only():
+    index = torch.arange(5)
+    assert index_to_device(index, torch.device("cpu")) is index
+    sent = index_to_device(index, torch.device(DEVICE))
+    assert (sent.device.type, sent.tolist()) == (DEVICE, index.tolist())
+    assert index_to_device(sent, sent.device) is sent
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter compiles nothing")

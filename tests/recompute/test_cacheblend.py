@@ -53,6 +53,7 @@ def test_the_recomputed_tokens_are_those_that_differ_most_at_the_check_layer(lay
         again = [s + t for s, tokens in zip(starts, plan.recompute[number], strict=True) for t in tokens]
         assert again == (list(range(len(CHUNKS[0]), SIZE)) if number <= layer else best)
     assert min(best) >= len(CHUNKS[0]), "the first chunk is exact"
+    assert len({id(tokens) for tokens in plan.recompute}) == 2, "layers with the same tokens share them"
 
 
 def test_rows_up_to_the_check_layer_equal_those_of_a_full_prefill():

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from ragkv.kernels.attention import attend
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
-from ragkv.sparse.critiprefill import CritiPrefill, block_shares, criticality, fuse_layers, top_blocks
+from ragkv.sparse.critiprefill import (
+    CritiPrefill,
+    block_shares,
+    criticality,
+    elementwise_bounds,
+    fuse_layers,
+    top_blocks,
+)
 from ragkv.sparse.prefill import SparsePrefill
 from tests.tiny import model, tokens
 
@@ -138,6 +145,40 @@ def test_scores_average_the_query_heads_of_a_group():
     q, k = random_rows(16, 8, 1), random_rows(16, 2, 2)
     apart = criticality(q, k.repeat_interleave(4, dim=1), 8, 2)
     torch.testing.assert_close(criticality(q, k, 8, 2), apart.unflatten(0, (2, 4)).mean(1))
+
+
+@settings(deadline=None, max_examples=40)
+@given(count=st.integers(1, 40), size=st.integers(1, 9), offset=st.integers(0, 8), seed=st.integers(0, 9))
+def test_bounds_are_those_of_every_run_of_rows(count, size, offset, seed):
+    """The first run lacks `offset` rows, and the last one may lack some, too."""
+    x, offset = random_rows(count, 3, seed), offset % size
+    ends = range(size - offset, count + size, size)
+    runs = [x[max(0, end - size) : end] for end in ends]
+    high, low = elementwise_bounds(x, size, offset)
+    assert torch.equal(high, torch.stack([run.amax(0) for run in runs if len(run)]))
+    assert torch.equal(low, torch.stack([run.amin(0) for run in runs if len(run)]))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    count=st.integers(2, 60),
+    before=st.integers(0, 30),
+    budget=st.sampled_from([2, 4, 6, 64]),
+    threshold=st.sampled_from([0, 20]),
+    stitched=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_the_longest_list_of_a_layer_is_known_from_positions(count, before, budget, threshold, stitched, seed):
+    """The kernels divide their work by it, so it is exact; keys behind a gap are in the order of a shuffled cache."""
+    params, keys = CritiPrefill(8, 2, budget, skip=0, threshold=threshold), before + count
+    k_pos = torch.randperm(keys, generator=torch.Generator().manual_seed(seed)) if stitched else torch.arange(keys)
+    q_pos, end = torch.arange(before, keys), None if stitched else keys
+    if stitched:
+        q_pos = torch.cat([q_pos[: count // 2 : 3], q_pos[count // 2 :]])
+    q, k = random_rows(len(q_pos), 4, seed), random_rows(keys, 2, seed + 1)
+    index = params.start().select(0, q, k, q_pos, k_pos, end=end, scale=0.3)
+    if index is not None:
+        assert index.blocks.shape[2] == max(1, int(index.counts.max()))
 
 
 def test_a_model_under_a_budget_for_everything_gives_its_dense_logits():

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from ragkv.kernels.attention import attend
 from ragkv.sparse.critiprefill import CritiPrefill
 from ragkv.sparse.loopserve import LoopServe
-from ragkv.sparse.prefill import SparsePrefill
+from ragkv.sparse.pairs import VisiblePairs, indexed_pairs
+from ragkv.sparse.prefill import PassPositions, SparsePrefill
 from ragkv.sparse.tiles import LEAST_ROWS, query_tiles, scattered_size
 
 
@@ -101,6 +102,25 @@ def counted(index, q_pos, k_pos, q_heads):
     return total
 
 
+def computed(index, count, q_heads):
+    """Pairs of whole tiles with whole blocks and columns, row by row."""
+    tiles = [(row + index.offset) // index.tile for row in range(count)]
+    columns = 0 if index.column_counts is None else index.column_counts
+    keys = index.counts * index.block + columns
+    return sum(int(keys[:, tile].sum()) for tile in tiles) * (q_heads // len(keys))
+
+
+def test_layers_with_the_same_positions_share_one_copy_on_a_device():
+    q_pos, k_pos = stitched(3, 16, 4, 5)
+    positions = PassPositions(VisiblePairs(q_pos, k_pos), 1, True)
+    assert positions.on_device(torch.device("cpu")) == (q_pos, k_pos)
+    other = torch.device("meta")
+    first, second = positions.on_device(other), positions.on_device(other)
+    assert all(one is same for one, same in zip(first, second, strict=True))
+    for copy, position in zip(first, (q_pos, k_pos), strict=True):
+        assert (copy.shape, copy.dtype, copy.device) == (position.shape, torch.int32, other)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     chunks=st.integers(2, 6),
@@ -122,6 +142,8 @@ def test_pairs_are_counted_exactly(chunks, repaired, question, start, lines, see
     index = spied.indexes[0]
     assert sparse.dense_pairs == dense
     assert sparse.pairs_read == (dense if index is None else counted(index, q_pos, k_pos, 4))
+    if index is not None:
+        assert int(indexed_pairs(index, q)) == computed(index, len(q_pos), 4)
 
 
 @pytest.mark.parametrize("policy", [CritiPrefill(32, 8, 16), CritiPrefill(32, 8, 32, skip=0)])

@@ -1,0 +1,39 @@
+"""Stitched positions of the tokens of chunks, and the way back."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragkv.engine.stitch import Stitch
+from ragkv.recompute.base import Piece
+from ragkv.types import Digest
+from tests import tiny
+
+MODEL = tiny.model()
+
+
+def pieces(*sizes):
+    """Chunks of given sizes. Positions do not depend on their digests."""
+    return [Piece(size, 4, Digest(*[torch.empty(0)] * 6)) for size in sizes]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(0, 99), st.sampled_from([0.0, 0.2, 0.6, 1.1]))
+def test_tokens_are_the_inverse_of_positions(sizes, seed, share):
+    """Some chunks have no token. The last two follow a question and its answer, which belong to no chunk."""
+    stitch = Stitch(MODEL, pieces(*sizes), 3, 0)
+    stitch.end += 5
+    stitch.join(pieces(7, 4))
+    generator = torch.Generator().manual_seed(seed)
+    chosen = tuple(
+        tuple((torch.rand(size, generator=generator) < share).nonzero()[:, 0].tolist()) for size in (*sizes, 7, 4)
+    )
+    positions = stitch.positions(chosen)
+    assert bool((positions[1:] > positions[:-1]).all())
+    assert stitch.tokens(positions) == chosen
+    between = torch.arange(sum(sizes) + 3, sum(sizes) + 8)
+    assert stitch.tokens(torch.cat([torch.arange(3), positions, between]).unique()) == chosen
+
+
+def test_no_chunks_have_no_tokens():
+    assert Stitch(MODEL, [], 3, 0).tokens(torch.arange(3)) == ()
