@@ -17,7 +17,7 @@ from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
 from api.dashboard.answer_card import AnswerCard, OpenDocument
-from api.dashboard.buttons import main_button, quiet_button
+from api.dashboard.buttons import confirm_deletion, main_button, quiet_button
 from api.dashboard.examples import EXAMPLES, example_questions
 from api.errors import fault_of
 from api.middleware.rate_limit import quota_fault
@@ -61,6 +61,7 @@ class AskPanel:
         self._tenant, self._open_document, self._add_documents = tenant, open_document, add_documents
         self._stream: AnswerStream | None = None
         self._conversation = _new_name()
+        self._held: tuple[str, str] | None = None  # collection and name of the shown conversation, if turns are kept
         self._shown_history: list[float] = []
         self._shown_examples = ""
         with ui.element("div").classes("ask"):
@@ -68,12 +69,14 @@ class AskPanel:
                 ui.button("New conversation", icon="add", on_click=self._start_anew).props("no-caps flat").classes(
                     "new"
                 )
+                self._delete = quiet_button("Delete conversation", self._delete_conversation, "delete").props("dense")
                 self._history = HistoryList(lambda event: self.open(str(event.args)))
             with ui.element("div").classes("talk"):
                 with ui.element("div").classes("thread") as self._thread:
                     self._start = ui.element("div").classes("start")
                 self._build_form()
         self._stop.set_visibility(False)
+        self._delete.set_visibility(False)
         ui.context.client.on_delete(self._cancel)
 
     def _build_form(self) -> None:
@@ -121,6 +124,7 @@ class AskPanel:
         shown = [chosen]
         if chosen.conversation:
             self._conversation, self._remember.value = chosen.conversation, True
+            self._hold(chosen)
             found = await to_thread.run_sync(service.answers, self._tenant.name, self._settings.history, inf)
             of = (chosen.collection, chosen.conversation)
             shown = [each for each in reversed(found) if (each.collection, each.conversation) == of]
@@ -200,6 +204,7 @@ class AskPanel:
             card.show(text=stream.answer().answer, note="", busy=False)
             return
         self._history.show(shown=request_id)
+        self._hold(recorded)
         await card.show_recorded(recorded)
         await self.refresh()
         self._scroll_to_end()
@@ -221,13 +226,29 @@ class AskPanel:
             True,
         )
 
+    async def _delete_conversation(self) -> None:
+        """Delete the remembered turns and their answers, once the user has agreed."""
+        if self._stream is not None or self._held is None:
+            return
+        if await confirm_deletion("Delete this conversation and its answers?"):
+            await self._engine_thread.remove_conversation(self._held, self._tenant.name)
+            self._start_anew()
+            await self.refresh()
+
+    def _hold(self, recorded: RecordedAnswer) -> None:
+        """Offer to delete the conversation of an answer, if it has one."""
+        if recorded.conversation:
+            self._held = recorded.collection, recorded.conversation
+            self._delete.set_visibility(True)
+
     def _start_anew(self) -> None:
         """Empty the thread."""
         self._cancel()
         for each in list(self._thread.default_slot.children):
             if each is not self._start:
                 self._thread.remove(each)
-        self._conversation = _new_name()
+        self._conversation, self._held = _new_name(), None
+        self._delete.set_visibility(False)
         self._history.show(shown="")
         self._start.set_visibility(True)
 

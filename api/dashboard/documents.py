@@ -13,7 +13,7 @@ from nicegui import ui
 from nicegui.element import Element
 from nicegui.events import GenericEventArguments
 
-from api.dashboard.buttons import quiet_button
+from api.dashboard.buttons import confirm_deletion, quiet_button
 from api.dashboard.formatting import count, quantity, size
 from api.dashboard.jobs import JobList
 from api.middleware.body_limit import UPLOAD_DOCUMENTS
@@ -204,7 +204,9 @@ class DocumentsPage:
     async def _remove(self, event: GenericEventArguments) -> None:
         chosen, collection = [str(id) for id in event.args], self._inside
         these = "this document, its" if len(chosen) == 1 else f"these {count(len(chosen))} documents, their"
-        if not chosen or not await _confirm(f"Delete {these} text and KV, and the answers that were read from them?"):
+        if not chosen or not await confirm_deletion(
+            f"Delete {these} text and KV, and the answers that were read from them?"
+        ):
             return
         for document_id in chosen:
             with suppress(NotFound):  # it was deleted meanwhile
@@ -257,14 +259,3 @@ def _pending_row(pending: Pending, tenant: Tenant) -> dict[str, Any]:
         "reason": tenant.told(pending.reason),
         "stored": False,
     }
-
-
-async def _confirm(question: str) -> bool:
-    with ui.dialog() as dialog, ui.card():
-        ui.label(question)
-        with ui.row():
-            ui.button("Delete", on_click=lambda: dialog.submit(True)).props("color=negative no-caps")
-            quiet_button("Keep", lambda: dialog.submit(False))
-    answer = await dialog
-    dialog.delete()
-    return bool(answer)

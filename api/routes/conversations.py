@@ -38,8 +38,5 @@ async def remove_conversation(
     conversation_id: Name, engine_thread: EngineThreadDep, tenant: TenantDep, collection: Name = "default"
 ) -> Response:
     """Delete a conversation: its turns and what is kept of it in memory, including its recorded answers."""
-    session = (tenant.inside(collection), conversation_id)
-    future = engine_thread.submit(lambda engine: engine.sessions.remove(*session), session, tenant.name)
-    await asyncio.wrap_future(future)
-    engine_thread.history.remove(lambda each: (each.collection, each.conversation) == session)
+    await engine_thread.remove_conversation((tenant.inside(collection), conversation_id), tenant.name)
     return Response(status_code=204)

@@ -22,6 +22,7 @@ served in the order in which they came.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -123,6 +124,21 @@ class EngineThread:
         future: Future[T] = Future()
         self._enqueue(QueuedTask(task, future, session, tenant))
         return future
+
+    async def remove_conversation(self, session: SessionName, tenant: str) -> None:
+        """Remove a conversation: its turns, what is kept of it in memory, and its recorded answers.
+
+        Args:
+            session: Its collection and its name.
+            tenant: The tenant whose request it is.
+
+        Raises:
+            Busy: The queue is full.
+            NotFound: There is no such conversation.
+            Stopping: The service is shutting down.
+        """
+        await asyncio.wrap_future(self.submit(lambda engine: engine.sessions.remove(*session), session, tenant))
+        self.history.remove(lambda each: (each.collection, each.conversation) == session)
 
     def ask(
         self,

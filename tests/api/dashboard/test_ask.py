@@ -163,6 +163,24 @@ def test_a_remembered_conversation_is_continued_and_found_in_the_history(desk: D
         page.get_by_role("switch", name="Remember").click()
 
 
+def test_a_remembered_conversation_is_deleted_with_its_answers_once_the_user_agrees(desk: Desk) -> None:
+    with desk.page("Ask") as page:
+        delete = page.get_by_role("button", name="Delete conversation")
+        expect(delete).to_be_hidden()
+        page.get_by_role("switch", name="Remember").click()
+        ask(page, QUESTIONS[0])
+        gone = desk.client.get("/v1/answers?limit=1").json()["answers"][0]["id"]
+        delete.click()
+        page.get_by_role("button", name="Keep").click()
+        expect(page.get_by_role("region", name="Answer")).to_have_count(1)
+        delete.click()
+        page.get_by_role("button", name="Delete", exact=True).click()
+        expect(page.get_by_role("region", name="Answer")).to_have_count(0)
+        expect(delete).to_be_hidden()
+        assert desk.client.get(f"/v1/answers/{gone}").status_code == 404
+        page.get_by_role("switch", name="Remember").click()
+
+
 def test_an_error_is_shown_as_text(desk: Desk) -> None:
     with desk.page("Ask") as page:
         page.get_by_label("Question").fill("harbour " * 3000)
