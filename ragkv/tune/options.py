@@ -25,6 +25,7 @@ class TuneOptions:
             is at that step, under full attention; `answers` then says what full attention should answer. `gold` learns
             the given answers alone: under stored KV, or under full attention. A pass then costs half.
         answers: Weight of the cross entropy of the given answers under full attention, for `self`.
+        distilled: Weight of learning, under stored KV, from the model itself under full attention, for `self`.
         stored: Share of the forward passes that also learn under stored KV; for `gold`, that learn under it alone.
         drop: Which blocks questions do not see under stored KV.
         seconds: The run ends after this time, and the learning rate falls accordingly; 0 is no limit.
@@ -43,6 +44,7 @@ class TuneOptions:
     hold: float = 0.3
     teacher: Literal["base", "self", "gold"] = "base"
     answers: float = 0.0
+    distilled: float = 1.0
     stored: float = 1.0
     drop: DropParams = field(default_factory=DropParams)
     seconds: float = 0.0

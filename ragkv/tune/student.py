@@ -9,7 +9,7 @@ No gold answers are needed for the first: an answer's text only says at which to
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ragkv.tune.attention import RowAttention, SdpaAttention
 from ragkv.tune.masks import RowBatch, full_mask, stored_mask
+from ragkv.tune.options import TuneOptions
 
 
 def distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:
@@ -38,10 +39,10 @@ class Student(nn.Module):
     Its state dict holds the adapter alone, so that a checkpoint is as small as the adapter.
     """
 
-    def __init__(self, model: Any, teacher: Literal["base", "self", "gold"], answers: float):
-        """Take a PeftModel around a causal language model, and what it learns; see `TuneOptions`."""
+    def __init__(self, model: Any, options: TuneOptions):
+        """Take a PeftModel around a causal language model, and what it learns: `teacher`, `answers`, `distilled`."""
         super().__init__()
-        self.model, self._teacher, self._answers = model, teacher, answers
+        self.model, self._options = model, options
         self._attention: RowAttention = SdpaAttention()
 
     def attend_with(self, attention: RowAttention) -> None:
@@ -74,19 +75,19 @@ class Student(nn.Module):
         ids, positions, kinds, parts, blocks = columns.unbind(1)
         batch = RowBatch(ids, positions, kinds, parts, blocks, targets, kept)
         full, after = full_mask(batch), batch.ids.roll(-1, 1)[targets]
-        if self._teacher == "base":
+        if self._options.teacher == "base":
             return self._from_base(batch, full)
-        if self._teacher == "gold":
+        if self._options.teacher == "gold":
             mask = stored_mask(batch) if bool(stored) else full
             gold = answer_loss(self._logits(batch, [mask])[0], after)
             return {"loss": gold, "answers": gold.detach()}
         masks = [full, stored_mask(batch)] if bool(stored) else [full]
         logits = self._logits(batch, masks)
         gold = answer_loss(logits[0], after)
-        found = {"loss": self._answers * gold, "answers": gold.detach()}
+        found = {"loss": self._options.answers * gold, "answers": gold.detach()}
         if len(masks) > 1:
             distilled = distillation_loss(logits[1], logits[0].detach())
-            found |= {"loss": found["loss"] + distilled, "distillation": distilled.detach()}
+            found |= {"loss": found["loss"] + self._options.distilled * distilled, "distillation": distilled.detach()}
         return found
 
     def _from_base(self, batch: RowBatch, full: Tensor) -> dict[str, Tensor]:

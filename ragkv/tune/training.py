@@ -101,7 +101,7 @@ def train(model: Any, batches: RowBatches, options: TuneOptions, out: Path, say:
         say: Is told the progress.
     """
     transformers.utils.logging.set_verbosity_error()
-    student = Student(model, options.teacher, options.answers)
+    student = Student(model, options)
     if torch.cuda.is_available():
         student.cuda()
         student.compile_layers()

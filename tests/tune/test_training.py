@@ -75,7 +75,7 @@ def test_gold_answers_are_learned_under_the_mask_that_the_batch_names(
     loaded = load_checkpoint(str(folder), "cpu", "float32", None)
     maker = RowMaker(loaded.tokenizer, Prompt(loaded.tokenizer, loaded.profile), 8, loaded.tokenizer.eos_token_id)
     found = RowBatches(ProseSource(passages(24), maker.chunk_tokens), maker, OPTIONS, 1)[0]
-    student = Student(with_adapter(loaded.weights, OPTIONS, None), "gold", 0.0)
+    student = Student(with_adapter(loaded.weights, OPTIONS, None), replace(OPTIONS, teacher="gold"))
     ids, positions, kinds, parts, blocks = found["columns"].unbind(1)
     batch = RowBatch(ids, positions, kinds, parts, blocks, found["targets"], found["kept"])
     expected = answer_loss(student._logits(batch, [mask(batch)])[0], ids.roll(-1, 1)[batch.targets])
@@ -83,6 +83,16 @@ def test_gold_answers_are_learned_under_the_mask_that_the_batch_names(
     loss = student(**{**found, "stored": torch.tensor(stored)})["loss"]
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     assert stored == (abs(loss.item() - other.item()) > 1e-6)
+
+
+def test_the_loss_is_the_weighted_sum_of_what_is_learned(folder: Path) -> None:
+    loaded = load_checkpoint(str(folder), "cpu", "float32", None)
+    maker = RowMaker(loaded.tokenizer, Prompt(loaded.tokenizer, loaded.profile), 8, loaded.tokenizer.eos_token_id)
+    found = RowBatches(ProseSource(passages(24), maker.chunk_tokens), maker, OPTIONS, 1)[0]
+    adapter = with_adapter(loaded.weights, OPTIONS, None)
+    parts = Student(adapter, replace(OPTIONS, teacher="self", answers=0.5, distilled=3.0))(**found)
+    assert parts["distillation"] > 0
+    assert parts["loss"].item() == pytest.approx(0.5 * parts["answers"].item() + 3 * parts["distillation"].item())
 
 
 def test_a_stopped_run_goes_on_where_it_stopped(folder: Path, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--measured", nargs="+", type=Path, default=[], help="sets whose texts are not trained on")
     parser.add_argument("--generated", type=float, help="share of the contexts that the project's generator writes")
     parser.add_argument("--seed", type=int, help="of the contexts")
+    parser.add_argument("--distilled", type=float, default=1.0, help="weight of learning to read stored KV")
     parser.add_argument("--start", type=Path, help="adapter to go on from")
     parser.add_argument("--seconds", type=float, default=0.0, help="end the training after this time; 0: no limit")
     parser.add_argument("--workers", type=int, default=14, help="processes that write rows")
@@ -67,7 +68,7 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     options = REFINEMENT if asked else OPTIONS
     seed = options.seed if chosen.seed is None else chosen.seed
-    options = replace(options, workers=chosen.workers, seconds=chosen.seconds, seed=seed)
+    options = replace(options, workers=chosen.workers, seconds=chosen.seconds, seed=seed, distilled=chosen.distilled)
     loaded = load_checkpoint(chosen.base or str(default_gguf()), "auto", "auto", None)
     maker = row_maker(loaded, options)
     if asked:

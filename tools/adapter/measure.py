@@ -4,7 +4,8 @@
     python -m tools.adapter.measure table 0.jsonl 1.jsonl …
     python -m tools.adapter.measure documents dev.jsonl       the development documents, for `ragkv ingest`
 
-A process asks every 14th context. FILE is in LongBench's format.
+A process asks every 14th context. FILE is in LongBench's format. What the model cannot read whole is left
+out.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ragkv.bench.quality import QualityOutcome, ask_all
+from ragkv.bench.quality import QualityOutcome, QualityParams, ask_all, check_fits
 from ragkv.bench.score import interval
 from ragkv.bench.sets import QuestionSet, natural_sets, pages
+from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.source import ModelSource
 
@@ -68,13 +70,22 @@ def ask_share(chosen: argparse.Namespace) -> None:
     number, count = map(int, chosen.share.split("/"))
     with chosen.out.open("w", encoding="utf-8") as file:
         for name in chosen.sets:
-            sets = question_sets(name, model)
+            sets = [each for each in question_sets(name, model) if _fits(model, each)]
             if chosen.questions:
                 sets = sets[: chosen.questions]
             for at in range(number, len(sets), count):
                 for outcome in ask_all(model, [sets[at]], chosen.methods, lambda *progress: None):
                     file.write(json.dumps(_row(Path(name).stem, at, outcome)) + "\n")
                 file.flush()
+
+
+def _fits(model: DecoderModel, asked: QuestionSet) -> bool:
+    """Return whether the model can read a set whole."""
+    try:
+        check_fits(model, asked, QualityParams().max_tokens)
+    except InputError:
+        return False
+    return True
 
 
 def _row(name: str, at: int, outcome: QualityOutcome) -> dict[str, Any]:
