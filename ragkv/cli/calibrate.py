@@ -15,6 +15,13 @@ from ragkv.cli.common import Collection, Data, Device, Model, Store, opened, out
 if TYPE_CHECKING:
     from ragkv.bench.confidence import Reliability
     from ragkv.config import Settings
+    from ragkv.engine.calibration import CalibrationSet
+    from ragkv.model.decoder import DecoderModel
+
+REACHES = (4, 8, 16)
+"""Values of scout's `reach` that --documents compares."""
+CAPS = (0.05, 0.1, 0.15, 0.2, 0.3)
+"""Values of scout's `cap` that --documents compares."""
 
 
 def calibrate(
@@ -23,6 +30,10 @@ def calibrate(
         typer.Option(
             metavar="QUESTIONS", help='Measure the confidence instead: JSON lines {"q": "…", "a": ["gold", …]}.'
         ),
+    ] = None,
+    documents: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PATH", help="Ask about these files and folders instead of generated documents."),
     ] = None,
     collection: Collection = "default",
     unanswerable: Annotated[
@@ -37,6 +48,9 @@ def calibrate(
 ) -> int:
     """Find the model's retrieval heads and stable layers, once per model. The data folder keeps the profile.
 
+    With --documents the questions are made of your own documents, and the profile learns how far a score reaches and
+    what share of the context is kept at most, too. Do it before `ragkv ingest`: stored KV belongs to the profile.
+
     With --confidence the questions are asked about the documents of the collection, and the profile learns from right
     and wrong answers how sure the model may be. Use questions that nothing else is measured with. With --unanswerable
     each is asked a second time where `unknown` is right.
@@ -49,25 +63,52 @@ def calibrate(
 
             asked += [(unanswerable, replace(each, gold=(UNKNOWN,))) for _, each in asked]
         return _calibrate_confidence(settings, asked, top_k)
-    from ragkv.engine.calibration import CalibrationParams
+    return _calibrate_heads(settings, documents)
+
+
+def _calibrate_heads(settings: Settings, documents: Sequence[Path] | None) -> int:
+    """Find heads with generated questions, or with questions about documents, and save the profile."""
+    from ragkv.engine.calibration import CalibrationParams, needle_sets
     from ragkv.engine.calibration import calibrate as measure
     from ragkv.engine.open_model import load_model
 
-    profiles = settings.data / "profiles"
     loaded = load_model(settings, tell)
-    params = CalibrationParams()
+    if documents:
+        params = CalibrationParams(reaches=REACHES, caps=CAPS)
+        sets = _document_sets(settings, loaded, documents)
+    else:
+        params, sets = CalibrationParams(), needle_sets(loaded)
     with progress() as report:
-        found = measure(loaded, params, report)
-    path = profiles / f"{loaded.weights_hash}.json"
+        found = measure(loaded, sets, report, params)
+    path = settings.data / "profiles" / f"{loaded.weights_hash}.json"
     found.profile.save(path)
     console = out()
     heads = ", ".join(f"layer {layer} head {head}" for layer, head in found.profile.retrieval_heads)
+    console.print(f"questions        {found.questions}")
     console.print(f"retrieval heads  {heads or 'none found'}")
+    if documents:
+        console.print(f"reach            {found.profile.scout_reach} tokens")
+        console.print(f"cap              {found.profile.scout_cap:.0%} of the blocks")
     console.print(f"stable layers    {', '.join(map(str, found.profile.stable_layers))}")
     for budget, recall in zip(params.budgets, found.recall, strict=True):
         console.print(f"recall           {recall:.2f} of the answers with {budget:.0%} of the blocks")
     console.print(f"saved            {path}")
     return 0
+
+
+def _document_sets(settings: Settings, model: DecoderModel, documents: Sequence[Path]) -> list[CalibrationSet]:
+    """Return questions about documents, which are split as ingest splits them."""
+    from ragkv.cli.tune import read_documents
+    from ragkv.errors import InputError
+    from ragkv.tune.contexts import ProseSource
+    from ragkv.tune.document_sets import document_sets
+
+    passages = read_documents(
+        list(documents), settings, model.prompt, settings.chunk_tokens or model.profile.chunk_tokens
+    )
+    if not passages:
+        raise InputError("there is no text in these documents; name files or folders that `ragkv ingest` reads")
+    return document_sets(ProseSource(passages, lambda chunk: len(model.prompt.chunk(*chunk))))
 
 
 def _calibrate_confidence(settings: Settings, asked: Sequence[tuple[str, FileQuestion]], top_k: int | None) -> int:

@@ -1,25 +1,29 @@
 """Calibration: find the retrieval heads and stable layers of a model, which block selection needs.
 
-Both come from generated documents with needle questions (needles.py). They are processed as in the service: chunks are
-encoded alone, and the question is asked over S alone, as scout's first look asks it.
+Both come from questions with a known answer span: generated ones (`needle_sets`), or ones about a user's own documents
+(tune/document_sets.py). They are processed as in the service: chunks are encoded alone, and the question is asked over
+S alone, as scout's first look asks it.
 
     retrieval heads   added one by one: the head that most improves how often every block of the answer is among the few
                       best. Ties go to the larger share of attention on the answer
+    reach             of several, the one whose heads find most
+    cap               the smallest share of the blocks that finds as many answers as the largest, within `CAP_LOSS`
     stable layers     SamKV appendix A.2: the last layers in whose attention a chunk's best block stands out
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ragkv.engine.memory_source import InMemoryChunk
-from ragkv.engine.needles import NeedleQuestion, NeedleSet, make_needles, span_tokens
+from ragkv.engine.needles import make_needles, span_tokens
 from ragkv.engine.prefill import Prefiller
+from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.profile import CALIBRATED_BLOCK, Profile
 from ragkv.recompute.analysis import stability
@@ -30,20 +34,58 @@ Progress = Callable[[str, int, int], None]
 """Called with (what, done, total)."""
 
 
+CAP_LOSS = 0.01
+"""Recall that a smaller cap may lose."""
+
+
+@dataclass(frozen=True)
+class CalibrationQuestion:
+    """A question and the characters start..end of a chunk's text that answer it."""
+
+    text: str
+    chunk: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class CalibrationSet:
+    """Chunks, (title, text) in the order of the prompt, and questions about them."""
+
+    chunks: tuple[tuple[str, str], ...]
+    questions: tuple[CalibrationQuestion, ...]
+
+
 @dataclass(frozen=True)
 class CalibrationParams:
     """Parameters of a calibration.
+
+    Attributes:
+        heads: Largest number of retrieval heads.
+        budgets: Shares of the blocks at which recall is measured.
+        block: Tokens per block from now on; 0 keeps the profile's.
+        power: As in `Scout`.
+        reaches: Values of `Scout.reach` to choose from.
+        caps: Values of `Scout.cap` to choose from, in ascending order.
+    """
+
+    heads: int = 3
+    budgets: tuple[float, ...] = (0.03, 0.06)
+    block: int = CALIBRATED_BLOCK
+    power: float = 0.5
+    reaches: tuple[int, ...] = (8,)
+    caps: tuple[float, ...] = (0.2,)
+
+
+@dataclass(frozen=True)
+class NeedleSetParams:
+    """Sizes of the generated questions.
 
     Attributes:
         sets: Needle sets.
         documents: Documents per set.
         questions: Questions per set.
         tokens: Tokens per document; 0 takes the profile's chunk size.
-        heads: Largest number of retrieval heads.
-        budgets: Shares of the blocks at which recall is measured.
-        block: Tokens per block from now on; 0 keeps the profile's.
-        power: As in `Scout`.
-        reach: As in `Scout`.
         seed: Seed of the first set.
     """
 
@@ -51,11 +93,6 @@ class CalibrationParams:
     documents: int = 8
     questions: int = 30
     tokens: int = 0
-    heads: int = 3
-    budgets: tuple[float, ...] = (0.03, 0.06)
-    block: int = CALIBRATED_BLOCK
-    power: float = 0.5
-    reach: int = 8
     seed: int = 1000
 
 
@@ -78,51 +115,91 @@ class Calibration:
 
     Attributes:
         profile: The profile to save.
+        questions: Number of questions.
         recall: Recall of the answer's blocks at each budget.
         stability: A.2 score of each layer.
     """
 
     profile: Profile
+    questions: int
     recall: tuple[float, ...]
     stability: tuple[int, ...]
 
 
-def calibrate(model: DecoderModel, params: CalibrationParams, progress: Progress) -> Calibration:
+def needle_sets(model: DecoderModel, params: NeedleSetParams = NeedleSetParams()) -> list[CalibrationSet]:
+    """Generate documents with one planted answer per question, each document a chunk."""
+    return [_needle_set(model, params, params.seed + number) for number in range(params.sets)]
+
+
+def _needle_set(model: DecoderModel, params: NeedleSetParams, seed: int) -> CalibrationSet:
+    size = params.tokens or model.profile.chunk_tokens - 32
+    made = make_needles(seed, params.documents, size, params.questions, lambda text: len(model.prompt.plain(text)))
+    numbers = {document.id: number for number, document in enumerate(made.documents)}
+    asked = (CalibrationQuestion(q.question, numbers[q.document_id], q.start, q.end) for q in made.questions)
+    return CalibrationSet(tuple((document.title, document.text) for document in made.documents), tuple(asked))
+
+
+def calibrate(
+    model: DecoderModel,
+    sets: Sequence[CalibrationSet],
+    progress: Progress,
+    params: CalibrationParams = CalibrationParams(),
+) -> Calibration:
     """Measure a model.
 
     Args:
         model: The model; it is not changed.
-        params: Parameters of the calibration.
+        sets: Questions with known answers.
         progress: Called after each step.
+        params: Parameters of the calibration.
 
     Returns:
-        The profile with block, retrieval heads and stable layers filled in, and the measured scores.
+        The profile with block, retrieval heads, reach, cap and stable layers filled in, and the measured scores.
+
+    Raises:
+        InputError: There are no questions.
     """
+    if not any(each.questions for each in sets):
+        raise InputError("no question could be made of these documents; give more or longer ones")
     model = _with_block(model, params.block or model.profile.block)
     prefiller = Prefiller(model, model.prompt.prefix)
-    trials: list[CalibrationTrial] = []
+    trials = [list[CalibrationTrial]() for _ in params.reaches]
     alphas: list[Tensor] = []
-    for number in range(params.sets):
-        size = params.tokens or model.profile.chunk_tokens - 32
-        needles = make_needles(
-            params.seed + number, params.documents, size, params.questions, lambda t: len(model.prompt.plain(t))
-        )
-        chunks = []
-        for i, document in enumerate(needles.documents):
-            chunks.append(prefiller.encode(model.prompt.chunk(document.title, document.text)))
-            progress("reading", number * params.documents + i + 1, params.sets * params.documents)
+    for chunks, each in _encoded(prefiller, sets, progress):
         alphas += [chunk.digest.alpha for chunk in chunks]
-        for i, question in enumerate(needles.questions):
-            trials.append(run_trial(prefiller, needles, chunks, question, params.reach))
-            progress("asking", number * params.questions + i + 1, params.sets * params.questions)
-    heads = pick_heads(trials, params)
+        for done, question in enumerate(each.questions, 1):
+            for mine, trial in zip(trials, run_trials(prefiller, chunks, each, question, params.reaches), strict=True):
+                mine.append(trial)
+            progress("asking", done, len(each.questions))
+    picked = [pick_heads(mine, params) for mine in trials]
+    merits = [_score_heads(mine, heads, params) for mine, heads in zip(trials, picked, strict=True)]
+    best = merits.index(max(merits))
+    found, heads = trials[best], picked[best]
+    recalls = [recall(found, heads, cap, params.power) for cap in params.caps]
     scores = stability(alphas)
     profile = replace(
         model.profile,
         retrieval_heads=tuple(divmod(head, model.shape.q_heads) for head in heads),
+        scout_reach=params.reaches[best],
+        scout_cap=smallest_cap(params.caps, recalls),
         stable_layers=stable_layers(scores),
     )
-    return Calibration(profile, tuple(recall(trials, heads, b, params.power) for b in params.budgets), tuple(scores))
+    at_budgets = tuple(recall(found, heads, budget, params.power) for budget in params.budgets)
+    return Calibration(profile, len(found), at_budgets, tuple(scores))
+
+
+def _encoded(
+    prefiller: Prefiller, sets: Sequence[CalibrationSet], progress: Progress
+) -> Iterator[tuple[list[ChunkKV], CalibrationSet]]:
+    """Yield the chunks of every set, encoded alone."""
+    total, done = sum(len(each.chunks) for each in sets), 0
+    for each in sets:
+        chunks = list[ChunkKV]()
+        for chunk in each.chunks:
+            chunks.append(prefiller.encode(prefiller.model.prompt.chunk(*chunk)))
+            done += 1
+            progress("reading", done, total)
+        yield chunks, each
 
 
 def _with_block(model: DecoderModel, block: int) -> DecoderModel:
@@ -132,23 +209,25 @@ def _with_block(model: DecoderModel, block: int) -> DecoderModel:
     return other
 
 
-def run_trial(
-    prefiller: Prefiller, needles: NeedleSet, chunks: Sequence[ChunkKV], question: NeedleQuestion, reach: int
-) -> CalibrationTrial:
-    """Measure the attention of every head to every block of every chunk for one question.
+def run_trials(
+    prefiller: Prefiller,
+    chunks: Sequence[ChunkKV],
+    asked: CalibrationSet,
+    question: CalibrationQuestion,
+    reaches: Sequence[int],
+) -> list[CalibrationTrial]:
+    """Measure the attention of every head to every block of every chunk for one question, once for each reach.
 
     Args:
         prefiller: Prefills with the model.
-        needles: The set of the question.
-        chunks: The encoded documents of the set.
-        question: The question.
-        reach: As in `Scout`.
+        chunks: The encoded chunks of the set.
+        asked: The set.
+        question: One of its questions.
+        reaches: As in `Scout`.
     """
     model, block = prefiller.model, prefiller.model.profile.block
     sources = [InMemoryChunk(chunk, block, exact=i == 0) for i, chunk in enumerate(chunks)]
-    queries = prefiller.queries(
-        sources, ((),) * len(sources), model.prompt.question(question.question), model.shape.layers
-    )
+    queries = prefiller.queries(sources, ((),) * len(sources), model.prompt.question(question.text), model.shape.layers)
     group = model.shape.q_heads // model.shape.kv_heads
     attention = torch.cat(
         [
@@ -156,14 +235,11 @@ def run_trial(
             for layer, rows in enumerate(queries)
         ]
     )
-    masses = pool_blocks(attention, [source.piece for source in sources], reach).cpu()
-    answering = next(d for d in needles.documents if d.id == question.document_id)
-    gold = gold_blocks(model, answering.title, answering.text, question.start, question.end)
+    title, text = asked.chunks[question.chunk]
     flags = [torch.zeros(source.piece.blocks, dtype=torch.bool) for source in sources]
-    for flag, document in zip(flags, needles.documents, strict=True):
-        if document.id == question.document_id:
-            flag[list(gold)] = True
-    return CalibrationTrial(masses, torch.cat(flags))
+    flags[question.chunk][list(gold_blocks(model, title, text, question.start, question.end))] = True
+    pieces, gold = [source.piece for source in sources], torch.cat(flags)
+    return [CalibrationTrial(pool_blocks(attention, pieces, reach).cpu(), gold) for reach in reaches]
 
 
 def _attention(queries: Tensor, keys: Tensor, group: int, scale: float) -> Tensor:
@@ -228,6 +304,11 @@ def stable_layers(scores: Sequence[int]) -> tuple[int, ...]:
     while first > layers // 2 and scores[first - 1] * 2 >= max(scores) > 0:
         first -= 1
     return tuple(range(first, layers))
+
+
+def smallest_cap(caps: Sequence[float], recalls: Sequence[float]) -> float:
+    """Return the first of `caps`, in ascending order, whose recall is within `CAP_LOSS` of the best."""
+    return next(cap for cap, found in zip(caps, recalls, strict=True) if found >= max(recalls) - CAP_LOSS)
 
 
 def _score_heads(trials: Sequence[CalibrationTrial], heads: Sequence[int], params: CalibrationParams) -> float:

@@ -100,8 +100,8 @@ def _scout(model: DecoderModel) -> dict[str, Any]:
             "run `ragkv calibrate`",
         )
     group = shape.q_heads // shape.kv_heads
-    given = {"heads": p.retrieval_heads, "group": group, "scale": model.scale, "repair": p.scout_repair}
-    return {"layers": shape.layers, **given}
+    measured = {"repair": p.scout_repair, "reach": p.scout_reach, "cap": p.scout_cap}
+    return {"layers": shape.layers, "heads": p.retrieval_heads, "group": group, "scale": model.scale, **measured}
 
 
 METHODS: dict[str, MethodSpec] = {

@@ -42,6 +42,8 @@ class Profile:
         retrieval_heads: (layer, query head) pairs that scout scores with; empty until calibrated.
         scout_repair: which tokens scout recomputes where a request does not say it; `none` is for models that were
             trained to read chunks that were encoded alone.
+        scout_reach: `reach` of scout where a request does not say it.
+        scout_cap: `cap` of scout, likewise.
         chunk_tokens: tokens of the longest chunk, wrapper included.
         prefix: prompt piece before the chunks; "" takes the tokenizer's chat template.
         chunk: prompt piece around a chunk, likewise.
@@ -67,6 +69,8 @@ class Profile:
     importance_axis: Axis = "row"
     retrieval_heads: tuple[tuple[int, int], ...] = ()
     scout_repair: Repair = "kept"
+    scout_reach: int = 8
+    scout_cap: float = 0.2
     chunk_tokens: int = 1024
     prefix: str = ""
     chunk: str = ""
@@ -86,6 +90,10 @@ class Profile:
     def __post_init__(self) -> None:
         if self.scout_repair not in get_args(Repair):
             raise ValueError(f"scout_repair {self.scout_repair!r}: choose one of {', '.join(get_args(Repair))}")
+        if self.scout_reach < 0:
+            raise ValueError(f"scout_reach {self.scout_reach}: tokens, 0 or more")
+        if not 0 < self.scout_cap <= 1:
+            raise ValueError(f"scout_cap {self.scout_cap}: a share above 0, at most 1")
         if self.importance_axis not in get_args(Axis):
             raise ValueError(f"importance_axis {self.importance_axis!r}: choose one of {', '.join(get_args(Axis))}")
         numbers = [type(each) in (int, float) and math.isfinite(each) for each in self.confidence]

@@ -16,7 +16,7 @@ from typing import Any
 
 from ragkv.bench.quality import ask_all
 from ragkv.bench.sets import QuestionSet, SetQuestion
-from ragkv.engine.calibration import CalibrationParams, calibrate
+from ragkv.engine.calibration import NeedleSetParams, calibrate, needle_sets
 from ragkv.engine.registry import FULL
 from ragkv.errors import InputError
 from ragkv.model.checkpoint import LoadedCheckpoint, load_checkpoint
@@ -50,7 +50,7 @@ class TuneRun:
         given: Share of the contexts with given questions, where there are any.
         report_contexts: Held-out contexts that the report asks about; 0 makes no report.
         report_tokens: Tokens of each, about.
-        calibration: How retrieval heads are found.
+        calibration: Questions with which retrieval heads are found.
     """
 
     source: ModelSource
@@ -62,7 +62,7 @@ class TuneRun:
     given: float = 0.5
     report_contexts: int = 12
     report_tokens: int = 2048
-    calibration: CalibrationParams = field(default_factory=CalibrationParams)
+    calibration: NeedleSetParams = field(default_factory=NeedleSetParams)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _calibrated(run: TuneRun, source: ModelSource, progress: Progress) -> Decode
     model = DecoderModel.load(source, run.device, "auto", None, run.cache)
     if model.profile.retrieval_heads and source.adapter == run.source.adapter:
         return model
-    model.profile = calibrate(model, run.calibration, progress).profile
+    model.profile = calibrate(model, needle_sets(model, run.calibration), progress).profile
     return model
 
 

@@ -1,4 +1,4 @@
-"""`ragkv calibrate --confidence`: coefficients of the model's profile, from questions with known answers."""
+"""`ragkv calibrate`: heads from the user's own documents, and the confidence from questions with known answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.cli import run
+from tests.tune.tiny_folder import passages
 
 KEEPERS = ("Ada Brook", "Otto Lindqvist", "Ida Falk", "Sten Berg", "Ola Krus")
 
@@ -63,3 +64,27 @@ def test_questions_that_teach_nothing_are_refused_and_no_profile_is_saved(
     assert calibrate(data, questions) == 1
     assert message in capsys.readouterr().err
     assert not (data / "profiles").exists()
+
+
+def test_documents_give_heads_a_reach_and_a_cap_that_the_next_answer_uses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, passage in enumerate(passages(12)):
+        (tmp_path / f"{number}.md").write_text(f"# {passage.title}\n\n{passage.text}")
+    data = tmp_path / "d"
+    assert run(["calibrate", "--documents", str(tmp_path), "--data", str(data)]) == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("questions ", "reach ", "cap ", "of the answers with 6% of the blocks"))
+    (saved,) = (data / "profiles").glob("*.json")
+    profile = json.loads(saved.read_text())
+    assert profile["retrieval_heads"]
+    assert profile["scout_reach"] in (4, 8, 16)
+    assert run(["ingest", str(tmp_path / "0.md"), "--data", str(data)]) == 0
+    assert run(["ask", "Who?", "--data", str(data), "--method", "scout", "--json"]) == 0
+
+
+def test_documents_without_text_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert run(["calibrate", "--documents", str(tmp_path / "empty"), "--data", str(tmp_path / "d")]) == 1
+    assert "no text in these documents" in capsys.readouterr().err
+    assert not (tmp_path / "d" / "profiles").exists()

@@ -6,28 +6,49 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ragkv.engine.calibration import CalibrationParams, CalibrationTrial, calibrate, pick_heads, recall, stable_layers
+from ragkv.engine.calibration import (
+    CalibrationParams,
+    CalibrationQuestion,
+    CalibrationSet,
+    CalibrationTrial,
+    NeedleSetParams,
+    calibrate,
+    needle_sets,
+    pick_heads,
+    recall,
+    run_trials,
+    smallest_cap,
+    stable_layers,
+)
+from ragkv.engine.prefill import Prefiller
+from ragkv.engine.registry import make_method
+from ragkv.errors import InputError
+
+
+def quiet(what, done, total):
+    """Show no progress."""
 
 
 @pytest.mark.timeout(300)
 def test_a_few_heads_find_most_answers_of_the_bundled_model(model):
     seen = []
-    params = CalibrationParams(sets=1, documents=3, questions=8, tokens=200, heads=2)
-    found = calibrate(model, params, lambda what, done, total: seen.append((what, done, total)))
+    sets = needle_sets(model, NeedleSetParams(sets=1, documents=3, questions=8, tokens=200))
+    found = calibrate(model, sets, lambda *progress: seen.append(progress), CalibrationParams(heads=2))
+    assert found.questions == 8
     assert 1 <= len(found.profile.retrieval_heads) <= 2
     assert all(0 <= layer < 12 and 0 <= head < 6 for layer, head in found.profile.retrieval_heads)
     assert found.recall[-1] >= 0.7
-    assert found.profile.block == model.profile.block == params.block
+    assert found.profile.block == model.profile.block == CalibrationParams().block
     assert found.profile.stable_layers[-1] == 11
     assert seen[-1] == ("asking", 8, 8)
 
 
 def test_calibration_changes_the_block_size(model):
-    given = CalibrationParams(sets=1, documents=2, questions=2, tokens=90, heads=1)
     model = copy.copy(model)
     model.profile = replace(model.profile, block=64)
-    assert calibrate(model, given, lambda *_: None).profile.block == 16
-    assert calibrate(model, replace(given, block=0), lambda *_: None).profile.block == 64
+    sets = needle_sets(model, NeedleSetParams(sets=1, documents=2, questions=2, tokens=90))
+    assert calibrate(model, sets, quiet, CalibrationParams(heads=1)).profile.block == 16
+    assert calibrate(model, sets, quiet, CalibrationParams(heads=1, block=0)).profile.block == 64
     assert model.profile.block == 64, "the given model is not changed"
 
 
@@ -52,3 +73,58 @@ def test_heads_are_picked_by_what_they_add():
 def test_stable_layers_are_the_last_ones_that_score():
     assert stable_layers([0] * 16) == (14, 15)
     assert stable_layers([5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 5, 9, 1, 1]) == (11, 12, 13, 14, 15)
+
+
+def test_needle_sets_name_the_place_of_every_answer(model):
+    (found,) = needle_sets(model, NeedleSetParams(sets=1, documents=3, questions=6, tokens=120))
+    whole = " ".join(text for _, text in found.chunks)
+    for each in found.questions:
+        answer = found.chunks[each.chunk][1][each.start : each.end]
+        assert answer
+        assert whole.count(answer) == 1
+
+
+def test_a_further_reach_adds_blocks_and_takes_none_away(model):
+    (asked,) = needle_sets(model, NeedleSetParams(sets=1, documents=2, questions=1, tokens=90))
+    prefiller = Prefiller(model, model.prompt.prefix)
+    chunks = [prefiller.encode(model.prompt.chunk(*chunk)) for chunk in asked.chunks]
+    near, far = run_trials(prefiller, chunks, asked, asked.questions[0], (0, 16))
+    assert torch.equal(near.gold, far.gold)
+    assert near.gold.any()
+    assert (far.masses >= near.masses - 1e-6).all()
+    assert far.masses.sum() > near.masses.sum()
+
+
+def test_reach_and_cap_are_chosen_and_scout_takes_them(model):
+    sets = needle_sets(model, NeedleSetParams(sets=1, documents=3, questions=6, tokens=120))
+    params = CalibrationParams(heads=2, reaches=(0, 8), caps=(0.02, 0.3, 1.0))
+    found = calibrate(model, sets, quiet, params).profile
+    assert found.scout_reach in (0, 8)
+    assert found.scout_cap in (0.3, 1.0), "two hundredths of a few blocks hold few answers"
+    taught = copy.copy(model)
+    taught.profile = replace(found, scout_cap=0.3, scout_reach=4)
+    scout = make_method("scout", taught)
+    assert (scout.cap, scout.reach) == (0.3, 4)
+    assert make_method("scout:cap=0.5", taught).cap == 0.5
+
+
+def test_no_question_is_an_error_that_says_what_to_do(model):
+    with pytest.raises(InputError, match="more or longer"):
+        calibrate(model, [CalibrationSet((("Tea", "Tea grows."),), ())], quiet)
+
+
+def test_a_question_is_measured_at_the_block_of_its_answer(model):
+    text = "The lamp of Tarn is kept by Ada Brook. " * 6 + "The bridge is green."
+    start = text.index("green")
+    asked = CalibrationSet((("Lamp", text),), (CalibrationQuestion("What colour?", 0, start, start + 5),))
+    prefiller = Prefiller(model, model.prompt.prefix)
+    (trial,) = run_trials(
+        prefiller, [prefiller.encode(model.prompt.chunk("Lamp", text))], asked, asked.questions[0], (8,)
+    )
+    assert trial.gold.nonzero().flatten().tolist() == [trial.gold.shape[0] - 1]
+
+
+def test_the_cap_is_the_smallest_that_finds_as_many_answers():
+    assert smallest_cap((0.1, 0.2, 0.3), (0.90, 0.985, 0.99)) == 0.2
+    assert smallest_cap((0.1, 0.2, 0.3), (0.90, 0.95, 0.99)) == 0.3
+    assert smallest_cap((0.2,), (0.4,)) == 0.2

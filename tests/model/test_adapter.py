@@ -102,6 +102,9 @@ def test_the_adapters_profile_wins_over_the_models(base, adapter, tmp_path):
     (adapter / "profile.json").write_text(json.dumps({"scout_repair": "all"}))
     with pytest.raises(ConfigError, match="choose one of kept, none"):
         load(model, adapter)
+    (adapter / "profile.json").write_text(json.dumps({"scout_cap": 0}))
+    with pytest.raises(ConfigError, match="scout_cap 0: a share above 0"):
+        load(model, adapter)
 
 
 def set_field(**fields: object):

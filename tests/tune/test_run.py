@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.engine.calibration import CalibrationParams
+from ragkv.engine.calibration import NeedleSetParams
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.source import ModelSource
@@ -19,7 +19,7 @@ from ragkv.tune.run import TuneRun, split_documents, tune
 from tests.tune.test_training import OPTIONS
 from tests.tune.tiny_folder import passages, tiny_folder
 
-CALIBRATION = CalibrationParams(sets=1, documents=3, questions=4, tokens=80)
+CALIBRATION = NeedleSetParams(sets=1, documents=3, questions=4, tokens=80)
 
 
 @pytest.fixture(scope="module")
