@@ -2,6 +2,7 @@
 
     python -m tools.adapter.measure ask MODEL --adapter FOLDER --share 0/14 --out 0.jsonl natural:8 natural:24 FILE…
     python -m tools.adapter.measure table 0.jsonl 1.jsonl …
+    python -m tools.adapter.measure plot 0.jsonl 1.jsonl … --out frontier.svg
     python -m tools.adapter.measure documents dev.jsonl       the development documents, for `ragkv ingest`
 
 A process asks every 14th context. FILE is in LongBench's format. What the model cannot read whole is left
@@ -18,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ragkv.bench.quality import QualityOutcome, QualityParams, ask_all, check_fits
+from ragkv.bench.plot import check_plot
+from ragkv.bench.quality import NO_CONTEXT, QualityOutcome, QualityParams, ask_all, check_fits
 from ragkv.bench.score import interval
 from ragkv.bench.sets import QuestionSet, natural_sets, pages
 from ragkv.errors import InputError
@@ -43,6 +45,9 @@ def main() -> None:
     ask.add_argument("--out", type=Path, required=True)
     table = commands.add_parser("table")
     table.add_argument("files", nargs="+", type=Path)
+    frontier = commands.add_parser("plot")
+    frontier.add_argument("files", nargs="+", type=Path)
+    frontier.add_argument("--out", type=Path, required=True)
     documents = commands.add_parser("documents")
     documents.add_argument("out", type=Path)
     chosen = parser.parse_args()
@@ -52,7 +57,10 @@ def main() -> None:
         ask_share(chosen)
     else:
         rows = [json.loads(line) for file in chosen.files for line in file.read_text(encoding="utf-8").splitlines()]
-        print("\n".join(figures(rows)))
+        if chosen.command == "plot":
+            plot_kept(rows, chosen.out)
+        else:
+            print("\n".join(figures(rows)))
 
 
 def write_documents(out: Path) -> None:
@@ -146,6 +154,29 @@ def figures(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             f"rec {means['recompute']:.2f} false-unknown {wrong:.3f} "
             + " ".join(f"{kind} {statistics.fmean(each):.3f}" for kind, each in sorted(kinds.items()))
         )
+
+
+def plot_kept(rows: Sequence[dict[str, Any]], out: Path) -> None:
+    """Draw, for every set that was asked without context, F1 over the share of the context that a method keeps."""
+    check_plot(out)
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(row["set"] for row in rows if row["method"] == NO_CONTEXT))
+    with rc_context({"svg.hashsalt": "ragkv", "font.size": 8}):  # the same figures give the same file
+        figure = Figure(figsize=(3 * len(names), 3.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+            axes.set(title=name, xlabel="share of the context kept, %", ylabel="F1, %", xlim=(-5, 110))
+            for method in dict.fromkeys(row["method"] for row in rows if row["set"] == name):
+                mine = [row for row in rows if (row["set"], row["method"]) == (name, method)]
+                at = tuple(100 * statistics.fmean(row[key] for row in mine) for key in ("sequence", "f1"))
+                axes.scatter(*at, s=28, label=method.partition(":")[0] + (" (literal)" if ":" in method else ""))
+            axes.grid(alpha=0.3)
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else {})
 
 
 if __name__ == "__main__":
