@@ -139,6 +139,8 @@ def run(module: str, arguments: Sequence[str], file: BinaryIO, most: int, second
         raise InvalidDocument(f"reading it took longer than {seconds:g} s (parse_seconds)")
     if len(reply) > most:
         raise TooLarge(f"what was read of it has over {most} bytes")
+    if process.returncode == -signal.SIGABRT:  # how PDFium ends where an allocation fails
+        raise InvalidDocument("its parser gave up, most likely for want of memory (parse_bytes)")
     if not reply:
         raise InvalidDocument(f"its parser crashed ({_ending(process.returncode)}); the file is damaged")
     return reply

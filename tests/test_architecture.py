@@ -271,7 +271,7 @@ WRITERS = {"html.escape"}
 
 def test_only_the_process_for_documents_imports_what_parses_them() -> None:
     """In the service itself a hostile file meets no parser."""
-    parsers = {"pypdf", "selectolax", "xml", "zipfile", "lxml", "html"}
+    parsers = {"pypdfium2", "selectolax", "xml", "zipfile", "lxml", "html"}
     formats = {f"ingest.formats.{name}" for name in ("html", "pdf", "docx", "csv")}
     guests = [
         f"{edge.where}: {edge.module}"

@@ -1,4 +1,4 @@
-"""PDF to text, page by page, with pypdf. Pages are separated by an empty line.
+"""PDF to text, page by page, with PDFium. Pages are separated by an empty line.
 
 A PDF says where letters are painted, and not what is a word or a paragraph, so lines end where they end on the page.
 Where the next line goes on in lower case the two are joined, and so are the halves of a hyphenated word.
@@ -6,12 +6,10 @@ Where the next line goes on in lower case the two are joined, and so are the hal
 
 from __future__ import annotations
 
-import io
-import logging
 import re
 
-from pypdf import PdfReader
-from pypdf.errors import DependencyError, FileNotDecryptedError, PyPdfError
+from pypdfium2 import PdfDocument, PdfiumError
+from pypdfium2.raw import FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
 
 from ingest.formats.base import Parsed, TextRoom, one_line, without_controls
 from ragkv.errors import InvalidDocument
@@ -19,6 +17,12 @@ from ragkv.errors import InvalidDocument
 UNREADABLE_SHARE = 0.1
 """Share of unreadable characters above which a page counts as unreadable: its fonts name no characters."""
 _HEADER_WITHIN = 1024
+_HYPHEN = "\ufffe"
+"""What PDFium gives for a hyphen at the end of a line."""
+_REASONS = {
+    FPDF_ERR_PASSWORD: "it has a password; save it without one",
+    FPDF_ERR_SECURITY: "it is encrypted; save it without a password and without restrictions",
+}
 _BETWEEN = "\n\n"
 """Separates pages."""
 _NO_TITLE = re.compile(r"untitled.*|.*\.(docx?|odt|rtf|tex|dvi|indd|pptx?|xlsx?|pdf|ps|qxd)", re.IGNORECASE)
@@ -33,23 +37,18 @@ def parse(data: bytes, limit: int) -> Parsed:
     """
     if b"%PDF-" not in data[:_HEADER_WITHIN]:
         raise InvalidDocument("it is no PDF")
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     try:
-        reader = PdfReader(io.BytesIO(data))
-        pages = len(reader.pages)
-        title = one_line(str(reader.metadata.title or "")) if reader.metadata else ""
-    except FileNotDecryptedError:
-        raise InvalidDocument("it has a password; save it without one") from None
-    except DependencyError:
-        raise InvalidDocument("it is encrypted; save it without a password and without restrictions") from None
-    except PyPdfError as error:
-        raise InvalidDocument(f"it is a damaged PDF: {error}") from None
-    text, starts, unread = _text(reader, pages, TextRoom(limit))
+        document = PdfDocument(data)
+        pages = len(document)
+        title = one_line(document.get_metadata_value("Title"))
+    except PdfiumError as error:
+        raise InvalidDocument(_REASONS.get(error.err_code, "it is a damaged PDF")) from None
+    text, starts, unread = _text(document, pages, TextRoom(limit))
     metadata = {"format": "pdf", "pages": pages, **({"unread_pages": unread} if unread else {})}
     return Parsed("" if _NO_TITLE.fullmatch(title) else title, text, metadata, starts)
 
 
-def _text(reader: PdfReader, pages: int, room: TextRoom) -> tuple[str, tuple[tuple[int, int], ...], list[int]]:
+def _text(document: PdfDocument, pages: int, room: TextRoom) -> tuple[str, tuple[tuple[int, int], ...], list[int]]:
     """Return the text of all pages, (offset, number) of each page, and the numbers of the unread ones.
 
     Numbers count from 1. A bad page stops no other.
@@ -61,13 +60,12 @@ def _text(reader: PdfReader, pages: int, room: TextRoom) -> tuple[str, tuple[tup
     fault = ""
     for number in range(pages):
         try:
-            painted = reader.pages[number].extract_text()
-        except MemoryError:
-            raise
-        except Exception as error:  # pypdf does not catch the errors that a bad file makes it run into
+            painted = document[number].get_textpage().get_text_bounded()
+        except PdfiumError as error:
             unread.append(number + 1)
-            fault = f"{type(error).__name__}: {error}"
+            fault = str(error)
             continue
+        painted = painted.replace("\r\n", "\n").replace(_HYPHEN, "-")
         clean = without_controls(painted)
         if len(painted) - len(clean) + clean.count("\ufffd") > UNREADABLE_SHARE * len(painted):
             unread.append(number + 1)
