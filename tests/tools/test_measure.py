@@ -44,6 +44,6 @@ def test_the_plot_names_every_method_of_the_sets_asked_without_context(tmp_path:
     other = [{**row("epic", 0, 1.0), "set": "never asked without context"}]
     plot_kept(ROWS + other, out)
     drawn = out.read_text()
-    assert all(f"<!-- {name} -->" in drawn for name in ("lamps", "full", "scout (literal)", "no-context"))
+    assert all(f">{name}</text>" in drawn for name in ("lamps", "full", "scout (literal)", "no-context"))
     assert "epic" not in drawn
     assert drawn == (plot_kept(ROWS + other, out), out.read_text())[1], "the same figures give the same file"

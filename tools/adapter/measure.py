@@ -164,7 +164,8 @@ def plot_kept(rows: Sequence[dict[str, Any]], out: Path) -> None:
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(row["set"] for row in rows if row["method"] == NO_CONTEXT))
-    with rc_context({"svg.hashsalt": "ragkv", "font.size": 8}):  # the same figures give the same file
+    # The salt makes the same file of the same figures.
+    with rc_context({"svg.hashsalt": "ragkv", "svg.fonttype": "none", "font.size": 8}):
         figure = Figure(figsize=(3 * len(names), 3.2), layout="constrained")
         FigureCanvasAgg(figure)
         for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):

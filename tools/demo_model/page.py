@@ -99,13 +99,19 @@ class Page:
 @cache
 def load(known: frozenset[str], folder: Path = PAGES) -> tuple[Page, ...]:
     """Every page of a folder. known: names of word lists. Raises BankError."""
-    pages: list[Page] = []
-    for path in sorted(folder.glob("*.txt")):
-        for block in re.split(r"^page +", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
-            page = _page(block)
-            _check(page, known, f"{path.name}, page {len(pages) + 1} ({page.genre})")
-            pages.append(page)
-    return tuple(pages)
+    for number, (name, page) in enumerate(_read(folder), 1):
+        _check(page, known, f"{name}, page {number} ({page.genre})")
+    return tuple(page for _, page in _read(folder))
+
+
+@cache
+def _read(folder: Path) -> tuple[tuple[str, Page], ...]:
+    """Every page of a folder, with the name of its file."""
+    return tuple(
+        (path.name, _page(block))
+        for path in sorted(folder.glob("*.txt"))
+        for block in re.split(r"^page +", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    )
 
 
 @cache

@@ -20,6 +20,7 @@ def ask(page: Page, question: str, method: str = "") -> Locator:
     page.get_by_label("Question").fill(question)
     page.get_by_role("button", name="Ask", exact=True).click()
     answer = page.get_by_role("region", name="Answer").last
+    expect(answer.get_by_role("heading").first).to_have_text(question)  # not an answer before this one
     expect(answer.get_by_text("Map of the KV blocks")).to_be_visible(timeout=20_000)
     return answer
 
