@@ -170,7 +170,7 @@ def test_a_remembered_conversation_is_deleted_with_its_answers_once_the_user_agr
         expect(delete).to_be_hidden()
         page.get_by_role("switch", name="Remember").click()
         ask(page, QUESTIONS[0])
-        gone = desk.client.get("/v1/answers?limit=1").json()["answers"][0]["id"]
+        gone = desk.newest()["id"]
         delete.click()
         page.get_by_role("button", name="Keep").click()
         expect(page.get_by_role("region", name="Answer")).to_have_count(1)
