@@ -19,6 +19,7 @@ from ragkv.engine.reuse_policy import ReusePolicy, expected_work, fit_reuse
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Method, recomputed_tokens
 from ragkv.recompute.scout import Scout
+from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.timing import StepTimer
 
 CHUNKS, TRIAL, QUESTIONS = 0, 2**20, 2**21
@@ -83,24 +84,30 @@ class AskedSample:
         """Tokens of the prefix, the chunks and a question."""
         return len(self.prefiller.prefix_tokens) + sum(map(len, self.chunks)) + self.question
 
-    def first_token(self, method: Method | None) -> float:
-        """Milliseconds from a new question to the id of the first answer token."""
-        return self._timed(lambda: method)
+    def first_token(self, method: Method | None, policy: PrefillPolicy | None = None) -> float:
+        """Milliseconds from a new question to the id of the first answer token. policy: None is dense."""
+        return self._timed(lambda: method, policy)
 
-    def gated(self, gate: ReusePolicy, scout: Scout) -> float:
+    def gated(self, gate: ReusePolicy, scout: Scout, policy: PrefillPolicy | None = None) -> float:
         """Likewise, with the method that the gate chooses. The choice is timed too."""
-        return self._timed(lambda: scout if self.opens(gate, scout) else None)
+        return self._timed(lambda: scout if self.opens(gate, scout) else None, policy)
 
     def opens(self, gate: ReusePolicy, scout: Scout) -> bool:
         """Whether the gate chooses reuse for these chunks."""
         sizes = [len(chunk) for chunk in self.chunks]
         return gate.prefers(self.tokens, expected_work(scout, sizes, self.prefiller.model.profile.block, self.question))
 
-    def split(self, method: Method | None, at: Speeds) -> Sample:
-        """Ask a new question; time each step and count its work. at: speeds for the floors."""
+    def split(self, method: Method | None, at: Speeds, policy: PrefillPolicy | None = None) -> Sample:
+        """Ask a new question; time each step and count its work, which is that of dense attention.
+
+        Args:
+            method: None is a full prefill.
+            at: Speeds for the floors.
+            policy: Prefill policy; None is dense.
+        """
         self._stored.cool()
         model, timer = self.prefiller.model, StepTimer(self.prefiller.model.device)
-        prefilled, sources = self._prefill(method, next(self._questions), timer)
+        prefilled, sources = self._prefill(method, next(self._questions), timer, policy)
         counter, plan = WorkCounter(model), prefilled.plan
         context = sum(map(len, self.chunks))
         if plan is None or method is None:
@@ -153,24 +160,25 @@ class AskedSample:
         few, many = [*trial[:1]], [*trial]
         return fit_reuse(self.prefiller, scout, lambda: self._open(few), lambda: self._open(many))
 
-    def _timed(self, decide: Callable[[], Method | None]) -> float:
+    def _timed(self, decide: Callable[[], Method | None], policy: PrefillPolicy | None = None) -> float:
         device, question = self.prefiller.model.device, next(self._questions)
         self._stored.cool()
         settled(device)
         start = time.perf_counter()
-        context, _ = self._prefill(decide(), question, StepTimer(device))
+        context, _ = self._prefill(decide(), question, StepTimer(device), policy)
         int(context.logits.argmax())  # waits for the device
         return 1000 * (time.perf_counter() - start)
 
     def _prefill(
-        self, method: Method | None, question: Sequence[int], timer: StepTimer
+        self, method: Method | None, question: Sequence[int], timer: StepTimer, policy: PrefillPolicy | None
     ) -> tuple[PrefilledContext, list[StoredChunk]]:
+        options = PrefillOptions(1, prefill_policy=policy)
         if method is None:
             with preferring(self.backend):
-                return self.prefiller.prefill_full(self.chunks, question, timer, PrefillOptions(1)), []
+                return self.prefiller.prefill_full(self.chunks, question, timer, options), []
         with timer.step("open"):
             sources = self._open(self.chunks)
-        return self.prefiller.prefill_sparse(sources, question, method, timer, PrefillOptions(1)), sources
+        return self.prefiller.prefill_sparse(sources, question, method, timer, options), sources
 
     def _open(self, chunks: Sequence[tuple[int, ...]]) -> list[StoredChunk]:
         return [self._stored.open(tokens, exact=i == 0) for i, tokens in enumerate(chunks)]

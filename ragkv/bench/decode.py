@@ -158,10 +158,11 @@ class Stream:
 
 @torch.inference_mode()
 def measure(params: DecodeParams, policies: Sequence[Named], progress: Progress) -> list[DecodeRow]:
-    """Measure dense attention, exact top-k over single keys, and the policies."""
+    """Measure dense attention, exact top-k over single keys, and the policies, each dense where a request would be."""
     streams = [Stream(params, params.seed + layer) for layer in range(params.layers)]
     named: list[tuple[str, Attention]] = [("dense", _dense), ("top keys", TopKeys().start())]
-    named += [(name, policy.start()) for name, policy in policies]
+    keys = params.keys + params.question
+    named += [(name, _dense if policy.why_dense(keys) else policy.start()) for name, policy in policies]
     for _, attention in named:
         for layer, stream in enumerate(streams):
             stream.ask(attention, layer)

@@ -85,7 +85,7 @@ class _Case:
 
 @dataclass(frozen=True)
 class _Decoder:
-    """How tokens are decoded: name, policy (None: dense), and the graph decoder if steps are recorded."""
+    """How tokens are decoded: name, policy (None: dense), and the graph decoder if dense steps are recorded."""
 
     name: str
     policy: DecodePolicy | None = None
@@ -112,7 +112,7 @@ def measure(
         )
     graph_decoder = make_graph_decoder(model)
     decoders = [_Decoder(DENSE), *([_Decoder(RECORDED, graph_decoder=graph_decoder)] if graph_decoder else [])]
-    decoders += [_Decoder(name, policy) for name, policy in policies]
+    decoders += [_Decoder(name, policy, graph_decoder) for name, policy in policies]
     total, done = len(p.lengths) * len(p.batches) * len(decoders), 0
     for length in p.lengths:
         given = list(tokens(model, length))

@@ -27,20 +27,15 @@ Split = Callable[[Document], Sequence[tuple[str, str]]]
 
 def longbench_sets(path: Path, split: Split) -> list[QuestionSet]:
     """Return one set per line. Raises InputError, which names file and line."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None
-    sets = [
-        _set(line, f"{path}:{number}", path.stem, split)
-        for number, line in enumerate(text.split("\n"), 1)  # not splitlines: JSON strings may hold U+2028
-        if line.strip()
-    ]
-    if not sets:
-        raise InputError(f"{path}: there are no questions in it")
-    return sets
+    return [_set(line, place, path.stem, split) for line, place in _lines(path)]
+
+
+def passages_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (title, text) of the passages of all lines. Raises InputError, which names file and line."""
+    for line, place in _lines(path):
+        for title, text in passages(_row(line, place)["context"], path.stem):
+            if text:
+                yield title or path.stem, text
 
 
 def shorten(each: QuestionSet, tokens: Callable[[QuestionSet], int], limit: int) -> QuestionSet:
@@ -68,6 +63,21 @@ def passages(context: str, name: str) -> Iterator[tuple[str, str]]:
         title, _, text = context[start:end].strip().partition("\n")
         title = _TITLE.sub("", title.strip())
         yield (title, text.strip()) if text.strip() else (name, title)
+
+
+def _lines(path: Path) -> list[tuple[str, str]]:
+    """Return (line, its place for messages) of every line that is not empty."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None
+    lines = enumerate(text.split("\n"), 1)  # not splitlines: JSON strings may hold U+2028
+    found = [(line, f"{path}:{number}") for number, line in lines if line.strip()]
+    if not found:
+        raise InputError(f"{path}: there are no questions in it")
+    return found
 
 
 def _set(line: str, place: str, name: str, split: Split) -> QuestionSet:

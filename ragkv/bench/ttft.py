@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -48,6 +49,7 @@ class TtftParams:
         chunk_tokens: tokens per chunk, about.
         repeat: timed questions per method.
         methods: the first one is the base of the speedups.
+        prefills: prefill policies; every method is timed under each, question by question. None: that of the settings.
         seed: seed of the documents.
         llama_server: llama.cpp's server, timed with the same prompts; None for no peer.
         gguf: the model file for it.
@@ -57,6 +59,7 @@ class TtftParams:
     chunk_tokens: int = 512
     repeat: int = 10
     methods: tuple[str, ...] = TIMED
+    prefills: tuple[str, ...] = ()
     seed: int = 7
     llama_server: Path | None = None
     gguf: Path | None = None
@@ -64,16 +67,19 @@ class TtftParams:
 
 @dataclass(frozen=True)
 class TtftRow:
-    """One method: medians in milliseconds over the timed questions, means of the ratios.
+    """One method under one prefill policy: medians in milliseconds over the timed questions, means of the ratios.
 
     Attributes:
+        policy_speedup: median over the questions of `ttft` under the first policy / this one's, by the same method.
         speedup: `ttft` of full in the same run / this one's; likewise `speedup_without_retrieval`.
         steps: milliseconds by name.
     """
 
     method: str
+    prefill: str
     ttft: float
     without_retrieval: float
+    policy_speedup: float
     speedup: float
     speedup_without_retrieval: float
     sequence: float
@@ -90,7 +96,7 @@ class PeerRow:
         ttft: request to response with one token, over HTTP.
         prompt: the prefill by the peer's own clock.
         tokens: prompt tokens that it computed.
-        ratios: `ttft` of the peer / that of each method.
+        ratios: `ttft` of the peer / that of each method, under the first prefill policy.
     """
 
     name: str
@@ -160,21 +166,23 @@ def _fill(engine: Engine, params: TtftParams, progress: Progress) -> list[str]:
 
 
 def _measure(engine: Engine, params: TtftParams, questions: Sequence[str], progress: Progress) -> TtftResult:
-    reports: dict[str, list[Report]] = {method: [] for method in params.methods}
+    prefills = params.prefills or (engine.settings.prefill,)
+    reports: dict[tuple[str, str], list[Report]] = {case: [] for case in product(params.methods, prefills)}
     times: list[PeerTiming] = []
     with ExitStack() as running:
         peer = _start_peer(engine, params, running)
         for turn in range(-1, params.repeat):  # methods take turns, so that a slow moment of the machine affects all
             question = questions[max(0, turn) % len(questions)]
-            for method in params.methods:
-                report = engine.answer(question, AskOptions(method=method, max_tokens=1)).report
-                reports[method] += [report] if turn >= 0 else []  # the first turn warms up
+            for method, prefill in reports:
+                options = AskOptions(method=method, prefill=prefill, max_tokens=1)
+                report = engine.answer(question, options).report
+                reports[method, prefill] += [report] if turn >= 0 else []  # the first turn warms up
             if peer is not None:
                 found = peer.first_token(_prompt(engine, question))
                 times += [found] if turn >= 0 else []
             progress("ask", turn + 1, params.repeat)
-    base = reports[params.methods[0]]
-    rows = tuple(_row(method, reports[method], base) for method in params.methods)
+    base = reports[params.methods[0], prefills[0]]
+    rows = tuple(_row(case, found, reports[case[0], prefills[0]], base) for case, found in reports.items())
     return TtftResult(
         model=engine.model.name,
         device=str(engine.model.device),
@@ -209,18 +217,21 @@ def _prompt(engine: Engine, question: str) -> list[int]:
 def _peer_row(times: Sequence[PeerTiming], rows: Sequence[TtftRow]) -> PeerRow:
     ttft = statistics.median(each.ms for each in times)
     prompt = statistics.median(each.prompt_ms for each in times)
-    ratios = {row.method: ttft / row.ttft for row in rows}
+    ratios = {row.method: ttft / row.ttft for row in rows if row.prefill == rows[0].prefill}
     return PeerRow("llama.cpp", ttft, prompt, times[0].prompt_tokens, ratios)
 
 
-def _row(method: str, reports: Sequence[Report], base: Sequence[Report]) -> TtftRow:
+def _row(case: tuple[str, str], reports: Sequence[Report], first: Sequence[Report], base: Sequence[Report]) -> TtftRow:
+    """case: method and prefill policy. first: of the same method under the first policy."""
     whole, bare = _times(reports)
     base_whole, base_bare = _times(base)
     ratios = {
         name: statistics.fmean(getattr(r.ratios, name) for r in reports) for name in ("sequence", "recompute", "load")
     }
     steps = {name: statistics.median(getattr(r.timings_ms, name) for r in reports) for name in STEPS}
-    return TtftRow(method, whole, bare, base_whole / whole, base_bare / bare, **ratios, steps=steps)
+    gained = statistics.median(f.timings_ms.ttft / r.timings_ms.ttft for f, r in zip(first, reports, strict=True))
+    speedups = (gained, base_whole / whole, base_bare / bare)
+    return TtftRow(case[0], case[1], whole, bare, *speedups, **ratios, steps=steps)
 
 
 def _times(reports: Sequence[Report]) -> tuple[float, float]:

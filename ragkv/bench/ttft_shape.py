@@ -30,8 +30,9 @@ from ragkv.bench.fitted import fitted
 from ragkv.bench.roofline import Floors, Speeds, device_name, speeds
 from ragkv.bench.shapes import random_tokens
 from ragkv.bench.tiered import TieredBenchStore, tiered_bench_store
+from ragkv.engine.crossover import KeyTier, key_tier
 from ragkv.engine.prefill import Prefiller
-from ragkv.engine.registry import FULL, METHODS, make_method
+from ragkv.engine.registry import DENSE, FULL, METHODS, make_method, make_prefill_policy
 from ragkv.engine.reuse_policy import CHUNKS as GATE_CHUNKS
 from ragkv.engine.reuse_policy import LENGTH as GATE_TOKENS
 from ragkv.engine.reuse_policy import ReusePolicy
@@ -40,6 +41,7 @@ from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import make_graph_decoder
 from ragkv.recompute.base import Method
 from ragkv.recompute.scout import Scout
+from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.timing import StepTimer
 
 Progress = Callable[[str, int, int], None]
@@ -61,6 +63,7 @@ class ShapeParams:
         tier: one of TIERS.
         store: URL of the Redis server.
         methods: NAME, NAME:FIELD=VALUE,… or gated; full is always measured.
+        prefills: prefill policies; every method is measured under each. Rows of several are named METHOD|POLICY.
         repeat: timed questions per method, after `warmup` untimed ones.
         split: questions per method that the steps are measured with.
         question: tokens of a question.
@@ -74,6 +77,7 @@ class ShapeParams:
     tier: str = "host"
     store: str = ""
     methods: tuple[str, ...] = TIMED
+    prefills: tuple[str, ...] = (DENSE,)
     repeat: int = 10
     warmup: int = 2
     split: int = 3
@@ -178,7 +182,7 @@ def ttft_shape(model: DecoderModel, params: ShapeParams, progress: Progress) -> 
     ):
         raise InputError(f"{needed} tokens of context, question and answer; {model.name} reads {model.max_positions}")
     names = tuple(dict.fromkeys((FULL, *p.methods)))
-    methods = {name: None if name in (FULL, GATED) else make_method(name, model) for name in names}
+    cases = _cases(model, names, p.prefills)
     prefiller = Prefiller(model, random_tokens(model, p.prefix, p.seed), graph_decoder=make_graph_decoder(model))
     chunks = [drawn(model, p.chunk_tokens, p.seed, CHUNKS + i) for i in range(p.chunks)]
     trial = [drawn(model, GATE_TOKENS, p.seed, TRIAL + i) for i in range(GATE_CHUNKS if GATED in names else 0)]
@@ -190,8 +194,9 @@ def ttft_shape(model: DecoderModel, params: ShapeParams, progress: Progress) -> 
         if trial:
             scout = _scout(model)
             gate = asked.gate(scout, trial)
-            methods[GATED] = scout if asked.opens(gate, scout) else None
-        rows = _rows(asked, p, methods, gate, at, encode + store, progress)
+            chosen = scout if asked.opens(gate, scout) else None
+            cases = {name: replace(case, method=chosen) if case.gated else case for name, case in cases.items()}
+        rows = _rows(asked, p, cases, gate, at, encode + store, progress)
     return _result(model, p, _Measured(at, backends, encode, store, gate, rows))
 
 
@@ -258,43 +263,65 @@ def _fill(
     return encode, store
 
 
+@dataclass(frozen=True)
+class _Case:
+    """A method, None for a full prefill, under a prefill policy, None for dense. gated: the gate chose the method."""
+
+    method: Method | None
+    policy: PrefillPolicy | None
+    gated: bool = False
+
+
+def _cases(model: DecoderModel, names: Sequence[str], prefills: Sequence[str]) -> dict[str, _Case]:
+    """Return every method under every policy, by the name of its row; full under the first policy is the first."""
+    tier: KeyTier = key_tier(model.device)
+    policies = {policy: make_prefill_policy(policy, model.profile, tier) for policy in dict.fromkeys(prefills)}
+    methods = {name: None if name in (FULL, GATED) else make_method(name, model) for name in names}
+    return {
+        name if len(policies) == 1 else f"{name}|{policy}": _Case(method, made, name == GATED)
+        for name, method in methods.items()
+        for policy, made in policies.items()
+    }
+
+
 def _rows(
     asked: AskedSample,
     params: ShapeParams,
-    methods: dict[str, Method | None],
+    cases: dict[str, _Case],
     gate: ReusePolicy | None,
     at: Speeds,
     ingest: float,
     progress: Progress,
 ) -> tuple[ShapeRow, ...]:
-    """methods: for gated the method that the gate chose. ingest: milliseconds to encode and store the chunks."""
-    times: dict[str, list[float]] = {name: [] for name in methods}
+    """ingest: milliseconds to encode and store the chunks."""
+    times: dict[str, list[float]] = {name: [] for name in cases}
     scout = _scout(asked.prefiller.model)
     turns = params.warmup + params.repeat
-    running = list(methods)
+    running = list(cases)
     for turn in range(turns):
         for name in list(running):
-            if name == GATED and gate is not None:
-                elapsed = unless_full(partial(asked.gated, gate, scout))
+            case = cases[name]
+            if case.gated and gate is not None:
+                elapsed = unless_full(partial(asked.gated, gate, scout, case.policy))
             else:
-                elapsed = unless_full(partial(asked.first_token, methods[name]))
+                elapsed = unless_full(partial(asked.first_token, case.method, case.policy))
             if elapsed is None:
                 running.remove(name)
             elif turn >= params.warmup:
                 times[name].append(elapsed)
         progress("ask", turn + 1, turns)
     rows = []
-    for name, method in methods.items():
-        split = partial(_split, asked, params, name, method, at)
+    for name, case in cases.items():
+        split = partial(_split, asked, params, name, case, at)
         row = unless_full(split) if name in running else None
-        note = OUT_OF_MEMORY if row is None else "" if name != GATED else FULL if method is None else "scout"
+        note = OUT_OF_MEMORY if row is None else "" if not case.gated else FULL if case.method is None else "scout"
         rows.append(replace(row or ShapeRow(name), times=tuple(times[name]) if row else (), note=note))
-    return tuple(_compared(row, rows[0], 0.0 if methods[row.method] is None else ingest) for row in rows)
+    return tuple(_compared(row, rows[0], 0.0 if cases[row.method].method is None else ingest) for row in rows)
 
 
-def _split(asked: AskedSample, params: ShapeParams, name: str, method: Method | None, at: Speeds) -> ShapeRow:
+def _split(asked: AskedSample, params: ShapeParams, name: str, case: _Case, at: Speeds) -> ShapeRow:
     """Measure everything but the time to first token."""
-    found = [asked.split(method, at) for _ in range(params.split)]
+    found = [asked.split(case.method, at, case.policy) for _ in range(params.split)]
     return ShapeRow(
         name,
         steps={step: statistics.median(each.steps[step] for each in found) for step in STEPS},

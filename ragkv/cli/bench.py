@@ -13,6 +13,7 @@ from ragkv.cli.bench_decode import decode
 from ragkv.cli.bench_dialogues import dialogues
 from ragkv.cli.bench_kernels import kernels
 from ragkv.cli.bench_prefill import prefill
+from ragkv.cli.bench_retrieval import retrieval
 from ragkv.cli.bench_sets import Chunks, Fit, LongBench, MaxTokens, Questions, Sets, longbench_questions
 from ragkv.cli.bench_stages import stages
 from ragkv.cli.bench_ttft import ttft
@@ -30,6 +31,7 @@ bench.command("dialogues")(dialogues)
 bench.command("stages")(stages)
 bench.command("kernels")(kernels)
 bench.command("prefill")(prefill)
+bench.command("retrieval")(retrieval)
 bench.command("ttft")(ttft)
 
 

@@ -28,6 +28,8 @@ from ragkv.cli.bench_sets import (
 from ragkv.cli.common import Device, Json, Model, progress, write_json
 
 if TYPE_CHECKING:
+    import torch
+
     from ragkv.bench.decode import DecodeRow, Named
     from ragkv.bench.grid import TextGrid
     from ragkv.model.decoder import DecoderModel
@@ -110,7 +112,7 @@ def decode(
         pieces.append(piece)
     else:
         loaded = random_weights(shape, device, layers, False) if shape else configured(model, device)
-        named = _named(policy or WHOLE, loaded.profile)
+        named = _named(policy or WHOLE, loaded.profile, loaded.device)
         if length:
             piece, figures["speed"] = _speed(loaded, named, length, batch or [1], steps, text=not shape)
             pieces.append(piece)
@@ -122,10 +124,11 @@ def decode(
     return 0
 
 
-def _named(specs: Sequence[str], profile: Profile) -> list[Named]:
+def _named(specs: Sequence[str], profile: Profile, device: torch.device) -> list[Named]:
+    from ragkv.engine.crossover import key_tier
     from ragkv.engine.registry import make_decode_policy
 
-    made = [(spec, make_decode_policy(spec, profile)) for spec in dict.fromkeys(specs)]
+    made = [(spec, make_decode_policy(spec, profile, key_tier(device))) for spec in dict.fromkeys(specs)]
     return [(spec, each) for spec, each in made if each is not None]
 
 
@@ -145,7 +148,7 @@ def _layer(
     heads = {"q_heads": form.q_heads, "kv_heads": form.kv_heads, "head_dim": form.head_dim}
     params = DecodeParams(keys=keys, steps=steps, dtype=kinds[dtype], device=where, **heads)
     with progress() as report:
-        rows = measure(params, _named(specs, Profile(decode_threshold=0)), report)
+        rows = measure(params, _named(specs, Profile(decode_threshold=0), torch.device(where)), report)
     title = f"one layer of {shape} on {where}, {dtype}, {keys} keys, {torch.get_num_threads()} threads"
     return (title, _grid(rows), ()), [dataclasses.asdict(row) for row in rows]
 

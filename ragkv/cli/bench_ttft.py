@@ -49,6 +49,10 @@ def ttft(
         list[str] | None,
         typer.Option("--method", help="NAME or NAME:FIELD=VALUE,…, or with --shape gated; again for more."),
     ] = None,
+    prefill: Annotated[
+        list[str] | None,
+        typer.Option("--prefill", help="As for ask; again to time every method under each policy, e.g. dense, auto."),
+    ] = None,
     block: Annotated[int | None, typer.Option("--block", min=8, help="With --shape: tokens of a block.")] = None,
     table: Annotated[
         Path | None, typer.Option("--table", help="With --shape: write the tables to this Markdown file.")
@@ -75,7 +79,8 @@ def ttft(
 
         methods = tuple(dict.fromkeys(("full", *method))) if method else TIMED
         number, size = chunks[0] if chunks else CHUNKS, chunk_tokens or CHUNK_TOKENS
-        params = TtftParams(number, size, repeat, methods, llama_server=llama_server, gguf=gguf)
+        policies = tuple(dict.fromkeys(prefill or ()))
+        params = TtftParams(number, size, repeat, methods, policies, llama_server=llama_server, gguf=gguf)
         _engine(file, params, (store, model, device))
         return 0
     if llama_server or gguf:
@@ -85,12 +90,14 @@ def ttft(
     if (tier == "redis") != bool(store):
         raise typer.BadParameter("--tier redis and --store redis://host:port/db go together", param_hint="--store")
     from ragkv.bench import ttft_shape
+    from ragkv.engine.registry import DENSE
 
     shaped = ttft_shape.ShapeParams(
         chunk_tokens=chunk_tokens or SHAPE_CHUNK_TOKENS,
         tier=tier or "host",
         store=store or "",
         methods=tuple(method or ttft_shape.TIMED),
+        prefills=tuple(prefill or (DENSE,)),
         repeat=repeat,
         block=block or 0,
     )
@@ -141,11 +148,13 @@ def _show(result: TtftResult) -> None:
         f"{result.chunks} chunks, {result.context} tokens of context"
     )
     head = f"{'method':<16} {'ttft ms':>9} {'speedup':>8} {'search off':>10} {'speedup':>8}"
-    console.print(f"{head} {'kept':>6} {'recomp.':>7} {'loaded':>7}", style="bold")
+    console.print(f"{head} {'kept':>6} {'recomp.':>7} {'loaded':>7}  prefill", style="bold")
     for row in result.rows:
+        gained = "" if row.prefill == result.rows[0].prefill else f" ({row.policy_speedup:.3f}x)"
         console.print(
             f"{row.method:<16} {row.ttft:>9.1f} {row.speedup:>7.2f}x {row.without_retrieval:>10.1f} "
             f"{row.speedup_without_retrieval:>7.2f}x {row.sequence:>6.1%} {row.recompute:>7.1%} {row.load:>7.1%}"
+            f"  {row.prefill}{gained}"
         )
     steps = tuple(result.rows[0].steps)
     console.print(f"{'of which, ms':<16}" + "".join(f"{name:>10}" for name in steps), style="bold")

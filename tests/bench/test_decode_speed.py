@@ -6,6 +6,7 @@ import pytest
 
 from ragkv.bench.decode_speed import SpeedParams, measure
 from ragkv.bench.shapes import random_model, random_tokens
+from ragkv.engine.crossover import AutoDecode
 from ragkv.errors import InputError
 from ragkv.sparse.psa import Psa
 from ragkv.sparse.topk import TopBlocks
@@ -45,6 +46,14 @@ def test_a_policy_reads_less_where_it_applies(rows):
     assert rows[256, 3, "blocks"].read < 0.25
     assert rows[64, 3, "blocks"].read == 1.0, "no more keys than `above`"
     assert rows[256, 3, "blocks"].ratio == pytest.approx(rows[256, 3, "blocks"].rate / rows[256, 3, "dense"].rate)
+
+
+def test_auto_decodes_as_a_request_would(model):
+    auto = AutoDecode(TopBlocks(count=2, block=8, above=100), "blocks", "cpu", 200)
+    rows = measure(model, PARAMS, [("auto", auto)], lambda *_: None, random_tokens)
+    shares = {(row.length, row.batch): row.read for row in rows if row.policy == "auto"}
+    assert shares[64, 1] == 1.0, "below the crossover"
+    assert shares[256, 1] < 0.25
 
 
 @pytest.mark.parametrize("length", [8, 200_000])

@@ -64,7 +64,7 @@ def test_a_response_without_timings_is_an_error(found):
 
 
 def test_ratios_are_the_peers_time_over_ours():
-    rows = [TtftRow(name, ms, ms, 1, 1, 1, 1, 0, {}) for name, ms in (("full", 50.0), ("reuse", 10.0))]
+    rows = [TtftRow(name, "auto", ms, ms, 1, 1, 1, 1, 1, 0, {}) for name, ms in (("full", 50.0), ("reuse", 10.0))]
     peer = _peer_row([PeerTiming(ms, 9, ms) for ms in (90.0, 100.0, 130.0)], rows)
     assert (peer.ttft, peer.tokens) == (100.0, 9)
     assert peer.ratios == {"full": 2.0, "reuse": 10.0}

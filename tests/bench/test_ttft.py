@@ -1,5 +1,6 @@
 """The promise of the whole pipeline, measured in one run: first token against full recompute, warm store on disk."""
 
+import itertools
 import json
 
 import pytest
@@ -23,9 +24,12 @@ def test_the_first_token_comes_three_times_sooner_than_by_full_recompute(tmp_pat
 def test_the_command_shows_its_figures_writes_them_and_leaves_nothing_behind(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ["bench", "ttft", "--chunks", "2", "--chunk-tokens", "128", "--repeat", "1", "--json", "ttft.json"]
+    arguments += ["--prefill", "dense", "--prefill", "auto"]
     assert run(arguments) == 0
-    figures = json.loads((tmp_path / "ttft.json").read_text())
-    assert [row["method"] for row in figures["rows"]] == list(TIMED)
-    assert figures["rows"][0]["speedup"] == 1.0
+    rows = json.loads((tmp_path / "ttft.json").read_text())["rows"]
+    assert [(row["method"], row["prefill"]) for row in rows] == list(itertools.product(TIMED, ("dense", "auto")))
+    assert (rows[0]["speedup"], rows[0]["policy_speedup"]) == (1.0, 1.0)
+    for dense, auto in zip(rows[::2], rows[1::2], strict=True):
+        assert auto["policy_speedup"] == pytest.approx(dense["ttft"] / auto["ttft"]), "there is one question"
     assert "scout" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["ttft.json"]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,10 @@ from ragkv.bench.shapes import SHAPES, random_model, random_tokens
 from ragkv.bench.tiered import MemoryStore, tiered_bench_store
 from ragkv.bench.ttft_shape import GATED, TIMED, ShapeParams, ShapeResult, ttft_shape
 from ragkv.cli import run
+from ragkv.engine.crossover import AutoPrefill
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
+from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.registry import FULL, METHOD_NAMES, make_method
 from ragkv.errors import EntryMissing, InputError
 from ragkv.model.decoder import DecoderModel
@@ -95,6 +98,30 @@ def test_methods_keep_and_load_what_they_say(result: ShapeResult, model: Decoder
     assert scout.kv_live < scout.kv
     assert blend.recompute == pytest.approx((2 * 600 + 2 * 0.15 * CONTEXT) / 4 / CONTEXT)
     assert scout.with_ingest == pytest.approx(scout.ttft + result.encode + result.store)
+
+
+def test_every_method_is_timed_under_every_prefill_policy_named(model: DecoderModel) -> None:
+    asked = replace(PARAMS, methods=("cacheblend", GATED), prefills=("dense", "critiprefill:budget=64,block=32"))
+    found = ttft_shape(model, asked, lambda *_: None)
+    names = [f"{name}|{policy}" for name in ("full", "cacheblend", GATED) for policy in asked.prefills]
+    assert [row.method for row in found.rows] == names
+    assert all(len(row.times) == 2 for row in found.rows)
+    assert [row.recompute for row in found.rows[:2]] == [1, 1]
+    assert found.rows[1].with_ingest == found.rows[1].ttft, "a full prefill needs no stored chunks"
+    assert found.rows[5].note == found.rows[4].note, "the gate chooses once"
+
+
+def test_a_policy_acts_on_what_is_timed(model: DecoderModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[PrefillOptions] = []
+    prefill = Prefiller.prefill_full
+
+    def watch(self: Prefiller, chunks: Any, question: Any, timer: Any, options: PrefillOptions) -> Any:
+        seen.append(options)
+        return prefill(self, chunks, question, timer, options)
+
+    monkeypatch.setattr(Prefiller, "prefill_full", watch)
+    ttft_shape(model, replace(PARAMS, methods=(FULL,), prefills=("dense", "auto")), lambda *_: None)
+    assert sum(isinstance(each.prefill_policy, AutoPrefill) for each in seen) == 4, "three turns and one for the steps"
 
 
 def test_the_gate_chooses_one_of_both(result: ShapeResult) -> None:
