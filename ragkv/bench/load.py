@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from itertools import accumulate
 from math import log
 from pathlib import Path
@@ -81,7 +82,7 @@ def draw(items: int, number: int, each: int, exponent: float, seed: int) -> list
     for _ in range(number):
         # Exponential clocks: the first to ring are a weighted draw without replacement.
         rings = [-log(1.0 - random.random()) / share for share in shares]
-        first = sorted(range(items), key=rings.__getitem__)[:each]
+        first = nsmallest(each, range(items), key=rings.__getitem__)
         found.append(tuple(ranked[rank] for rank in first))
     return found
 

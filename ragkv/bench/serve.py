@@ -85,12 +85,10 @@ class ServiceFacts:
     """What a service says of itself.
 
     Attributes:
-        url: Its address.
         model: Name of its model.
         method: Its own method, without parameters.
     """
 
-    url: str
     model: str
     method: str
 
@@ -115,7 +113,7 @@ async def service_facts(client: AsyncClient) -> ServiceFacts:
     for family in text_string_to_metric_families(await client.metrics()):
         if family.name == "ragkv_info" and family.samples:
             labels = family.samples[0].labels
-            return ServiceFacts(client.url, labels["model"], labels["method"])
+            return ServiceFacts(labels["model"], labels["method"])
     raise Refused(503, "not_ready", f"the service at {client.url} has not started yet", None)
 
 
@@ -139,7 +137,7 @@ async def ask_load(
         pass
 
     earlier = pool_counters(await client.metrics())
-    warm = await closed_loop(load.warmup, 1, ask, ignore)
+    warm = await closed_loop(load.warmup, load.concurrency or 1, ask, ignore)
     before = await _counted(client, earlier, pool_sums(warm))
     if load.concurrency is None:
         answers = await open_loop(load.questions, ask, progress)

@@ -56,7 +56,7 @@ class ServeLoad:
 
     Attributes:
         questions: The questions. If they have arrival times, they are asked in an open loop.
-        warmup: Questions that are asked before, one after another, and are not counted.
+        warmup: Questions that are asked before in a closed loop, and are not counted.
         concurrency: Questions that a closed loop keeps in flight; None for an open loop.
         key: Metadata key that tells documents apart; "" if no question names documents.
         values: Value of that key for each document that a question may name.

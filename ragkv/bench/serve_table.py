@@ -130,7 +130,7 @@ def summary_of(result: LoadResult, concurrency: int | None, limit: float | None)
         decode=" ".join(sorted({each.decode for each in reports})),
         asked=len(answers),
         answered=len(answered),
-        failed=Counter(each.error for each in answers if each.error),
+        failed=dict(Counter(each.error for each in answers if each.error)),
         seconds=seconds,
         offered_rate=None if concurrency is not None else _ratio(len(answers), last),
         achieved_rate=len(answered) / seconds,
@@ -205,24 +205,25 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def time_grid(summaries: Sequence[LoadSummary]) -> TextGrid:
-    """Rates, times in milliseconds, tokens a second; goodput if there is a limit."""
-    limited = summaries[0].within_limit is not None
+    """Rates, times in milliseconds, and tokens a second; what does not apply to the load is left out."""
+    offered, limited = summaries[0].offered_rate is not None, summaries[0].within_limit is not None
     heads = [
-        *("method", "answered", "failed", "answers/s", "TTFT p50", "p90", "p99", "mean", "between p50", "p90", "p99"),
-        *("tokens/s", "steady"),
+        *("method", "answered", "failed", *(["offered/s"] if offered else []), "answers/s"),
+        *("TTFT p50", "p90", "p99", "mean", "between p50", "p90", "p99", "tokens/s"),
+        *(["in time %", "goodput/s"] if limited else []),
+        *([] if offered else ["steady tokens/s"]),
     ]
     rows = []
     for each in summaries:
-        rows.append(
-            [
-                *(each.method, str(each.answered), str(sum(each.failed.values())), f"{each.achieved_rate:.2f}"),
-                *_times(each.ttft_ms, ("p50", "p90", "p99", "mean")),
-                *_times(each.between_tokens_ms, ("p50", "p90", "p99")),
-                *(f"{each.tokens_per_s:.1f}", number(each.steady.tokens_per_s if each.steady else None, ".1f")),
-                *((number(each.within_limit, ".1f", 100), number(each.goodput, ".2f")) if limited else ()),
-            ]
-        )
-    return TextGrid((*heads, *(("in time %", "goodput/s") if limited else ())), tuple(map(tuple, rows)))
+        limits = [number(each.within_limit, ".1f", 100), number(each.goodput, ".2f")]
+        row = [each.method, str(each.answered), str(sum(each.failed.values()))]
+        row += [number(each.offered_rate, ".2f")] if offered else []
+        row += [f"{each.achieved_rate:.2f}", *_times(each.ttft_ms, ("p50", "p90", "p99", "mean"))]
+        row += [*_times(each.between_tokens_ms, ("p50", "p90", "p99")), f"{each.tokens_per_s:.1f}"]
+        row += limits if limited else []
+        row += [] if offered else [number(each.steady.tokens_per_s if each.steady else None, ".1f")]
+        rows.append(tuple(row))
+    return TextGrid(tuple(heads), tuple(rows))
 
 
 def reuse_grid(summaries: Sequence[LoadSummary]) -> TextGrid:

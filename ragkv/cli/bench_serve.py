@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragkv.cli.bench_common import Piece, show
-from ragkv.cli.common import Collection, Json, progress, settings_from, write_json
+from ragkv.cli.common import Collection, Json, printable, progress, settings_from, write_json
 
 if TYPE_CHECKING:
     from ragkv.bench.serve import LoadResult, ServiceFacts
@@ -101,7 +101,7 @@ def serve(
     found = [summary_of(each, load.concurrency, ttft_limit) for each in results]
     how = _how(load, params)
     write_json(file, _figures(service, how, found, results))
-    show(_pieces(f"{service.model} at {service.url}: {how}", found, results), table)
+    show(_pieces(f"{service.model}: {how}", found, results), table)
     if plot is not None:
         from ragkv.bench.plot import plot_serve
 
@@ -144,10 +144,10 @@ def _pieces(title: str, found: Sequence[LoadSummary], results: Sequence[LoadResu
     from ragkv.bench.serve_table import failures, pool_grid, pool_note, reuse_grid, time_grid
 
     pieces: list[Piece] = [
-        (f"{title}; ms", time_grid(found), failures(results)),
+        (f"{title}; ms", time_grid(found), [printable(line) for line in failures(results)]),
         ("Reuse, by the reports", reuse_grid(found), ()),
     ]
-    if any(each.pool or each.counters for each in found):
+    if any(each.pool or (each.counters and each.counters.read) for each in found):
         pieces.append(("Pool of KV blocks", pool_grid(found), list(filter(None, map(pool_note, found)))))
     return pieces
 
