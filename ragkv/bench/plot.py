@@ -2,14 +2,17 @@
 
 plot          as SamKV's Figure 1: F1 over time to first token; the area of a circle is the kept KV
 plot_prefill  speedup of each prefill policy over dense prefill, by length of the input
+plot_serve    distributions of the time to first token and between tokens under load, for each method
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from ragkv.bench.prefill import DENSE, PrefillResult
+from ragkv.bench.serve import LoadResult
 from ragkv.bench.table import Row
 from ragkv.errors import ConfigError, InputError
 
@@ -61,6 +64,42 @@ def plot_prefill(result: PrefillResult, title: str, path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend()
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
+
+
+def plot_serve(results: Sequence[LoadResult], limit: float | None, title: str, path: Path) -> None:
+    """Draw distributions of times into a .png or .svg file. Raises as `plot` does.
+
+    Args:
+        results: One for each method.
+        limit: Largest time to first token, in seconds, that counts as goodput; None draws no line.
+        title: Title of the figure.
+        path: The file.
+    """
+    check_plot(path)
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.hashsalt": "ragkv", "font.size": 9}):
+        figure = Figure(figsize=(9, 4), layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle(title)
+        first, between = figure.subplots(1, 2, sharey=True)
+        for result in results:
+            answered = [each for each in result.answers if each.report is not None]
+            gaps = [late - early for each in answered for early, late in pairwise(each.tokens)]
+            for axes, times in ((first, [each.ttft for each in answered]), (between, gaps)):
+                if times:
+                    axes.ecdf([1000 * each for each in times], label=result.method)
+        if limit is not None:
+            first.axvline(1000 * limit, color="black", linewidth=0.8)
+        for axes, name in ((first, "time to first token, ms"), (between, "time between tokens, ms")):
+            axes.set_xscale("log")
+            axes.set_xlabel(name)
+            axes.grid(alpha=0.3)
+        first.set_ylabel("share of questions, or of gaps between tokens")
+        first.legend()
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
 
 

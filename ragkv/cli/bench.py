@@ -14,6 +14,7 @@ from ragkv.cli.bench_dialogues import dialogues
 from ragkv.cli.bench_kernels import kernels
 from ragkv.cli.bench_prefill import prefill
 from ragkv.cli.bench_retrieval import retrieval
+from ragkv.cli.bench_serve import serve
 from ragkv.cli.bench_sets import Chunks, Fit, LongBench, MaxTokens, Questions, Sets, longbench_questions
 from ragkv.cli.bench_stages import stages
 from ragkv.cli.bench_ttft import ttft
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 bench = typer.Typer(help="Measure on this machine.", rich_markup_mode=None)
 bench.command("decode")(decode)
 bench.command("dialogues")(dialogues)
+bench.command("serve")(serve)
 bench.command("stages")(stages)
 bench.command("kernels")(kernels)
 bench.command("prefill")(prefill)

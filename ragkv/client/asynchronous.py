@@ -52,7 +52,9 @@ class AsyncClient:
         """
         self.url, self._retries = url.rstrip("/"), retries
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=timeout)
+        # A question holds a connection until its answer ends, and the service limits how many it answers.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+        self._http = httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=timeout, limits=limits)
 
     async def __aenter__(self) -> AsyncClient:
         return self
