@@ -42,6 +42,7 @@ PAGES = [
     "docs/results/lmcache.md",
     "docs/results/prefill.md",
     "docs/results/quality.md",
+    "docs/results/serve.md",
     "docs/results/store.md",
     "docs/settings.md",
     "docs/tuning.md",

@@ -39,7 +39,7 @@ def serve(
         Path | None,
         typer.Option(
             "--questions-file",
-            help='JSON lines {"question": …, "documents": [id, …]?, "at": seconds?}. Where each has `at`, and without '
+            help='JSON lines {"question", "documents"?, "at"?}: text, ids, seconds. Where each has `at`, and without '
             "--rate and --concurrency, it is a trace: questions arrive at these times. Default: questions that quote "
             "the documents.",
         ),
