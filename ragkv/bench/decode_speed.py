@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class SpeedParams:
     Attributes:
         lengths: keys of the contexts, question included.
         batches: numbers of requests that decode together.
-        steps: timed steps, after `warmup` untimed ones.
+        steps: timed steps, after `warmup` untimed ones. Every decoder takes them twice.
         question: tokens that the policies' states observe first.
     """
 
@@ -113,48 +113,63 @@ def measure(
     graph_decoder = make_graph_decoder(model)
     decoders = [_Decoder(DENSE), *([_Decoder(RECORDED, graph_decoder=graph_decoder)] if graph_decoder else [])]
     decoders += [_Decoder(name, policy, graph_decoder) for name, policy in policies]
-    total, done = len(p.lengths) * len(p.batches) * len(decoders), 0
+    total, done = 2 * len(p.lengths) * len(p.batches) * len(decoders), 0
     for length in p.lengths:
         given = list(tokens(model, length))
         context = ContextCache(model.shape, length - p.question, model.dtype, model.devices)
         model.forward([append(context, given[: -p.question], 0)])
         case = _Case(model, p, context, given)
         for batch in p.batches:
-            dense: float | None = None
-            for decoder in decoders:
-                row = _row(case, batch, decoder, dense)
-                dense = dense or row.rate
-                found.append(row)
+            samples = {decoder.name: _Samples() for decoder in decoders}
+            for decoder in (*decoders, *reversed(decoders)):  # twice, because clocks and neighbours drift
+                _decode(case, batch, decoder, samples[decoder.name])
                 done += 1
                 progress("decode", done, total)
+            rate = samples[DENSE].rate(batch)
+            found += [_row(case, batch, name, each, rate) for name, each in samples.items()]
     return found
 
 
-def _row(case: _Case, batch: int, decoder: _Decoder, dense: float | None) -> SpeedRow:
-    """dense: rate of dense decoding; None for dense decoding itself."""
+@dataclass
+class _Samples:
+    """Of one decoder: milliseconds of every timed step, keys read and keys present."""
+
+    times: list[float] = field(default_factory=list)
+    read: int = 0
+    present: int = 0
+
+    def rate(self, batch: int) -> float:
+        """Return the tokens per second of all requests."""
+        return 1000 * batch / statistics.fmean(self.times)
+
+
+def _decode(case: _Case, batch: int, decoder: _Decoder, samples: _Samples) -> None:
+    """Time the steps of new requests."""
     model, params, policy = case.model, case.params, decoder.policy
-    length, shape = len(case.tokens), model.shape
-    states = [decode_state(policy, length) for _ in range(batch)]
+    states = [decode_state(policy, len(case.tokens)) for _ in range(batch)]
     sequences = [_prefill(case, state) for state in states]
-    times = []
     for step in range(params.warmup + params.steps):
         start = now(model.device.type)
         for sequence in sequences:
             sequence.sample(frozenset())
         decode_step(model, sequences, decoder.graph_decoder)
         if step >= params.warmup:
-            times.append(1000 * (now(model.device.type) - start))
+            samples.times.append(1000 * (now(model.device.type) - start))
         fault = next((each.fault for each in sequences if each.fault is not None), None)
         if fault is not None:
             raise fault
-    rate = 1000 * batch / statistics.fmean(times)
-    present = sum(state.keys_present for state in states if state is not None)
-    read = sum(state.keys_read for state in states if state is not None) / present if present else 1.0
+    samples.present += sum(state.keys_present for state in states if state is not None)
+    samples.read += sum(state.keys_read for state in states if state is not None)
+
+
+def _row(case: _Case, batch: int, name: str, samples: _Samples, dense: float) -> SpeedRow:
+    """dense: rate of dense decoding."""
+    params, length, shape = case.params, len(case.tokens), case.model.shape
+    rate, read = samples.rate(batch), samples.read / samples.present if samples.present else 1.0
     keys = length + params.warmup + (params.steps + 1) / 2
-    row = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
-    p50, p99 = np.percentile(times, (50, 99))
-    ratio, kv = rate / (dense or rate), read * keys * row
-    return SpeedRow(length, batch, decoder.name, rate, float(p50), float(p99), ratio, read, kv)
+    row = 2 * shape.layers * shape.kv_heads * shape.head_dim * case.model.dtype.itemsize
+    p50, p99 = np.percentile(samples.times, (50, 99))
+    return SpeedRow(length, batch, name, rate, float(p50), float(p99), rate / dense, read, read * keys * row)
 
 
 def _prefill(case: _Case, state: DecodeState | None) -> Sequence:

@@ -173,7 +173,7 @@ def _measure(engine: Engine, params: TtftParams, questions: Sequence[str], progr
         peer = _start_peer(engine, params, running)
         for turn in range(-1, params.repeat):  # methods take turns, so that a slow moment of the machine affects all
             question = questions[max(0, turn) % len(questions)]
-            for method, prefill in reports:
+            for method, prefill in list(reports)[:: 1 if turn % 2 else -1]:  # none always runs behind the same one
                 options = AskOptions(method=method, prefill=prefill, max_tokens=1)
                 report = engine.answer(question, options).report
                 reports[method, prefill] += [report] if turn >= 0 else []  # the first turn warms up

@@ -8,8 +8,9 @@ opening the chunks and loading from their tier are. Two accountings:
 
 `full` reads all chunks and the question in one prefill under the quickest of torch's dense attention kernels
 (backends.py), which is found out first. `gated` reads from stored KV by scout where that is predicted to be quicker
-(engine/reuse_policy.py), else it is `full`. Methods take turns, each with a new random question every time.
-Steps come from questions of their own, and so do means of what was kept, recomputed and loaded.
+(engine/reuse_policy.py), else it is `full`. Methods take turns, each with a new random question every time. Every
+second turn runs backwards, because a long pass slows down the one behind it. Steps come from questions of their own,
+and so do means of what was kept, recomputed and loaded.
 
 What a method chooses on random weights means nothing, and how much it chooses may differ from a trained model: look at
 what was kept before comparing times. Nobody calibrated these weights, so retrieval heads are named (fitted.py).
@@ -299,7 +300,7 @@ def _rows(
     turns = params.warmup + params.repeat
     running = list(cases)
     for turn in range(turns):
-        for name in list(running):
+        for name in running[:: 1 if turn % 2 else -1]:
             case = cases[name]
             if case.gated and gate is not None:
                 elapsed = unless_full(partial(asked.gated, gate, scout, case.policy))

@@ -24,7 +24,7 @@ def model():
 def rows(model):
     told = []
     found = measure(model, PARAMS, POLICIES, lambda *done: told.append(done), random_tokens)
-    assert told[-1] == ("decode", 12, 12)
+    assert told[-1] == ("decode", 24, 24)
     return {(row.length, row.batch, row.policy): row for row in found}
 
 
