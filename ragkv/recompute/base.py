@@ -36,12 +36,15 @@ class Piece:
         block: Tokens per block.
         digest: Digest of the chunk.
         exact: Whether the stored KV equals that of a full prefill (the first chunk after a shared prefix).
+        relevance: How well retrieval found that the chunk fits the question, as a share of the best chunk's score,
+            above 0; 1 where nothing is known.
     """
 
     tokens: int
     block: int
     digest: Digest
     exact: bool = False
+    relevance: float = 1.0
 
     @property
     def blocks(self) -> int:

@@ -9,7 +9,7 @@ are a fifth of a context of short chunks. Scout asks twice, and keeps what it fi
     score    softmax over all tokens of all chunks. Chunks compete with each other, so the normalisation itself is the
              cross-document filter. A score spreads to `reach` neighbours on both sides, because answers continue in the
              next block. The score of a block is the sum over its tokens; heads are combined by a power mean that
-             favours agreement
+             favours agreement. It is multiplied by the chunk's relevance for retrieval, to the power `prior`
     budget   blocks in falling order of score down to a share `weakest` of the best one; at least `floor` blocks, at
              most a share `cap` of all. A chunk of which nothing is selected keeps nothing; of the others the first
              `opening` blocks, which hold the title, are kept as well
@@ -62,6 +62,7 @@ class Scout:
         weakest: Score of the weakest block that is selected, as a share of the best block's.
         floor: Smallest number of blocks that a look selects; a context of so few is kept whole.
         cap: Largest number of blocks to keep, as a share of all blocks, if that is more than `floor`.
+        prior: Exponent of a chunk's relevance for retrieval in the scores of its blocks; 0 leaves it out.
         update: As in `SamKV`.
         repair: Recompute every `kept` token, or `none`.
     """
@@ -78,6 +79,7 @@ class Scout:
     weakest: float = 0.3
     floor: int = 8
     cap: float = 0.2
+    prior: float = 0.0
     update: Literal["overwrite", "fusion"] = "overwrite"
     repair: Literal["kept", "none"] = "kept"
 
@@ -85,6 +87,7 @@ class Scout:
         require_between(0, math.inf, opening=self.opening, reach=self.reach)
         require_between(1, math.inf, tail=self.tail, floor=self.floor)
         require_between(1e-3, 10, power=self.power)
+        require_between(0, 100, prior=self.prior)
         require_between(0, 1, look=self.look, weakest=self.weakest, cap=self.cap)
 
     def composite_blocks(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
@@ -110,15 +113,21 @@ class Scout:
         return Plan((kept,) * self.layers, (recompute,) * self.layers, (nothing,) * self.layers, blend, one_pass=True)
 
     def block_mass(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> list[list[float]]:
-        """Compute the share of the retrieval heads' attention per chunk and block. All chunks together sum to 1."""
+        """Compute the share of the retrieval heads' attention per chunk and block, weighted by relevance.
+
+        All chunks together sum to 1.
+        """
         pairs = retrieval_pairs(self.heads, self.group)
         keys = torch.cat([piece.digest.retrieval_keys.to(queries[0]) for piece in pieces], dim=1)  # [P, N, d]
         rows = [queries[layer][-self.tail :, head] for layer, head in self.heads]
         head_keys = [keys[pairs.index((layer, head // self.group))] for layer, head in self.heads]
         scores = torch.stack([(q @ k.T * self.scale).softmax(-1).mean(0) for q, k in zip(rows, head_keys, strict=True)])
-        joined: list[float] = join_heads(pool_blocks(scores, pieces, self.reach), self.power).tolist()
+        joined = join_heads(pool_blocks(scores, pieces, self.reach), self.power)
+        weights = [piece.relevance**self.prior for piece in pieces for _ in range(piece.blocks)]
+        joined *= torch.tensor(weights, dtype=joined.dtype).to(joined.device)
+        shares: list[float] = (joined / joined.sum()).tolist()
         ends = list(accumulate(piece.blocks for piece in pieces))
-        return [joined[end - piece.blocks : end] for piece, end in zip(pieces, ends, strict=True)]
+        return [shares[end - piece.blocks : end] for piece, end in zip(pieces, ends, strict=True)]
 
     def select_blocks(
         self,

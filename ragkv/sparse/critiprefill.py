@@ -11,7 +11,7 @@ Paper: CritiPrefill: A Segment-wise Criticality-based Approach for Prefilling Ac
 Every segment reads its own tokens and, from the blocks that lie wholly before it, the `budget` tokens with the best
 score. The first layers and the last segment of a long input stay dense. Rows over a stitched context, which are
 repaired tokens and the question, form segments of their own (`tiles.py`); all of them select. If they are fewer than
-a segment, as a question is, their segments have 16 rows: the words of a question ask for different keys, which the
+a segment, as a question is, their segments have `few` rows: the words of a question ask for different keys, which the
 extremes of a whole question do not tell apart (docs/results/prefill.md).
 
 Differs from the paper:
@@ -19,6 +19,8 @@ Differs from the paper:
 - Causality is applied before the single softmax, not after four. A softmax over future blocks would let them change
   the scores of past blocks.
 - `fusion` is the weight of the current layer. The paper's text says the opposite.
+- The softmax has the scale of attention (`scaled`). Algorithm 1 shows none. Without it the shares of all but the very
+  best blocks vanish in float32, and which of them are read is left to chance.
 - A segment's own tokens do not count against the budget.
 - Scores are averaged over the query heads of a group.
 - Segments are counted from position 0 and blocks by cache rows. An input that is read in parts, or a turn that follows
@@ -35,7 +37,7 @@ from torch import Tensor
 from ragkv.kernels.attention import index_to_device
 from ragkv.kernels.block_index import BlockSparseIndex, build_index, clear_blocks, extremes
 from ragkv.sparse.attention import score_dtype
-from ragkv.sparse.tiles import LEAST_ROWS, query_tiles
+from ragkv.sparse.tiles import query_tiles
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class CritiPrefill:
         skip: Layers that stay dense, from the first on (paper silent).
         threshold: Segments that start before this position stay dense, and so do inputs that end before it (paper
             silent).
+        few: Queries of a segment where there are fewer than a segment over a stitched context; a power of two (paper
+            silent).
+        scaled: Whether the softmax over blocks has the scale of attention (paper silent: its text, no scale).
     """
 
     segment: int = 512
@@ -59,10 +64,14 @@ class CritiPrefill:
     fusion: float = 0.75
     skip: int = 1
     threshold: int = 0
+    few: int = 4
+    scaled: bool = True
 
     def __post_init__(self) -> None:
         if not (self.block >= 1 and self.segment >= 1 and self.budget >= self.block):
             raise ValueError("block and segment must be at least 1, budget at least a block")
+        if self.few < 1 or self.few & (self.few - 1):
+            raise ValueError("few must be a power of two")
         if not (0 <= self.fusion <= 1 and self.skip >= 0 and self.threshold >= 0):
             raise ValueError("fusion must be between 0 and 1, skip and threshold not negative")
 
@@ -125,7 +134,7 @@ def segment_layout(
         device: Device of the masks.
     """
     few = end is None and q_pos.shape[0] <= params.segment
-    tiles = query_tiles(q_pos, min(params.segment, LEAST_ROWS) if few else params.segment)
+    tiles = query_tiles(q_pos, min(params.segment, params.few) if few else params.segment)
     earliest, latest = extremes(k_pos, params.block)
     allowed = latest[None, :] < tiles.first[:, None]
     own = ~allowed & (earliest[None, :] <= tiles.last[:, None])
@@ -165,7 +174,7 @@ class CritiPrefillState:
     def select(
         self, layer: int, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, *, end: int | None, scale: float
     ) -> BlockSparseIndex | None:
-        """See `PrefillState.select`. The softmax scale does not change which blocks are best."""
+        """See `PrefillState.select`."""
         p = self.params
         if layer == 0:
             self._previous = self._layout = None
@@ -176,7 +185,8 @@ class CritiPrefillState:
         if layout is None or not (torch.equal(layout.q_pos, q_pos) and torch.equal(layout.k_pos, k_pos)):
             layout = segment_layout(q_pos, k_pos, end, p, q.device)
         layout = self._layout = layout.to(q.device)
-        score = block_shares(criticality(q, k, layout.size, p.block, layout.offset), layout.allowed)
+        raw = criticality(q, k, layout.size, p.block, layout.offset)
+        score = block_shares(raw * scale if p.scaled else raw, layout.allowed)
         previous = self._previous
         previous = score if previous is None or previous.shape != score.shape else previous.to(score.device)
         self._previous = fuse_layers(score, previous, p.fusion)

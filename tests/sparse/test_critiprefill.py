@@ -196,7 +196,30 @@ def test_inputs_below_the_threshold_stay_dense():
     assert CritiPrefill(threshold=4096).why_dense(4096, 4096).endswith("4096 tokens, threshold=4096 asks for more")
 
 
-@pytest.mark.parametrize("wrong", [{"segment": 0}, {"block": 0}, {"budget": 8}, {"fusion": 1.5}, {"skip": -1}])
+def test_with_the_scale_of_attention_all_blocks_have_a_share_where_scores_are_large():
+    """Without it the second best block of keys as long as those of real models is not told from the worst."""
+    raw = torch.tensor([[[0.0, 300.0, 100.0, 160.0]]])
+    allowed = torch.ones(1, 4, dtype=torch.bool)
+    assert top_blocks(block_shares(raw / 8, allowed), allowed, 2)[0, 0].tolist() == [False, True, False, True]
+    assert block_shares(raw, allowed)[0, 0].tolist() == [0, 1, 0, 0]
+
+
+def test_a_question_over_a_stitched_context_has_segments_of_few_rows():
+    q, k, v = random_rows(11, 4, 1), random_rows(75, 2, 2), random_rows(75, 2, 3)
+    q_pos, k_pos = torch.arange(64, 75), torch.arange(75)
+    params = CritiPrefill(segment=512, block=2, budget=6, skip=0, few=4)
+    sparse = SparsePrefill(params.start(), None)
+    found = sparse(0, q, k, v, q_pos, k_pos, scale=0.3)
+    apart = [
+        SparsePrefill(params.start(), None)(0, q[a:b], k[: 64 + b], v[: 64 + b], q_pos[a:b], k_pos[: 64 + b], scale=0.3)
+        for a, b in ((0, 4), (4, 8), (8, 11))
+    ]
+    torch.testing.assert_close(found, torch.cat(apart), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"segment": 0}, {"block": 0}, {"budget": 8}, {"fusion": 1.5}, {"skip": -1}, {"few": 3}, {"few": 0}]
+)
 def test_invalid_values_are_refused(wrong):
     with pytest.raises(ValueError, match=r"must be"):
         CritiPrefill(**wrong)

@@ -49,7 +49,7 @@ def shares(layer: Layer, start: int, span: range, blocks: int, p: CritiPrefill, 
         if min(k.shape[0], (block + 1) * p.block) <= span.start:
             rows = k[block * p.block : (block + 1) * p.block, head]
             own = [raw_score(q[span.start - start : span.stop - start, h], rows) for h in (2 * head, 2 * head + 1)]
-            raw[block] = sum(own) / 2
+            raw[block] = sum(own) / 2 * (SCALE if p.scaled else 1)
     total = sum(math.exp(value) for value in raw.values())
     return {block: math.exp(value) / total for block, value in raw.items()}
 
@@ -96,9 +96,9 @@ def real(layers: list[Layer], start: int, p: CritiPrefill) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("start", [0, 16, 13])
-@pytest.mark.parametrize("fusion", [0.75, 0.25, 1.0])
-def test_outputs_of_all_layers_are_those_of_the_reference(start, fusion):
-    params = CritiPrefill(segment=8, block=2, budget=6, fusion=fusion, skip=1, threshold=0)
+@pytest.mark.parametrize(("fusion", "scaled"), [(0.75, True), (0.75, False), (0.25, True), (0.25, False), (1.0, True)])
+def test_outputs_of_all_layers_are_those_of_the_reference(start, fusion, scaled):
+    params = CritiPrefill(segment=8, block=2, budget=6, fusion=fusion, skip=1, threshold=0, scaled=scaled)
     layers = make_layers(4, 45 - start, 45)
     for found, wanted in zip(real(layers, start, params), naive(layers, start, params), strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
