@@ -94,7 +94,7 @@ class Jobs:
             return job_view.backlog(connection)
 
     def cancel(self, job_id: str, listed: Listed = "all") -> IngestJob:
-        """Stop a job. Waiting documents are dropped, and the running one stops at its next chunk.
+        """Stop a job. Waiting documents are dropped, and those that run stop at their next step.
 
         Documents that are in the catalogue stay there, and so does one that is being committed at this moment.
 
