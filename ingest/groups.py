@@ -44,7 +44,7 @@ class OpenDocument(Generic[T]):
         """Return the chunks that wait to be encoded; None where something else comes next."""
         return None if self.step is None or self.joined else self.step.group
 
-    def advance(self) -> IngestStep:
+    def run_step(self) -> IngestStep:
         """Do one unit of work. Raises StopIteration at the end, and what the ingest raises."""
         self.step, self.joined = next(self.steps), False
         return self.step
@@ -106,14 +106,14 @@ def ingest_all(
         opened = window[name][1]
         try:
             while name not in ended and (to_end or opened.group is None):
-                step = opened.advance()
+                step = opened.run_step()
                 progress(step.stage, step.done, step.total)
         except StopIteration as end:
             ended[name] = end.value
         except InputError as error:
             ended[name] = error
 
-    def finish() -> Iterator[tuple[Document, IngestOutcome | InputError]]:
+    def end_window() -> Iterator[tuple[Document, IngestOutcome | InputError]]:
         encode_together(engine, [opened for _, opened in window.values()])
         for name, (document, _) in window.items():
             run(name, to_end=True)
@@ -124,15 +124,15 @@ def ingest_all(
         for document in documents:
             name = (document.collection, document.id)
             if name in window:
-                yield from finish()
+                yield from end_window()
             window[name] = (document, OpenDocument(ingest_steps(engine, document)))
             run(name, to_end=False)
             if (
                 waiting_tokens(each for _, each in window.values()) >= engine.group_tokens
                 or len(window) >= MOST_TOGETHER
             ):
-                yield from finish()
-        yield from finish()
+                yield from end_window()
+        yield from end_window()
     finally:
         for _, unfinished in window.values():
             unfinished.steps.close()

@@ -189,15 +189,23 @@ class Jobs:
             raise
         except Exception as error:
             self._unrecorded.append((place, "failed", _fault_of(error, document.id, job_id)))
-        ended = time.monotonic()
-        self._record_outcomes(ended - max(checkpoint.started, self._ended.get(place.job, 0.0)))
-        self._ended[place.job] = ended
+        self._record_outcomes(self._seconds_alone(place.job, checkpoint.started))
+        self._save_if_finished(engine, place)
+        return job_id
+
+    def _save_if_finished(self, engine: IngestEngine, place: JobPlace) -> None:
+        """Write the index out when the document's job is finished."""
         with self._catalog.read() as connection:
             finished = job_table.is_finished(connection, place)
         if finished:
-            del self._ended[place.job]
+            self._ended.pop(place.job, None)
             engine.retriever.save()
-        return job_id
+
+    def _seconds_alone(self, job: int, started: float) -> float:
+        """Return the time of a document that ends now, without that of documents of its job that ended meanwhile."""
+        now = time.monotonic()
+        before, self._ended[job] = self._ended.get(job, 0.0), now
+        return now - max(started, before)
 
     def _start_next(self, job: int | None) -> tuple[JobPlace, Document] | None:
         if self._pausing.is_set():

@@ -181,7 +181,7 @@ class IngestTurns:
     def _advance(self, job: int, document: OpenDocument[str | None]) -> IngestStep | None:
         """Do the next unit of work of an open document; None if the document is done."""
         try:
-            return document.advance()
+            return document.run_step()
         except BaseException as end:
             self._open[job].remove(document)
             if not self._open[job]:

@@ -1,4 +1,4 @@
-"""Encoding beside prefill, on random weights: the figures agree with each other, and nothing of the service is needed."""
+"""Encoding beside prefill, on random weights: figures that agree, without the libraries of the service."""
 
 from __future__ import annotations
 
