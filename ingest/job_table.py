@@ -184,7 +184,7 @@ def is_running(connection: sqlite3.Connection, place: JobPlace) -> bool:
 def record_progress(connection: sqlite3.Connection, place: JobPlace, step: IngestStep, rest: float | None) -> None:
     """Record how far the running document is. rest: seconds it still needs; None while that is not known."""
     sql = "UPDATE jobs SET stage = ?, done = ?, total = ?, updated = ? WHERE row = ?"
-    connection.execute(sql, (*step, time.time(), place.job))
+    connection.execute(sql, (step.stage, step.done, step.total, time.time(), place.job))
     sql = "INSERT INTO paces (job, rest) VALUES (?, ?) ON CONFLICT (job) DO UPDATE SET rest = excluded.rest"
     connection.execute(sql, (place.job, rest))
 

@@ -41,6 +41,7 @@ class Jobs:
         self._limit = max_document_bytes
         self._pausing = threading.Event()
         self.submitted = 0
+        self._ended: dict[int, float] = {}
         self._unrecorded: list[tuple[JobPlace, DocumentStatus, JobFault | None]] = []
 
     def submit(self, items: Sequence[Document | Rejected], collection: str | None = None) -> str:
@@ -93,7 +94,7 @@ class Jobs:
             return job_view.backlog(connection)
 
     def cancel(self, job_id: str, listed: Listed = "all") -> IngestJob:
-        """Stop a job. Waiting documents are dropped, and the running one stops at its next chunk.
+        """Stop a job. Waiting documents are dropped, and those that run stop at their next step.
 
         Documents that are in the catalogue stay there, and so does one that is being committed at this moment.
 
@@ -131,6 +132,11 @@ class Jobs:
     def pause(self) -> None:
         """Stop the running document at its next step and queue it again; `steps` then takes no other. For shutdown."""
         self._pausing.set()
+
+    @property
+    def pausing(self) -> bool:
+        """Whether `pause` was called."""
+        return self._pausing.is_set()
 
     def waiting(self) -> list[WaitingJob]:
         """Return the jobs that have a document to start, the earliest first; none after `pause`."""
@@ -183,12 +189,23 @@ class Jobs:
             raise
         except Exception as error:
             self._unrecorded.append((place, "failed", _fault_of(error, document.id, job_id)))
-        self._record_outcomes(checkpoint.seconds)
+        self._record_outcomes(self._seconds_alone(place.job, checkpoint.started))
+        self._save_if_finished(engine, place)
+        return job_id
+
+    def _save_if_finished(self, engine: IngestEngine, place: JobPlace) -> None:
+        """Write the index out when the document's job is finished."""
         with self._catalog.read() as connection:
             finished = job_table.is_finished(connection, place)
         if finished:
+            self._ended.pop(place.job, None)
             engine.retriever.save()
-        return job_id
+
+    def _seconds_alone(self, job: int, started: float) -> float:
+        """Return the time of a document that ends now, without that of documents of its job that ended meanwhile."""
+        now = time.monotonic()
+        before, self._ended[job] = self._ended.get(job, 0.0), now
+        return now - max(started, before)
 
     def _start_next(self, job: int | None) -> tuple[JobPlace, Document] | None:
         if self._pausing.is_set():
@@ -199,7 +216,7 @@ class Jobs:
     def _record_outcomes(self, seconds: float | None = None) -> None:
         """Record the outcomes of documents, also those that a full disk kept from being recorded earlier.
 
-        seconds: the time that the last of them took.
+        seconds: the time that the last of them took, without that of others of its job.
         """
         while self._unrecorded:
             with self._catalog.write() as connection:
@@ -214,17 +231,16 @@ class _Cancelled(Exception):
 
 
 class _Checkpoint:
-    """Called between two steps of a document: stops the work where it must stop, and records the progress."""
+    """Called between two steps of a document: stops the work where it must stop, and records the progress.
+
+    Attributes:
+        started: When the document was started, on the monotonic clock.
+    """
 
     def __init__(self, catalog: Catalog, place: JobPlace, pausing: threading.Event):
         self._catalog, self._place, self._pausing = catalog, place, pausing
         self._stage, self._written = "", 0.0
-        self._started = self._stage_started = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Time since the document was started."""
-        return time.monotonic() - self._started
+        self.started = self._stage_started = time.monotonic()
 
     def check_wanted(self) -> None:
         """Raise _Cancelled when the document is no longer wanted."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingest.chunker import PromptPiece, split_steps
-from ingest.progress import IngestProgress, IngestStep, Paused, Stage, no_progress, run_to_end
+from ingest.progress import ChunkGroup, IngestProgress, IngestStep, Paused, Stage, no_progress, run_to_end
 from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog, DocumentVersion, EmbedderIdentity, Passage
 from ragkv.errors import RagkvError
@@ -102,14 +102,17 @@ class IngestEngine(Protocol):
     def chunk_tokens(self) -> int: ...
 
     @property
+    def group_tokens(self) -> int: ...
+
+    @property
     def quota(self) -> Quota: ...
 
     def key(self, chunk: Chunk, collection: str) -> Key:
         """Return the key of a chunk's KV."""
         ...
 
-    def encode_and_store(self, chunk: Chunk, collection: str) -> Key:
-        """Encode a chunk and store its KV, unless it is stored already."""
+    def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:
+        """Encode chunks, each with its collection, and store their KV, unless it is stored already."""
         ...
 
     def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
@@ -174,8 +177,8 @@ def ingest_steps(
             the new version to remove.
 
     Yields:
-        A step after each section that was split, before each batch that is embedded and each chunk that is encoded,
-        before the commit, and before the index is refreshed.
+        A step after each section that was split, before each batch that is embedded and each group of chunks that
+        is encoded, before the commit, and before the index is refreshed.
 
     Raises:
         InvalidDocument: The document has no text.
@@ -294,10 +297,26 @@ def _encode_steps(
     engine: IngestEngine, collection: str, chunks: Sequence[Chunk], claim: int
 ) -> Generator[IngestStep, None, None]:
     """Encode the chunks and store their KV. The claim is renewed before it can expire."""
-    renewed = time.monotonic()
-    for done, chunk in enumerate(chunks):
-        yield IngestStep("encode", done, len(chunks))
-        engine.encode_and_store(chunk, collection)
+    done, renewed = 0, time.monotonic()
+    for chunks_together in _groups(chunks, engine.group_tokens):
+        group = ChunkGroup(tuple((chunk, collection) for chunk in chunks_together))
+        yield IngestStep("encode", done, len(chunks), group)
+        if not group.encoded:
+            engine.encode_and_store_all(group.chunks)
+        done += len(chunks_together)
         if time.monotonic() - renewed > RENEW_SECONDS:
             engine.catalog.renew(claim)
             renewed = time.monotonic()
+
+
+def _groups(chunks: Sequence[Chunk], most: int) -> Iterator[list[Chunk]]:
+    """Yield successive chunks that have at most `most` tokens together; a larger chunk comes alone."""
+    group, tokens = list[Chunk](), 0
+    for chunk in chunks:
+        if group and tokens + len(chunk.tokens) > most:
+            yield group
+            group, tokens = [], 0
+        group.append(chunk)
+        tokens += len(chunk.tokens)
+    if group:
+        yield group

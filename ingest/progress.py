@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar
+
+from ragkv.types import Chunk
 
 T = TypeVar("T")
 
 Stage = Literal["split", "embed", "encode", "commit", "index"]
+
+
+@dataclass
+class ChunkGroup:
+    """Chunks of one document that are encoded next. Who drives the ingest may encode them with those of others.
+
+    Attributes:
+        chunks: The chunks, each with its collection.
+        encoded: Whether they are encoded and stored; otherwise the ingest does it.
+    """
+
+    chunks: tuple[tuple[Chunk, str], ...]
+    encoded: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the chunks."""
+        return sum(len(chunk.tokens) for chunk, _ in self.chunks)
 
 
 class IngestStep(NamedTuple):
@@ -17,11 +38,13 @@ class IngestStep(NamedTuple):
         stage: What happens next, or in `split` what has just happened.
         done: Units done: characters in `split`, chunks in the other stages.
         total: Units of the whole stage.
+        group: In `encode`, the chunks that are encoded next.
     """
 
     stage: Stage
     done: int
     total: int
+    group: ChunkGroup | None = None
 
 
 class Paused(Exception):
@@ -29,7 +52,7 @@ class Paused(Exception):
 
 
 class IngestProgress(Protocol):
-    """Called with the fields of each IngestStep. It may raise to stop the work."""
+    """Called with stage, done and total of each IngestStep. It may raise to stop the work."""
 
     def __call__(self, stage: Stage, done: int, total: int, /) -> None: ...
 
@@ -47,7 +70,7 @@ def run_to_end(steps: Generator[IngestStep, None, T], progress: IngestProgress =
         step = next(steps)
         while True:
             try:
-                progress(*step)
+                progress(step.stage, step.done, step.total)
             except BaseException as error:
                 step = steps.throw(error)
             else:

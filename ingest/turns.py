@@ -1,16 +1,19 @@
 """Whose document is ingested next: tenants share the engine's time equally, and so do the jobs of one tenant.
 
-Each waiting job has at most one document open. One unit of work goes to the tenant that has had the least time, and
-there to the job that has had the least. So a document of one line waits for some units of work of other tenants and not
-for their sixty documents, and a small job is done before a large one that came earlier.
+Each waiting job has one document open, and more where small documents are encoded together (groups.py). One unit of
+work goes to the tenant that has had the least time, and there to the job that has had the least. So a document of one
+line waits for some units of work of other tenants and not for their sixty documents, and a small job is done before a
+large one that came earlier. A group has documents of one tenant only, and its time is charged to their jobs by tokens.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Collection, Generator, Hashable, Mapping
+from collections.abc import Collection, Generator, Hashable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from ingest.groups import MOST_TOGETHER, OpenDocument, encode_together, waiting_tokens
 from ingest.job_table import WaitingJob, owner_of
 from ingest.jobs import Jobs
 from ingest.pipeline import IngestEngine
@@ -18,6 +21,11 @@ from ingest.progress import IngestStep
 
 MOST_OPEN = 4
 """Documents of one tenant that are open at the same time. Each holds its text, its chunks and their vectors."""
+MOST_SMALL = MOST_TOGETHER
+"""The same, as long as what waits to be encoded in all of them together is less than one group."""
+PREPARING = 0.5
+"""Seconds by which a job may be ahead of one whose documents wait to be encoded, and still be served before it, so that
+its documents join the group."""
 
 Sharer = TypeVar("Sharer", bound=Hashable)
 
@@ -39,6 +47,10 @@ class FairShares(Generic[Sharer]):
             self._used.setdefault(each, self._clock)
         return min(sharers, key=self._used.__getitem__)
 
+    def ahead(self, sharer: Sharer, other: Sharer) -> float:
+        """Return the seconds that a sharer has had more than another."""
+        return self._used.get(sharer, self._clock) - self._used.get(other, self._clock)
+
     def charge(self, sharer: Sharer, seconds: float, sharers: Collection[Sharer]) -> None:
         """Record that a sharer was served for a time, while `sharers`, itself included, wanted to be.
 
@@ -55,10 +67,11 @@ class IngestTurns:
     def __init__(self, jobs: Jobs):
         """Take the jobs."""
         self._jobs = jobs
-        self._open: dict[int, Generator[IngestStep, None, str | None]] = {}
+        self._open: dict[int, list[OpenDocument[str | None]]] = {}
+        self._openable: Mapping[int, WaitingJob] = {}
         self._alone: int | None = None
         self._waiting: dict[int, WaitingJob] = {}
-        self._seen = -1
+        self._seen, self._started = -1, 0
         self._tenants_of: dict[int, str] = {}
         self._tenants = FairShares[str]()
         self._jobs_of: dict[str, FairShares[int]] = {}
@@ -72,29 +85,26 @@ class IngestTurns:
         Returns:
             The number of documents that were started.
         """
-        started_count, self._seen = 0, -1
+        self._started, self._seen = 0, -1
         try:
-            while (job := self._next()) is not None:
-                if job not in self._open:
-                    self._open[job] = self._jobs.steps(engine, job)
-                    started_count += 1
-                step = self._advance(job)
+            while (job := self._next(engine)) is not None:
+                step = self._work(engine, job)
                 if step is not None:
                     yield step
-            return started_count
+            return self._started
         finally:
-            for each in self._open.values():
-                each.close()
+            for each in itertools.chain(*self._open.values()):
+                each.steps.close()
             self._open.clear()
 
-    def _next(self) -> int | None:
+    def _next(self, engine: IngestEngine) -> int | None:
         """Return the job whose turn it is; None if nothing waits."""
         if self._seen != self._jobs.submitted:
             self._seen = self._jobs.submitted
             self._waiting = {each.job: each for each in self._jobs.waiting()}
-        waiting = {job: each for job, each in self._waiting.items() if job not in self._open}
         wanted = {job: self._tenants_of[job] for job in self._open}
-        wanted |= {job: owner_of(each.collection) for job, each in self._may_open(waiting, wanted).items()}
+        self._openable = self._may_open(self._waiting, wanted, engine.group_tokens)
+        wanted |= {job: owner_of(each.collection) for job, each in self._openable.items()}
         self._tenants_of = wanted
         if not wanted:
             return None
@@ -102,11 +112,14 @@ class IngestTurns:
         jobs = self._jobs_of.setdefault(tenant, FairShares())
         return jobs.first([job for job in sorted(wanted) if wanted[job] == tenant])
 
-    def _may_open(self, waiting: Mapping[int, WaitingJob], opened: Mapping[int, str]) -> Mapping[int, WaitingJob]:
+    def _may_open(
+        self, waiting: Mapping[int, WaitingJob], opened: Mapping[int, str], group_tokens: int
+    ) -> Mapping[int, WaitingJob]:
         """Return the jobs whose next document may be opened now.
 
-        A document that was open when the process died may be what killed it. It is read alone, so that a next death is
-        blamed on no other.
+        A job has one document open, and more while all that the tenant has open wait to be encoded and do not fill a
+        group. A document that was open when the process died may be what killed it. It is read alone, so that a next
+        death is blamed on no other.
         """
         if self._alone in opened:
             return {}
@@ -114,25 +127,82 @@ class IngestTurns:
         self._alone = min(suspects, default=None)
         if self._alone is not None:
             return {} if opened else {self._alone: suspects[self._alone]}
-        count = list(opened.values()).count
-        return {job: each for job, each in waiting.items() if count(owner_of(each.collection)) < MOST_OPEN}
+        found = {}
+        for job, each in waiting.items():
+            beside = self._open_of(owner_of(each.collection))
+            small = all(one.group for one in beside) and waiting_tokens(beside) < group_tokens
+            if (job not in opened and len(beside) < MOST_OPEN) or (small and len(beside) < MOST_SMALL):
+                found[job] = each
+        return found
 
-    def _advance(self, job: int) -> IngestStep | None:
-        """Do the next unit of work of a job's open document; None if the document is done."""
+    def _open_of(self, tenant: str) -> list[OpenDocument[str | None]]:
+        """Return the open documents of a tenant."""
+        return [each for job, found in self._open.items() if self._tenants_of[job] == tenant for each in found]
+
+    def _work(self, engine: IngestEngine, job: int) -> IngestStep | None:
+        """Do one unit of work for a job, and charge it; None if a document is done by it.
+
+        Documents are taken to the step at which they wait to be encoded, then encoded together with other documents of
+        the tenant that wait.
+        """
         started, tenant = time.monotonic(), self._tenants_of[job]
+        job = self._preparing(job, tenant, engine.group_tokens)
+        mine, shares = self._open.get(job, []), {job: 1}
         try:
-            return next(self._open[job])
+            busy = next((each for each in mine if each.group is None or self._jobs.pausing), None)
+            if busy is None and job not in self._openable:
+                others = [each for each in self._open_of(tenant) if each not in mine]
+                together = encode_together(engine, [*mine, *others])
+                if len(together) == 1:
+                    return self._advance(job, together[0])
+                shares = {each: _tokens_in(self._open[each], together) for each in self._open}
+                return together[0].step
+            if busy is None:
+                busy = OpenDocument(self._jobs.steps(engine, job))
+                self._open.setdefault(job, []).append(busy)
+                self._started, self._seen = self._started + 1, -1
+            return self._advance(job, busy)
+        finally:
+            self._charge(shares, tenant, time.monotonic() - started)
+
+    def _preparing(self, job: int, tenant: str, group_tokens: int) -> int:
+        """Return another job of the tenant whose documents may still join the group that a job waits for, or `job`."""
+        if self._can_prepare(job) or waiting_tokens(self._open_of(tenant)) >= group_tokens:
+            return job
+        shares = self._jobs_of[tenant]
+        others = [each for each, name in self._tenants_of.items() if name == tenant and self._can_prepare(each)]
+        other = shares.first(others) if others else job
+        return other if shares.ahead(other, job) <= PREPARING else job
+
+    def _can_prepare(self, job: int) -> bool:
+        """Whether there is something to do for a job before its documents wait to be encoded."""
+        return job in self._openable or any(each.group is None for each in self._open.get(job, []))
+
+    def _advance(self, job: int, document: OpenDocument[str | None]) -> IngestStep | None:
+        """Do the next unit of work of an open document; None if the document is done."""
+        try:
+            return document.run_step()
         except BaseException as end:
-            del self._open[job]
+            self._open[job].remove(document)
+            if not self._open[job]:
+                del self._open[job]
             self._seen = -1
             if isinstance(end, StopIteration):
                 return None
             raise
-        finally:
-            self._charge(job, tenant, time.monotonic() - started)
 
-    def _charge(self, job: int, tenant: str, seconds: float) -> None:
-        tenants = set(self._tenants_of.values())
+    def _charge(self, shares: Mapping[int, int], tenant: str, seconds: float) -> None:
+        """Charge a time to a tenant, and to its jobs in these shares."""
+        tenants, total = set(self._tenants_of.values()), sum(shares.values())
         self._tenants.charge(tenant, seconds, tenants)
-        self._jobs_of[tenant].charge(job, seconds, [each for each, name in self._tenants_of.items() if name == tenant])
+        jobs = [each for each, name in self._tenants_of.items() if name == tenant]
+        for job, share in shares.items():
+            if share:
+                self._jobs_of[tenant].charge(job, seconds * share / total, jobs)
         self._jobs_of = {name: shares for name, shares in self._jobs_of.items() if name in tenants}
+
+
+def _tokens_in(documents: Sequence[OpenDocument[str | None]], together: Sequence[OpenDocument[str | None]]) -> int:
+    """Count the tokens that documents of a job had in a group."""
+    found = [each.step.group for each in documents if each in together and each.step is not None]
+    return sum(group.tokens for group in found if group is not None)

@@ -129,6 +129,11 @@ class IngestSettings(_Part):
     chunk_tokens: int = Field(
         0, ge=0, description="Longest chunk, in tokens, wrapper included; 0: the model profile's."
     )
+    group_tokens: int = Field(
+        0,
+        ge=0,
+        description="Tokens of chunks encoded together, while questions wait; 0: 1024 on a CPU, 4096 on a GPU.",
+    )
     prefix: str = Field(
         "shared", pattern="^(shared|isolated)$", description="What a chunk is encoded after (SamKV A13)."
     )

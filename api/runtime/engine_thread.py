@@ -8,10 +8,10 @@ are decoded together (decode_loop.py).
     a turn      at most STEPS rounds. A round is one decode step, which makes a token for every running answer, and then
                 the first request of the queue, if there is room for it: a question is prefilled, a task is done. A turn
                 ends after TURN requests; while a document is being ingested, the running answers use up the STEPS.
-    a step      one unit of ingest, at most the encoding of one chunk.
+    a step      one unit of ingest, at most the encoding of one group of chunks (RAGKV_GROUP_TOKENS).
 
 So requests that arrive together delay a running answer by one prefill per token, and a running answer delays a question
-by one decode step. An answer of up to STEPS tokens waits for one chunk, and a chunk waits for at most TURN requests and
+by one decode step. An answer of up to STEPS tokens waits for one group, and a group waits for at most TURN requests and
 STEPS decode steps.
 
 Documents of several jobs are open at the same time and take turns by the time that they have had (ingest/turns.py).

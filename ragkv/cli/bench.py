@@ -11,6 +11,7 @@ import typer
 
 from ragkv.cli.bench_decode import decode
 from ragkv.cli.bench_dialogues import dialogues
+from ragkv.cli.bench_ingest import ingest
 from ragkv.cli.bench_kernels import kernels
 from ragkv.cli.bench_prefill import prefill
 from ragkv.cli.bench_retrieval import retrieval
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 bench = typer.Typer(help="Measure on this machine.", rich_markup_mode=None)
 bench.command("decode")(decode)
 bench.command("dialogues")(dialogues)
+bench.command("ingest")(ingest)
 bench.command("serve")(serve)
 bench.command("stages")(stages)
 bench.command("kernels")(kernels)

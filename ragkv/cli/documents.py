@@ -168,29 +168,40 @@ def _first_document(items: Iterator[Document | Rejected]) -> tuple[int, Document
 
 def _ingest_all(engine: Engine, items: Iterable[Document | Rejected], failed: int) -> int:
     """Ingest in order. A bad document is reported and the others continue. Returns the exit code."""
-    from ingest.pipeline import ingest as read
-    from ragkv.types import Document
+    from ingest.groups import ingest_all
 
     counts: Counter[str] = Counter()
     console = out()
+    refused = list[InputError]()
     with progress() as report:
-        for item in items:
-            if not isinstance(item, Document):
-                failed += fail(item.error, 1)
-                continue
-            try:
-                outcome = read(engine, item, functools.partial(_report_progress, report, item.id))
-            except InputError as error:
-                failed += fail(error, 1)
+        for document, outcome in ingest_all(
+            engine, _documents(items, refused), functools.partial(_report_progress, report, "")
+        ):
+            if isinstance(outcome, InputError):
+                refused.append(outcome)
+                fail(outcome, 1)
                 continue
             counts[outcome.status] += 1
             size = f"{outcome.chunks} chunk{'s' * (outcome.chunks != 1)}, {outcome.tokens} tokens"
-            console.print(f"{outcome.status:<9}  {printable(item.id)}  ({size})")
+            console.print(f"{outcome.status:<9}  {printable(document.id)}  ({size})")
+    failed += len(refused)
     engine.retriever.save()
     parts = [f"{count} {status}" for status, count in sorted(counts.items())]
     parts += [f"{failed} failed"] if failed else []
     err().print(", ".join(parts), style="dim")
     return 1 if failed else 0
+
+
+def _documents(items: Iterable[Document | Rejected], refused: list[InputError]) -> Iterator[Document]:
+    """Yield the documents. Print why the others are refused, and add it to `refused`."""
+    from ragkv.types import Document
+
+    for item in items:
+        if isinstance(item, Document):
+            yield item
+        else:
+            refused.append(item.error)
+            fail(item.error, 1)
 
 
 def _report_progress(report: Progress, document_id: str, stage: str, done: int, total: int) -> None:

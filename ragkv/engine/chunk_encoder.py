@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
+import torch
+
 from ragkv.catalog import Catalog
 from ragkv.engine.chunk_source import StoredChunk, prefetch
 from ragkv.engine.chunk_store import ChunkStore, Quarantine
@@ -20,6 +22,15 @@ from ragkv.types import Chunk, ChunkKV, Key
 
 EVICTED_AT_ONCE = 100
 """Entries deleted in one transaction of the catalogue, while other writers wait."""
+
+
+GROUP_TOKENS, GROUP_TOKENS_ON_GPU = 1024, 4096
+"""Tokens of chunks that are encoded together. Questions wait for a group. A CPU gains nothing from larger groups."""
+
+
+def group_tokens(device: torch.device) -> int:
+    """Return how many tokens of chunks are encoded together on a device, where no setting says it."""
+    return GROUP_TOKENS if device.type == "cpu" else GROUP_TOKENS_ON_GPU
 
 
 class ChunkEncoder:
@@ -53,18 +64,26 @@ class ChunkEncoder:
         model = self._prefiller.model
         return ChunkStore(self._tiers, model, self._fingerprint, collection, self._body, self._seal, self.quarantine)
 
-    def encode_and_store(self, chunk: Chunk, collection: str) -> None:
-        """Encode a chunk and store its KV, unless a valid entry is there.
+    def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:
+        """Encode chunks in one forward pass and store their KV, except those of which a valid entry is there.
 
-        While the store is down nothing is encoded: the first question that needs the chunk encodes it.
+        While the store is down nothing is encoded: the first question that needs a chunk encodes it.
+
+        Args:
+            chunks: Chunks, each with its collection. A chunk that occurs twice is encoded once.
         """
-        store = self.store(collection)
-        try:
-            store.verify_stored(chunk.tokens)
-        except StoreUnavailable as error:
-            self.faults.refusal(error)
-        except StoreError:
-            self._put(store, self._prefiller.encode(chunk.tokens))
+        missing: dict[Key, tuple[Chunk, ChunkStore]] = {}
+        for chunk, collection in chunks:
+            store = self.store(collection)
+            try:
+                store.verify_stored(chunk.tokens)
+            except StoreUnavailable as error:
+                self.faults.refusal(error)
+            except StoreError:
+                missing[store.key(chunk.tokens)] = (chunk, store)
+        encoded = self._prefiller.encode_many([chunk.tokens for chunk, _ in missing.values()])
+        for (_, store), kv in zip(missing.values(), encoded, strict=True):
+            self._put(store, kv)
 
     def open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
         """Open the KV of a chunk.

@@ -1,9 +1,9 @@
 """The engine: encode a chunk once, answer questions from stored KV. It owns the model; one thread at a time uses it.
 
-encode_and_store   a chunk's KV into the store
-prefill            retrieve → open → plan → load → repair → prefill, up to the logits of the first answer token
-finalize           the report; the turn of a conversation is kept
-answer             prefill → decode → finalize
+encode_and_store_all   the KV of chunks into the store
+prefill                retrieve → open → plan → load → repair → prefill, up to the logits of the first answer token
+finalize               the report; the turn of a conversation is kept
+answer                 prefill → decode → finalize
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
-from ragkv.engine.chunk_encoder import ChunkEncoder
+from ragkv.engine.chunk_encoder import ChunkEncoder, group_tokens
 from ragkv.engine.citations import cite
 from ragkv.engine.confidence import confidence_of, evidence_of
 from ragkv.engine.cost_model import CostModel, measure_costs
@@ -76,6 +76,7 @@ class Engine:
         reuse_refused: Why the model must not reuse stored KV (self_test.py); "" when it may.
         reuse_policy: Decides whether stored KV is quicker than a full prefill, where neither the request nor the
             settings name a method; None where that was not measured, as on a CPU.
+        group_tokens: Most tokens of chunks that are encoded together, where a single chunk has no more.
         graph_decoder: Decodes densely by recorded graphs; None uses the model's forward.
         pooled_decoder: Decodes under PSA over a pool of KV blocks; None without a pool.
     """
@@ -97,6 +98,7 @@ class Engine:
         self.pooled_decoder = _make_pooled_decoder(model, settings.pool_bytes) if settings.pool_bytes else None
         self.prefiller = Prefiller(model, model.prompt.prefix, settings.prefix, ingest_policy, self.graph_decoder)
         self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
+        self.group_tokens = settings.group_tokens or group_tokens(model.device)
         self.seal = make_seal(settings.store_secret.get_secret_value())
         self.fingerprint = fingerprint(model, settings.prefix, settings.store_body, self.seal.name, ingest_policy)
         block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, settings.store_body)
@@ -173,17 +175,16 @@ class Engine:
         return self.prefiller.encode(chunk.tokens)
 
     def key(self, chunk: Chunk, collection: str) -> Key:
-        """Return the name under which `encode_and_store` stores the chunk."""
+        """Return the name under which `encode_and_store_all` stores the chunk."""
         return self.chunks.store(collection).key(chunk.tokens)
 
-    def encode_and_store(self, chunk: Chunk, collection: str) -> Key:
-        """Encode a chunk and store its KV, unless a valid entry is there; return its key.
+    def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:
+        """Encode chunks, each with its collection, together and store their KV, unless a valid entry is there.
 
         A model that failed its self-test stores nothing.
         """
         if not self.reuse_refused:
-            self.chunks.encode_and_store(chunk, collection)
-        return self.key(chunk, collection)
+            self.chunks.encode_and_store_all(chunks)
 
     def body_bytes(self, tokens: int) -> int:
         """Return the bytes that the KV of a chunk of so many tokens takes in the store, its head record left out.

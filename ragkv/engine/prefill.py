@@ -1,6 +1,6 @@
 """What the papers do, between the model and stored chunks. No retrieval, no store, no text.
 
-encode           run a chunk once: KV before RoPE, and the digest
+encode_many      run chunks once: their KV before RoPE, and their digests
 prefill_full     prefill everything: the ceiling for quality and the cost to beat
 prefill_sparse   composite pass → plan → load → repair → question prefill (stitched_prefill.py)
 
@@ -24,9 +24,9 @@ from ragkv.engine.stitched_prefill import StitchedPrefill, split_layers
 from ragkv.model.decoder import DecoderModel, rotate
 from ragkv.model.execution.graph_decode import GraphDecoder
 from ragkv.model.kv_cache import ContextCache
-from ragkv.model.layer_pass import Capture, append
+from ragkv.model.layer_pass import Capture, Pass, append
 from ragkv.recompute.base import Blocks, Method
-from ragkv.recompute.digest import DigestParams, build_digest, retrieval_pairs
+from ragkv.recompute.digest import DigestParams, build_digest, layers_at_once, retrieval_pairs
 from ragkv.sparse.base import decode_state
 from ragkv.sparse.prefill import PrefillPolicy, prefill_attention
 from ragkv.timing import StepTimer
@@ -81,25 +81,50 @@ class Prefiller:
         return DigestParams(profile.block, profile.local, pairs, profile.importance_axis)
 
     def encode(self, tokens: Sequence[int]) -> ChunkKV:
-        """Run a chunk's token ids through the model, after S, and keep its rows: k, v [L, n, Hkv, d] on the CPU."""
-        shared = self.mode == "shared"
-        start = len(self.prefix_tokens) if shared else 0
+        """Encode one chunk, see `encode_many`."""
+        return self.encode_many([tokens])[0]
+
+    def encode_many(self, chunks: Sequence[Sequence[int]]) -> list[ChunkKV]:
+        """Run chunks through the model, each after S, in one forward pass, and keep their rows.
+
+        Each chunk attends to S and to itself, so its KV does not depend on the chunks beside it.
+
+        Args:
+            chunks: Token ids, none empty.
+
+        Returns:
+            The KV of each chunk: k, v [L, n, Hkv, d] on the CPU.
+        """
+        passes = [self._encoding_pass(tokens) for tokens in chunks]
+        self.model.forward(passes)
+        return [self._captured(tokens, each) for tokens, each in zip(chunks, passes, strict=True)]
+
+    def _encoding_pass(self, tokens: Sequence[int]) -> Pass:
+        """Return the pass that encodes a chunk, with a cache and a capture of its own."""
+        start = len(self.prefix_tokens) if self.mode == "shared" else 0
         cache = ContextCache(self.model.shape, start + len(tokens), self.model.dtype, self.model.devices)
-        if shared:
+        if start:
             cache.extend(self.prefix)
-        capture, sparse = Capture(keys_too=True), prefill_attention(self.ingest_policy, start + len(tokens))
-        self.model.forward([append(cache, tokens, start, outputs=0, capture=capture, attention=sparse)])
-        here = self.model.device
-        rotary = self.model.rotary(torch.arange(start, start + len(tokens)))
-        queries, keys, values = ([each.to(here) for each in rows] for rows in (capture.q, capture.k, capture.v))
-        rotated = [(rotate(q, rotary), cache.k(layer).to(here)) for layer, q in enumerate(queries)]
+        sparse = prefill_attention(self.ingest_policy, start + len(tokens))
+        return append(cache, tokens, start, outputs=0, capture=Capture(keys_too=True), attention=sparse)
+
+    def _captured(self, tokens: Sequence[int], done: Pass) -> ChunkKV:
+        """Return the KV that a pass captured, with its digest."""
+        if done.capture is None:
+            raise ValueError("the pass has captured nothing")
+        here, captured = self.model.device, done.capture
+        queries, keys, values = ([each.to(here) for each in rows] for rows in (captured.q, captured.k, captured.v))
         k, v = torch.stack(keys), torch.stack(values)
-        return ChunkKV(
-            tokens=tuple(tokens),
-            k=to_host(k),
-            v=to_host(v),
-            digest=build_digest(queries, k, rotated, self.digest_params, scale=self.model.scale),
-        )
+        rotary, cache = self.model.rotary(done.positions), done.cache
+        at_once = layers_at_once(len(tokens), cache.lengths[0], here)
+
+        def rotated(layers: range) -> tuple[Tensor, Tensor]:
+            stacked = torch.stack([cache.k(layer).to(here) for layer in layers])
+            return rotate(torch.stack([queries[layer] for layer in layers]), rotary), stacked
+
+        groups = (range(first, min(first + at_once, len(queries))) for first in range(0, len(queries), at_once))
+        digest = build_digest(queries, k, map(rotated, groups), self.digest_params, scale=self.model.scale)
+        return ChunkKV(tokens=tuple(tokens), k=to_host(k), v=to_host(v), digest=digest)
 
     def new_state(self) -> SessionState:
         """Return the state of a session in which nothing was said yet."""

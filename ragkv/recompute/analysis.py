@@ -9,20 +9,22 @@ Paper: Sparse Attention across Multiple-context KV Cache (AAAI-26, arXiv 2508.11
     alpha_b   importance exponent: A[i, rep_b] ~ x_i ** -alpha; a smaller one decays more slowly: more important
     u_b       unimportance: salience of the representative; a smaller one is less important
 
-The axis x of the power law is a parameter (paper silent), see `Axis`. Attention is never stored per head: rows are
-processed in slabs, and only the mean over heads is kept.
+The axis x of the power law is a parameter (paper silent), see `Axis`. Attention is never stored per head: only the mean
+over heads is kept (kernels/head_mean.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ragkv.kernels.head_mean import mean_attention
 from ragkv.types import LANDMARKS
 
 MIN_POINTS = 8
@@ -30,10 +32,6 @@ MIN_POINTS = 8
 
 FLOOR = 1e-12
 """Attention is clamped to this before the logarithm (paper silent)."""
-
-SLAB, SLAB_ON_GPU = 256, 1024
-"""Query rows processed at a time. A GPU has the memory for more, and small slabs cost mostly kernel launches there."""
-
 
 Axis = Literal["row", "distance"]
 """The axis of the power law: the number of keys that row i sees, or its distance to the token (paper silent).
@@ -44,13 +42,13 @@ By distance, uniform attention makes late blocks look important; by row, every b
 
 @dataclass(frozen=True)
 class Salience:
-    """Salience of the blocks of one layer, on the device of the layer.
+    """Salience of the blocks of G layers, on their device.
 
     Attributes:
-        alpha: Importance exponent [B] float32.
-        unimportance: Salience of the representative [B] float32.
-        landmarks: Token indices [B, R] int32 by falling salience, with R = min(LANDMARKS, block). The first one is the
-            representative. It also fills the row of a last block that has too few tokens.
+        alpha: Importance exponent [G, B] float32.
+        unimportance: Salience of the representative [G, B] float32.
+        landmarks: Token indices [G, B, R] int32 by falling salience, with R = min(LANDMARKS, block). The first one is
+            the representative. It also fills the row of a last block that has too few tokens.
     """
 
     alpha: Tensor
@@ -59,55 +57,52 @@ class Salience:
 
 
 def analyse(q: Tensor, k: Tensor, *, block: int, before: int, scale: float, axis: Axis = "row") -> Salience:
-    """Analyse one layer of a chunk.
+    """Analyse G layers of a chunk.
 
     Args:
-        q: Rotated queries [n, Hq, d].
-        k: Rotated keys [before + n, Hkv, d].
+        q: Rotated queries [G, n, Hq, d].
+        k: Rotated keys [G, before + n, Hkv, d].
         block: Tokens per block.
         before: The first `before` keys are the prefix that precedes the chunk.
         scale: Softmax scale.
         axis: The axis of the power law.
     """
-    rows, device = q.shape[0], q.device
-    row = torch.arange(rows, device=device)
-    received = torch.zeros(rows, dtype=torch.float64, device=device)
-    slabs = list(_slabs(q, k, before, scale))
-    for start, attention in slabs:
-        strictly_later = row[start : start + attention.shape[0], None] > row
-        received += torch.where(strictly_later, attention[:, before:].double(), 0.0).sum(0)
-    salience = received / (rows - 1 - row).double().clamp(min=1)
+    rows, device = q.shape[1], q.device
+    attention = mean_attention(q, k, scale=scale)[..., before:]
+    attention.diagonal(dim1=1, dim2=2).zero_()  # only later rows count, for salience and for exponents
+    later = torch.arange(rows - 1, -1, -1, device=device).clamp(min=1)
+    salience = attention.sum(1, dtype=torch.float64) / later.double()
     blocks = -(-rows // block)
-    padded = torch.full((blocks * block,), -1.0, dtype=torch.float64, device=device)
-    padded[:rows] = salience
-    landmarks = padded.view(blocks, block).argsort(dim=1, descending=True, stable=True)[:, :LANDMARKS]
+    padded = F.pad(salience, (0, blocks * block - rows), value=-1.0)
+    landmarks = padded.unflatten(1, (blocks, block)).argsort(dim=-1, descending=True, stable=True)[..., :LANDMARKS]
     landmarks = landmarks + torch.arange(0, blocks * block, block, device=device)[:, None]
-    landmarks = torch.where(landmarks < rows, landmarks, landmarks[:, :1])
-    representative = landmarks[:, 0]
-    columns = torch.cat([attention[:, before + representative] for _, attention in slabs])
+    landmarks = torch.where(landmarks < rows, landmarks, landmarks[..., :1])
+    representative = landmarks[..., 0]
+    columns = attention.gather(2, representative[:, None].expand(-1, rows, -1))
     alpha = fit_exponents(columns, representative + 1, before, axis)
-    return Salience(alpha.float(), salience[representative].float(), landmarks.int())
+    return Salience(alpha.float(), salience.gather(1, representative).float(), landmarks.int())
 
 
 def fit_exponents(columns: Tensor, starts: Tensor, before: int = 0, axis: Axis = "row") -> Tensor:
     """Fit log A[i] = c - alpha log x_i by least squares.
 
     Args:
-        columns: Attention [n, B] of every row to B tokens.
-        starts: First row [B] of each fit, the one behind the token.
+        columns: Attention [..., n, B] of every row to B tokens.
+        starts: First row [..., B] of each fit, the one behind the token.
         before: Keys before row 0.
         axis: What x_i is.
 
     Returns:
-        alpha [B] float64; +inf with fewer than MIN_POINTS rows.
+        alpha [..., B] float64; +inf with fewer than MIN_POINTS rows.
     """
-    row = torch.arange(columns.shape[0], device=columns.device)[:, None]
+    row, starts = torch.arange(columns.shape[-2], device=columns.device)[:, None], starts[..., None, :]
     used = row >= starts
-    points = used.sum(0)
+    points = used.sum(-2)
     y = columns.double().clamp(min=FLOOR).log()
     x = (row + (before + 1) if axis == "row" else (row - starts + 1).clamp(min=1)).double().log()
-    x = torch.where(used, x - torch.where(used, x, 0.0).sum(0) / points.clamp(min=1), 0.0)
-    alpha = -(x * y).sum(0) / (x * x).sum(0)
+    mean = torch.where(used, x, 0.0).sum(-2) / points.clamp(min=1)
+    x = torch.where(used, x - mean[..., None, :], 0.0)
+    alpha = -(x * y).sum(-2) / (x * x).sum(-2)
     return torch.where(points < MIN_POINTS, math.inf, alpha)
 
 
@@ -164,18 +159,3 @@ def stability(alphas: Sequence[Tensor]) -> list[int]:
         for layer in range(values.shape[0]):
             scores[layer] += beta in low_outliers(values[layer].tolist())
     return scores
-
-
-def _slabs(q: Tensor, k: Tensor, before: int, scale: float) -> Iterator[tuple[int, Tensor]]:
-    """Yield (first row, attention [slab, before + n]): the mean over heads, softmax over what each row sees."""
-    group, most = q.shape[1] // k.shape[1], SLAB_ON_GPU if q.is_cuda else SLAB
-    for start in range(0, q.shape[0], most):
-        rows = q[start : start + most]
-        stop = before + start + rows.shape[0]
-        scores = torch.einsum("tgrd,ngd->grtn", rows.view(rows.shape[0], -1, group, rows.shape[2]), k[:stop]) * scale
-        seen = before + torch.arange(start, start + rows.shape[0], device=q.device)
-        hidden = torch.arange(stop, device=q.device) > seen[:, None]
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1, dtype=torch.float32)
-        attention = torch.zeros(rows.shape[0], before + q.shape[0], device=q.device)
-        attention[:, :stop] = weights.mean((0, 1))
-        yield start, attention

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,9 @@ from torch import Tensor
 
 from ragkv.recompute.analysis import Axis, analyse
 from ragkv.types import Digest
+
+MOST_CELLS = 2**26
+"""Cells of the attention of the layers that are analysed together: 256 MiB."""
 
 
 @dataclass(frozen=True)
@@ -35,35 +38,50 @@ def retrieval_pairs(heads: Sequence[tuple[int, int]], group: int) -> tuple[tuple
 
 
 def build_digest(
-    q: Sequence[Tensor], k: Tensor, rotated: Sequence[tuple[Tensor, Tensor]], params: DigestParams, *, scale: float
+    q: Sequence[Tensor], k: Tensor, rotated: Iterable[tuple[Tensor, Tensor]], params: DigestParams, *, scale: float
 ) -> Digest:
     """Build the digest of a chunk.
 
     Args:
         q: Pre-RoPE queries [n, Hq, d], per layer.
         k: Pre-RoPE keys [L, n, Hkv, d].
-        rotated: Per layer, for the attention analysis: queries [n, Hq, d] and all keys [|S| + n, Hkv, d] with RoPE.
+        rotated: For the attention analysis, groups of G successive layers that together are all layers: queries
+            [G, n, Hq, d] and all keys [G, |S| + n, Hkv, d] with RoPE.
         params: Parameters of the digest.
         scale: Softmax scale.
+
+    Returns:
+        The digest, on the device of k, but for alpha, unimportance and landmarks, which are on the CPU.
     """
     rows = k.shape[1]
     blocks = -(-rows // params.block)
     first_local = max(0, blocks - params.local) * params.block
     layers = [
-        analyse(q_l, k_l, block=params.block, before=k_l.shape[0] - rows, scale=scale, axis=params.axis)
-        for q_l, k_l in rotated
+        analyse(q_g, k_g, block=params.block, before=k_g.shape[1] - rows, scale=scale, axis=params.axis)
+        for q_g, k_g in rotated
     ]
     pairs = [k[layer, :, head] for layer, head in params.retrieval]
     return Digest(
         mean_keys=block_means(k, params.block),
-        local_query=torch.stack([queries[first_local:].mean(0) for queries in q]),
-        alpha=torch.stack([layer.alpha for layer in layers]).cpu(),
-        unimportance=torch.stack([layer.unimportance for layer in layers]).cpu(),
-        landmarks=torch.stack([layer.landmarks for layer in layers]).cpu(),
+        local_query=torch.stack([queries[first_local:] for queries in q]).mean(1),
+        alpha=torch.cat([layer.alpha for layer in layers]).cpu(),
+        unimportance=torch.cat([layer.unimportance for layer in layers]).cpu(),
+        landmarks=torch.cat([layer.landmarks for layer in layers]).cpu(),
         retrieval_keys=torch.stack(pairs) if pairs else k.new_empty(0, rows, k.shape[3]),
     )
 
 
+def layers_at_once(rows: int, keys: int, device: torch.device) -> int:
+    """Return how many layers are analysed together, of a chunk of `rows` rows that see `keys` keys.
+
+    One on a CPU, where the work of a layer then stays in the caches; as many as MOST_CELLS allows on a GPU, where each
+    launch costs more than a layer's work.
+    """
+    return max(1, MOST_CELLS // (rows * keys)) if device.type == "cuda" else 1
+
+
 def block_means(k: Tensor, block: int) -> Tensor:
     """Average k [L, n, Hkv, d] by block: [L, B, Hkv, d]. A partial last block is averaged over its real tokens."""
-    return torch.stack([part.mean(1) for part in k.split(block, dim=1)], dim=1)
+    whole = k.shape[1] // block * block
+    means = k[:, :whole].unflatten(1, (-1, block)).mean(2)
+    return means if whole == k.shape[1] else torch.cat([means, k[:, whole:].mean(1, keepdim=True)], dim=1)

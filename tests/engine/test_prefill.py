@@ -41,6 +41,21 @@ def sparse(r, method, chunks=CHUNKS):
     return r.prefill_sparse(sources(r, chunks), QUESTION, method, StepTimer(), PrefillOptions(8))
 
 
+@pytest.mark.parametrize("mode", ["shared", "isolated"])
+@pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
+def test_chunks_encoded_together_equal_chunks_encoded_alone(kind, mode):
+    r = reader(kind, mode)
+    for alone, together in zip(map(r.encode, CHUNKS), r.encode_many(CHUNKS), strict=True):
+        assert together.tokens == alone.tokens
+        torch.testing.assert_close((together.k, together.v), (alone.k, alone.v), **EXACT)
+        for field, expected in vars(alone.digest).items():
+            torch.testing.assert_close(getattr(together.digest, field), expected, rtol=1e-6, atol=1e-10)
+
+
+def test_no_chunks_are_encoded_to_nothing():
+    assert reader().encode_many([]) == []
+
+
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
 def test_one_chunk_after_the_shared_prefix_is_exact_without_recomputation(kind):
     r = reader(kind)

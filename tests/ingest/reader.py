@@ -50,7 +50,12 @@ class WordModel:
 
 
 class FileEngine:
-    """Keeps the KV of a chunk as a file that holds its tokens."""
+    """Keeps the KV of a chunk as a file that holds its tokens.
+
+    Attributes:
+        group_tokens: Tokens of chunks that are encoded together; 1: every chunk alone.
+        together: Ids of the chunks that were encoded together.
+    """
 
     def __init__(self, folder: Path, fingerprint: str = "model", chunk_tokens: int = 64, embedder: str = "words"):
         self.folder = folder
@@ -60,6 +65,8 @@ class FileEngine:
         self.catalog = Catalog.open(folder / "catalog.sqlite")
         self.retriever = Retriever(self.catalog, WordEmbedder(embedder), folder / "index", Retrieval())
         self.encoded = 0
+        self.group_tokens = 1
+        self.together: list[list[str]] = []
         self.quota = Quota(0, 1)
         (folder / "kv").mkdir(exist_ok=True)
 
@@ -67,16 +74,16 @@ class FileEngine:
         name = f"{self.fingerprint} {collection} {chunk.tokens}"
         return Key(hashlib.sha256(name.encode()).hexdigest())
 
-    def encode_and_store(self, chunk: Chunk, collection: str) -> Key:
-        key = self.key(chunk, collection)
-        path = self.folder / "kv" / key
-        if not path.exists():
-            self.encoded += 1
-            try:
-                path.write_text(str(chunk.tokens))
-            except OSError:  # as with the real store, a fault costs nothing but time later
-                path.unlink()
-        return key
+    def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:
+        self.together.append([chunk.id for chunk, _ in chunks])
+        for chunk, collection in chunks:
+            path = self.folder / "kv" / self.key(chunk, collection)
+            if not path.exists():
+                self.encoded += 1
+                try:
+                    path.write_text(str(chunk.tokens))
+                except OSError:  # as with the real store, a fault costs nothing but time later
+                    path.unlink()
 
     def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
         with self.catalog.removing(keys, mine=claim) as free:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,10 +133,10 @@ def test_an_unexpected_error_fails_the_document_and_the_queue_moves_on(
     jobs: Jobs, engine: FileEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Breaking(FileEngine):
-        def encode_and_store(self, chunk: Chunk, collection: str) -> Key:
-            if chunk.document_id == "a":
+        def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:
+            if any(chunk.document_id == "a" for chunk, _ in chunks):
                 raise ZeroDivisionError("secret detail")
-            return super().encode_and_store(chunk, collection)
+            super().encode_and_store_all(chunks)
 
     engine.__class__ = Breaking
     job_id = jobs.submit([make_document("a"), make_document("b")])
@@ -404,11 +404,10 @@ from ingest.jobs import Jobs
 from tests.ingest.reader import FileEngine, run_next
 
 class Slow(FileEngine):
-    def encode_and_store(self, chunk, collection):
-        key = super().encode_and_store(chunk, collection)
-        print(chunk.id, flush=True)
+    def encode_and_store_all(self, chunks):
+        super().encode_and_store_all(chunks)
+        print(*(chunk.id for chunk, _ in chunks), flush=True)
         time.sleep(0.05)
-        return key
 
 engine = Slow(Path(sys.argv[1]))
 jobs = Jobs(engine.catalog, 100_000)
@@ -448,11 +447,11 @@ def test_a_document_that_keeps_killing_the_process_is_given_up(
     class Dying(BaseException):
         pass
 
-    def die(chunk: Chunk, collection: str) -> Key:
+    def die(chunks: Iterable[tuple[Chunk, str]]) -> None:
         raise Dying
 
     job_id = jobs.submit([make_document("a"), make_document("b")])
-    monkeypatch.setattr(engine, "encode_and_store", die)
+    monkeypatch.setattr(engine, "encode_and_store_all", die)
     for _ in range(MAX_ATTEMPTS):
         with pytest.raises(Dying):
             run_next(jobs, engine)

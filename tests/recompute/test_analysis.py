@@ -42,7 +42,7 @@ def test_the_axis_of_the_power_law_is_the_row_or_the_distance():
 
 def test_by_distance_uniform_attention_makes_late_blocks_important():
     q, k = torch.zeros(96, 4, 8), torch.randn(96, 2, 8)
-    alpha = analyse(q, k, block=16, before=0, scale=1.0, axis="distance").alpha
+    alpha = analyse(q[None], k[None], block=16, before=0, scale=1.0, axis="distance").alpha[0]
     assert alpha.tolist() == sorted(alpha.tolist(), reverse=True)
     assert float(alpha[4]) < 0.5 < float(alpha[0])
 
@@ -56,7 +56,7 @@ def test_the_exponent_of_a_power_law_is_recovered(alpha):
 def test_uniform_attention_makes_every_block_equally_important():
     """The axis is the row index. By distance, late blocks would always look important."""
     n = 256
-    saliences = analyse(torch.zeros(n, 4, 8), torch.randn(n + 3, 2, 8), block=16, before=3, scale=1.0)
+    saliences = analyse(torch.zeros(1, n, 4, 8), torch.randn(1, n + 3, 2, 8), block=16, before=3, scale=1.0)
     fitted = saliences.alpha[saliences.alpha.isfinite()]
     assert fitted.shape[0] == 16
     torch.testing.assert_close(fitted, torch.ones(16), rtol=0, atol=1e-4)
@@ -76,15 +76,15 @@ def test_analysis_in_slabs_equals_the_whole_attention_matrix():
     attention = scores.masked_fill(hidden, -math.inf).softmax(-1).mean(0)[:, before:].double()
     later = torch.ones(n, n).tril(-1).bool()
     salience = attention.masked_fill(~later, 0).sum(0) / torch.arange(n - 1, -1, -1).clamp(min=1)
-    got = analyse(q, k, block=block, before=before, scale=0.7)
+    got = analyse(q[None], k[None], block=block, before=before, scale=0.7)
     for b in range(19):
         span = slice(b * block, (b + 1) * block)
         best = (salience[span].argsort(descending=True)[:4] + b * block).tolist()
-        assert got.landmarks[b].tolist() == best + best[:1] * (4 - len(best))
+        assert got.landmarks[0, b].tolist() == best + best[:1] * (4 - len(best))
         rep = best[0]
-        assert float(got.unimportance[b]) == pytest.approx(float(salience[rep]), rel=1e-4)
+        assert float(got.unimportance[0, b]) == pytest.approx(float(salience[rep]), rel=1e-4)
         expected = by_hand(attention[:, rep], rep + 1, before)
-        assert float(got.alpha[b]) == pytest.approx(expected, rel=1e-3)
+        assert float(got.alpha[0, b]) == pytest.approx(expected, rel=1e-3)
 
 
 def z(count, ddof):

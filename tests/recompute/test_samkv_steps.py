@@ -53,23 +53,23 @@ def test_a_partial_last_block_is_averaged_over_its_real_tokens():
 
 def test_the_local_query_is_the_mean_over_the_tokens_of_the_local_blocks():
     q = rows(100, 100, 100, 100, 2, 4, 6)  # blocks of 2: the last two hold tokens 4, 5 and 6
-    digest = build_digest([q], q[None], [(q, q)], DigestParams(block=2, local=2), scale=1.0)
+    digest = build_digest([q], q[None], [(q[None], q[None])], DigestParams(block=2, local=2), scale=1.0)
     assert digest.local_query.flatten().tolist() == [4]
     assert digest.mean_keys.flatten().tolist() == [100, 100, 3, 6]
 
 
 def test_salience_is_the_mean_attention_of_later_rows_and_the_largest_represents_a_block():
     """Keys 0, ln 2, 0, 0 and queries 1: rows see shares 1 | 1/3 2/3 | 1/4 2/4 1/4 | 1/5 2/5 1/5 1/5."""
-    found = analyse(rows(1, 1, 1, 1), rows(0, math.log(2), 0, 0), block=2, before=0, scale=1.0)
-    assert found.landmarks[:, 0].tolist() == [1, 2]
+    found = analyse(rows(1, 1, 1, 1)[None], rows(0, math.log(2), 0, 0)[None], block=2, before=0, scale=1.0)
+    assert found.landmarks[0, :, 0].tolist() == [1, 2]
     expected = torch.tensor([(2 / 4 + 2 / 5) / 2, 1 / 5])
-    torch.testing.assert_close(found.unimportance, expected)
+    torch.testing.assert_close(found.unimportance[0], expected)
 
 
 def test_the_exponent_counts_the_keys_that_a_row_sees_with_the_prefix():
     """Uniform attention is 1 / x_i for x_i visible keys: the exponent is 1, with a prefix as well."""
-    found = analyse(rows(*[0.0] * 24), rows(*[0.0] * 29), block=8, before=5, scale=1.0)
-    assert found.alpha[:2].tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+    found = analyse(rows(*[0.0] * 24)[None], rows(*[0.0] * 29)[None], block=8, before=5, scale=1.0)
+    assert found.alpha[0, :2].tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
 
 
 def test_beta_is_the_block_with_the_best_mean_rank_and_not_that_with_the_smallest_mean_exponent():

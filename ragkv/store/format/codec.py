@@ -161,21 +161,35 @@ def _blocks_by_read(ranges: BlockRanges, reads: Sequence[int]) -> list[list[Part
 
 
 def _body(kv: ChunkKV, layout: Layout) -> list[memoryview]:
-    rest = layout.tokens % layout.block
-    whole = layout.tokens - rest
+    whole = layout.tokens // layout.block * layout.block
     body = torch.empty((layout.shape.layers, layout.layer_bytes), dtype=torch.uint8)
-    for out, k, v in zip(body, kv.k.detach(), kv.v.detach(), strict=True):
-        full, last = _blocks(k[:whole], v[:whole], layout.block, layout), _blocks(k[whole:], v[whole:], rest, layout)
-        torch.cat([full, last], out=out)
+    if layout.body == "exact":
+        end = layout.layer_bytes * whole // layout.tokens
+        for part, rows in ((body[:, :end], slice(0, whole)), (body[:, end:], slice(whole, None))):
+            _copy_blocks(part, kv.k.detach()[:, rows], kv.v.detach()[:, rows], layout)
+    else:
+        for out, k, v in zip(body, kv.k.detach(), kv.v.detach(), strict=True):
+            parts = [(slice(0, whole), layout.block), (slice(whole, None), layout.tokens - whole)]
+            torch.cat([_quantised_blocks(k[rows], v[rows], tokens, layout) for rows, tokens in parts], out=out)
     # numpy has no bfloat16, so the bytes leave torch as bytes.
     return [memoryview(layer) for layer in body.numpy()]
 
 
-def _blocks(k: Tensor, v: Tensor, tokens: int, layout: Layout) -> Tensor:
+def _copy_blocks(out: Tensor, k: Tensor, v: Tensor, layout: Layout) -> None:
+    """Copy rows k, v [L, m · tokens, Hkv, d] as m blocks to out [L, bytes]: of each block K, then V.
+
+    All layers at once, and each byte once: a large model's chunk has hundreds of megabytes.
+    """
+    tokens = min(layout.block, k.shape[1])
+    if tokens:
+        blocks = out.view(layout.dtype).view(k.shape[0], -1, 2, tokens, *k.shape[2:])
+        for i, rows in enumerate((k, v)):
+            blocks[:, :, i] = rows.unflatten(1, (-1, tokens))
+
+
+def _quantised_blocks(k: Tensor, v: Tensor, tokens: int, layout: Layout) -> Tensor:
     """Return the bytes of m blocks, one after another, from rows k, v [m · tokens, Hkv, d]."""
     k, v = (x.reshape(-1, max(1, tokens), *x.shape[1:]) for x in (k, v))
-    if layout.body == "exact":
-        return torch.stack([k, v], dim=1).view(-1).view(torch.uint8)
     return quantise(k, v, layout).view(-1)
 
 

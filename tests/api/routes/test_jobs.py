@@ -87,7 +87,7 @@ def test_the_remaining_time_of_a_long_document_is_estimated(service: Service) ->
 
 
 def test_job_events_report_every_change_and_end_with_the_job(service: Service) -> None:
-    job_id = send(service, "followed", 10)
+    job_id = send(service, "followed", 60)  # several groups that are encoded together
     received = list(events(service, job_id))
     assert [name for name, _ in received[:-1]] == ["progress"] * (len(received) - 1)
     assert received[-1] == ("done", get(service, job_id))
