@@ -120,7 +120,7 @@ def ask_collection(
     params: RetrievedParams,
     progress: Progress,
 ) -> list[RetrievedRow]:
-    """Ingest the documents, ask every question in every way, and return a row for each way.
+    """Ingest the documents, ask every question in every way, and return a row for each.
 
     A method whose context with some `top_k` does not fit the model has no row for that `top_k`.
 
@@ -135,29 +135,29 @@ def ask_collection(
         ingest(engine, document)
         progress("ingest", done, len(documents))
     asked = questions[: params.questions or len(questions)]
-    ways = list(product(dict.fromkeys(params.methods), dict.fromkeys(params.top_k)))
+    cases = list(product(dict.fromkeys(params.methods), dict.fromkeys(params.top_k)))
     texts = {document.id: normalise(document.text) for document in documents}
-    answers: dict[tuple[str, int], list[RetrievedAnswer]] = {way: [] for way in ways}
+    answers: dict[tuple[str, int], list[RetrievedAnswer]] = {case: [] for case in cases}
     for done, question in enumerate([asked[0], *asked]):  # the first one twice: nothing counts before all is warm
-        for way in list(answers):
+        for case in list(answers):
             try:
-                found = _ask(engine, question, way, texts, params.max_tokens)
+                found = _ask(engine, question, case, texts, params.max_tokens)
             except InputError:
-                if way == ways[0]:
+                if case == cases[0]:
                     raise
-                del answers[way]
+                del answers[case]
                 continue
-            answers[way] += [found] if done else []
+            answers[case] += [found] if done else []
         progress("ask", done, len(asked))
-    first = answers[ways[0]]
-    fewest = {method: answers.get((method, ways[0][1]), []) for method, _ in ways}
-    return [_row(way, found, first, fewest[way[0]] or found) for way, found in answers.items()]
+    first = answers[cases[0]]
+    fewest = {method: answers.get((method, cases[0][1]), []) for method, _ in cases}
+    return [_row(case, found, first, fewest[case[0]] or found) for case, found in answers.items()]
 
 
 def _ask(
-    engine: Engine, question: SetQuestion, way: tuple[str, int], texts: dict[str, str], max_tokens: int
+    engine: Engine, question: SetQuestion, case: tuple[str, int], texts: dict[str, str], max_tokens: int
 ) -> RetrievedAnswer:
-    method, top_k = way
+    method, top_k = case
     found = engine.answer(question.text, AskOptions(method=method, top_k=top_k, max_tokens=max_tokens))
     report = found.report
     retrieved = {chunk.document_id for chunk in report.chunks}
@@ -175,7 +175,7 @@ def _ask(
 
 
 def _row(
-    way: tuple[str, int],
+    case: tuple[str, int],
     answers: Sequence[RetrievedAnswer],
     first: Sequence[RetrievedAnswer],
     fewest: Sequence[RetrievedAnswer],
@@ -184,8 +184,8 @@ def _row(
     differences = [mine.f1 - other.f1 for mine, other in zip(answers, first, strict=True)]
     low, high = interval(differences)
     return RetrievedRow(
-        method=way[0],
-        top_k=way[1],
+        method=case[0],
+        top_k=case[1],
         em=statistics.fmean(each.em for each in answers),
         f1=statistics.fmean(each.f1 for each in answers),
         delta=statistics.fmean(differences),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ragkv.catalog import Catalog, StoredTurn
 from ragkv.engine.chunk_source import StoredChunk
@@ -32,6 +32,8 @@ from ragkv.types import Chunk, Hit
 
 MAX_NAME = 512
 """Longest name of a conversation, in characters."""
+LEAST_RELEVANCE = 0.01
+"""Of chunks that are not similar to the question at all: full-text search may have found them."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,8 @@ class SessionManager:
         """Prefill the new chunks of a turn and a question behind them.
 
         The session is in no cache until `finish_turn`, so a fault on the way leaves no session that is half a turn
-        further.
+        further. A single question tells the method how relevant retrieval found each chunk. A conversation does not: a
+        state that was lost is prefilled again from its turns, which do not hold that, and must become the same.
         """
         self.cache.drop(session.collection, session.name)
         session.joined = len(hits)
@@ -191,9 +194,12 @@ class SessionManager:
             chunks = [hit.chunk.tokens for hit in hits]
             return self._prefiller.prefill_full(chunks, question, timer, options, state)
         with timer.step("open"):
+            best = 0.0 if session.name else max(hit.similarity for hit in hits)
             for i, hit in enumerate(session.hits[len(session.sources) :], start=len(session.sources)):
                 exact = i == 0 and state.first == len(self._prefiller.prefix_tokens)
-                session.sources.append(self._open(hit.chunk, session.collection, exact))
+                source = self._open(hit.chunk, session.collection, exact)
+                source.piece = replace(source.piece, relevance=relevance(hit, best))
+                session.sources.append(source)
         return self._prefiller.prefill_sparse(session.sources, question, method, timer, options, state)
 
     def finish_turn(
@@ -270,3 +276,13 @@ class SessionManager:
         session.replayed += self.prefill(session, hits, question, method, timer, options).prefilled_tokens
         session.state.append_answer((), answer)
         session.turns.append(turn.row)
+
+
+def relevance(hit: Hit, best: float) -> float:
+    """Return `Piece.relevance` of a hit: its similarity to the question as a share of the best one.
+
+    Args:
+        hit: The hit.
+        best: Similarity of the most similar chunk that was found with it; 0 where none was compared.
+    """
+    return max(LEAST_RELEVANCE, hit.similarity / best) if best > 0 else 1.0

@@ -9,9 +9,9 @@ import torch
 
 from ingest.pipeline import ingest, remove
 from ragkv.engine.engine import Engine
-from ragkv.engine.session_manager import MAX_NAME
+from ragkv.engine.session_manager import LEAST_RELEVANCE, MAX_NAME, relevance
 from ragkv.errors import InputError, NotFound
-from ragkv.types import AskOptions, Document
+from ragkv.types import AskOptions, Chunk, Document, Hit
 from tests.interrupted import Interrupted
 from tests.quick import quick_engine
 
@@ -258,3 +258,38 @@ def test_a_follow_up_finds_what_the_turn_before_was_about(library: Engine) -> No
 def test_a_conversation_and_turns_that_come_with_the_question_exclude_each_other(library: Engine) -> None:
     with pytest.raises(InputError, match="either"):
         library.answer("Why?", AskOptions(conversation="c", history=[("Who?", "Ada")]))
+
+
+def watch_relevance(engine, monkeypatch):
+    """Record the relevance of the pieces of every prefill."""
+    seen, real = [], engine.prefiller.prefill_sparse
+
+    def prefill(sources, *rest):
+        seen.append([source.piece.relevance for source in sources])
+        return real(sources, *rest)
+
+    monkeypatch.setattr(engine.prefiller, "prefill_sparse", prefill)
+    return seen
+
+
+def test_a_single_question_tells_its_method_how_relevant_retrieval_found_each_chunk(tmp_path, monkeypatch):
+    with fill(quick_engine(tmp_path)) as engine:
+        seen = watch_relevance(engine, monkeypatch)
+        found = engine.answer(QUESTIONS[0], AskOptions(method="scout", top_k=3)).report
+        hits = {hit.chunk.id: hit.similarity for hit in engine.retriever.search(QUESTIONS[0], "default", 3)}
+    best = max(hits.values())
+    wanted = [max(LEAST_RELEVANCE, hits[chunk.chunk_id] / best) for chunk in found.chunks]
+    assert seen == [pytest.approx(wanted)]
+    assert len(set(wanted)) == 3
+
+
+def test_in_a_conversation_no_chunk_is_more_relevant_so_that_a_lost_state_can_be_made_again(tmp_path, monkeypatch):
+    with fill(quick_engine(tmp_path)) as engine:
+        seen = watch_relevance(engine, monkeypatch)
+        engine.answer(QUESTIONS[0], AskOptions(method="scout", top_k=3, conversation="talk"))
+    assert seen == [[1.0, 1.0, 1.0]]
+
+
+def test_a_chunk_that_only_full_text_search_found_keeps_a_little_relevance():
+    hit = Hit(Chunk("a#0", "a", 0, "A", "text", (1,)), 1.0, similarity=-0.2)
+    assert (relevance(hit, 0.5), relevance(hit, 0.0)) == (LEAST_RELEVANCE, 1.0)

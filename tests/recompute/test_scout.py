@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -160,3 +161,18 @@ def test_kept_blocks_lie_in_their_chunk_behind_its_opening_and_within_the_cap(si
 def sized(*tokens):
     """Return chunks with these token counts, in blocks of 4. Their digests are not used."""
     return [replace(needle(4, 0, 0, 1), tokens=count, block=4) for count in tokens]
+
+
+def test_the_relevance_of_a_chunk_weighs_the_scores_of_its_blocks():
+    twins = [needle(10, 22, 40, 1), replace(needle(10, 22, 40, 1), relevance=0.5)]
+    even, halved, squared = (replace(SCOUT, prior=prior).block_mass(twins, queries()) for prior in (0, 1, 2))
+    assert even[0] == even[1], "no prior, no difference"
+    for masses, factor in ((halved, 0.5), (squared, 0.25)):
+        torch.testing.assert_close(torch.tensor(masses[1]), factor * torch.tensor(masses[0]))
+        assert sum(map(sum, masses)) == pytest.approx(1)
+
+
+def test_an_irrelevant_chunk_loses_its_place_to_a_relevant_one():
+    weak, strong = needle(10, 22, 40, 1), replace(needle(10, 22, 41, 2), relevance=0.2)
+    found = [replace(SCOUT, prior=prior, opening=0, reach=0, cap=0.05).plan([weak, strong], queries()) for prior in (0.0, 3.0)]
+    assert [plan.kept[0] for plan in found] == [((), (5,)), ((5,), ())]
