@@ -72,7 +72,7 @@ def _layers(model: DecoderModel) -> dict[str, Any]:
 
 
 READING: dict[str, Any] = {"compare": "after", "extremes": "dynamic", "total": "all", "shared": True}
-"""Fields of `samkv-*` where the paper is silent: the best reading on development sets (docs/lab-notes.md).
+"""Fields of `samkv-*` where the paper is silent: the best reading on development sets (docs/results/quality.md).
 
 The literal reading, the defaults of `SamKV`, selects next to nothing and scores 3 of 100.
 """
