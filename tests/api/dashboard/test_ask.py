@@ -144,6 +144,16 @@ def test_another_method_gives_another_map(desk: Desk) -> None:
         choose_option(page, "Method", "as set (default)")
 
 
+def test_a_long_question_ends_with_an_ellipsis_in_the_history(desk: Desk) -> None:
+    with desk.page("Ask") as page:
+        ask(page, "Which of the harbours that are described in these documents is the oldest one by its year?")
+        desk.newest()
+        title = page.get_by_role("complementary", name="History").locator("[aria-current=true] b")
+        assert title.evaluate("each => each.scrollWidth > each.clientWidth"), "its text is longer than its box"
+        inside = "each => each.getBoundingClientRect().right <= each.closest('aside').getBoundingClientRect().right"
+        assert title.evaluate(inside), "the end of its box, where the ellipsis stands, is visible"
+
+
 def test_a_remembered_conversation_is_continued_and_found_in_the_history(desk: Desk) -> None:
     with desk.page("Ask") as page:
         page.get_by_role("switch", name="Remember").click()
