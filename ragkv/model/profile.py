@@ -44,6 +44,7 @@ class Profile:
             trained to read chunks that were encoded alone.
         scout_reach: `reach` of scout where a request does not say it.
         scout_cap: `cap` of scout, likewise.
+        scout_prior: `prior` of scout; 0 where it was not measured.
         chunk_tokens: tokens of the longest chunk, wrapper included.
         prefix: prompt piece before the chunks; "" takes the tokenizer's chat template.
         chunk: prompt piece around a chunk, likewise.
@@ -71,6 +72,7 @@ class Profile:
     scout_repair: Repair = "kept"
     scout_reach: int = 8
     scout_cap: float = 0.2
+    scout_prior: float = 0.0
     chunk_tokens: int = 1024
     prefix: str = ""
     chunk: str = ""
@@ -94,6 +96,8 @@ class Profile:
             raise ValueError(f"scout_reach {self.scout_reach}: tokens, 0 or more")
         if not 0 < self.scout_cap <= 1:
             raise ValueError(f"scout_cap {self.scout_cap}: a share above 0, at most 1")
+        if not 0 <= self.scout_prior <= 100:
+            raise ValueError(f"scout_prior {self.scout_prior}: an exponent of 0 to 100")
         if self.importance_axis not in get_args(Axis):
             raise ValueError(f"importance_axis {self.importance_axis!r}: choose one of {', '.join(get_args(Axis))}")
         numbers = [type(each) in (int, float) and math.isfinite(each) for each in self.confidence]

@@ -79,7 +79,7 @@ class Scout:
     weakest: float = 0.3
     floor: int = 8
     cap: float = 0.2
-    prior: float = 3.0
+    prior: float = 0.0
     update: Literal["overwrite", "fusion"] = "overwrite"
     repair: Literal["kept", "none"] = "kept"
 
