@@ -18,9 +18,14 @@ from tests.api.test_bad_input import check_problem
 from tests.api.test_faults import held, tale
 
 
-def send(service: Service, collection: str, count: int = 3, **more: Any) -> str:
-    """Queue small documents and return the id of the job."""
-    documents = [{"id": f"d{n}", "text": f"Boat {n} of Tarn.", "collection": collection, **more} for n in range(count)]
+SEVERAL_GROUPS = 10, 80
+"""Documents and their sentences: too long to be encoded all at once, each group longer than events are apart."""
+
+
+def send(service: Service, collection: str, count: int = 3, sentences: int = 1, **more: Any) -> str:
+    """Queue documents and return the id of the job."""
+    texts = [f"Boat {n} of Tarn. " * sentences for n in range(count)]
+    documents = [{"id": f"d{n}", "text": text, "collection": collection, **more} for n, text in enumerate(texts)]
     job_id: str = service.post("/v1/documents", {"documents": documents}).json()["job_id"]
     return job_id
 
@@ -63,7 +68,7 @@ def test_a_job_counts_its_documents_and_names_those_that_failed(service: Service
 
 def test_the_estimated_time_is_unknown_at_first_and_then_falls(service: Service) -> None:
     with held(service):
-        job_id = send(service, "timed", 40)
+        job_id = send(service, "timed", *SEVERAL_GROUPS)
         assert get(service, job_id)["eta_seconds"] is None
     seen = [data for _, data in events(service, job_id)]
     estimates = [(job["counts"]["done"], job["eta_seconds"]) for job in seen if job["eta_seconds"] is not None]
@@ -87,7 +92,7 @@ def test_the_remaining_time_of_a_long_document_is_estimated(service: Service) ->
 
 
 def test_job_events_report_every_change_and_end_with_the_job(service: Service) -> None:
-    job_id = send(service, "followed", 60)  # several groups that are encoded together
+    job_id = send(service, "followed", *SEVERAL_GROUPS)
     received = list(events(service, job_id))
     assert [name for name, _ in received[:-1]] == ["progress"] * (len(received) - 1)
     assert received[-1] == ("done", get(service, job_id))
