@@ -17,7 +17,8 @@ class TokenCounts:
     `history` and `prefilled` leave out the prompt's prefix. The pass in which a question selects blocks is not counted.
 
     Attributes:
-        context: Tokens of all chunks in the context, in a conversation also those of earlier turns.
+        context: Tokens of the retrieved chunks, those that were left out as well; in a conversation also those of
+            earlier turns.
         kept: Context tokens whose KV was kept, mean over layers.
         recomputed: Context tokens that were recomputed, mean over layers.
         question: Tokens of the question part of the prompt.
@@ -93,7 +94,7 @@ class CacheReport:
     """Cache lookups of an answer. The method `full` uses no stored KV, so its hits and misses are 0.
 
     Attributes:
-        chunks: Chunks of the context.
+        chunks: Chunks of the context, and those that were retrieved and left out.
         hits: Chunks found, by tier.
         misses: Chunks found in no tier.
         fallbacks: Chunks that were encoded again, with the reason.
@@ -263,7 +264,7 @@ class Report:
         prefilling: What the prefill read.
         decoding: What decoding read.
         timings_ms: Durations of the steps, in milliseconds.
-        chunks: One entry for each chunk, in prompt order.
+        chunks: One entry for each chunk, in prompt order; behind them those that were retrieved and left out.
         confidence: Probability that the answer is right, 0 to 1; None if the model's profile has no coefficients.
         evidence: What the confidence is computed from.
         abstained: Whether the answer was below the confidence that the request asked for, and became `unknown`.

@@ -234,7 +234,7 @@ class Engine:
         request.session = self.sessions.recall(
             options.collection, options.conversation, request.method, request.timer, policy
         )
-        new = request.session.unknown(request.hits)
+        new = self._screen(request)
         self._check_room(request, new)
         request.context = self.sessions.prefill(
             request.session, new, request.question_tokens, request.method.method, request.timer, request.prefill_options
@@ -384,6 +384,15 @@ class Engine:
         question = len(request.question_tokens)
         if not self.reuse_policy.reuses(request.method.method, sizes, self.model.profile.block, question):
             request.method = replace(request.method, name=FULL, method=None)
+
+    def _screen(self, request: RequestState) -> list[Hit]:
+        """Return the new chunks that join the context. Those that are left out are no hits of the request any more."""
+        session, method = request.session, request.method.method
+        new = session.unknown(request.hits)
+        joining = self.sessions.screen(session, new, request.question_tokens, method, request.timer)
+        left_out = {hit.row for hit, _ in session.left_out}
+        request.hits = [hit for hit in request.hits if hit.row not in left_out]
+        return joining
 
     def _check_room(self, request: RequestState, new: list[Hit]) -> None:
         """Raise InputError where context, question and answer are longer than the model's positions."""

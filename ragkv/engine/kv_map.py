@@ -87,7 +87,8 @@ class KVMap:
     Attributes:
         block: Tokens of a block.
         layers: Layers of the model.
-        chunks: Chunks of the context in prompt order; in a conversation those of earlier turns as well.
+        chunks: Chunks of the context in prompt order, in a conversation those of earlier turns as well; behind them
+            those that were retrieved and left out.
     """
 
     block: int
@@ -97,13 +98,14 @@ class KVMap:
 
 def kv_map(request: RequestState, block: int, layers: int) -> KVMap:
     """Make the map of a request whose decoding has ended, before its conversation continues."""
-    context, hits = request.context, request.session.hits
+    context, hits, left_out = request.context, request.session.hits, [hit for hit, _ in request.session.left_out]
     rows = _prefilled(context, hits, block, layers) if context.plan is None else _planned(context, hits, block)
+    rows += [[DROPPED] * (-(-len(hit.chunk.tokens) // block) * layers) for hit in left_out]
     chunks = tuple(
         ChunkKVMap(
             hit.row, hit.chunk.id, hit.chunk.document_id, hit.chunk.title, len(hit.chunk.tokens), block, _packed(cells)
         )
-        for hit, cells in zip(hits, rows, strict=True)
+        for hit, cells in zip([*hits, *left_out], rows, strict=True)
     )
     return KVMap(block, layers, chunks)
 

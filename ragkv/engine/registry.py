@@ -100,7 +100,8 @@ def _scout(model: DecoderModel) -> dict[str, Any]:
             "run `ragkv calibrate`",
         )
     group = shape.q_heads // shape.kv_heads
-    measured = {"repair": p.scout_repair, "reach": p.scout_reach, "cap": p.scout_cap, "prior": p.scout_prior}
+    selection = {"reach": p.scout_reach, "cap": p.scout_cap, "prior": p.scout_prior, "chunks": p.scout_chunks}
+    measured = {"repair": p.scout_repair, **selection}
     return {"layers": shape.layers, "heads": p.retrieval_heads, "group": group, "scale": model.scale, **measured}
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.generation import Completion
 from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.engine.registry import DENSE
 from ragkv.engine.request import RequestState
+from ragkv.engine.session_manager import Session
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.pooled_decode import PooledRequest
 from ragkv.recompute.base import Plan, recomputed_tokens
@@ -43,12 +45,14 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
         completion: The answer as it was decoded.
     """
     session, context, timer = request.session, request.context, request.timer
-    hits, sources, plan = session.hits, session.sources, context.plan  # no plan: all was prefilled, nothing looked up
+    left_out = [hit for hit, _ in session.left_out]
+    hits, sources = [*session.hits, *left_out], _sources(session)
+    plan = context.plan  # no plan: all was prefilled, nothing looked up
     new = [0 if i < context.cached_chunks else len(hit.chunk.tokens) for i, hit in enumerate(hits)]
-    again = recomputed_tokens(plan.recompute) if plan else [float(tokens) for tokens in new]
+    again = [*recomputed_tokens(plan.recompute), *(0.0 for _ in left_out)] if plan else [float(n) for n in new]
     chunks = tuple(_chunk(model, i, hit, plan, again[i]) for i, hit in enumerate(hits))
     size = sum(chunk.tokens for chunk in chunks)
-    kept = _kept_tokens(model, hits, plan)
+    kept = _kept_tokens(model, session.hits, plan)
     row = model.token_bytes
     heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
     tiers = Counter(s.tier for s in sources if s.hit)
@@ -80,8 +84,14 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     )
 
 
+def _sources(session: Session) -> list[StoredChunk]:
+    """Return what was looked up: the chunks of the context, and those that were left out of it."""
+    return [*session.sources, *(source for _, source in session.left_out)]
+
+
 def _fallbacks(request: RequestState) -> tuple[Fallback, ...]:
-    hits, sources = request.session.hits, request.session.sources
+    session = request.session
+    hits, sources = [*session.hits, *(hit for hit, _ in session.left_out)], _sources(session)
     if request.reuse_refused:
         return tuple(Fallback(hit.chunk.id, NOT_QUALIFIED) for hit in hits)
     pairs = zip(hits, sources, strict=False)
@@ -132,7 +142,8 @@ def _chunk(model: DecoderModel, i: int, hit: Hit, plan: Plan | None, again: floa
     if plan is None:
         kept: tuple[float, ...] = (1.0,) * blocks
     else:
-        kept = tuple(sum(b in layer[i] for layer in plan.kept) / len(plan.kept) for b in range(blocks))
+        mine = [layer[i] if i < len(layer) else () for layer in plan.kept]  # those left out are in no plan
+        kept = tuple(sum(b in layer for layer in mine) / len(mine) for b in range(blocks))
     return ChunkReport(hit.chunk.id, hit.chunk.document_id, hit.chunk.title, tokens, blocks, kept, again)
 
 

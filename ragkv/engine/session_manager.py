@@ -1,6 +1,7 @@
 """Sessions of one engine: turns are kept in the catalogue, the state they lead to in memory, as long as it fits.
 
     recall        the session as its last turn left it; prefilled again from the turns where memory has no valid state
+    screen        which of the new chunks join the context
     prefill       a turn: its new chunks and the question
     finish_turn   the turn into the catalogue, the state into memory
 
@@ -61,6 +62,8 @@ class Session:
         turns: Rows of its turns in the catalogue.
         joined: How many of the hits came with the present turn.
         sources: Where the KV of the hits comes from, during one request.
+        opened: Sources of new hits by row, until they join.
+        left_out: Retrieved chunks that did not join, with their sources, during one request.
         replayed: Tokens that this request prefilled to have earlier turns again.
     """
 
@@ -72,6 +75,8 @@ class Session:
     turns: list[int] = field(default_factory=list)
     joined: int = 0
     sources: list[StoredChunk] = field(default_factory=list)
+    opened: dict[int, StoredChunk] = field(default_factory=dict)
+    left_out: list[tuple[Hit, StoredChunk]] = field(default_factory=list)
     replayed: float = 0.0
 
     def unknown(self, hits: Sequence[Hit]) -> list[Hit]:
@@ -171,6 +176,34 @@ class SessionManager:
             self._replay(fresh, turn, chunks, choice.method, timer, prefill_policy)
         return fresh
 
+    def screen(
+        self, session: Session, hits: Sequence[Hit], question: Sequence[int], method: Method | None, timer: StepTimer
+    ) -> list[Hit]:
+        """Return those of the retrieved hits that join the context. The session notes the others.
+
+        The question is asked over S alone and compared with the digests of all hits, before any has a position. A turn
+        stores what joined, so a state that is prefilled again has the same chunks.
+
+        Args:
+            session: The session.
+            hits: Chunks that are not in its context.
+            question: Token ids.
+            method: Says how many may join, and which; None takes all.
+            timer: Gets the steps open and plan.
+        """
+        if method is None or not 0 < method.chunks < len(hits):
+            return list(hits)
+        with timer.step("open"):
+            best = max(hit.similarity for hit in hits)
+            sources = [self._open_next(session, hit, not session.hits, best) for hit in hits]
+        with timer.step("plan"):
+            depth = method.composite_layers(self._prefiller.model.shape.layers)
+            queries = self._prefiller.queries((), (), question, depth)
+            chosen = method.screen([source.piece for source in sources], queries)
+        session.opened = {hits[i].row: sources[i] for i in chosen}
+        session.left_out = [pair for i, pair in enumerate(zip(hits, sources, strict=True)) if i not in chosen]
+        return [hits[i] for i in chosen]
+
     def prefill(
         self,
         session: Session,
@@ -196,10 +229,7 @@ class SessionManager:
         with timer.step("open"):
             best = 0.0 if session.name else max(hit.similarity for hit in hits)
             for i, hit in enumerate(session.hits[len(session.sources) :], start=len(session.sources)):
-                exact = i == 0 and state.first == len(self._prefiller.prefix_tokens)
-                source = self._open(hit.chunk, session.collection, exact)
-                source.piece = replace(source.piece, relevance=relevance(hit, best))
-                session.sources.append(source)
+                session.sources.append(self._open_next(session, hit, i == 0, best))
         return self._prefiller.prefill_sparse(session.sources, question, method, timer, options, state)
 
     def finish_turn(
@@ -225,7 +255,7 @@ class SessionManager:
         row = self._catalog.add_turn(session.collection, session.name, session.turns, turn)
         if row is not None:
             session.turns.append(row)
-            session.sources, session.replayed = [], 0.0
+            session.sources, session.left_out, session.replayed = [], [], 0.0
             if self._is_current(session):  # a chunk may have been deleted while the answer was decoded
                 self.cache.put(session)
 
@@ -246,6 +276,23 @@ class SessionManager:
         for session in self.cache.sessions():
             if any(gone(hit.chunk, session.collection) for hit in session.hits):
                 self.cache.drop(session.collection, session.name)
+
+    def _open_next(self, session: Session, hit: Hit, first: bool, best: float) -> StoredChunk:
+        """Open the KV of a hit, unless `screen` did.
+
+        Args:
+            session: Its session.
+            hit: The hit.
+            first: It is the first chunk of the session, or may become it.
+            best: As for `relevance`.
+        """
+        source = session.opened.pop(hit.row, None)
+        if source is None:
+            after_prefix = session.state.first == len(self._prefiller.prefix_tokens)
+            source = self._open(hit.chunk, session.collection, first and after_prefix)
+        exact = source.piece.exact and first
+        source.piece = replace(source.piece, exact=exact, relevance=relevance(hit, best))
+        return source
 
     def _is_current(self, session: Session) -> bool:
         """Whether all its chunks are still in the catalogue."""

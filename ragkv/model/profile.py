@@ -45,6 +45,7 @@ class Profile:
         scout_reach: `reach` of scout where a request does not say it.
         scout_cap: `cap` of scout, likewise.
         scout_prior: `prior` of scout; 0 where it was not measured.
+        scout_chunks: `chunks` of scout, likewise.
         chunk_tokens: tokens of the longest chunk, wrapper included.
         prefix: prompt piece before the chunks; "" takes the tokenizer's chat template.
         chunk: prompt piece around a chunk, likewise.
@@ -73,6 +74,7 @@ class Profile:
     scout_reach: int = 8
     scout_cap: float = 0.2
     scout_prior: float = 0.0
+    scout_chunks: int = 0
     chunk_tokens: int = 1024
     prefix: str = ""
     chunk: str = ""
@@ -98,6 +100,8 @@ class Profile:
             raise ValueError(f"scout_cap {self.scout_cap}: a share above 0, at most 1")
         if not 0 <= self.scout_prior <= 100:
             raise ValueError(f"scout_prior {self.scout_prior}: an exponent of 0 to 100")
+        if self.scout_chunks < 0:
+            raise ValueError(f"scout_chunks {self.scout_chunks}: chunks, 0 or more")
         if self.importance_axis not in get_args(Axis):
             raise ValueError(f"importance_axis {self.importance_axis!r}: choose one of {', '.join(get_args(Axis))}")
         numbers = [type(each) in (int, float) and math.isfinite(each) for each in self.confidence]

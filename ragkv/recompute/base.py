@@ -2,6 +2,7 @@
 
 A method decides how stored chunks become one context cache. It sees tensors only. The engine calls, in this order:
 
+    screen(pieces, queries)         which of the retrieved chunks join the context, where the method limits their number
     composite_blocks(pieces)        which blocks the composite pass reads; empty if the method needs no query
     second_look(pieces, queries)    which blocks a second composite pass reads; empty if one pass is enough
     plan(pieces, queries, read)     which blocks are kept per layer, which of their tokens are recomputed, and how
@@ -136,6 +137,20 @@ class Plan:
 class Method(Protocol):
     """A method that builds a context cache from stored chunks."""
 
+    @property
+    def chunks(self) -> int:
+        """Most retrieved chunks that join the context in a turn; 0: all, and `screen` is not called."""
+        ...
+
+    def screen(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> tuple[int, ...]:
+        """Return the chunks that join the context, ascending. The others take no positions, and no KV of them is read.
+
+        Args:
+            pieces: The retrieved chunks that are not in the context, in order.
+            queries: As in `plan`, of the question over S alone.
+        """
+        ...
+
     def composite_blocks(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
         """Return the blocks per chunk that the composite pass reads in every layer; () if no query is needed."""
         ...
@@ -165,7 +180,13 @@ class Method(Protocol):
 
 
 class OneLook:
-    """A method whose composite pass runs at most once."""
+    """A method whose composite pass runs at most once. All retrieved chunks join the context."""
+
+    chunks = 0
+
+    def screen(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> tuple[int, ...]:
+        """Return all chunks. See `Method.screen`."""
+        return tuple(range(len(pieces)))
 
     def second_look(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> tuple[Blocks, ...]:
         """Return nothing. See `Method.second_look`."""

@@ -63,6 +63,7 @@ class Scout:
         floor: Smallest number of blocks that a look selects; a context of so few is kept whole.
         cap: Largest number of blocks to keep, as a share of all blocks, if that is more than `floor`.
         prior: Exponent of a chunk's relevance for retrieval in the scores of its blocks; 0 leaves it out.
+        chunks: Most retrieved chunks that join the context, those of the strongest blocks; 0: all.
         update: As in `SamKV`.
         repair: Recompute every `kept` token, or `none`.
     """
@@ -80,11 +81,12 @@ class Scout:
     floor: int = 8
     cap: float = 0.2
     prior: float = 0.0
+    chunks: int = 0
     update: Literal["overwrite", "fusion"] = "overwrite"
     repair: Literal["kept", "none"] = "kept"
 
     def __post_init__(self) -> None:
-        require_between(0, math.inf, opening=self.opening, reach=self.reach)
+        require_between(0, math.inf, opening=self.opening, reach=self.reach, chunks=self.chunks)
         require_between(1, math.inf, tail=self.tail, floor=self.floor)
         require_between(1e-3, 10, power=self.power)
         require_between(0, 100, prior=self.prior)
@@ -93,6 +95,12 @@ class Scout:
     def composite_blocks(self, pieces: Sequence[Piece]) -> tuple[Blocks, ...]:
         """Return no block of any chunk: the first look asks over S alone."""
         return ((),) * len(pieces)
+
+    def screen(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> tuple[int, ...]:
+        """Return the chunks of the strongest blocks, in their order. See `Method.screen`."""
+        strongest = [max(masses) for masses in self.block_mass(pieces, queries)]
+        best = sorted(range(len(pieces)), key=lambda i: -strongest[i])
+        return tuple(sorted(best[: self.chunks or None]))
 
     def second_look(self, pieces: Sequence[Piece], queries: Sequence[Tensor]) -> tuple[Blocks, ...]:
         """Select the blocks over which the question is asked again. See `Method.second_look`."""

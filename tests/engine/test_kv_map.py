@@ -142,7 +142,9 @@ def many(block: int, chunks: int = 64, blocks: int = 32, layers: int = 32) -> KV
         for layer in kept
     )
     plan = Plan(kept, rows, ((),) * layers)
-    begun: Any = SimpleNamespace(context=SimpleNamespace(plan=plan, decoding=None), session=SimpleNamespace(hits=hits))
+    begun: Any = SimpleNamespace(
+        context=SimpleNamespace(plan=plan, decoding=None), session=SimpleNamespace(hits=hits, left_out=[])
+    )
     return kv_map(begun, block, layers)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from ingest.pipeline import ingest, remove
 from ragkv.engine.engine import Engine
+from ragkv.engine.generation import generate
 from ragkv.engine.session_manager import LEAST_RELEVANCE, MAX_NAME, relevance
 from ragkv.errors import InputError, NotFound
 from ragkv.types import AskOptions, Chunk, Document, Hit
@@ -272,6 +273,18 @@ def watch_relevance(engine, monkeypatch):
     return seen
 
 
+def watch_contexts(engine, monkeypatch):
+    """Record what every sparse prefill returns."""
+    seen, real = [], engine.prefiller.prefill_sparse
+
+    def prefill(*given):
+        seen.append(real(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(engine.prefiller, "prefill_sparse", prefill)
+    return seen
+
+
 def test_a_single_question_tells_its_method_how_relevant_retrieval_found_each_chunk(tmp_path, monkeypatch):
     with fill(quick_engine(tmp_path)) as engine:
         seen = watch_relevance(engine, monkeypatch)
@@ -288,6 +301,55 @@ def test_in_a_conversation_no_chunk_is_more_relevant_so_that_a_lost_state_can_be
         seen = watch_relevance(engine, monkeypatch)
         engine.answer(QUESTIONS[0], AskOptions(method="scout", top_k=3, conversation="talk"))
     assert seen == [[1.0, 1.0, 1.0]]
+
+
+def test_of_many_retrieved_chunks_the_strongest_join_as_if_no_other_had_been_retrieved(tmp_path, monkeypatch):
+    with fill(quick_engine(tmp_path)) as engine:
+        contexts = watch_contexts(engine, monkeypatch)
+        wide = engine.answer(QUESTIONS[0], AskOptions(method="scout:chunks=2", top_k=4))
+        joined = [chunk.chunk_id for chunk in wide.report.chunks[:2]]
+        search = engine.retriever.search
+        monkeypatch.setattr(
+            engine.retriever, "search", lambda *given: [hit for hit in search(*given) if hit.chunk.id in joined]
+        )
+        narrow = engine.answer(QUESTIONS[0], AskOptions(method="scout", top_k=4))
+    assert contexts[0].position == contexts[1].position
+    assert torch.equal(contexts[0].logits, contexts[1].logits)
+    assert (wide.answer, wide.citations) == (narrow.answer, narrow.citations)
+    assert wide.report.chunks[:2] == narrow.report.chunks
+
+
+def test_chunks_that_are_left_out_are_in_the_report_and_the_map_with_nothing_kept(tmp_path):
+    with fill(quick_engine(tmp_path)) as engine:
+        request = engine.prefill(QUESTIONS[0], AskOptions(method="scout:chunks=2", top_k=4))
+        for _ in generate(engine.model, request.sequence, engine.graph_decoder):
+            pass
+        report, shown = engine.finalize(request).report, engine.map(request)
+        every = engine.answer(QUESTIONS[0], AskOptions(method="scout", top_k=4)).report
+    assert sorted(chunk.chunk_id for chunk in report.chunks) == sorted(chunk.chunk_id for chunk in every.chunks)
+    assert [max(chunk.kept) > 0 for chunk in report.chunks[2:]] == [False, False]
+    assert [chunk.recomputed_tokens for chunk in report.chunks[2:]] == [0, 0]
+    assert [set("".join(chunk.states)) for chunk in shown.chunks[2:]] == [{"d"}, {"d"}]
+    assert [chunk.chunk_id for chunk in shown.chunks] == [chunk.chunk_id for chunk in report.chunks]
+    assert (report.tokens.context, report.bytes.context_kv) == (every.tokens.context, every.bytes.context_kv)
+    assert report.bytes.heads == every.bytes.heads, "their digests were read"
+    assert (report.cache.chunks, report.cache.hits, report.ratios.cache_hit) == (4, every.cache.hits, 1)
+
+
+def test_a_turn_keeps_the_chunks_that_joined_and_the_next_one_may_take_others(tmp_path):
+    asked = AskOptions(conversation="talk", method="scout:chunks=1", top_k=3)
+    with fill(quick_engine(tmp_path / "kept")) as engine:
+        kept = [engine.answer(q, asked) for q in QUESTIONS]
+        turns = engine.sessions.turns("default", "talk")
+        expected = cache(engine)
+    assert [len(turn.joined) for turn in turns] == [1, 1, 1, 1]
+    assert len({chunk for turn in turns for _, chunk in turn.joined}) == 4, "what was left out joins later"
+    with fill(quick_engine(tmp_path / "lost")) as engine:
+        lost = [engine.answer(q, asked) for q in QUESTIONS[:3]]
+    with quick_engine(tmp_path / "lost") as engine:
+        lost.append(engine.answer(QUESTIONS[3], asked))
+        same(cache(engine), expected)
+    assert [answer.answer for answer in lost] == [answer.answer for answer in kept]
 
 
 def test_a_chunk_that_only_full_text_search_found_keeps_a_little_relevance():

@@ -172,6 +172,15 @@ def test_the_relevance_of_a_chunk_weighs_the_scores_of_its_blocks():
         assert sum(map(sum, masses)) == pytest.approx(1)
 
 
+def test_the_chunks_of_the_strongest_blocks_join_in_their_order():
+    chunks = [needle(10, 22, 80, 1), needle(30, 0, 0, 2), needle(10, 22, 81, 3), needle(10, 22, 82, 4)]
+    assert replace(SCOUT, chunks=2).screen(chunks, queries()) == (2, 3)
+    assert replace(SCOUT, chunks=3).screen(chunks, queries()) == (0, 2, 3), "one strong block, not many weak ones"
+    assert SCOUT.screen(chunks, queries()) == (0, 1, 2, 3)
+    doubted = [*chunks[:3], replace(chunks[3], relevance=0.1)]
+    assert replace(SCOUT, chunks=2, prior=3).screen(doubted, queries()) == (0, 2)
+
+
 def test_an_irrelevant_chunk_loses_its_place_to_a_relevant_one():
     weak, strong = needle(10, 22, 40, 1), replace(needle(10, 22, 41, 2), relevance=0.2)
     bare = replace(SCOUT, opening=0, reach=0, cap=0.05)

@@ -17,7 +17,6 @@ from tests.api.conftest import Service
 from tests.api.test_bad_input import check_problem
 from tests.api.test_faults import held, tale
 
-
 SEVERAL_GROUPS = 10, 80
 """Documents and their sentences: too long to be encoded all at once, each group longer than events are apart."""
 
