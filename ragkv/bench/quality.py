@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ragkv.bench.decoded import DecodedAnswer, decode_answer
@@ -32,7 +32,7 @@ from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.layer_pass import append
 from ragkv.model.profile import Profile
-from ragkv.recompute.base import Plan, middle_blocks, recomputed_tokens
+from ragkv.recompute.base import Plan, Tokens, middle_blocks, recomputed_tokens
 from ragkv.sparse.prefill import PrefillPolicy
 from ragkv.timing import StepTimer
 from ragkv.types import ChunkKV
@@ -252,11 +252,23 @@ class _Asker:
                 self._chunks, tokens, timer, PrefillOptions(params.max_tokens, prefill_policy=policy)
             )
         else:
-            made = make_method(method, self._prefiller.model)
-            context = self._prefiller.prefill_sparse(
-                self._sources, tokens, made, timer, PrefillOptions(params.max_tokens)
-            )
+            context = self._prefill_sparse(self._sources, tokens, method, timer)
         return context, timer.total()
+
+    def _prefill_sparse(
+        self, sources: abc.Sequence[ChunkSource], tokens: abc.Sequence[int], method: str, timer: StepTimer
+    ) -> PrefilledContext:
+        """Prefill over stored KV. The plan of the result has all chunks; those that do not join keep nothing."""
+        made, options = make_method(method, self._prefiller.model), PrefillOptions(self._params.max_tokens)
+        joining = self._prefiller.screen([source.piece for source in sources], tokens, made, timer)
+        context = self._prefiller.prefill_sparse([sources[i] for i in joining], tokens, made, timer, options)
+        if context.plan is None or len(joining) == len(sources):
+            return context
+        kept, recompute = (
+            tuple(_spread(layer, joining, len(sources)) for layer in each)
+            for each in (context.plan.kept, context.plan.recompute)
+        )
+        return replace(context, plan=replace(context.plan, kept=kept, recompute=recompute))
 
     def _prefill_question(self, tokens: abc.Sequence[int]) -> PrefilledContext:
         model, full = self._prefiller.model, self._full
@@ -279,9 +291,7 @@ class _Asker:
             return None, None
         timer = StepTimer(model.device)
         sources = [store.open(kv, self._shared and i == 0) for i, kv in enumerate(self._encoded)]
-        self._prefiller.prefill_sparse(
-            sources, tokens, make_method(method, model), timer, PrefillOptions(self._params.max_tokens)
-        )
+        self._prefill_sparse(sources, tokens, method, timer)
         ttft = timer.total()
         return ttft, sum(s.head_bytes + s.loaded_bytes for s in sources) / (self._token_bytes * self._size)
 
@@ -291,6 +301,12 @@ class _Asker:
             return 1.0
         gold = gold_blocks(self._prefiller.model, *self._set.chunks[span.chunk], span.start, span.end)
         return float(all(block in layer[span.chunk] for layer in plan.kept for block in gold))
+
+
+def _spread(layer: abc.Sequence[Tokens], joining: abc.Sequence[int], count: int) -> tuple[Tokens, ...]:
+    """Return what a layer has of the joining chunks, with nothing for the others of `count` chunks."""
+    found = dict(zip(joining, layer, strict=True))
+    return tuple(found.get(i, ()) for i in range(count))
 
 
 def _shares(plan: Plan, sources: abc.Sequence[InMemoryChunk], profile: Profile) -> tuple[float, float, float]:

@@ -181,8 +181,7 @@ class SessionManager:
     ) -> list[Hit]:
         """Return those of the retrieved hits that join the context. The session notes the others.
 
-        The question is asked over S alone and compared with the digests of all hits, before any has a position. A turn
-        stores what joined, so a state that is prefilled again has the same chunks.
+        A turn stores what joined, so a state that is prefilled again has the same chunks.
 
         Args:
             session: The session.
@@ -196,10 +195,7 @@ class SessionManager:
         with timer.step("open"):
             best = max(hit.similarity for hit in hits)
             sources = [self._open_next(session, hit, not session.hits, best) for hit in hits]
-        with timer.step("plan"):
-            depth = method.composite_layers(self._prefiller.model.shape.layers)
-            queries = self._prefiller.queries((), (), question, depth)
-            chosen = method.screen([source.piece for source in sources], queries)
+        chosen = self._prefiller.screen([source.piece for source in sources], question, method, timer)
         session.opened = {hits[i].row: sources[i] for i in chosen}
         session.left_out = [pair for i, pair in enumerate(zip(hits, sources, strict=True)) if i not in chosen]
         return [hits[i] for i in chosen]
