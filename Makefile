@@ -42,7 +42,8 @@ CHECKED := $(filter-out tests/engine/test_engine%.py tests/engine/test_cost_mode
 # `make test-oldest` leaves these out. They import no transformers (tests/test_architecture.py), or reach it only through
 # the engine, whose tests run. tests/test_readme_path.py runs as well; it covers the whole program.
 UNTOUCHED := tests/kernels tests/store tests/test_packaging.py tests/test_architecture.py tests/test_mutants.py \
-             tests/api tests/client tests/ingest tests/cli/test_cli.py tests/test_program.py tests/test_shutdown.py
+             tests/api tests/client tests/ingest tests/cli/test_cli.py tests/cli/test_mcp.py tests/test_program.py \
+             tests/test_shutdown.py
 
 .PHONY: help demo serve check test soak mutants test-oldest lint bench screenshots lock clean redis chromium poppler python
 

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -33,7 +33,7 @@ from api.observability.logs import configured_logging
 from api.observability.metrics import MetricsCollector
 from api.observability.request_counters import RequestCounters
 from api.openapi import add_security
-from api.routes import router
+from api.routes import mcp, router
 from api.runtime.connections import Connections, protocol_options
 from api.runtime.engine_thread import EngineThread
 from api.runtime.rate_limits import RateLimiter, TenantLimits
@@ -69,23 +69,12 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     keys = read_keys(settings.api_keys.get_secret_value())
     hosts = read_hosts(settings, bool(keys))
     tracing = tracing or (_open_tracing() if settings.traces else None)
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine_thread: EngineThread = app.state.engine_thread
-        try:
-            await asyncio.wrap_future(engine_thread.start())
-            yield
-        finally:
-            engine_thread.close(DRAIN_SECONDS)
-            if tracing is not None:
-                tracing.close(_FLUSH_SECONDS)
-
+    bounds = BodyBounds(settings.max_document_bytes)
     app = _Service(
         title="ragkv",
         version=__version__,
         summary="Answers questions from your documents and says what every answer reused.",
-        lifespan=lifespan,
+        lifespan=_make_lifespan(bounds, tracing),
         docs_url=None,  # FastAPI's pages load scripts from the network
         redoc_url=None,
         # FastAPI's telemetry would record paths and error messages, and an environment variable can turn it on.
@@ -94,16 +83,38 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     _fill_state(app, settings, keys, tracing)
     app.include_router(router)
     app.include_router(login.router)
+    app.router.routes.append(mcp.route)
     errors.install(app)
     if settings.dashboard:
         from api.dashboard.attach import attach  # takes half a second to import
 
         attach(app)
-    app.add_middleware(BodyLimitMiddleware, bounds=BodyBounds(settings.max_document_bytes))
+    app.add_middleware(BodyLimitMiddleware, bounds=bounds)
     app.add_middleware(RateLimitMiddleware, limiter=app.state.limiter)
     app.add_middleware(AuthMiddleware, keys=keys)  # outside the limit: the middleware added last runs first
     app.add_middleware(HostMiddleware, hosts=hosts)
     return app
+
+
+def _make_lifespan(
+    bounds: BodyBounds, tracing: Tracing | None
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Return the lifespan: the engine is open and /mcp is served inside it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        engine_thread: EngineThread = app.state.engine_thread
+        try:
+            await asyncio.wrap_future(engine_thread.start())
+            app.state.mcp_sessions = mcp.make_sessions(bounds)
+            async with app.state.mcp_sessions.run():
+                yield
+        finally:
+            engine_thread.close(DRAIN_SECONDS)
+            if tracing is not None:
+                tracing.close(_FLUSH_SECONDS)
+
+    return lifespan
 
 
 def _fill_state(app: FastAPI, settings: Settings, keys: Keys, tracing: Tracing | None) -> None:

@@ -11,6 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.errors import Fault, error_response
 
 DOCUMENTS = "/v1/documents"
+MCP = "/mcp"
+"""Path of the MCP server. Its tool `ingest` takes documents."""
 UPLOAD_DOCUMENTS = 4
 """Limit of an upload, in largest documents. Each file is limited to one document as well."""
 _BODY_BYTES = 2 * 2**20
@@ -29,6 +31,8 @@ class BodyBounds:
 
     def of(self, scope: Scope) -> int:
         """Return the most bytes that the body of this request may have."""
+        if scope["path"] == MCP:
+            return self.document + _OVERHEAD_BYTES
         if scope["path"] != DOCUMENTS and not scope["path"].startswith(DOCUMENTS + "/"):
             return _BODY_BYTES
         return self.document * (UPLOAD_DOCUMENTS if is_form(scope) else 1) + _OVERHEAD_BYTES

@@ -1,7 +1,8 @@
 """Rate-limit middleware: answers 429 to a tenant that used up a quota, and tells every tenant its quotas.
 
 It is inside authentication, so the tenant is known, and outside the body limit, so bytes are counted as they arrive. It
-concerns the API (`/v1/`): the dashboard, health and metrics stay reachable.
+concerns the API (`/v1/`) and the MCP server (`/mcp`): the dashboard, health and metrics stay reachable. What a request
+to `/mcp` uses is known when its tool is called (runtime/service_backend.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import Fault, error_response
+from api.middleware.body_limit import MCP
 from api.runtime.rate_limits import Exhausted, RateLimiter, Resource
 from api.runtime.tenants import Tenant
 
@@ -27,7 +29,7 @@ class RateLimitMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 429."""
-        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+        if scope["type"] != "http" or not (scope["path"].startswith(PREFIX) or scope["path"] == MCP):
             return await self.app(scope, receive, send)
         tenant: str = scope.get("state", {}).get("tenant", Tenant()).name
         resources = _resources(scope)

@@ -16,7 +16,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
-from api.routes.documents import not_found
+from api.runtime.catalog_service import not_found
 from api.schemas.common import Name
 from api.schemas.documents import ChunkPage, DocumentText, to_chunk_page, to_document_text
 from ragkv.errors import InputError, NotFound

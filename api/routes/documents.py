@@ -19,7 +19,9 @@ from api import errors
 from api.middleware.body_limit import UPLOAD_DOCUMENTS
 from api.routes import job_responses
 from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep, require_room
+from api.runtime.catalog_service import not_found
 from api.runtime.engine_thread import EngineThread
+from api.runtime.ingest_queue import enqueue
 from api.runtime.tenants import Tenant
 from api.schemas.common import DocumentIn, Documents, DocumentsIn, FilterText, Name, Queued, check_storable
 from api.schemas.documents import UPLOAD_FORM, Content, DocumentPage, ShownDocument, to_listed_document
@@ -82,7 +84,7 @@ async def add_documents(
 ) -> Response:
     bodies = body.documents if isinstance(body, DocumentsIn) else [body]
     documents = [_to_document(each, collection, tenant) for each in bodies]
-    job_id = await job_responses.enqueue(documents, documents[0].collection, engine_thread)
+    job_id = await enqueue(documents, documents[0].collection, engine_thread)
     if not wait:
         return job_responses.accepted(job_id)
     job = await job_responses.wait_for_job(job_id, engine_thread, request)
@@ -108,7 +110,7 @@ async def put_document(
     at once when it is ingested; until then answers come from the old one."""
     document = Document(document_id, body.title or document_id, body.text, body.metadata, tenant.inside(collection))
     if await run_in_threadpool(engine_thread.catalog_service.unchanged, document) is None:
-        job_id = await job_responses.enqueue([document], document.collection, engine_thread)
+        job_id = await enqueue([document], document.collection, engine_thread)
         if not wait:
             return job_responses.accepted(job_id)
         job = await job_responses.wait_for_job(job_id, engine_thread, request)
@@ -216,8 +218,3 @@ async def _show(
     (size,) = await run_in_threadpool(service.kv_sizes, [info])
     content = to_listed_document(info, tenant, size)
     return JSONResponse({**content, "text": text} if with_text else content)
-
-
-def not_found(document_id: str, collection: str) -> NotFound:
-    """Return the error that says that the collection, as the tenant knows it, has no such document."""
-    return NotFound(f"collection {collection!r} has no document {document_id!r}")

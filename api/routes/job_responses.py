@@ -1,10 +1,9 @@
-"""Steps that the routes for documents share: enqueue a job, wait for it, and build the response."""
+"""Steps that the routes for documents share: wait for a job, and build the response."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,28 +17,7 @@ from api.routes.dependencies import POLL_SECONDS
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
 from ingest.jobs import IngestJob
-from ingest.loader import Rejected
 from ragkv.errors import Stopping
-from ragkv.types import Document
-
-
-async def enqueue(items: Sequence[Document | Rejected], collection: str, engine_thread: EngineThread) -> str:
-    """Enqueue documents of a collection as one job and return its id.
-
-    Args:
-        items: Documents, and files that could not be read.
-        collection: Name of the collection in the catalogue.
-        engine_thread: Runs the job.
-
-    Raises:
-        Stopping: The service is shutting down.
-        InputError: The job is invalid.
-    """
-    if engine_thread.stopping:
-        raise Stopping("the service is shutting down")
-    job_id = await run_in_threadpool(engine_thread.jobs.submit, items, collection)
-    engine_thread.wake()
-    return job_id
 
 
 async def wait_for_job(job_id: str, engine_thread: EngineThread, request: Request) -> IngestJob | None:

@@ -18,6 +18,7 @@ from api.routes import job_responses
 from api.routes.dependencies import EngineThreadDep, TenantDep, require_room
 from api.routes.documents import InCollection, Wait, one_collection
 from api.runtime.catalog_service import CatalogService
+from api.runtime.ingest_queue import enqueue
 from api.schemas.common import MAX_DOCUMENTS, MetadataText, Name
 from ingest.loader import Rejected, read
 from ragkv.errors import InputError, InvalidDocument, TooLarge
@@ -58,7 +59,7 @@ async def upload_documents(
     attributes = cast("Mapping[str, Any]", metadata or {})
     service = engine_thread.catalog_service
     items = await anyio.to_thread.run_sync(_parse_all, files, attributes, inside, service, limiter=service.parsing)
-    job_id = await job_responses.enqueue(items, inside, engine_thread)
+    job_id = await enqueue(items, inside, engine_thread)
     if not wait:
         return job_responses.accepted(job_id)
     job = await job_responses.wait_for_job(job_id, engine_thread, request)

@@ -222,3 +222,8 @@ class CatalogService:
     def leave(self) -> None:
         """Count a client that stops following a job."""
         self.watchers -= 1
+
+
+def not_found(document_id: str, collection: str) -> NotFound:
+    """Return the error that says that the collection, as the tenant knows it, has no such document."""
+    return NotFound(f"collection {collection!r} has no document {document_id!r}")

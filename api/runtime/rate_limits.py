@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -138,20 +138,18 @@ class RateLimiter:
             None if it is admitted, else the quota that makes the tenant wait longest.
         """
         with self._lock:
-            now, buckets, usage = self._clock(), self._of(tenant), self._usage.setdefault(tenant, TenantUsage())
-            short = [
-                Exhausted(name, max(1, math.ceil(bucket.wait(now, 1.0) - _ROUNDING)))
-                for name, bucket in buckets.items()
-                if (name == "requests" or name in resources) and bucket.level(now) < 1 - _ROUNDING
-            ]
-            if short:
-                worst = max(short, key=lambda each: each.retry_after)
-                usage.refused[worst.resource] += 1
+            worst = self._exhausted(tenant, {"requests", *resources})
+            if worst is not None:
                 return worst
-            usage.used["requests"] += 1
-            if "requests" in buckets:
-                buckets["requests"].spend(1, now)
+            self._usage[tenant].used["requests"] += 1
+            if (bucket := self._of(tenant).get("requests")) is not None:
+                bucket.spend(1, self._clock())
             return None
+
+    def check(self, tenant: str, resource: Resource) -> Exhausted | None:
+        """Return the quota if it is used up, for a request that was admitted before it was known what it uses."""
+        with self._lock:
+            return self._exhausted(tenant, {resource})
 
     def charge(self, tenant: str, resource: Resource, amount: int) -> None:
         """Count what an admitted request used."""
@@ -184,6 +182,20 @@ class RateLimiter:
             shared.used.update(other.used)
             shared.refused.update(other.refused)
         return {**copies, OTHERS: shared}
+
+    def _exhausted(self, tenant: str, resources: Set[Resource]) -> Exhausted | None:
+        """Return the quota of these that makes the tenant wait longest, and count the refusal; None without any."""
+        now, usage = self._clock(), self._usage.setdefault(tenant, TenantUsage())
+        short = [
+            Exhausted(name, max(1, math.ceil(bucket.wait(now, 1.0) - _ROUNDING)))
+            for name, bucket in self._of(tenant).items()
+            if name in resources and bucket.level(now) < 1 - _ROUNDING
+        ]
+        if not short:
+            return None
+        worst = max(short, key=lambda each: each.retry_after)
+        usage.refused[worst.resource] += 1
+        return worst
 
     def _of(self, tenant: str) -> dict[Resource, Bucket]:
         buckets = self._buckets.get(tenant)

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ragkv.report import Report
-from ragkv.timing import StepTimer
+
+if TYPE_CHECKING:
+    from ragkv.timing import StepTimer  # imports torch, which `ragkv mcp --url` does without
 
 
 @dataclass

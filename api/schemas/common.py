@@ -153,26 +153,26 @@ Documents = Annotated[
 ]
 
 
-class QuestionIn(BaseModel):
+class QuestionFields(BaseModel):
     """A question. A field that is left out takes the value from the settings of the service."""
 
     model_config = STRICT
 
     question: Annotated[str, Field(min_length=1, max_length=MAX_QUESTION_CHARS), AfterValidator(check_storable)]
     collection: Name = "default"
-    conversation_id: Name | None = None
-    top_k: Annotated[int | None, Field(ge=1, le=64)] = None
+    conversation_id: Annotated[
+        Name | None, Field(description="Continue the conversation of this name, or start it.")
+    ] = None
+    top_k: Annotated[int | None, Field(ge=1, le=64, description="Chunks to retrieve.")] = None
     filter: Filter | None = None
     method: Annotated[str | None, Field(min_length=1, max_length=256)] = None
     prefill: Annotated[str | None, Field(min_length=1, max_length=256)] = None
     decode: Annotated[str | None, Field(min_length=1, max_length=256)] = None
-    max_tokens: Annotated[int | None, Field(ge=1, le=4096)] = None
-    stream: Annotated[bool, Field(description="Answer as server-sent events.")] = False
+    max_tokens: Annotated[int | None, Field(ge=1, le=4096, description="Longest answer, in tokens.")] = None
     deadline_s: Annotated[
         float | None,
         Field(gt=0, le=86_400, description="Seconds the answer may take. The limit of the service applies as well."),
     ] = None
-
     abstain_below: Annotated[
         float | None,
         Field(ge=0, le=1, description="Answer `unknown` where the confidence is lower. It needs a measured model."),
@@ -195,6 +195,12 @@ class QuestionIn(BaseModel):
             max_tokens=self.max_tokens,
             abstain_below=self.abstain_below,
         )
+
+
+class QuestionIn(QuestionFields):
+    """A question. A field that is left out takes the value from the settings of the service."""
+
+    stream: Annotated[bool, Field(description="Answer as server-sent events.")] = False
 
 
 class TurnOut(BaseModel):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
-from api.runtime.catalog_service import KVSizes
 from api.runtime.tenants import Tenant
 from api.schemas.common import DESCRIBED, STRICT, Metadata, check_storable, check_unicode
 from ingest.jobs import IngestJob
 from ragkv.catalog import CollectionInfo, DocumentInfo
 from ragkv.types import Chunk
+
+if TYPE_CHECKING:
+    from api.runtime.catalog_service import KVSizes  # imports torch, which `ragkv mcp --url` does without
 
 
 class Content(BaseModel):

@@ -6,6 +6,7 @@
     key.py        key                          top.py     top
     tune.py       tune                         show.py    show
     search.py     search                       calibrate.py  calibrate
+    mcp.py        mcp
 
 Heavy imports are inside the commands, so that `ragkv --help` does not wait for torch.
 """
@@ -24,6 +25,7 @@ from ragkv.cli.common import fail
 from ragkv.cli.doctor import doctor
 from ragkv.cli.documents import ingest, ls, reindex, rm
 from ragkv.cli.key import key
+from ragkv.cli.mcp import mcp
 from ragkv.cli.search import search
 from ragkv.cli.service import demo, serve
 from ragkv.cli.show import show
@@ -52,6 +54,7 @@ app.command("gc")(gc)
 app.command("backup")(backup)
 app.command("restore")(restore)
 app.command("serve")(serve)
+app.command("mcp")(mcp)
 app.command("top")(top)
 app.command("key")(key)
 app.command("demo")(demo)

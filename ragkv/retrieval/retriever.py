@@ -23,7 +23,6 @@ from ragkv.catalog import Catalog, EmbedderIdentity
 from ragkv.errors import NotFound
 from ragkv.passages import FoundPassage, SearchReport, SearchResult, SearchTimings
 from ragkv.retrieval.index import VectorIndex
-from ragkv.timing import StepTimer
 from ragkv.types import Chunk, Filter, Hit
 
 logger = logging.getLogger(__name__)
@@ -173,6 +172,8 @@ class Retriever:
         self, question: str, scope: SearchScope, top_k: int, early: Callable[[Sequence[Chunk]], None]
     ) -> tuple[list[Hit], SearchReport]:
         count, collection = top_k * self.parameters.candidates, scope.collection
+        from ragkv.timing import StepTimer  # imports torch, which who only describes a search does without
+
         timer = StepTimer()
         with timer.step("words"):
             by_words = self._match(question, scope, count)

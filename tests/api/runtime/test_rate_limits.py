@@ -49,6 +49,17 @@ def test_tenants_do_not_share_quotas_and_may_have_their_own(clock: Clock) -> Non
     assert admitted == {"a": [True, False, False], "b": [True, True, False], "c": [True, True, True]}
 
 
+def test_what_a_request_uses_may_be_checked_when_it_is_known(clock: Clock) -> None:
+    limiter = RateLimiter(TenantLimits(requests=1, tokens=60), {}, clock)
+    assert limiter.admit("a", ()) is None
+    assert limiter.check("a", "tokens") is None, "the check is no request of its own"
+    limiter.charge("a", "tokens", 90)
+    assert limiter.check("a", "tokens") == Exhausted("tokens", 31)
+    assert limiter.check("a", "bytes") is None, "without a limit"
+    assert limiter.usage()["a"].used["requests"] == 1
+    assert limiter.usage()["a"].refused["tokens"] == 1
+
+
 def test_the_longest_wait_is_told(clock: Clock) -> None:
     limiter = RateLimiter(TenantLimits(requests=60, bytes=60), {}, clock)
     for _ in range(60):

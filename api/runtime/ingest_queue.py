@@ -1,0 +1,31 @@
+"""Queueing documents as a job, for all edges of the service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi.concurrency import run_in_threadpool
+
+from api.runtime.engine_thread import EngineThread
+from ingest.loader import Rejected
+from ragkv.errors import Stopping
+from ragkv.types import Document
+
+
+async def enqueue(items: Sequence[Document | Rejected], collection: str, engine_thread: EngineThread) -> str:
+    """Enqueue documents of a collection as one job and return its id.
+
+    Args:
+        items: Documents, and files that could not be read.
+        collection: Name of the collection in the catalogue.
+        engine_thread: Runs the job.
+
+    Raises:
+        Stopping: The service is shutting down.
+        InputError: The job is invalid.
+    """
+    if engine_thread.stopping:
+        raise Stopping("the service is shutting down")
+    job_id = await run_in_threadpool(engine_thread.jobs.submit, items, collection)
+    engine_thread.wake()
+    return job_id
