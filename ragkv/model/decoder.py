@@ -23,6 +23,7 @@ from ragkv.kernels.attention import attend, index_to_device
 from ragkv.model.checkpoint import load_checkpoint
 from ragkv.model.execution.fused import Fused
 from ragkv.model.execution.merged_weights import supports_merging
+from ragkv.model.execution.packed_products import pack_products, supports_packing
 from ragkv.model.layer_pass import Pass, write_rows
 from ragkv.model.model_cache import Notify
 from ragkv.model.placement import layer_devices, move_inputs, on_device
@@ -93,6 +94,8 @@ class DecoderModel:
         """
         config = weights.config
         check_supported(config)
+        if supports_packing(weights):
+            pack_products(weights)
         self.body, self.lm_head, self.config = weights.model, weights.lm_head, config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = Shape(config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, head_dim)

@@ -1,0 +1,79 @@
+"""Packed products equal those of the linear modules, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.packed_products import PackedLinear, pack_products, supports_packing
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import append
+from tests import tiny
+
+packs = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs a CPU that multiplies in bfloat16"
+)
+pytestmark = [pytest.mark.usefixtures("one_thread")]
+
+
+def logits(model: DecoderModel, rows: int) -> torch.Tensor:
+    """Return the logits of `rows` rows behind 20 others."""
+    cache = ContextCache(model.shape, 20 + rows, model.dtype)
+    model.forward([append(cache, tiny.tokens(20), 0, outputs=0)])
+    return model.forward([append(cache, tiny.tokens(rows, 7), 20, outputs=rows)])[0]
+
+
+@packs
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 5, 300])
+def test_a_product_is_that_of_the_linear_module(bias, rows):
+    linear = nn.Linear(48, 80, bias=bias, dtype=torch.bfloat16)
+    x = torch.randn(rows, 48, dtype=torch.bfloat16)
+    packed = PackedLinear(linear)
+    with torch.inference_mode():
+        assert torch.equal(packed(x), linear(x))
+        assert torch.equal(packed(x[None]), linear(x[None]))
+    assert torch.equal(packed.weight.to_dense(), linear.weight)
+    assert packed.weight.numel() == linear.weight.numel()
+
+
+@packs
+@pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
+@pytest.mark.parametrize("rows", [1, 9])
+def test_a_model_in_bfloat16_packs_its_products_and_computes_the_same(kind, rows, monkeypatch):
+    weights = tiny.weights(kind).to(torch.bfloat16)
+    with monkeypatch.context() as patch:
+        patch.setattr("ragkv.model.decoder.supports_packing", lambda given: False)
+        plain = DecoderModel(copy.deepcopy(weights))
+    packed = DecoderModel(weights)
+    assert isinstance(packed.lm_head, PackedLinear)
+    assert isinstance(packed.body.layers[0].mlp.down_proj, PackedLinear)
+    assert not [each for each in packed.body.modules() if type(each) is nn.Linear]
+    assert torch.equal(logits(packed, rows), logits(plain, rows))
+    assert torch.equal(packed.own_logits(tiny.tokens(rows)), plain.own_logits(tiny.tokens(rows)))
+    assert packed.pair_weight == plain.pair_weight
+    assert DecoderModel(weights).body.layers[0].mlp.down_proj is packed.body.layers[0].mlp.down_proj
+
+
+def test_other_dtypes_and_an_older_torch_are_left_alone(monkeypatch):
+    assert not supports_packing(tiny.weights().float())
+    mixed = tiny.weights().to(torch.bfloat16)
+    mixed.model.norm.float()
+    assert not supports_packing(mixed)
+    whole = tiny.weights().to(torch.bfloat16)
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    assert not supports_packing(whole)
+
+
+@packs
+def test_modules_that_are_no_plain_linear_ones_are_left_alone():
+    class Scaled(nn.Linear):
+        pass
+
+    module = nn.Sequential(Scaled(8, 8, dtype=torch.bfloat16), nn.Linear(8, 8, dtype=torch.bfloat16))
+    pack_products(module)
+    assert [type(each) for each in module] == [Scaled, PackedLinear]
