@@ -20,7 +20,7 @@ import torch
 from ragkv.bench.decode import Progress, now
 from ragkv.bench.grid import TextGrid, number
 from ragkv.bench.prefill import Tokens
-from ragkv.engine.drafting import Drafter
+from ragkv.engine.drafting import Drafter, DraftParams
 from ragkv.engine.generation import Sampling, Sequence, decode_step
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
@@ -29,7 +29,7 @@ from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
 
 CASES = ("quoted", "accepted", "rejected")
-QUOTED = 24
+QUOTED = 64
 """Tokens of the context with which it ends once more."""
 WRONG = 16
 """Wrong tokens behind each n-gram of the case `rejected`."""
@@ -108,10 +108,10 @@ def measure(model: DecoderModel, params: SpeculationParams, progress: Progress, 
         InputError: a length is too long for the model, or too short to quote itself.
     """
     longest = max(params.lengths) + params.steps
-    if min(params.lengths) <= 2 * QUOTED or longest > model.max_positions:
+    if min(params.lengths) < 3 * QUOTED or longest > model.max_positions:
         raise InputError(
-            f"{longest} tokens of context and answer; {model.name} reads {model.max_positions}, and a context has more "
-            f"than {2 * QUOTED}"
+            f"{longest} tokens of context and answer; {model.name} reads {model.max_positions}, and a context has "
+            f"{3 * QUOTED} or more"
         )
     graph_decoder = make_graph_decoder(model)
     found = list[SpeculationRow]()
@@ -156,8 +156,9 @@ def _texts(case: str, context: abc.Sequence[int], answer: abc.Sequence[int]) -> 
         return [context]
     if case == "accepted":
         return [answer]
-    pairs = zip(answer, answer[1:], answer[2:], strict=False)
-    return [[one, two, *[0 if three else 1] * WRONG] for one, two, three in pairs]
+    params = DraftParams()
+    ends = range(params.shortest, len(answer))  # as long as any match in the answer itself, and before it
+    return [[*answer[max(0, at - params.longest) : at], *[0 if answer[at] else 1] * WRONG] for at in ends]
 
 
 def _row(

@@ -33,7 +33,8 @@ class DraftParams:
 
     Attributes:
         longest: Tokens of the longest n-gram that is looked up.
-        shortest: Tokens of the shortest n-gram; without a match of so many tokens there is no draft.
+        shortest: Tokens of the shortest n-gram; without a match of so many tokens there is no draft. Short answers
+            thus have none: the pass of a draft that is accepted for a token or two gains nothing.
         first: Tokens of the first draft at most, and of drafts after one that was partly accepted.
         most: Tokens of any draft at most. A draft that is accepted as a whole doubles the next one up to this.
         pause: Tokens that are decoded without a draft, at most, after drafts of which nothing was accepted. The pause
@@ -41,7 +42,7 @@ class DraftParams:
     """
 
     longest: int = 8
-    shortest: int = 3
+    shortest: int = 5
     first: int = 8
     most: int = 16
     pause: int = 64

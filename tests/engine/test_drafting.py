@@ -39,17 +39,18 @@ def test_a_lookup_finds_what_a_search_of_all_places_finds(texts, answer, params,
 
 def test_a_draft_neither_begins_in_one_text_and_ends_in_another_nor_holds_a_stop_token():
     texts, stop = ([4, 5, 6, 7], [8, 9], [0, 1, 2, 3, 99, 4]), [99]
-    assert Drafter(texts).propose([4, 5, 6], 9) == (7,)
-    assert Drafter(texts).propose([5, 6, 7], 9) == ()
-    assert Drafter(texts).propose([0, 1, 2], 9) == (3, 99, 4)
-    assert Drafter(texts, stop).propose([0, 1, 2], 9) == (3,)
-    assert Drafter(texts, stop).propose([1, 2, 3], 9) == ()
+    params = DraftParams(shortest=3)
+    assert Drafter(texts, (), params).propose([4, 5, 6], 9) == (7,)
+    assert Drafter(texts, (), params).propose([5, 6, 7], 9) == ()
+    assert Drafter(texts, (), params).propose([0, 1, 2], 9) == (3, 99, 4)
+    assert Drafter(texts, stop, params).propose([0, 1, 2], 9) == (3,)
+    assert Drafter(texts, stop, params).propose([1, 2, 3], 9) == ()
 
 
 def test_the_answer_itself_comes_last():
-    answer = [0, 1, 2, 3, 0, 1, 2]
-    assert Drafter([[7, 8, 9]]).propose(answer, 3) == (3, 0, 1)
-    assert Drafter([[0, 1, 2, 4]]).propose(answer, 3) == (4,)
+    answer, params = [0, 1, 2, 3, 0, 1, 2], DraftParams(shortest=3)
+    assert Drafter([[7, 8, 9]], (), params).propose(answer, 3) == (3, 0, 1)
+    assert Drafter([[0, 1, 2, 4]], (), params).propose(answer, 3) == (4,)
 
 
 def verified(drafter, answer, right, limit=99):
@@ -91,7 +92,7 @@ def test_a_draft_is_never_longer_than_it_may_be():
         assert len(counting(DraftParams(shortest=2)).propose([1, 1000], limit)) == max(0, limit)
 
 
-@pytest.mark.parametrize("wrong", [{"shortest": 0}, {"longest": 2}, {"first": 0}, {"most": 7}, {"pause": -1}])
+@pytest.mark.parametrize("wrong", [{"shortest": 0}, {"longest": 4}, {"first": 0}, {"most": 7}, {"pause": -1}])
 def test_parameters_that_contradict_each_other_are_refused(wrong):
     with pytest.raises(ValueError, match="must hold"):
         DraftParams(**wrong)
