@@ -41,8 +41,8 @@ class DraftParams:
             is 3 after the first of them, and about four times as long after each further one in a row.
     """
 
-    longest: int = 8
-    shortest: int = 5
+    longest: int = 12
+    shortest: int = 8
     first: int = 8
     most: int = 16
     pause: int = 64

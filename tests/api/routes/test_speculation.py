@@ -9,12 +9,21 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ragkv.engine import speculation
+from ragkv.engine.drafting import Drafter, DraftParams
 from tests.api.conftest import Service
 from tests.api.streams import streamed
 from tests.api.test_bad_input import check_problem
 
 QUESTION = "Who built the harbour of Tarn?"
 ASK = {"question": QUESTION, "method": "full", "max_tokens": 60}
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts after a single token already: the answers are short."""
+    params = DraftParams(shortest=1, first=4, pause=1)
+    monkeypatch.setattr(speculation, "Drafter", lambda texts, never: Drafter(texts, never, params))
 
 
 @pytest.fixture(scope="module", autouse=True)
