@@ -164,7 +164,6 @@ class Sequence:
         self._log_probabilities.append(log_probability(self._logits, token))
         if token in stop_ids:
             self.stopped = True
-            self.drop_draft()
             return None
         self.tokens.append(token)
         if self._should_stop is not None and self._should_stop(self.tokens):
