@@ -115,27 +115,19 @@ def measure(model: DecoderModel, params: SpeculationParams, progress: Progress, 
         )
     graph_decoder = make_graph_decoder(model)
     found = list[SpeculationRow]()
-    for place, length in enumerate(params.lengths):
+    for done, length in enumerate(params.lengths, start=1):
         given = list(tokens(model, length - QUOTED))
         given += given[length // 3 :][:QUOTED]
         cache = ContextCache(model.shape, length + params.steps, model.dtype, model.devices)
         logits = model.forward([append(cache, given, 0)])[0][-1]
         context = _Context(model, graph_decoder, given, cache, logits)
         answer = context.decode(params.steps, None)[0].tokens  # also the warm-up
-        found += _cases(
-            context, answer, params, lambda done, place=place: progress("decode", *_share(params, place, done))
-        )
+        found += _cases(context, answer, params)
+        progress("decode", done, len(params.lengths))
     return found
 
 
-def _share(params: SpeculationParams, place: int, done: int) -> tuple[int, int]:
-    """Return rounds that are done, and all of them."""
-    return place * params.rounds + done, len(params.lengths) * params.rounds
-
-
-def _cases(
-    context: _Context, answer: abc.Sequence[int], params: SpeculationParams, done: abc.Callable[[int], None]
-) -> list[SpeculationRow]:
+def _cases(context: _Context, answer: abc.Sequence[int], params: SpeculationParams) -> list[SpeculationRow]:
     """answer: what is decoded without drafts."""
     seconds: dict[str, list[float]] = {name: [] for name in ("", *CASES)}
     last: dict[str, Sequence] = {}
@@ -146,7 +138,6 @@ def _cases(
             last[name], took = context.decode(params.steps, drafter)
             if turn:  # the first round records graphs and warms up
                 seconds[name].append(took)
-        done(turn)
     return [_row(context, name, last[name], answer, seconds) for name in CASES]
 
 
