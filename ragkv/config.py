@@ -107,6 +107,11 @@ class AnswerSettings(_Part):
         description="Pool of KV blocks where the model computes, in bytes; contexts decoded under psa then lie in host "
         "memory; 0: no pool.",
     )
+    speculation: bool | Literal["auto"] = Field(
+        "auto",
+        description="Draft tokens that an answer quotes from its prompt, and verify several in one pass, where "
+        "decoding is dense and uses no pool; auto: on a CPU.",
+    )
     top_k: int = Field(6, ge=1, le=64, description="Chunks retrieved for a question.")
     max_tokens: int = Field(64, ge=1, le=4096, description="Longest answer, in tokens.")
     max_question_tokens: int = Field(2048, ge=1, description="Longest question, in tokens.")

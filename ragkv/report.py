@@ -186,18 +186,37 @@ class PoolReport:
 
 
 @dataclass(frozen=True)
+class SpeculationReport:
+    """What speculation did for an answer.
+
+    Attributes:
+        drafts: Steps that verified drafted tokens.
+        drafted: Tokens that were drafted.
+        accepted: Tokens of those that became tokens of the answer.
+        why_none: Why nothing could be drafted; "" if it could.
+    """
+
+    drafts: int
+    drafted: int
+    accepted: int
+    why_none: str
+
+
+@dataclass(frozen=True)
 class DecodeReport:
     """What decoding read.
 
     Attributes:
-        steps: Decode steps of one token each. The first token needs none.
-        read: Keys that a step read, mean over steps, layers and attention heads. The prompt's prefix, the question and
-            the answer so far count.
+        steps: Decode steps. The first token needs none. A step decodes one token, and with it the drafted tokens that
+            it accepts.
+        read: Keys that a token read, mean over tokens, layers and attention heads. The prompt's prefix, the question
+            and the answer so far count.
         present: Keys in the cache, the same mean.
         pulled: Blocks that were fetched back from the store during decoding.
         ended: `stop`, or `length` if the answer reached its largest number of tokens.
         why_dense: Why everything was read; "" if it was not.
         pool: What was read through the pool of KV blocks; None if the context was where the model computes.
+        speculation: What was drafted and accepted; None if speculation was off.
     """
 
     steps: int
@@ -207,6 +226,7 @@ class DecodeReport:
     ended: str
     why_dense: str
     pool: PoolReport | None = None
+    speculation: SpeculationReport | None = None
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,7 @@ class AskOptions:
         history: Earlier (question, answer), in order, that come with the question; no conversation keeps them.
         instructions: Text that stands before the first question of the prompt, like a chat's system message.
         abstain_below: An answer whose confidence is lower becomes `unknown`; None never does that.
+        speculation: Draft tokens of the answer from its prompt and verify several in a pass; None uses the setting.
     """
 
     collection: str = "default"
@@ -169,6 +170,7 @@ class AskOptions:
     history: Sequence[tuple[str, str]] = ()
     instructions: str = ""
     abstain_below: float | None = None
+    speculation: bool | None = None
 
 
 @dataclass(frozen=True)

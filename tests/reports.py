@@ -15,6 +15,7 @@ from ragkv.report import (
     PrefillReport,
     Ratios,
     Report,
+    SpeculationReport,
     TierHits,
     Timings,
     TokenCounts,
@@ -31,6 +32,7 @@ def reports(draw: Any) -> Report:
     hits, misses = TierHits(draw(COUNTS), draw(COUNTS), draw(COUNTS)), draw(COUNTS)
     chunks = hits.gpu + hits.host + hits.store + misses
     size, heads, loaded = context * 1024, draw(COUNTS), draw(COUNTS)
+    drafts = draw(st.none() | st.builds(SpeculationReport, COUNTS, COUNTS, COUNTS, st.just("")))
     return Report(
         method=draw(st.sampled_from(["full", "scout", "scout:cap=0.2,heads=all"])),
         prefill="dense",
@@ -41,7 +43,7 @@ def reports(draw: Any) -> Report:
         cache=CacheReport(chunks, hits, misses, (Fallback("a#0", "missing"),) * draw(st.integers(0, 2))),
         bytes=ByteCounts(size, heads, loaded),
         prefilling=PrefillReport(None, None, "dense was asked for"),
-        decoding=DecodeReport(8, 100.0, 200.0, draw(st.integers(0, 9)), "stop", ""),
+        decoding=DecodeReport(8, 100.0, 200.0, draw(st.integers(0, 9)), "stop", "", speculation=drafts),
         timings_ms=Timings(*(draw(st.integers(0, 200_000)) / 4 for _ in STEPS)),
         chunks=(),
     )

@@ -103,6 +103,7 @@ def options_of(chat: Chat, turns: ChatTurns, method: str | None, collection: str
         stop=stop,
         seed=secrets.randbits(63) if chat.seed is None else chat.seed,
         abstain_below=chat.ragkv.abstain_below,
+        speculation=chat.ragkv.speculation,
     )
 
 

@@ -177,6 +177,10 @@ class QuestionFields(BaseModel):
         float | None,
         Field(ge=0, le=1, description="Answer `unknown` where the confidence is lower. It needs a measured model."),
     ] = None
+    speculation: Annotated[
+        bool | None,
+        Field(description="Draft tokens from the prompt, and verify several in a pass. The answer stays the same."),
+    ] = None
 
     def options(self, collection: str) -> AskOptions:
         """Convert to AskOptions.
@@ -194,6 +198,7 @@ class QuestionFields(BaseModel):
             decode=self.decode,
             max_tokens=self.max_tokens,
             abstain_below=self.abstain_below,
+            speculation=self.speculation,
         )
 
 

@@ -88,6 +88,7 @@ class Extension(BaseModel):
     decode: Annotated[str | None, Field(min_length=1, max_length=256)] = None
     deadline_s: Annotated[float | None, Field(gt=0, le=86_400)] = None
     abstain_below: Annotated[float | None, Field(ge=0, le=1)] = None
+    speculation: bool | None = None
 
 
 class Chat(BaseModel):

@@ -114,6 +114,14 @@ def ask(
     abstain_below: Annotated[
         float | None, typer.Option(min=0, max=1, help="Answer `unknown` where the confidence is lower.")
     ] = None,
+    speculation: Annotated[
+        bool | None,
+        typer.Option(
+            "--speculation/--no-speculation",
+            help="Draft what the answer quotes from its prompt and verify several tokens in a pass; default: the "
+            "setting.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per question.")] = False,
     data: Data = None,
     store: Store = None,
@@ -130,12 +138,15 @@ def ask(
     options = AskOptions(
         *(collection, conversation, top_k, parse_filter(filters or []), method, prefill, decode, max_tokens),
         abstain_below=abstain_below,
+        speculation=speculation,
     )
     with _answerer(settings, options) as answer:
         return _answer_all(answer, questions, Printer(as_json, bool(file)))
 
 
-ASKED_BY_HTTP = ("collection", "top_k", "filter", "method", "prefill", "decode", "max_tokens", "abstain_below")
+ASKED_BY_HTTP = (
+    *("collection", "top_k", "filter", "method", "prefill", "decode", "max_tokens", "abstain_below", "speculation"),
+)
 """Options that `POST /v1/answers` takes under the same name."""
 
 
@@ -293,6 +304,9 @@ def footer(answer: Answer) -> str:
     if report.tokens.history:
         parts.insert(1, f"{report.tokens.history:.0f} tokens of earlier turns in the cache")
     parts[-1:-1] = policies_of(report)
+    drafts = report.decoding.speculation
+    if drafts is not None and drafts.drafted:
+        parts.insert(-1, f"{drafts.accepted} of {drafts.drafted} drafted tokens accepted")
     if report.confidence is not None:
         parts.insert(-1, f"confidence {report.confidence:.2f}{', withheld' if report.abstained else ''}")
     if report.cache.fallbacks:

@@ -81,6 +81,9 @@ def decode(
             "--pool", help="With --length and --batch: KV in host memory, with room for this share of it on the GPU."
         ),
     ] = None,
+    speculation: Annotated[
+        bool, typer.Option("--speculation", help="With --length: dense decoding with and without drafts.")
+    ] = False,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of the synthetic layer.")] = "float32",
     table: Annotated[Path | None, typer.Option("--table", help="Write the tables to this Markdown file.")] = None,
     model: Model = None,
@@ -95,6 +98,8 @@ def decode(
         for given, name in ((batch, "--batch"), (layers, "--layers"), (pool, "--pool")):
             if given is not None:
                 raise typer.BadParameter("a whole model is timed with --length", param_hint=name)
+    if speculation and (not length or quality or policy or batch or pool is not None):
+        raise typer.BadParameter("lengths alone, of one request and without policies", param_hint="--speculation")
     if early and not quality:
         raise typer.BadParameter("of answers: add --quality, --seed or --longbench", param_hint="--early")
     if pool is not None and (quality or policy or len(length or ()) * len(batch or [1]) > 1):
@@ -106,6 +111,10 @@ def decode(
     if length and pool is not None:
         loaded = random_weights(shape, device, layers, False) if shape else configured(model, device)
         piece, figures["pool"] = _pooled(loaded, length[0], (batch or [1])[0], pool, steps, text=not shape)
+        pieces.append(piece)
+    elif length and speculation:
+        loaded = random_weights(shape, device, layers, False) if shape else configured(model, device)
+        piece, figures["speculation"] = _speculation(loaded, length, steps, text=not shape)
         pieces.append(piece)
     elif not (length or quality):
         piece, figures["layer"] = _layer(keys, steps, policy or LAYER, shape or "llama-3.1-8b", dtype, device)
@@ -167,6 +176,22 @@ def _speed(
         rows = measure(model, params, named, report, prose if text else random_tokens)
     where = f"{model.name} on {model.device_names}, {torch.get_num_threads()} threads"
     title = f"{where}: decoding, cache-ready, {steps} tokens"
+    return (title, grid(rows), ()), [dataclasses.asdict(row) for row in rows]
+
+
+def _speculation(
+    model: DecoderModel, lengths: Sequence[int], steps: int, text: bool
+) -> tuple[Piece, list[dict[str, Any]]]:
+    import torch
+
+    from ragkv.bench.answers import prose
+    from ragkv.bench.shapes import random_tokens
+    from ragkv.bench.speculation import SpeculationParams, grid, measure
+
+    with progress() as report:
+        rows = measure(model, SpeculationParams(tuple(lengths), steps), report, prose if text else random_tokens)
+    where = f"{model.name} on {model.device_names}, {torch.get_num_threads()} threads"
+    title = f"{where}: answers of {steps} tokens with and without drafts"
     return (title, grid(rows), ()), [dataclasses.asdict(row) for row in rows]
 
 

@@ -29,6 +29,7 @@ class Options(TypedDict, total=False):
         filter: Search only documents whose metadata matches.
         deadline_s: Seconds after which the question expires.
         abstain_below: The answer becomes `unknown` where its confidence is lower, 0 to 1.
+        speculation: Whether tokens of the answer are drafted from its prompt.
     """
 
     collection: str
@@ -41,6 +42,7 @@ class Options(TypedDict, total=False):
     filter: Filter | None
     deadline_s: float | None
     abstain_below: float | None
+    speculation: bool | None
 
 
 class Listing(TypedDict, total=False):

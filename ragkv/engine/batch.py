@@ -1,8 +1,8 @@
-"""Batch: sequences that are decoded together. One step gives each of them one token, in one forward.
+"""Batch: sequences that are decoded together. One step gives each of them a token or more, in one forward.
 
     join     a prefilled sequence takes a place in the queue
-    step     deadlines → sequences at the front of the queue that fit begin to run → each samples a token
-             → one forward with one row a sequence → events
+    step     deadlines → sequences at the front of the queue that fit begin to run → each samples a token, and behind
+             it those that were drafted right → one forward with a row, and the rows of a draft, a sequence → events
     cancel   a sequence that nobody waits for any more
 
 A step reads the weights of projections and MLPs once, however many sequences run. Every sequence attends to its
@@ -40,7 +40,7 @@ class Event:
 
     Attributes:
         id: The sequence.
-        token: Token id sampled in this step; None when there was none.
+        token: Token id sampled in this step; None when there was none. A step has an event for each token.
         ended: Why the sequence left the batch; None while it is in it.
         fault: What went wrong, for `failed`.
     """
@@ -128,8 +128,8 @@ class Batch:
         """Drop a sequence; return False if it has ended already. Its next token is never computed."""
         member = self._running.pop(id, None) or self._waiting.pop(id, None)
         self.counts["left"] += member is not None
-        if member is not None and member.sequence.pooled is not None:
-            member.sequence.pooled.leave()
+        if member is not None:
+            member.sequence.close()
         return member is not None
 
     def clear(self) -> list[int]:
@@ -140,7 +140,7 @@ class Batch:
         return ids
 
     def step(self) -> list[Event]:
-        """Give every running sequence one token, in the order in which they began.
+        """Give every running sequence one token, in the order in which they began, and those that were drafted right.
 
         Never raises for a sequence: what goes wrong with one, its attention included, ends it alone. A forward that
         fails leaves the caches of its sequences in an undefined state, so it ends all of them.
@@ -149,16 +149,29 @@ class Batch:
         events += self._admit()
         continuing: list[tuple[_Member, int]] = []
         for member in list(self._running.values()):
-            try:
-                token = member.sequence.sample(self._model.stop_ids)
-            except Exception as fault:
-                events.append(self._end(member, None, "failed", fault))
-                continue
-            if token is None or member.sequence.finished:
-                events.append(self._end(member, token, "stop" if member.sequence.stopped else "length"))
-            else:
+            came, token = self._sample(member)
+            events += came
+            if token is not None:
                 continuing.append((member, token))
         return events + self._forward(continuing)
+
+    def _sample(self, member: _Member) -> tuple[list[Event], int | None]:
+        """Sample tokens of a sequence until it ends or needs a pass.
+
+        Returns:
+            The events of its tokens, and the token whose pass comes next. That one has no event yet. None at an end.
+        """
+        sequence, events = member.sequence, list[Event]()
+        while True:
+            try:
+                token = sequence.sample(self._model.stop_ids)
+            except Exception as fault:
+                return [*events, self._end(member, None, "failed", fault)], None
+            if token is None or sequence.finished:
+                return [*events, self._end(member, token, "stop" if sequence.stopped else "length")], None
+            if not sequence.ready:
+                return events, token
+            events.append(Event(member.id, token))
 
     def _forward(self, continuing: list[tuple[_Member, int]]) -> list[Event]:
         """Run the forward of a step."""
@@ -195,8 +208,7 @@ class Batch:
     def _end(self, member: _Member, token: int | None, ended: Ending, fault: Exception | None = None) -> Event:
         self._running.pop(member.id, None)
         self._waiting.pop(member.id, None)
-        if member.sequence.pooled is not None:
-            member.sequence.pooled.leave()
+        member.sequence.close()
         self.counts[ended] += 1
         return Event(member.id, token, ended, fault)
 

@@ -27,8 +27,9 @@ from ragkv.engine.citations import cite
 from ragkv.engine.confidence import confidence_of, evidence_of
 from ragkv.engine.cost_model import CostModel, measure_costs
 from ragkv.engine.crossover import key_tier
+from ragkv.engine.detokenizer import Detokenizer
 from ragkv.engine.fingerprint import fingerprint
-from ragkv.engine.generation import Completion, Detokenizer, Sampling, Sequence, generate
+from ragkv.engine.generation import Completion, Sampling, Sequence, generate
 from ragkv.engine.kv_map import KVMap, kv_map
 from ragkv.engine.open_model import load_model
 from ragkv.engine.prefill import Prefiller
@@ -47,6 +48,7 @@ from ragkv.engine.retokenise import with_own_tokens
 from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_gate
 from ragkv.engine.self_test import failed_self_test
 from ragkv.engine.session_manager import MethodChoice, SessionManager
+from ragkv.engine.speculation import make_drafter
 from ragkv.errors import ConfigError, InputError, NotCalibrated, NotFound
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import make_graph_decoder
@@ -77,6 +79,7 @@ class Engine:
         reuse_policy: Decides whether stored KV is quicker than a full prefill, where neither the request nor the
             settings name a method; None where that was not measured, as on a CPU.
         group_tokens: Most tokens of chunks that are encoded together, where a single chunk has no more.
+        speculation: Whether answers are drafted where a question does not say.
         graph_decoder: Decodes densely by recorded graphs; None uses the model's forward.
         pooled_decoder: Decodes under PSA over a pool of KV blocks; None without a pool.
     """
@@ -94,6 +97,7 @@ class Engine:
             make_decode_policy(settings.decode, model.profile, self._decode_tier)
         with _naming("RAGKV_INGEST_PREFILL"):
             ingest_policy = make_prefill_policy(settings.ingest_prefill, model.profile, self._key_tier)
+        self.speculation = model.device.type == "cpu" if settings.speculation == "auto" else settings.speculation
         self.graph_decoder = make_graph_decoder(model) if settings.graphs else None
         self.pooled_decoder = _make_pooled_decoder(model, settings.pool_bytes) if settings.pool_bytes else None
         self.prefiller = Prefiller(model, model.prompt.prefix, settings.prefix, ingest_policy, self.graph_decoder)
@@ -322,6 +326,7 @@ class Engine:
             Sampling(max_tokens, options.temperature, options.top_p, stop, options.seed),
             timer,
             refused,
+            self.speculation if options.speculation is None else options.speculation,
         )
 
     def _tokenize(self, question: str, options: AskOptions) -> tuple[int, ...]:
@@ -424,6 +429,7 @@ class Engine:
             request.detokenizer,
             pooled,
         )
+        request.sequence.drafter = make_drafter(self.model, request)
         return request
 
 

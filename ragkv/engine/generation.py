@@ -1,6 +1,7 @@
 """From logits to an answer: sample a token, run one row, until something ends the answer.
 
-A request is a `Sequence`. `generate` decodes one alone; a `Batch` (batch.py) decodes several, a step at a time.
+A request is a `Sequence`. `generate` decodes one alone; a `Batch` (batch.py) decodes several, a step at a time. The
+passes of a sequence with a `Drafter` (drafting.py) have rows for drafted tokens, and give more than one token.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ragkv.engine.drafting import Drafter
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder
 from ragkv.model.execution.pooled_decode import PooledRequest
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Attention, Pass, append
-from ragkv.timing import StepTimer
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Completion:
         tokens: Token ids. A stop token is not among them; the tokens of a stop string are.
         text: Text up to a stop string.
         ttft: Milliseconds from the request to the first token.
-        steps: Passes of one row.
+        steps: Passes.
         stopped: A stop token or a stop string ended the answer; otherwise its length did.
         log_probabilities: Of each token, and of the stop token if one ended the answer, at temperature 1.
     """
@@ -84,10 +85,14 @@ class Sequence:
     """One request from its first logits on, as far as it is decoded. State of one request.
 
     Attributes:
-        cache: Holds the rows of all tokens but the last one.
+        cache: Holds the rows of all tokens but the last one, and behind them those of `draft`.
         sampling: How tokens are chosen.
         attention: Attention of a decode policy; None is dense.
         pooled: Decodes the sequence over the pool of KV blocks instead, from its `join` to its `leave`; None without.
+        drafter: Drafts tokens, which the passes verify; None gives every pass one row. Set it before the first pass,
+            and only where neither `attention` nor `pooled` decodes the sequence: both decode a token a pass.
+        draft: Tokens with rows in the cache that are not verified yet.
+        ready: The next token can be sampled; otherwise a pass must come first.
         tokens: Token ids so far, without a stop token.
         stopped: A stop token or `should_stop` ended the sequence.
         steps: Passes so far.
@@ -116,10 +121,14 @@ class Sequence:
             pooled: Decodes the sequence over the pool of KV blocks, in place of `attention`.
         """
         self.cache, self.sampling, self.attention, self.pooled = cache, sampling, attention, pooled
+        self.drafter: Drafter | None = None
+        self.draft: tuple[int, ...] = ()
         self.tokens: list[int] = []
+        self.ready = True
         self.stopped, self.steps = False, 0
         self.fault: Exception | None = None
         self._logits, self._position, self._should_stop = logits, position, should_stop
+        self._later = list[Tensor]()
         self._generator = torch.Generator().manual_seed(sampling.seed)
         self._log_probabilities: list[Tensor] = []
 
@@ -144,9 +153,13 @@ class Sequence:
         return self.stopped or self.at_limit
 
     def sample(self, stop_ids: frozenset[int]) -> int | None:
-        """Choose the next token from the latest logits; return None when the sequence has ended."""
+        """Choose the next token from the latest logits; return None when the sequence has ended.
+
+        A drafted token that equals it is verified, and the logits of its row are those of the next token.
+        """
         if self.finished:
             return None
+        self.ready = False
         token = sample(self._logits, self.sampling, self._generator)
         self._log_probabilities.append(log_probability(self._logits, token))
         if token in stop_ids:
@@ -155,17 +168,56 @@ class Sequence:
         self.tokens.append(token)
         if self._should_stop is not None and self._should_stop(self.tokens):
             self.stopped = True
+        self._verify(token)
         return token
 
+    def _verify(self, token: int) -> None:
+        """Accept the next drafted token if it is the sampled one, or drop the draft.
+
+        The last token has no row in the cache, so a draft that ends the sequence is dropped from there on.
+        """
+        if self.drafter is None or not self.draft:
+            return
+        if token == self.draft[0]:
+            self.drafter.accept()
+            if not self.finished:
+                self.draft, self.ready = self.draft[1:], True
+                self._logits, *self._later = self._later
+                return
+        self.drop_draft()
+
+    def make_draft(self) -> None:
+        """Draft tokens for the next pass. The cache never needs more rows than without drafts."""
+        if self.drafter is not None:
+            self.draft = self.drafter.propose(self.tokens, self.sampling.max_tokens - len(self.tokens) - 1)
+
+    def drop_draft(self) -> None:
+        """Drop what is left of the draft, and its rows, which are the last ones of every layer."""
+        if self.draft:
+            self.cache.truncate([length - len(self.draft) for length in self.cache.lengths])
+            self.draft = ()
+
     def next_pass(self) -> Pass:
-        """Return the pass of the latest token: one row."""
+        """Return the pass of the latest token and of the draft: a row for each."""
         attention = self._attend if self.attention else None
-        return append(self.cache, self.tokens[-1:], self.position, attention=attention)
+        tokens = [self.tokens[-1], *self.draft]
+        return append(self.cache, tokens, self.position, outputs=len(tokens), attention=attention)
 
     def accept(self, logits: Tensor) -> None:
-        """Take the logits [vocabulary] of that pass; the next token is sampled from them."""
-        self._logits = logits
+        """Take the logits of that pass; the next tokens are sampled from them.
+
+        Args:
+            logits: [vocabulary], or [1 + k, vocabulary] of a pass with a draft of k tokens.
+        """
+        self._logits, *self._later = logits if logits.dim() > 1 else logits[None]
+        self.ready = True
         self.steps += 1
+
+    def close(self) -> None:
+        """Leave the pool, and drop the rows of tokens that are not verified: no further token is decoded."""
+        self.drop_draft()
+        if self.pooled is not None:
+            self.pooled.leave()
 
     def _attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, *, scale: float
@@ -182,31 +234,35 @@ class Sequence:
 def decode_step(
     model: DecoderModel, sequences: abc.Sequence[Sequence], graph_decoder: GraphDecoder | None = None
 ) -> None:
-    """Run the latest token of every sequence in one forward.
+    """Run the latest token of every sequence, and what was drafted behind it, in one forward.
 
     Args:
         model: The model.
-        sequences: Each has its own cache, attention and faults.
+        sequences: Each has its own cache, attention, drafts and faults.
         graph_decoder: Decodes the dense sequences by a recorded graph; None runs them in the forward.
     """
     pooled = [each for each in sequences if each.pooled is not None]
     sequences = [each for each in sequences if each.pooled is None]
     if pooled:
         _decode_pooled(pooled)
+    for each in sequences:
+        each.make_draft()
     if graph_decoder is not None:
         dense = [each for each in sequences if each.attention is None]
         sequences = [each for each in sequences if each.attention is not None]
         _decode_dense(graph_decoder, dense)
     for each, logits in zip(sequences, model.forward([each.next_pass() for each in sequences]), strict=True):
-        each.accept(logits[-1])
+        each.accept(logits if each.draft else logits[-1])
 
 
 def _decode_dense(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]) -> None:
-    """Run one recorded step for all of them."""
-    caches, latest = [each.cache for each in sequences], [each.tokens[-1] for each in sequences]
-    logits = graph_decoder.decode(caches, latest, [each.position for each in sequences])
-    for each, row in zip(sequences, logits, strict=True):
-        each.accept(row)
+    """Run one recorded step for all of them. Drafted tokens are further rows."""
+    rows = [[each.tokens[-1], *each.draft] for each in sequences]
+    caches = [each.cache for each, mine in zip(sequences, rows, strict=True) for _ in mine]
+    positions = [each.position + i for each, mine in zip(sequences, rows, strict=True) for i in range(len(mine))]
+    logits = graph_decoder.decode(caches, [token for mine in rows for token in mine], positions)
+    for each, found in zip(sequences, logits.split([len(mine) for mine in rows]), strict=True):
+        each.accept(found if each.draft else found[-1])
 
 
 def _decode_pooled(sequences: abc.Sequence[Sequence]) -> None:
@@ -221,7 +277,7 @@ def _decode_pooled(sequences: abc.Sequence[Sequence]) -> None:
 def generate(model: DecoderModel, sequence: Sequence, graph_decoder: GraphDecoder | None = None) -> Iterator[int]:
     """Yield the token ids of one sequence, decoded alone.
 
-    A token is yielded before its pass runs; the pass of the last token never runs.
+    A token is yielded before its pass runs, unless it was drafted; the pass of the last token never runs.
 
     Args:
         model: The model.
@@ -233,13 +289,12 @@ def generate(model: DecoderModel, sequence: Sequence, graph_decoder: GraphDecode
     try:
         while (token := sequence.sample(model.stop_ids)) is not None:
             yield token
-            if not sequence.finished:
+            if not sequence.finished and not sequence.ready:
                 decode_step(model, [sequence], graph_decoder)
             if sequence.fault is not None:
                 raise sequence.fault
     finally:
-        if sequence.pooled is not None:
-            sequence.pooled.leave()
+        sequence.close()
 
 
 def decode(
@@ -255,61 +310,3 @@ def decode(
     Ends at a stop token, which is not yielded, or after max_tokens. See `Sequence` for the arguments.
     """
     return generate(model, Sequence(cache, logits, position, sampling, attention))
-
-
-class StopChecker:
-    """Finds stop strings in the text of an answer."""
-
-    def __init__(self, stop: abc.Sequence[str]):
-        self._stop = tuple(mark for mark in stop if mark)
-
-    def cut(self, text: str) -> tuple[str, bool]:
-        """Return the text before the first stop string, and whether there is one."""
-        ends = [at for at in (text.find(mark) for mark in self._stop) if at >= 0]
-        return (text[: min(ends)], True) if ends else (text, False)
-
-    def stable_text(self, text: str) -> str:
-        """Return the part of an unfinished text that no later token changes.
-
-        It ends in no half of a character, which decodes as U+FFFD, and in nothing that may become a stop string. It has
-        no white space at either end.
-        """
-        whole = text.rstrip("\ufffd").rstrip()
-        while whole.endswith("\ufffd"):
-            whole = whole.rstrip("\ufffd").rstrip()
-        sizes = (size for mark in self._stop for size in range(1, len(mark)) if whole.endswith(mark[:size]))
-        return whole[: len(whole) - max(sizes, default=0)].strip()
-
-
-class Detokenizer:
-    """The text of an answer while it is decoded; `should_stop` of a `Sequence`.
-
-    Times the step decode, from here to `complete`; waiting for other requests is included.
-
-    Attributes:
-        text: Text so far, cut at a stop string.
-    """
-
-    def __init__(self, model: DecoderModel, stop: abc.Sequence[str], timer: StepTimer):
-        self.text = ""
-        self._tokenizer, self._checker, self._timer = model.tokenizer, StopChecker(stop), timer
-        self._started, self._ttft = timer.total(), 0.0
-
-    def __call__(self, tokens: abc.Sequence[int]) -> bool:
-        """Decode the tokens so far; return whether a stop string ends the answer."""
-        self._ttft = self._ttft or self._timer.total()
-        self.text, stopped = self._checker.cut(self._tokenizer.decode(tokens))
-        return stopped
-
-    def stable_text(self) -> str:
-        """Return the start of the answer that no later token changes."""
-        return self._checker.stable_text(self.text)
-
-    def complete(self, sequence: Sequence) -> Completion:
-        """Return the answer of the sequence that called this. Call once, when the sequence has ended."""
-        now = self._timer.total()
-        self._timer.record("decode", self._started, now)
-        return Completion(
-            *(sequence.tokens, self.text, self._ttft or now, sequence.steps, sequence.stopped),
-            sequence.log_probabilities,
-        )

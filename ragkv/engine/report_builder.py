@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.generation import Completion
@@ -11,6 +12,7 @@ from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.engine.registry import DENSE
 from ragkv.engine.request import RequestState
 from ragkv.engine.session_manager import Session
+from ragkv.engine.speculation import speculation_report
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.pooled_decode import PooledRequest
 from ragkv.recompute.base import Plan, recomputed_tokens
@@ -78,7 +80,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
         cache=CacheReport(len(hits), TierHits(**tiers), len(sources) - found, _fallbacks(request)),
         bytes=ByteCounts(size * row, heads, loaded),
         prefilling=prefilling,
-        decoding=decoding,
+        decoding=replace(decoding, speculation=speculation_report(request)),
         timings_ms=Timings(**{name: timer.elapsed(name) for name in TIMED}, ttft=completion.ttft, total=timer.total()),
         chunks=chunks,
     )
@@ -118,7 +120,8 @@ def _decoding(context: PrefilledContext, completion: Completion) -> tuple[str, D
         report = DecodeReport(steps, read, present, state.fetched, ended, why)
         return state.name if state.has_selected else DENSE, report
     lengths = context.cache.lengths
-    present = sum(lengths) / len(lengths) - (steps - 1) / 2 if steps else 0.0
+    tokens = len(completion.log_probabilities) - 1  # the first is sampled from the logits of the prefill
+    present = sum(lengths) / len(lengths) - (tokens - 1) / 2 if steps else 0.0
     why = context.dense.decode or NO_STEP
     return DENSE, DecodeReport(steps, present, present, 0, ended, why)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, field
 
-from ragkv.engine.generation import Detokenizer, Sampling, Sequence
+from ragkv.engine.detokenizer import Detokenizer
+from ragkv.engine.generation import Sampling, Sequence
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.engine.session_manager import MethodChoice, Session
 from ragkv.passages import Citation
@@ -29,6 +30,7 @@ class RequestState:
         sampling: How answer tokens are chosen.
         timer: Steps of this request.
         reuse_refused: Why no stored KV may be used although the method would; "" where it may.
+        speculation: Draft tokens of the answer, where nothing stands against it (speculation.py).
         hits: Retrieved chunks in prompt order.
         session: The conversation, or a fresh session for a single question.
         context: What to decode from.
@@ -44,6 +46,7 @@ class RequestState:
     sampling: Sampling
     timer: StepTimer
     reuse_refused: str = ""
+    speculation: bool = False
     hits: abc.Sequence[Hit] = ()
     session: Session = field(init=False)
     context: PrefilledContext = field(init=False)

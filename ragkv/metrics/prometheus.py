@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from ragkv.metrics.sums import BOUNDS, OUTCOMES, STEPS, TIERS, TOKENS, Histogram, MetricSums
+from ragkv.metrics.sums import BOUNDS, DRAFTS, OUTCOMES, STEPS, TIERS, TOKENS, Histogram, MetricSums
 
 NO_TIER = "none"
 """Value of the label `tier` for chunks that no tier held."""
@@ -93,6 +93,12 @@ def families(sums: MetricSums) -> Iterator[Metric]:
         "Bytes of KV: of all retrieved chunks (context), and what was read of it: head records, loaded blocks.",
         ("source",),
         {(source,): sums.kv_bytes[name] for source, name in _SOURCES.items()},
+    )
+    yield counter(
+        "ragkv_draft_tokens_total",
+        "Tokens that speculation drafted, and those of them that became tokens of answers.",
+        ("kind",),
+        {(kind,): sums.drafts[kind] for kind in DRAFTS},
     )
     yield from _unlabelled(sums)
     steps = HistogramMetricFamily("ragkv_step_seconds", "Seconds of each step of an answer.", labels=("step",))
@@ -191,6 +197,7 @@ def _sums(samples: _Samples) -> MetricSums:
         samples.by_labels("ragkv_kv_bytes_total", "source"),
     )
     lookups = samples.by_labels("ragkv_chunk_lookups_total", "tier")
+    drafts = samples.by_labels("ragkv_draft_tokens_total", "kind")
     return MetricSums(
         answers={(method, prefill, decode): int(count) for (method, prefill, decode), count in answers.items()},
         ended={outcome: int(ended.get((outcome,), 0)) for outcome in OUTCOMES},
@@ -199,6 +206,7 @@ def _sums(samples: _Samples) -> MetricSums:
         kv_bytes={name: int(kv_bytes.get((source,), 0)) for source, name in _SOURCES.items()},
         fallbacks=int(samples.value("ragkv_fallbacks_total") or 0),
         pulled=int(samples.value("ragkv_pulled_blocks_total") or 0),
+        drafts={kind: int(drafts.get((kind,), 0)) for kind in DRAFTS},
         full_seconds=samples.value("ragkv_full_seconds_total") or 0.0,
         seconds=_seconds(samples),
     )

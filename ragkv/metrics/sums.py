@@ -32,6 +32,7 @@ BOUNDS: tuple[float, ...] = (*(float(f"{digits}e{power}") for power in range(-4,
 STEPS = tuple(each.name for each in fields(Timings))
 TOKENS: tuple[str, ...] = ("context", "kept", "recomputed", "question", "generated", "prefilled")
 TIERS = ("gpu", "host", "store")
+DRAFTS = ("drafted", "accepted")
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class MetricSums:
         kv_bytes: Bytes by kind: `context_kv`, `heads`, `loaded`.
         fallbacks: Chunks encoded again because their stored KV could not be used.
         pulled: Blocks that decoding fetched back.
+        drafts: Tokens that speculation `drafted`, and those of them that were `accepted`.
         seconds: Durations by step; the steps are the fields of Timings.
         full_seconds: Estimated time to first token of the same questions with full recompute, in seconds.
     """
@@ -107,6 +109,7 @@ class MetricSums:
     kv_bytes: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(("context_kv", "heads", "loaded"), 0))
     fallbacks: int = 0
     pulled: int = 0
+    drafts: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTS, 0))
     seconds: Mapping[str, Histogram] = field(default_factory=lambda: dict.fromkeys(STEPS, Histogram()))
     full_seconds: float = 0.0
 
@@ -120,6 +123,7 @@ class MetricSums:
             kv_bytes=_minus(self.kv_bytes, earlier.kv_bytes),
             fallbacks=self.fallbacks - earlier.fallbacks,
             pulled=self.pulled - earlier.pulled,
+            drafts=_minus(self.drafts, earlier.drafts),
             seconds={step: now.since(earlier.seconds[step]) for step, now in self.seconds.items()},
             full_seconds=self.full_seconds - earlier.full_seconds,
         )
@@ -214,6 +218,7 @@ def _with_answer(sums: MetricSums, report: Report, full_ms: float) -> MetricSums
         kv_bytes=_plus(sums.kv_bytes, {"context_kv": kv.context_kv, "heads": kv.heads, "loaded": kv.loaded}),
         fallbacks=sums.fallbacks + len(cache.fallbacks),
         pulled=sums.pulled + report.decoding.pulled,
+        drafts=_plus(sums.drafts, {kind: getattr(report.decoding.speculation, kind, 0) for kind in DRAFTS}),
         seconds={
             step: histogram.observed(getattr(report.timings_ms, step) / 1000)
             for step, histogram in sums.seconds.items()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ragkv.engine.detokenizer import StopChecker
 from ragkv.engine.engine import Engine
-from ragkv.engine.generation import StopChecker
 from ragkv.types import AskOptions
 from tests.libraries import ANSWER, QUESTION
 

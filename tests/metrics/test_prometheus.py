@@ -50,6 +50,7 @@ def test_series_start_at_zero() -> None:
         'ragkv_kv_bytes_total{source="loaded"} 0.0',
         'ragkv_questions_unanswered_total{outcome="expired"} 0.0',
         'ragkv_step_seconds_count{step="ttft"} 0.0',
+        'ragkv_draft_tokens_total{kind="accepted"} 0.0',
         "ragkv_fallbacks_total 0.0",
     ):
         assert f"{line}\n" in exposed

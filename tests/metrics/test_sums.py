@@ -23,6 +23,8 @@ def test_the_sums_are_those_of_the_reports(answered: list[Report]) -> None:
     assert sums.saved == sum(each.bytes.context_kv - each.bytes.heads - each.bytes.loaded for each in answered)
     assert sum(sums.lookups.values()) == sum(report.cache.chunks for report in answered)
     assert sums.pulled == sum(report.decoding.pulled for report in answered)
+    drafts = [report.decoding.speculation for report in answered if report.decoding.speculation is not None]
+    assert sums.drafts == {kind: sum(getattr(each, kind) for each in drafts) for kind in ("drafted", "accepted")}
     assert sums.seconds["ttft"].count == len(answered)
     assert sums.seconds["ttft"].total == pytest.approx(sum(report.timings_ms.ttft for report in answered) / 1000)
     assert {method for method, *_ in sums.answers} <= {"full", "scout"}, (
@@ -39,6 +41,7 @@ def test_since_is_the_difference_of_two_snapshots(before: list[Report], after: l
     later, alone = recorder.sums.since(earlier), recorded(after).sums
     assert later.answered == len(after)
     assert (later.tokens, later.kv_bytes, later.lookups) == (alone.tokens, alone.kv_bytes, alone.lookups)
+    assert later.drafts == alone.drafts
     assert later.seconds["ttft"].counts == alone.seconds["ttft"].counts
     assert earlier == recorded(before).sums, "a snapshot does not change"
 

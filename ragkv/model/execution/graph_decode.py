@@ -1,4 +1,4 @@
-"""Dense decoding of a few requests, one token each, as one recorded CUDA graph a step.
+"""Dense decoding of a few requests as one recorded CUDA graph a step: a token each, or several that are verified.
 
 A decode step of a large model is some hundred small kernels. Launching them one by one from Python takes longer than
 the GPU needs to read the weights. A step is therefore recorded once as a CUDA graph and then replayed with one call:
@@ -11,7 +11,8 @@ A graph serves any caches of any lengths. There is one graph for each width, a p
 padded), and for each number of splits of attention (cuda_graphs.py).
 
 `GraphDecoder.decode` gives the logits of `DecoderModel.forward` with `append`, up to the order of additions, and
-updates the caches in the same way. `GraphDecoder.queries` is the composite pass of a short question, also as a graph:
+updates the caches in the same way. Tokens that speculation drafted are further rows of their request: a row attends to
+the rows before it, and to itself. `GraphDecoder.queries` is the composite pass of a short question, also as a graph:
 its tokens are requests that share one cache, each one row longer than the one before. Without a GPU both run the same
 step with the reference kernels and record nothing.
 """
@@ -76,21 +77,26 @@ class GraphDecoder:
 
     @torch.inference_mode()
     def decode(self, caches: Sequence[ContextCache], tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Append one token to each request and return logits [W, vocabulary].
+        """Append tokens to requests and return logits [W, vocabulary], a row for each token.
 
-        Where this fails the caches are unchanged, except for capacity.
+        Where this fails the caches are unchanged, except for capacity and for rows in parts of `WIDEST` before it.
 
         Args:
-            caches: one cache for each request; no cache may occur twice.
-            tokens: the token of each request.
-            positions: its position, which must be after all positions in the cache.
+            caches: the cache of each token. It may occur again: the later token follows the earlier one.
+            tokens: the tokens.
+            positions: their positions, which must be after all positions in the cache.
         """
         parts = [slice(start, start + WIDEST) for start in range(0, len(caches), WIDEST)]
         if len(parts) != 1:
             none = torch.empty(0, self._model.config.vocab_size, dtype=self._model.dtype, device=self._model.device)
             return torch.cat([none, *(self.decode(caches[part], tokens[part], positions[part]) for part in parts)])
-        buffers = [[cache.buffers(layer, 1) for cache in caches] for layer in range(self._shape.layers)]
-        lengths = [[cache.lengths[layer] for cache in caches] for layer in range(self._shape.layers)]
+        counts, earlier = dict[int, int](), list[int]()  # rows of each cache, and before each row those of its cache
+        for cache in caches:
+            earlier.append(counts.get(id(cache), 0))
+            counts[id(cache)] = earlier[-1] + 1
+        layers = range(self._shape.layers)
+        buffers = [[cache.buffers(layer, counts[id(cache)]) for cache in caches] for layer in layers]
+        lengths = [[cache.lengths[layer] + n for cache, n in zip(caches, earlier, strict=True)] for layer in layers]
         logits = self._run(tokens, positions, buffers, lengths)[0].clone()  # the next replay overwrites the original
         # The replay runs asynchronously, so this bookkeeping costs no time of the step.
         for cache, position in zip(caches, positions, strict=True):

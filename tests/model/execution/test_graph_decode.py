@@ -110,6 +110,26 @@ def test_merged_weights_take_no_memory_and_change_nothing():
     assert attention.q_proj.weight.data_ptr() == at  # merged weights are not moved again
 
 
+@pytest.mark.parametrize("counts", [(3, 1, 5), (1, WIDEST + 9), (WIDEST,), (20, 20, 1)])
+def test_several_tokens_of_a_request_are_a_pass_of_as_many_rows(counts):
+    """Also where they do not fit into one graph."""
+    model, starts = tiny.model(layers=2), [7 + 5 * i for i in range(len(counts))]
+    caches = prefilled(model, starts)
+    expected = copy.deepcopy(caches)
+    tokens = [tiny.tokens(count, 50 + count) for count in counts]
+    passes = zip(expected, tokens, starts, strict=True)
+    own = model.forward([append(cache, new, start, outputs=len(new)) for cache, new, start in passes])
+    rows = [(c, t, start + i) for c, new, start in zip(caches, tokens, starts, strict=True) for i, t in enumerate(new)]
+    logits = GraphDecoder(model).decode(*(list(each) for each in zip(*rows, strict=True)))
+    torch.testing.assert_close(logits, torch.cat(own), rtol=0, atol=1e-10)
+    for cache, other in zip(caches, expected, strict=True):
+        assert cache.lengths == other.lengths
+        for layer in range(model.shape.layers):
+            assert torch.equal(cache.positions(layer), other.positions(layer))
+            torch.testing.assert_close(cache.k(layer), other.k(layer), rtol=0, atol=1e-10)
+            torch.testing.assert_close(cache.v(layer), other.v(layer), rtol=0, atol=1e-10)
+
+
 def new_sequence(model, seed, policy=None, longest=8):
     tokens = tiny.tokens(6 + seed, seed)
     cache, attention = ContextCache(model.shape, len(tokens), model.dtype), policy.start() if policy else None
