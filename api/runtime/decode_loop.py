@@ -66,14 +66,14 @@ class DecodeLoop:
 
         Its memory is not known before it begins, so one more may begin than fits.
         """
-        batch, begun = self._batch, self._prefills
-        if not batch.free or batch.running + begun.count >= batch.limit:
+        batch, prefills = self._batch, self._prefills
+        if not batch.free or batch.running + prefills.count >= batch.limit:
             return False
-        return not begun.count or batch.held + begun.bytes < batch.bytes
+        return not prefills.count or batch.held + prefills.bytes < batch.bytes
 
     @property
     def count(self) -> int:
-        """Number of questions that are begun and not answered."""
+        """Number of questions that are started and not answered."""
         return self._prefills.count + len(self._running)
 
     def answers_session(self, session: SessionName | None) -> bool:
@@ -96,14 +96,14 @@ class DecodeLoop:
                 self._metrics.ended("cancelled", request.tenant)
         return request.future.done()
 
-    def begin(self, question: QueuedQuestion, following: Sequence[str] = ()) -> None:
+    def start(self, question: QueuedQuestion, following: Sequence[str] = ()) -> None:
         """Begin to prefill a question. The steps prefill it up to the logits of its first token, and then decode.
 
         Args:
             question: The question.
             following: Questions that are likely to begin next. They are embedded together with this one.
         """
-        self._prefills.begin(question, following)
+        self._prefills.start(question, following)
 
     def _join(self, question: QueuedQuestion, state: RequestState, seconds: float) -> None:
         """Add a prefilled question to the batch."""

@@ -338,7 +338,7 @@ class EngineThread:
         if first is None:
             return None
         if isinstance(first, QueuedQuestion):
-            decode_loop.begin(first, following)
+            decode_loop.start(first, following)
             return first
         started = time.monotonic()
         try:

@@ -64,23 +64,23 @@ class PrefillLoop:
     def __init__(self, engine: Engine, prefilled: Prefilled, failed: Failed):
         """Make an empty loop that hands questions over to `prefilled` or `failed`."""
         self._engine, self._prefilled, self._failed = engine, prefilled, failed
-        self._begun: list[_Prefilling] = []
+        self._started: list[_Prefilling] = []
 
     @property
     def count(self) -> int:
-        """Number of questions that are begun and not prefilled."""
-        return len(self._begun)
+        """Number of questions that are started and not prefilled."""
+        return len(self._started)
 
     @property
     def bytes(self) -> int:
         """Bytes of the caches of these questions."""
-        return sum(each.bytes for each in self._begun)
+        return sum(each.bytes for each in self._started)
 
     def reads_session(self, session: SessionName) -> bool:
         """Whether a question of this conversation is being prefilled."""
-        return any(each.question.session == session for each in self._begun)
+        return any(each.question.session == session for each in self._started)
 
-    def begin(self, question: QueuedQuestion, following: Sequence[str] = ()) -> None:
+    def start(self, question: QueuedQuestion, following: Sequence[str] = ()) -> None:
         """Do what comes before the first pass of a question; all of it, where recorded graphs run its passes.
 
         Args:
@@ -89,14 +89,14 @@ class PrefillLoop:
         """
         with suppress(Exception):  # what goes wrong is raised again, for the question whose search it hinders
             self._engine.retriever.embed_ahead([question.question, *following])
-        self._begun.append(_Prefilling(question, self._engine.prefill_passes(question.question, question.options)))
-        self._resume(self._begun[-1], None)
+        self._started.append(_Prefilling(question, self._engine.prefill_passes(question.question, question.options)))
+        self._resume(self._started[-1], None)
 
     def drop(self, abandoned: Callable[[QueuedQuestion], bool]) -> None:
         """Drop the questions that nobody waits for any more."""
-        gone = [each for each in self._begun if abandoned(each.question)]
+        gone = [each for each in self._started if abandoned(each.question)]
         for each in gone:
-            self._begun.remove(each)
+            self._started.remove(each)
             each.passes.close()
 
     def step(self) -> None:
@@ -122,7 +122,7 @@ class PrefillLoop:
     def _next_group(self) -> list[_Prefilling]:
         """Return the questions, in the order in which they began, whose next passes fit into one forward."""
         group, rows = list[_Prefilling](), 0
-        for each in self._begun:
+        for each in self._started:
             rows += each.rows
             if group and rows > self._engine.group_tokens:
                 break
@@ -138,14 +138,14 @@ class PrefillLoop:
             except StopIteration as end:
                 self._end(each, end.value, time.monotonic() - started)
             except BaseException as error:
-                self._begun.remove(each)
+                self._started.remove(each)
                 self._failed(each.question, error)
             else:
                 each.seconds += time.monotonic() - started
 
     def _end(self, each: _Prefilling, state: RequestState, seconds: float) -> None:
         """Hand a prefilled question over. seconds: of the engine's time since the last that were counted."""
-        self._begun.remove(each)
+        self._started.remove(each)
         self._prefilled(each.question, state, each.seconds + seconds)
 
     def _prefill_apart(self, group: list[_Prefilling], error: Exception) -> None:
@@ -156,7 +156,7 @@ class PrefillLoop:
         for each in group:
             each.passes.close()
         if len(group) == 1:
-            self._begun.remove(group[0])
+            self._started.remove(group[0])
             self._failed(group[0].question, error)
             return
         for each in group:
@@ -165,7 +165,7 @@ class PrefillLoop:
                 try:
                     state = self._engine.prefill(each.question.question, each.question.options)
                 except BaseException as fault:
-                    self._begun.remove(each)
+                    self._started.remove(each)
                     self._failed(each.question, fault)
                 else:
                     self._end(each, state, time.monotonic() - started)

@@ -38,7 +38,7 @@ MAKERS: tuple[Callable[[Prefiller], Method | None], ...] = (
 )
 
 
-def begun(reader: Prefiller, method: Method | None, question: Sequence[int]) -> Passes[PrefilledContext]:
+def passes_of(reader: Prefiller, method: Method | None, question: Sequence[int]) -> Passes[PrefilledContext]:
     """The passes of a question."""
     if method is None:
         return reader.full_passes(CHUNKS, question, StepTimer(), PrefillOptions(8))
@@ -66,8 +66,8 @@ def test_questions_that_are_prefilled_together_equal_those_alone(kind: str) -> N
     reader = Prefiller(tiny.model(kind), tiny.tokens(3, 99))
     reader.model.profile = replace(reader.model.profile, retrieval_heads=HEADS)
     asked = [(make(reader), tiny.tokens(5 + i, 50 + i)) for i, make in enumerate(MAKERS)]
-    alone = [run_alone(reader.model, begun(reader, *each)) for each in asked]
-    together, forwards = run_together(reader.model, [begun(reader, *each) for each in asked])
+    alone = [run_alone(reader.model, passes_of(reader, *each)) for each in asked]
+    together, forwards = run_together(reader.model, [passes_of(reader, *each) for each in asked])
     for a, b in zip(together, alone, strict=True):
         torch.testing.assert_close(a.logits, b.logits, rtol=0, atol=1e-10)
         assert (a.cache.lengths, a.position) == (b.cache.lengths, b.position)
@@ -79,7 +79,7 @@ def test_questions_that_are_prefilled_together_equal_those_alone(kind: str) -> N
 
 def test_what_breaks_off_ends_the_work() -> None:
     reader = Prefiller(tiny.model(), tiny.tokens(3, 99))
-    passes = begun(reader, None, tiny.tokens(5, 50))
+    passes = passes_of(reader, None, tiny.tokens(5, 50))
 
     class Broken:
         def forward(self, passes: object) -> None:

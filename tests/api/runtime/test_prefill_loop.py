@@ -30,11 +30,11 @@ def forwards(engine_thread: EngineThread, group_tokens: int | None = None) -> It
         kept.append(engine.group_tokens)
         engine.group_tokens = group_tokens or engine.group_tokens
 
-        def watched(passes: Sequence[Pass]) -> list[Tensor]:
+        def recorded(passes: Sequence[Pass]) -> list[Tensor]:
             seen.append([len(each.tokens) for each in passes])
             return forward(passes)
 
-        engine.model.forward = watched  # type: ignore[method-assign]
+        engine.model.forward = recorded  # type: ignore[method-assign]
 
     def restore(engine: Engine) -> None:
         engine.group_tokens = kept[0]
