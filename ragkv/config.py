@@ -183,7 +183,7 @@ class ServingSettings(_Part):
         256, ge=0, description="Connections that one address may have to `ragkv serve` at a time; 0: any number."
     )
     dashboard: bool = Field(True, description="Whether `ragkv serve` shows its dashboard, at /dashboard.")
-    batch: int = Field(8, ge=1, le=256, description="Answers that `ragkv serve` decodes together.")
+    batch: int = Field(16, ge=1, le=256, description="Answers that `ragkv serve` decodes together.")
     batch_bytes: int = Field(2 * 2**30, ge=0, description="Bytes of KV that those may hold; a larger one runs alone.")
     queue: int = Field(32, ge=1, le=100_000, description="Requests that may wait for the model; more are refused.")
     deadline: float = Field(60.0, gt=0, le=86_400, description="Seconds an answer may take, waiting included.")

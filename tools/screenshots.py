@@ -34,9 +34,10 @@ ONLY_THE_MAP = ".header, .q-tabs, .ask aside, .composer, .answer-view { display:
 FOR_PRINT = (
     ".kvmap pre, .passage blockquote, .q-table__middle { overflow: visible !important; max-height: none !important }"
     " .composer { position: static !important } .cell { border-radius: 0 !important }"
+    " .q-toggle__thumb::after { box-shadow: none !important; border: 1px solid #9aa0a6 }"
 )
-"""In a print every letter of a scrollable text has its own clip path, what sticks hides the rest, and round corners
-take more bytes than cells."""
+"""In a print every letter of a scrollable text has its own clip path, what sticks hides the rest, round corners take
+more bytes than cells, and a shadow is lost with what casts it."""
 _LONG = re.compile(r"matrix\([^)]*\)|\d+\.\d{2,}")
 _DEFAULTS = re.compile(
     r"(?:fill-rule:nonzero|fill-opacity:1|stroke-opacity:1|stroke-linecap:butt|stroke-linejoin:miter);"

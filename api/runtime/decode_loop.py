@@ -1,4 +1,5 @@
-"""The questions whose answers are being decoded. They share a batch, and each step makes one token for every answer.
+"""The questions that are being answered. Each step runs a forward of those that are being prefilled (prefill_loop.py),
+and one that makes a token for every answer.
 
 A future stays pending until its answer is there, so that its client may cancel it at any time. A request that was
 cancelled, or whose deadline has passed, is dropped before the next step.
@@ -8,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from api.errors import fault_of
 from api.runtime.answer_history import AnswerHistory, RecordedAnswer
+from api.runtime.prefill_loop import PrefillLoop
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, QueuedTask, SessionName, reject, resolve
 from ragkv.config import ServingSettings
@@ -43,7 +45,10 @@ class _Running:
 
 
 class DecodeLoop:
-    """Decodes the answers of prefilled questions together. Only the engine's thread may use it, except for `count`."""
+    """Prefills questions and decodes their answers, several together.
+
+    Only the engine's thread may use it, except for `count`.
+    """
 
     def __init__(
         self, engine: Engine, metrics: MetricsRecorder, history: AnswerHistory, charge: Charge = charge_nobody
@@ -52,21 +57,31 @@ class DecodeLoop:
         self._engine, self._metrics, self._history, self._charge = engine, metrics, history, charge
         serving = engine.settings.part(ServingSettings)
         self._batch = Batch(engine.model, serving.batch, serving.batch_bytes, engine.graph_decoder)
+        self._prefills = PrefillLoop(engine, self._join, self._fail)
         self._running: dict[int, _Running] = {}
 
     @property
     def free(self) -> bool:
-        """Whether there is room for another question."""
-        return self._batch.free
+        """Whether there is room for another question.
+
+        Its memory is not known before it begins, so one more may begin than fits.
+        """
+        batch, prefills = self._batch, self._prefills
+        if not batch.free or batch.running + prefills.count >= batch.limit:
+            return False
+        return not prefills.count or batch.held + prefills.bytes < batch.bytes
 
     @property
     def count(self) -> int:
-        """Number of questions that are prefilled and not answered."""
-        return len(self._running)
+        """Number of questions that are started and not answered."""
+        return self._prefills.count + len(self._running)
 
     def answers_session(self, session: SessionName | None) -> bool:
         """Whether a question of this conversation is being answered."""
-        return session is not None and any(each.question.session == session for each in self._running.values())
+        if session is None:
+            return False
+        running = any(each.question.session == session for each in self._running.values())
+        return running or self._prefills.reads_session(session)
 
     def abandoned(self, request: QueuedQuestion | QueuedTask) -> bool:
         """Whether nobody waits for the request any more. An expired question is rejected here.
@@ -81,29 +96,33 @@ class DecodeLoop:
                 self._metrics.ended("cancelled", request.tenant)
         return request.future.done()
 
-    def prefill(self, question: QueuedQuestion) -> None:
-        """Prefill a question, up to the logits of its first token, and add it to the batch."""
-        started = time.monotonic()
-        with working_for(question.context):
-            try:
-                state = self._engine.prefill(question.question, question.options)
-            except BaseException as error:
-                self._fail(question, error)
-                return
+    def start(self, question: QueuedQuestion, following: Sequence[str] = ()) -> None:
+        """Begin to prefill a question. The steps prefill it up to the logits of its first token, and then decode.
+
+        Args:
+            question: The question.
+            following: Questions that are likely to begin next. They are embedded together with this one.
+        """
+        self._prefills.start(question, following)
+
+    def _join(self, question: QueuedQuestion, state: RequestState, seconds: float) -> None:
+        """Add a prefilled question to the batch."""
         question.context.timer = state.timer
         context = sum(len(hit.chunk.tokens) for hit in state.hits)
         self._charge(question.tenant, context + len(state.question_tokens))
         id = self._batch.join(state.sequence)
-        self._running[id] = _Running(question, state, time.monotonic() - started)
+        self._running[id] = _Running(question, state, seconds)
         if question.channel is not None:
             question.channel.prefilled(state)
 
     def step(self) -> list[float]:
-        """Decode one token of every running answer.
+        """Run a forward of prefills, then decode one token of every running answer.
 
         Returns:
             The engine's time, in seconds, for each question that was answered in this step.
         """
+        self._prefills.drop(self.abandoned)
+        self._prefills.step()
         for id, each in list(self._running.items()):
             if self.abandoned(each.question):
                 self._charge(each.question.tenant, len(each.state.sequence.tokens))
@@ -126,7 +145,8 @@ class DecodeLoop:
         return finished
 
     def clear(self) -> None:
-        """Drop all running questions."""
+        """Drop all questions."""
+        self._prefills.clear()
         self._batch.clear()
         self._running.clear()
 

@@ -1,18 +1,19 @@
 """The one thread that owns the engine. It answers questions and, in between, ingests queued documents.
 
-Questions wait in a bounded queue. Documents wait in the catalogue (ingest.jobs), so they outlive the process. Answers
-are decoded together (decode_loop.py).
+Questions wait in a bounded queue. Documents wait in the catalogue (ingest.jobs), so they outlive the process. Questions
+are prefilled together (prefill_loop.py), and answers are decoded together (decode_loop.py).
 
 `EngineThread._serve` alternates between two things:
 
-    a turn      at most STEPS rounds. A round is one decode step, which makes a token for every running answer, and then
-                the first request of the queue, if there is room for it: a question is prefilled, a task is done. A turn
-                ends after TURN requests; while a document is being ingested, the running answers use up the STEPS.
+    a turn      at most STEPS rounds. A round runs a pass of the questions that are being prefilled, makes a token for
+                every running answer, and then serves the first requests of the queue, as far as there is room for them:
+                questions begin, up to a task, which is done. A turn ends after TURN requests; while a document is being
+                ingested, the running answers use up the STEPS.
     a step      one unit of ingest, at most the encoding of one group of chunks (RAGKV_GROUP_TOKENS).
 
-So requests that arrive together delay a running answer by one prefill per token, and a running answer delays a question
-by one decode step. An answer of up to STEPS tokens waits for one group, and a group waits for at most TURN requests and
-STEPS decode steps.
+So requests that arrive together delay a running answer by one forward of prefills per token, and running answers delay
+a question by a decode step for each of its passes. An answer of up to STEPS tokens waits for one group, and a group
+waits for at most TURN requests and STEPS rounds.
 
 Documents of several jobs are open at the same time and take turns by the time that they have had (ingest/turns.py).
 
@@ -317,24 +318,28 @@ class EngineThread:
         for _ in range(STEPS):
             for seconds in decode_loop.step():
                 self._queue.record_seconds(seconds)
-            if taken < TURN and self._serve_first(engine, decode_loop):
+            served = taken
+            while taken < TURN and (first := self._serve_first(engine, decode_loop)):
                 taken += 1
-            elif not decode_loop.count or (taken == TURN and not ingesting):
+                if isinstance(first, QueuedTask):
+                    break
+            if taken == served and (not decode_loop.count or (taken == TURN and not ingesting)):
                 return
 
-    def _serve_first(self, engine: Engine, decode_loop: DecodeLoop) -> bool:
-        """Serve the first request of the queue that may be served now; False when there is none."""
+    def _serve_first(self, engine: Engine, decode_loop: DecodeLoop) -> QueuedQuestion | QueuedTask | None:
+        """Begin the first request of the queue that may be served now, and return it; None when there is none."""
         with self._changed:
             self._queue.sweep(decode_loop.abandoned)
             first = self._queue.take(
                 aside=lambda request: decode_loop.answers_session(request.session),
                 ready=lambda request: not self._closing and (decode_loop.free or isinstance(request, QueuedTask)),
             )
+            following = self._queue.questions(TURN - 1)
         if first is None:
-            return False
+            return None
         if isinstance(first, QueuedQuestion):
-            decode_loop.prefill(first)
-            return True
+            decode_loop.start(first, following)
+            return first
         started = time.monotonic()
         try:
             with working_for(first.context):
@@ -342,7 +347,7 @@ class EngineThread:
         except BaseException as error:
             reject(first.future, error)
         self._queue.record_seconds(time.monotonic() - started)
-        return True
+        return first
 
     def _ingest(self, engine: Engine) -> Generator[IngestStep, None, None]:
         """Ingest until nothing waits, step by step; tenants and jobs take turns (ingest/turns.py).

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain, islice, zip_longest
 from math import inf
 from typing import Any, TypeVar
 
@@ -145,6 +146,12 @@ class RequestQueue:
                 self._drop_empty()
                 return request
         return None
+
+    def questions(self, count: int) -> list[str]:
+        """Return the questions among the first requests of each tenant, `count` at most."""
+        rounds = zip_longest(*(islice(queue, count) for queue in self._queues.values()))
+        waiting = chain.from_iterable(rounds)
+        return [each.question for each in islice(waiting, count) if isinstance(each, QueuedQuestion)]
 
     def sweep(self, abandoned: Callable[[QueuedQuestion | QueuedTask], bool]) -> None:
         """Remove the abandoned requests."""

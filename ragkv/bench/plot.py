@@ -110,4 +110,4 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401  # checks only whether it is installed
     except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'ragkv[plot]'") from None
+        raise ConfigError("--plot needs matplotlib: pip install 'matplotlib>=3.10,<4'") from None

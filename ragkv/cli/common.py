@@ -87,14 +87,14 @@ def err() -> Console:
 
 
 @contextmanager
-def opened(settings: Settings) -> Iterator[Engine]:
-    """Open the engine. A terminal shows a status line while it loads."""
+def opened(settings: Settings, asks: bool = True) -> Iterator[Engine]:
+    """Open the engine. A terminal shows a status line while it loads. asks: as for `Engine.open`."""
     console = err()
     with console.status("loading the model") if console.is_terminal else _nothing():
         from ragkv.engine.engine import Engine
 
         # Through the same console, so that the line and the status do not overwrite each other.
-        engine = Engine.open(settings, lambda line: console.print(f"ragkv: {printable(line)}"))
+        engine = Engine.open(settings, lambda line: console.print(f"ragkv: {printable(line)}"), asks)
     with engine:
         yield engine
 

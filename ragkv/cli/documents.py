@@ -66,7 +66,7 @@ def ingest(
     failed, first = _first_document(items)
     if first is None:
         return 1 if failed else fail(f"nothing to ingest in {', '.join(map(str, paths))}", 1)
-    with opened(settings) as engine:
+    with opened(settings, asks=False) as engine:
         return _ingest_all(engine, itertools.chain([first], items), failed)
 
 
@@ -125,7 +125,7 @@ def rm(
     if not known and not queued:
         raise NotFound(f"collection {collection!r} has no document {document_id!r}; `ragkv ls` lists them")
     if known:
-        with opened(settings) as engine:
+        with opened(settings, asks=False) as engine:
             remove(engine, collection, document_id)
     out().print(f"removed {printable(document_id)}")
     return 0
@@ -136,7 +136,7 @@ def reindex(data: Data = None, store: Store = None, model: Model = None, device:
     settings = settings_from(data, store, model, device)
     from ingest.pipeline import reindex as again
 
-    with opened(settings) as engine, progress() as report:
+    with opened(settings, asks=False) as engine, progress() as report:
         done = again(engine, functools.partial(_report_progress, report, "all documents"))
     out().print(f"{done.embedded} chunks embedded again, {done.reread} documents read again")
     return 0

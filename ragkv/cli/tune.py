@@ -41,7 +41,7 @@ def tune(
     """
     settings = settings_from(data, None, model, device, adapter=str(adapter) if adapter else None)
     if not (find_spec("peft") and find_spec("accelerate")):
-        return fail("tuning needs peft and accelerate; pip install 'ragkv[tune]'", 2)
+        return fail("tuning needs peft and accelerate; pip install 'accelerate>=1.15,<2' 'peft>=0.21,<1'", 2)
     from ragkv.engine.open_model import model_source
     from ragkv.model.checkpoint import load_checkpoint
     from ragkv.model.prompt import Prompt

@@ -2,6 +2,7 @@
 
 encode_and_store_all   the KV of chunks into the store
 prefill                retrieve → open → plan → load → repair → prefill, up to the logits of the first answer token
+prefill_passes         the same; its passes may run together with those of other questions
 finalize               the report; the turn of a conversation is kept
 answer                 prefill → decode → finalize
 """
@@ -32,6 +33,7 @@ from ragkv.engine.fingerprint import fingerprint
 from ragkv.engine.generation import Completion, Sampling, Sequence, generate
 from ragkv.engine.kv_map import KVMap, kv_map
 from ragkv.engine.open_model import load_model
+from ragkv.engine.passes import Passes, run_alone
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.registry import (
@@ -118,7 +120,7 @@ class Engine:
         )
 
     @classmethod
-    def open(cls, settings: Settings, notify: Notify = lambda line: None) -> Engine:
+    def open(cls, settings: Settings, notify: Notify = lambda line: None, asks: bool = True) -> Engine:
         """Load everything that the settings name.
 
         A KV store that is down does not stop the engine: questions are then answered by encoding again. Nor does a
@@ -127,6 +129,7 @@ class Engine:
         Args:
             settings: What to load.
             notify: Receives lines that a user should see: the default model is missing, a GGUF file is converted.
+            asks: Questions will be asked. Otherwise neither the reranker is loaded nor is measured what they need.
 
         Raises:
             ConfigError: A setting is wrong.
@@ -142,19 +145,23 @@ class Engine:
         embedder = Embedder(settings.embedder)
         embedder.load()
         reranker = make_reranker(settings.reranker)
-        if reranker is not None:
+        if reranker is not None and asks:
             reranker.load()
         retriever = Retriever(catalog, embedder, settings.data / "index", reranker=reranker)
         engine = cls(settings, model, store, catalog, retriever)
         engine.reuse_refused = failed_self_test(engine.prefiller, engine.fingerprint, settings.data / "qualified")
-        machine = f"{engine.fingerprint} {model.device_names} {torch.get_num_threads()} {settings.store}"
-        engine.chunks.costs = measure_costs(engine.prefiller, store, settings.data / "costs", machine)
-        if settings.gate and not (settings.method or engine.reuse_refused):
-            method, shelf = make_method(engine.method, model), engine.chunks.store(MEASURED)
-            engine.reuse_policy = measure_gate(
-                engine.prefiller, shelf, method, engine.costs, settings.data / "costs", machine
-            )
+        if asks:
+            engine._measure()
         return engine
+
+    def _measure(self) -> None:
+        """Measure what stored KV and a full prefill cost here, or read what an earlier start measured."""
+        settings, folder = self.settings, self.settings.data / "costs"
+        machine = f"{self.fingerprint} {self.model.device_names} {torch.get_num_threads()} {settings.store}"
+        self.chunks.costs = measure_costs(self.prefiller, self.store, folder, machine)
+        if settings.gate and not (settings.method or self.reuse_refused):
+            method, shelf = make_method(self.method, self.model), self.chunks.store(MEASURED)
+            self.reuse_policy = measure_gate(self.prefiller, shelf, method, self.costs, folder, machine)
 
     def __enter__(self) -> Engine:
         return self
@@ -229,6 +236,10 @@ class Engine:
             NotCalibrated: The method needs retrieval heads, or `abstain_below` a confidence, that the model's profile
                 lacks.
         """
+        return run_alone(self.model, self.prefill_passes(question, options))
+
+    def prefill_passes(self, question: str, options: AskOptions = DEFAULTS) -> Passes[RequestState]:
+        """Prefill a question as `prefill` does; yield its passes. What `prefill` raises is raised before the first."""
         request = self._start(question, options)
         self.sessions.check(options.conversation, request.method)
         with request.timer.step("retrieve"):
@@ -240,7 +251,7 @@ class Engine:
         )
         new = self._screen(request)
         self._check_room(request, new)
-        request.context = self.sessions.prefill(
+        request.context = yield from self.sessions.passes(
             request.session, new, request.question_tokens, request.method.method, request.timer, request.prefill_options
         )
         return self._ready_to_decode(request)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ragkv.engine.kv_transfer import KVTransfer, acquire, make_kv_transfer
 from ragkv.engine.memory_source import ChunkSource
+from ragkv.engine.passes import Passes
 from ragkv.engine.session import SessionState
 from ragkv.engine.stitch import Stitch
 from ragkv.kernels.transfer import PinnedBlocks
@@ -25,6 +26,8 @@ from ragkv.timing import StepTimer
 
 class PassRunner:
     """Runs passes of one model, by recorded graphs where there are any. Holds no request state.
+
+    A pass that no graph runs is yielded (`Passes`), so that it can run together with those of other requests.
 
     Attributes:
         model: The model whose passes are run.
@@ -55,14 +58,14 @@ class PassRunner:
         if self.prefix_tokens:
             model.forward([append(self.prefix, self.prefix_tokens, 0, outputs=0)])
 
-    def read_pending(self, state: SessionState, timer: StepTimer) -> None:
+    def read_pending(self, state: SessionState, timer: StepTimer) -> Passes[None]:
         """Give rows to the tokens that stand at the end of a session without any: S at first, later an answer's end."""
         stitch = state.stitch
         if not state.started:
             stitch.cache.extend(self.prefix)
         elif state.pending_tokens:
             with timer.step("prefill"):
-                self.model.forward([append(stitch.cache, state.pending_tokens, stitch.end, outputs=0)])
+                yield append(stitch.cache, state.pending_tokens, stitch.end, outputs=0)
         stitch.end, state.pending_tokens = state.position, ()
 
     def capacity(self, pieces: Sequence[Piece], fixed: Sequence[Blocks]) -> int:
@@ -71,7 +74,7 @@ class PassRunner:
         rows = sum(len(piece.rows(blocks)) for piece, blocks in zip(pieces, fixed, strict=False))
         return len(self.prefix_tokens) + (min(context, rows + context // 5) if fixed else context)
 
-    def query_pass(self, stitch: Stitch, question: Sequence[int], depth: int) -> list[Tensor]:
+    def query_pass(self, stitch: Stitch, question: Sequence[int], depth: int) -> Passes[list[Tensor]]:
         """Run the composite pass: the question over S and the blocks that are in the cache.
 
         The pass leaves no rows behind.
@@ -89,28 +92,30 @@ class PassRunner:
         if self._graph_decoder is not None and self._graph_decoder.supports_queries(stitch.cache, question):
             return self._graph_decoder.queries(stitch.cache, question, stitch.end, depth)
         capture, lengths = Capture(), list(stitch.cache.lengths)
-        self.model.forward([append(stitch.cache, question, stitch.end, outputs=0, capture=capture, depth=depth)])
+        yield append(stitch.cache, question, stitch.end, outputs=0, capture=capture, depth=depth)
         stitch.cache.truncate(lengths)
         return [q.to(self.model.device) for q in capture.q]  # methods compare those of several layers
 
     def prefill_tokens(
         self, stitch: Stitch, tokens: Sequence[int], sparse: SparsePrefill | None, decoding: DecodeState | None
-    ) -> Tensor:
+    ) -> Passes[Tensor]:
         """Append tokens to the context; a decode policy observes all of them.
 
         Returns:
             Logits [vocabulary] of the last token.
         """
         attention = observe_queries(sparse, decoding, stitch.end)
-        return self.last_logits(
+        logits = yield from self.last_logits(
             append(stitch.cache, tokens, stitch.end, outputs=last_rows(decoding), attention=attention)
         )
+        return logits
 
-    def last_logits(self, layer_pass: Pass) -> Tensor:
-        """Run a pass and return the logits [vocabulary] of its last row."""
+    def last_logits(self, layer_pass: Pass) -> Passes[Tensor]:
+        """Run a pass, by a recorded graph where there is one, and return the logits [vocabulary] of its last row."""
         if self._graph_decoder is not None and self._graph_decoder.prefill.supports(layer_pass):
             return self._graph_decoder.prefill.last_logits(layer_pass)
-        return self.model.forward([layer_pass])[0][-1]
+        logits = yield layer_pass
+        return logits[-1]
 
     def load_blocks(
         self,

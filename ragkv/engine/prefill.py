@@ -18,6 +18,7 @@ from torch import Tensor
 from ragkv.engine.kv_transfer import KVTransfer
 from ragkv.engine.memory_source import ChunkSource
 from ragkv.engine.pass_runner import PassRunner, to_host
+from ragkv.engine.passes import Passes, run_alone
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions, mean_keys
 from ragkv.engine.session import SessionState
 from ragkv.engine.stitch import Stitch
@@ -139,7 +140,18 @@ class Prefiller:
         options: PrefillOptions = DENSE,
         state: SessionState | None = None,
     ) -> PrefilledContext:
-        """Prefill S, all chunks and the question in one pass.
+        """Prefill S, all chunks and the question in one pass. See `full_passes`."""
+        return run_alone(self.model, self.full_passes(chunks, question, timer, options, state))
+
+    def full_passes(
+        self,
+        chunks: Sequence[Sequence[int]],
+        question: Sequence[int],
+        timer: StepTimer,
+        options: PrefillOptions = DENSE,
+        state: SessionState | None = None,
+    ) -> Passes[PrefilledContext]:
+        """Prefill S, all chunks and the question in one pass, which is yielded.
 
         Args:
             chunks: Token ids of the chunks; in a session only of those that are new.
@@ -159,7 +171,7 @@ class Prefiller:
             policy = options.prefill_policy
             sparse = state.attention(policy, stitch.end + len(tokens)) if policy and not dense.prefill else None
             decoding = decode_state(options.decode_policy, keys, sparse)
-            logits = self.runner.prefill_tokens(stitch, tokens, sparse, decoding)
+            logits = yield from self.runner.prefill_tokens(stitch, tokens, sparse, decoding)
         state.append_question(len(tokens))
         state.chunks += len(chunks)
         prefilled = float(pending + len(new))
@@ -194,6 +206,18 @@ class Prefiller:
         state: SessionState | None = None,
     ) -> PrefilledContext:
         """Prefill a question over the stored KV of chunks, as `method` plans it. See `StitchedPrefill`."""
+        return run_alone(self.model, self.sparse_passes(sources, question, method, timer, options, state))
+
+    def sparse_passes(
+        self,
+        sources: Sequence[ChunkSource],
+        question: Sequence[int],
+        method: Method,
+        timer: StepTimer,
+        options: PrefillOptions = DENSE,
+        state: SessionState | None = None,
+    ) -> Passes[PrefilledContext]:
+        """The same as `prefill_sparse`; the passes are yielded."""
         state = state or self.new_state()
         return StitchedPrefill(self.runner, sources, question, method, options, timer, state).run()
 
@@ -218,4 +242,4 @@ class Prefiller:
         read, _ = split_layers((tuple(fixed),) * self.model.shape.layers, depth - 1)
         stitch.reserve(pieces, read)
         self.runner.load_blocks(stitch, sources, read)
-        return self.runner.query_pass(stitch, question, depth)
+        return run_alone(self.model, self.runner.query_pass(stitch, question, depth))

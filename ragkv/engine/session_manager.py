@@ -2,7 +2,7 @@
 
     recall        the session as its last turn left it; prefilled again from the turns where memory has no valid state
     screen        which of the new chunks join the context
-    prefill       a turn: its new chunks and the question
+    passes        a turn: its new chunks and the question, prefilled
     finish_turn   the turn into the catalogue, the state into memory
 
 A state is valid while the catalogue has exactly its turns, all its chunks are still there, and the question comes with
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from ragkv.catalog import Catalog, StoredTurn
 from ragkv.engine.chunk_source import StoredChunk
+from ragkv.engine.passes import Passes, run_alone
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
 from ragkv.engine.registry import check_sessions
@@ -200,7 +201,7 @@ class SessionManager:
         session.left_out = [pair for i, pair in enumerate(zip(hits, sources, strict=True)) if i not in chosen]
         return [hits[i] for i in chosen]
 
-    def prefill(
+    def passes(
         self,
         session: Session,
         hits: Sequence[Hit],
@@ -208,8 +209,8 @@ class SessionManager:
         method: Method | None,
         timer: StepTimer,
         options: PrefillOptions,
-    ) -> PrefilledContext:
-        """Prefill the new chunks of a turn and a question behind them.
+    ) -> Passes[PrefilledContext]:
+        """Prefill the new chunks of a turn and a question behind them; yield the passes.
 
         The session is in no cache until `finish_turn`, so a fault on the way leaves no session that is half a turn
         further. A single question tells the method how relevant retrieval found each chunk. A conversation does not: a
@@ -221,12 +222,15 @@ class SessionManager:
         state = session.state
         if method is None or not session.hits:  # where all chunks are gone a method has nothing to choose from
             chunks = [hit.chunk.tokens for hit in hits]
-            return self._prefiller.prefill_full(chunks, question, timer, options, state)
+            context = yield from self._prefiller.full_passes(chunks, question, timer, options, state)
+            return context
         with timer.step("open"):
             best = 0.0 if session.name else max(hit.similarity for hit in hits)
             for i, hit in enumerate(session.hits[len(session.sources) :], start=len(session.sources)):
                 session.sources.append(self._open_next(session, hit, i == 0, best))
-        return self._prefiller.prefill_sparse(session.sources, question, method, timer, options, state)
+        sources = session.sources
+        context = yield from self._prefiller.sparse_passes(sources, question, method, timer, options, state)
+        return context
 
     def finish_turn(
         self, session: Session, question: tuple[str, Sequence[int]], tokens: Sequence[int], text: str
@@ -316,7 +320,8 @@ class SessionManager:
         stored = [Hit(chunks[row], 0.0, row) for row, _ in turn.joined if row in chunks]
         hits = session.unknown(with_own_tokens(stored, session.collection, self._catalog, prompt, self._fingerprint))
         options = PrefillOptions(prefill_policy=prefill_policy)
-        session.replayed += self.prefill(session, hits, question, method, timer, options).prefilled_tokens
+        passes = self.passes(session, hits, question, method, timer, options)
+        session.replayed += run_alone(self._prefiller.model, passes).prefilled_tokens
         session.state.append_answer((), answer)
         session.turns.append(turn.row)
 

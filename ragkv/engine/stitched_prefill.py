@@ -20,6 +20,7 @@ from ragkv.engine.adaptive_plan import AdaptivePlan
 from ragkv.engine.memory_source import ChunkSource
 from ragkv.engine.offloaded_blocks import OffloadedBlocks
 from ragkv.engine.pass_runner import PassRunner
+from ragkv.engine.passes import Passes
 from ragkv.engine.prefill_state import DenseReasons, PrefilledContext, PrefillOptions, mean_keys
 from ragkv.engine.session import SessionState, minus, plus
 from ragkv.recompute.base import Blocks, Expansion, Method, Plan, overwritten_blocks, recomputed_tokens
@@ -66,21 +67,21 @@ class StitchedPrefill:
         self._decoding: DecodeState | None = None
         self._looks: list[tuple[Blocks, ...]] = []
 
-    def run(self) -> PrefilledContext:
-        """Run all stages."""
+    def run(self) -> Passes[PrefilledContext]:
+        """Run all stages; yield the passes that may run beside those of other questions."""
         blocks = self._method.composite_blocks(self._pieces)
-        self._open(blocks)
-        plan, later = self._plan(blocks)
+        yield from self._open(blocks)
+        plan, later = yield from self._plan(blocks)
         if plan.expansion is not None:
             return self._expand(plan, plan.expansion)
         plan = self._load_plan(plan, later)
         self._choose_attention(plan)
         if plan.one_pass:
-            logits = self._repair_and_prefill(plan)
+            logits = yield from self._repair_and_prefill(plan)
         else:
-            plan = self._repair(plan)
+            plan = yield from self._repair(plan)
             with self._timer.step("prefill"):
-                logits = self._prefill_question()
+                logits = yield from self._prefill_question()
         self._state.append_question(len(self._question))
         if self._decoding is not None and self._decoding.wants_offloaded:
             self._decoding.offloaded = OffloadedBlocks(self._stitch, self._sources, plan)
@@ -101,12 +102,12 @@ class StitchedPrefill:
             tuple(self._looks),
         )
 
-    def _open(self, fixed: tuple[Blocks, ...]) -> None:
+    def _open(self, fixed: tuple[Blocks, ...]) -> Passes[None]:
         """Make room, give rows to pending tokens, append the new chunks."""
         new = self._state.chunks
         rows = self._pending + self._runner.capacity(self._pieces[new:], fixed[new:]) + len(self._question)
         self._stitch.cache.make_room(rows + self._options.answer_tokens)
-        self._runner.read_pending(self._state, self._timer)
+        yield from self._runner.read_pending(self._state, self._timer)
         self._state.join(self._pieces[new:])
 
     def _load_composite(self, blocks: tuple[Blocks, ...]) -> list[Sequence[Blocks]]:
@@ -124,7 +125,7 @@ class StitchedPrefill:
             self._state.hold(requested)
         return later
 
-    def _plan(self, blocks: tuple[Blocks, ...]) -> tuple[Plan, list[Sequence[Blocks]]]:
+    def _plan(self, blocks: tuple[Blocks, ...]) -> Passes[tuple[Plan, list[Sequence[Blocks]]]]:
         """Ask with the question's queries over S and the blocks of the composite pass, and again where the method does.
 
         Returns:
@@ -132,21 +133,22 @@ class StitchedPrefill:
         """
         later = self._load_composite(blocks)
         with self._timer.step("plan"):
-            queries = self._ask(blocks)
+            queries = yield from self._ask(blocks)
             read = self._method.second_look(self._pieces, queries)
         if read:
             later = plus(later, self._load_composite(read))
         with self._timer.step("plan"):
             if read:
-                queries = self._ask(read)
+                queries = yield from self._ask(read)
             return self._method.plan(self._pieces, queries, read), later
 
-    def _ask(self, blocks: tuple[Blocks, ...]) -> list[Tensor]:
+    def _ask(self, blocks: tuple[Blocks, ...]) -> Passes[list[Tensor]]:
         """Run the composite pass over `blocks`; return the queries of its layers."""
         depth = self._method.composite_layers(self._model.shape.layers)
         if depth:
             self._looks.append(blocks)
-        return self._runner.query_pass(self._stitch, self._question, depth)
+        queries = yield from self._runner.query_pass(self._stitch, self._question, depth)
+        return queries
 
     def _load_plan(self, plan: Plan, later: Sequence[Sequence[Blocks]]) -> Plan:
         """Load what the plan keeps and the cache lacks; return what is left of the plan in this turn.
@@ -177,7 +179,7 @@ class StitchedPrefill:
         self._sparse = self._state.attention(policy, None) if policy and not self._dense.prefill else None
         self._decoding = decode_state(self._options.decode_policy, keys, self._sparse)
 
-    def _prefill_question(self) -> Tensor:
+    def _prefill_question(self) -> Passes[Tensor]:
         """Prefill the question behind the repaired rows; return the logits [vocabulary] of its last row.
 
         A policy may act on the many repaired rows and leave the few of the question dense, as `auto` does.
@@ -189,19 +191,21 @@ class StitchedPrefill:
             pairs = sum(appended_pairs(length, rows, rows) for length in before) + appended_pairs(last, rows, attending)
             sparse.count_dense(self._model.shape.q_heads * pairs)
             sparse = None
-        return self._runner.prefill_tokens(self._stitch, self._question, sparse, self._decoding)
+        logits = yield from self._runner.prefill_tokens(self._stitch, self._question, sparse, self._decoding)
+        return logits
 
-    def _repair_and_prefill(self, plan: Plan) -> Tensor:
+    def _repair_and_prefill(self, plan: Plan) -> Passes[Tensor]:
         """Recompute tokens and prefill the question in one pass; return the logits [vocabulary] of the last row."""
         tokens, attention = self._token_ids(), observe_queries(self._sparse, self._decoding, self._stitch.end)
         with self._timer.step("prefill"):
-            return self._runner.last_logits(
+            logits = yield from self._runner.last_logits(
                 self._stitch.repair(
                     plan, tokens, self._question, outputs=last_rows(self._decoding), attention=attention
                 )
             )
+        return logits
 
-    def _repair(self, plan: Plan) -> Plan:
+    def _repair(self, plan: Plan) -> Passes[Plan]:
         """Recompute tokens in place; return the plan as it was carried out. Padding is there for this pass only."""
         tokens = self._token_ids()
         if plan.refinement is not None:
@@ -215,7 +219,7 @@ class StitchedPrefill:
                 self._stitch.reserve(self._pieces, plan.padding)
                 self._runner.load_blocks(self._stitch, self._sources, plan.padding)
             with self._timer.step("repair"):
-                self._model.forward([self._stitch.repair(plan, tokens, attention=self._sparse)])
+                yield self._stitch.repair(plan, tokens, attention=self._sparse)
             self._stitch.cache.truncate(lengths)
         return plan
 

@@ -177,21 +177,22 @@ class DecoderModel:
             for i in running if self.spread else ():
                 hidden[i], rotary[i] = hidden[i].to(device), rotary[i].to(device)
             q, k, v = self._project(layer, [hidden[i] for i in running])
+            turned, turned_keys = _rotate_together(q, k, [rotary[i] for i in running])
             attended: list[Tensor] = []
             for j, i in enumerate(running):
                 p, step = passes[i], passes[i].steps[layer - passes[i].start]
                 p.cache.wait_ready(layer)
                 if p.capture is not None:
                     p.capture.add(hidden[i], q[j], k[j], v[j])
-                write_rows(p, layer, step, rotate(k[j], rotary[i]), v[j])
+                write_rows(p, layer, step, turned_keys[j], v[j])
                 leave = step.leave
                 if layer == self._depth(p) - 1 and p.depth is not None:
                     leave = torch.empty(0, dtype=torch.int64)  # the pass stops here: nothing above needs its output
                 if leave is not None:
                     rows = index_to_device(leave, device)
-                    q[j], hidden[i], rotary[i] = q[j][rows], hidden[i][rows], rotary[i][rows]
+                    turned[j], hidden[i], rotary[i] = turned[j][rows], hidden[i][rows], rotary[i][rows]
                     positions[i] = positions[i][leave]
-                attended.append(self._attend(layer, p, rotate(q[j], rotary[i]), positions[i]))
+                attended.append(self._attend(layer, p, turned[j], positions[i]))
             for i, out in zip(running, self._finish(layer, [hidden[i] for i in running], attended), strict=True):
                 hidden[i] = out
         final = self.body.norm(torch.cat([h.to(self._norm_at) for h in hidden]))
@@ -265,6 +266,17 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     half = x.shape[-1] // 2
     rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
     return (x * rotary.cos[:, None]) + (rotated * rotary.sin[:, None])
+
+
+def _rotate_together(
+    q: Sequence[Tensor], k: Sequence[Tensor], rotary: Sequence[Rotary]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Rotate the q and k of several requests at once: a few rows each take as long as all of them."""
+    if len(rotary) == 1:
+        return [rotate(q[0], rotary[0])], [rotate(k[0], rotary[0])]
+    sizes = [each.shape[0] for each in q]
+    every = Rotary(torch.cat([each.cos for each in rotary]), torch.cat([each.sin for each in rotary]))
+    return list(rotate(torch.cat(list(q)), every).split(sizes)), list(rotate(torch.cat(list(k)), every).split(sizes))
 
 
 def _stop_ids(weights: Any, tokenizer: Any) -> frozenset[int]:

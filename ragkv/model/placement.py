@@ -40,7 +40,7 @@ def check_spreadable() -> None:
         ConfigError: accelerate or a GPU is missing.
     """
     if not find_spec("accelerate"):
-        raise ConfigError("device spread needs the package accelerate: pip install 'ragkv[spread]'")
+        raise ConfigError("device spread needs the package accelerate: pip install 'accelerate>=1.15,<2'")
     gpus()
 
 

@@ -86,6 +86,8 @@ class SearchScope:
 
 DEFAULTS = Retrieval()
 _NO_VECTOR = np.empty(0, np.float32)
+MOST_AHEAD = 64
+"""Vectors of questions that are kept until these are searched for."""
 MAX_ATTEMPTS = 3
 """How often a search is repeated at most if other processes change the collection meanwhile."""
 
@@ -122,6 +124,7 @@ class Retriever:
         self._indexes: dict[str, VectorIndex] = {}
         self._saved: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._ahead: dict[str, NDArray[np.float32]] = {}
 
     def search(
         self,
@@ -168,6 +171,22 @@ class Retriever:
         hits, report = self._search(query, scope, top_k, _ignore)
         return SearchResult(query, tuple(map(FoundPassage.of, hits)), report)
 
+    def embed_ahead(self, questions: Sequence[str]) -> None:
+        """Embed questions together that are searched for next, which is quicker than one by one.
+
+        Nothing is done where the first of them is embedded already, or stands alone.
+
+        Raises:
+            ModelNotFound: The embedder cannot be loaded.
+        """
+        with self._lock:
+            missing = [each for each in dict.fromkeys(questions) if each not in self._ahead]
+            if len(missing) < 2 or missing[0] != questions[0]:
+                return
+            while len(self._ahead) > MOST_AHEAD:  # some questions are given up before they are searched for
+                del self._ahead[next(iter(self._ahead))]
+            self._ahead.update(zip(missing, self.embedder.encode(missing), strict=True))
+
     def _search(
         self, question: str, scope: SearchScope, top_k: int, early: Callable[[Sequence[Chunk]], None]
     ) -> tuple[list[Hit], SearchReport]:
@@ -185,7 +204,8 @@ class Retriever:
                 size, exact, vector, by_vector = len(index), not index.graph, _NO_VECTOR, list[int]()
                 if size:
                     with timer.step("embed"):
-                        vector = self.embedder.encode([question])[0]
+                        ahead = self._ahead.pop(question, None)
+                        vector = self.embedder.encode([question])[0] if ahead is None else ahead
                     with timer.step("vectors"):
                         by_vector = self._nearest(index, scope, vector, count)
             ranked = fuse([by_vector, list(by_words)], self.parameters.rank_constant) if size else []

@@ -277,6 +277,15 @@ def test_a_question_without_documents_loads_no_model(ragkv: Program, data: Path,
     assert not (tmp_path / "none").exists()
 
 
+def test_an_ingest_measures_nothing_that_only_questions_need(ragkv: Program, tmp_path: Path) -> None:
+    (tmp_path / "line.txt").write_text(LINES[0]["text"])
+    where = ("--data", tmp_path / "d", "--device", "cpu")
+    assert ragkv("ingest", tmp_path / "line.txt", *where).code == 0
+    assert not (tmp_path / "d" / "costs").exists()
+    assert ragkv("ask", QUESTION, *where).code == 0
+    assert (tmp_path / "d" / "costs").is_dir()
+
+
 def test_nothing_to_ingest_is_a_failure_that_needs_no_model(ragkv: Program, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = ragkv("ingest", tmp_path / "empty", "--data", tmp_path / "d", "--model", "/no/such/model")

@@ -263,25 +263,25 @@ def test_a_conversation_and_turns_that_come_with_the_question_exclude_each_other
 
 def watch_relevance(engine, monkeypatch):
     """Record the relevance of the pieces of every prefill."""
-    seen, real = [], engine.prefiller.prefill_sparse
+    seen, real = [], engine.prefiller.sparse_passes
 
     def prefill(sources, *rest):
         seen.append([source.piece.relevance for source in sources])
         return real(sources, *rest)
 
-    monkeypatch.setattr(engine.prefiller, "prefill_sparse", prefill)
+    monkeypatch.setattr(engine.prefiller, "sparse_passes", prefill)
     return seen
 
 
 def watch_contexts(engine, monkeypatch):
     """Record what every sparse prefill returns."""
-    seen, real = [], engine.prefiller.prefill_sparse
+    seen, real = [], engine.prefiller.sparse_passes
 
     def prefill(*given):
-        seen.append(real(*given))
+        seen.append((yield from real(*given)))
         return seen[-1]
 
-    monkeypatch.setattr(engine.prefiller, "prefill_sparse", prefill)
+    monkeypatch.setattr(engine.prefiller, "sparse_passes", prefill)
     return seen
 
 

@@ -21,7 +21,7 @@ from ragkv.errors import ConfigError, EmbedderChanged, ModelNotFound
 from ragkv.retrieval import Embedder, Retrieval, Retriever
 from ragkv.retrieval.embedder import PACKAGED, PACKAGED_SHA256, check_weights
 from ragkv.retrieval.index import VectorIndex
-from ragkv.retrieval.retriever import fuse
+from ragkv.retrieval.retriever import MOST_AHEAD, fuse
 from ragkv.types import Chunk, Document, Key
 from tests.ingest.reader import DIMENSION, WordEmbedder
 
@@ -89,6 +89,31 @@ def test_the_chunk_with_the_answer_comes_first(catalog: Catalog, folder: Path) -
     assert hits[0].chunk.id == "sea#1"
     assert len(hits) == 3
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+def test_questions_that_are_embedded_ahead_find_the_same_and_are_embedded_once(catalog: Catalog, folder: Path) -> None:
+    put(catalog, "sea", "the ferry crosses the strait", "the harbour was dredged")
+    calls: list[list[str]] = []
+
+    class Counting(WordEmbedder):
+        def encode(self, texts):  # type: ignore[no-untyped-def]
+            calls.append(list(texts))
+            return super().encode(texts)
+
+    questions = ["Who dredged the harbour?", "What crosses the strait?", "Who?"]
+    plain = [Retriever(catalog, WordEmbedder(), folder).search(question) for question in questions]
+    retriever = Retriever(catalog, Counting(), folder)
+    retriever.embed_ahead(questions[:1])
+    assert calls == [], "a question alone is embedded when it is searched for"
+    retriever.embed_ahead(questions)
+    retriever.embed_ahead(questions)
+    assert [retriever.search(question) for question in questions] == plain
+    assert calls == [questions]
+    retriever.search(questions[0])
+    assert calls == [questions, questions[:1]], "a vector is kept for one search"
+    for number in range(2 * MOST_AHEAD):
+        retriever.embed_ahead([f"given up {number}", "twice"])
+    assert len(retriever._ahead) <= MOST_AHEAD + 2
 
 
 def test_an_empty_or_unknown_collection_has_no_hits(catalog: Catalog, folder: Path) -> None:

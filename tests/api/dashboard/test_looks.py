@@ -35,6 +35,25 @@ CONTRAST = """() => {
   const found = texts.map((element) => [ratio(element), element.outerHTML.slice(0, 120)]);
   return found.filter(([ratio]) => ratio < 4.5).map(([ratio, text]) => ratio.toFixed(1) + " " + text);
 }"""
+# The visible elements that reach beyond the page, and those whose text is cut off without an ellipsis. What scrolls
+# inside an element is left out, and so is the bar that slides in while a page loads.
+CUT_OFF = """() => {
+  const width = document.documentElement.clientWidth;
+  const scrolls = (element) =>
+    element && (getComputedStyle(element).overflowX !== "visible" || scrolls(element.parentElement));
+  const all = [...document.querySelectorAll("body *")].filter((element) =>
+    element.checkVisibility({ checkVisibilityCSS: true }) && !element.closest(".q-loading-bar"));
+  const out = all.filter((element) => {
+    const box = element.getBoundingClientRect();
+    return box.width && (box.right > width + 1 || box.left < -1) && !scrolls(element.parentElement);
+  });
+  const cut = all.filter((element) => {
+    const style = getComputedStyle(element);
+    return element.innerText && element.clientWidth > 1 && element.scrollWidth > element.clientWidth + 1
+      && ["hidden", "clip"].includes(style.overflowX) && style.textOverflow !== "ellipsis";
+  });
+  return [...out, ...cut].map((element) => element.outerHTML.slice(0, 120));
+}"""
 PAYLOAD = (
     "<script>window.hit = 1</script> <img src=x onerror='window.hit = 2'> ![leak](http://203.0.113.1/leak.png)"
     " [click](javascript:window.hit=3) {{ constructor.constructor('window.hit = 4')() }}"
@@ -90,6 +109,35 @@ def test_the_page_fits_a_small_phone(desk: Desk) -> None:
             page.get_by_role("tab", name=name).click()
             page.wait_for_timeout(200)
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_clipped_or_sticks_out(desk: Desk, width: int) -> None:
+    with desk.page("Ask", width=width) as page:
+        ask(page, QUESTIONS[0])
+        desk.newest()
+        page.get_by_role("button", name="Passage 1").first.click()
+        page.get_by_text("Map of the KV blocks").click()
+        expect(page.get_by_role("grid")).to_be_visible()
+        for name in TABS:
+            page.get_by_role("tab", name=name).click()
+            expect(page.locator(".q-tab-panel")).to_have_count(1)
+            assert page.evaluate(CUT_OFF) == [], name
+
+
+def test_on_a_phone_the_open_history_has_the_whole_width(desk: Desk) -> None:
+    with desk.page("Ask", width=390) as page:
+        history = page.locator(".history")
+        was_open = history.get_attribute("open") is not None
+        if not was_open:
+            history.locator("summary").click()
+        listed, new = history.bounding_box(), page.get_by_role("button", name="New conversation").bounding_box()
+        assert listed is not None
+        assert new is not None
+        assert listed["width"] > 340
+        assert listed["y"] + listed["height"] <= new["y"], "the button is below, and covers nothing"
+        if not was_open:
+            history.locator("summary").click()
 
 
 @pytest.mark.parametrize("name", TABS)

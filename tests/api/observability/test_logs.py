@@ -34,14 +34,14 @@ import sys
 from ragkv.cli import run
 from ragkv.engine.engine import Engine
 
-prefill = Engine.prefill
+prefill = Engine.prefill_passes
 
 def broken(self, question, options):
     if "explode" in question:
         raise ZeroDivisionError(question)
-    return prefill(self, question, options)
+    return (yield from prefill(self, question, options))
 
-Engine.prefill = broken
+Engine.prefill_passes = broken
 sys.exit(run(["serve", "--port", "0"]))
 """
 

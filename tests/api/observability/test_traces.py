@@ -239,4 +239,4 @@ def test_otel_is_imported_only_for_traces_and_a_missing_extra_is_named(root: Any
     assert done.returncode == 0, done.stderr
     imported, message = done.stdout.splitlines()
     assert imported == "[]"
-    assert "pip install 'ragkv[otel]'" in message
+    assert "pip install 'opentelemetry-sdk" in message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 
 from api.runtime.engine_thread import EngineThread
 from ragkv.engine.engine import Engine
+from ragkv.engine.passes import Passes
 from ragkv.engine.request import RequestState
 from ragkv.errors import InputError, Stopping
 from ragkv.types import AskOptions, Document
@@ -37,17 +39,17 @@ def on_prefill(
     """Call `observe` after each prefill."""
 
     def patch(engine: Engine) -> None:
-        prefill = engine.prefill
+        prefill = engine.prefill_passes
 
-        def observed(question: str, options: AskOptions) -> RequestState:
-            state = prefill(question, options)
+        def observed(question: str, options: AskOptions) -> Passes[RequestState]:
+            state = yield from prefill(question, options)
             observe(question, options, state)
             return state
 
-        engine.prefill = observed  # type: ignore[method-assign]
+        engine.prefill_passes = observed  # type: ignore[method-assign]
 
     def restore(engine: Engine) -> None:
-        del engine.prefill
+        del engine.prefill_passes
 
     engine_thread.submit(patch).result(30)
     try:
@@ -94,7 +96,7 @@ def test_clients_are_answered_together_and_as_if_they_were_alone(service: Servic
         with held(service):
             together = [engine_thread.ask(question) for question in QUESTIONS]
         assert [future.result(60).answer for future in together] == [answer.answer for answer in alone]
-    assert running == [0, 1, 2, 3]
+    assert running == [4, 4, 4, 4], "they are prefilled together"
     tokens = [(a.report.tokens, b.result().report.tokens) for a, b in zip(alone, together, strict=True)]
     assert all(a == b for a, b in tokens)
     assert engine_thread.health()["running"] == 0
@@ -186,10 +188,13 @@ def test_no_more_answers_run_than_the_batch_holds_and_they_start_in_order(tmp_pa
         seen.append((options.seed, engine_thread.health()["running"]))
 
     with small(tmp_path) as engine_thread, on_prefill(engine_thread, note):
+        waits = threading.Event()
+        engine_thread.submit(lambda engine: waits.wait(30))
         futures = [engine_thread.ask(QUESTIONS[place % 2], AskOptions(seed=place)) for place in range(6)]
+        waits.set()
         assert all(future.result(60).answer for future in futures)
     assert [place for place, _ in seen] == list(range(6))
-    assert max(running for _, running in seen) == 1
+    assert max(running for _, running in seen) == 2
 
 
 def test_at_shutdown_running_answers_are_finished_and_queued_questions_are_rejected(tmp_path: Path) -> None:

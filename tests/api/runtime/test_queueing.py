@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +15,10 @@ import torch
 
 from api.middleware.keys import make_key
 from ragkv.engine.engine import Engine
+from ragkv.engine.passes import Passes
 from ragkv.engine.request import RequestState
 from ragkv.errors import Busy, Expired
+from ragkv.model.layer_pass import Pass
 from tests.api.conftest import HARBOUR, Service, serving, settings
 from tests.api.runtime.test_decode_loop import QUESTIONS, endless, until
 from tests.api.streams import streamed
@@ -122,28 +124,35 @@ def exhausted(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.parametrize("where", ["prefill", "decode", "finalize"])
 def test_running_out_of_memory_fails_one_request_alone(service: Service, where: str) -> None:
-    def spoil(engine: Engine) -> None:
-        prefill, finalize = engine.prefill, engine.finalize
+    together: list[int] = []
 
-        def spoiled(*arguments: Any, **options: Any) -> RequestState:
-            del engine.prefill
-            if where == "prefill":
-                engine.prefiller.model.forward = exhausted  # type: ignore[method-assign]
-                try:
-                    return prefill(*arguments, **options)
-                finally:
-                    del engine.prefiller.model.forward
-            state = prefill(*arguments, **options)
+    def spoil(engine: Engine) -> None:
+        prefill, finalize, forward = engine.prefill_passes, engine.finalize, engine.model.forward
+        asked = list(engine.model.prompt.question(QUESTIONS[0]))
+
+        def without_room(passes: Sequence[Pass]) -> list[torch.Tensor]:
+            together.append(len(passes))
+            if any(each.tokens[-len(asked) :].tolist() == asked for each in passes):
+                exhausted()
+            return forward(passes)
+
+        def spoiled(*arguments: Any, **options: Any) -> Passes[RequestState]:
+            del engine.prefill_passes
+            state = yield from prefill(*arguments, **options)
             if where == "decode":
                 state.sequence.attention = exhausted
             else:
                 engine.finalize = lambda each: exhausted() if each is state else finalize(each)  # type: ignore[method-assign]
             return state
 
-        engine.prefill = spoiled  # type: ignore[method-assign]
+        if where == "prefill":
+            engine.model.forward = without_room  # type: ignore[method-assign]
+        else:
+            engine.prefill_passes = spoiled  # type: ignore[method-assign]
 
     def restore(engine: Engine) -> tuple[int, int]:
         engine.__dict__.pop("finalize", None)
+        engine.model.__dict__.pop("forward", None)
         return sum(pool.pinned for pool in engine.tiers.stats().values()), engine.catalog.count()[0]
 
     with ThreadPoolExecutor(3) as pool:
@@ -155,6 +164,7 @@ def test_running_out_of_memory_fails_one_request_alone(service: Service, where: 
     assert spoiling.result(30) is None
     pinned, documents = service.engine_thread.submit(restore).result(30)
     assert sorted(response.status_code for response in responses) == [200, 200, 503]
+    assert where != "prefill" or max(together) == 3, "the others were prefilled with it, and once more without it"
     (failed,) = (response for response in responses if response.status_code == 503)
     assert failed.json()["code"] == "out_of_memory"
     assert "CUDA" not in failed.text

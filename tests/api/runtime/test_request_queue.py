@@ -128,3 +128,14 @@ def test_a_refused_request_is_told_when_the_queue_will_be_served() -> None:
     for _ in range(50):
         queue.record_seconds(100.0)
     assert queue.retry_after("a") == 60
+
+
+def test_the_questions_that_are_likely_to_come_next_are_told() -> None:
+    queue = RequestQueue(16)
+    fill(queue, "a")
+    for tenant, question in (("a", "A1"), ("b", "B1"), ("a", "A2"), ("b", "B2")):
+        queue.enqueue(QueuedQuestion(question, AskOptions(), Future(), tenant))
+    assert queue.questions(0) == []
+    assert queue.questions(3) == ["B1", "A1"], "of the first three requests one is a task"
+    assert queue.questions(9) == ["B1", "A1", "B2", "A2"]
+    assert len(queue) == 5

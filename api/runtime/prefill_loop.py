@@ -1,0 +1,171 @@
+"""The questions that are being prefilled. A step runs the next pass of several of them in one forward.
+
+A question alone has few rows, so its passes take about as long as those of several together: the weights are read once.
+The passes run in the order in which the questions began, as many at once as have `Engine.group_tokens` rows together;
+one that has more runs by itself. So a running answer waits for one forward of bounded size, not for a whole prefill.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from api.runtime.request_context import working_for
+from api.runtime.request_queue import QueuedQuestion, SessionName
+from ragkv.engine.engine import Engine
+from ragkv.engine.passes import Passes
+from ragkv.engine.request import RequestState
+from ragkv.model.layer_pass import Pass
+
+logger = logging.getLogger("ragkv.api")
+
+Prefilled = Callable[[QueuedQuestion, RequestState, float], None]
+"""Receives a question that is prefilled, its state, and the seconds of the engine's time that it took."""
+
+Failed = Callable[[QueuedQuestion, BaseException], None]
+"""Receives a question that cannot be prefilled, and why."""
+
+
+@dataclass(eq=False)
+class _Prefilling:
+    """A question that is being prefilled.
+
+    Attributes:
+        question: The question.
+        passes: Where its passes come from.
+        next: Its next pass; None before its first.
+        seconds: Of the engine's time that it took so far.
+    """
+
+    question: QueuedQuestion
+    passes: Passes[RequestState]
+    next: Pass | None = None
+    seconds: float = 0.0
+
+    @property
+    def rows(self) -> int:
+        """Rows of the next pass."""
+        return 0 if self.next is None else len(self.next.tokens)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the cache."""
+        return 0 if self.next is None else self.next.cache.bytes
+
+
+class PrefillLoop:
+    """Prefills questions together. Only the engine's thread may use it, except for `count`."""
+
+    def __init__(self, engine: Engine, prefilled: Prefilled, failed: Failed):
+        """Make an empty loop that hands questions over to `prefilled` or `failed`."""
+        self._engine, self._prefilled, self._failed = engine, prefilled, failed
+        self._started: list[_Prefilling] = []
+
+    @property
+    def count(self) -> int:
+        """Number of questions that are started and not prefilled."""
+        return len(self._started)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the caches of these questions."""
+        return sum(each.bytes for each in self._started)
+
+    def reads_session(self, session: SessionName) -> bool:
+        """Whether a question of this conversation is being prefilled."""
+        return any(each.question.session == session for each in self._started)
+
+    def start(self, question: QueuedQuestion, following: Sequence[str] = ()) -> None:
+        """Do what comes before the first pass of a question; all of it, where recorded graphs run its passes.
+
+        Args:
+            question: The question.
+            following: Questions that are likely to begin next.
+        """
+        with suppress(Exception):  # what goes wrong is raised again, for the question whose search it hinders
+            self._engine.retriever.embed_ahead([question.question, *following])
+        self._started.append(_Prefilling(question, self._engine.prefill_passes(question.question, question.options)))
+        self._resume(self._started[-1], None)
+
+    def drop(self, abandoned: Callable[[QueuedQuestion], bool]) -> None:
+        """Drop the questions that nobody waits for any more."""
+        gone = [each for each in self._started if abandoned(each.question)]
+        for each in gone:
+            self._started.remove(each)
+            each.passes.close()
+
+    def step(self) -> None:
+        """Run one forward, if there is anything to prefill."""
+        group = self._next_group()
+        if not group:
+            return
+        started = time.monotonic()
+        try:
+            logits = self._engine.model.forward([each.next for each in group if each.next is not None])
+        except Exception as error:
+            self._prefill_apart(group, error)
+            return
+        share = (time.monotonic() - started) / len(group)
+        for each, rows in zip(group, logits, strict=True):
+            each.seconds += share
+            self._resume(each, rows)
+
+    def clear(self) -> None:
+        """Drop all questions."""
+        self.drop(lambda question: True)
+
+    def _next_group(self) -> list[_Prefilling]:
+        """Return the questions, in the order in which they began, whose next passes fit into one forward."""
+        group, rows = list[_Prefilling](), 0
+        for each in self._started:
+            rows += each.rows
+            if group and rows > self._engine.group_tokens:
+                break
+            group.append(each)
+        return group
+
+    def _resume(self, each: _Prefilling, logits: Tensor | None) -> None:
+        """Go on to the next pass of a question, or to its end. logits: of its latest pass; None before the first."""
+        started = time.monotonic()
+        with working_for(each.question.context):
+            try:
+                each.next = next(each.passes) if logits is None else each.passes.send(logits)
+            except StopIteration as end:
+                self._end(each, end.value, time.monotonic() - started)
+            except BaseException as error:
+                self._started.remove(each)
+                self._failed(each.question, error)
+            else:
+                each.seconds += time.monotonic() - started
+
+    def _end(self, each: _Prefilling, state: RequestState, seconds: float) -> None:
+        """Hand a prefilled question over. seconds: of the engine's time since the last that were counted."""
+        self._started.remove(each)
+        self._prefilled(each.question, state, each.seconds + seconds)
+
+    def _prefill_apart(self, group: list[_Prefilling], error: Exception) -> None:
+        """Prefill the questions of a forward that failed once more, one after another: the fault is of one of them.
+
+        What a pass that broke off wrote is dropped with its cache.
+        """
+        for each in group:
+            each.passes.close()
+        if len(group) == 1:
+            self._started.remove(group[0])
+            self._failed(group[0].question, error)
+            return
+        for each in group:
+            started = time.monotonic()
+            with working_for(each.question.context):
+                try:
+                    state = self._engine.prefill(each.question.question, each.question.options)
+                except BaseException as fault:
+                    self._started.remove(each)
+                    self._failed(each.question, fault)
+                else:
+                    self._end(each, state, time.monotonic() - started)
