@@ -40,7 +40,7 @@ FOR_PRINT = (
 more bytes than cells, and a shadow is lost with what casts it."""
 _LONG = re.compile(r"matrix\([^)]*\)|\d+\.\d{2,}")
 _DEFAULTS = re.compile(
-    r"(?:fill-rule:nonzero|fill-opacity:1|stroke-opacity:1|stroke-linecap:butt|stroke-linejoin:miter);"
+    r"(?:fill-rule:nonzero|fill-opacity:1|stroke-opacity:1|stroke-linecap:butt|stroke-linejoin:miter|stroke:none);"
     r'| clip-rule="nonzero"'
 )
 _NUMBERS = {"M": 2, "L": 2, "C": 6}
@@ -83,7 +83,7 @@ def shot(page: Page, name: str) -> None:
 
 def compacted(text: str) -> str:
     """Return an SVG of pdftocairo in fewer bytes: rounded, without defaults, each clip path once, letters in groups."""
-    text = _DEFAULTS.sub("", _LONG.sub(_rounded, text))
+    text = re.sub(r' style="\s*"', "", _DEFAULTS.sub("", _LONG.sub(_rounded, text)))
     text = re.sub(r' d="([^"]*)"', _relative, text)
     text = re.sub(r"rgb\(([\d.]+)%,([\d.]+)%,([\d.]+)%\)", _hexadecimal, text)
     text = text.replace("xlink:href", "href").replace("glyph", "g")

@@ -45,6 +45,7 @@ from torch import Tensor
 
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.packed_products import pack_products, supports_packing
 from ragkv.model.placement import SPREAD, assign_layers, gpus
 
 LLAMA3 = {
@@ -134,6 +135,8 @@ def random_model(
         _fill(weights, seed, sparse)
         if sparse:
             _set_apart(weights, torch.Generator().manual_seed(seed))
+    if supports_packing(weights):  # as `DecoderModel.load` does
+        pack_products(weights)
     return DecoderModel(weights, name=name)
 
 

@@ -94,8 +94,6 @@ class DecoderModel:
         """
         config = weights.config
         check_supported(config)
-        if supports_packing(weights):
-            pack_products(weights)
         self.body, self.lm_head, self.config = weights.model, weights.lm_head, config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = Shape(config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, head_dim)
@@ -120,8 +118,13 @@ class DecoderModel:
         cache: Path | None = None,
         notify: Notify = lambda line: None,
     ) -> DecoderModel:
-        """Load a local folder, a GGUF file or, when `source` is no path, a hub id. See `checkpoint.load_checkpoint`."""
+        """Load a local folder, a GGUF file or, when `source` is no path, a hub id. See `checkpoint.load_checkpoint`.
+
+        The weights belong to this model and are not trained, so their products may be packed.
+        """
         found = load_checkpoint(source, device, dtype, profiles, cache, notify)
+        if supports_packing(found.weights):
+            pack_products(found.weights)
         return cls(found.weights, found.tokenizer, found.profile, found.name, found.weights_hash)
 
     @property

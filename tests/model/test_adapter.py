@@ -68,7 +68,9 @@ def load(base: Path, adapter: Path, dtype: str = "float32", **options) -> Decode
 
 
 def projections(model: DecoderModel) -> dict[str, torch.Tensor]:
-    return {name: each.detach() for name, each in model.body.named_parameters() if "proj" in name}
+    """The weights of all projections, as they were before they were packed."""
+    found = {name: each.detach() for name, each in model.body.named_parameters() if "proj" in name}
+    return {name: each.to_dense() if each.is_mkldnn else each for name, each in found.items()}
 
 
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"target_modules": ["q_proj", "down_proj"]}])

@@ -155,9 +155,12 @@ TRAFFIC = (
     ),
     Panel(
         "Tokens a second",
-        "Generated, and put through the model before a first token.",
+        "Generated, and put through the model before a first token; drafted, and accepted of these.",
         "short",
-        (Query(f'sum by (kind) (rate(ragkv_tokens_total{{kind=~"generated|prefilled"}}[{EACH}]))', "{{kind}}"),),
+        (
+            Query(f'sum by (kind) (rate(ragkv_tokens_total{{kind=~"generated|prefilled"}}[{EACH}]))', "{{kind}}"),
+            Query(f"sum by (kind) (rate(ragkv_draft_tokens_total[{EACH}]))", "{{kind}}"),
+        ),
         width=6,
     ),
     Panel(
@@ -249,7 +252,7 @@ SERIES: dict[str, tuple[str, ...]] = {
     "{{step}}": ("retrieve", "open", "plan", "load", "repair", "prefill", "decode"),
     "{{source}}": ("heads", "loaded"),
     "{{outcome}}": OUTCOMES,
-    "{{kind}}": ("generated", "prefilled"),
+    "{{kind}}": ("generated", "prefilled", "drafted", "accepted"),
     "{{check}}": ("engine", "catalogue", "index", "store", "reuse", "queue"),
     "{{method}}": (),
     "{{status}}": (),

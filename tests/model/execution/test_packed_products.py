@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from ragkv.config import bundled_models
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.packed_products import PackedLinear, pack_products, supports_packing
 from ragkv.model.kv_cache import ContextCache
@@ -44,19 +45,23 @@ def test_a_product_is_that_of_the_linear_module(bias, rows):
 @packs
 @pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
 @pytest.mark.parametrize("rows", [1, 9])
-def test_a_model_in_bfloat16_packs_its_products_and_computes_the_same(kind, rows, monkeypatch):
+def test_a_packed_model_computes_the_same(kind, rows):
     weights = tiny.weights(kind).to(torch.bfloat16)
-    with monkeypatch.context() as patch:
-        patch.setattr("ragkv.model.decoder.supports_packing", lambda given: False)
-        plain = DecoderModel(copy.deepcopy(weights))
+    plain = DecoderModel(copy.deepcopy(weights))
+    pack_products(weights)
     packed = DecoderModel(weights)
     assert isinstance(packed.lm_head, PackedLinear)
-    assert isinstance(packed.body.layers[0].mlp.down_proj, PackedLinear)
     assert not [each for each in packed.body.modules() if type(each) is nn.Linear]
     assert torch.equal(logits(packed, rows), logits(plain, rows))
     assert torch.equal(packed.own_logits(tiny.tokens(rows)), plain.own_logits(tiny.tokens(rows)))
     assert packed.pair_weight == plain.pair_weight
-    assert DecoderModel(weights).body.layers[0].mlp.down_proj is packed.body.layers[0].mlp.down_proj
+
+
+@packs
+def test_a_loaded_model_is_packed_in_bfloat16_and_in_no_other_dtype():
+    folder = str(bundled_models() / "tiny")
+    assert isinstance(DecoderModel.load(folder, "cpu", "bfloat16").body.layers[0].mlp.down_proj, PackedLinear)
+    assert type(DecoderModel.load(folder, "cpu", "float32").body.layers[0].mlp.down_proj) is nn.Linear
 
 
 def test_other_dtypes_and_an_older_torch_are_left_alone(monkeypatch):
