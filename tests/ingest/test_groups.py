@@ -80,8 +80,8 @@ def test_jobs_of_one_document_are_encoded_together(jobs: Jobs, engine: FileEngin
 
 
 def test_a_group_has_documents_of_one_tenant_only(jobs: Jobs, engine: FileEngine) -> None:
-    for tenant in "ab":
-        jobs.submit(small(8, f"{tenant}:default", tenant))
+    for tenant in "ab":  # so few that a group has room for those of both
+        jobs.submit(small(3, f"{tenant}:default", tenant))
     run(jobs, engine)
     assert max(map(len, engine.together)) > 1
     assert all(len({name[0] for name in group}) == 1 for group in engine.together)

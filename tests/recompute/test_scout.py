@@ -175,7 +175,9 @@ def test_the_relevance_of_a_chunk_weighs_the_scores_of_its_blocks():
 def test_the_chunks_of_the_strongest_blocks_join_in_their_order():
     chunks = [needle(10, 22, 80, 1), needle(30, 0, 0, 2), needle(10, 22, 81, 3), needle(10, 22, 82, 4)]
     assert replace(SCOUT, chunks=2).screen(chunks, queries()) == (2, 3)
-    assert replace(SCOUT, chunks=3).screen(chunks, queries()) == (0, 2, 3), "one strong block, not many weak ones"
+    assert replace(SCOUT, chunks=3).screen(chunks, queries()) == (0, 2, 3)
+    many = needle(10, slice(None, None, 4), 81.5, 5)
+    assert replace(SCOUT, chunks=1).screen([many, chunks[3]], queries()) == (1,), "one strong block, not many weaker ones"
     assert SCOUT.screen(chunks, queries()) == (0, 1, 2, 3)
     doubted = [*chunks[:3], replace(chunks[3], relevance=0.1)]
     assert replace(SCOUT, chunks=2, prior=3).screen(doubted, queries()) == (0, 2)
