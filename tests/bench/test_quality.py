@@ -57,7 +57,8 @@ def test_the_store_is_read_as_it_is_in_service(model, small):
 
 def test_a_chunk_that_scout_leaves_out_is_counted_and_changes_no_answer(model, small):
     asked, question = next((each, q) for each in small for q in each.questions if q.span.chunk == 1)
-    alone = replace(asked, chunks=asked.chunks[1:], questions=(replace(question, span=replace(question.span, chunk=0)),))
+    moved = replace(question, span=replace(question.span, chunk=0))
+    alone = replace(asked, chunks=asked.chunks[1:], questions=(moved,))
     (screened,) = ask_all(model, [replace(asked, questions=(question,))], ("scout:chunks=1",), lambda *_: None)
     (expected,) = ask_all(model, [alone], ("scout",), lambda *_: None)
     first, second = (len(model.prompt.chunk(*chunk)) for chunk in asked.chunks)

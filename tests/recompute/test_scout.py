@@ -177,7 +177,7 @@ def test_the_chunks_of_the_strongest_blocks_join_in_their_order():
     assert replace(SCOUT, chunks=2).screen(chunks, queries()) == (2, 3)
     assert replace(SCOUT, chunks=3).screen(chunks, queries()) == (0, 2, 3)
     many = needle(10, slice(None, None, 4), 81.5, 5)
-    assert replace(SCOUT, chunks=1).screen([many, chunks[3]], queries()) == (1,), "one strong block, not many weaker ones"
+    assert replace(SCOUT, chunks=1).screen([many, chunks[3]], queries()) == (1,), "one strong block, not many weak ones"
     assert SCOUT.screen(chunks, queries()) == (0, 1, 2, 3)
     doubted = [*chunks[:3], replace(chunks[3], relevance=0.1)]
     assert replace(SCOUT, chunks=2, prior=3).screen(doubted, queries()) == (0, 2)
