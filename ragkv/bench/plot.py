@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ragkv.bench.prefill import DENSE, PrefillResult
-from ragkv.bench.serve import LoadResult
 from ragkv.bench.table import Row
 from ragkv.errors import ConfigError, InputError
+
+if TYPE_CHECKING:  # questions are asked where the client's packages are not installed
+    from ragkv.bench.serve import LoadResult
 
 FORMATS = (".png", ".svg")
 LARGEST = 1600  # area of the largest circle, square points

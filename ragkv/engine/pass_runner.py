@@ -23,6 +23,10 @@ from ragkv.sparse.base import DecodeState, last_rows, observe_queries
 from ragkv.sparse.prefill import SparsePrefill
 from ragkv.timing import StepTimer
 
+EXPECTED = 8
+"""A plan is expected to keep one token in so many beside the fixed blocks: what scout keeps of short documents. More
+would be memory that most questions never use."""
+
 
 class PassRunner:
     """Runs passes of one model, by recorded graphs where there are any. Holds no request state.
@@ -69,10 +73,10 @@ class PassRunner:
         stitch.end, state.pending_tokens = state.position, ()
 
     def capacity(self, pieces: Sequence[Piece], fixed: Sequence[Blocks]) -> int:
-        """Return the rows that a layer is likely to need; the cache grows if a plan keeps more."""
+        """Return the rows that a layer is likely to need. A plan that keeps more lets the cache grow."""
         context = sum(piece.tokens for piece in pieces)
         rows = sum(len(piece.rows(blocks)) for piece, blocks in zip(pieces, fixed, strict=False))
-        return len(self.prefix_tokens) + (min(context, rows + context // 5) if fixed else context)
+        return len(self.prefix_tokens) + (min(context, rows + context // EXPECTED) if fixed else context)
 
     def query_pass(self, stitch: Stitch, question: Sequence[int], depth: int) -> Passes[list[Tensor]]:
         """Run the composite pass: the question over S and the blocks that are in the cache.

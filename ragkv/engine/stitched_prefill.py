@@ -157,6 +157,11 @@ class StitchedPrefill:
         """
         with self._timer.step("load"):
             missing = self._state.missing(plan.kept)
+            joining = max(
+                sum(len(piece.rows(blocks)) for piece, blocks in zip(self._pieces, layer, strict=True))
+                for layer in {id(each): each for each in missing}.values()
+            )
+            self._stitch.cache.make_room(joining + len(self._question) + self._options.answer_tokens)
             self._stitch.reserve(self._pieces, missing)
             plan = self._state.remaining(plan, self._pieces)
             requested = minus(plus(later, missing), overwritten_blocks(self._pieces, plan))

@@ -247,6 +247,18 @@ def test_the_second_look_asks_over_what_the_first_one_found():
     assert all(set(one) <= set(other) for layer in context.plan.kept for one, other in zip(read, layer, strict=True))
 
 
+@pytest.mark.parametrize("cap", [0.02, 0.3, 0.7])
+def test_the_cache_has_an_eighth_of_the_context_or_as_much_as_the_plan_keeps(cap):
+    r = reader()
+    chunks = [tiny.tokens(64, 64 + i) for i in range(8)]
+    asked = replace(scout(r), look=0.0, floor=1, cap=cap, weakest=0.0, repair="none")
+    context = sparse(r, asked, chunks)
+    ends = len(QUESTION) + 8
+    expected = max(len(PREFIX) + 8 * 64 // 8 + ends, context.cache.lengths[0] + 8)
+    sizes = [context.cache.buffers(layer, 0)[0].shape[0] for layer in range(4)]
+    assert sizes == [expected] * 4
+
+
 def test_layers_keep_different_blocks_and_positions_stay_those_of_the_full_text():
     r = reader()
     context = sparse(r, SamKV(layers=LAYERS, extremes="dynamic"))
