@@ -31,6 +31,7 @@ from ragkv.kernels import rows as row_reference
 from ragkv.kernels.attention import attend_planned, plan_mask
 from ragkv.kernels.attention_reference import attend_lse
 from ragkv.kernels.decode_step import CachePointers, splits_of
+from ragkv.kernels.fp8_linear import linear_reference, quantise_rows
 from ragkv.kernels.transfer import TransferFormat, TransferTable
 from ragkv.store.format.layout import Layout
 from ragkv.types import Shape
@@ -114,7 +115,7 @@ def measure(
     """Measure on a GPU, in bfloat16. Raises InputError on another device."""
     if not device.startswith("cuda") or not torch.cuda.is_available():
         raise InputError("kernels are measured on a GPU: give --device cuda where there is one")
-    from ragkv.kernels import triton_decode_step, triton_rows, triton_transfer
+    from ragkv.kernels import triton_decode_step, triton_fp8_linear, triton_rows, triton_transfer
 
     torch.manual_seed(0)
     bench = _Bench(form, device)
@@ -126,6 +127,7 @@ def measure(
         bench.attention("a share of the whole context", params.blend, params.keys),
         bench.attention("question", params.question, params.kept),
         bench.transfer(triton_transfer, params.kept),
+        *(bench.fp8(triton_fp8_linear, count) for count in (*params.batches, params.question)),
     ]
     found = []
     for number, made in enumerate(cases):
@@ -270,6 +272,18 @@ class _Bench:
                 read = float(count * size)
                 work = KernelWork(written, link=read) if place == "host" else KernelWork(written + read)
                 yield Case("carry", f"{count} blocks, {body}, from {place}", work, runs)
+
+    def fp8(self, kernels: ModuleType, count: int) -> Iterator[Case]:
+        """The gate and up projection in FP8 of so many rows, and rounding these rows to FP8."""
+        form, setting = self.form, f"{count} rows"
+        x = self.draw(count, form.hidden)
+        weights = [quantise_rows(self.draw(2 * form.intermediate, form.hidden)) for _ in range(TURNS)]
+        runs = [partial(kernels.linear, x, codes, scale, None) for codes, scale in weights]
+        expected = linear_reference(x.float(), *weights[0], None)
+        work = KernelWork(float(weights[0][0].numel()), flops=2.0 * count * weights[0][0].numel())
+        yield Case("fp8_linear", setting, work, runs, _far(runs[0](), expected))
+        work = KernelWork(3.0 * x.numel())
+        yield Case("quantise_rows", setting, work, [partial(kernels.quantise_rows, x)])
 
 
 def _wide(pointers: CachePointers) -> CachePointers:

@@ -45,6 +45,7 @@ from torch import Tensor
 
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.fp8_weights import quantise_weights
 from ragkv.model.execution.packed_products import pack_products, supports_packing
 from ragkv.model.placement import SPREAD, assign_layers, gpus
 
@@ -108,6 +109,7 @@ def random_model(
     seed: int = 0,
     layers: int | None = None,
     sparse: bool = True,
+    form: str = "exact",
 ) -> DecoderModel:
     """Make a model without a tokenizer. The weights depend on the seed and the kind of device alone.
 
@@ -119,23 +121,26 @@ def random_model(
         dtype: default bfloat16 on CUDA, else float32.
         layers: number of layers, if not the shape's.
         sparse: weights that are sparse by construction (see the module); False: plain random weights.
+        form: `exact` or `fp8`, as `RAGKV_WEIGHTS`.
 
     Raises:
         InputError: unknown shape.
         ConfigError: there is no GPU to spread over.
     """
-    name, form = (shape, find_shape(shape)) if isinstance(shape, str) else ("random", shape)
+    name, sizes = (shape, find_shape(shape)) if isinstance(shape, str) else ("random", shape)
     if device == SPREAD:
         device = gpus()
     devices = [torch.device(device)] if isinstance(device, (str, torch.device)) else list(device)
     if dtype is None:
         dtype = torch.bfloat16 if devices[0].type == "cuda" else torch.float32
-    weights = _empty(_config(form, layers or form.layers), devices, dtype).eval().requires_grad_(False)
+    weights = _empty(_config(sizes, layers or sizes.layers), devices, dtype).eval().requires_grad_(False)
     with torch.no_grad():
         _fill(weights, seed, sparse)
         if sparse:
             _set_apart(weights, torch.Generator().manual_seed(seed))
-    if supports_packing(weights):  # as `DecoderModel.load` does
+    if form == "fp8":  # as `DecoderModel.load` does
+        quantise_weights(weights)
+    elif supports_packing(weights):
         pack_products(weights)
     return DecoderModel(weights, name=name)
 

@@ -17,10 +17,21 @@ Piece = tuple[str, "TextGrid", Sequence[str]]
 
 
 def random_weights(shape: str, device: str | None, layers: int | None, plain: bool) -> DecoderModel:
-    """Make random weights of a known shape, without settings or a store. Raises InputError for an unknown shape."""
-    from ragkv.bench.shapes import random_model
+    """Make random weights of a known shape, without a store; RAGKV_WEIGHTS says in which form.
 
-    return random_model(shape, device_for(device), layers=layers, sparse=not plain)
+    Raises:
+        InputError: Unknown shape.
+        ConfigError: The device has no FP8.
+    """
+    import torch
+
+    from ragkv.bench.shapes import random_model
+    from ragkv.model.execution.fp8_weights import check_fp8
+
+    where, form = device_for(device), settings_from(None, None, None, device).weights
+    if form == "fp8":
+        check_fp8(torch.device("cuda" if where == "spread" else where))
+    return random_model(shape, where, layers=layers, sparse=not plain, form=form)
 
 
 def configured(model: str | None, device: str | None) -> DecoderModel:

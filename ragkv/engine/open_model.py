@@ -25,11 +25,11 @@ def load_model(settings: Settings, notify: Notify, source: ModelSource | None = 
     Raises:
         ModelNotFound: the model or its adapter cannot be read.
         ModelUnsupported: the model or its adapter is not supported.
-        ConfigError: the model cache cannot be written, or a profile is damaged.
+        ConfigError: the model cache cannot be written, a profile is damaged, or the device has no FP8.
     """
     source = source or model_source(settings)
     if source.note:
         notify(source.note)
     set_threads(settings.threads)
     profiles, cache = settings.data / "profiles", settings.model_cache_folder
-    return DecoderModel.load(source, settings.device, settings.dtype, profiles, cache, notify)
+    return DecoderModel.load(source, settings.device, settings.dtype, profiles, cache, notify, settings.weights)

@@ -21,9 +21,11 @@ from torch import Tensor
 
 from ragkv.kernels.attention import attend, index_to_device
 from ragkv.model.checkpoint import load_checkpoint
+from ragkv.model.execution.fp8_weights import check_fp8, quantise_weights
 from ragkv.model.execution.fused import Fused
 from ragkv.model.execution.merged_weights import supports_merging
 from ragkv.model.execution.packed_products import pack_products, supports_packing
+from ragkv.model.hashing import joined_hash
 from ragkv.model.layer_pass import Pass, write_rows
 from ragkv.model.model_cache import Notify
 from ragkv.model.placement import layer_devices, move_inputs, on_device
@@ -117,15 +119,29 @@ class DecoderModel:
         profiles: Path | None = None,
         cache: Path | None = None,
         notify: Notify = lambda line: None,
+        weights: str = "exact",
     ) -> DecoderModel:
         """Load a local folder, a GGUF file or, when `source` is no path, a hub id. See `checkpoint.load_checkpoint`.
 
         The weights belong to this model and are not trained, so their products may be packed.
+
+        Args:
+            source: as of `load_checkpoint`, like the next five.
+            weights: `exact`, or `fp8` to round them to FP8 (`execution/fp8_weights.py`).
+
+        Raises:
+            ConfigError: the device does not multiply in FP8; or as `load_checkpoint`, like all other errors.
         """
         found = load_checkpoint(source, device, dtype, profiles, cache, notify)
-        if supports_packing(found.weights):
+        weights_hash = found.weights_hash
+        if weights == "fp8":
+            for each in dict.fromkeys(layer_devices(found.weights.model)):
+                check_fp8(each)
+            quantise_weights(found.weights)
+            weights_hash = joined_hash(weights_hash, weights)
+        elif supports_packing(found.weights):
             pack_products(found.weights)
-        return cls(found.weights, found.tokenizer, found.profile, found.name, found.weights_hash)
+        return cls(found.weights, found.tokenizer, found.profile, found.name, weights_hash)
 
     @property
     def device_names(self) -> str:

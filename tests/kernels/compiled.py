@@ -17,6 +17,7 @@ from triton.compiler import ASTSource
 from ragkv.kernels import (
     triton_block_sparse,
     triton_block_sparse_tma,
+    triton_fp8_linear,
     triton_lines,
     triton_pool,
     triton_rows,
@@ -40,6 +41,15 @@ CASES = {
     ),
     "rope_scatter": (triton_rows._rope_scatter, {**HEADS, "NORMED": False, "WIDE": 64, "HEADS": 8}, {"num_warps": 2}),
     "tiles": (triton_block_sparse_tma._attend, TILES, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}),
+    **{
+        f"fp8_linear_{name}": (
+            triton_fp8_linear._linear,
+            {"BIAS": False, "ONE": name == "one", "ROWS": 16, "TILE": tile, "DEPTH": depth, "EXACT": False},
+            {"num_warps": 4, "num_stages": 4},
+        )
+        for name, tile, depth in (("one", 8, 1024), ("few", 32, 128))
+    },
+    "quantise_rows": (triton_fp8_linear._quantise_rows, {"SIZE": 14336, "WIDE": 16384}, {"num_warps": 8}),
     "merge": (kernels._merge, {"Q_HEADS": 32, "D": 128, "WIDE": 128, "SPLITS": 32}, {"num_warps": 4}),
     "progress": (
         triton_pool._attend_progressively,
@@ -80,10 +90,10 @@ CASES = {
     },
 }
 FLOATS = dict.fromkeys(("eps", "scale", "threshold", "part", "limit"), "fp32")
-STRIDES = {f"{name}_{step}" for name in "qkv" for step in ("row", "head")}
-MODEL = {"share", "group"}
+STRIDES = {f"{name}_{step}" for name in "qkv" for step in ("row", "head")} | {"size"}
+MODEL = {"share", "group", "outputs"}
 NUMBERS = {"layer", "layers", "width", "most", "least", "first", "items", "entries", "count", "keys", "tiles", "offset"}
-NUMBERS |= STRIDES | MODEL | {"slots", "listed"}
+NUMBERS |= STRIDES | MODEL | {"slots", "listed", "rows"}
 ADDRESSES = ("table", "order", "host", "clock", "ranked", "first", "block_of", "last_used", "free")
 WIDE = dict.fromkeys((f"{name}_ptr" for name in ADDRESSES), "*i64")
 COUNTED = (
@@ -101,6 +111,7 @@ COUNTED = (
 )
 COUNTS = dict.fromkeys((f"{name}_ptr" for name in COUNTED), "*i32")
 PARTIAL = dict.fromkeys(("parts_ptr", "lses_ptr", "lse_ptr", "threshold_ptr"), "*fp32")
+FP8 = {"codes_ptr": "*i8", "coded_ptr": "*i8", "scales_ptr": "*fp32"}
 COPIED = dict.fromkeys(("k_rows", "v_rows"), f"tensordesc<bf16[{triton_block_sparse_tma.KEYS},128]>")
 
 
@@ -108,7 +119,7 @@ def type_of(name: str, constants: dict[str, object]) -> str:
     """Return the Triton type of an argument."""
     if name in constants:
         return "constexpr"
-    return "i32" if name in NUMBERS else {**FLOATS, **WIDE, **COUNTS, **PARTIAL, **COPIED}.get(name, "*bf16")
+    return "i32" if name in NUMBERS else {**FLOATS, **WIDE, **COUNTS, **PARTIAL, **COPIED, **FP8}.get(name, "*bf16")
 
 
 def compile_kernel(kernel: object, constants: dict[str, object], options: dict[str, int]) -> dict[str, str]:

@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ragkv.kernels import fp8_linear
 from ragkv.kernels.decode_step import HeadNorms
+from ragkv.model.execution.fp8_weights import Fp8Linear
 
 Module = Callable[[Tensor], Tensor]
 
@@ -41,6 +43,19 @@ class MergedLinear:
 
 
 @dataclass(frozen=True)
+class MergedFp8Linear:
+    """Several linear modules in FP8 as one product; see `fp8_weights.Fp8Linear`."""
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply the product to x [T, hidden]."""
+        return fp8_linear.linear(x, self.weight, self.scale, self.bias)
+
+
+@dataclass(frozen=True)
 class MergedLayer:
     """Weights of a layer in the order of use. Its first norm belongs to the layer before.
 
@@ -54,11 +69,11 @@ class MergedLayer:
         next_norm: first norm of the next layer, or the model's last norm. A copy where that is on another device.
     """
 
-    qkv_proj: MergedLinear
+    qkv_proj: Module
     head_norms: HeadNorms | None
     o_proj: Module
     post_attention_norm: NormWeights
-    gate_up_proj: MergedLinear
+    gate_up_proj: Module
     down_proj: Module
     next_norm: NormWeights
 
@@ -68,7 +83,7 @@ def supports_merging(body: Any) -> bool:
 
     They must be on GPUs, have one dtype that Triton computes in, and have plain linear modules with SiLU.
     """
-    kinds = {(each.device.type, each.dtype) for each in body.parameters()}
+    kinds = {(each.device.type, each.dtype) for each in body.parameters() if each.dtype != fp8_linear.FP8}
     device_type, dtype = next(iter(kinds))
     if len(kinds) > 1 or device_type != "cuda" or dtype == torch.float64 or not find_spec("triton"):
         return False
@@ -76,7 +91,7 @@ def supports_merging(body: Any) -> bool:
 
 
 def is_plain(body: Any) -> bool:
-    """Return whether all projections are unquantised linear modules and the activation is SiLU."""
+    """Return whether all projections are linear modules, exact or in FP8, and the activation is SiLU."""
     linear = [
         getattr(part, name)
         for block in body.layers
@@ -86,7 +101,8 @@ def is_plain(body: Any) -> bool:
         )
         for name in names
     ]
-    return all(type(each) is nn.Linear for each in linear) and body.config.hidden_act == "silu"
+    kinds = {type(each) for each in linear}
+    return kinds in ({nn.Linear}, {Fp8Linear}) and bool(body.config.hidden_act == "silu")
 
 
 def merge_weights(body: Any) -> list[MergedLayer]:
@@ -116,13 +132,16 @@ def _norm_weights(module: Any, device: torch.device) -> NormWeights:
     return NormWeights(module.weight.detach().to(device), module.variance_epsilon)
 
 
-def _merge_linear(modules: Sequence[Any]) -> MergedLinear:
+def _merge_linear(modules: Sequence[Any]) -> Module:
     """Merge linear modules; either all of them have a bias or none."""
     biases = [module.bias for module in modules if module.bias is not None]
-    return MergedLinear(_merge([module.weight for module in modules]), _merge(biases) if biases else None)
+    weight, bias = _merge([module.weight for module in modules]), _merge(biases) if biases else None
+    if isinstance(modules[0], Fp8Linear):
+        return MergedFp8Linear(weight, _merge([module.scale for module in modules]), bias)
+    return MergedLinear(weight, bias)
 
 
-def _merge(parts: Sequence[nn.Parameter]) -> Tensor:
+def _merge(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate parameters [rows, …] in one memory. Parameters that are already merged are not moved again."""
     first, sizes = parts[0], [part.shape[0] for part in parts]
     ends = [part.data_ptr() + part.nbytes for part in parts]
