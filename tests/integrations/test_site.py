@@ -125,7 +125,7 @@ def test_a_browser_loads_every_kind_of_page_from_the_site_alone(address: str) ->
 
 def test_the_search_finds_a_section(address: str) -> None:
     with chromium() as browser, tab(browser, f"http://{address}/index.html") as (page, log):
-        found = page.get_by_role("link").filter(has_text="PSA with contexts in host memory")
+        found = page.locator("a").filter(has_text="PSA with contexts in host memory")
         assert found.count() == 0
         page.get_by_role("button", name="Search").first.click()
         page.keyboard.type("contexts in host memory")
