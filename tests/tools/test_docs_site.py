@@ -62,6 +62,9 @@ def test_the_http_reference_has_every_route_and_every_object(schema: dict[str, A
     assert "Body, `application/json`: [QuestionIn](#questionin)" in answer
     assert "| `200` | The answer | `application/json`: [Answer](#answer); `text/event-stream`: events |" in answer
     assert "`504`" in answer
+    assert "| `question` | string, length ≥ 1" in page
+    assert "| `limit` | query | integer, ≥ 1, ≤ 100 | `20` |  |" in page
+    assert "| `document_id` | path | string, length ≥ 1, length ≤ 512 | yes |  |" in page
 
 
 def test_types_of_the_http_reference_read_as_words() -> None:

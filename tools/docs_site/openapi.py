@@ -9,6 +9,7 @@ from typing import Any
 Schema = Mapping[str, Any]
 
 _COMPONENTS = "#/components/schemas/"
+_FIELD = ("type", "required, or default", "")
 _INTRODUCTION = """# HTTP reference
 
 Every route of the service, as its OpenAPI document describes it. A running service serves the same document at
@@ -66,11 +67,8 @@ def _operation(method: str, path: str, operation: Schema) -> Iterator[str]:
     yield f"### {method.upper()} {path}"
     yield _prose(operation)
     if parameters := operation.get("parameters"):
-        rows = [
-            (f"`{each['name']}`", each["in"], _limited(each["schema"]), _line(each.get("description", "")))
-            for each in parameters
-        ]
-        yield _table(("parameter", "in", "type", ""), rows)
+        rows = [(each["in"], _field(each["name"], each["schema"] | each, each["required"])) for each in parameters]
+        yield _table(("parameter", "in", *_FIELD), [(name, place, *rest) for place, (name, *rest) in rows])
     for kind, body in operation.get("requestBody", {}).get("content", {}).items():
         yield f"Body, `{kind}`: {_named(body['schema'])}"
         yield from _fields(body["schema"])
@@ -102,15 +100,13 @@ def _fields(schema: Schema) -> list[str]:
     if not (properties := schema.get("properties")):
         return []
     required = schema.get("required", ())
-    rows = [
-        (f"`{name}`", _limited(each), "yes" if name in required else _default(each), _line(each.get("description", "")))
-        for name, each in properties.items()
-    ]
-    return [_table(("field", "type", "required, or default", ""), rows)]
+    rows = [_field(name, each, name in required) for name, each in properties.items()]
+    return [_table(("field", *_FIELD), rows)]
 
 
-def _default(schema: Schema) -> str:
-    return f"`{json.dumps(schema['default'], ensure_ascii=False)}`" if "default" in schema else ""
+def _field(name: str, schema: Schema, required: bool) -> tuple[str, ...]:
+    default = f"`{json.dumps(schema['default'], ensure_ascii=False)}`" if "default" in schema else ""
+    return f"`{name}`", _limited(schema), "yes" if required else default, _line(schema.get("description", ""))
 
 
 def _limited(schema: Schema) -> str:
