@@ -19,6 +19,7 @@ LOCK   := .venv-lock
 BIN    := $(VENV)/bin
 PLAIN  := $(VENV)/.plain
 READY  := $(VENV)/.ready
+EXTRAS := $(VENV)/.extras
 SOURCES := ragkv api ingest tools
 
 # The torch that is tested, and the oldest transformers that is supported, with the hub client of its time.
@@ -46,7 +47,7 @@ UNTOUCHED := tests/kernels tests/store tests/test_packaging.py tests/test_archit
              tests/api tests/client tests/ingest tests/cli/test_cli.py tests/cli/test_mcp.py tests/test_program.py \
              tests/test_shutdown.py
 
-.PHONY: help demo serve check test soak mutants test-oldest lint bench screenshots lock clean redis chromium curl poppler python
+.PHONY: help demo serve check test soak integrations mutants test-oldest lint bench screenshots docs dist lock clean redis chromium curl poppler python
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -67,6 +68,9 @@ test: FILES = 3
 soak: $(READY) redis chromium ## the tests that take minutes: crashes and concurrency over and over
 	$(BIN)/python -m pytest -q -m soak $(ARGS)
 
+integrations: $(READY) $(EXTRAS) redis chromium ## the tests that need packages of other extras: the site, notebooks, the wheel
+	$(BIN)/python -m pytest -q -m integrations $(ARGS)
+
 mutants: $(READY) ## break the code in a hundred places, one by one: a test must fail each time; ARGS="NAME --jobs 4"
 	$(BIN)/python -m tests.mutants $(ARGS)
 
@@ -84,11 +88,20 @@ bench: $(READY) ## benchmarks; BENCH="quality ttft prefill decode ingest store k
 screenshots: $(READY) chromium poppler ## draw the pictures of the docs anew
 	$(BIN)/python -m tools.screenshots $(ARGS)
 
+docs: $(EXTRAS) ## the documentation as a site in build/docs
+	$(BIN)/python -m tools.docs_site build/docs-source
+	$(BIN)/zensical build --clean --strict
+
+dist: $(EXTRAS) ## wheel, sdist and list of components (SBOM) in dist
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m tools.sbom dist
+
 lock: python ## resolve all dependencies anew and write constraints.txt
 	rm -rf $(LOCK)
 	$(PYTHON) -m venv $(LOCK)
 	# async-timeout: redis asks for it before Python 3.11.3 (Debian 12 has 3.11.2).
-	$(LOCK)/bin/python -m pip install '$(TORCH_PIN)' async-timeout -e '.[dev]'
+	$(LOCK)/bin/python -m pip install '$(TORCH_PIN)' async-timeout -e '.[dev,docs,release]'
 	{ echo "# Exact versions of everything ragkv and its tests run with. Written by make lock."; \
 	  $(LOCK)/bin/python -m pip freeze --all --exclude-editable \
 	  | sed -E '/^(pip|triton|cuda-|nvidia-)/d; s/\+[A-Za-z0-9.]+$$//'; } > constraints.new
@@ -96,7 +109,7 @@ lock: python ## resolve all dependencies anew and write constraints.txt
 	rm -rf $(LOCK)
 
 clean: ## remove what make made: environments, caches, builds
-	rm -rf $(VENV) $(OLDEST) $(LOCK) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(LOCK) build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(SOURCES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 python:
@@ -117,6 +130,10 @@ $(PLAIN): pyproject.toml constraints.txt | $(BIN)/python
 $(READY): $(PLAIN)
 	# Triton runs the kernels on the CPU, too, in its interpreter: the tests do. A CUDA build of torch chooses its version.
 	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev,gpu]'
+	touch $@
+
+$(EXTRAS): $(PLAIN)
+	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[docs,release]'
 	touch $@
 
 # An overlay: its own transformers first, everything else from .venv.

@@ -7,4 +7,4 @@ import os
 # process that it starts, must have it before. A value that the user sets is kept.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"

@@ -11,31 +11,46 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import typer
 from pydantic import SecretStr
 
+from ragkv import __version__
 from ragkv.cli import app
 from ragkv.config import Settings
 from ragkv.engine.registry import DECODE_NAMES, DECODES, METHOD_NAMES, METHODS, PREFILL_NAMES, PREFILLS
 from ragkv.model.source import ADAPTER_NAME, NAME
 
 README_LINES = 120
+CHANGELOG_LINES = 150
 OTHERS_OPTIONS = {"--profile", "--seconds"}
 """Options that a page names by themselves and that belong to other programs: Docker Compose and tools/demo_model."""
 PAGES = [
+    "CHANGELOG.md",
     "README.md",
     "docs/api.md",
     "docs/architecture.md",
     "docs/benchmarks.md",
     "docs/cli.md",
+    "docs/compatibility.md",
+    "docs/concepts.md",
     "docs/dashboard.md",
     "docs/faults.md",
     "docs/formats.md",
+    "docs/guides/calibrate.md",
+    "docs/guides/folder.md",
+    "docs/guides/gpu.md",
+    "docs/guides/http.md",
+    "docs/guides/keys.md",
+    "docs/guides/operate.md",
+    "docs/guides/redis.md",
+    "docs/index.md",
     "docs/lab-notes.md",
     "docs/methods.md",
     "docs/operations.md",
+    "docs/quickstart.md",
     "docs/results/cpu.md",
     "docs/results/decode.md",
     "docs/results/gpu.md",
@@ -247,10 +262,55 @@ def test_the_files_that_a_page_names_exist(root: Path, page: str) -> None:
 
 
 def test_every_page_is_checked_and_reached_from_the_readme(root: Path) -> None:
+    """Directly, or by the landing page of docs/."""
     pages = {path.relative_to(root).as_posix() for path in (root / "docs").rglob("*.md")}
     assert pages <= set(PAGES)
-    readme = (root / "README.md").read_text()
-    assert not [page for page in pages if f"]({page})" not in readme]
+    readme, landing = ((root / page).read_text() for page in ("README.md", "docs/index.md"))
+    assert "](docs/index.md)" in readme
+    assert not [page for page in pages if f"]({page})" not in readme and f"]({page[5:]})" not in landing]
+
+
+def test_the_site_has_every_page_and_notebook_once(root: Path) -> None:
+    named = re.findall(r"^ +- [^:]+: ([\w/-]+\.md)$", (root / "mkdocs.yml").read_text(), re.M)
+    made = {"reference/http.md", "reference/client.md", "reference/engine.md"}
+    outside = {"changelog.md", "models/adapter.md", "models/tiny.md"}
+    pages = {path.relative_to(root / "docs").as_posix() for path in (root / "docs").rglob("*.md")}
+    books = {path.relative_to(root / "docs").with_suffix(".md").as_posix() for path in root.glob("docs/**/*.ipynb")}
+    assert sorted(named) == sorted(pages | books | made | outside)
+
+
+@pytest.mark.parametrize("name", ["stored", "selected", "recomputed"])
+def test_pictures_of_the_concepts_are_small_and_legible_on_light_and_dark_pages(root: Path, name: str) -> None:
+    text = (root / "docs" / "images" / f"{name}.svg").read_text()
+    assert len(text.encode()) < 10_000
+    picture = ElementTree.fromstring(text)
+    first = picture.find("{http://www.w3.org/2000/svg}rect")
+    assert first is not None
+    assert first.get("fill") == "#ffffff", "its own ground, whatever the page has"
+    assert first.get("width") == str(picture.get("viewBox")).split()[2]
+    assert picture.find("{http://www.w3.org/2000/svg}title") is not None
+
+
+def test_the_changelog_begins_with_the_present_version(root: Path) -> None:
+    text = (root / "CHANGELOG.md").read_text()
+    released = re.findall(r"^## (\d+\.\d+\.\d+) - \d{4}-\d\d-\d\d$", text, re.M)
+    assert released[0] == __version__
+    assert "\n## Unreleased\n" in text
+    assert set(re.findall(r"^### (\w+)$", text, re.M)) <= {
+        "Added",
+        "Changed",
+        "Deprecated",
+        "Removed",
+        "Fixed",
+        "Security",
+    }
+    assert len(text.splitlines()) <= CHANGELOG_LINES
+
+
+def test_the_contract_names_every_part_that_is_stable(root: Path) -> None:
+    text = (root / "docs" / "compatibility.md").read_text()
+    for part in ("HTTP, `/v1`", "Command line", "Settings", "Python", "Report", "Metrics", "MCP", "Stored bytes"):
+        assert f"\n| {part} | " in text
 
 
 def test_the_readme_is_short(root: Path) -> None:

@@ -108,7 +108,7 @@ it [n, Hkv, d] to the blocks per chunk that are read besides the kept ones."""
 
 @dataclass(frozen=True)
 class Plan:
-    """What one question reads and recomputes. Nested tuples are indexed [layer][chunk].
+    """What one question reads and recomputes. Nested tuples are indexed `[layer][chunk]`.
 
     Attributes:
         kept: Blocks that the answer is read from.
@@ -255,7 +255,7 @@ def padding_for(
 
 
 def overwritten_blocks(pieces: Sequence[Piece], plan: Plan) -> list[list[Blocks]]:
-    """Return the kept blocks [layer][chunk] that need no stored rows.
+    """Return the kept blocks `[layer][chunk]` that need no stored rows.
 
     All rows of such a block are recomputed and overwrite the stored ones, and a layer writes its rows before it reads
     any.
