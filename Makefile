@@ -15,6 +15,7 @@ SHELL       := /bin/bash
 
 VENV   := .venv
 OLDEST := .venv-oldest
+EXTRAS := .venv-integrations
 LOCK   := .venv-lock
 BIN    := $(VENV)/bin
 PLAIN  := $(VENV)/.plain
@@ -46,7 +47,7 @@ UNTOUCHED := tests/kernels tests/store tests/test_packaging.py tests/test_archit
              tests/api tests/client tests/ingest tests/cli/test_cli.py tests/cli/test_mcp.py tests/test_program.py \
              tests/test_shutdown.py
 
-.PHONY: help demo serve check test soak mutants test-oldest lint bench screenshots lock clean redis chromium curl poppler python
+.PHONY: help demo serve check test soak integrations mutants test-oldest lint bench screenshots lock clean redis chromium curl poppler python
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -66,6 +67,9 @@ test: FILES = 3
 
 soak: $(READY) redis chromium ## the tests that take minutes: crashes and concurrency over and over
 	$(BIN)/python -m pytest -q -m soak $(ARGS)
+
+integrations: $(EXTRAS)/.ready ## the tests that need the packages of extras: LangChain, LlamaIndex, Haystack
+	$(subst $(VENV)/,$(EXTRAS)/,$(subst -n $(FILES),-n 0,$(TEST))) -m integrations -p no:asyncio --timeout 600 $(ARGS)
 
 mutants: $(READY) ## break the code in a hundred places, one by one: a test must fail each time; ARGS="NAME --jobs 4"
 	$(BIN)/python -m tests.mutants $(ARGS)
@@ -96,7 +100,7 @@ lock: python ## resolve all dependencies anew and write constraints.txt
 	rm -rf $(LOCK)
 
 clean: ## remove what make made: environments, caches, builds
-	rm -rf $(VENV) $(OLDEST) $(LOCK) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(EXTRAS) $(LOCK) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(SOURCES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 python:
@@ -128,6 +132,17 @@ $(OLDEST)/.ready: $(READY) Makefile
 	echo "import site; site.addsitedir('$$base')" > "$$own/base.pth"
 	$(OLDEST)/bin/python -m pip install $(OLDEST_PINS)
 	$(OLDEST)/bin/python -c 'import torch, transformers; print("transformers", transformers.__version__, "torch", torch.__file__)'
+	touch $@
+
+# An overlay as well, because the packages of extras bring plugins of pytest, which would change `make test`.
+$(EXTRAS)/.ready: $(READY)
+	rm -rf $(EXTRAS)
+	$(BIN)/python -m venv $(EXTRAS)
+	base=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	own=$$($(EXTRAS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$base')" > "$$own/base.pth"
+	$(EXTRAS)/bin/python -m pip install -c constraints.txt --no-build-isolation \
+	  -e '.[langchain,llamaindex,haystack,integrations]'
 	touch $@
 
 # The tests start servers and browsers of their own; a system service that Debian may start is left alone.

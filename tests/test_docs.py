@@ -33,6 +33,7 @@ PAGES = [
     "docs/dashboard.md",
     "docs/faults.md",
     "docs/formats.md",
+    "docs/frameworks.md",
     "docs/lab-notes.md",
     "docs/methods.md",
     "docs/operations.md",
