@@ -69,7 +69,7 @@ soak: $(READY) redis chromium ## the tests that take minutes: crashes and concur
 	$(BIN)/python -m pytest -q -m soak $(ARGS)
 
 integrations: $(EXTRAS)/.ready ## the tests that need the packages of extras: LangChain, LlamaIndex, Haystack
-	$(subst $(VENV)/,$(EXTRAS)/,$(subst -n $(FILES),-n 0,$(TEST))) -m integrations -p no:asyncio --timeout 600 $(ARGS)
+	$(subst $(VENV)/,$(EXTRAS)/,$(subst -n $(FILES),-n 0,$(TEST))) -m integrations -p no:asyncio --timeout 600 tests/integrations $(ARGS)
 
 mutants: $(READY) ## break the code in a hundred places, one by one: a test must fail each time; ARGS="NAME --jobs 4"
 	$(BIN)/python -m tests.mutants $(ARGS)

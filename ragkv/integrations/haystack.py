@@ -14,29 +14,23 @@ operators `==` and `in` joined by AND.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from functools import cached_property
 from inspect import isawaitable
 from typing import Any, Unpack
 
-from ragkv.errors import MissingPackage, ServiceError
+from ragkv.errors import MissingPackage
 
 try:
     from haystack import Document, GeneratedAnswer, component, default_from_dict, default_to_dict
-    from haystack.dataclasses import ComponentInfo, StreamingCallbackT, StreamingChunk, select_streaming_callback
+    from haystack.dataclasses import ComponentInfo, StreamingCallbackT, select_streaming_callback
     from haystack.utils import Secret, deserialize_callable, serialize_callable
 except ImportError as error:
     raise MissingPackage("the extra haystack is not installed: pip install 'haystack-ai>=3.4,<4'") from error
 
-from ragkv.client import Done, Event, Said
 from ragkv.client.calls import RETRIES, TIMEOUT
 from ragkv.client.models import Options
-from ragkv.integrations.connection import KEY, URL, Connection, given, passage_metadata
-from ragkv.integrations.filters import filter_of, unsupported
-from ragkv.passages import Citation, FoundPassage
-from ragkv.report import Answer
-from ragkv.types import Filter
+from ragkv.integrations.connection import KEY, URL, Connection, given
+from ragkv.integrations.haystack_values import AnswerPieces, document_of, haystack_filter, output_of
 
 API_KEY = Secret.from_env_var(KEY, strict=False)
 """By default the key of the environment, if there is one."""
@@ -133,7 +127,7 @@ class RagkvPassageRetriever:
     def _options(self, filters: dict[str, Any] | None, top_k: int | None) -> Any:
         chosen = self.filters if filters is None else filters
         top_k = self.top_k if top_k is None else top_k
-        return given(collection=self.collection, top_k=top_k, filter=_filter(chosen))
+        return given(collection=self.collection, top_k=top_k, filter=haystack_filter(chosen))
 
 
 @component
@@ -226,12 +220,12 @@ class RagkvGenerator:
         call = select_streaming_callback(self.streaming_callback, streaming_callback, requires_async=False)
         options = self._options(filters, top_k, conversation_id)
         if call is None:
-            return _output(self._connection.client.ask(query, **options))
-        pieces = _Pieces(ComponentInfo.from_component(self))
+            return output_of(self._connection.client.ask(query, **options))
+        pieces = AnswerPieces(ComponentInfo.from_component(self))
         for event in self._connection.client.stream(query, **options):
             for chunk in pieces.of(event):
                 call(chunk)
-        return _output(pieces.whole())
+        return output_of(pieces.whole())
 
     @component.output_types(answers=list[GeneratedAnswer], documents=list[Document])
     async def run_async(
@@ -247,54 +241,18 @@ class RagkvGenerator:
         options = self._options(filters, top_k, conversation_id)
         async with self._connection.open() as client:
             if call is None:
-                return _output(await client.ask(query, **options))
-            pieces = _Pieces(ComponentInfo.from_component(self))
+                return output_of(await client.ask(query, **options))
+            pieces = AnswerPieces(ComponentInfo.from_component(self))
             async for event in client.stream(query, **options):
                 for chunk in pieces.of(event):
                     called = call(chunk)
                     if isawaitable(called):
                         await called
-        return _output(pieces.whole())
+        return output_of(pieces.whole())
 
     def _options(self, filters: dict[str, Any] | None, top_k: int | None, conversation_id: str | None) -> Any:
         chosen = self.filters if filters is None else filters
-        return {**self.options, **given(filter=_filter(chosen), top_k=top_k, conversation_id=conversation_id)}
-
-
-class _Pieces:
-    """Converts the events of one streamed answer."""
-
-    def __init__(self, info: ComponentInfo):
-        self._info, self._started = info, False
-        self._answer: Answer | None = None
-
-    def of(self, event: Event) -> Iterator[StreamingChunk]:
-        """Yield the chunk of an event, if it has one."""
-        if isinstance(event, Said):
-            start, self._started = not self._started, True
-            yield StreamingChunk(event.text, component_info=self._info, index=0, start=start)
-        elif isinstance(event, Done):
-            self._answer = event.answer
-            report = event.answer.report
-            reason: Any = report.decoding.ended
-            yield StreamingChunk("", {"report": asdict(report)}, self._info, index=0, finish_reason=reason)
-
-    def whole(self) -> Answer:
-        """Return the whole answer.
-
-        Raises:
-            ServiceError: The stream ended without one.
-        """
-        if self._answer is None:
-            raise ServiceError("the answer broke off")
-        return self._answer
-
-
-def document_of(passage: FoundPassage | Citation) -> Document:
-    """Convert a passage."""
-    meta = passage_metadata(passage)
-    score = meta.pop("score")
-    return Document(id=passage.chunk_id, content=passage.text, meta=meta, score=score)
+        return {**self.options, **given(filter=haystack_filter(chosen), top_k=top_k, conversation_id=conversation_id)}
 
 
 def _connection(url: str, api_key: Secret, timeout: float, max_retries: int) -> Connection:
@@ -305,25 +263,3 @@ def _close(made: RagkvPassageRetriever | RagkvGenerator) -> None:
     connection = vars(made).pop("_connection", None)
     if connection is not None:
         connection.client.close()
-
-
-def _output(answer: Answer) -> dict[str, Any]:
-    documents = [document_of(citation) for citation in answer.citations]
-    made = GeneratedAnswer(answer.answer, answer.question, documents, {"report": asdict(answer.report)})
-    return {"answers": [made], "documents": documents}
-
-
-def _filter(filters: Mapping[str, Any] | None) -> Filter | None:
-    return filter_of(_conditions(filters)) if filters else None
-
-
-def _conditions(filters: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield (key, operator, value) of a comparison, or of all that AND joins."""
-    operator = filters.get("operator")
-    if "field" in filters:
-        yield str(filters["field"]).removeprefix("meta."), str(operator), filters.get("value")
-    elif operator == "AND":
-        for each in filters.get("conditions", ()):
-            yield from _conditions(each)
-    else:
-        raise unsupported(f"the operator {operator!r}")

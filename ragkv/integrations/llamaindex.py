@@ -30,6 +30,7 @@ except ImportError as error:
     raise MissingPackage("the extra llamaindex is not installed: pip install 'llama-index-core>=0.14,<0.15'") from error
 
 from ragkv.client import Done, Event, Retrieved, Said
+from ragkv.client.calls import RETRIES, TIMEOUT
 from ragkv.client.models import Options
 from ragkv.integrations.connection import KEY, URL, Connection, given, passage_metadata
 from ragkv.integrations.filters import filter_of, unsupported
@@ -70,6 +71,8 @@ class RagkvNodeRetriever(BaseRetriever):
         api_key: str | None = None,
         filters: MetadataFilters | None = None,
         callback_manager: CallbackManager | None = None,
+        timeout: float = TIMEOUT,
+        max_retries: int = RETRIES,
         **options: Unpack[SearchOptions],
     ):
         """Create a retriever.
@@ -79,13 +82,15 @@ class RagkvNodeRetriever(BaseRetriever):
             api_key: API key, if the service requires one; by default that of the environment, `RAGKV_KEY`.
             filters: Only documents whose metadata matches: `==` and `in`, joined by AND.
             callback_manager: Callbacks of LlamaIndex.
+            timeout: Seconds to wait for a response, or for the next event of a stream.
+            max_retries: How often a request to a busy service is retried.
             **options: See `SearchOptions`.
 
         Raises:
             InputError: A filter cannot be expressed.
         """
         super().__init__(callback_manager=callback_manager)
-        self._connection = _connection(url, api_key)
+        self._connection = _connection(url, api_key, timeout, max_retries)
         self._options: Any = given(**{**options, **_filter(filters)})
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -110,6 +115,8 @@ class RagkvQueryEngine(BaseQueryEngine):
         filters: MetadataFilters | None = None,
         streaming: bool = False,
         callback_manager: CallbackManager | None = None,
+        timeout: float = TIMEOUT,
+        max_retries: int = RETRIES,
         **options: Unpack[Options],
     ):
         """Create a query engine.
@@ -120,13 +127,15 @@ class RagkvQueryEngine(BaseQueryEngine):
             filters: Only documents whose metadata matches: `==` and `in`, joined by AND.
             streaming: Whether responses are streamed.
             callback_manager: Callbacks of LlamaIndex.
+            timeout: Seconds to wait for a response, or for the next event of a stream.
+            max_retries: How often a request to a busy service is retried.
             **options: See `ragkv.client.models.Options`.
 
         Raises:
             InputError: A filter cannot be expressed.
         """
         super().__init__(callback_manager=callback_manager)
-        self._connection, self._streaming = _connection(url, api_key), streaming
+        self._connection, self._streaming = _connection(url, api_key, timeout, max_retries), streaming
         self._options: Any = given(**{**options, **_filter(filters)})
 
     def _get_prompt_modules(self) -> dict[str, Any]:
@@ -206,8 +215,8 @@ def nodes_of(passages: Iterable[FoundPassage | Citation]) -> list[NodeWithScore]
     return found
 
 
-def _connection(url: str, api_key: str | None) -> Connection:
-    return Connection(url, get_from_param_or_env("api_key", api_key, KEY, ""))
+def _connection(url: str, api_key: str | None, timeout: float, max_retries: int) -> Connection:
+    return Connection(url, get_from_param_or_env("api_key", api_key, KEY, ""), timeout, max_retries)
 
 
 def _filter(filters: MetadataFilters | None) -> dict[str, Filter]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -208,6 +211,50 @@ def test_a_stream_adds_up_to_the_answer(service):
     }
     assert whole["answer"].strip() == asked["answer"]
     assert whole["report"]["tokens"] == asked["report"]["tokens"]
+
+
+class EndlessHandler(BaseHTTPRequestHandler):
+    """A service whose answer has one piece and does not end, until the client hangs up."""
+
+    left: Queue[bytes]
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(b'event: token\ndata: {"text": "Ada"}\n\n')
+        self.left.put(self.connection.recv(1))
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.fixture
+def endless():
+    """(url, queue that gets b"" for each client that hung up)."""
+    handler = type("Handler", (EndlessHandler,), {"left": Queue()})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", handler.left
+        server.shutdown()
+        thread.join()
+
+
+def test_who_leaves_a_stream_hangs_up(endless):
+    url, left = endless
+    parts = RagkvAnswers(url=url).stream(QUESTION)
+    assert next(parts) == {"answer": "Ada"}
+    parts.close()
+    assert left.get(timeout=30) == b""
+
+    async def leave():
+        async for part in RagkvAnswers(url=url).astream(QUESTION):
+            return part
+
+    assert asyncio.run(leave()) == {"answer": "Ada"}
+    assert left.get(timeout=30) == b""
 
 
 def test_the_asynchronous_answers_are_the_same_in_every_loop(service):

@@ -60,7 +60,7 @@ def test_filters_narrow_searches_and_answers(service):
     found = RagkvNodeRetriever(service.url, filters=year).retrieve(QUESTION)
     assert {each.node.ref_doc_id for each in found} == {"bridge", "mill"}
     nested = MetadataFilters(filters=[year, filters(("kind", "in", ["mill", "kiln"]))])
-    answer = RagkvQueryEngine(service.url, filters=nested, abstain_below=None).query("Who built the mill of Orm?")
+    answer = RagkvQueryEngine(service.url, filters=nested).query("Who built the mill of Orm?")
     assert {each.node.ref_doc_id for each in answer.source_nodes} == {"mill"}
     assert {each.node.ref_doc_id for each in RagkvNodeRetriever(service.url, documents=["kiln"]).retrieve("kiln")} == {
         "kiln"
