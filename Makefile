@@ -15,11 +15,11 @@ SHELL       := /bin/bash
 
 VENV   := .venv
 OLDEST := .venv-oldest
+EXTRAS := .venv-extras
 LOCK   := .venv-lock
 BIN    := $(VENV)/bin
 PLAIN  := $(VENV)/.plain
 READY  := $(VENV)/.ready
-EXTRAS := $(VENV)/.extras
 SOURCES := ragkv api ingest tools
 
 # The torch that is tested, and the oldest transformers that is supported, with the hub client of its time.
@@ -68,8 +68,8 @@ test: FILES = 3
 soak: $(READY) redis chromium ## the tests that take minutes: crashes and concurrency over and over
 	$(BIN)/python -m pytest -q -m soak $(ARGS)
 
-integrations: $(READY) $(EXTRAS) redis chromium ## the tests that need packages of other extras: the site, notebooks, the wheel
-	$(BIN)/python -m pytest -q -m integrations $(ARGS)
+integrations: $(EXTRAS)/.ready redis chromium ## the tests that need the packages of extras: frameworks, the site, notebooks, a release
+	$(subst $(VENV)/,$(EXTRAS)/,$(subst -n $(FILES),-n 0,$(TEST))) -m integrations -p no:asyncio --timeout 600 tests/integrations $(ARGS)
 
 mutants: $(READY) ## break the code in a hundred places, one by one: a test must fail each time; ARGS="NAME --jobs 4"
 	$(BIN)/python -m tests.mutants $(ARGS)
@@ -88,14 +88,14 @@ bench: $(READY) ## benchmarks; BENCH="quality ttft prefill decode ingest store k
 screenshots: $(READY) chromium poppler ## draw the pictures of the docs anew
 	$(BIN)/python -m tools.screenshots $(ARGS)
 
-docs: $(EXTRAS) ## the documentation as a site in build/docs
-	$(BIN)/python -m tools.docs_site build/docs-source
-	$(BIN)/zensical build --clean --strict
+docs: $(EXTRAS)/.ready ## the documentation as a site in build/docs
+	$(EXTRAS)/bin/python -m tools.docs_site build/docs-source
+	$(EXTRAS)/bin/zensical build --clean --strict
 
-dist: $(EXTRAS) ## wheel, sdist and list of components (SBOM) in dist
+dist: $(EXTRAS)/.ready ## wheel, sdist and list of components (SBOM) in dist
 	rm -rf dist
-	$(BIN)/python -m build --no-isolation
-	$(BIN)/python -m tools.sbom dist
+	$(EXTRAS)/bin/python -m build --no-isolation
+	$(EXTRAS)/bin/python -m tools.sbom dist
 
 lock: python ## resolve all dependencies anew and write constraints.txt
 	rm -rf $(LOCK)
@@ -109,7 +109,7 @@ lock: python ## resolve all dependencies anew and write constraints.txt
 	rm -rf $(LOCK)
 
 clean: ## remove what make made: environments, caches, builds
-	rm -rf $(VENV) $(OLDEST) $(LOCK) build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(EXTRAS) $(LOCK) build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(SOURCES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 python:
@@ -132,10 +132,6 @@ $(READY): $(PLAIN)
 	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev,gpu]'
 	touch $@
 
-$(EXTRAS): $(PLAIN)
-	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[docs,release]'
-	touch $@
-
 # An overlay: its own transformers first, everything else from .venv.
 $(OLDEST)/.ready: $(READY) Makefile
 	rm -rf $(OLDEST)
@@ -145,6 +141,17 @@ $(OLDEST)/.ready: $(READY) Makefile
 	echo "import site; site.addsitedir('$$base')" > "$$own/base.pth"
 	$(OLDEST)/bin/python -m pip install $(OLDEST_PINS)
 	$(OLDEST)/bin/python -c 'import torch, transformers; print("transformers", transformers.__version__, "torch", torch.__file__)'
+	touch $@
+
+# An overlay as well, because the packages of extras bring plugins of pytest, which would change `make test`.
+$(EXTRAS)/.ready: $(READY)
+	rm -rf $(EXTRAS)
+	$(BIN)/python -m venv $(EXTRAS)
+	base=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	own=$$($(EXTRAS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$base')" > "$$own/base.pth"
+	$(EXTRAS)/bin/python -m pip install -c constraints.txt --no-build-isolation \
+	  -e '.[docs,release,langchain,llamaindex,haystack,integrations]'
 	touch $@
 
 # The tests start servers and browsers of their own; a system service that Debian may start is left alone.

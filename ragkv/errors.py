@@ -7,6 +7,7 @@ RagkvError
 ├── ConfigError              settings that cannot work                     exit 2
 │   ├── ModelNotFound        no such folder, a hub id without network, a damaged GGUF file or adapter
 │   ├── ModelUnsupported     architecture, rope type, sliding window, or kind of adapter
+│   ├── MissingPackage       an optional package is not installed
 │   ├── NotCalibrated        the method needs `ragkv calibrate` first
 │   └── EmbedderChanged      the vectors come from another embedder        409
 ├── InputError               an invalid request or document                422
@@ -62,6 +63,10 @@ class ModelNotFound(ConfigError):
 
 class ModelUnsupported(ConfigError):
     """The model's architecture, rope type or attention window, or its adapter, is not supported."""
+
+
+class MissingPackage(ConfigError, ImportError):
+    """A module needs a package that is optional and not installed. `except ImportError` catches it, too."""
 
 
 class NotCalibrated(ConfigError):

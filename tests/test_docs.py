@@ -39,6 +39,7 @@ PAGES = [
     "docs/dashboard.md",
     "docs/faults.md",
     "docs/formats.md",
+    "docs/frameworks.md",
     "docs/guides/calibrate.md",
     "docs/guides/folder.md",
     "docs/guides/gpu.md",

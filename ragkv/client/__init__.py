@@ -13,6 +13,7 @@ the service, and `Unreachable` reports that there is no connection.
 """
 
 from ragkv.client.asynchronous import AsyncClient
+from ragkv.client.chat import ChatAnswer, ChatMessage, TokenUsage
 from ragkv.client.models import (
     AnswerMap,
     Brief,
@@ -46,6 +47,8 @@ __all__ = [
     "AsyncClient",
     "Brief",
     "Briefs",
+    "ChatAnswer",
+    "ChatMessage",
     "ChunkMap",
     "Cited",
     "Client",
@@ -67,6 +70,7 @@ __all__ = [
     "Reported",
     "Retrieved",
     "Said",
+    "TokenUsage",
     "Turn",
     "Unreachable",
 ]

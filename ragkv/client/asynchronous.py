@@ -13,6 +13,7 @@ import httpx2
 
 from ragkv.client import calls, responses
 from ragkv.client.calls import Call
+from ragkv.client.chat import ChatAnswer, ChatMessage, ChatOptions, ChatParser
 from ragkv.client.models import (
     AnswerMap,
     Briefs,
@@ -27,6 +28,7 @@ from ragkv.client.models import (
     RemoteChunk,
     RemoteDocument,
     RemoteText,
+    Said,
 )
 from ragkv.passages import SearchResult
 from ragkv.report import Answer
@@ -54,7 +56,9 @@ class AsyncClient:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # A question holds a connection until its answer ends, and the service limits how many it answers.
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
-        self._http = httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=timeout, limits=limits)
+        self._http = httpx2.AsyncClient(
+            base_url=self.url, headers=headers, timeout=timeout, limits=limits, verify=calls.tls_context()
+        )
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -258,6 +262,39 @@ class AsyncClient:
         async with self._stream(calls.ask(question, True, options)) as events:
             async for data in events:
                 event = responses.parse_event(data)
+                if event is not None:
+                    yield event
+
+    async def models(self) -> tuple[str, ...]:
+        """Return the valid values of `model` in a chat: the loaded model, and NAME:METHOD for each method."""
+        return await self._request(calls.models())
+
+    async def chat(self, model: str, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]) -> ChatAnswer:
+        """Answer the last message of a chat, as OpenAI's API does, from the documents of a collection.
+
+        Args:
+            model: One of `models`.
+            messages: Messages of the chat; the last one is the question.
+            **options: See `ragkv.client.chat.ChatOptions`.
+        """
+        return await self._request(calls.chat(model, messages, False, options))
+
+    async def stream_chat(
+        self, model: str, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]
+    ) -> AsyncIterator[Said | ChatAnswer]:
+        """Answer the last message of a chat; yield the pieces of the answer, and then the whole of it.
+
+        Close the iterator to cancel the answer; the service then stops decoding.
+
+        Args:
+            model: One of `models`.
+            messages: Messages of the chat; the last one is the question.
+            **options: See `ragkv.client.chat.ChatOptions`.
+        """
+        parser = ChatParser()
+        async with self._stream(calls.chat(model, messages, True, options)) as events:
+            async for data in events:
+                event = parser.parse(data)
                 if event is not None:
                     yield event
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
 
 import httpx2
 
+from ragkv.client.chat import ChatAnswer, ChatMessage, chat_body, parse_completion, parse_models
 from ragkv.client.models import (
     AnswerMap,
     Briefs,
@@ -35,6 +38,12 @@ TIMEOUT = 120.0
 """Seconds to wait for an answer, or for the next event of a stream."""
 RETRIES = 2
 """How often a request to a busy service is retried."""
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """Return the TLS context of all clients. Reading the certificates takes longer than a search."""
+    return httpx2.create_ssl_context()
 
 
 @dataclass(frozen=True)
@@ -166,6 +175,16 @@ def ask(question: str, stream: bool, options: Mapping[str, Any]) -> Call[Answer]
     """POST a question. options: further fields of the request; those that are None are left out."""
     body = {"question": question, "stream": stream, **{k: v for k, v in options.items() if v is not None}}
     return Call("POST", "/v1/answers", parser(Answer), json=body)
+
+
+def models() -> Call[tuple[str, ...]]:
+    """GET the names of the models."""
+    return Call("GET", "/v1/models", parse_models)
+
+
+def chat(model: str, messages: Sequence[ChatMessage], stream: bool, options: Mapping[str, Any]) -> Call[ChatAnswer]:
+    """POST a chat. options: those of `ragkv.client.chat.ChatOptions`."""
+    return Call("POST", "/v1/chat/completions", parse_completion, json=chat_body(model, messages, stream, options))
 
 
 def search(

@@ -23,13 +23,13 @@ MAX_WAIT = 30.0
 def parser(kind: type[T]) -> Callable[[httpx2.Response], T]:
     """Return a function that parses the JSON body of a response as `kind`."""
     adapter = TypeAdapter(kind)
-    return lambda response: _validate(adapter, _json(response))
+    return lambda response: validate(adapter, _json(response))
 
 
 def member_parser(kind: type[T], name: str) -> Callable[[httpx2.Response], T]:
     """Return a function that parses one member of the JSON object in a response as `kind`."""
     adapter = TypeAdapter(kind)
-    return lambda response: _validate(adapter, _member(response, name))
+    return lambda response: validate(adapter, _member(response, name))
 
 
 def parse_job_id(response: httpx2.Response) -> str:
@@ -41,7 +41,7 @@ def parse_prometheus(response: httpx2.Response) -> str:
     """Return a body in the Prometheus text format."""
     media_type = response.headers.get("content-type", "")
     if not media_type.startswith("text/plain"):
-        raise _unexpected(f"metrics of type {media_type!r}")
+        raise unexpected(f"metrics of type {media_type!r}")
     return response.text
 
 
@@ -55,7 +55,7 @@ def refusal(response: httpx2.Response) -> Refused | None:
     if response.is_success:
         return None
     default = f"the service answered {response.status_code} {response.reason_phrase}"
-    return _parse_problem(response.text, response.status_code, default, _retry_after(response))
+    return parse_problem(response.text, response.status_code, default, _retry_after(response))
 
 
 def retry_delay(error: Refused, retries_left: int) -> float | None:
@@ -81,30 +81,30 @@ def parse_event(event: httpx2.ServerSentEvent) -> Event | None:
         Refused: The event is `error`.
     """
     if event.event == "error":
-        raise _parse_problem(event.data, 500, "the answer broke off", None)
+        raise parse_problem(event.data, 500, "the answer broke off", None)
     parse = _EVENT_PARSERS.get(event.event)
     return parse(event.json()) if parse else None
 
 
 def parse_job_event(event: httpx2.ServerSentEvent) -> Job | None:
     """Parse an event of a job; return None for an unknown kind."""
-    return _validate(_JOB, event.json()) if event.event in ("progress", "done") else None
+    return validate(_JOB, event.json()) if event.event in ("progress", "done") else None
 
 
 _JOB = TypeAdapter(Job)
 _EVENT_PARSERS: dict[str, Callable[[Any], Event]] = {
-    "retrieval": lambda data: _validate(TypeAdapter(Retrieved), data),
-    "token": lambda data: _validate(TypeAdapter(Said), data),
-    "citation": lambda data: Cited(_validate(TypeAdapter(Citation), data)),
-    "report": lambda data: Reported(_validate(TypeAdapter(Report), data)),
-    "done": lambda data: Done(_validate(TypeAdapter(Answer), data)),
+    "retrieval": lambda data: validate(TypeAdapter(Retrieved), data),
+    "token": lambda data: validate(TypeAdapter(Said), data),
+    "citation": lambda data: Cited(validate(TypeAdapter(Citation), data)),
+    "report": lambda data: Reported(validate(TypeAdapter(Report), data)),
+    "done": lambda data: Done(validate(TypeAdapter(Answer), data)),
 }
 
 
 def _member(response: httpx2.Response, name: str) -> Any:
     data = _json(response)
     if not isinstance(data, dict) or name not in data:
-        raise _unexpected(f"no {name}")
+        raise unexpected(f"no {name}")
     return data[name]
 
 
@@ -112,29 +112,37 @@ def _json(response: httpx2.Response) -> Any:
     try:
         return response.json()
     except ValueError:
-        raise _unexpected(response.text[:80]) from None
+        raise unexpected(response.text[:80]) from None
 
 
-def _validate(adapter: TypeAdapter[T], data: Any) -> T:
+def validate(adapter: TypeAdapter[T], data: Any) -> T:
+    """Return data as the type of an adapter.
+
+    Raises:
+        Refused: The data is something else.
+    """
     try:
         return adapter.validate_python(data)
     except ValidationError as error:
         first = error.errors()[0]
-        raise _unexpected(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise unexpected(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _unexpected(what: str) -> Refused:
+def unexpected(what: str) -> Refused:
+    """Return the error that reports a response of another service."""
     message = f"the response is not that of a ragkv service ({what}); is the address right?"
     return Refused(502, "strange", message, None)
 
 
-def _parse_problem(text: str, status: int, default: str, retry_after: float | None) -> Refused:
-    """Return the error of a problem+json text. `default` is the message for any other text."""
+def parse_problem(text: str, status: int, default: str, retry_after: float | None) -> Refused:
+    """Return the error of a problem+json text, or of OpenAI's. `default` is the message for any other text."""
     try:
         problem = json.loads(text)
     except ValueError:
         problem = None
     problem = problem if isinstance(problem, dict) else {}
+    if isinstance(problem.get("error"), dict):
+        problem = {"detail": problem["error"].get("message"), "code": problem["error"].get("code")}
     detail = str(problem.get("detail") or default)
     return Refused(int(problem.get("status", status)), str(problem.get("code", "")), detail, retry_after)
 

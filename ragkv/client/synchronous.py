@@ -13,6 +13,7 @@ import httpx2
 
 from ragkv.client import calls, responses
 from ragkv.client.calls import Call
+from ragkv.client.chat import ChatAnswer, ChatMessage, ChatOptions, ChatParser
 from ragkv.client.models import (
     AnswerMap,
     Briefs,
@@ -27,6 +28,7 @@ from ragkv.client.models import (
     RemoteChunk,
     RemoteDocument,
     RemoteText,
+    Said,
 )
 from ragkv.passages import SearchResult
 from ragkv.report import Answer
@@ -52,7 +54,7 @@ class Client:
         """
         self.url, self._retries = url.rstrip("/"), retries
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout)
+        self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout, verify=calls.tls_context())
 
     def __enter__(self) -> Client:
         return self
@@ -252,6 +254,39 @@ class Client:
         with self._stream(calls.ask(question, True, options)) as events:
             for data in events:
                 event = responses.parse_event(data)
+                if event is not None:
+                    yield event
+
+    def models(self) -> tuple[str, ...]:
+        """Return the valid values of `model` in a chat: the loaded model, and NAME:METHOD for each method."""
+        return self._request(calls.models())
+
+    def chat(self, model: str, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]) -> ChatAnswer:
+        """Answer the last message of a chat, as OpenAI's API does, from the documents of a collection.
+
+        Args:
+            model: One of `models`.
+            messages: Messages of the chat; the last one is the question.
+            **options: See `ragkv.client.chat.ChatOptions`.
+        """
+        return self._request(calls.chat(model, messages, False, options))
+
+    def stream_chat(
+        self, model: str, messages: Sequence[ChatMessage], **options: Unpack[ChatOptions]
+    ) -> Iterator[Said | ChatAnswer]:
+        """Answer the last message of a chat; yield the pieces of the answer, and then the whole of it.
+
+        Close the iterator to cancel the answer; the service then stops decoding.
+
+        Args:
+            model: One of `models`.
+            messages: Messages of the chat; the last one is the question.
+            **options: See `ragkv.client.chat.ChatOptions`.
+        """
+        parser = ChatParser()
+        with self._stream(calls.chat(model, messages, True, options)) as events:
+            for data in events:
+                event = parser.parse(data)
                 if event is not None:
                     yield event
 

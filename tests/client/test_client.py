@@ -113,6 +113,34 @@ def test_passages_are_searched(client):
     assert [each.document_id for each in client.search(QUESTION, documents=["bridge"]).passages] == ["bridge"]
 
 
+def test_a_chat_is_answered_and_streamed(client):
+    (model, *others), messages = client.models(), [{"role": "user", "content": QUESTION}]
+    assert f"{model}:full" in others
+    answer = client.chat(f"{model}:full", messages, top_k=1, max_tokens=4, stop=["xyz"], seed=1)
+    assert (answer.model, answer.report.method) == (f"{model}:full", "full")
+    assert [each.document_id for each in answer.citations] == ["harbour"]
+    assert answer.usage.completion == answer.report.tokens.generated <= 4
+    assert 0 <= answer.usage.cached <= answer.usage.prompt
+    *pieces, whole = client.stream_chat(f"{model}:full", messages, top_k=1, max_tokens=4)
+    assert "".join(each.text for each in pieces) == whole.text
+    assert (whole.text.strip(), whole.usage.completion) == (answer.text.strip(), answer.usage.completion)
+    assert whole.citations == answer.citations
+
+
+def test_openai_s_errors_are_refusals(client, scripted):
+    with pytest.raises(Refused, match="there is no such model") as refused:
+        client.chat("none", [{"role": "user", "content": QUESTION}])
+    assert (refused.value.status, refused.value.code) == (404, "not_found")
+    url, prepared = scripted
+    broken = b'data: {"error": {"message": "the disk is full", "code": "no_space"}}\n\n'
+    prepared.append((200, {"Content-Type": "text/event-stream"}, broken))
+    with Client(url) as other, pytest.raises(Refused, match="the disk is full"):
+        list(other.stream_chat("any", [{"role": "user", "content": QUESTION}]))
+    prepared[:] = [(200, {}, b'{"id": "1", "model": "m", "choices": []}')]
+    with Client(url) as other, pytest.raises(Refused, match="that of a ragkv service"):
+        other.chat("any", [{"role": "user", "content": QUESTION}])
+
+
 def test_a_stream_can_be_closed_early(client, service):
     stream = client.stream(QUESTION)
     next(stream)
@@ -163,6 +191,8 @@ class ScriptedHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    do_POST = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -222,7 +252,11 @@ def test_the_asynchronous_client_does_the_same(service, collection):
             several = await asyncio.gather(*(client.ask(QUESTION, top_k=1) for _ in range(3)))
             with pytest.raises(Refused, match="no document"):
                 await client.document("none", collection)
-            ready = await client.ready()
+            ready, name = await client.ready(), (await client.models())[0]
+            messages = [{"role": "user", "content": QUESTION}]
+            chat = await client.chat(name, messages, top_k=1)
+            *pieces, whole = [each async for each in client.stream_chat(name, messages, top_k=1)]
+            assert "".join(each.text for each in pieces).strip() == whole.text.strip() == chat.text.strip()
             await client.remove_collection(collection)
             return job, listed, events, several, ready
 
