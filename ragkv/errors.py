@@ -8,7 +8,8 @@ RagkvError
 │   ├── ModelNotFound        no such folder, a hub id without network, a damaged GGUF file or adapter
 │   ├── ModelUnsupported     architecture, rope type, sliding window, or kind of adapter
 │   ├── NotCalibrated        the method needs `ragkv calibrate` first
-│   └── EmbedderChanged      the vectors come from another embedder        409
+│   ├── EmbedderChanged      the vectors come from another embedder        409
+│   └── NoReranker           `POST /v1/rerank` needs RAGKV_RERANKER        409
 ├── InputError               an invalid request or document                422
 │   ├── InvalidDocument      empty, binary, not text                       422
 │   ├── TooLarge             over a limit                                  413
@@ -75,6 +76,20 @@ class EmbedderChanged(ConfigError):
     def public(self) -> str:
         """What clients of a service are told."""
         return f"{self.message}; whoever runs the service has to rebuild the index"
+
+
+class NoReranker(ConfigError):
+    """The service has no reranker."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the service has no reranker", "set RAGKV_RERANKER to the folder or the hub id of a cross-encoder"
+        )
+
+    @property
+    def public(self) -> str:
+        """What clients of a service are told."""
+        return f"{self.message}; whoever runs the service has to set RAGKV_RERANKER"
 
 
 class InputError(RagkvError):

@@ -19,6 +19,7 @@ from api.observability.readiness import readiness_checks
 from api.observability.request_counters import RequestCounters
 from api.runtime.engine_thread import EngineThread
 from api.runtime.rate_limits import RateLimiter
+from api.runtime.text_service import WORKS
 from ragkv import __version__
 from ragkv.metrics.prometheus import counter, families, gauge
 
@@ -56,6 +57,7 @@ class MetricsCollector(Collector):
             ("route", "method", "status"),
             dict(self._requests.counts),
         )
+        yield from _texts(self._engine_thread)
         checks = readiness_checks(health, self._engine_thread.stopping)
         yield gauge(
             "ragkv_ready",
@@ -98,6 +100,18 @@ def _questions(health: dict[str, Any]) -> Iterator[Metric]:
     yield gauge("ragkv_questions_running", "Questions being answered.", (), {(): health["running"]})
     yield gauge("ragkv_questions_waiting", "Requests that wait for the engine.", (), {(): health["waiting"]})
     yield gauge("ragkv_queue_places", "Requests that may wait for the engine.", (), {(): health["queue"]})
+
+
+def _texts(engine_thread: EngineThread) -> Iterator[Metric]:
+    """Yield what requests had embedded and ranked; nothing before the engine is open."""
+    service = getattr(engine_thread, "text_service", None)
+    if service is None:
+        return
+    for name, what, counts in (
+        ("ragkv_texts_total", "Texts that requests had embedded or ranked.", service.texts),
+        ("ragkv_text_tokens_total", "Tokens of these texts.", service.tokens),
+    ):
+        yield counter(name, what, ("work",), {(work,): counts[work] for work in WORKS})
 
 
 def _catalog(health: dict[str, Any]) -> Iterator[Metric]:

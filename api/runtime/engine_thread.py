@@ -41,6 +41,7 @@ from api.runtime.engine_health import IDLE_SECONDS, EngineHealth
 from api.runtime.passage_search import PassageSearch
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, QueuedTask, RequestQueue, SessionName, reject, resolve
+from api.runtime.text_service import TextService
 from ingest.jobs import Jobs
 from ingest.progress import IngestStep
 from ingest.turns import IngestTurns
@@ -68,9 +69,10 @@ class EngineThread:
     """Owns the engine in a thread of its own. Its methods may be called from any thread.
 
     Attributes:
-        jobs: The ingest jobs. This attribute and the next four exist once the future of `start` has completed.
+        jobs: The ingest jobs. This attribute and the next five exist once the future of `start` has completed.
         catalog_service: The catalogue for the routes.
         passage_search: Searches for passages.
+        text_service: Embeds and ranks texts of requests.
         model: Name of the loaded model.
         methods: Methods that the model can be asked with.
         metrics: Counts the questions.
@@ -80,6 +82,7 @@ class EngineThread:
     jobs: Jobs
     catalog_service: CatalogService
     passage_search: PassageSearch
+    text_service: TextService
     model: str
     methods: tuple[str, ...]
 
@@ -259,6 +262,7 @@ class EngineThread:
                 self._ingest_turns = IngestTurns(self.jobs)
                 self.catalog_service = CatalogService(engine, self.jobs, self.history)
                 self.passage_search = PassageSearch(engine.retriever, self._settings.queue)
+                self.text_service = TextService(engine.retriever, self._settings.queue, self._settings.deadline)
                 self._resume(engine)
                 self._ready.set_result(None)
             except BaseException as error:

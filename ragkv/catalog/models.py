@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,10 +20,12 @@ class EmbedderIdentity:
     Attributes:
         name: Name of the model.
         dimension: Length of its vectors.
+        source: The setting that opens it, "" for the packaged English model. It does not tell embedders apart.
     """
 
     name: str
     dimension: int
+    source: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

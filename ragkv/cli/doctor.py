@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ragkv.engine.engine import Engine
     from ragkv.model.decoder import DecoderModel
     from ragkv.model.source import ModelSource
-    from ragkv.retrieval import Embedder
+    from ragkv.retrieval import TextEmbedder
     from ragkv.store import KVStore
     from ragkv.store.redis_entry import RedisMemory
     from ragkv.types import Key
@@ -38,7 +38,7 @@ class DoctorParts:
     """The parts that could be opened; None for those that could not."""
 
     model: DecoderModel | None = None
-    embedder: Embedder | None = None
+    embedder: TextEmbedder | None = None
     catalog: Catalog | None = None
     store: KVStore | None = None
 
@@ -186,10 +186,10 @@ def _reuse(model: DecoderModel, settings: Settings, findings: Findings) -> None:
 
 
 def _embedder(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
-    from ragkv.retrieval import Embedder, Reranker
+    from ragkv.retrieval import Reranker, make_embedder
 
     with findings.checking("embedder"):
-        embedder = Embedder(settings.embedder)
+        embedder = make_embedder(settings.embedder)
         vectors = embedder.encode(["hello"])
         parts.embedder = embedder
         findings.ok("embedder", f"{embedder.identity.name}, vectors of {vectors.shape[1]}")

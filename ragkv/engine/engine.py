@@ -58,7 +58,7 @@ from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.model_cache import Notify
 from ragkv.passages import UNKNOWN, is_unknown
 from ragkv.report import Answer, Report
-from ragkv.retrieval import Embedder, Retriever, make_reranker
+from ragkv.retrieval import Retriever, make_embedder, make_reranker
 from ragkv.retrieval.follow_up import own_raised, search_text
 from ragkv.sparse.psa import Psa, PsaState
 from ragkv.store import open_store
@@ -142,7 +142,7 @@ class Engine:
         )
         model = load_model(settings, notify)
         catalog = Catalog.open(settings.data / "catalog.sqlite")
-        embedder = Embedder(settings.embedder)
+        embedder = make_embedder(settings.embedder)
         embedder.load()
         reranker = make_reranker(settings.reranker)
         if reranker is not None and asks:

@@ -1,8 +1,10 @@
-"""Embedder: turns texts into unit vectors with a sentence-transformers model, which is loaded on first use."""
+"""Embedder: turns texts into unit vectors with a sentence-transformers model, which is loaded on first use.
+
+`make_embedder` chooses between it and the packaged multilingual model (multilingual.py).
+"""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from ragkv.catalog import EmbedderIdentity
 from ragkv.errors import ConfigError, ModelNotFound
+from ragkv.retrieval.multilingual import NAME, MultilingualEmbedder, check_weights
 from ragkv.retrieval.pretrained import load_pretrained
 
 if TYPE_CHECKING:
@@ -24,6 +27,20 @@ PACKAGED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d
 BATCH = 32
 CHARS_PER_TOKEN = 4
 """Rough value for English prose. A text longer than the model's input is split into windows by this estimate."""
+
+QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage")
+"""Names under which models carry what stands before a question, and before a passage."""
+PROMPTED = "+prompts"
+"""Ends the name of a model that reads its texts behind prompts: without them it makes other vectors."""
+
+
+def make_embedder(source: str) -> Embedder | MultilingualEmbedder:
+    """Return the embedder of a setting; nothing is loaded yet.
+
+    Args:
+        source: A folder, a hub id, `multilingual`, or "" for the packaged English model.
+    """
+    return MultilingualEmbedder() if source == NAME else Embedder(source)
 
 
 class Embedder:
@@ -48,10 +65,14 @@ class Embedder:
         dimension = self._loaded().get_embedding_dimension()
         if not dimension:
             raise ConfigError(f"embedder {self.source}: the model does not report the dimension of its vectors")
-        return EmbedderIdentity(Path(self.source).name if Path(self.source).is_dir() else self.source, dimension)
+        folder = Path(self.source)
+        name = folder.name if folder.is_dir() else self.source
+        prompted = any(self._prompt(names) for names in (QUERY_PROMPTS, DOCUMENT_PROMPTS))
+        source = str(folder.resolve()) if folder.is_dir() else self.source
+        return EmbedderIdentity(name + PROMPTED * prompted, dimension, source)
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Embed texts.
+        """Embed passages, behind the model's prompt for passages where it carries one.
 
         A text longer than the model's input is split into windows, and their mean represents it.
 
@@ -62,6 +83,20 @@ class Embedder:
             ModelNotFound: The model cannot be loaded.
             ConfigError: The packaged weights differ from the expected ones, or the model is a pickle.
         """
+        return self._encode(texts, DOCUMENT_PROMPTS)
+
+    def encode_queries(self, questions: Sequence[str]) -> NDArray[np.float32]:
+        """Embed questions, behind the model's prompt for questions where it carries one. As `encode` else."""
+        return self._encode(questions, QUERY_PROMPTS)
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Count the tokens of texts, without prompts. Raises as `encode`."""
+        if not texts:
+            return 0
+        tokenizer = self._loaded().tokenizer
+        return sum(map(len, tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]))
+
+    def _encode(self, texts: Sequence[str], prompts: Sequence[str]) -> NDArray[np.float32]:
         if not texts:
             return np.empty((0, self.identity.dimension), np.float32)
         model = self._loaded()
@@ -69,6 +104,7 @@ class Embedder:
         windows = [_windows(text, size) for text in texts]
         flat = model.encode(
             [window for parts in windows for window in parts],
+            prompt=self._prompt(prompts),
             batch_size=BATCH,
             normalize_embeddings=True,
             convert_to_numpy=True,
@@ -83,6 +119,10 @@ class Embedder:
     def load(self) -> None:
         """Load the weights now, so that the first question does not wait. Raises the same errors as `encode`."""
         self._loaded()
+
+    def _prompt(self, names: Sequence[str]) -> str | None:
+        carried = self._loaded().prompts
+        return next((carried[name] for name in names if carried.get(name)), None)
 
     def _loaded(self) -> SentenceTransformer:
         if self._model is None:
@@ -122,19 +162,3 @@ def _packaged_folder() -> Path:
     folder = Path(locations[0]) / "model"
     check_weights(folder / "model.safetensors", PACKAGED_SHA256)
     return folder
-
-
-def check_weights(path: Path, sha256: str) -> None:
-    """Verify the SHA-256 of a weights file.
-
-    Raises:
-        ModelNotFound: The file cannot be read.
-        ConfigError: The hash differs.
-    """
-    try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelNotFound(f"embedder: cannot read {path}: {error.strerror}") from error
-    if found != sha256:
-        raise ConfigError(f"embedder: {path} is not the expected file (sha256 {found[:16]}…, expected {sha256[:16]}…)")

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.catalog import Catalog, EmbedderIdentity
-from ragkv.errors import NotFound
+from ragkv.errors import NoReranker, NotFound
 from ragkv.passages import FoundPassage, SearchReport, SearchResult, SearchTimings
 from ragkv.retrieval.index import VectorIndex
 from ragkv.types import Chunk, Filter, Hit
@@ -37,7 +37,15 @@ class TextEmbedder(Protocol):
         ...
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return unit vectors, [len(texts), dimension] float32."""
+        """Return unit vectors of passages, [len(texts), dimension] float32."""
+        ...
+
+    def encode_queries(self, questions: Sequence[str]) -> NDArray[np.float32]:
+        """Return unit vectors of questions, [len(questions), dimension] float32."""
+        ...
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Return how many tokens these texts have."""
         ...
 
 
@@ -46,8 +54,17 @@ class PassageRanker(Protocol):
 
     source: str
 
+    @property
+    def name(self) -> str:
+        """How requests name it."""
+        ...
+
     def scores(self, question: str, passages: Sequence[str]) -> list[float]:
         """Return a score for each passage; the larger, the better."""
+        ...
+
+    def count_tokens(self, question: str, passages: Sequence[str]) -> int:
+        """Return how many tokens `scores` reads."""
         ...
 
 
@@ -117,7 +134,7 @@ class Retriever:
             reranker: Orders the candidates anew; None leaves them in the order of the fusion.
         """
         self.catalog = catalog
-        self._reranker = reranker
+        self.reranker = reranker
         self.embedder = embedder
         self.folder = folder
         self.parameters = parameters
@@ -185,7 +202,7 @@ class Retriever:
                 return
             while len(self._ahead) > MOST_AHEAD:  # some questions are given up before they are searched for
                 del self._ahead[next(iter(self._ahead))]
-            self._ahead.update(zip(missing, self.embedder.encode(missing), strict=True))
+            self._ahead.update(zip(missing, self.embedder.encode_queries(missing), strict=True))
 
     def _search(
         self, question: str, scope: SearchScope, top_k: int, early: Callable[[Sequence[Chunk]], None]
@@ -205,7 +222,7 @@ class Retriever:
                 if size:
                     with timer.step("embed"):
                         ahead = self._ahead.pop(question, None)
-                        vector = self.embedder.encode([question])[0] if ahead is None else ahead
+                        vector = self.embedder.encode_queries([question])[0] if ahead is None else ahead
                     with timer.step("vectors"):
                         by_vector = self._nearest(index, scope, vector, count)
             ranked = fuse([by_vector, list(by_words)], self.parameters.rank_constant) if size else []
@@ -225,20 +242,52 @@ class Retriever:
         ]
         taken = timer.elapsed
         steps = SearchTimings(taken("words"), taken("embed"), taken("vectors"), taken("rerank"), timer.total())
-        name, reranker = self.embedder.identity.name, self._reranker.source if self._reranker else None
+        name, reranker = self.embedder.identity.name, self.reranker.source if self.reranker else None
         return hits, SearchReport(name, reranker, size, exact, len(by_words), len(by_vector), steps)
 
     def _reranked(
         self, question: str, ranked: list[tuple[int, float]], chunks: Mapping[int, Chunk]
     ) -> list[tuple[int, float]]:
         """Return (row, score) in the order of the reranker, with its scores; without one as they are."""
-        if self._reranker is None:
+        if self.reranker is None:
             return ranked
         texts = [f"{chunks[row].title}\n{chunks[row].text}" for row, _ in ranked]
         with self._lock:
-            scores = self._reranker.scores(question, texts)
+            scores = self.reranker.scores(question, texts)
         found = [(row, score) for (row, _), score in zip(ranked, scores, strict=True)]
         return sorted(found, key=lambda each: -each[1])
+
+    def embed(self, texts: Sequence[str], queries: bool) -> tuple[NDArray[np.float32], int]:
+        """Embed texts that are no documents.
+
+        Args:
+            texts: What to embed.
+            queries: Whether they are questions and not passages.
+
+        Returns:
+            Unit vectors [len(texts), dimension], and the number of tokens.
+
+        Raises:
+            ModelNotFound: The embedder cannot be loaded.
+        """
+        with self._lock:
+            encode = self.embedder.encode_queries if queries else self.embedder.encode
+            return encode(texts), self.embedder.count_tokens(texts)
+
+    def rank(self, query: str, texts: Sequence[str]) -> tuple[list[float], int]:
+        """Score texts that are no documents.
+
+        Returns:
+            A score for each text, and the number of tokens that were read.
+
+        Raises:
+            NoReranker: There is no reranker.
+            ModelNotFound: The reranker cannot be loaded.
+        """
+        if self.reranker is None:
+            raise NoReranker
+        with self._lock:
+            return self.reranker.scores(query, texts), self.reranker.count_tokens(query, texts)
 
     def refresh(self, collection: str) -> None:
         """Update the index of a collection to the state of the catalogue. Raises EmbedderChanged."""
