@@ -117,6 +117,9 @@ def _texts(engine_thread: EngineThread) -> Iterator[Metric]:
 def _catalog(health: dict[str, Any]) -> Iterator[Metric]:
     yield gauge("ragkv_documents", "Documents in the catalogue.", (), {(): health["documents"]})
     yield gauge("ragkv_documents_waiting", "Documents that wait to be ingested.", (), {(): health["documents_waiting"]})
+    change = health["reembedding"]
+    left = change["total"] - change["done"] if change else 0
+    yield gauge("ragkv_reembedding_left", "Chunks that the present embedder has not embedded yet.", (), {(): left})
     jobs = {(status,): health[f"jobs_{status}"] for status in ("queued", "running")}
     yield gauge("ragkv_jobs", "Ingest jobs that are not done, by status.", ("status",), jobs)
     yield counter(

@@ -1,5 +1,7 @@
 """The one thread that owns the engine. It answers questions and, in between, ingests queued documents.
 
+After a change of the embedder it also embeds all documents again (reembedding.py), a batch after each step of ingest.
+
 Questions wait in a bounded queue. Documents wait in the catalogue (ingest.jobs), so they outlive the process. Questions
 are prefilled together (prefill_loop.py), and answers are decoded together (decode_loop.py).
 
@@ -39,6 +41,7 @@ from api.runtime.catalog_service import CatalogService
 from api.runtime.decode_loop import Charge, DecodeLoop, charge_nobody
 from api.runtime.engine_health import IDLE_SECONDS, EngineHealth
 from api.runtime.passage_search import PassageSearch
+from api.runtime.reembedding import ReembeddingTask
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, QueuedTask, RequestQueue, SessionName, reject, resolve
 from api.runtime.text_service import TextService
@@ -264,13 +267,14 @@ class EngineThread:
                 self.passage_search = PassageSearch(engine.retriever, self._settings.queue)
                 self.text_service = TextService(engine.retriever, self._settings.queue, self._settings.deadline)
                 self._resume(engine)
+                reembedding = ReembeddingTask(engine)
                 self._ready.set_result(None)
             except BaseException as error:
                 self._ready.set_exception(error)
                 return
             self._decode_loop = decode_loop = DecodeLoop(engine, self.metrics, self.history, self._charge)
             try:
-                self._serve(engine, decode_loop)
+                self._serve(engine, decode_loop, reembedding)
             finally:
                 self.reject_waiting()
                 decode_loop.clear()
@@ -286,17 +290,17 @@ class EngineThread:
         self._documents_queued = True
         self._health.examine(engine, self.jobs)
 
-    def _serve(self, engine: Engine, decode_loop: DecodeLoop) -> None:
+    def _serve(self, engine: Engine, decode_loop: DecodeLoop, reembedding: ReembeddingTask) -> None:
         """Alternate turns of questions with steps of ingest until `close`; then finish the running answers."""
         ingested = False
         while not self._closing:
             self._take_turn(engine, decode_loop, ingesting=False)
-            with closing(self._ingest(engine)) as steps:
+            with closing(self._background(engine, reembedding)) as steps:
                 for _ in steps:
+                    ingested = True
                     self._take_turn(engine, decode_loop, ingesting=True)
                     self._health.examine(engine, self.jobs)
             if self._documents_queued:
-                ingested = True
                 continue
             self._health.examine(engine, self.jobs, now=ingested)
             ingested = False
@@ -352,6 +356,16 @@ class EngineThread:
             reject(first.future, error)
         self._queue.record_seconds(time.monotonic() - started)
         return first
+
+    def _background(self, engine: Engine, reembedding: ReembeddingTask) -> Generator[None, None, None]:
+        """Ingest until nothing waits, and embed again what an earlier embedder has embedded, by turns."""
+        with closing(self._ingest(engine)) as ingest:
+            for _ in ingest:
+                yield
+                if not self._pausing and reembedding.step():
+                    yield
+        while not self._pausing and not self._documents_queued and reembedding.step():
+            yield
 
     def _ingest(self, engine: Engine) -> Generator[IngestStep, None, None]:
         """Ingest until nothing waits, step by step; tenants and jobs take turns (ingest/turns.py).

@@ -29,6 +29,23 @@ class EmbedderIdentity:
 
 
 @dataclass(frozen=True)
+class Reembedding:
+    """How far the change to another embedder is.
+
+    Attributes:
+        earlier: The embedder of the collections that have not changed.
+        following: The embedder that the change leads to.
+        done: Chunks that have vectors of it.
+        total: All chunks.
+    """
+
+    earlier: EmbedderIdentity
+    following: EmbedderIdentity
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
 class DocumentVersion:
     """Everything that the catalogue stores for one version of a document.
 
@@ -200,9 +217,11 @@ class Changes:
         removed: Known rows that are gone, ascending.
         added: New rows, ascending.
         vectors: Vectors of the added rows, [len(added), dimension].
+        embedder: The model that produced the vectors of the collection; None while there are no chunks at all.
     """
 
     generation: int
     removed: NDArray[np.int64]
     added: NDArray[np.int64]
     vectors: NDArray[np.float32]
+    embedder: EmbedderIdentity | None = None

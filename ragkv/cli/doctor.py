@@ -260,11 +260,13 @@ def _together(settings: Settings, parts: DoctorParts, findings: Findings) -> Non
         findings.note("kv", "not compared with the catalogue: a part above is missing")
         return
     from ragkv.engine.engine import Engine
-    from ragkv.retrieval import Retriever
+    from ragkv.retrieval import Retriever, open_earlier
 
     folder = settings.data / "index"
     with findings.checking("engine"):
-        engine = Engine(settings, model, store, catalog, Retriever(catalog, embedder, folder))
+        engine = Engine(
+            settings, model, store, catalog, Retriever(catalog, embedder, folder, open_earlier=open_earlier)
+        )
         with findings.checking("index"):
             _index(engine, folder, findings)
         with findings.checking("kv"):
@@ -273,6 +275,15 @@ def _together(settings: Settings, parts: DoctorParts, findings: Findings) -> Non
 
 def _index(engine: Engine, folder: Path, findings: Findings) -> None:
     """Check the index. `save` rewrites it only if it is out of date."""
+    from ragkv.errors import EmbedderChanged
+
+    try:
+        engine.catalog.check_embedder(engine.retriever.embedder.identity)
+    except EmbedderChanged as error:
+        findings.note("index", str(error))
+    change = engine.catalog.reembedding()
+    if change is not None:
+        findings.note("index", f"{change.done} of {change.total} chunks are embedded with {change.following.name}")
     before = _times(folder)
     for collection in sorted({info.collection for info in engine.catalog.documents(None)}):
         engine.retriever.refresh(collection)

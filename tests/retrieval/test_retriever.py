@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ragkv.catalog import Catalog, Changes, DocumentVersion, EmbedderIdentity
-from ragkv.errors import ConfigError, EmbedderChanged, ModelNotFound
-from ragkv.retrieval import Embedder, Retrieval, Retriever
+from ragkv.errors import ConfigError, ModelNotFound
+from ragkv.retrieval import Embedder, Retrieval, Retriever, SearchScope
 from ragkv.retrieval.embedder import PACKAGED, PACKAGED_SHA256, check_weights
 from ragkv.retrieval.index import VectorIndex
 from ragkv.retrieval.retriever import MOST_AHEAD, fuse
@@ -158,10 +158,29 @@ def test_a_chunk_deleted_during_the_search_is_not_returned(catalog: Catalog, fol
     assert found(retriever, "boat one", top_k=1) == ["boat two"]
 
 
-def test_vectors_of_another_embedder_are_not_searched(catalog: Catalog, folder: Path) -> None:
-    put(catalog, "a", "boat")
-    with pytest.raises(EmbedderChanged, match="ragkv reindex"):
-        Retriever(catalog, WordEmbedder("other"), folder).search("boat")
+def test_vectors_of_another_embedder_are_searched_with_that_one(catalog: Catalog, folder: Path) -> None:
+    put(catalog, "a", "boat", "mast")
+    opened = list[EmbedderIdentity]()
+
+    def open_words(identity: EmbedderIdentity) -> WordEmbedder:
+        opened.append(identity)
+        return WordEmbedder(identity.name, identity.dimension)
+
+    retriever = Retriever(catalog, WordEmbedder("other", 16), folder, open_earlier=open_words)
+    for _ in range(2):
+        found = retriever.find_passages("a boat", SearchScope())
+        assert found.passages[0].text == "boat"
+        assert found.passages[0].similarity > 0.5
+        assert (found.report.embedder, found.report.by_vector) == ("words", 2)
+    assert opened == [WordEmbedder().identity], "it is opened once"
+
+
+def test_words_decide_where_the_earlier_embedder_is_missing(catalog: Catalog, folder: Path) -> None:
+    put(catalog, "a", "boat", "mast")
+    retriever = Retriever(catalog, WordEmbedder("other", 16), folder)
+    found = retriever.find_passages("a boat", SearchScope(filter=None))
+    assert [each.text for each in found.passages] == ["boat"]
+    assert (found.report.embedder, found.report.by_vector, found.report.by_words) == ("", 0, 1)
 
 
 def test_replaced_vectors_are_searched_in_the_same_process(catalog: Catalog, folder: Path) -> None:

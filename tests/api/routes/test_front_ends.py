@@ -28,7 +28,7 @@ Generate a concise title for the chat.
 ### Guidelines:
 - Keep it short.
 ### Output:
-JSON format: {{ "{wanted}": {example} }}
+JSON format: {{ "{member}": {example} }}
 ### Chat History:
 <chat_history>
 USER: {question}
@@ -120,7 +120,7 @@ def test_parameters_that_open_webui_lets_users_set_are_honoured_or_ignored(servi
 
 
 @pytest.mark.parametrize(
-    ("wanted", "example", "reply"),
+    ("member", "example", "reply"),
     [
         ("title", '"your concise title here"', WHO),
         ("tags", '["tag1", "tag2"]', []),
@@ -129,9 +129,9 @@ def test_parameters_that_open_webui_lets_users_set_are_honoured_or_ignored(servi
     ],
 )
 def test_open_webui_gets_titles_and_the_like_without_documents(
-    service: Service, wanted: str, example: str, reply: Any
+    service: Service, member: str, example: str, reply: Any
 ) -> None:
-    asked = TASK.format(wanted=wanted, example=example, question=WHO)
+    asked = TASK.format(member=member, example=example, question=WHO)
     body = {
         "model": "tiny",
         "messages": [{"role": "user", "content": asked}],
@@ -139,20 +139,20 @@ def test_open_webui_gets_titles_and_the_like_without_documents(
         "max_completion_tokens": 1000,
     }
     made = service.post("/v1/chat/completions", body).json()
-    assert json.loads(made["choices"][0]["message"]["content"]) == {wanted: reply}
+    assert json.loads(made["choices"][0]["message"]["content"]) == {member: reply}
     assert made["choices"][0]["finish_reason"] == "stop"
     assert made["usage"]["total_tokens"] == 0
     assert "ragkv" not in made
     streamed = chunks(service, {**body, "stream": True, "stream_options": {"include_usage": True}})
     assert streamed.pop()["usage"]["total_tokens"] == 0
     text = "".join(each["choices"][0]["delta"].get("content") or "" for each in streamed)
-    assert json.loads(text) == {wanted: reply}
+    assert json.loads(text) == {member: reply}
     assert service.post("/v1/chat/completions", {**body, "model": "gpt-4o"}).status_code == 404
 
 
 def test_a_title_is_the_first_question_cut_at_a_word() -> None:
     question = "Who built the harbour of Tarn, and when did the work on it begin, if anybody knows that?"
-    made = task_reply(TASK.format(wanted="title", example='"x"', question=question))
+    made = task_reply(TASK.format(member="title", example='"x"', question=question))
     assert made is not None
     title = json.loads(made)["title"]
     assert title == "Who built the harbour of Tarn, and when did the work on it…"
