@@ -61,7 +61,7 @@ class MetricsCollector(Collector):
         checks = readiness_checks(health, self._engine_thread.stopping)
         yield gauge(
             "ragkv_ready",
-            "1 if a check of /readyz is ok. Without engine, catalogue and index no questions are answered.",
+            "1 if a check of /readyz is ok. Without engine and catalogue no questions are answered.",
             ("check",),
             {(name,): float(check["status"] == "ok") for name, check in checks.items()},
         )

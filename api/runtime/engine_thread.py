@@ -266,8 +266,8 @@ class EngineThread:
                 self.catalog_service = CatalogService(engine, self.jobs, self.history)
                 self.passage_search = PassageSearch(engine.retriever, self._settings.queue)
                 self.text_service = TextService(engine.retriever, self._settings.queue, self._settings.deadline)
+                reembedding = ReembeddingTask(engine)  # before the first examination, which tells of it
                 self._resume(engine)
-                reembedding = ReembeddingTask(engine)
                 self._ready.set_result(None)
             except BaseException as error:
                 self._ready.set_exception(error)

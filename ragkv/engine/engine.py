@@ -147,7 +147,8 @@ class Engine:
         try:
             catalog.check_embedder(embedder.identity)
         except EmbedderChanged as error:
-            notify(f"{error}; until then searches use the earlier embedder, or words alone where it is missing")
+            how = "the earlier embedder, or by words alone where it is missing"
+            notify(f"{error.message}; searches use {how}, until `ragkv serve` or `ragkv reindex` embedded all again")
         reranker = make_reranker(settings.reranker)
         if reranker is not None and asks:
             reranker.load()

@@ -63,11 +63,11 @@ def test_a_change_of_the_embedder_is_told_and_the_service_stays_ready(
     with open_engine(tmp_path / "data", model, embedder, chunk_tokens=128) as engine:
         ingest(engine, Document("harbour", "Tarn", HARBOUR["text"]))
     caplog.set_level("INFO", "ragkv.api")
-    gate = threading.Event()
+    gate, encode = threading.Event(), Embedder.encode
 
     def hold(self: Embedder, texts: Sequence[str]) -> NDArray[np.float32]:
         gate.wait(30)
-        return embedder.encode(texts)
+        return encode(self, texts)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Embedder, "encode", hold)  # documents wait, questions do not
