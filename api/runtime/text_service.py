@@ -27,6 +27,8 @@ TextWork = Literal["embeddings", "rerank"]
 WORKS: tuple[TextWork, ...] = ("embeddings", "rerank")
 BATCH = 8
 """Texts that are computed before questions and searches get their turn."""
+BATCH_CHARS = 8192
+"""Characters of these texts; a longer text comes alone."""
 RETRY_SECONDS = 2
 """After so many seconds a request that was refused may come back."""
 
@@ -162,8 +164,14 @@ class TextService:
 
 
 def _batches(texts: Sequence[str], end: float) -> Iterator[Sequence[str]]:
-    """Yield some of the texts at a time. Raises Expired when the time is over."""
-    for start in range(0, len(texts), BATCH):
+    """Yield some of the texts at a time, in order. Raises Expired when the time is over."""
+    batch, chars = list[str](), 0
+    for text in texts:
+        if batch and (len(batch) == BATCH or chars + len(text) > BATCH_CHARS):
+            yield batch
+            batch, chars = [], 0
         if time.monotonic() >= end:
             raise Expired
-        yield texts[start : start + BATCH]
+        batch.append(text)
+        chars += len(text)
+    yield batch

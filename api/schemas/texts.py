@@ -11,7 +11,8 @@ from api.schemas.openai import LENIENT
 from api.schemas.search import MAX_QUERY_CHARS
 
 MAX_TEXTS = 2048
-MAX_TEXT_CHARS = 200_000
+MAX_TEXT_CHARS = 32_768
+"""About the 8192 tokens that OpenAI takes. Questions wait while a text is read."""
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS), AfterValidator(check_storable)]
 

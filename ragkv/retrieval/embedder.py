@@ -94,7 +94,7 @@ class Embedder:
         folder = Path(self.source)
         name = folder.name if folder.is_dir() else self.source
         prompted = any(self._prompt(names) for names in (QUERY_PROMPTS, DOCUMENT_PROMPTS))
-        source = str(folder.resolve()) if folder.is_dir() else self.source
+        source = str(folder.absolute()) if folder.is_dir() else self.source
         return EmbedderIdentity(name + PROMPTED * prompted, dimension, source)
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:

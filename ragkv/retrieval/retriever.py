@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class TextEmbedder(Protocol):
-    """The interface of an embedder."""
+    """The interface of an embedder. Implementations are thread-safe."""
 
     @property
     def identity(self) -> EmbedderIdentity:
@@ -283,9 +283,8 @@ class Retriever:
         Raises:
             ModelNotFound: The embedder cannot be loaded.
         """
-        with self._lock:
-            encode = self.embedder.encode_queries if queries else self.embedder.encode
-            return encode(texts), self.embedder.count_tokens(texts)
+        encode = self.embedder.encode_queries if queries else self.embedder.encode
+        return encode(texts), self.embedder.count_tokens(texts)
 
     def rank(self, query: str, texts: Sequence[str]) -> tuple[list[float], int]:
         """Score texts that are no documents.

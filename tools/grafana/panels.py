@@ -203,7 +203,7 @@ HEALTH = (
     ),
     Panel(
         "Checks",
-        "1 where /readyz says ok. Without engine, catalogue and index no questions are answered.",
+        "1 where /readyz says ok. Without engine and catalogue no questions are answered.",
         "short",
         (Query("min by (check) (ragkv_ready)", "{{check}}"),),
         share=True,
