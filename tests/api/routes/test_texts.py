@@ -152,6 +152,19 @@ def test_tokens_count_against_the_limit_of_the_tenant_and_in_the_metrics(ranking
     )
 
 
+def test_a_request_that_takes_too_long_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.engine_thread.text_service, "_seconds", 0.0)
+    late = embed(service)
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline")
+
+
+def test_requests_beyond_the_queue_are_refused(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service.engine_thread.text_service, "_capacity", 0)
+    refused = embed(service)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "busy")
+    assert int(refused.headers["retry-after"]) >= 1
+
+
 def test_the_client_embeds_and_ranks(ranking: tuple[Service, str], embedder: Embedder) -> None:
     service, _ = ranking
     key = service.client.headers["X-API-Key"]
