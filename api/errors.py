@@ -34,6 +34,7 @@ from ragkv.errors import (
     Expired,
     InputError,
     InvalidDocument,
+    NoReranker,
     NotCalibrated,
     NotFound,
     QuotaExceeded,
@@ -58,6 +59,7 @@ _STATUS: tuple[tuple[type[RagkvError], int, str], ...] = (
     (NotFound, 404, "not_found"),
     (EmbedderChanged, 409, "embedder_changed"),
     (NotCalibrated, 409, "not_calibrated"),
+    (NoReranker, 409, "no_reranker"),
     (TooLarge, 413, "too_large"),
     (QuotaExceeded, 413, "quota_exceeded"),
     (InvalidDocument, 422, "invalid_document"),
@@ -119,7 +121,7 @@ def error_response(fault: Fault, scope: Scope) -> JSONResponse:
 
 def is_openai_path(path: str) -> bool:
     """Return whether errors at this path have OpenAI's format."""
-    return path == "/v1/models" or path.startswith(("/v1/chat/", "/v1/models/"))
+    return path in ("/v1/models", "/v1/embeddings") or path.startswith(("/v1/chat/", "/v1/models/"))
 
 
 def fault_of_job(error: JobFault | None) -> Fault:

@@ -9,7 +9,8 @@ RagkvError
 │   ├── ModelUnsupported     architecture, rope type, sliding window, or kind of adapter
 │   ├── MissingPackage       an optional package is not installed
 │   ├── NotCalibrated        the method needs `ragkv calibrate` first
-│   └── EmbedderChanged      the vectors come from another embedder        409
+│   ├── EmbedderChanged      the vectors come from another embedder        409
+│   └── NoReranker           `POST /v1/rerank` needs RAGKV_RERANKER        409
 ├── InputError               an invalid request or document                422
 │   ├── InvalidDocument      empty, binary, not text                       422
 │   ├── TooLarge             over a limit                                  413
@@ -80,6 +81,20 @@ class EmbedderChanged(ConfigError):
     def public(self) -> str:
         """What clients of a service are told."""
         return f"{self.message}; whoever runs the service has to rebuild the index"
+
+
+class NoReranker(ConfigError):
+    """The service has no reranker."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the service has no reranker", "set RAGKV_RERANKER to the folder or the hub id of a cross-encoder"
+        )
+
+    @property
+    def public(self) -> str:
+        """What clients of a service are told."""
+        return f"{self.message}; whoever runs the service has to set RAGKV_RERANKER"
 
 
 class InputError(RagkvError):

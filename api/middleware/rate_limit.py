@@ -16,7 +16,7 @@ from api.runtime.rate_limits import Exhausted, RateLimiter, Resource
 from api.runtime.tenants import Tenant
 
 PREFIX = "/v1/"
-ASKING = frozenset({"/v1/answers", "/v1/chat/completions"})
+ASKING = frozenset({"/v1/answers", "/v1/chat/completions", "/v1/embeddings", "/v1/rerank"})
 """Paths of requests that use tokens."""
 DOCUMENTS = "/v1/documents"
 

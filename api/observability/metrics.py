@@ -19,6 +19,7 @@ from api.observability.readiness import readiness_checks
 from api.observability.request_counters import RequestCounters
 from api.runtime.engine_thread import EngineThread
 from api.runtime.rate_limits import RateLimiter
+from api.runtime.text_service import WORKS
 from ragkv import __version__
 from ragkv.metrics.prometheus import counter, families, gauge
 
@@ -56,10 +57,11 @@ class MetricsCollector(Collector):
             ("route", "method", "status"),
             dict(self._requests.counts),
         )
+        yield from _texts(self._engine_thread)
         checks = readiness_checks(health, self._engine_thread.stopping)
         yield gauge(
             "ragkv_ready",
-            "1 if a check of /readyz is ok. Without engine, catalogue and index no questions are answered.",
+            "1 if a check of /readyz is ok. Without engine and catalogue no questions are answered.",
             ("check",),
             {(name,): float(check["status"] == "ok") for name, check in checks.items()},
         )
@@ -100,9 +102,24 @@ def _questions(health: dict[str, Any]) -> Iterator[Metric]:
     yield gauge("ragkv_queue_places", "Requests that may wait for the engine.", (), {(): health["queue"]})
 
 
+def _texts(engine_thread: EngineThread) -> Iterator[Metric]:
+    """Yield what requests had embedded and ranked; nothing before the engine is open."""
+    service = getattr(engine_thread, "text_service", None)
+    if service is None:
+        return
+    for name, what, counts in (
+        ("ragkv_texts_total", "Texts that requests had embedded or ranked.", service.texts),
+        ("ragkv_text_tokens_total", "Tokens of these texts.", service.tokens),
+    ):
+        yield counter(name, what, ("work",), {(work,): counts[work] for work in WORKS})
+
+
 def _catalog(health: dict[str, Any]) -> Iterator[Metric]:
     yield gauge("ragkv_documents", "Documents in the catalogue.", (), {(): health["documents"]})
     yield gauge("ragkv_documents_waiting", "Documents that wait to be ingested.", (), {(): health["documents_waiting"]})
+    change = health["reembedding"]
+    left = change["total"] - change["done"] if change else 0
+    yield gauge("ragkv_reembedding_left", "Chunks that the present embedder has not embedded yet.", (), {(): left})
     jobs = {(status,): health[f"jobs_{status}"] for status in ("queued", "running")}
     yield gauge("ragkv_jobs", "Ingest jobs that are not done, by status.", ("status",), jobs)
     yield counter(

@@ -16,6 +16,7 @@ from api.routes import (
     metrics,
     openai,
     search,
+    texts,
     uploads,
 )
 from api.routes.dependencies import refuse_unknown_parameters
@@ -23,5 +24,5 @@ from api.routes.dependencies import refuse_unknown_parameters
 router = APIRouter(dependencies=[Depends(refuse_unknown_parameters)])
 router.include_router(uploads.router)
 router.include_router(document_parts.router)  # before the documents, whose paths match its paths, too
-for module in (documents, jobs, collections, search, answers, history, conversations, openai, health, metrics):
+for module in (documents, jobs, collections, search, answers, history, conversations, openai, texts, health, metrics):
     router.include_router(module.router)

@@ -14,6 +14,7 @@ from api.errors import Gone
 from api.routes.dependencies import EngineThreadDep, SettingsDep, TenantDep
 from api.routes.event_stream import EventStream, describe_events, encode_event, stream_fault
 from api.routes.openai_chat import ChatReply, method_of, options_of, turns_of
+from api.routes.openai_tasks import task_reply
 from api.runtime.answer_stream import AnswerStream
 from api.schemas.openai import Chat, ChatCompletion, Model, Models, OpenAIError
 from ragkv.errors import NotFound
@@ -46,9 +47,15 @@ async def chat_completions(
     is the loaded model, or NAME:METHOD. Earlier questions and answers stand before the last message as turns; the
     latest that fit are read. If the last message refers to them ("And when was it built?"), they also decide what is
     searched for. System messages stand before the first turn. `temperature` is 0 by default. Unsupported parameters
-    that would change the answer are refused: tools, several choices, log probabilities, penalties, formats, images.
+    that would change the answer are refused: tools that must be called, several choices, log probabilities,
+    penalties, formats, images. In a stream, chunks with a member `event` name the cited documents, as Open WebUI
+    shows them. Requests of chat programs for a title, tags or the like are answered by rules, without documents.
     """
     turns, method = turns_of(chat), method_of(chat, engine_thread.model)
+    usage = chat.stream_options is not None and chat.stream_options.include_usage
+    told = task_reply(turns.question)
+    if told is not None:
+        return _told(ChatReply(chat.model, usage), told, bool(chat.stream))
     options = options_of(chat, turns, method, tenant.inside(chat.ragkv.collection))
     seconds = min(settings.deadline, chat.ragkv.deadline_s or settings.deadline)
     stream = AnswerStream(
@@ -63,8 +70,14 @@ async def chat_completions(
     if not chat.stream:
         return JSONResponse(ChatReply(chat.model).completion(await stream.whole()))
     await stream.prefilled()
-    usage = chat.stream_options is not None and chat.stream_options.include_usage
     return EventStream(stream, _chunks(stream, ChatReply(chat.model, usage)))
+
+
+def _told(reply: ChatReply, text: str, stream: bool) -> Response:
+    if not stream:
+        return JSONResponse(reply.told(text))
+    events = [encode_event(chunk) for chunk in reply.told_in_chunks(text)]
+    return Response(b"".join([*events, format_sse_event(data_str="[DONE]")]), media_type="text/event-stream")
 
 
 async def _chunks(stream: AnswerStream, reply: ChatReply) -> AsyncIterator[bytes]:

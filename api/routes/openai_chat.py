@@ -10,16 +10,26 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from api.schemas.openai import Chat
+from api.schemas.openai import MAX_TOKENS, Chat
 from ragkv.errors import InputError, NotFound
+from ragkv.passages import Citation
 from ragkv.report import Answer
 from ragkv.types import AskOptions
 
 MIN_TEMPERATURE = 1e-3
 """Lower temperatures count as 0. They would sample the same tokens, and their logits would overflow."""
+
+
+NO_USAGE = {
+    "prompt_tokens": 0,
+    "completion_tokens": 0,
+    "total_tokens": 0,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,7 @@ def options_of(chat: Chat, turns: ChatTurns, method: str | None, collection: str
         method=method,
         prefill=chat.ragkv.prefill,
         decode=chat.ragkv.decode,
-        max_tokens=chat.max_completion_tokens or chat.max_tokens,
+        max_tokens=_longest(chat.max_completion_tokens or chat.max_tokens),
         temperature=temperature,
         top_p=chat.top_p or 1.0,
         stop=stop,
@@ -105,6 +115,10 @@ def options_of(chat: Chat, turns: ChatTurns, method: str | None, collection: str
         abstain_below=chat.ragkv.abstain_below,
         speculation=chat.ragkv.speculation,
     )
+
+
+def _longest(asked: int | None) -> int | None:
+    return None if asked is None else min(asked, MAX_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -139,11 +153,24 @@ class ChatReply:
         return self._chunk({"content": text})
 
     def last(self, answer: Answer) -> list[dict[str, Any]]:
-        """Build the last chunks: the finish reason with citations and report, and the usage if it was requested."""
+        """Build the last chunks: a chunk for each cited document, the finish reason with citations and report, and
+        the usage if it was requested."""
+        sources = [self._chunk({}) | {"event": event} for event in source_events(answer.citations)]
         end = self._chunk({}, answer.report.decoding.ended) | {"ragkv": extension_of(answer)}
-        if not self.usage:
-            return [end]
-        return [end, self._envelope("chat.completion.chunk") | {"choices": [], "usage": usage_of(answer)}]
+        return [*sources, end, *self._last_usage(usage_of(answer))]
+
+    def told(self, text: str) -> dict[str, Any]:
+        """Build the response, not streamed, with a text that is no answer from documents."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+        return self._envelope("chat.completion") | {"choices": [choice], "usage": NO_USAGE}
+
+    def told_in_chunks(self, text: str) -> list[dict[str, Any]]:
+        """Build the stream with a text that is no answer from documents."""
+        return [self.first(), self.piece(text), self._chunk({}, "stop"), *self._last_usage(NO_USAGE)]
+
+    def _last_usage(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        return [self._envelope("chat.completion.chunk") | {"choices": [], "usage": usage}] if self.usage else []
 
     def _chunk(self, delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
@@ -152,6 +179,28 @@ class ChatReply:
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def source_events(citations: Sequence[Citation]) -> list[dict[str, Any]]:
+    """Build an event for each cited document, as Open WebUI reads them from a stream and shows them as sources.
+
+    Other programs ignore the member `event` of a chunk.
+    """
+    documents: dict[str, list[Citation]] = {}
+    for citation in citations:
+        documents.setdefault(citation.document_id, []).append(citation)
+    return [{"type": "source", "data": _source(id, cited)} for id, cited in documents.items()]
+
+
+def _source(id: str, cited: Sequence[Citation]) -> dict[str, Any]:
+    """Build a source: a document with its cited passages. Pages count from 0 there."""
+    link = {"url": id} if id.startswith(("https://", "http://")) else {}
+    places = [{} if each.page is None else {"page": each.page - 1} for each in cited]
+    return {
+        "source": {"id": id, "name": cited[0].title or id, **link},
+        "document": [each.text for each in cited],
+        "metadata": [{"source": id, "name": each.title or id, **at} for each, at in zip(cited, places, strict=True)],
+    }
 
 
 def extension_of(answer: Answer) -> dict[str, Any]:

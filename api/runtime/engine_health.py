@@ -31,7 +31,8 @@ class EngineHealth:
         if not now and time.monotonic() - self.examined < IDLE_SECONDS:
             return
         try:
-            self.latest = {**engine.health(), "index": _index(engine), **_backlog(jobs)}
+            change = {"reembedding": _change(engine)}
+            self.latest = {**engine.health(), "index": _index(engine), **change, **_backlog(jobs)}
         except Exception as error:
             self.latest = {"status": "failed", "reason": str(error)}
         self.examined = time.monotonic()
@@ -46,8 +47,17 @@ def _backlog(jobs: Jobs) -> dict[str, int]:
     }
 
 
+def _change(engine: Engine) -> dict[str, Any] | None:
+    """Return how far the change to another embedder is; None without one."""
+    change = engine.catalog.reembedding()
+    if change is None:
+        return None
+    names = {"from": change.earlier.name, "to": change.following.name}
+    return {**names, "done": change.done, "total": change.total}
+
+
 def _index(engine: Engine) -> str:
-    """Return `ok`, or why the index cannot be searched."""
+    """Return `ok`, or why documents cannot be added to the index."""
     try:
         engine.catalog.check_embedder(engine.retriever.embedder.identity)
     except EmbedderChanged as error:

@@ -1,5 +1,7 @@
 """The one thread that owns the engine. It answers questions and, in between, ingests queued documents.
 
+After a change of the embedder it also embeds all documents again (reembedding.py), a batch after each step of ingest.
+
 Questions wait in a bounded queue. Documents wait in the catalogue (ingest.jobs), so they outlive the process. Questions
 are prefilled together (prefill_loop.py), and answers are decoded together (decode_loop.py).
 
@@ -39,8 +41,10 @@ from api.runtime.catalog_service import CatalogService
 from api.runtime.decode_loop import Charge, DecodeLoop, charge_nobody
 from api.runtime.engine_health import IDLE_SECONDS, EngineHealth
 from api.runtime.passage_search import PassageSearch
+from api.runtime.reembedding import ReembeddingTask
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, QueuedTask, RequestQueue, SessionName, reject, resolve
+from api.runtime.text_service import TextService
 from ingest.jobs import Jobs
 from ingest.progress import IngestStep
 from ingest.turns import IngestTurns
@@ -68,9 +72,10 @@ class EngineThread:
     """Owns the engine in a thread of its own. Its methods may be called from any thread.
 
     Attributes:
-        jobs: The ingest jobs. This attribute and the next four exist once the future of `start` has completed.
+        jobs: The ingest jobs. This attribute and the next five exist once the future of `start` has completed.
         catalog_service: The catalogue for the routes.
         passage_search: Searches for passages.
+        text_service: Embeds and ranks texts of requests.
         model: Name of the loaded model.
         methods: Methods that the model can be asked with.
         metrics: Counts the questions.
@@ -80,6 +85,7 @@ class EngineThread:
     jobs: Jobs
     catalog_service: CatalogService
     passage_search: PassageSearch
+    text_service: TextService
     model: str
     methods: tuple[str, ...]
 
@@ -259,6 +265,8 @@ class EngineThread:
                 self._ingest_turns = IngestTurns(self.jobs)
                 self.catalog_service = CatalogService(engine, self.jobs, self.history)
                 self.passage_search = PassageSearch(engine.retriever, self._settings.queue)
+                self.text_service = TextService(engine.retriever, self._settings.queue, self._settings.deadline)
+                reembedding = ReembeddingTask(engine)  # before the first examination, which tells of it
                 self._resume(engine)
                 self._ready.set_result(None)
             except BaseException as error:
@@ -266,7 +274,7 @@ class EngineThread:
                 return
             self._decode_loop = decode_loop = DecodeLoop(engine, self.metrics, self.history, self._charge)
             try:
-                self._serve(engine, decode_loop)
+                self._serve(engine, decode_loop, reembedding)
             finally:
                 self.reject_waiting()
                 decode_loop.clear()
@@ -282,17 +290,17 @@ class EngineThread:
         self._documents_queued = True
         self._health.examine(engine, self.jobs)
 
-    def _serve(self, engine: Engine, decode_loop: DecodeLoop) -> None:
+    def _serve(self, engine: Engine, decode_loop: DecodeLoop, reembedding: ReembeddingTask) -> None:
         """Alternate turns of questions with steps of ingest until `close`; then finish the running answers."""
         ingested = False
         while not self._closing:
             self._take_turn(engine, decode_loop, ingesting=False)
-            with closing(self._ingest(engine)) as steps:
+            with closing(self._background(engine, reembedding)) as steps:
                 for _ in steps:
+                    ingested = True
                     self._take_turn(engine, decode_loop, ingesting=True)
                     self._health.examine(engine, self.jobs)
             if self._documents_queued:
-                ingested = True
                 continue
             self._health.examine(engine, self.jobs, now=ingested)
             ingested = False
@@ -348,6 +356,16 @@ class EngineThread:
             reject(first.future, error)
         self._queue.record_seconds(time.monotonic() - started)
         return first
+
+    def _background(self, engine: Engine, reembedding: ReembeddingTask) -> Generator[None, None, None]:
+        """Ingest until nothing waits, and embed again what an earlier embedder has embedded, by turns."""
+        with closing(self._ingest(engine)) as ingest:
+            for _ in ingest:
+                yield
+                if not self._pausing and reembedding.step():
+                    yield
+        while not self._pausing and not self._documents_queued and reembedding.step():
+            yield
 
     def _ingest(self, engine: Engine) -> Generator[IngestStep, None, None]:
         """Ingest until nothing waits, step by step; tenants and jobs take turns (ingest/turns.py).

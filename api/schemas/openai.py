@@ -1,7 +1,8 @@
 """Bodies of the OpenAI-compatible routes.
 
 OpenAI's parameters that would change the answer and are not supported are refused, unless their value asks for what
-happens anyway (`n: 1`, `logprobs: false`). All other unknown parameters are ignored, as OpenAI's own servers do.
+happens anyway (`n: 1`, `logprobs: false`). Tools that the model may call, and need not, are accepted: it calls none.
+All other unknown parameters are ignored, as OpenAI's own servers do.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from ragkv.report import Report
 MAX_MESSAGES = 1000
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
+MAX_TOKENS = 4096
+"""Longest answer. Chat programs ask for more, and the answer then ends here with `length`."""
+MAX_TOOLS = 1024
 
 LENIENT = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
-Empty = Annotated[list[Any], Field(max_length=0)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 Text = Annotated[str, Field(max_length=MAX_QUESTION_CHARS), AfterValidator(check_storable)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS), AfterValidator(check_storable)]
@@ -103,16 +106,18 @@ class Chat(BaseModel):
     stream_options: StreamOptions | None = None
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
     top_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    max_tokens: Annotated[int | None, Field(ge=1, le=4096)] = None
-    max_completion_tokens: Annotated[int | None, Field(ge=1, le=4096)] = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=2**31)] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=1, le=2**31)] = None
+    """In place of `max_tokens`. An answer has at most 4096 tokens."""
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
-    user: str | None = None
+    user: Any = None
     n: Literal[1] | None = None
     logprobs: Literal[False] | None = None
-    tools: Empty | None = None
+    tools: Annotated[list[Any] | None, Field(max_length=MAX_TOOLS)] = None
+    """Accepted and never called."""
     tool_choice: Literal["none", "auto"] | None = None
-    functions: Empty | None = None
+    functions: Annotated[list[Any] | None, Field(max_length=MAX_TOOLS)] = None
     function_call: Literal["none", "auto"] | None = None
     response_format: PlainText | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
@@ -187,7 +192,8 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    ragkv: Grounds
+    ragkv: Grounds | None = None
+    """Missing where a chat program asked for a title or the like, which no document answers."""
 
 
 class Model(BaseModel):

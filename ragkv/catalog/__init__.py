@@ -15,6 +15,7 @@ from ragkv.catalog.models import (
     DocumentVersion,
     EmbedderIdentity,
     Passage,
+    Reembedding,
     SortField,
     StoredTurn,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "DocumentVersion",
     "EmbedderIdentity",
     "Passage",
+    "Reembedding",
     "SortField",
     "StoredTurn",
     "locate",

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ragkv.catalog import attributes, chunks, claims, documents, full_text, turns, vectors
+from ragkv.catalog import attributes, chunks, claims, documents, embedders, full_text, turns, vectors
 from ragkv.catalog.database import Database
 from ragkv.catalog.models import (
     ID_ORDER,
@@ -28,6 +28,7 @@ from ragkv.catalog.models import (
     DocumentVersion,
     EmbedderIdentity,
     Passage,
+    Reembedding,
     StoredTurn,
 )
 from ragkv.errors import NotFound
@@ -100,13 +101,13 @@ class Catalog:
         with self.write() as connection:
             if precondition:
                 precondition()
-            vectors.require_embedder(connection, version.embedder)
+            table = embedders.place(connection, document.collection, version.embedder)
             if admit:
                 admit(documents.tokens(connection, document.collection, document.id))
             if claim is not None:
                 claims.release(connection, claim)
             row, old_keys = documents.upsert(connection, version)
-            chunks.insert(connection, row, version)
+            chunks.insert(connection, row, version, table)
             vectors.raise_generation(connection, document.collection)
             return chunks.unreferenced(connection, old_keys)
 
@@ -378,11 +379,59 @@ class Catalog:
     def embedder(self) -> EmbedderIdentity | None:
         """Return the embedder of the stored vectors, or None while there are none."""
         with self.read() as connection:
-            return vectors.embedder(connection)
+            return embedders.recorded(connection)
 
     def check_embedder(self, embedder: EmbedderIdentity) -> None:
-        """Raise EmbedderChanged if the stored vectors come from another embedder."""
-        vectors.check(self.embedder(), embedder)
+        """Raise EmbedderChanged if the stored vectors come from another embedder and are not changed to this one."""
+        with self.read() as connection:
+            embedders.check(connection, embedder)
+
+    def state(self, collection: str) -> tuple[EmbedderIdentity | None, int]:
+        """Return (the embedder of a collection's vectors, its generation); None while there are no chunks at all."""
+        with self.read() as connection:
+            return embedders.of_collection(connection, collection), vectors.generations(connection, collection)[0]
+
+    def aim_embedder(self, embedder: EmbedderIdentity) -> Reembedding | None:
+        """Begin or go on with the change of all vectors to an embedder; see embedders.py.
+
+        Returns:
+            How far the change is; None if all vectors come from this embedder.
+        """
+        with self.write() as connection:
+            embedders.aim(connection, embedder)
+            return embedders.progress(connection)
+
+    def reembedding(self) -> Reembedding | None:
+        """Return how far the change to another embedder is, or None without one."""
+        with self.read() as connection:
+            return embedders.progress(connection)
+
+    def stale_collections(self, embedder: EmbedderIdentity) -> list[str]:
+        """Return the collections whose vectors come from another embedder, ordered by name."""
+        with self.read() as connection:
+            return embedders.stale(connection, embedder)
+
+    def unembedded(self, collection: str, after: int, limit: int) -> list[Passage]:
+        """Return the next `limit` chunks of a collection without a next vector whose row is greater than `after`."""
+        with self.read() as connection:
+            return embedders.unembedded(connection, collection, after, limit)
+
+    def store_next_vectors(self, rows: Sequence[int], matrix: NDArray[np.float32], embedder: EmbedderIdentity) -> None:
+        """Store next vectors [len(rows), dimension] of chunks. Raises EmbedderChanged if the change leads elsewhere."""
+        with self.write() as connection:
+            embedders.store_next(connection, rows, matrix, embedder)
+
+    def swap_vectors(self, collection: str, embedder: EmbedderIdentity) -> bool:
+        """Put the next vectors of a collection in the place of its present ones, if they are complete.
+
+        Returns:
+            Whether they were complete.
+
+        Raises:
+            EmbedderChanged: The change leads to another embedder now.
+        """
+        with self.write() as connection:
+            return vectors.swap(connection, collection, embedder)
 
     def generation(self, collection: str) -> int:
         """Return the generation of a collection. It grows with every change and is 0 before the first."""

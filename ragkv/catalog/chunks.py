@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ragkv.catalog import spans
+from ragkv.catalog.embedders import VectorTable
 from ragkv.catalog.models import DocumentVersion, Passage
 from ragkv.types import Chunk, Key, TextSpan
 
@@ -27,8 +28,15 @@ _SELECT = (
 )
 
 
-def insert(connection: sqlite3.Connection, document: int, version: DocumentVersion) -> None:
-    """Insert the chunks of a document, with their vectors and keys. document: row of the document."""
+def insert(connection: sqlite3.Connection, document: int, version: DocumentVersion, table: VectorTable) -> None:
+    """Insert the chunks of a document, with their vectors and keys.
+
+    Args:
+        connection: The transaction.
+        document: Row of the document.
+        version: What to insert.
+        table: Where the vectors belong.
+    """
     collection, vectors = version.document.collection, np.ascontiguousarray(version.vectors, np.float32)
     for chunk, vector, key in zip(version.chunks, vectors, version.keys, strict=True):
         tokens = np.asarray(chunk.tokens, dtype="<i4").tobytes()
@@ -38,7 +46,7 @@ def insert(connection: sqlite3.Connection, document: int, version: DocumentVersi
         )
         row = inserted.lastrowid
         assert row is not None  # sqlite3 types lastrowid as optional because of statements that insert nothing
-        connection.execute("INSERT INTO vectors VALUES (?, ?)", (row, vector.tobytes()))
+        connection.execute(f"INSERT INTO {table} VALUES (?, ?)", (row, vector.tobytes()))
         spans.insert(connection, row, chunk.span)
 
 

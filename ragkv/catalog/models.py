@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,10 +20,29 @@ class EmbedderIdentity:
     Attributes:
         name: Name of the model.
         dimension: Length of its vectors.
+        source: The setting that opens it, "" for the packaged English model. It does not tell embedders apart.
     """
 
     name: str
     dimension: int
+    source: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Reembedding:
+    """How far the change to another embedder is.
+
+    Attributes:
+        earlier: The embedder of the collections that have not changed.
+        following: The embedder that the change leads to.
+        done: Chunks that have vectors of it.
+        total: All chunks.
+    """
+
+    earlier: EmbedderIdentity
+    following: EmbedderIdentity
+    done: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -198,9 +217,11 @@ class Changes:
         removed: Known rows that are gone, ascending.
         added: New rows, ascending.
         vectors: Vectors of the added rows, [len(added), dimension].
+        embedder: The model that produced the vectors of the collection; None while there are no chunks at all.
     """
 
     generation: int
     removed: NDArray[np.int64]
     added: NDArray[np.int64]
     vectors: NDArray[np.float32]
+    embedder: EmbedderIdentity | None = None

@@ -78,5 +78,10 @@ ADDED = (
     # start and stop: character offsets in the document's text; NULL where the chunk does not occur in it
     "CREATE TABLE IF NOT EXISTS spans (chunk INTEGER PRIMARY KEY REFERENCES chunks (row) ON DELETE CASCADE,"
     " start INTEGER, stop INTEGER, heading TEXT NOT NULL, page INTEGER)",
+    # See embedders.py: while the embedder changes
+    "CREATE TABLE IF NOT EXISTS collection_embedders (collection TEXT PRIMARY KEY, name TEXT NOT NULL,"
+    " dimension INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS next_vectors (chunk INTEGER PRIMARY KEY REFERENCES chunks (row) ON DELETE CASCADE,"
+    " vector BLOB NOT NULL)",
 )
 NAMES = frozenset({"facts", "collections", "documents", "chunks", "vectors", "jobs", "job_documents"})

@@ -1,4 +1,4 @@
-"""Queries on vectors, on the embedder that produced them, and on generations.
+"""Queries on vectors and on generations.
 
 A collection's generation grows with every change. An index compares generations to find out whether it is stale.
 
@@ -15,8 +15,15 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ragkv.catalog import embedders
 from ragkv.catalog.models import Changes, EmbedderIdentity
-from ragkv.errors import CatalogCorrupt, EmbedderChanged, InputError
+from ragkv.errors import CatalogCorrupt, InputError
+
+# A document that came while the embedder changes has next vectors alone, until those of its collection are complete.
+_SEARCHABLE = (
+    "SELECT row FROM chunks WHERE collection = ? AND (NOT EXISTS (SELECT 1 FROM next_vectors WHERE chunk = row)"
+    " OR EXISTS (SELECT 1 FROM vectors WHERE chunk = row)) ORDER BY row"
+)
 
 
 def raise_generation(connection: sqlite3.Connection, collection: str) -> None:
@@ -42,13 +49,13 @@ def generations(connection: sqlite3.Connection, collection: str) -> tuple[int, i
 def changes(connection: sqlite3.Connection, collection: str, known: NDArray[np.int64], since: int) -> Changes:
     """Return what changed since generation `since`; see `Catalog.changes`."""
     generation, replaced = generations(connection, collection)
-    identity = embedder(connection)
-    found = connection.execute("SELECT row FROM chunks WHERE collection = ? ORDER BY row", (collection,))
+    identity = embedders.of_collection(connection, collection)
+    found = connection.execute(_SEARCHABLE, (collection,))
     rows = np.fromiter((row for (row,) in found), np.int64)
     kept = np.intersect1d(known, rows) if since >= replaced else known[:0]
     added = np.setdiff1d(rows, kept)
     vectors = _load(connection, added, identity.dimension if identity else 0)
-    return Changes(generation, np.setdiff1d(known, kept), added, vectors)
+    return Changes(generation, np.setdiff1d(known, kept), added, vectors, identity)
 
 
 def of_rows(connection: sqlite3.Connection, rows: Iterable[int]) -> dict[int, NDArray[np.float32]]:
@@ -68,48 +75,19 @@ def replace(
     connection.execute("DELETE FROM vectors")
     blobs = (vector.tobytes() for vector in np.ascontiguousarray(vectors, dtype=np.float32))
     connection.executemany("INSERT INTO vectors VALUES (?, ?)", zip(rows, blobs, strict=True))
-    _store_embedder(connection, identity)
+    embedders.record(connection, identity)
     for (name,) in connection.execute("SELECT name FROM collections").fetchall():
         raise_generation(connection, name)
     connection.execute("UPDATE collections SET replaced = generation")
 
 
-def embedder(connection: sqlite3.Connection) -> EmbedderIdentity | None:
-    """Return the embedder of the stored vectors, or None while there are none."""
-    found = connection.execute("SELECT value FROM facts WHERE name = 'embedder' AND EXISTS (SELECT 1 FROM chunks)")
-    row = found.fetchone()
-    return EmbedderIdentity(*json.loads(row[0])) if row else None
-
-
-def require_embedder(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:
-    """Check that vectors of this embedder may be stored, and record the embedder if there are no vectors yet.
-
-    Raises:
-        EmbedderChanged: The stored vectors come from another embedder.
-    """
-    recorded = embedder(connection)
-    check(recorded, identity)
-    if recorded is None:
-        _store_embedder(connection, identity)
-
-
-def check(recorded: EmbedderIdentity | None, identity: EmbedderIdentity) -> None:
-    """Compare the embedder on record with the one in use.
-
-    Raises:
-        EmbedderChanged: Both are known and differ.
-    """
-    if recorded is not None and recorded != identity:
-        raise EmbedderChanged(
-            f"the catalogue's vectors come from {recorded.name} ({recorded.dimension} dimensions), the embedder is now "
-            f"{identity.name} ({identity.dimension})",
-            "run `ragkv reindex`, or set RAGKV_EMBEDDER back",
-        )
-
-
-def _store_embedder(connection: sqlite3.Connection, identity: EmbedderIdentity) -> None:
-    value = json.dumps([identity.name, identity.dimension])
-    connection.execute("INSERT OR REPLACE INTO facts VALUES ('embedder', ?)", (value,))
+def swap(connection: sqlite3.Connection, collection: str, identity: EmbedderIdentity) -> bool:
+    """Put next vectors in the place of the present ones; see `Catalog.swap_vectors`."""
+    if not embedders.swap(connection, collection, identity):
+        return False
+    raise_generation(connection, collection)
+    connection.execute("UPDATE collections SET replaced = generation WHERE name = ?", (collection,))
+    return True
 
 
 def _load(connection: sqlite3.Connection, rows: NDArray[np.int64], dimension: int) -> NDArray[np.float32]:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ragkv.cli.bench_common import show
 from ragkv.cli.common import Device, Json, Model, progress, settings_from, tell, write_json
+
+if TYPE_CHECKING:
+    from ragkv.bench.sets import SetQuestion
+    from ragkv.config import Settings
+    from ragkv.types import Document
 
 
 def retrieval(
@@ -27,6 +32,9 @@ def retrieval(
     ] = None,
     questions: Annotated[int, typer.Option(min=0, help="The first so many questions; 0: all.")] = 0,
     max_tokens: Annotated[int, typer.Option(min=1, max=4096, help="Longest answer, in tokens.")] = 24,
+    search: Annotated[
+        bool, typer.Option("--search", help="Only search: how often the answer is found by words, vectors and both.")
+    ] = False,
     table: Annotated[Path | None, typer.Option("--table", help="Write the table to this Markdown file.")] = None,
     model: Model = None,
     device: Device = None,
@@ -36,6 +44,8 @@ def retrieval(
     from ragkv.bench.retrieved import RetrievedParams, ask_collection, grid, read_collection
     from ragkv.engine.engine import Engine
 
+    if search:
+        return _search(given, read_collection(longbench), tuple(top_k or (6,)), questions, file, table)
     defaults = RetrievedParams()
     params = RetrievedParams(tuple(method or defaults.methods), tuple(top_k or defaults.top_k), questions, max_tokens)
     documents, asked = read_collection(longbench)
@@ -47,4 +57,29 @@ def retrieval(
     write_json(file, [dataclasses.asdict(row) for row in rows])
     count = questions or len(asked)
     show([(f"{name}: {count} questions about a collection of {len(documents)} passages", grid(rows), ())], table)
+    return 0
+
+
+def _search(
+    settings: Settings,
+    collection: tuple[list[Document], list[SetQuestion]],
+    top_k: tuple[int, ...],
+    questions: int,
+    file: Path | None,
+    table: Path | None,
+) -> int:
+    from ragkv.bench.recall import Splitting, measure_recall, recall_grid
+    from ragkv.engine.open_model import load_model
+    from ragkv.retrieval import make_embedder
+
+    documents, asked = collection
+    asked = asked[: questions or len(asked)]
+    model, embedder = load_model(settings, tell), make_embedder(settings.embedder)
+    splitting = Splitting(model.prompt, settings.chunk_tokens or model.profile.chunk_tokens)
+    with tempfile.TemporaryDirectory(prefix="ragkv-recall-") as folder, progress() as report:
+        rows = measure_recall(Path(folder), embedder, splitting, (documents, asked), top_k, report)
+    name = embedder.identity.name
+    write_json(file, {"embedder": name, "rows": [dataclasses.asdict(row) for row in rows]})
+    count = f"{len(asked)} questions about a collection of {len(documents)} passages"
+    show([(f"{name}: {count}", recall_grid(rows), ())], table)
     return 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ragkv.engine.engine import Engine
     from ragkv.model.decoder import DecoderModel
     from ragkv.model.source import ModelSource
-    from ragkv.retrieval import Embedder
+    from ragkv.retrieval import TextEmbedder
     from ragkv.store import KVStore
     from ragkv.store.redis_entry import RedisMemory
     from ragkv.types import Key
@@ -38,7 +38,7 @@ class DoctorParts:
     """The parts that could be opened; None for those that could not."""
 
     model: DecoderModel | None = None
-    embedder: Embedder | None = None
+    embedder: TextEmbedder | None = None
     catalog: Catalog | None = None
     store: KVStore | None = None
 
@@ -186,10 +186,10 @@ def _reuse(model: DecoderModel, settings: Settings, findings: Findings) -> None:
 
 
 def _embedder(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
-    from ragkv.retrieval import Embedder, Reranker
+    from ragkv.retrieval import Reranker, make_embedder
 
     with findings.checking("embedder"):
-        embedder = Embedder(settings.embedder)
+        embedder = make_embedder(settings.embedder)
         vectors = embedder.encode(["hello"])
         parts.embedder = embedder
         findings.ok("embedder", f"{embedder.identity.name}, vectors of {vectors.shape[1]}")
@@ -260,11 +260,13 @@ def _together(settings: Settings, parts: DoctorParts, findings: Findings) -> Non
         findings.note("kv", "not compared with the catalogue: a part above is missing")
         return
     from ragkv.engine.engine import Engine
-    from ragkv.retrieval import Retriever
+    from ragkv.retrieval import Retriever, open_earlier
 
     folder = settings.data / "index"
     with findings.checking("engine"):
-        engine = Engine(settings, model, store, catalog, Retriever(catalog, embedder, folder))
+        engine = Engine(
+            settings, model, store, catalog, Retriever(catalog, embedder, folder, open_earlier=open_earlier)
+        )
         with findings.checking("index"):
             _index(engine, folder, findings)
         with findings.checking("kv"):
@@ -273,6 +275,15 @@ def _together(settings: Settings, parts: DoctorParts, findings: Findings) -> Non
 
 def _index(engine: Engine, folder: Path, findings: Findings) -> None:
     """Check the index. `save` rewrites it only if it is out of date."""
+    from ragkv.errors import EmbedderChanged
+
+    try:
+        engine.catalog.check_embedder(engine.retriever.embedder.identity)
+    except EmbedderChanged as error:
+        findings.note("index", str(error))
+    change = engine.catalog.reembedding()
+    if change is not None:
+        findings.note("index", f"{change.done} of {change.total} chunks are embedded with {change.following.name}")
     before = _times(folder)
     for collection in sorted({info.collection for info in engine.catalog.documents(None)}):
         engine.retriever.refresh(collection)

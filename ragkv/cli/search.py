@@ -54,14 +54,15 @@ def search(
 def _search(settings: Settings, query: str, scope: SearchScope, top_k: int) -> SearchResult:
     from ragkv.catalog import Catalog
     from ragkv.errors import NotFound
-    from ragkv.retrieval import Embedder, Retriever, make_reranker
+    from ragkv.retrieval import Retriever, make_embedder, make_reranker, open_earlier
 
     if not settings.data.exists():
         raise NotFound(f"there are no documents in {settings.data}; add some with `ragkv ingest`")
     catalog = Catalog.open(settings.data / "catalog.sqlite")
     try:
         reranker = make_reranker(settings.reranker)
-        retriever = Retriever(catalog, Embedder(settings.embedder), settings.data / "index", reranker=reranker)
+        embedder, folder = make_embedder(settings.embedder), settings.data / "index"
+        retriever = Retriever(catalog, embedder, folder, reranker=reranker, open_earlier=open_earlier)
         return retriever.find_passages(query, scope, top_k)
     finally:
         catalog.close()

@@ -40,6 +40,7 @@ from ragkv.client.models import (
     Turn,
 )
 from ragkv.client.synchronous import Client
+from ragkv.client.text_models import Embedding, Embeddings, RankedText, RankedTexts
 from ragkv.errors import Refused, Unreachable
 
 __all__ = [
@@ -55,12 +56,16 @@ __all__ = [
     "Collection",
     "Conversation",
     "Done",
+    "Embedding",
+    "Embeddings",
     "Event",
     "Job",
     "JobCounts",
     "JobDocument",
     "JobError",
     "Page",
+    "RankedText",
+    "RankedTexts",
     "Recalled",
     "Refused",
     "RemoteChunk",

@@ -30,6 +30,7 @@ from ragkv.client.models import (
     RemoteText,
     Said,
 )
+from ragkv.client.text_models import Embeddings, RankedTexts
 from ragkv.passages import SearchResult
 from ragkv.report import Answer
 from ragkv.types import Filter
@@ -316,6 +317,26 @@ class AsyncClient:
             documents: Only the documents with these ids.
         """
         return await self._request(calls.search(query, collection, top_k, filter, documents))
+
+    async def embed(self, texts: Sequence[str], model: str, input_type: str = "document") -> Embeddings:
+        """Embed texts with the embedder of the service.
+
+        Args:
+            texts: What to embed.
+            model: Name of the embedder, such as `all-MiniLM-L6-v2`; the error for another name tells it.
+            input_type: `document`, or `query` for questions.
+        """
+        return await self._request(calls.embed(texts, model, input_type))
+
+    async def rerank(self, query: str, documents: Sequence[str], top_n: int | None = None) -> RankedTexts:
+        """Order texts by how well they answer a query, with the reranker of the service.
+
+        Args:
+            query: The query.
+            documents: The texts.
+            top_n: How many results to return, best first; None for all.
+        """
+        return await self._request(calls.rerank(query, documents, top_n))
 
     async def answers(self, limit: int = 20, before: float | None = None) -> Briefs:
         """Return the latest answers that the service recorded, newest first.

@@ -28,6 +28,7 @@ from ragkv.client.models import (
     RemoteText,
 )
 from ragkv.client.responses import ignore_body, member_parser, parse_job_id, parse_prometheus, parser
+from ragkv.client.text_models import Embeddings, RankedTexts
 from ragkv.passages import SearchResult
 from ragkv.report import Answer
 from ragkv.types import Filter
@@ -196,6 +197,18 @@ def search(
     given = {"top_k": top_k, "filter": filter, "documents": named}
     body.update({name: value for name, value in given.items() if value is not None})
     return Call("POST", "/v1/search", parser(SearchResult), json=body)
+
+
+def embed(texts: Sequence[str], model: str, input_type: str) -> Call[Embeddings]:
+    """POST texts to embed."""
+    body = {"model": model, "input": list(texts), "input_type": input_type}
+    return Call("POST", "/v1/embeddings", parser(Embeddings), json=body)
+
+
+def rerank(query: str, documents: Sequence[str], top_n: int | None) -> Call[RankedTexts]:
+    """POST texts to order by a query."""
+    body = {"query": query, "documents": list(documents), "top_n": top_n}
+    return Call("POST", "/v1/rerank", parser(RankedTexts), json=body)
 
 
 def answers(limit: int, before: float | None) -> Call[Briefs]:

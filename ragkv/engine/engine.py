@@ -51,14 +51,14 @@ from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_gate
 from ragkv.engine.self_test import failed_self_test
 from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.engine.speculation import make_drafter
-from ragkv.errors import ConfigError, InputError, NotCalibrated, NotFound
+from ragkv.errors import ConfigError, EmbedderChanged, InputError, NotCalibrated, NotFound
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import make_graph_decoder
 from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.model_cache import Notify
 from ragkv.passages import UNKNOWN, is_unknown
 from ragkv.report import Answer, Report
-from ragkv.retrieval import Embedder, Retriever, make_reranker
+from ragkv.retrieval import Retriever, make_embedder, make_reranker, open_earlier
 from ragkv.retrieval.follow_up import own_raised, search_text
 from ragkv.sparse.psa import Psa, PsaState
 from ragkv.store import open_store
@@ -142,12 +142,17 @@ class Engine:
         )
         model = load_model(settings, notify)
         catalog = Catalog.open(settings.data / "catalog.sqlite")
-        embedder = Embedder(settings.embedder)
+        embedder = make_embedder(settings.embedder)
         embedder.load()
+        try:
+            catalog.check_embedder(embedder.identity)
+        except EmbedderChanged as error:
+            how = "the earlier embedder, or by words alone where it is missing"
+            notify(f"{error.message}; searches use {how}, until `ragkv serve` or `ragkv reindex` embedded all again")
         reranker = make_reranker(settings.reranker)
         if reranker is not None and asks:
             reranker.load()
-        retriever = Retriever(catalog, embedder, settings.data / "index", reranker=reranker)
+        retriever = Retriever(catalog, embedder, settings.data / "index", reranker=reranker, open_earlier=open_earlier)
         engine = cls(settings, model, store, catalog, retriever)
         engine.reuse_refused = failed_self_test(engine.prefiller, engine.fingerprint, settings.data / "qualified")
         if asks:

@@ -1,16 +1,20 @@
 """Retrieval: an embedder, a vector index (FAISS) and full-text search (BM25), and the fusion of their results."""
 
-from ragkv.retrieval.embedder import Embedder
+from ragkv.retrieval.embedder import Embedder, make_embedder, open_earlier
+from ragkv.retrieval.multilingual import MultilingualEmbedder
 from ragkv.retrieval.reranker import Reranker, make_reranker
 from ragkv.retrieval.retriever import PassageRanker, Retrieval, Retriever, SearchScope, TextEmbedder
 
 __all__ = [
     "Embedder",
+    "MultilingualEmbedder",
     "PassageRanker",
     "Reranker",
     "Retrieval",
     "Retriever",
     "SearchScope",
     "TextEmbedder",
+    "make_embedder",
     "make_reranker",
+    "open_earlier",
 ]

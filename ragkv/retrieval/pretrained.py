@@ -14,13 +14,14 @@ Open = Callable[[str, bool], Loaded]
 """`(name, local) -> model`: opens a folder or a hub id; local: without the network."""
 
 
-def load_pretrained(what: str, source: str, open: Open[Loaded]) -> Loaded:
+def load_pretrained(what: str, source: str, open: Open[Loaded], only_local: bool = False) -> Loaded:
     """Open a model.
 
     Args:
         what: `embedder` or `reranker`, for messages.
         source: A folder or a hub id.
         open: Opens it.
+        only_local: Never ask the hub.
 
     Raises:
         ModelNotFound: There is no such model, or it cannot be read.
@@ -35,6 +36,8 @@ def load_pretrained(what: str, source: str, open: Open[Loaded]) -> Loaded:
     try:
         return _opened(what, source, True, open)
     except ModelNotFound:
+        if only_local:
+            raise
         return _opened(what, source, False, open)  # A hub id that is not in the local cache.
 
 

@@ -6,6 +6,7 @@ It orders the candidates that vector search and BM25 found, and costs a pass ove
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragkv.retrieval.pretrained import load_pretrained
@@ -48,6 +49,19 @@ class Reranker:
             [(question, passage) for passage in passages], batch_size=BATCH, show_progress_bar=False
         )
         return [float(score) for score in found]
+
+    def count_tokens(self, question: str, passages: Sequence[str]) -> int:
+        """Count the tokens that `scores` reads: those of the question once a passage. Raises as `scores`."""
+        if not passages:
+            return 0
+        tokenizer = self._loaded().tokenizer
+        pairs = tokenizer([question] * len(passages), list(passages), truncation=True, max_length=LONGEST)
+        return sum(map(len, pairs["input_ids"]))
+
+    @property
+    def name(self) -> str:
+        """The hub id, or the name of the folder."""
+        return Path(self.source).name if Path(self.source).is_dir() else self.source
 
     def load(self) -> None:
         """Load the weights now, so that the first question does not wait. Raises the same errors as `scores`."""

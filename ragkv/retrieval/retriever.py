@@ -1,6 +1,8 @@
 """Retriever: finds the chunks for a question by vector search and by BM25, and fuses the two rankings.
 
-A reranker, where one is set, orders the best candidates of both anew.
+A reranker, where one is set, orders the best candidates of both anew. Vectors of an earlier embedder are searched with
+that embedder until the next ones are complete (ragkv/catalog/embedders.py). Where it cannot be opened, BM25 alone
+decides.
 
 Reciprocal rank fusion: Cormack, Clarke, Büttcher, "Reciprocal Rank Fusion outperforms Condorcet and individual Rank
 Learning Methods", SIGIR 2009.
@@ -20,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.catalog import Catalog, EmbedderIdentity
-from ragkv.errors import NotFound
+from ragkv.errors import NoReranker, NotFound
 from ragkv.passages import FoundPassage, SearchReport, SearchResult, SearchTimings
 from ragkv.retrieval.index import VectorIndex
 from ragkv.types import Chunk, Filter, Hit
@@ -29,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class TextEmbedder(Protocol):
-    """The interface of an embedder."""
+    """The interface of an embedder. Implementations are thread-safe."""
 
     @property
     def identity(self) -> EmbedderIdentity:
@@ -37,7 +39,15 @@ class TextEmbedder(Protocol):
         ...
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return unit vectors, [len(texts), dimension] float32."""
+        """Return unit vectors of passages, [len(texts), dimension] float32."""
+        ...
+
+    def encode_queries(self, questions: Sequence[str]) -> NDArray[np.float32]:
+        """Return unit vectors of questions, [len(questions), dimension] float32."""
+        ...
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Return how many tokens these texts have."""
         ...
 
 
@@ -46,8 +56,17 @@ class PassageRanker(Protocol):
 
     source: str
 
+    @property
+    def name(self) -> str:
+        """How requests name it."""
+        ...
+
     def scores(self, question: str, passages: Sequence[str]) -> list[float]:
         """Return a score for each passage; the larger, the better."""
+        ...
+
+    def count_tokens(self, question: str, passages: Sequence[str]) -> int:
+        """Return how many tokens `scores` reads."""
         ...
 
 
@@ -92,8 +111,16 @@ MAX_ATTEMPTS = 3
 """How often a search is repeated at most if other processes change the collection meanwhile."""
 
 
+OpenEarlier = Callable[[EmbedderIdentity], TextEmbedder | None]
+"""Opens the embedder of stored vectors; None where that is not possible."""
+
+
 def _ignore(chunks: Sequence[Chunk]) -> None:
     """The default of `early`: do nothing."""
+
+
+def _open_none(identity: EmbedderIdentity) -> None:
+    """The default of `open_earlier`: there is no other embedder."""
 
 
 class Retriever:
@@ -106,6 +133,7 @@ class Retriever:
         folder: Path,
         parameters: Retrieval = DEFAULTS,
         reranker: PassageRanker | None = None,
+        open_earlier: OpenEarlier = _open_none,
     ):
         """Create a retriever.
 
@@ -115,9 +143,10 @@ class Retriever:
             folder: Folder that keeps the indexes between runs. It may be deleted at any time.
             parameters: Parameters of retrieval.
             reranker: Orders the candidates anew; None leaves them in the order of the fusion.
+            open_earlier: Opens the embedder of vectors that come from another one.
         """
         self.catalog = catalog
-        self._reranker = reranker
+        self.reranker = reranker
         self.embedder = embedder
         self.folder = folder
         self.parameters = parameters
@@ -125,6 +154,8 @@ class Retriever:
         self._saved: dict[str, int] = {}
         self._lock = threading.Lock()
         self._ahead: dict[str, NDArray[np.float32]] = {}
+        self._open_earlier = open_earlier
+        self._earlier: dict[EmbedderIdentity, TextEmbedder | None] = {}
 
     def search(
         self,
@@ -148,7 +179,6 @@ class Retriever:
             At most `top_k` hits, best first; [] for an empty collection.
 
         Raises:
-            EmbedderChanged: The stored vectors come from another embedder.
             InputError: The filter is malformed.
         """
         return self._search(question, SearchScope(collection, filter), top_k, early)[0]
@@ -162,7 +192,6 @@ class Retriever:
             top_k: Number of passages.
 
         Raises:
-            EmbedderChanged: The stored vectors come from another embedder.
             InputError: The filter is malformed.
             NotFound: The collection has no documents.
         """
@@ -185,7 +214,7 @@ class Retriever:
                 return
             while len(self._ahead) > MOST_AHEAD:  # some questions are given up before they are searched for
                 del self._ahead[next(iter(self._ahead))]
-            self._ahead.update(zip(missing, self.embedder.encode(missing), strict=True))
+            self._ahead.update(zip(missing, self.embedder.encode_queries(missing), strict=True))
 
     def _search(
         self, question: str, scope: SearchScope, top_k: int, early: Callable[[Sequence[Chunk]], None]
@@ -200,15 +229,15 @@ class Retriever:
         for _ in range(MAX_ATTEMPTS):
             with self._lock:
                 with timer.step("vectors"):
-                    index = self._current(collection)
+                    index, identity = self._current(collection)
                 size, exact, vector, by_vector = len(index), not index.graph, _NO_VECTOR, list[int]()
-                if size:
+                embedder = self._embedder_of(identity)
+                if size and embedder is not None:
                     with timer.step("embed"):
-                        ahead = self._ahead.pop(question, None)
-                        vector = self.embedder.encode([question])[0] if ahead is None else ahead
+                        vector = self._vector(embedder, question)
                     with timer.step("vectors"):
-                        by_vector = self._nearest(index, scope, vector, count)
-            ranked = fuse([by_vector, list(by_words)], self.parameters.rank_constant) if size else []
+                        by_vector = self._nearest(index, identity, scope, vector, count)
+            ranked = fuse([by_vector, list(by_words)], self.parameters.rank_constant)
             chunks = self.catalog.chunks(collection, [row for row, _ in ranked])
             if len(chunks) == len(ranked):
                 break
@@ -225,25 +254,72 @@ class Retriever:
         ]
         taken = timer.elapsed
         steps = SearchTimings(taken("words"), taken("embed"), taken("vectors"), taken("rerank"), timer.total())
-        name, reranker = self.embedder.identity.name, self._reranker.source if self._reranker else None
+        name = embedder.identity.name if embedder is not None else ""
+        reranker = self.reranker.source if self.reranker else None
         return hits, SearchReport(name, reranker, size, exact, len(by_words), len(by_vector), steps)
 
     def _reranked(
         self, question: str, ranked: list[tuple[int, float]], chunks: Mapping[int, Chunk]
     ) -> list[tuple[int, float]]:
         """Return (row, score) in the order of the reranker, with its scores; without one as they are."""
-        if self._reranker is None:
+        if self.reranker is None:
             return ranked
         texts = [f"{chunks[row].title}\n{chunks[row].text}" for row, _ in ranked]
         with self._lock:
-            scores = self._reranker.scores(question, texts)
+            scores = self.reranker.scores(question, texts)
         found = [(row, score) for (row, _), score in zip(ranked, scores, strict=True)]
         return sorted(found, key=lambda each: -each[1])
 
+    def embed(self, texts: Sequence[str], queries: bool) -> tuple[NDArray[np.float32], int]:
+        """Embed texts that are no documents.
+
+        Args:
+            texts: What to embed.
+            queries: Whether they are questions and not passages.
+
+        Returns:
+            Unit vectors [len(texts), dimension], and the number of tokens.
+
+        Raises:
+            ModelNotFound: The embedder cannot be loaded.
+        """
+        encode = self.embedder.encode_queries if queries else self.embedder.encode
+        return encode(texts), self.embedder.count_tokens(texts)
+
+    def rank(self, query: str, texts: Sequence[str]) -> tuple[list[float], int]:
+        """Score texts that are no documents.
+
+        Returns:
+            A score for each text, and the number of tokens that were read.
+
+        Raises:
+            NoReranker: There is no reranker.
+            ModelNotFound: The reranker cannot be loaded.
+        """
+        if self.reranker is None:
+            raise NoReranker
+        with self._lock:
+            return self.reranker.scores(query, texts), self.reranker.count_tokens(query, texts)
+
     def refresh(self, collection: str) -> None:
-        """Update the index of a collection to the state of the catalogue. Raises EmbedderChanged."""
+        """Update the index of a collection to the state of the catalogue."""
         with self._lock:
             self._current(collection)
+
+    def open_earlier(self) -> bool:
+        """Open the embedder of the stored vectors now, so that the first question does not wait for it.
+
+        Returns:
+            Whether these vectors can be searched; else words alone decide.
+        """
+        recorded = self.catalog.embedder()
+        with self._lock:
+            return recorded is None or self._embedder_of(recorded) is not None
+
+    def drop_earlier(self) -> None:
+        """Forget earlier embedders: all vectors come from the present one."""
+        with self._lock:
+            self._earlier.clear()
 
     def save(self) -> None:
         """Write the changed indexes to disk, so that the next start does not have to rebuild them.
@@ -264,7 +340,14 @@ class Retriever:
         """Return the best `count` rows of the full-text search with their scores, best first."""
         return dict(self.catalog.match(scope.collection, question, count, scope.filter, scope.documents))
 
-    def _nearest(self, index: VectorIndex, scope: SearchScope, vector: NDArray[np.float32], count: int) -> list[int]:
+    def _nearest(
+        self,
+        index: VectorIndex,
+        identity: EmbedderIdentity,
+        scope: SearchScope,
+        vector: NDArray[np.float32],
+        count: int,
+    ) -> list[int]:
         """Return the `count` nearest rows to the question's vector inside the scope, nearest first."""
         if not scope.filter and scope.documents is None:
             return index.search(vector, count)
@@ -272,22 +355,45 @@ class Retriever:
             generation, rows = self.catalog.filtered_rows(scope.collection, scope.filter, scope.documents)
             if generation == index.generation:
                 break
-            index = self._current(scope.collection)  # Another process changed the collection meanwhile.
+            index, now = self._current(scope.collection)  # Another process changed the collection meanwhile.
+            if now != identity:
+                return []  # Its vectors come from another embedder since then. For this once the words decide.
         return index.search_among(rows, vector, count)
 
-    def _current(self, collection: str) -> VectorIndex:
-        identity = self.embedder.identity
-        self.catalog.check_embedder(identity)
-        generation = self.catalog.generation(collection)
+    def _current(self, collection: str) -> tuple[VectorIndex, EmbedderIdentity]:
+        """Return the index of a collection, up to date, and the embedder of its vectors."""
+        recorded, generation = self.catalog.state(collection)
+        identity = recorded or self.embedder.identity
         # The index is put back only after a successful update: one that failed half-way must not be used again.
         index = self._indexes.pop(collection, None)
         if index is None or index.dimension != identity.dimension:
             index = self._load(collection, generation, identity.dimension)
         if index.generation != generation:
-            index.apply(self.catalog.changes(collection, index.rows, index.generation))
+            changes = self.catalog.changes(collection, index.rows, index.generation)
+            if changes.embedder is not None and changes.embedder != identity:  # The vectors were changed just now.
+                identity = changes.embedder
+                index = VectorIndex(identity.dimension, self.parameters.flat_limit)
+                changes = self.catalog.changes(collection, index.rows, 0)
+            index.apply(changes)
         if generation:  # Unknown collections are not remembered.
             self._indexes[collection] = index
-        return index
+        return index, identity
+
+    def _embedder_of(self, identity: EmbedderIdentity) -> TextEmbedder | None:
+        """Return the embedder that made some vectors, or None if it cannot be opened."""
+        if identity == self.embedder.identity:
+            return self.embedder
+        if identity not in self._earlier:
+            self._earlier[identity] = self._open_earlier(identity)
+        return self._earlier[identity]
+
+    def _vector(self, embedder: TextEmbedder, question: str) -> NDArray[np.float32]:
+        """Embed a question, if it is not embedded already. Returns [dimension]."""
+        ahead = self._ahead.pop(question, None)
+        if ahead is not None and embedder is self.embedder:
+            return ahead
+        vector: NDArray[np.float32] = embedder.encode_queries([question])[0]
+        return vector
 
     def _load(self, collection: str, generation: int, dimension: int) -> VectorIndex:
         limit = self.parameters.flat_limit

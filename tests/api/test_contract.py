@@ -32,7 +32,7 @@ expected-statuses = ["2xx", "3xx", "4xx", "504"]
 EVERY_PHASE = "examples,coverage,fuzzing,stateful"
 MANY = 150
 """Examples of each operation that make four thousand requests in all; about two minutes."""
-LARGE = "^/v1/(documents|answers|chat/completions)$"
+LARGE = "^/v1/(documents|answers|chat/completions|embeddings|rerank)$"
 """Routes with large limits. Testing each limit takes a minute."""
 
 

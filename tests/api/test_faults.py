@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,16 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
-from api.app import create_app
 from ingest.jobs import Jobs
-from ingest.pipeline import ingest, reindex, remove
+from ingest.pipeline import ingest, remove
 from ragkv.catalog import Catalog
 from ragkv.engine.engine import Engine
 from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder
 from ragkv.retrieval.embedder import _packaged_folder
 from ragkv.types import Chunk, Document
-from tests.api.conftest import BRIDGE, HARBOUR, Service, settings
+from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
 from tests.interrupted import Interrupted
 from tests.libraries import open_engine
 
@@ -181,33 +179,20 @@ def test_a_document_that_failed_can_be_deleted_once(service: Service, beside: En
     assert service.job(failed["job_id"])["status"] == "failed", "what happened stays on record"
 
 
-def test_another_embedder_is_a_conflict_until_reindex(tmp_path: Path, model: DecoderModel, embedder: Embedder) -> None:
+def test_another_embedder_changes_nothing_for_who_asks(tmp_path: Path, model: DecoderModel, embedder: Embedder) -> None:
     (tmp_path / "other-embedder").symlink_to(_packaged_folder())
     with open_engine(tmp_path / "data", model, embedder, chunk_tokens=128) as engine:
         ingest(engine, Document("harbour", "Tarn", HARBOUR["text"]))
-    app = create_app(settings(tmp_path / "data", embedder=str(tmp_path / "other-embedder")))
-
-    async def exchange(client: httpx.AsyncClient, on_engine: Callable[[Callable[[Engine], Any]], Any]) -> None:
-        question = {"question": "Who built the harbour of Tarn?"}
-        refused = await client.post("/v1/answers", json=question)
-        assert (refused.status_code, refused.json()["code"]) == (409, "embedder_changed")
-        assert "ragkv reindex" not in refused.json()["detail"]
-        assert "rebuild the index" in refused.json()["detail"]
-        refused = await client.post("/v1/documents?wait=true", json=BRIDGE)
-        assert (refused.status_code, refused.json()["code"]) == (409, "embedder_changed")
-        await on_engine(reindex)
-        assert (await client.post("/v1/documents?wait=true", json=BRIDGE)).json()["status"] == "completed"
-        answered = await client.post("/v1/answers", json=question)
+    with serving(settings(tmp_path / "data", embedder=str(tmp_path / "other-embedder"))) as service:
+        answered = ask(service, "default")
         assert answered.status_code == 200
         assert answered.json()["report"]["ratios"]["cache_hit"] == 1.0, "the KV is not the embedder's business"
-
-    async def session() -> None:
-        transport = httpx.ASGITransport(app)
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client,
-        ):
-            await exchange(client, lambda task: asyncio.wrap_future(app.state.engine_thread.submit(task)))
-
-    asyncio.run(session())
+        assert service.post("/v1/documents?wait=true", BRIDGE).json()["status"] == "completed"
+        catalog = service.engine_thread.submit(lambda engine: engine.catalog).result(30)
+        deadline = time.monotonic() + 30
+        while catalog.reembedding() is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        found = service.post("/v1/search", {"query": "Who painted the bridge of Mell?"}).json()
+        assert (found["report"]["embedder"], found["report"]["by_vector"]) == ("other-embedder", 2)
     assert Catalog.open(tmp_path / "data" / "catalog.sqlite").embedder().name == "other-embedder"

@@ -35,6 +35,12 @@ class WordEmbedder:
         unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         return unit
 
+    def encode_queries(self, questions: Sequence[str]) -> NDArray[np.float32]:
+        return self.encode(questions)
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        return sum(len(text.split()) for text in texts)
+
 
 class WordPrompt:
     """The wrapper of the bundled model, with one token per word or punctuation mark."""

@@ -13,7 +13,7 @@ import transformers
 from ragkv.catalog import Catalog
 from ragkv.errors import ConfigError, ModelNotFound
 from ragkv.retrieval import Reranker, Retriever, SearchScope, make_reranker
-from ragkv.retrieval.embedder import _packaged_folder
+from tests.cross_encoder import make_cross_encoder
 from tests.ingest.reader import WordEmbedder
 from tests.retrieval.test_retriever import put
 
@@ -22,23 +22,8 @@ QUESTION = "Who dredged the harbour?"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cross-encoder with random weights, behind the packaged embedder's tokenizer."""
-    made = tmp_path_factory.mktemp("reranker")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(_packaged_folder())
-    tokenizer.save_pretrained(made)
-    config = transformers.BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        num_labels=1,
-        initializer_range=0.5,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        transformers.BertForSequenceClassification(config).save_pretrained(made)
-    return made
+    """A cross-encoder with random weights."""
+    return make_cross_encoder(tmp_path_factory.mktemp("reranker"))
 
 
 @pytest.fixture

