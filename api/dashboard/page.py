@@ -12,6 +12,7 @@ from api.dashboard.documents import DocumentsPage
 from api.dashboard.guard import ROOT
 from api.dashboard.overview import Overview
 from api.dashboard.viewer import DocumentViewer
+from api.runtime.callers import Caller
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
 from ragkv.errors import RagkvError
@@ -25,15 +26,16 @@ MODES = {None: "brightness_auto", False: "light_mode", True: "dark_mode"}
 """Icons of the colour modes: as the system, light, dark."""
 
 
-def build_page(app: FastAPI, user: Tenant | None) -> None:
+def build_page(app: FastAPI, caller: Caller | None) -> None:
     """Build the page for one browser.
 
     Args:
         app: The application.
-        user: Tenant that is logged in; None if the service has no keys.
+        caller: Who is logged in; None if the service is open to all.
     """
     engine_thread: EngineThread = app.state.engine_thread
-    tenant = user or Tenant()
+    user = caller.tenant if caller is not None else None
+    caller, tenant = caller or Caller(), user or Tenant()
     ui.add_css(STYLE)
     ui.colors(primary=BLUE, secondary=BLUE, accent=BLUE)
     status = _header(user)
@@ -53,11 +55,19 @@ def build_page(app: FastAPI, user: Tenant | None) -> None:
         with ui.tab_panel("Ask"):
             ask = AskPanel(app, tenant, viewer.open, add_documents)
         with ui.tab_panel("Documents"):
-            documents = DocumentsPage(engine_thread, tenant, viewer.open)
+            documents = DocumentsPage(engine_thread, caller, viewer.open)
         with ui.tab_panel("Overview"):
             overview = Overview(app, user, viewer.open)
 
+    client, reloading = ui.context.client, False
+
     async def refresh() -> None:
+        nonlocal reloading
+        if reloading:  # a browser that stays takes no part any more
+            return client.delete()
+        if caller.expired:
+            reloading = True
+            return ui.navigate.reload()  # which asks for a new login
         try:
             await refresh_tab()
         except RagkvError as error:  # the catalogue can be busy for a moment

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from api.middleware.body_limit import is_form
 from api.routes import job_responses
-from api.routes.dependencies import EngineThreadDep, TenantDep, require_room
+from api.routes.dependencies import CallerDep, EngineThreadDep, TenantDep, require_room
 from api.routes.documents import InCollection, Wait, one_collection
 from api.runtime.catalog_service import CatalogService
 from api.runtime.ingest_queue import enqueue
@@ -50,6 +50,7 @@ async def upload_documents(
     request: Request,
     engine_thread: EngineThreadDep,
     tenant: TenantDep,
+    caller: CallerDep,
     collection: CollectionDep,
     metadata: Annotated[MetadataText | None, Form()] = None,
     wait: Wait = False,
@@ -59,7 +60,7 @@ async def upload_documents(
     attributes = cast("Mapping[str, Any]", metadata or {})
     service = engine_thread.catalog_service
     items = await anyio.to_thread.run_sync(_parse_all, files, attributes, inside, service, limiter=service.parsing)
-    job_id = await enqueue(items, inside, engine_thread)
+    job_id = await enqueue(items, inside, engine_thread, caller)
     if not wait:
         return job_responses.accepted(job_id)
     job = await job_responses.wait_for_job(job_id, engine_thread, request)
