@@ -10,12 +10,13 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from joserfc import jwt
-from joserfc.errors import JoseError
+from joserfc.errors import JoseError, SecurityWarning
 from joserfc.jws import JWSRegistry
 
 from api.middleware.issuer import IssuerKeys
@@ -116,12 +117,15 @@ class TokenVerifier:
             IssuerAway: The issuer cannot be reached, and its keys are not known.
         """
         try:
-            if len(token) > _MOST_CHARACTERS or not _may_be_known(header := _header(token)):
+            if len(token) > _MOST_CHARACTERS:
                 return None
-            key = await self._keys.find(header.get("kid"))
+            key = await self._keys.find(_key_id(token))
             if key is None:
                 return None
-            claims = jwt.decode(token, key, registry=self._registry).claims
+            with warnings.catch_warnings():
+                # Issuers with Ed25519 keys still name the algorithm EdDSA, which RFC 9864 renames.
+                warnings.simplefilter("ignore", SecurityWarning)
+                claims = jwt.decode(token, key, registry=self._registry).claims
             self._claims.validate(claims)
         except (JoseError, ValueError, TypeError, OverflowError, RecursionError) as error:
             logger.debug("a token was refused: %s", type(error).__name__)
@@ -142,18 +146,13 @@ class TokenVerifier:
         return Caller(Tenant(known), subject, role, float(claims["exp"]) + self._rules.leeway)
 
 
-def _header(token: str) -> dict[str, Any]:
-    """Return the header of a token, which nobody has verified. Raises ValueError."""
+def _key_id(token: str) -> str | None:
+    """Return the id of the key that a token names; None if it names none. Raises ValueError."""
     encoded = token.partition(".")[0]
     header = json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
-    if not isinstance(header, dict):
-        raise ValueError("the header is no object")
-    return header
-
-
-def _may_be_known(header: Mapping[str, Any]) -> bool:
-    """Return whether it is worth to look for the key of a token."""
-    return header.get("alg") in ALGORITHMS and isinstance(header.get("kid", ""), str)
+    if not isinstance(header, dict) or not isinstance(header.get("kid"), str | None):
+        raise ValueError("no header of a token")
+    return header.get("kid")
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> Any:
