@@ -1,7 +1,7 @@
 """Load documents from files and folders.
 
 Text files are read here: .txt, .md, and .jsonl with one {"id", "text", "title"?, "metadata"?} a line. The formats of
-`ingest/formats` (.html .pdf .docx .csv) are parsed in a process of their own.
+`ingest/formats` (FORMATS) are parsed in a process of their own.
 
 A fault concerns one document. `load` and `read` return it as a Rejected and go on; `parse` raises it.
 """

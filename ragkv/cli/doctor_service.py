@@ -83,7 +83,7 @@ def limits(settings: Settings, findings: Findings) -> None:
     """Print time limits, limits of files and answers, and the resources of this machine."""
     line = f"{settings.batch} answers at once, {settings.queue} requests may wait, {settings.deadline:g} s an answer"
     findings.fact("line", line)
-    files = f"html, pdf, docx and csv files: {settings.parse_seconds:g} s and {_size(settings.parse_bytes)} each"
+    files = f"files that need a parser: {settings.parse_seconds:g} s and {_size(settings.parse_bytes)} each"
     findings.fact("files", files)
     if os.geteuid() == 0:
         findings.note("files", "root cannot be kept from starting processes: serve as an ordinary user")

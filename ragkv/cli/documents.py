@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 
 
 def ingest(
-    paths: Annotated[
-        list[Path], typer.Argument(help="Files (.txt .md .jsonl .html .pdf .docx .csv) and folders.", metavar="PATH...")
-    ],
+    paths: Annotated[list[Path], typer.Argument(help="Files and folders.", metavar="PATH...")],
     collection: Collection = "default",
     data: Data = None,
     store: Store = None,
