@@ -137,9 +137,12 @@ def _put(target: WatchTarget, changed: Mapping[str, Path], lines: dict[str, set[
     target.put(files)
     for file in files:
         if file.lines:
-            items = load_file(changed[file.name], file.name, settings.max_document_bytes, "", allowance(settings))
+            path, limit, earlier = changed[file.name], settings.max_document_bytes, lines.get(file.name, set())
+            items = list(load_file(path, file.name, limit, "default", allowance(settings)))
             ids = {item.id for item in items if isinstance(item, Document)}
-            _remove_all(target, lines.get(file.name, set()) - ids)
+            if len(ids) < len(items):  # a line that cannot be read may be that of an earlier document
+                ids |= earlier
+            _remove_all(target, earlier - ids)
             lines[file.name] = ids
 
 

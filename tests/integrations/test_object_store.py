@@ -18,7 +18,7 @@ from ragkv.errors import ConfigError, InputError
 from ragkv.types import Document
 from tests.api.conftest import serving, settings
 from tests.ingest.formats.packages import pptx, shape
-from tests.program import ragkv
+from tests.start_records import with_records
 
 pytestmark = [
     pytest.mark.integrations,
@@ -138,15 +138,17 @@ def test_a_missing_package_is_said(bucket: Any, monkeypatch: pytest.MonkeyPatch)
         load("s3://yard/docs")
 
 
-def test_the_program_ingests_a_prefix_once(bucket: Any, tmp_path: Path) -> None:
-    first = ragkv("ingest", "s3://yard/docs/tarn.md", "s3://yard/docs/lines.jsonl", cwd=tmp_path, new_interpreter=True)
-    assert (first.returncode, first.stdout.count("added")) == (0, 3), first.stderr
-    again = ragkv("ingest", "s3://yard/docs/tarn.md", cwd=tmp_path, new_interpreter=True)
-    assert again.stdout.startswith("unchanged  s3://yard/docs/tarn.md")
-    bucket.put_object(Bucket="yard", Key="docs/tarn.md", Body=b"The harbour of Tarn was closed in 1950.")
-    assert ragkv("ingest", "s3://yard/docs/tarn.md", cwd=tmp_path, new_interpreter=True).stdout.startswith("replaced")
-    removed = ragkv("rm", "s3://yard/docs/tarn.md", cwd=tmp_path, new_interpreter=True)
-    assert removed.returncode == 0, removed.stderr
+def test_the_program_ingests_an_object_once(bucket: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["--data", str(with_records(tmp_path / "data"))]
+    address, again = "s3://yard/docs/tarn.md", "The harbour of Tarn was closed in 1950."
+    assert run(["ingest", address, "s3://yard/docs/lines.jsonl", *data]) == 0
+    assert capsys.readouterr().out.count("added") == 3
+    assert run(["ingest", "s3://yard/docs/lines.jsonl", *data]) == 0
+    assert capsys.readouterr().out.startswith("unchanged  one")
+    bucket.put_object(Bucket="yard", Key="docs/tarn.md", Body=again.encode())
+    assert run(["ingest", address, *data]) == 0
+    assert capsys.readouterr().out.startswith(f"replaced   {address}")
+    assert run(["rm", address, *data]) == 0
 
 
 def test_the_program_sends_a_prefix_to_a_service(

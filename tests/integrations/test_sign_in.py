@@ -340,6 +340,16 @@ def test_made_up_key_ids_do_not_make_the_service_ask_without_end() -> None:
     asyncio.run(flood())
 
 
+def test_the_first_tokens_wait_for_one_fetch_together() -> None:
+    async def crowd() -> None:
+        with issuing() as issuer:
+            verify, token = verifier(issuer, Clock()).caller_of, issuer.token()
+            assert None not in await asyncio.gather(*(verify(token) for _ in range(20)))
+            assert len(issuer.asked) == 2
+
+    asyncio.run(crowd())
+
+
 def test_while_the_issuer_is_away_known_keys_count_for_a_day() -> None:
     async def lose() -> None:
         clock = Clock()
