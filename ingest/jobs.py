@@ -206,29 +206,39 @@ class Jobs:
         with self._catalog.read() as connection:
             job_id, subject = job_table.job_of(connection, place)
         checkpoint = _Checkpoint(self._catalog, place, self._pausing)
-        try:
-            outcome = yield from _checked_steps(engine, document, checkpoint)
-            self._unrecorded.append((place, "unchanged" if outcome.status == "unchanged" else "completed", None))
-            result: str | None = outcome.status
-        except (Paused, GeneratorExit) as stop:
-            with self._catalog.write() as connection:
-                job_table.requeue(connection, place)
-            if isinstance(stop, GeneratorExit):
-                raise
-            result = None
-        except _Cancelled:
-            result = "cancelled"
-        except CatalogCorrupt:
-            raise
-        except Exception as error:
-            fault = _fault_of(error, document.id, job_id)
-            self._unrecorded.append((place, "failed", fault))
-            result = f"failed: {fault.code}"
+        result = yield from self._document_steps(engine, document, (place, job_id), checkpoint)
         if result is not None:
             self._on_outcome(DocumentOutcome(job_id, subject, document.collection, document.id, result))
         self._record_outcomes(self._seconds_alone(place.job, checkpoint.started))
         self._save_if_finished(engine, place)
         return job_id
+
+    def _document_steps(
+        self, engine: IngestEngine, document: Document, where: tuple[JobPlace, str], checkpoint: _Checkpoint
+    ) -> Generator[IngestStep, None, str | None]:
+        """Ingest a document as `steps` says. Returns what came of it, as in `DocumentOutcome`; None if it was paused.
+
+        where: its row, and the id of its job.
+        """
+        place, job_id = where
+        try:
+            outcome = yield from _checked_steps(engine, document, checkpoint)
+            self._unrecorded.append((place, "unchanged" if outcome.status == "unchanged" else "completed", None))
+            return outcome.status
+        except (Paused, GeneratorExit) as stop:
+            with self._catalog.write() as connection:
+                job_table.requeue(connection, place)
+            if isinstance(stop, GeneratorExit):
+                raise
+            return None
+        except _Cancelled:
+            return "cancelled"
+        except CatalogCorrupt:
+            raise
+        except Exception as error:
+            fault = _fault_of(error, document.id, job_id)
+            self._unrecorded.append((place, "failed", fault))
+            return f"failed: {fault.code}"
 
     def _save_if_finished(self, engine: IngestEngine, place: JobPlace) -> None:
         """Write the index out when the document's job is finished."""

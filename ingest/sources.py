@@ -31,14 +31,14 @@ def is_address(place: str) -> bool:
     return place.startswith((GIT, S3))
 
 
-def paths_among(places: Iterable[str]) -> list[Path]:
-    """Return the paths of this machine among places."""
-    return [Path(place) for place in places if not is_address(place)]
+def paths_among(locations: Iterable[str]) -> list[Path]:
+    """Return the paths of this machine among locations."""
+    return [Path(place) for place in locations if not is_address(place)]
 
 
-def check_places(places: Iterable[str]) -> None:
+def check_locations(locations: Iterable[str]) -> None:
     """Raise InputError for an address of another kind than those that are known."""
-    for place in places:
+    for place in locations:
         scheme, colon, _ = place.partition("://")
         if colon and not is_address(place) and scheme.isidentifier():
             raise InputError(
@@ -47,18 +47,18 @@ def check_places(places: Iterable[str]) -> None:
             )
 
 
-def open_places(places: Sequence[str], stack: ExitStack) -> Iterator[SourceFile]:
-    """Yield the files of all places in order, those of folders in sorted order.
+def open_locations(locations: Sequence[str], stack: ExitStack) -> Iterator[SourceFile]:
+    """Yield the files of all locations in order, those of folders in sorted order.
 
     Args:
-        places: Paths and addresses.
+        locations: Paths and addresses.
         stack: Keeps what is open, such as a copy of a repository. The files are readable until it ends.
 
     Raises:
         InputError: A place cannot be read.
         ConfigError: A package or a program is missing.
     """
-    for place in places:
+    for place in locations:
         if place.startswith(S3):
             yield from open_bucket(place)
         elif place.startswith(GIT):
@@ -67,13 +67,13 @@ def open_places(places: Sequence[str], stack: ExitStack) -> Iterator[SourceFile]
             yield from local_files([Path(place)])
 
 
-def load_places(
-    places: Sequence[str], limit: int, collection: str = "default", allowed: Allowance = USUAL
+def load_locations(
+    locations: Sequence[str], limit: int, collection: str = "default", allowed: Allowance = USUAL
 ) -> Iterator[Document | Rejected]:
-    """Load the documents of all places, as `ingest.loader.load` does those of paths.
+    """Load the documents of all locations, as `ingest.loader.load` does those of paths.
 
     Args:
-        places: Paths and addresses.
+        locations: Paths and addresses.
         limit: Most bytes of a document. What is larger is not fetched.
         collection: Collection of the documents.
         allowed: What parsing a file in its own process may take.
@@ -83,13 +83,13 @@ def load_places(
         ConfigError: A package or a program is missing.
     """
     with ExitStack() as stack:
-        yield from load_files(open_places(places, stack), limit, collection, allowed)
+        yield from load_files(open_locations(locations, stack), limit, collection, allowed)
 
 
 def load_files(
     files: Iterable[SourceFile], limit: int, collection: str, allowed: Allowance
 ) -> Iterator[Document | Rejected]:
-    """Load the documents of files. See `load_places`."""
+    """Load the documents of files. See `load_locations`."""
     unique = UniqueIds()
     for file in files:
         for item in _load(file, limit, collection, allowed):

@@ -59,17 +59,12 @@ def build_page(app: FastAPI, caller: Caller | None) -> None:
         with ui.tab_panel("Overview"):
             overview = Overview(app, user, viewer.open)
 
-    client, reloading = ui.context.client, False
+    login = _Login(caller)
 
     async def refresh() -> None:
-        nonlocal reloading
-        if reloading:  # a browser that stays takes no part any more
-            return client.delete()
-        if caller.expired:
-            reloading = True
-            return ui.navigate.reload()  # which asks for a new login
         try:
-            await refresh_tab()
+            if not login.end_if_expired():
+                await refresh_tab()
         except RagkvError as error:  # the catalogue can be busy for a moment
             status.set_text(str(error))
 
@@ -80,6 +75,22 @@ def build_page(app: FastAPI, caller: Caller | None) -> None:
         await shown[tabs.value]()
 
     ui.timer(TICK, refresh)
+
+
+class _Login:
+    """Ends a page when what its caller showed has expired."""
+
+    def __init__(self, caller: Caller):
+        self._caller, self._client, self._reloaded = caller, ui.context.client, False
+
+    def end_if_expired(self) -> bool:
+        """Load the page anew if the login has expired, so that it asks for another. Returns whether it has."""
+        if self._caller.expired and self._reloaded:
+            self._client.delete()  # the browser did not follow; it takes no part any more
+        elif self._caller.expired:
+            self._reloaded = True
+            ui.navigate.reload()
+        return self._caller.expired
 
 
 def _header(user: Tenant | None) -> ui.label:

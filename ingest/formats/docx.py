@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
-from ingest.formats.package import Package, Part, open_package
+from ingest.formats.package import Package, PartHandler, open_package
 from ragkv.errors import InvalidDocument
 
 _HEADING = re.compile(r"heading ([1-9])", re.IGNORECASE)
@@ -58,7 +58,7 @@ def _parse(package: Package, limit: int) -> Parsed:
     return Parsed(title, without_controls(body.blocks.joined()), {"format": "docx"})
 
 
-class _Styles(Part):
+class _Styles(PartHandler):
     """Collects paragraph styles of headings and list items, also where a base style makes them one."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class _Styles(Part):
         return found
 
 
-class _Body(Part):
+class _Body(PartHandler):
     """Writes the text of the document and of its notes into blocks."""
 
     def __init__(self, blocks: TextBlocks, marks: Mapping[str, str]):

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from ingest.formats import html
 from ingest.formats.base import MAX_TITLE, Parsed, TextRoom, one_line
-from ingest.formats.package import Package, Part, open_package, target_of
+from ingest.formats.package import Package, PartHandler, open_package, target_of
 from ragkv.errors import InvalidDocument
 
 _KINDS = {"application/xhtml+xml", "text/html"}
@@ -57,7 +57,7 @@ def _parse(package: Package, limit: int) -> Parsed:
     return Parsed(one_line(book.title), _BETWEEN.join(texts), {"format": "epub", **language})
 
 
-class _Container(Part):
+class _Container(PartHandler):
     def __init__(self) -> None:
         self.book = ""
 
@@ -66,7 +66,7 @@ class _Container(Part):
             self.book = attributes.get("full-path", "")
 
 
-class _Encrypted(Part):
+class _Encrypted(PartHandler):
     def __init__(self) -> None:
         self.names = set[str]()
 
@@ -75,7 +75,7 @@ class _Encrypted(Part):
             self.names.add(unquote(attributes.get("URI", "")))
 
 
-class _Book(Part):
+class _Book(PartHandler):
     """Collects what the package document says."""
 
     def __init__(self, folder: PurePosixPath) -> None:

@@ -25,7 +25,7 @@ LINK = "r:id"
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 
 
-class Part:
+class PartHandler:
     """Handles the XML events of a part. Tags and attributes are local names."""
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
@@ -60,7 +60,7 @@ class Package:
     def __init__(self, archive: zipfile.ZipFile):
         self._archive, self.names = archive, frozenset(archive.namelist())
 
-    def read(self, name: str, part: Part) -> None:
+    def read(self, name: str, part: PartHandler) -> None:
         """Send the XML events of the part `name` to `part`. A missing part has none. Raises as `open_package`."""
         if name not in self.names:
             return
@@ -150,7 +150,7 @@ def target_of(folder: PurePosixPath, target: str) -> str:
     return "/".join(parts)
 
 
-class _Links(Part):
+class _Links(PartHandler):
     def __init__(self, folder: PurePosixPath) -> None:
         self.links: dict[str, Link] = {}
         self._folder = folder
@@ -162,7 +162,7 @@ class _Links(Part):
             self.links[attributes.get("Id", "")] = Link(kind, target)
 
 
-class _Properties(Part):
+class _Properties(PartHandler):
     def __init__(self) -> None:
         self.title = ""
         self._inside = False

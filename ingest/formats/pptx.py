@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ingest.formats.base import LINE, Parsed, TextBlocks, TextRoom, one_line, without_controls
-from ingest.formats.package import LINK, Package, Part, open_package
+from ingest.formats.package import LINK, Package, PartHandler, open_package
 from ragkv.errors import InvalidDocument
 
 _TITLES = {"title", "ctrTitle"}
@@ -68,7 +68,7 @@ def _notes(package: Package, slide: str, room: TextRoom, limit: int) -> str:
     return f"Notes: {text}" if text else ""
 
 
-class _Presentation(Part):
+class _Presentation(PartHandler):
     """Collects the relationships of the slides, in order."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class _Presentation(Part):
             self.slides.append(attributes[LINK])
 
 
-class _Slide(Part):
+class _Slide(PartHandler):
     """Writes the text of a slide, or of its notes, into blocks."""
 
     def __init__(self, room: TextRoom, limit: int):

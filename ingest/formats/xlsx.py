@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 
 from ingest.formats.base import Parsed, TextRoom, one_line, without_controls
 from ingest.formats.csv import column_names
-from ingest.formats.package import LINK, Package, Part, open_package
+from ingest.formats.package import LINK, Package, PartHandler, open_package
 from ragkv.errors import InvalidDocument
 
 _BETWEEN = "\n\n"
@@ -67,7 +67,7 @@ def _parse(package: Package, limit: int) -> Parsed:
     return Parsed(title, _BETWEEN.join(texts), {"format": "xlsx", "sheets": len(workbook.sheets)}, tuple(pages))
 
 
-class _Workbook(Part):
+class _Workbook(PartHandler):
     """Collects (name, relationship) of the sheets, in order; a hidden sheet has no name."""
 
     def __init__(self) -> None:
@@ -82,22 +82,22 @@ class _Workbook(Part):
             self.sheets.append((None if hidden else attributes.get("name", ""), attributes.get(LINK, "")))
 
 
-class _Strings(Part):
+class _Strings(PartHandler):
     """Collects the shared texts. Readings of Japanese words (rPh) are left out."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
         self._parts: list[str] = []
-        self._text, self._reading = False, False
+        self._text, self._phonetic = False, False
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        self._reading = self._reading or tag == "rPh"
-        self._text = tag == "t" and not self._reading
+        self._phonetic = self._phonetic or tag == "rPh"
+        self._text = tag == "t" and not self._phonetic
 
     def end(self, tag: str) -> None:
         self._text = False
         if tag == "rPh":
-            self._reading = False
+            self._phonetic = False
         elif tag == "si":
             self.found.append("".join(self._parts))
             self._parts.clear()
@@ -107,7 +107,7 @@ class _Strings(Part):
             self._parts.append(text)
 
 
-class _Styles(Part):
+class _Styles(PartHandler):
     """Collects the number format of each cell style."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class _Values:
         return f"{100 * number:.15g}%" if shown == "%" else f"{number:.15g}"
 
 
-class _Sheet(Part):
+class _Sheet(PartHandler):
     """Writes a paragraph for each row."""
 
     def __init__(self, values: _Values, room: TextRoom):

@@ -1,7 +1,7 @@
 """The command line. `main` is the program `ragkv`. Each file holds a group of commands.
 
     ingest.py     ingest                       documents.py  ls, rm, reindex
-    watch.py      ingest --watch               ask.py     ask
+    folder_sync.py  ingest --watch              ask.py     ask
     doctor*.py    doctor                       service.py serve, demo
     store.py      gc, backup, restore          bench*.py  bench ttft, bench quality, …
     key.py        key                          top.py     top

@@ -12,7 +12,7 @@ import typer
 from ragkv.cli import remote
 from ragkv.cli.common import Collection, Data, Device, Model, Store, Url, err, fail, opened, printable, settings_from
 from ragkv.cli.documents import allowance, ingest_all_items
-from ragkv.cli.watch import follow
+from ragkv.cli.folder_sync import sync_folders
 
 if TYPE_CHECKING:
     from ingest.loader import Rejected
@@ -33,19 +33,19 @@ def ingest(
     model: Model = None,
     device: Device = None,
     url: Url = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Follow what changes in the folders until Ctrl-C.")] = False,
+    sync: Annotated[bool, typer.Option("--watch", help="Follow what changes in the folders until Ctrl-C.")] = False,
 ) -> int:
     """Read documents once, so that questions can be answered from them. Reading one again replaces it."""
     settings = settings_from(data, store, model, device, url=url)
-    from ingest.sources import check_places, load_places, paths_among
+    from ingest.sources import check_locations, load_locations, paths_among
 
-    check_places(paths)
+    check_locations(paths)
     _tell_skipped(paths_among(paths))
-    if watch:
-        return follow(settings, paths, collection)
+    if sync:
+        return sync_folders(settings, paths, collection)
     if settings.url:
         return remote.ingest(settings, paths, collection)
-    items = load_places(paths, settings.max_document_bytes, collection, allowance(settings))
+    items = load_locations(paths, settings.max_document_bytes, collection, allowance(settings))
     # Report unreadable files at once, before a model is loaded that may not be needed.
     failed, first = _first_document(items)
     if first is None:

@@ -33,14 +33,14 @@ def connected(settings: Settings) -> Iterator[Client]:
         yield client
 
 
-def ingest(settings: Settings, places: Sequence[str], collection: str) -> int:
-    """Send the files of all places and print the outcome of every document. Returns the exit code."""
-    from ingest.sources import open_places
+def ingest(settings: Settings, locations: Sequence[str], collection: str) -> int:
+    """Send the files of all locations and print the outcome of every document. Returns the exit code."""
+    from ingest.sources import open_locations
 
     with connected(settings) as client, ExitStack() as stack:
-        done, failed = send(client, open_places(places, stack), collection, settings.max_document_bytes)
+        done, failed = send(client, open_locations(locations, stack), collection, settings.max_document_bytes)
     if not (failed or done):
-        return fail(f"nothing to ingest in {', '.join(places)}", 1)
+        return fail(f"nothing to ingest in {', '.join(locations)}", 1)
     err().print(f"{done} documents" + (f", {failed} failed" if failed else ""), style="dim")
     return 1 if failed else 0
 

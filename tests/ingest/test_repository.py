@@ -11,7 +11,7 @@ import pytest
 
 from ingest.loader import Rejected
 from ingest.repository import Repository, parse_address
-from ingest.sources import check_places, load_places, open_places
+from ingest.sources import check_locations, load_locations, open_locations
 from ragkv.errors import ConfigError, InputError
 from ragkv.types import Document
 
@@ -49,7 +49,7 @@ def repository(tmp_path: Path) -> Path:
 
 def texts(address: str) -> dict[str, str]:
     """Texts of the documents at an address, by id."""
-    items = list(load_places([address], LIMIT))
+    items = list(load_locations([address], LIMIT))
     assert all(isinstance(item, Document) for item in items)
     return {item.id: item.text for item in items if isinstance(item, Document)}
 
@@ -73,7 +73,7 @@ def test_a_branch_and_a_folder_may_be_named(repository: Path) -> None:
 
 def test_the_copy_is_gone_afterwards(repository: Path) -> None:
     with ExitStack() as stack:
-        (first, *_) = open_places([f"git+file://{repository}"], stack)
+        (first, *_) = open_locations([f"git+file://{repository}"], stack)
         path = first.fetch(Path())
         assert path.is_file()
     assert not path.exists()
@@ -99,7 +99,7 @@ def test_no_hook_and_no_submodule_is_followed(
 @pytest.mark.parametrize("more", ["@nothing", "#nothing", "-gone"])
 def test_what_is_not_there_is_an_error_with_a_reason(repository: Path, more: str) -> None:
     with pytest.raises(InputError, match=r"cannot be read|no folder"):
-        list(load_places([f"git+file://{repository}{more}"], LIMIT))
+        list(load_locations([f"git+file://{repository}{more}"], LIMIT))
 
 
 @pytest.mark.parametrize(
@@ -138,21 +138,21 @@ def test_addresses_that_are_not_safe_are_refused_without_their_secrets(address: 
 def test_a_missing_program_is_said(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match="program git"):
-        list(load_places([f"git+file://{repository}"], LIMIT))
+        list(load_locations([f"git+file://{repository}"], LIMIT))
 
 
 @pytest.mark.parametrize("place", ["https://example.org/a.md", "gs://bucket/a", "ftp://host/a", "file:///etc/passwd"])
 def test_other_addresses_are_refused(place: str) -> None:
     with pytest.raises(InputError, match="fetch others"):
-        check_places([place])
+        check_locations([place])
 
 
 def test_paths_are_read_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.md").write_text("one")
     (tmp_path / "big.md").write_text("x" * (LIMIT + 1))
-    check_places(["a.md", "odd:name.md"])
-    kept, refused, missing, twice = load_places(["a.md", "big.md", "none.md", "a.md"], LIMIT)
+    check_locations(["a.md", "odd:name.md"])
+    kept, refused, missing, twice = load_locations(["a.md", "big.md", "none.md", "a.md"], LIMIT)
     assert isinstance(kept, Document)
     for rejected, said in ((refused, "limit"), (missing, "no such file"), (twice, "already used")):
         assert isinstance(rejected, Rejected)

@@ -12,7 +12,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from ingest.loader import Rejected
-from ingest.sources import load_places
+from ingest.sources import load_locations
 from ragkv.cli import run
 from ragkv.errors import ConfigError, InputError
 from ragkv.types import Document
@@ -71,7 +71,7 @@ def bucket(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
 
 def load(address: str) -> tuple[dict[str, str], list[str]]:
     """Texts of the documents at an address by id, and why others were refused."""
-    items = list(load_places([address], LIMIT))
+    items = list(load_locations([address], LIMIT))
     texts = {item.id: item.text for item in items if isinstance(item, Document)}
     return texts, [str(item.error) for item in items if isinstance(item, Rejected)]
 

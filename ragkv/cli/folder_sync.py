@@ -83,18 +83,18 @@ class RemoteService:
         self._client.remove(document_id, self._collection)
 
 
-def follow(settings: Settings, places: Sequence[str], collection: str) -> int:
+def sync_folders(settings: Settings, locations: Sequence[str], collection: str) -> int:
     """Follow folders until Ctrl-C. Returns the exit code. Raises InputError if a place is no folder."""
-    from ingest.watch import FolderWatch
+    from ingest.folder_changes import FolderScanner
 
-    folders = [Path(place) for place in places]
+    folders = [Path(place) for place in locations]
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: only folders of this machine can be watched")
     with _open_target(settings, collection) as target:
-        watch, lines = FolderWatch(folders), dict[str, set[str]]()
-        watch.expect(_earlier(target.ids(), folders))
-        err().print(f"ragkv: watching {', '.join(map(printable, places))}; Ctrl-C ends", style="dim")
+        watch, lines = FolderScanner(folders), dict[str, set[str]]()
+        watch.assume(_earlier(target.ids(), folders))
+        err().print(f"ragkv: watching {', '.join(map(printable, locations))}; Ctrl-C ends", style="dim")
         try:
             while True:
                 wait = SECONDS

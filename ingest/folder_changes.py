@@ -36,7 +36,7 @@ class FolderChanges:
         return bool(self.changed or self.removed)
 
 
-class FolderWatch:
+class FolderScanner:
     """Finds changes in folders by listing them."""
 
     def __init__(self, folders: Sequence[Path], root: Path | None = None):
@@ -49,9 +49,9 @@ class FolderWatch:
         self._folders, self._root = folders, root
         self._accepted: dict[str, tuple[Signature, Path]] = {}
         self._seen: dict[str, Signature] = {}
-        self._places: dict[Path, tuple[int, int]] = {}
+        self._mounted: dict[Path, tuple[int, int]] = {}
 
-    def expect(self, names: Iterable[str]) -> None:
+    def assume(self, names: Iterable[str]) -> None:
         """Take files for accepted that were there earlier. Those that are still there count as changed."""
         for name in names:
             self._accepted.setdefault(name, ((0, 0, 0), Path()))
@@ -104,8 +104,8 @@ class FolderWatch:
             return False
         place = (facts.st_dev, facts.st_ino)
         if filled:
-            self._places[folder] = place
-        return self._places.get(folder) == place
+            self._mounted[folder] = place
+        return self._mounted.get(folder) == place
 
 
 def _is_below(path: Path, folder: Path) -> bool:

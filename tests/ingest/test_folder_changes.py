@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest.watch import FolderChanges, FolderWatch
+from ingest.folder_changes import FolderChanges, FolderScanner
 
 
 @pytest.fixture
@@ -20,9 +20,9 @@ def notes(tmp_path: Path) -> Path:
     return folder
 
 
-def watching(folder: Path) -> tuple[FolderWatch, Callable[[], FolderChanges]]:
+def watching(folder: Path) -> tuple[FolderScanner, Callable[[], FolderChanges]]:
     """A watch that has accepted what is there, and what scans until a change would be settled."""
-    watch = FolderWatch([folder], folder.parent)
+    watch = FolderScanner([folder], folder.parent)
     watch.scan()
     watch.accept(watch.scan())
 
@@ -34,7 +34,7 @@ def watching(folder: Path) -> tuple[FolderWatch, Callable[[], FolderChanges]]:
 
 
 def test_files_count_once_two_scans_have_seen_them_and_until_they_are_accepted(notes: Path) -> None:
-    watch = FolderWatch([notes], notes.parent)
+    watch = FolderScanner([notes], notes.parent)
     assert not watch.scan()
     changes = watch.scan()
     assert changes.changed == {"notes/a.md": notes / "a.md", "notes/b.txt": notes / "b.txt"}
@@ -126,14 +126,14 @@ def test_a_folder_that_cannot_be_listed_removes_nothing(notes: Path, monkeypatch
 
 
 def test_what_was_there_before_the_watch_began_is_removed_if_its_file_is_gone(notes: Path) -> None:
-    watch = FolderWatch([notes], notes.parent)
-    watch.expect(["notes/a.md", "notes/gone.md"])
+    watch = FolderScanner([notes], notes.parent)
+    watch.assume(["notes/a.md", "notes/gone.md"])
     watch.scan()
     changes = watch.scan()
     assert (set(changes.changed), changes.removed) == ({"notes/a.md", "notes/b.txt"}, ("notes/gone.md",))
     empty = notes.with_name("empty")
     empty.mkdir()
-    other = FolderWatch([empty], notes.parent)
-    other.expect(["empty/a.md"])
+    other = FolderScanner([empty], notes.parent)
+    other.assume(["empty/a.md"])
     other.scan()
     assert not other.scan(), "it may be a disk that is not mounted yet"
