@@ -1,9 +1,9 @@
 """Authentication middleware: with API keys or an issuer configured, only /healthz answers without a key or token.
 
 The middleware is outside all routes. A new route is therefore protected by default, and an unauthenticated client
-cannot tell which routes exist. The authenticated caller is stored as `state.caller` of the request, and its tenant as
-`state.tenant`. A reader may send requests that read, and those of READERS_MAY; every other one gets 403. /mcp and the
-dashboard check the role themselves, call by call.
+cannot tell which routes exist. The authenticated caller is stored as `state.caller` of the request. A reader may send
+requests that read, and those of READERS_MAY; every other one gets 403. /mcp and the dashboard check the role themselves,
+call by call.
 
 A browser cannot send a key of its own. The dashboard exchanges a key for a login ticket (dashboard/guard.py), which
 gives the same access as the key.
@@ -89,7 +89,7 @@ class AuthMiddleware:
             return replace(fault_of(error), headers={"Retry-After": "10"})
         if caller is None:
             return _unauthorized(bool(key), self.authenticator.takes_token(key))
-        connection.scope.setdefault("state", {}).update(caller=caller, tenant=caller.tenant)
+        connection.scope.setdefault("state", {})["caller"] = caller
         current().tenant = caller.tenant.name
         return None
 

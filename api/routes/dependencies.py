@@ -30,7 +30,7 @@ def _engine_thread(request: Request) -> EngineThread:
 
 
 def _tenant(request: Request) -> Tenant:
-    return getattr(request.state, "tenant", Tenant())
+    return _caller(request).tenant
 
 
 def _caller(request: Request) -> Caller:

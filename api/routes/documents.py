@@ -104,14 +104,15 @@ async def put_document(
     body: Content,
     request: Request,
     engine_thread: EngineThreadDep,
-    tenant: TenantDep,
     caller: CallerDep,
     collection: Name = "default",
     wait: Annotated[bool, Query(description="Answer when the document is ingested.")] = False,
 ) -> Response:
     """Set the content of a document. Nothing is done if it has this content already. A new version replaces the old one
     at once when it is ingested; until then answers come from the old one."""
-    document = Document(document_id, body.title or document_id, body.text, body.metadata, tenant.inside(collection))
+    document = Document(
+        document_id, body.title or document_id, body.text, body.metadata, caller.tenant.inside(collection)
+    )
     if await run_in_threadpool(engine_thread.catalog_service.unchanged, document) is None:
         job_id = await enqueue([document], document.collection, engine_thread, caller)
         if not wait:
@@ -121,7 +122,7 @@ async def put_document(
             return job_responses.client_closed()
         if job.status != "completed":
             return errors.error_response(errors.fault_of_job(job.error), request.scope)
-    return await _show(document_id, collection, engine_thread, tenant)
+    return await _show(document_id, collection, engine_thread, caller.tenant)
 
 
 def _order(

@@ -29,12 +29,14 @@ async def enqueue(
         Stopping: The service is shutting down.
         InputError: The job is invalid.
     """
+    ids = [item.source if isinstance(item, Rejected) else item.id for item in items]
+    if not caller.writes:
+        engine_thread.audit.record(caller, "ingest", "forbidden", ids, collection)
     caller.require_writer()
     if engine_thread.stopping:
         raise Stopping("the service is shutting down")
 
     def submit() -> str:
-        ids = [item.source if isinstance(item, Rejected) else item.id for item in items]
         job_id = engine_thread.jobs.submit(items, collection, caller.subject)
         engine_thread.audit.record(caller, "ingest", "accepted", ids, collection, job_id)
         return job_id

@@ -66,13 +66,12 @@ class ServiceBackend:
     async def ingest(self, arguments: IngestArguments, progress: Progress) -> IngestSummary:
         """Ingest documents as a job and wait for it. The job goes on when the call is cancelled."""
         thread, inside = self._engine_thread, self._tenant.inside(arguments.collection)
-        self._caller.require_writer()
         self._require("bytes")
         stored = self._limiter.limits(self._tenant.name).stored
         await run_in_threadpool(thread.catalog_service.check_room, self._tenant, stored)
         documents = arguments.as_documents(inside)
-        self._limiter.charge(self._tenant.name, "bytes", sum(len(each.text.encode()) for each in documents))
         job_id, meter = await enqueue(documents, inside, thread, self._caller), ProgressMeter(progress)
+        self._limiter.charge(self._tenant.name, "bytes", sum(len(each.text.encode()) for each in documents))
         while True:
             found = await run_in_threadpool(thread.jobs.get, job_id, "failed")
             part = found.done / found.total if found.total else 0.0

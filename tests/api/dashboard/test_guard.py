@@ -139,6 +139,6 @@ def echoing(keys: Keys) -> FastAPI:
     @app.websocket("/dashboard/ws")
     async def whose(socket: WebSocket) -> None:
         await socket.accept()
-        await socket.send_text(getattr(socket.state, "tenant", Tenant()).name)
+        await socket.send_text(getattr(socket.state, "caller", Caller()).tenant.name)
 
     return app

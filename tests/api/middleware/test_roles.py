@@ -102,6 +102,8 @@ def test_a_reader_changes_nothing(house: House) -> None:
 
 
 def test_a_reader_changes_nothing_by_mcp(house: House) -> None:
+    count = len(house.events())
+
     async def use() -> None:
         async with over_http(house.service.url, house.keys["reader"]) as client:
             assert not (await client.call_tool("search", {"query": "harbour"})).is_error
@@ -112,6 +114,8 @@ def test_a_reader_changes_nothing_by_mcp(house: House) -> None:
                 assert "role writer" in refused.content[0].text
 
     asyncio.run(use())
+    tried = [(event["action"], event["result"], event["documents"]) for event in house.since(count, 2)]
+    assert tried == [("ingest", "forbidden", ["bridge"]), ("delete", "forbidden", ["harbour"])]
     with house.client("writer") as writer:
         assert [each["id"] for each in writer.get("/v1/documents").json()["documents"]] == ["harbour"]
 
