@@ -2,8 +2,8 @@
 
 The middleware is outside all routes. A new route is therefore protected by default, and an unauthenticated client
 cannot tell which routes exist. The authenticated caller is stored as `state.caller` of the request. A reader may send
-requests that read, and those of READERS_MAY; every other one gets 403. /mcp and the dashboard check the role themselves,
-call by call.
+requests that read, and those of READERS_MAY; every other one gets 403. /mcp and the dashboard check the role
+themselves, call by call.
 
 A browser cannot send a key of its own. The dashboard exchanges a key for a login ticket (dashboard/guard.py), which
 gives the same access as the key.
