@@ -24,9 +24,10 @@ from api import errors
 from api.dashboard import login
 from api.middleware.access_log import AccessLogMiddleware, RequestObserver, log_request
 from api.middleware.auth import AuthMiddleware
+from api.middleware.authenticator import Authenticator, open_authenticator
 from api.middleware.body_limit import BodyBounds, BodyLimitMiddleware
 from api.middleware.hosts import HostMiddleware, is_loopback, read_hosts
-from api.middleware.keys import Keys, read_keys, read_operators
+from api.middleware.keys import read_operators
 from api.middleware.rate_limit import RateLimitMiddleware
 from api.middleware.security_headers import SecurityHeadersMiddleware
 from api.observability.logs import configured_logging
@@ -62,12 +63,12 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         tracing: Replaces the tracing that the settings ask for.
 
     Raises:
-        ConfigError: The API keys or host names cannot be read, or traces are on and cannot be made. Starting the
-            application raises it when the engine cannot be opened.
+        ConfigError: The API keys, the issuer or host names cannot be used, or traces are on and cannot be made.
+            Starting the application raises it when the engine cannot be opened.
         CatalogCorrupt: Raised at start when the catalogue is damaged.
     """
-    keys = read_keys(settings.api_keys.get_secret_value())
-    hosts = read_hosts(settings, bool(keys))
+    authenticator = open_authenticator(settings)
+    hosts = read_hosts(settings, bool(authenticator))
     tracing = tracing or (_open_tracing() if settings.traces else None)
     bounds = BodyBounds(settings.max_document_bytes)
     app = _Service(
@@ -80,7 +81,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         # FastAPI's telemetry would record paths and error messages, and an environment variable can turn it on.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    _fill_state(app, settings, keys, tracing)
+    _fill_state(app, settings, authenticator, tracing)
     app.include_router(router)
     app.include_router(login.router)
     app.router.routes.append(mcp.route)
@@ -91,7 +92,8 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         attach(app)
     app.add_middleware(BodyLimitMiddleware, bounds=bounds)
     app.add_middleware(RateLimitMiddleware, limiter=app.state.limiter)
-    app.add_middleware(AuthMiddleware, keys=keys)  # outside the limit: the middleware added last runs first
+    # Outside the limit: the middleware added last runs first.
+    app.add_middleware(AuthMiddleware, authenticator=authenticator, audit=app.state.engine_thread.audit)
     app.add_middleware(HostMiddleware, hosts=hosts)
     return app
 
@@ -117,20 +119,20 @@ def _make_lifespan(
     return lifespan
 
 
-def _fill_state(app: FastAPI, settings: Settings, keys: Keys, tracing: Tracing | None) -> None:
+def _fill_state(app: FastAPI, settings: Settings, authenticator: Authenticator, tracing: Tracing | None) -> None:
     serving = settings.part(ServingSettings)
     default = TenantLimits(serving.tenant_requests, serving.tenant_tokens, serving.tenant_bytes, serving.tenant_stored)
-    app.state.limiter = limiter = RateLimiter(default, keys.limits)
+    app.state.limiter = limiter = RateLimiter(default, authenticator.keys.limits)
     app.state.engine_thread = engine_thread = EngineThread(
-        settings, len(keys.tenants) > 1, lambda tenant, count: limiter.charge(tenant, "tokens", count)
+        settings, len(authenticator.tenants) > 1, lambda tenant, count: limiter.charge(tenant, "tokens", count)
     )
     app.state.requests = requests = RequestCounters()
-    app.state.operators = read_operators(settings.operators, keys.tenants)
+    app.state.operators = read_operators(settings.operators, authenticator.tenants)
     app.state.metrics = MetricsCollector(engine_thread, requests, limiter)
     app.state.observers = [log_request, requests.count] + ([] if tracing is None else [tracing.record])
     app.state.settings = settings
     app.state.connections = Connections(settings.connections)
-    app.state.keys = keys
+    app.state.authenticator = authenticator
     app.state.started = int(time.time())
 
 
@@ -155,7 +157,7 @@ class _Service(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI schema with the security schemes."""
         if not self.openapi_schema:
-            self.openapi_schema = add_security(super().openapi(), bool(self.state.keys))
+            self.openapi_schema = add_security(super().openapi(), bool(self.state.authenticator))
         return self.openapi_schema
 
 
@@ -241,8 +243,9 @@ def address_of(settings: Settings, port: int) -> str:
 
 
 def why_exposed(settings: Settings, address: str) -> str:
-    """Return a warning if other machines can reach a service without API keys at its address, else ""."""
-    if is_loopback(urlsplit(address).hostname or "") or settings.api_keys.get_secret_value():
+    """Return a warning if other machines can reach a service without keys or an issuer at its address, else ""."""
+    guarded = settings.api_keys.get_secret_value() or settings.oidc_issuer
+    if is_loopback(urlsplit(address).hostname or "") or guarded:
         return ""
     return (
         f"{address} can be reached from other machines, and there are no API keys: anyone who reaches it can read, add "

@@ -32,6 +32,7 @@ from ragkv.errors import (
     Busy,
     EmbedderChanged,
     Expired,
+    Forbidden,
     InputError,
     InvalidDocument,
     NoReranker,
@@ -56,6 +57,7 @@ class Gone(Exception):
 
 # The first match wins, so a subclass stands before its parent.
 _STATUS: tuple[tuple[type[RagkvError], int, str], ...] = (
+    (Forbidden, 403, "forbidden"),
     (NotFound, 404, "not_found"),
     (EmbedderChanged, 409, "embedder_changed"),
     (NotCalibrated, 409, "not_calibrated"),

@@ -78,7 +78,12 @@ def owner_of(collection: str) -> str:
 
 
 def insert(
-    connection: sqlite3.Connection, job_id: str, collection: str, digest: str, entries: Sequence[dict[str, str | None]]
+    connection: sqlite3.Connection,
+    job_id: str,
+    collection: str,
+    digest: str,
+    entries: Sequence[dict[str, str | None]],
+    subject: str = "",
 ) -> str:
     """Queue a job. Returns its id, or that of a job that already waits with the same documents and nothing newer."""
     ids = json.dumps([entry["id"] for entry in entries])
@@ -96,6 +101,8 @@ def insert(
         " VALUES (:job, :position, :id, :status, :code, :message, :payload)",
         [{**entry, "job": job, "position": position} for position, entry in enumerate(entries)],
     )
+    if subject:
+        connection.execute("INSERT INTO job_senders (job, subject) VALUES (?, ?)", (job, subject))
     _finish_job(connection, job)
     sql = "DELETE FROM jobs WHERE finished IS NOT NULL AND row <= (SELECT max(row) FROM jobs) - ?"
     connection.execute(sql, (KEPT_JOBS,))
@@ -233,9 +240,11 @@ def recover(connection: sqlite3.Connection) -> int:
     return again
 
 
-def job_id_of(connection: sqlite3.Connection, place: JobPlace) -> str:
-    """Return the id of the document's job."""
-    return str(connection.execute("SELECT id FROM jobs WHERE row = ?", (place.job,)).fetchone()[0])
+def job_of(connection: sqlite3.Connection, place: JobPlace) -> tuple[str, str]:
+    """Return the id of the document's job, and who sent it; "" if that is not known."""
+    sql = "SELECT id, coalesce(subject, '') FROM jobs LEFT JOIN job_senders ON job = row WHERE row = ?"
+    job_id, subject = connection.execute(sql, (place.job,)).fetchone()
+    return job_id, subject
 
 
 def is_finished(connection: sqlite3.Connection, place: JobPlace) -> bool:

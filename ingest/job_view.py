@@ -42,6 +42,29 @@ class JobFault:
 
 
 @dataclass(frozen=True)
+class DocumentOutcome:
+    """What came of a document of a job.
+
+    Attributes:
+        job_id: Id of the job.
+        subject: Who sent the job; "" if that is not known.
+        collection: Collection of the document.
+        document_id: Its id.
+        result: `added`, `replaced`, `unchanged`, `cancelled`, or `failed: CODE`.
+    """
+
+    job_id: str
+    subject: str
+    collection: str
+    document_id: str
+    result: str
+
+
+def ignore_outcome(outcome: DocumentOutcome) -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True)
 class JobEntry:
     """A document of a job.
 

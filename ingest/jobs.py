@@ -9,11 +9,22 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from ingest import job_table, job_view
 from ingest.job_table import JobPlace, WaitingJob
-from ingest.job_view import Backlog, Counts, DocumentStatus, IngestJob, JobEntry, JobFault, Listed, Status
+from ingest.job_view import (
+    Backlog,
+    Counts,
+    DocumentOutcome,
+    DocumentStatus,
+    IngestJob,
+    JobEntry,
+    JobFault,
+    Listed,
+    Status,
+    ignore_outcome,
+)
 from ingest.loader import MAX_NAME, Rejected, checked
 from ingest.pipeline import IngestEngine, IngestOutcome, ingest_steps
 from ingest.progress import IngestStep, Paused
@@ -21,7 +32,18 @@ from ragkv.catalog import Catalog
 from ragkv.errors import CatalogCorrupt, InputError, RagkvError
 from ragkv.types import Document
 
-__all__ = ["Backlog", "Counts", "IngestJob", "JobEntry", "JobFault", "Jobs", "Listed", "Status", "code_of"]
+__all__ = [
+    "Backlog",
+    "Counts",
+    "DocumentOutcome",
+    "IngestJob",
+    "JobEntry",
+    "JobFault",
+    "Jobs",
+    "Listed",
+    "Status",
+    "code_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -32,19 +54,23 @@ REPORT_SECONDS = 0.25
 class Jobs:
     """The jobs of a catalogue. Thread-safe, except that `steps` belongs to the thread that owns the engine.
 
+    `on_outcome` is called with what came of each document.
+
     Attributes:
         submitted: Counts the jobs that were submitted.
     """
 
-    def __init__(self, catalog: Catalog, max_document_bytes: int):
-        self._catalog = catalog
+    def __init__(
+        self, catalog: Catalog, max_document_bytes: int, on_outcome: Callable[[DocumentOutcome], None] = ignore_outcome
+    ):
+        self._catalog, self._on_outcome = catalog, on_outcome
         self._limit = max_document_bytes
         self._pausing = threading.Event()
         self.submitted = 0
         self._ended: dict[int, float] = {}
         self._unrecorded: list[tuple[JobPlace, DocumentStatus, JobFault | None]] = []
 
-    def submit(self, items: Sequence[Document | Rejected], collection: str | None = None) -> str:
+    def submit(self, items: Sequence[Document | Rejected], collection: str | None = None, subject: str = "") -> str:
         """Queue documents of one collection and return the job's id.
 
         A document that cannot be ingested fails in the job; the others go on. Where the same documents already wait,
@@ -53,6 +79,7 @@ class Jobs:
         Args:
             items: The documents, and files that the loader rejected.
             collection: Their collection. None takes the documents' own, or `default` where all were rejected.
+            subject: Who sends them; "" if that is not known.
 
         Raises:
             InputError: There are no items, or they belong to several collections.
@@ -65,8 +92,12 @@ class Jobs:
         entries = [_entry(item, self._limit) for item in items]
         digest = hashlib.sha256(json.dumps([collection, entries], sort_keys=True).encode()).hexdigest()
         with self._catalog.write() as connection:
-            job_id = job_table.insert(connection, uuid.uuid4().hex, collection, digest, entries)
+            job_id = job_table.insert(connection, uuid.uuid4().hex, collection, digest, entries, subject)
         self.submitted += 1
+        for entry in entries:
+            if entry["status"] == "failed":
+                result = f"failed: {entry['code']}"
+                self._on_outcome(DocumentOutcome(job_id, subject, collection, str(entry["id"]), result))
         return job_id
 
     def get(self, job_id: str, listed: Listed = "all") -> IngestJob:
@@ -173,25 +204,41 @@ class Jobs:
             return None
         place, document = started
         with self._catalog.read() as connection:
-            job_id = job_table.job_id_of(connection, place)
+            job_id, subject = job_table.job_of(connection, place)
         checkpoint = _Checkpoint(self._catalog, place, self._pausing)
+        result = yield from self._document_steps(engine, document, (place, job_id), checkpoint)
+        if result is not None:
+            self._on_outcome(DocumentOutcome(job_id, subject, document.collection, document.id, result))
+        self._record_outcomes(self._seconds_alone(place.job, checkpoint.started))
+        self._save_if_finished(engine, place)
+        return job_id
+
+    def _document_steps(
+        self, engine: IngestEngine, document: Document, where: tuple[JobPlace, str], checkpoint: _Checkpoint
+    ) -> Generator[IngestStep, None, str | None]:
+        """Ingest a document as `steps` says. Returns what came of it, as in `DocumentOutcome`; None if it was paused.
+
+        where: its row, and the id of its job.
+        """
+        place, job_id = where
         try:
             outcome = yield from _checked_steps(engine, document, checkpoint)
             self._unrecorded.append((place, "unchanged" if outcome.status == "unchanged" else "completed", None))
+            return outcome.status
         except (Paused, GeneratorExit) as stop:
             with self._catalog.write() as connection:
                 job_table.requeue(connection, place)
             if isinstance(stop, GeneratorExit):
                 raise
+            return None
         except _Cancelled:
-            pass
+            return "cancelled"
         except CatalogCorrupt:
             raise
         except Exception as error:
-            self._unrecorded.append((place, "failed", _fault_of(error, document.id, job_id)))
-        self._record_outcomes(self._seconds_alone(place.job, checkpoint.started))
-        self._save_if_finished(engine, place)
-        return job_id
+            fault = _fault_of(error, document.id, job_id)
+            self._unrecorded.append((place, "failed", fault))
+            return f"failed: {fault.code}"
 
     def _save_if_finished(self, engine: IngestEngine, place: JobPlace) -> None:
         """Write the index out when the document's job is finished."""

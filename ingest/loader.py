@@ -1,7 +1,7 @@
 """Load documents from files and folders.
 
 Text files are read here: .txt, .md, and .jsonl with one {"id", "text", "title"?, "metadata"?} a line. The formats of
-`ingest/formats` (.html .pdf .docx .csv) are parsed in a process of their own.
+`ingest/formats` (FORMATS) are parsed in a process of their own.
 
 A fault concerns one document. `load` and `read` return it as a Rejected and go on; `parse` raises it.
 """
@@ -12,7 +12,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, NoReturn
@@ -70,23 +70,42 @@ def load(
             folder that holds the named path.
         allowed: What parsing a file in its own process may take.
     """
-    seen: dict[str, str] = {}
+    unique = UniqueIds()
     for path, name in named(paths, root):
-        for item in _load_file(path, name, limit, collection, allowed):
-            if isinstance(item, Document) and item.id in seen:
-                fault = InvalidDocument(f"{name}: document id {item.id!r} was already used by {seen[item.id]}")
-                yield Rejected(name, fault)
-                continue
-            if isinstance(item, Document):
-                seen[item.id] = name
-            yield item
+        for item in load_file(path, name, limit, collection, allowed):
+            yield unique.checked(item, name)
 
 
-def named(paths: Iterable[Path], root: Path | None = None) -> Iterator[tuple[Path, str]]:
-    """Yield the files that `load` reads, each with its document id, without opening them."""
+class UniqueIds:
+    """Rejects a document whose id an earlier file has used."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, str] = {}
+
+    def checked(self, item: Document | Rejected, name: str) -> Document | Rejected:
+        """Return an item of the file `name`, or why it is rejected."""
+        if not isinstance(item, Document):
+            return item
+        if item.id in self._seen:
+            fault = InvalidDocument(f"{name}: document id {item.id!r} was already used by {self._seen[item.id]}")
+            return Rejected(name, fault)
+        self._seen[item.id] = name
+        return item
+
+
+def named(
+    paths: Iterable[Path], root: Path | None = None, on_error: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[Path, str]]:
+    """Yield the files that `load` reads, each with its document id, without opening them.
+
+    Args:
+        paths: Files and folders.
+        root: As for `load`.
+        on_error: Called when a folder cannot be listed. It is left out then.
+    """
     for given in paths:
-        for path in _files(given):
-            yield path, _name(path, given, root or Path.cwd())
+        for path in _files(given, on_error):
+            yield path, name_of(path, given, root or Path.cwd())
 
 
 def parse(
@@ -147,16 +166,16 @@ def skipped(paths: Iterable[Path]) -> Iterator[Path]:
             yield from (path for path in _visible(given) if path.suffix.lower() not in SUFFIXES)
 
 
-def _files(given: Path) -> Iterator[Path]:
+def _files(given: Path, on_error: Callable[[OSError], object] | None) -> Iterator[Path]:
     if not given.is_dir():
         yield given
         return
-    yield from (path for path in _visible(given) if path.suffix.lower() in SUFFIXES)
+    yield from (path for path in _visible(given, on_error) if path.suffix.lower() in SUFFIXES)
 
 
-def _visible(root: Path) -> Iterator[Path]:
+def _visible(root: Path, on_error: Callable[[OSError], object] | None = None) -> Iterator[Path]:
     """Yield the files in a folder and its folders, without hidden ones."""
-    for folder, folders, files in os.walk(root):
+    for folder, folders, files in os.walk(root, onerror=on_error):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for file in sorted(files):
             path = Path(folder, file)
@@ -164,7 +183,8 @@ def _visible(root: Path) -> Iterator[Path]:
                 yield path
 
 
-def _name(path: Path, given: Path, root: Path) -> str:
+def name_of(path: Path, given: Path, root: Path) -> str:
+    """Return the name that `load` gives to a path below the path that the caller named."""
     full = Path(os.path.abspath(path))
     for base in (Path(os.path.abspath(root)), Path(os.path.abspath(given)).parent):
         if full.is_relative_to(base):
@@ -177,7 +197,8 @@ def _printable(name: str) -> str:
     return name.encode(errors="backslashreplace").decode()
 
 
-def _load_file(path: Path, name: str, limit: int, collection: str, allowed: Allowance) -> Iterator[Document | Rejected]:
+def load_file(path: Path, name: str, limit: int, collection: str, allowed: Allowance) -> Iterator[Document | Rejected]:
+    """Load the documents of one file. See `load`. name: selects the format, and is the id of a file's document."""
     try:
         if not path.is_file():
             raise InvalidDocument(f"{path}: there is no such file")

@@ -30,7 +30,18 @@ from typing import BinaryIO
 from ingest.formats.base import Parsed
 from ragkv.errors import InvalidDocument, TooLarge
 
-FORMATS = {".html": "html", ".htm": "html", ".pdf": "pdf", ".docx": "docx", ".csv": "csv", ".tsv": "csv"}
+FORMATS = {
+    ".html": "html",
+    ".htm": "html",
+    ".pdf": "pdf",
+    ".docx": "docx",
+    ".pptx": "pptx",
+    ".xlsx": "xlsx",
+    ".epub": "epub",
+    ".eml": "eml",
+    ".csv": "csv",
+    ".tsv": "csv",
+}
 """Suffix → module of ingest/formats."""
 _PIECE = 65536
 

@@ -202,6 +202,31 @@ class ServingSettings(_Part):
     )
 
 
+class SignInSettings(_Part):
+    """Tokens of an OpenID Connect issuer that `ragkv serve` accepts beside API keys, and the audit log."""
+
+    oidc_issuer: str = Field(
+        "", description="Issuer of OpenID Connect whose tokens `ragkv serve` accepts; empty: none. Needs `ragkv[sso]`."
+    )
+    oidc_audience: str = Field("", description="What the claim `aud` of a token must name.")
+    oidc_jwks_url: str = Field(
+        "", description="Address of the issuer's keys; empty: as its discovery document says, if that is on its origin."
+    )
+    oidc_tenant_claim: str = Field("tenant", description="Claim that names the tenant; dots lead into nested claims.")
+    oidc_tenants: str = Field(
+        "",
+        description="Tenants that tokens may name, comma separated: `tenant`, or `value=tenant` where the claim has "
+        "another value.",
+    )
+    oidc_role_claim: str = Field("roles", description="Claim with the roles: a list, or words; dots as above.")
+    oidc_readers: str = Field("reader", description="Values of that claim, comma separated, that make a reader.")
+    oidc_writers: str = Field("writer", description="Values of that claim, comma separated, that make a writer.")
+    oidc_leeway: int = Field(60, ge=0, le=600, description="Seconds by which the clocks of issuer and service differ.")
+    audit_log: str = Field(
+        "", description="File to which a JSON line is appended for each ingest and deletion; empty: only the log."
+    )
+
+
 class ClientSettings(_Part):
     """The service that commands talk to."""
 
@@ -214,7 +239,14 @@ class ClientSettings(_Part):
 
 
 class Settings(
-    ModelSettings, StoreSettings, AnswerSettings, IngestSettings, ServingSettings, ClientSettings, BaseSettings
+    ModelSettings,
+    StoreSettings,
+    AnswerSettings,
+    IngestSettings,
+    ServingSettings,
+    SignInSettings,
+    ClientSettings,
+    BaseSettings,
 ):
     """Everything a user can set. Field `x_y` is environment variable `RAGKV_X_Y` and key `x_y` of ragkv.toml.
 

@@ -16,6 +16,7 @@ RagkvError
 │   ├── TooLarge             over a limit                                  413
 │   ├── QuotaExceeded        the document exceeds its collection's quota   413
 │   └── InvalidBackup        not a backup, damaged, or of a newer ragkv
+├── Forbidden                the caller's role does not allow it           403
 ├── NotFound                 no such document, collection, job, conversation  404
 ├── Busy                     the request queue is full                     429
 ├── Expired                  the answer missed its deadline                504
@@ -118,6 +119,10 @@ class QuotaExceeded(InputError):
 
 class InvalidBackup(InputError):
     """The file is not a backup, or it is damaged. Nothing was restored."""
+
+
+class Forbidden(RagkvError):
+    """The role of the caller does not allow the request."""
 
 
 class NotFound(RagkvError):

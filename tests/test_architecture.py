@@ -271,13 +271,14 @@ WRITERS = {"html.escape"}
 
 def test_only_the_process_for_documents_imports_what_parses_them() -> None:
     """In the service itself a hostile file meets no parser."""
-    parsers = {"pypdfium2", "selectolax", "xml", "zipfile", "lxml", "html"}
-    formats = {f"ingest.formats.{name}" for name in ("html", "pdf", "docx", "csv")}
+    parsers = {"pypdfium2", "selectolax", "xml", "zipfile", "lxml", "html", "email"}
+    names = ("html", "pdf", "docx", "csv", "pptx", "xlsx", "epub", "eml", "package")
+    formats = {f"ingest.formats.{name}" for name in names}
     guests = [
         f"{edge.where}: {edge.module}"
         for edge in EDGES
         if (edge.module.split(".")[0] in parsers and edge.module not in WRITERS and edge.importer not in formats)
-        or (edge.module.rpartition(".")[0] in formats and edge.importer != "ingest.formats.__main__")
+        or (edge.module.rpartition(".")[0] in formats and edge.importer not in {"ingest.formats.__main__", *formats})
     ]
     assert not guests, "\n".join(guests)
 

@@ -30,7 +30,7 @@ def attach(app: FastAPI) -> None:
 
     @ui.page("/", title="ragkv", response_timeout=10)
     def page(request: Request) -> None:
-        build_page(app, getattr(request.state, "tenant", None))
+        build_page(app, getattr(request.state, "caller", None))
 
     ui.run_with(
         app,

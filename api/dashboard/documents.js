@@ -7,7 +7,7 @@ const COLUMNS = [
 export default {
   template: `
     <div class="documents">
-      <div class="actions" role="toolbar" aria-label="Actions">
+      <div class="actions" role="toolbar" aria-label="Actions" v-if="editable">
         <label><input type="checkbox" :checked="all" :indeterminate.prop="some && !all" :disabled="!rows.length" @change="chooseAll"> All on this page</label>
         <span class="note" aria-live="polite">{{ chosen.length ? chosen.length + " chosen" : "Choose documents to delete them." }}</span>
         <button type="button" class="act" v-if="some" @click="$emit('remove', chosen)">Delete</button>
@@ -22,7 +22,7 @@ export default {
           </th></tr></thead>
         <tbody>
           <tr v-for="row in rows" :key="row.status + row.id" :class="{ chosen: chosen.includes(row.id) }">
-            <td class="of-choose"><input type="checkbox" :aria-label="'Choose ' + row.title" :value="row.id" v-model="chosen"></td>
+            <td class="of-choose"><input type="checkbox" :aria-label="'Choose ' + row.title" :value="row.id" v-model="chosen" :disabled="!editable"></td>
             <td class="of-title"><button type="button" class="link" v-if="row.stored" @click="$emit('open', row.id)">{{ row.title }}</button><b v-else>{{ row.title }}</b>
               <small v-if="row.id !== row.title">{{ row.id }}</small></td>
             <td class="of-status"><span :class="'state ' + row.status">{{ row.status }}</span><small v-if="row.reason" class="fault">{{ row.reason }}</small></td>
@@ -38,6 +38,7 @@ export default {
     sort: { type: String, default: "title" },
     descending: { type: Boolean, default: false },
     empty: { type: String, default: "" },
+    editable: { type: Boolean, default: true },
   },
   emits: ["sort", "open", "remove"],
   data: () => ({ chosen: [], columns: COLUMNS, labels: Object.fromEntries(COLUMNS) }),

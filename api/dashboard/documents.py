@@ -17,7 +17,9 @@ from api.dashboard.buttons import confirm_deletion, quiet_button
 from api.dashboard.formatting import count, quantity, size
 from api.dashboard.jobs import JobList
 from api.middleware.body_limit import UPLOAD_DOCUMENTS
+from api.runtime.callers import Caller
 from api.runtime.engine_thread import EngineThread
+from api.runtime.removal import remove_document_of
 from api.runtime.tenants import Tenant
 from ingest.jobs import IngestJob
 from ragkv.catalog import DocumentInfo, DocumentOrder, SortField
@@ -70,8 +72,9 @@ class Pending:
 class DocumentsPage:
     """Upload form, latest jobs, and a table of the documents of one collection."""
 
-    def __init__(self, engine_thread: EngineThread, tenant: Tenant, open_document: Callable[[str, str], Any]):
-        self._engine_thread, self._tenant, self._open_document = engine_thread, tenant, open_document
+    def __init__(self, engine_thread: EngineThread, caller: Caller, open_document: Callable[[str, str], Any]):
+        self._engine_thread, self._caller, self._tenant = engine_thread, caller, caller.tenant
+        self._open_document = open_document
         self._order = DocumentOrder("title")
         self._cursors: list[tuple[str | float, str] | None] = [None]
         self._next: tuple[str | float, str] | None = None
@@ -89,7 +92,8 @@ class DocumentsPage:
                 self._collection.classes("choice")
             self._drop_zone = DropZone(engine_thread.catalog_service.max_document_bytes)
             self._drop_zone.on("sent", self.refresh, args=[])
-        self._jobs = JobList(engine_thread, tenant)
+            self._drop_zone.set_visibility(caller.writes)
+        self._jobs = JobList(engine_thread, caller)
         self._build_table()
 
     def _build_table(self) -> None:
@@ -104,6 +108,7 @@ class DocumentsPage:
                     self._state = ui.select(STATES, value="", label="Status", on_change=self._change_order)
                     self._state.props("dense outlined options-dense").classes("choice")
             self._table = DocumentTable()
+            self._table.show(editable=self._caller.writes)
             self._table.on("sort", self._sort)
             self._table.on("open", lambda event: self._open_document(self._inside, str(event.args)))
             self._table.on("remove", self._remove)
@@ -202,7 +207,7 @@ class DocumentsPage:
             await self.refresh()
 
     async def _remove(self, event: GenericEventArguments) -> None:
-        chosen, collection = [str(id) for id in event.args], self._inside
+        chosen, collection = [str(id) for id in event.args], self._collection.value or "default"
         these = "this document, its" if len(chosen) == 1 else f"these {count(len(chosen))} documents, their"
         if not chosen or not await confirm_deletion(
             f"Delete {these} text and KV, and the answers that were read from them?"
@@ -210,8 +215,7 @@ class DocumentsPage:
             return
         for document_id in chosen:
             with suppress(NotFound):  # it was deleted meanwhile
-                await to_thread.run_sync(self._engine_thread.catalog_service.remove, collection, document_id)
-        self._engine_thread.wake()
+                await to_thread.run_sync(remove_document_of, self._caller, collection, document_id, self._engine_thread)
         self._shown = ""
         await self.refresh()
 

@@ -1,9 +1,9 @@
 """Browser access to the dashboard: login tickets, and the headers of its pages.
 
-If the service has keys, the page asks for one, once, and gives the browser a ticket for it. A ticket holds the tenant,
-its expiry, and a signature made with the hashes of all keys. Every replica can therefore verify it, and it becomes
-invalid when the keys change. Scripts cannot read the cookie, and browsers send it only with requests of the service's
-own pages.
+If the service has keys, the page asks for one, once, and gives the browser a ticket for it. A token of the issuer will
+do, too. A ticket holds the caller, its expiry, and a signature made with the hashes of all keys. Every replica can
+therefore verify it, and it becomes invalid when the keys change. Scripts cannot read the cookie, and browsers send it
+only with requests of the service's own pages.
 
 NiceGUI's scripts draw the page and compile templates to functions, so the content security policy allows inline and
 evaluated scripts of this service. Nothing may be loaded from another origin or sent to one. An address in the text of a
@@ -12,6 +12,7 @@ user therefore leads nowhere, even if it were interpreted as HTML.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import time
@@ -21,7 +22,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.middleware.keys import Keys
+from api.runtime.callers import Caller
+from api.runtime.tenants import Tenant
 
 ROOT = "/dashboard"
 LOGIN = f"{ROOT}/login"
@@ -49,26 +51,35 @@ _CACHED = "private, max-age=604800, immutable"  # the URL of a file contains its
 
 @dataclass(frozen=True)
 class LoginTickets:
-    """Issues and verifies login tickets for these keys."""
+    """Issues and verifies login tickets.
 
-    keys: Keys
+    Attributes:
+        secret: Signs them.
+        tenants: Tenants that may use the service.
+    """
 
-    def issue(self, tenant: str) -> str:
-        """Issue a ticket of a tenant that is valid for TICKET_SECONDS."""
-        payload = f"{tenant}.{int(time.time()) + TICKET_SECONDS}"
+    secret: bytes
+    tenants: frozenset[str]
+
+    def issue(self, caller: Caller) -> str:
+        """Issue a ticket of a caller that is valid for TICKET_SECONDS, but no longer than what they showed."""
+        expiry = int(min(time.time() + TICKET_SECONDS, caller.expires))
+        subject = base64.urlsafe_b64encode(caller.subject.encode()).decode()
+        payload = f"{caller.tenant.name}.{caller.role}.{subject}.{expiry}"
         return f"{payload}.{self._sign(payload)}"
 
-    def tenant_of(self, ticket: str) -> str | None:
-        """Return the tenant of a valid ticket; None for any other text."""
+    def caller_of(self, ticket: str) -> Caller | None:
+        """Return the caller of a valid ticket; None for any other text."""
         payload, _, signature = ticket.rpartition(".")
-        tenant, _, expiry = payload.rpartition(".")
-        if not hmac.compare_digest(signature.encode(), self._sign(payload).encode()):
+        if not hmac.compare_digest(signature.encode("utf-8", "surrogateescape"), self._sign(payload).encode()):
             return None
-        return tenant if time.time() < int(expiry) and tenant in self.keys.tenants else None
+        tenant, role, subject, expiry = payload.split(".")
+        named = base64.urlsafe_b64decode(subject).decode()
+        caller = Caller(Tenant(tenant), named, "writer" if role == "writer" else "reader", float(expiry))
+        return None if caller.expired or tenant not in self.tenants else caller
 
     def _sign(self, payload: str) -> str:
-        secret = hashlib.sha256(" ".join(sorted(digest for digest, _ in self.keys.entries)).encode()).digest()
-        return hmac.new(secret, payload.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
+        return hmac.new(self.secret, payload.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
 
 
 class DashboardHeadersMiddleware:
@@ -105,10 +116,10 @@ def accepts_html(headers: Headers) -> bool:
 
 
 def login_page(wrong: bool = False) -> HTMLResponse:
-    """Build the page that asks for a key.
+    """Build the page that asks for a key, or for a token.
 
     Args:
-        wrong: Whether to say that the last key was not known.
+        wrong: Whether to say that the last one was not known.
     """
     alert = '<p role="alert">This API key is not known.</p>' if wrong else ""
     headers = {"WWW-Authenticate": 'Bearer realm="ragkv"', "Content-Security-Policy": _FORM_POLICY, **_REFERRER}

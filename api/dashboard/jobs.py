@@ -9,8 +9,9 @@ from nicegui import ui
 
 from api.dashboard.buttons import quiet_button
 from api.dashboard.formatting import duration, quantity
+from api.runtime.callers import Caller
 from api.runtime.engine_thread import EngineThread
-from api.runtime.tenants import Tenant
+from api.runtime.removal import cancel_job_of
 from ingest.jobs import IngestJob
 from ragkv.errors import RagkvError
 
@@ -21,8 +22,8 @@ JOBS = 20
 class JobList:
     """The latest jobs of a tenant."""
 
-    def __init__(self, engine_thread: EngineThread, tenant: Tenant):
-        self._engine_thread, self._tenant = engine_thread, tenant
+    def __init__(self, engine_thread: EngineThread, caller: Caller):
+        self._engine_thread, self._caller, self._tenant = engine_thread, caller, caller.tenant
         self._rows: dict[tuple[str, bool], _JobRow] = {}
         with ui.element("section").classes("card jobs").props('aria-label="Jobs"') as self._section:
             self._running = ui.element("div")
@@ -43,7 +44,7 @@ class JobList:
             self._rows = {}
             for job, key in zip(jobs, keys, strict=True):
                 with self._finished if job.finished else self._running:
-                    self._rows[key] = _JobRow(job, self._tenant, self._cancel)
+                    self._rows[key] = _JobRow(job, self._caller, self._cancel)
         for job, key in zip(jobs, keys, strict=True):
             self._rows[key].show(job)
         finished = [job for job in jobs if job.finished is not None]
@@ -55,9 +56,9 @@ class JobList:
         self._section.set_visibility(bool(jobs))
         return jobs
 
-    async def _cancel(self, job_id: str) -> None:
+    async def _cancel(self, job: IngestJob) -> None:
         try:
-            await to_thread.run_sync(self._engine_thread.jobs.cancel, job_id)
+            await to_thread.run_sync(cancel_job_of, self._caller, job, self._engine_thread)
         except RagkvError as error:
             ui.notify(str(error))
         await self.refresh()
@@ -66,12 +67,12 @@ class JobList:
 class _JobRow:
     """One job with its progress."""
 
-    def __init__(self, job: IngestJob, tenant: Tenant, cancel: Callable[[str], Awaitable[None]]):
-        self._tenant = tenant
+    def __init__(self, job: IngestJob, caller: Caller, cancel: Callable[[IngestJob], Awaitable[None]]):
+        self._caller, self._tenant = caller, caller.tenant
         with ui.row().classes("line"):
-            ui.label(f"{tenant.outside(job.collection)} · {quantity(job.counts.total, 'document')}")
+            ui.label(f"{self._tenant.outside(job.collection)} · {quantity(job.counts.total, 'document')}")
             self._status = ui.label().classes("note")
-            self._stop = quiet_button("Cancel", lambda: cancel(job.id)).props("dense")
+            self._stop = quiet_button("Cancel", lambda: cancel(job)).props("dense")
         self._bar = ui.linear_progress(0, show_value=False).props(f'rounded aria-label="Progress of job {job.id}"')
 
     def show(self, job: IngestJob) -> None:
@@ -85,4 +86,4 @@ class _JobRow:
         self._status.set_text(f"{job.status} · {counts.done} of {counts.total} done{left}{faults}")
         self._bar.set_value(round(share, 3))
         self._bar.set_visibility(job.finished is None)
-        self._stop.set_visibility(job.finished is None)
+        self._stop.set_visibility(job.finished is None and self._caller.writes)

@@ -6,7 +6,8 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from api.dashboard.guard import COOKIE, LOGIN, ROOT, TICKET_SECONDS, LoginTickets, accepts_html, login_page
+from api.dashboard.guard import COOKIE, LOGIN, ROOT, TICKET_SECONDS, accepts_html, login_page
+from api.middleware.authenticator import Authenticator
 
 router = APIRouter(include_in_schema=False)
 
@@ -21,17 +22,18 @@ async def root(request: Request) -> Response:
 
 @router.post(LOGIN)
 async def login(request: Request) -> Response:
-    """Exchange a key for a ticket."""
-    tickets = LoginTickets(request.app.state.keys)
+    """Exchange a key or a token for a ticket."""
+    authenticator: Authenticator = request.app.state.authenticator
     key = (await request.form()).get("key")
-    tenant = tickets.keys.tenant_of(key.strip()) if isinstance(key, str) else None
-    if tenant is None:
+    caller = await authenticator.caller_of(key.strip()) if isinstance(key, str) else None
+    if caller is None:
         if accepts_html(request.headers):
             return login_page(wrong=True)
         raise HTTPException(401, "this API key is not known", {"WWW-Authenticate": 'Bearer realm="ragkv"'})
     response = RedirectResponse(ROOT, 303)
     secure = request.url.scheme == "https"
-    response.set_cookie(COOKIE, tickets.issue(tenant), TICKET_SECONDS, httponly=True, samesite="strict", secure=secure)
+    ticket = authenticator.tickets.issue(caller)
+    response.set_cookie(COOKIE, ticket, TICKET_SECONDS, httponly=True, samesite="strict", secure=secure)
     return response
 
 

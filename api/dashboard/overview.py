@@ -50,7 +50,7 @@ class Overview:
             ui.label("What the answers reused").classes("title").props("role=heading aria-level=2")
             with ui.element("div").classes("choices"):
                 if self._operator:
-                    names = {_ALL: "all tenants", **{name: name for name in sorted(app.state.keys.tenants)}}
+                    names = {_ALL: "all tenants", **{name: name for name in sorted(app.state.authenticator.tenants)}}
                     whose = ui.select(names, value=_ALL, label="Tenant", on_change=self._choose_tenant)
                     whose.props("dense outlined options-dense").classes("choice")
                 elif user is not None:

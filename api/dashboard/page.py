@@ -12,6 +12,7 @@ from api.dashboard.documents import DocumentsPage
 from api.dashboard.guard import ROOT
 from api.dashboard.overview import Overview
 from api.dashboard.viewer import DocumentViewer
+from api.runtime.callers import Caller
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
 from ragkv.errors import RagkvError
@@ -25,15 +26,16 @@ MODES = {None: "brightness_auto", False: "light_mode", True: "dark_mode"}
 """Icons of the colour modes: as the system, light, dark."""
 
 
-def build_page(app: FastAPI, user: Tenant | None) -> None:
+def build_page(app: FastAPI, caller: Caller | None) -> None:
     """Build the page for one browser.
 
     Args:
         app: The application.
-        user: Tenant that is logged in; None if the service has no keys.
+        caller: Who is logged in; None if the service is open to all.
     """
     engine_thread: EngineThread = app.state.engine_thread
-    tenant = user or Tenant()
+    user = caller.tenant if caller is not None else None
+    caller, tenant = caller or Caller(), user or Tenant()
     ui.add_css(STYLE)
     ui.colors(primary=BLUE, secondary=BLUE, accent=BLUE)
     status = _header(user)
@@ -53,13 +55,16 @@ def build_page(app: FastAPI, user: Tenant | None) -> None:
         with ui.tab_panel("Ask"):
             ask = AskPanel(app, tenant, viewer.open, add_documents)
         with ui.tab_panel("Documents"):
-            documents = DocumentsPage(engine_thread, tenant, viewer.open)
+            documents = DocumentsPage(engine_thread, caller, viewer.open)
         with ui.tab_panel("Overview"):
             overview = Overview(app, user, viewer.open)
 
+    login = _Login(caller)
+
     async def refresh() -> None:
         try:
-            await refresh_tab()
+            if not login.end_if_expired():
+                await refresh_tab()
         except RagkvError as error:  # the catalogue can be busy for a moment
             status.set_text(str(error))
 
@@ -70,6 +75,22 @@ def build_page(app: FastAPI, user: Tenant | None) -> None:
         await shown[tabs.value]()
 
     ui.timer(TICK, refresh)
+
+
+class _Login:
+    """Ends a page when what its caller showed has expired."""
+
+    def __init__(self, caller: Caller):
+        self._caller, self._client, self._reloaded = caller, ui.context.client, False
+
+    def end_if_expired(self) -> bool:
+        """Load the page anew if the login has expired, so that it asks for another. Returns whether it has."""
+        if self._caller.expired and self._reloaded:
+            self._client.delete()  # the browser did not follow; it takes no part any more
+        elif self._caller.expired:
+            self._reloaded = True
+            ui.navigate.reload()
+        return self._caller.expired
 
 
 def _header(user: Tenant | None) -> ui.label:

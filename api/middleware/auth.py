@@ -1,7 +1,9 @@
-"""Authentication middleware: with API keys configured, only /healthz answers without a key.
+"""Authentication middleware: with API keys or an issuer configured, only /healthz answers without a key or token.
 
 The middleware is outside all routes. A new route is therefore protected by default, and an unauthenticated client
-cannot tell which routes exist. The authenticated tenant is stored as `state.tenant` of the request.
+cannot tell which routes exist. The authenticated caller is stored as `state.caller` of the request. A reader may send
+requests that read, and those of READERS_MAY; every other one gets 403. /mcp and the dashboard check the role
+themselves, call by call.
 
 A browser cannot send a key of its own. The dashboard exchanges a key for a login ticket (dashboard/guard.py), which
 gives the same access as the key.
@@ -16,20 +18,27 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.dashboard.guard import COOKIE, LOGIN, LoginTickets, accepts_html, is_dashboard_path, login_page
-from api.errors import Fault, error_response
-from api.middleware.keys import Keys
+from api.dashboard.guard import COOKIE, LOGIN, accepts_html, is_dashboard_path, login_page
+from api.errors import Fault, error_response, fault_of
+from api.middleware.authenticator import Authenticator
+from api.observability.audit import AuditLog
+from api.runtime.callers import Caller, IssuerAway
 from api.runtime.request_context import current
-from api.runtime.tenants import Tenant
 
 PUBLIC_PATHS = frozenset({"/healthz"})
 """Exact paths that need no key."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+READERS_MAY = frozenset(
+    {("POST", path) for path in ("/v1/answers", "/v1/search", "/v1/chat/completions", "/mcp", LOGIN)}
+)
+"""What readers may send besides requests that read. Conversations are their own, too."""
+CONVERSATIONS = "/v1/conversations/"
 LOG_SECONDS = 1.0
 """Least time between two log lines about refused requests, so that guessing keys cannot fill the log."""
 
@@ -43,34 +52,51 @@ class AuthMiddleware:
         refused: Requests without a valid key since the start.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys):
-        self.app, self.keys, self.tickets = app, keys, LoginTickets(keys)
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, audit: AuditLog):
+        self.app, self.authenticator, self.audit = app, authenticator, audit
         self.refused = 0
         self._logged = (0, 0.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401 or 403."""
+        """Pass the request on, or answer 401, 403 or 503."""
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         connection = HTTPConnection(scope)
-        key = _key(connection.headers)
-        if self.keys and key is None and not _is_public(scope):
+        key, guarded = _key(connection.headers), bool(self.authenticator)
+        fault = await self._authenticate(connection, key) if guarded else None
+        if fault is not None and not _is_public(scope):
             self._count_refused(scope)
-            return await self._refuse(_TWO_KEYS, scope, receive, send)
-        if self.keys and not self._authenticate(connection, key or "") and not _is_public(scope):
-            self._count_refused(scope)
-            return await self._refuse(_unauthorized(bool(key)), scope, receive, send)
-        if _is_cross_origin(scope, connection.headers) and not (self.keys and key):
+            return await self._refuse(fault, scope, receive, send)
+        if _is_cross_origin(scope, connection.headers) and not (guarded and key):
             return await self._refuse(_CROSS_ORIGIN, scope, receive, send)
+        caller = scope.get("state", {}).get("caller")
+        if caller is not None and not caller.writes and _needs_writer(scope):
+            action = "delete" if scope["method"] == "DELETE" else "ingest"
+            self.audit.record(caller, action, "forbidden")
+            return await self._refuse(_READER, scope, receive, send)
         await self.app(scope, receive, send)
 
-    def _authenticate(self, connection: HTTPConnection, key: str) -> bool:
-        """Store the tenant of the key or the ticket in the request. Return whether there is one."""
-        tenant = self.keys.tenant_of(key) if key else self.tickets.tenant_of(connection.cookies.get(COOKIE, ""))
-        if tenant is not None:
-            connection.scope.setdefault("state", {})["tenant"] = Tenant(tenant)
-            current().tenant = tenant
-        return tenant is not None
+    async def _authenticate(self, connection: HTTPConnection, key: str | None) -> Fault | None:
+        """Store the caller in the request. Return what to answer if there is none.
+
+        key: what the request sends; "" for nothing, so that its ticket counts; None for two that differ.
+        """
+        if key is None:
+            return _TWO_KEYS
+        try:
+            caller = await self._caller_of(connection, key)
+        except IssuerAway as error:
+            return replace(fault_of(error), headers={"Retry-After": "10"})
+        if caller is None:
+            return _unauthorized(bool(key), self.authenticator.takes_token(key))
+        connection.scope.setdefault("state", {})["caller"] = caller
+        current().tenant = caller.tenant.name
+        return None
+
+    async def _caller_of(self, connection: HTTPConnection, key: str) -> Caller | None:
+        if key:
+            return await self.authenticator.caller_of(key)
+        return self.authenticator.tickets.caller_of(connection.cookies.get(COOKIE, ""))
 
     async def _refuse(self, fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -89,6 +115,7 @@ class AuthMiddleware:
 
 
 _TWO_KEYS = Fault(401, "Authorization and X-API-Key hold different keys; send one of them", "two_keys")
+_READER = Fault(403, "this needs the role writer; you have the role reader, which only reads and asks", "forbidden")
 _CROSS_ORIGIN = Fault(
     403, "requests from pages of another origin are refused unless they send an API key of this service", "other_origin"
 )
@@ -112,6 +139,15 @@ def _is_public(scope: Scope) -> bool:
     return scope["path"] in PUBLIC_PATHS or (scope["path"] == LOGIN and scope["method"] == "POST")
 
 
+def _needs_writer(scope: Scope) -> bool:
+    """Return whether a request may change documents. A new route is taken to do so."""
+    if scope["type"] != "http" or scope["method"] in SAFE_METHODS or is_dashboard_path(scope["path"]):
+        return False
+    if scope["method"] == "DELETE" and scope["path"].startswith(CONVERSATIONS):
+        return False
+    return (scope["method"], scope["path"]) not in READERS_MAY
+
+
 def _key(headers: Headers) -> str | None:
     """Return the API key of a request, "" if there is none, None if its two headers differ."""
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
@@ -120,8 +156,12 @@ def _key(headers: Headers) -> str | None:
     return None if bearer and key and bearer != key else bearer or key
 
 
-def _unauthorized(has_key: bool) -> Fault:
-    missing = "send an API key: `Authorization: Bearer …` or `X-API-Key: …`"
-    detail = "this API key is not known" if has_key else missing
+def _unauthorized(has_key: bool, is_token: bool) -> Fault:
+    """Return the answer to a request without a valid key or token. It does not tell what is wrong with a token."""
     challenge = 'Bearer realm="ragkv"' + (', error="invalid_token"' if has_key else "")
-    return Fault(401, detail, "invalid_api_key" if has_key else "no_api_key", {"WWW-Authenticate": challenge})
+    headers = {"WWW-Authenticate": challenge}
+    if is_token:
+        return Fault(401, "this token is not valid here; sign in again for a new one", "invalid_token", headers)
+    if has_key:
+        return Fault(401, "this API key is not known", "invalid_api_key", headers)
+    return Fault(401, "send an API key: `Authorization: Bearer …` or `X-API-Key: …`", "no_api_key", headers)

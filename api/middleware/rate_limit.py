@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import Fault, error_response
 from api.middleware.body_limit import MCP
+from api.runtime.callers import Caller
 from api.runtime.rate_limits import Exhausted, RateLimiter, Resource
-from api.runtime.tenants import Tenant
 
 PREFIX = "/v1/"
 ASKING = frozenset({"/v1/answers", "/v1/chat/completions", "/v1/embeddings", "/v1/rerank"})
@@ -31,7 +31,7 @@ class RateLimitMiddleware:
         """Pass the request on, or answer 429."""
         if scope["type"] != "http" or not (scope["path"].startswith(PREFIX) or scope["path"] == MCP):
             return await self.app(scope, receive, send)
-        tenant: str = scope.get("state", {}).get("tenant", Tenant()).name
+        tenant: str = scope.get("state", {}).get("caller", Caller()).tenant.name
         resources = _resources(scope)
 
         async def send_with_quotas(message: Message) -> None:

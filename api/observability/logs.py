@@ -9,7 +9,8 @@ context has to exist anyway, because the engine thread fills in its timer and re
 two of its fields in structlog's variables would have to be kept in step in every thread. structlog also stays a detail
 of this module, which tests/test_architecture.py checks.
 
-Text of users does not reach the log. No line holds a question or a document. Of an exception the log holds its type and
+Text of users does not reach the log. No line holds a question or a document, and only those of the audit log
+(audit.py) hold ids of documents. Of an exception the log holds its type and
 the places that it passed through. It holds the message only of our own errors (RagkvError) and of the operating
 system's errors, because other messages quote their input. Level debug logs every message. Passwords in addresses are
 always removed. No value can make one line look like two: JSON escapes it, and so does the text format.
@@ -32,6 +33,7 @@ from typing import Any, Literal, TextIO
 from structlog.stdlib import ExtraAdder, ProcessorFormatter, add_log_level, add_logger_name
 from structlog.types import EventDict, Processor, WrappedLogger
 
+from api.observability.audit import AUDIT_LOGGER
 from api.runtime.request_context import current
 from ragkv.errors import RagkvError
 
@@ -69,6 +71,7 @@ def configured_logging(form: LogFormat, level: str, stream: TextIO) -> Iterator[
     handler.setFormatter(build_formatter(form, messages=level == "debug"))
     root, least = logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
     levels = {root: max(least, logging.WARNING), **{logging.getLogger(name): least for name in OWN_LOGGERS}}
+    levels[logging.getLogger(AUDIT_LOGGER)] = logging.INFO
     old_levels, old_handlers, old_format = (
         {log: log.level for log in levels},
         list(root.handlers),

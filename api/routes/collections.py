@@ -6,10 +6,10 @@ from fastapi import APIRouter
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
+from api.routes.dependencies import PROBLEMS, CallerDep, EngineThreadDep, TenantDep
+from api.runtime.removal import remove_collection_of
 from api.schemas.common import Name
 from api.schemas.documents import Collections, to_shown_collection
-from ragkv.errors import NotFound
 
 router = APIRouter()
 
@@ -23,11 +23,7 @@ async def collections(engine_thread: EngineThreadDep, tenant: TenantDep) -> Resp
 
 
 @router.delete("/v1/collections/{name:path}", status_code=204, responses=PROBLEMS)
-async def remove_collection(name: Name, engine_thread: EngineThreadDep, tenant: TenantDep) -> Response:
+async def remove_collection(name: Name, engine_thread: EngineThreadDep, caller: CallerDep) -> Response:
     """Delete a collection: all its documents at once, its queued jobs and its conversations."""
-    try:
-        await run_in_threadpool(engine_thread.catalog_service.remove_collection, tenant.inside(name))
-    except NotFound:
-        raise NotFound(f"there is no collection {name!r}") from None
-    engine_thread.wake()
+    await run_in_threadpool(remove_collection_of, caller, name, engine_thread)
     return Response(status_code=204)

@@ -14,6 +14,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 
 from api.errors import MEDIA_TYPE
+from api.runtime.callers import Caller
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
 from api.schemas.common import Problem
@@ -29,7 +30,11 @@ def _engine_thread(request: Request) -> EngineThread:
 
 
 def _tenant(request: Request) -> Tenant:
-    return getattr(request.state, "tenant", Tenant())
+    return _caller(request).tenant
+
+
+def _caller(request: Request) -> Caller:
+    return getattr(request.state, "caller", Caller())
 
 
 def _settings(request: Request) -> Settings:
@@ -68,6 +73,7 @@ async def require_room(request: Request) -> None:
 
 
 EngineThreadDep = Annotated[EngineThread, Depends(_engine_thread)]
+CallerDep = Annotated[Caller, Depends(_caller)]
 TenantDep = Annotated[Tenant, Depends(_tenant)]
 SettingsDep = Annotated[Settings, Depends(_settings)]
 PROBLEMS: dict[int | str, dict[str, Any]] = {

@@ -18,10 +18,11 @@ from starlette.types import Scope
 from api import errors
 from api.middleware.body_limit import UPLOAD_DOCUMENTS
 from api.routes import job_responses
-from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep, require_room
+from api.routes.dependencies import PROBLEMS, CallerDep, EngineThreadDep, TenantDep, require_room
 from api.runtime.catalog_service import not_found
 from api.runtime.engine_thread import EngineThread
 from api.runtime.ingest_queue import enqueue
+from api.runtime.removal import remove_document_of
 from api.runtime.tenants import Tenant
 from api.schemas.common import DocumentIn, Documents, DocumentsIn, FilterText, Name, Queued, check_storable
 from api.schemas.documents import UPLOAD_FORM, Content, DocumentPage, ShownDocument, to_listed_document
@@ -79,12 +80,13 @@ async def add_documents(
     request: Request,
     engine_thread: EngineThreadDep,
     tenant: TenantDep,
+    caller: CallerDep,
     collection: InCollection = None,
     wait: Wait = False,
 ) -> Response:
     bodies = body.documents if isinstance(body, DocumentsIn) else [body]
     documents = [_to_document(each, collection, tenant) for each in bodies]
-    job_id = await enqueue(documents, documents[0].collection, engine_thread)
+    job_id = await enqueue(documents, documents[0].collection, engine_thread, caller)
     if not wait:
         return job_responses.accepted(job_id)
     job = await job_responses.wait_for_job(job_id, engine_thread, request)
@@ -102,15 +104,17 @@ async def put_document(
     body: Content,
     request: Request,
     engine_thread: EngineThreadDep,
-    tenant: TenantDep,
+    caller: CallerDep,
     collection: Name = "default",
     wait: Annotated[bool, Query(description="Answer when the document is ingested.")] = False,
 ) -> Response:
     """Set the content of a document. Nothing is done if it has this content already. A new version replaces the old one
     at once when it is ingested; until then answers come from the old one."""
-    document = Document(document_id, body.title or document_id, body.text, body.metadata, tenant.inside(collection))
+    document = Document(
+        document_id, body.title or document_id, body.text, body.metadata, caller.tenant.inside(collection)
+    )
     if await run_in_threadpool(engine_thread.catalog_service.unchanged, document) is None:
-        job_id = await enqueue([document], document.collection, engine_thread)
+        job_id = await enqueue([document], document.collection, engine_thread, caller)
         if not wait:
             return job_responses.accepted(job_id)
         job = await job_responses.wait_for_job(job_id, engine_thread, request)
@@ -118,7 +122,7 @@ async def put_document(
             return job_responses.client_closed()
         if job.status != "completed":
             return errors.error_response(errors.fault_of_job(job.error), request.scope)
-    return await _show(document_id, collection, engine_thread, tenant)
+    return await _show(document_id, collection, engine_thread, caller.tenant)
 
 
 def _order(
@@ -173,14 +177,10 @@ async def document(
 
 @router.delete("/v1/documents/{document_id:path}", status_code=204, responses=PROBLEMS)
 async def remove_document(
-    document_id: Name, engine_thread: EngineThreadDep, tenant: TenantDep, collection: Name = "default"
+    document_id: Name, engine_thread: EngineThreadDep, caller: CallerDep, collection: Name = "default"
 ) -> Response:
     """Delete a document, also one that is queued, being ingested or failed. No later answer cites it."""
-    try:
-        await run_in_threadpool(engine_thread.catalog_service.remove, tenant.inside(collection), document_id)
-    except NotFound:
-        raise not_found(document_id, collection) from None
-    engine_thread.wake()
+    await run_in_threadpool(remove_document_of, caller, collection, document_id, engine_thread)
     return Response(status_code=204)
 
 

@@ -19,7 +19,7 @@ async def healthz(request: Request, engine_thread: EngineThreadDep) -> Response:
     """Liveness: 200 as long as the service answers. `status` is ok, or degraded when answers take longer. Needs no key.
     If the service has keys, it shows the status alone."""
     health = engine_thread.health()
-    content = {"status": health["status"]} if request.app.state.keys else health
+    content = {"status": health["status"]} if request.app.state.authenticator else health
     return JSONResponse(content, 503 if health["status"] == "failed" else 200)
 
 

@@ -11,8 +11,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
-from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
+from api.routes.dependencies import PROBLEMS, CallerDep, EngineThreadDep, TenantDep
 from api.routes.job_responses import to_content
+from api.runtime.removal import cancel_job_of
 from api.schemas.documents import RecentJobs
 from ingest.jobs import IngestJob, Listed, Status
 from ragkv.errors import NotFound
@@ -68,10 +69,11 @@ async def job(
 
 
 @router.post("/v1/jobs/{job_id}/cancel", response_model=IngestJob, responses=PROBLEMS)
-async def cancel(found: JobDep, engine_thread: EngineThreadDep, tenant: TenantDep) -> Response:
+async def cancel(found: JobDep, engine_thread: EngineThreadDep, caller: CallerDep) -> Response:
     """Cancel a job. Queued documents are dropped, and the document being ingested stops at its next chunk. Documents
     that are done stay. A job that is done does not change."""
-    return JSONResponse(to_content(await run_in_threadpool(engine_thread.jobs.cancel, found.id, "failed"), tenant))
+    cancelled = await run_in_threadpool(cancel_job_of, caller, found, engine_thread)
+    return JSONResponse(to_content(cancelled, caller.tenant))
 
 
 @router.get(

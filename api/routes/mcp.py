@@ -12,9 +12,9 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from api.middleware.body_limit import MCP, BodyBounds
+from api.runtime.callers import Caller
 from api.runtime.mcp_server import Context, make_server
 from api.runtime.service_backend import ServiceBackend
-from api.runtime.tenants import Tenant
 
 
 def make_sessions(bounds: BodyBounds) -> StreamableHTTPSessionManager:
@@ -29,7 +29,7 @@ def make_sessions(bounds: BodyBounds) -> StreamableHTTPSessionManager:
 def _backend(context: Context) -> ServiceBackend:
     request = context.request
     assert isinstance(request, Request)
-    return ServiceBackend(request.app.state, getattr(request.state, "tenant", Tenant()))
+    return ServiceBackend(request.app.state, getattr(request.state, "caller", Caller()))
 
 
 class McpRoute(Route):

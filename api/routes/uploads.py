@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from api.middleware.body_limit import is_form
 from api.routes import job_responses
-from api.routes.dependencies import EngineThreadDep, TenantDep, require_room
+from api.routes.dependencies import CallerDep, EngineThreadDep, require_room
 from api.routes.documents import InCollection, Wait, one_collection
 from api.runtime.catalog_service import CatalogService
 from api.runtime.ingest_queue import enqueue
@@ -49,21 +49,21 @@ async def upload_documents(
     files: list[UploadFile],
     request: Request,
     engine_thread: EngineThreadDep,
-    tenant: TenantDep,
+    caller: CallerDep,
     collection: CollectionDep,
     metadata: Annotated[MetadataText | None, Form()] = None,
     wait: Wait = False,
 ) -> Response:
     """Queue the documents of files as a job. A file that cannot be read fails alone."""
-    inside = tenant.inside(collection)
+    inside = caller.tenant.inside(collection)
     attributes = cast("Mapping[str, Any]", metadata or {})
     service = engine_thread.catalog_service
     items = await anyio.to_thread.run_sync(_parse_all, files, attributes, inside, service, limiter=service.parsing)
-    job_id = await enqueue(items, inside, engine_thread)
+    job_id = await enqueue(items, inside, engine_thread, caller)
     if not wait:
         return job_responses.accepted(job_id)
     job = await job_responses.wait_for_job(job_id, engine_thread, request)
-    return job_responses.done(job, tenant, request.scope) if job else job_responses.client_closed()
+    return job_responses.done(job, caller.tenant, request.scope) if job else job_responses.client_closed()
 
 
 def _parse_all(

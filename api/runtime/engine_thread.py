@@ -35,6 +35,7 @@ from contextlib import closing
 from math import inf
 from typing import Any, TypeVar
 
+from api.observability.audit import AuditLog
 from api.runtime.answer_channel import AnswerChannel
 from api.runtime.answer_history import AnswerHistory
 from api.runtime.catalog_service import CatalogService
@@ -80,6 +81,7 @@ class EngineThread:
         methods: Methods that the model can be asked with.
         metrics: Counts the questions.
         history: The latest answers.
+        audit: Records who changed which documents.
     """
 
     jobs: Jobs
@@ -108,6 +110,7 @@ class EngineThread:
         self._pausing = self._closing = self._documents_queued = False
         self._ends = inf
         self.metrics, self.history = MetricsRecorder(), AnswerHistory(settings.history)
+        self.audit = AuditLog(settings.audit_log)
         self._health = EngineHealth()
 
     def start(self) -> Future[None]:
@@ -261,7 +264,7 @@ class EngineThread:
         with engine:
             try:
                 self.model, self.methods = engine.model.name, usable(engine.model)
-                self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes)
+                self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes, self.audit.record_outcome)
                 self._ingest_turns = IngestTurns(self.jobs)
                 self.catalog_service = CatalogService(engine, self.jobs, self.history)
                 self.passage_search = PassageSearch(engine.retriever, self._settings.queue)

@@ -11,11 +11,12 @@ from starlette.types import Message
 
 from api.middleware.rate_limit import quota_fault
 from api.runtime.answer_stream import AnswerStream
+from api.runtime.callers import Caller
 from api.runtime.catalog_service import not_found
 from api.runtime.engine_thread import EngineThread
 from api.runtime.ingest_queue import enqueue
 from api.runtime.rate_limits import RateLimiter, Resource
-from api.runtime.tenants import Tenant
+from api.runtime.removal import remove_document_of
 from api.runtime.tool_backend import POLL_SECONDS, Progress, ProgressMeter, ToolRefused, summarize_job
 from api.schemas.common import QuestionFields
 from api.schemas.paging import read_place
@@ -38,12 +39,12 @@ from ragkv.types import Filter
 class ServiceBackend:
     """Does the work of the tools for one request."""
 
-    def __init__(self, state: State, tenant: Tenant):
+    def __init__(self, state: State, caller: Caller):
         """Take what the work needs from the state of the application."""
         self._engine_thread: EngineThread = state.engine_thread
         self._settings: Settings = state.settings
         self._limiter: RateLimiter = state.limiter
-        self._tenant = tenant
+        self._caller, self._tenant = caller, caller.tenant
 
     async def search(self, search: SearchIn) -> SearchResult:
         """Search for passages."""
@@ -69,8 +70,8 @@ class ServiceBackend:
         stored = self._limiter.limits(self._tenant.name).stored
         await run_in_threadpool(thread.catalog_service.check_room, self._tenant, stored)
         documents = arguments.as_documents(inside)
+        job_id, meter = await enqueue(documents, inside, thread, self._caller), ProgressMeter(progress)
         self._limiter.charge(self._tenant.name, "bytes", sum(len(each.text.encode()) for each in documents))
-        job_id, meter = await enqueue(documents, inside, thread), ProgressMeter(progress)
         while True:
             found = await run_in_threadpool(thread.jobs.get, job_id, "failed")
             part = found.done / found.total if found.total else 0.0
@@ -96,12 +97,7 @@ class ServiceBackend:
 
     async def delete(self, document: DocumentName) -> None:
         """Delete a document, also one that is queued or being ingested."""
-        remove, inside = self._engine_thread.catalog_service.remove, self._tenant.inside(document.collection)
-        try:
-            await run_in_threadpool(remove, inside, document.id)
-        except NotFound:
-            raise not_found(document.id, document.collection) from None
-        self._engine_thread.wake()
+        await run_in_threadpool(remove_document_of, self._caller, document.collection, document.id, self._engine_thread)
 
     async def text(self, document: DocumentName) -> str:
         """Return the text of a document."""

@@ -26,6 +26,14 @@ def parser_of(name: str) -> Parser:
             from ingest.formats.docx import parse
         case "csv":
             from ingest.formats.csv import parse
+        case "pptx":
+            from ingest.formats.pptx import parse
+        case "xlsx":
+            from ingest.formats.xlsx import parse
+        case "epub":
+            from ingest.formats.epub import parse
+        case "eml":
+            from ingest.formats.eml import parse
         case _:
             raise ValueError(name)
     return parse

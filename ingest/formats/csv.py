@@ -39,12 +39,12 @@ def parse(data: bytes, limit: int) -> Parsed:
     first = next(rows, None)
     if first is None:
         raise InvalidDocument("it is empty")
-    names, room, paragraphs, count = _names(first), TextRoom(limit), [], 0
+    names, room, paragraphs, count = column_names(first), TextRoom(limit), [], 0
     if not names:
-        paragraphs.append(_paragraph(names, first, room))
+        paragraphs.append(row_paragraph(names, first, room))
         count = 1
     for row in rows:
-        paragraphs.append(_paragraph(names, row, room))
+        paragraphs.append(row_paragraph(names, row, room))
         count += 1
     if not paragraphs:
         raise InvalidDocument("it has no rows under its header")
@@ -85,14 +85,14 @@ def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
             yield cells
 
 
-def _names(row: Sequence[str]) -> list[str]:
+def column_names(row: Sequence[str]) -> list[str]:
     """Return the row if it names columns: its cells are all different, and not all numbers. Else return []."""
     names = [" ".join(name.split()) for name in row]
     filled = [name for name in names if name]
     return names if len(set(filled)) == len(filled) and not all(map(_NUMBER.fullmatch, filled)) else []
 
 
-def _paragraph(names: Sequence[str], row: Sequence[str], room: TextRoom) -> str:
+def row_paragraph(names: Sequence[str], row: Sequence[str], room: TextRoom) -> str:
     lines = []
     for number, cell in enumerate(row):
         if cell:

@@ -75,6 +75,9 @@ ADDED = (
     # seconds: duration of one document of the job; rest: what the present document still needs; NULL if unknown
     "CREATE TABLE IF NOT EXISTS paces (job INTEGER PRIMARY KEY REFERENCES jobs (row) ON DELETE CASCADE,"
     " seconds REAL, rest REAL)",
+    # Who sent a job, for the audit log
+    "CREATE TABLE IF NOT EXISTS job_senders (job INTEGER PRIMARY KEY REFERENCES jobs (row) ON DELETE CASCADE,"
+    " subject TEXT NOT NULL)",
     # start and stop: character offsets in the document's text; NULL where the chunk does not occur in it
     "CREATE TABLE IF NOT EXISTS spans (chunk INTEGER PRIMARY KEY REFERENCES chunks (row) ON DELETE CASCADE,"
     " start INTEGER, stop INTEGER, heading TEXT NOT NULL, page INTEGER)",

@@ -17,7 +17,7 @@ from typing import Any
 
 from ragkv.types import Document, TextSpan
 
-MARKED_FORMATS = frozenset({"markdown", "html", "docx"})
+MARKED_FORMATS = frozenset({"markdown", "html", "docx", "pptx", "xlsx", "epub", "eml"})
 """Formats whose text marks headings with `#`."""
 _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*$")
 _FENCE = re.compile(r"^ {0,3}(```|~~~)")

@@ -1,6 +1,7 @@
 """The command line. `main` is the program `ragkv`. Each file holds a group of commands.
 
-    documents.py  ingest, ls, rm, reindex      ask.py     ask
+    ingest.py     ingest                       documents.py  ls, rm, reindex
+    folder_sync.py  ingest --watch              ask.py     ask
     doctor*.py    doctor                       service.py serve, demo
     store.py      gc, backup, restore          bench*.py  bench ttft, bench quality, …
     key.py        key                          top.py     top
@@ -23,7 +24,8 @@ from ragkv.cli.bench import bench
 from ragkv.cli.calibrate import calibrate
 from ragkv.cli.common import fail
 from ragkv.cli.doctor import doctor
-from ragkv.cli.documents import ingest, ls, reindex, rm
+from ragkv.cli.documents import ls, reindex, rm
+from ragkv.cli.ingest import ingest
 from ragkv.cli.key import key
 from ragkv.cli.mcp import mcp
 from ragkv.cli.search import search

@@ -23,13 +23,14 @@ _LITTLE = 2**30
 
 def keys(settings: Settings, findings: Findings) -> None:
     """Print how many tenants may use the service; never keys or hashes."""
+    from api.middleware.authenticator import open_authenticator
     from api.middleware.hosts import is_loopback, read_hosts
-    from api.middleware.keys import read_keys
 
     with findings.checking("keys"):
-        found = read_keys(settings.api_keys.get_secret_value())
+        found = open_authenticator(settings)
+        issuer = f", and tokens of {settings.oidc_issuer}" if settings.oidc_issuer else ""
         if found:
-            findings.ok("keys", f"{len(found.entries)} API keys of {len(found.tenants)} tenants")
+            findings.ok("keys", f"{len(found.keys.entries)} API keys of {len(found.keys.tenants)} tenants{issuer}")
         elif is_loopback(settings.host):
             findings.ok("keys", "no API keys: whoever can use this machine can use the service")
         else:
@@ -82,7 +83,7 @@ def limits(settings: Settings, findings: Findings) -> None:
     """Print time limits, limits of files and answers, and the resources of this machine."""
     line = f"{settings.batch} answers at once, {settings.queue} requests may wait, {settings.deadline:g} s an answer"
     findings.fact("line", line)
-    files = f"html, pdf, docx and csv files: {settings.parse_seconds:g} s and {_size(settings.parse_bytes)} each"
+    files = f"files that need a parser: {settings.parse_seconds:g} s and {_size(settings.parse_bytes)} each"
     findings.fact("files", files)
     if os.geteuid() == 0:
         findings.note("files", "root cannot be kept from starting processes: serve as an ordinary user")

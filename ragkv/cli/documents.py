@@ -1,13 +1,11 @@
-"""`ragkv ingest`, `ls`, `rm`, `reindex`: the documents of the service."""
+"""`ragkv ls`, `rm`, `reindex`: the documents of the service."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -34,40 +32,12 @@ from ragkv.errors import InputError
 
 if TYPE_CHECKING:
     from ingest.loader import Rejected
+    from ingest.sandbox import Allowance
     from ragkv.catalog import Catalog, DocumentInfo
     from ragkv.client import RemoteDocument
     from ragkv.config import Settings
     from ragkv.engine.engine import Engine
     from ragkv.types import Document
-
-
-def ingest(
-    paths: Annotated[
-        list[Path], typer.Argument(help="Files (.txt .md .jsonl .html .pdf .docx .csv) and folders.", metavar="PATH...")
-    ],
-    collection: Collection = "default",
-    data: Data = None,
-    store: Store = None,
-    model: Model = None,
-    device: Device = None,
-    url: Url = None,
-) -> int:
-    """Read documents once, so that questions can be answered from them. Reading one again replaces it."""
-    settings = settings_from(data, store, model, device, url=url)
-    _tell_skipped(paths)
-    if settings.url:
-        return remote.ingest(settings, paths, collection)
-    from ingest.loader import load
-    from ingest.sandbox import Allowance
-
-    allowed = Allowance(settings.parse_seconds, settings.parse_bytes)
-    items = iter(load(paths, settings.max_document_bytes, collection, allowed=allowed))
-    # Report unreadable files at once, before a model is loaded that may not be needed.
-    failed, first = _first_document(items)
-    if first is None:
-        return 1 if failed else fail(f"nothing to ingest in {', '.join(map(str, paths))}", 1)
-    with opened(settings, asks=False) as engine:
-        return _ingest_all(engine, itertools.chain([first], items), failed)
 
 
 def ls(
@@ -142,31 +112,14 @@ def reindex(data: Data = None, store: Store = None, model: Model = None, device:
     return 0
 
 
-def _tell_skipped(paths: Sequence[Path]) -> None:
-    """Name the files in the given folders that have no known format."""
-    from ingest.loader import SUFFIXES, skipped
+def allowance(settings: Settings) -> Allowance:
+    """Return what parsing a file may take."""
+    from ingest.sandbox import Allowance
 
-    names = [printable(str(path)) for path in skipped(paths)]
-    if names:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        files = f"{len(names)} file{'s' * (len(names) != 1)}"
-        err().print(f"skipped {files} of other formats than {' '.join(SUFFIXES)}: {', '.join(names[:_NAMED])}{more}")
+    return Allowance(settings.parse_seconds, settings.parse_bytes)
 
 
-def _first_document(items: Iterator[Document | Rejected]) -> tuple[int, Document | None]:
-    """(number of refused files before it, first document); every refusal is printed."""
-    from ragkv.types import Document
-
-    failed = 0
-    for item in items:
-        if isinstance(item, Document):
-            return failed, item
-        fail(item.error, 1)
-        failed += 1
-    return failed, None
-
-
-def _ingest_all(engine: Engine, items: Iterable[Document | Rejected], failed: int) -> int:
+def ingest_all_items(engine: Engine, items: Iterable[Document | Rejected], failed: int) -> int:
     """Ingest in order. A bad document is reported and the others continue. Returns the exit code."""
     from ingest.groups import ingest_all
 
@@ -220,8 +173,6 @@ def _catalog(settings: Settings) -> Iterator[Catalog]:
         catalog.close()
 
 
-_NAMED = 10
-"""Skipped files that are named."""
 _COLUMNS = ("id", "title", "chunks", "tokens", "collection")
 _LONG = ("bytes", "version", "created", "updated")
 

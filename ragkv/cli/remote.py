@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragkv.cli.common import Progress, err, fail, out, printable, progress
+from ragkv.errors import InputError, TooLarge
 
 if TYPE_CHECKING:
+    from ingest.source_files import SourceFile
     from ragkv.catalog import DocumentOrder
     from ragkv.client import Client, Job, RemoteChunk, RemoteDocument
     from ragkv.config import Settings
@@ -30,28 +33,65 @@ def connected(settings: Settings) -> Iterator[Client]:
         yield client
 
 
-def ingest(settings: Settings, paths: Sequence[Path], collection: str) -> int:
-    """Send files, one job per batch, and print the outcome of every document. Returns the exit code."""
-    from ingest.loader import named
+def ingest(settings: Settings, locations: Sequence[str], collection: str) -> int:
+    """Send the files of all locations and print the outcome of every document. Returns the exit code."""
+    from ingest.sources import open_locations
 
+    with connected(settings) as client, ExitStack() as stack:
+        done, failed = send(client, open_locations(locations, stack), collection, settings.max_document_bytes)
+    if not (failed or done):
+        return fail(f"nothing to ingest in {', '.join(locations)}", 1)
+    err().print(f"{done} documents" + (f", {failed} failed" if failed else ""), style="dim")
+    return 1 if failed else 0
+
+
+def send(client: Client, files: Iterable[SourceFile], collection: str, limit: int) -> tuple[int, int]:
+    """Send files, one job per batch, and print the outcome of every document.
+
+    Args:
+        client: Client of the service.
+        files: The files.
+        collection: Collection of the documents.
+        limit: Most bytes of a file that is copied from elsewhere, where it is one document.
+
+    Returns:
+        How many documents are in, and how many failed.
+    """
     failed = done = 0
-    with connected(settings) as client, progress() as report:
-        for batch in _batches(named(paths)):
-            files, names = zip(*batch, strict=True)
-            try:
-                id = client.upload(files, names, collection=collection)
-            except OSError as error:
-                failed += fail(error, 1)
-                continue
+    with progress() as report:
+        for batch in _batches(files):
+            with tempfile.TemporaryDirectory() as folder:
+                fetched, refused = _fetch(batch, Path(folder), limit)
+                failed += refused
+                if not fetched:
+                    continue
+                paths, names = zip(*fetched, strict=True)
+                try:
+                    id = client.upload(paths, names, collection=collection)
+                except OSError as error:
+                    failed += fail(error, 1)
+                    continue
             for job in client.follow(id):
                 _show_progress(report, job)
             job = client.job(id, all=True)
             failed += _show_outcomes(job)
             done += job.counts.completed + job.counts.unchanged
-    if not (failed or done):
-        return fail(f"nothing to ingest in {', '.join(map(str, paths))}", 1)
-    err().print(f"{done} documents" + (f", {failed} failed" if failed else ""), style="dim")
-    return 1 if failed else 0
+    return done, failed
+
+
+def _fetch(batch: Sequence[SourceFile], folder: Path, limit: int) -> tuple[list[tuple[Path, str]], int]:
+    """Return (path, name) of the files, copied below a folder where need be, and how many could not be read."""
+    fetched, failed = list[tuple[Path, str]](), 0
+    for number, file in enumerate(batch):
+        own = folder / str(number)
+        own.mkdir()
+        try:
+            if file.remote and file.size > limit and not file.lines:
+                raise TooLarge(f"{file.name} has {file.size} bytes, the limit is {limit} (max_document_bytes)")
+            fetched.append((file.fetch(own), file.name))
+        except InputError as error:
+            failed += fail(error, 1)
+    return fetched, failed
 
 
 def documents(settings: Settings, collection: str | None, order: DocumentOrder) -> list[RemoteDocument]:
@@ -82,16 +122,15 @@ def remove(settings: Settings, document_id: str, collection: str) -> None:
         client.remove(document_id, collection)
 
 
-def _batches(files: Iterable[tuple[Path, str]]) -> Iterator[list[tuple[Path, str]]]:
-    batch: list[tuple[Path, str]] = []
+def _batches(files: Iterable[SourceFile]) -> Iterator[list[SourceFile]]:
+    batch: list[SourceFile] = []
     size = 0
-    for path, name in files:
-        more = path.stat().st_size if path.is_file() else 0
-        if batch and (len(batch) == BATCH_FILES or size + more > BATCH_BYTES):
+    for file in files:
+        if batch and (len(batch) == BATCH_FILES or size + file.size > BATCH_BYTES):
             yield batch
             batch, size = [], 0
-        batch.append((path, name))
-        size += more
+        batch.append(file)
+        size += file.size
     if batch:
         yield batch
 

@@ -85,7 +85,9 @@ def test_json_lines_are_documents() -> None:
 def test_an_unknown_format_names_the_known_ones(name: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
         parse(b"text", name, LIMIT)
-    assert str(caught.value).endswith("known: .txt, .md, .jsonl, .html, .htm, .pdf, .docx, .csv, .tsv")
+    assert str(caught.value).endswith(
+        "known: .txt, .md, .jsonl, .html, .htm, .pdf, .docx, .pptx, .xlsx, .epub, .eml, .csv, .tsv"
+    )
 
 
 def test_suffixes_are_known_in_any_case() -> None:

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.formats.base import Parsed
-from ingest.formats.docx import PART_BYTES
+from ingest.formats.package import PART_BYTES
 from ingest.loader import Rejected, read
 from ingest.sandbox import Allowance, decode_reply, parse, run
 from ragkv.errors import InputError, InvalidDocument, TooLarge
 from tests.ingest.formats.files import docx, packed, painted, paragraph, pdf, stream
+from tests.ingest.formats.packages import cell, epub, pptx, row, shape, xlsx
 from tests.ingest.formats.test_docx import BILLION
 
 LIMIT = 1 << 20
@@ -155,7 +156,7 @@ def test_a_confined_process_can_do_nothing_but_reckon_for_a_while(root: Path, tm
 def test_the_process_imports_neither_torch_nor_the_rest_of_ragkv(root: Path) -> None:
     code = (
         "import sys; from ingest.formats.__main__ import parser_of\n"
-        "for name in ('html', 'pdf', 'docx', 'csv'): parser_of(name)\n"
+        "for name in ('html', 'pdf', 'docx', 'csv', 'pptx', 'xlsx', 'epub', 'eml'): parser_of(name)\n"
         "print(*{m.split('.')[0] for m in sys.modules}, *(m for m in sys.modules if m.startswith('ragkv.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
@@ -246,6 +247,10 @@ def test_the_least_allowance_is_enough_for_ordinary_files() -> None:
     assert parse(io.BytesIO(pdf("Tea")), ".pdf", LIMIT, least).text == "Tea"
     assert parse(io.BytesIO(docx(paragraph("Tea"))), ".docx", LIMIT, least) == Parsed("", "Tea", {"format": "docx"})
     assert parse(io.BytesIO(b"<p>Tea"), ".html", LIMIT, least).text == "Tea"
+    assert parse(io.BytesIO(pptx(shape("Tea"))), ".pptx", LIMIT, least).text == "Tea"
+    assert parse(io.BytesIO(xlsx({"S": row("Tea")})), ".xlsx", LIMIT, least).text == "## S\n\nTea"
+    assert parse(io.BytesIO(epub({"a": "<p>Tea"})), ".epub", LIMIT, least).text == "Tea"
+    assert parse(io.BytesIO(b"Subject: Tea\n\nand cake"), ".eml", LIMIT, least).text == "# Tea\n\nand cake"
 
 
 def bombs() -> dict[str, bytes]:
@@ -258,6 +263,14 @@ def bombs() -> dict[str, bytes]:
         "flate.pdf": pdf(packed(spaces)),
         "twice.pdf": pdf(stream(compress(compress(spaces)), b"/Filter [/FlateDecode /FlateDecode]")),
         "painted.pdf": pdf(packed(painted("x" * 1000) * 40_000)),
+        "billion.pptx": pptx("<a:t>&j;</a:t>", before=BILLION),
+        "deflate.pptx": pptx(shape("a" * (40 << 20))),
+        "slides.pptx": pptx(*(shape("a" * (1 << 20)) for _ in range(20))),
+        "outside.xlsx": xlsx({"S": ""}, **{"xl/styles.xml": b'<!DOCTYPE l SYSTEM "file:///etc/passwd"><l/>'}),
+        "shared.xlsx": xlsx({"S": row(cell(0, kind="s")) * 20_000}, ["<t>" + "a" * 10_000 + "</t>"]),
+        "deflate.epub": epub({"a": "<p>" + "a" * (40 << 20)}),
+        "nested.eml": b"Subject: x\n"
+        + b"".join(b'Content-Type: multipart/mixed; boundary="%d"\n\n--%d\n' % (at, at) for at in range(10_000)),
         "header.csv": b"x" * 300_000 + b",b\n" + b"1,2\n" * 100_000,
     }
 
@@ -294,6 +307,10 @@ HEADS = {
     ".pdf": b"%PDF-1.7\n",
     ".docx": docx(paragraph("a"))[:200],
     ".html": b"<p>",
+    ".pptx": pptx(shape("a"))[:200],
+    ".xlsx": xlsx({"S": row("a")})[:200],
+    ".epub": epub({"a": "a"})[:200],
+    ".eml": b"Subject: a\nContent-Type: ",
     ".csv": b"a,b\n",
     ".tsv": b"",
     ".htm": b"",

@@ -11,29 +11,38 @@ from starlette.websockets import WebSocketDisconnect
 from api.dashboard import guard
 from api.dashboard.guard import COOKIE, LOGIN, TICKET_SECONDS, LoginTickets
 from api.middleware.auth import AuthMiddleware
+from api.middleware.authenticator import Authenticator
 from api.middleware.keys import Keys, make_key, read_keys
+from api.observability.audit import AuditLog
+from api.runtime.callers import Caller
 from api.runtime.tenants import Tenant
 from tests.api.dashboard.conftest import Desk
 
+ACME = Caller(Tenant("acme"), "ada")
 PAGE = {"Accept": "text/html"}
 
 
 def tickets(*tenants: str) -> LoginTickets:
-    return LoginTickets(read_keys(",".join(make_key(tenant)[1] for tenant in tenants)))
+    return Authenticator(read_keys(",".join(make_key(tenant)[1] for tenant in tenants))).tickets
+
+
+def tenant_of(made: LoginTickets, ticket: str) -> str | None:
+    caller = made.caller_of(ticket)
+    return None if caller is None else caller.tenant.name
 
 
 def test_a_ticket_is_valid_for_its_tenant_until_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     made = tickets("acme", "zeta")
-    ticket = made.issue("acme")
-    assert made.tenant_of(ticket) == "acme"
+    ticket = made.issue(ACME)
+    assert tenant_of(made, ticket) == "acme"
     now = guard.time.time()
     monkeypatch.setattr(guard.time, "time", lambda: now + TICKET_SECONDS + 1)
-    assert made.tenant_of(ticket) is None
+    assert tenant_of(made, ticket) is None
 
 
 def test_a_changed_ticket_is_invalid() -> None:
     made = tickets("acme", "zeta")
-    ticket = made.issue("acme")
+    ticket = made.issue(ACME)
     for changed in (
         ticket.replace("acme", "zeta"),
         ticket[:-1],
@@ -44,13 +53,13 @@ def test_a_changed_ticket_is_invalid() -> None:
         "\udc80.1.2",
         "ä.9.9",
     ):
-        assert made.tenant_of(changed) is None, changed
+        assert tenant_of(made, changed) is None, changed
 
 
 def test_a_ticket_of_other_keys_is_invalid() -> None:
     one, other = tickets("acme"), tickets("acme")
-    assert other.tenant_of(one.issue("acme")) is None
-    assert LoginTickets(Keys()).tenant_of(one.issue("acme")) is None
+    assert tenant_of(other, one.issue(ACME)) is None
+    assert tenant_of(Authenticator(Keys()).tickets, one.issue(ACME)) is None
 
 
 def test_a_browser_gets_the_login_page_and_a_program_a_401(desk: Desk) -> None:
@@ -103,7 +112,7 @@ def test_a_websocket_needs_the_ticket_and_the_same_origin() -> None:
     _, pair = make_key("acme")
     keys = read_keys(pair)
     app = echoing(keys)
-    ticket = {"cookie": f"{COOKIE}={LoginTickets(keys).issue('acme')}"}
+    ticket = {"cookie": f"{COOKIE}={Authenticator(keys).tickets.issue(ACME)}"}
     with TestClient(app, "http://here") as client:
         with client.websocket_connect(
             "/dashboard/ws", headers={**ticket, "host": "here", "origin": "http://here"}
@@ -125,11 +134,11 @@ def test_a_websocket_needs_the_ticket_and_the_same_origin() -> None:
 def echoing(keys: Keys) -> FastAPI:
     """Build an application behind authentication with a WebSocket that sends the name of the tenant."""
     app = FastAPI()
-    app.add_middleware(AuthMiddleware, keys=keys)
+    app.add_middleware(AuthMiddleware, authenticator=Authenticator(keys), audit=AuditLog())
 
     @app.websocket("/dashboard/ws")
     async def whose(socket: WebSocket) -> None:
         await socket.accept()
-        await socket.send_text(getattr(socket.state, "tenant", Tenant()).name)
+        await socket.send_text(getattr(socket.state, "caller", Caller()).tenant.name)
 
     return app

@@ -13,8 +13,10 @@ from starlette.websockets import WebSocketDisconnect
 
 from api.app import address_of, create_app, why_exposed
 from api.middleware.auth import AuthMiddleware
+from api.middleware.authenticator import Authenticator
 from api.middleware.hosts import HostMiddleware, read_hosts
 from api.middleware.keys import Keys
+from api.observability.audit import AuditLog
 from ragkv.config import load_settings
 from ragkv.errors import ConfigError
 from tests.api.conftest import HARBOUR, Service, settings
@@ -83,7 +85,7 @@ def test_what_is_no_name_stops_the_start(tmp_path: Path, given: dict[str, str]) 
 
 def test_the_dashboards_updates_are_for_its_own_pages_only(service: Service) -> None:
     app = FastAPI()
-    app.add_middleware(AuthMiddleware, keys=Keys())
+    app.add_middleware(AuthMiddleware, authenticator=Authenticator(Keys()), audit=AuditLog())
     app.add_middleware(HostMiddleware, hosts=read_hosts(load_settings(), keys=False))
 
     @app.websocket("/dashboard/ws")

@@ -13,6 +13,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.app import create_app
+from api.runtime.callers import Caller
 from api.runtime.tenants import Tenant
 from tests.api.conftest import Service, settings
 from tests.api.routes.test_documents import clean
@@ -137,7 +138,7 @@ class AsTenant:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = dict(scope["headers"]).get(b"x-tenant", b"").decode()
-        await self.app({**scope, "state": {**scope.get("state", {}), "tenant": Tenant(name)}}, receive, send)
+        await self.app({**scope, "state": {**scope.get("state", {}), "caller": Caller(Tenant(name))}}, receive, send)
 
 
 Call = Callable[..., Awaitable[httpx.Response]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.formats.docx import PART_BYTES, parse
+from ingest.formats.docx import parse
+from ingest.formats.package import PART_BYTES
 from ragkv.errors import InvalidDocument, TooLarge
 from tests.ingest.formats.files import STRICT, archive, docx, paragraph, table
 

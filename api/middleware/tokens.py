@@ -1,0 +1,180 @@
+"""Tokens of an OpenID Connect issuer: who sends a request, and what they may do.
+
+A token is a JWT that the issuer has signed with an asymmetric algorithm. Every claim that is looked at has to be there:
+`iss`, `aud`, `exp`, `sub`, the tenant and the role. Whatever is wrong with a token, its sender learns only that it is
+not valid.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from joserfc import jwt
+from joserfc.errors import JoseError, SecurityWarning
+from joserfc.jws import JWSRegistry
+
+from api.middleware.issuer import IssuerKeys
+from api.middleware.keys import Keys, is_tenant_name
+from api.runtime.callers import Caller, Role
+from api.runtime.tenants import Tenant
+from ragkv.config import SignInSettings
+from ragkv.errors import ConfigError
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
+"""Algorithms whose verification needs no secret. `none` and HMAC are not among them."""
+LONGEST_SUBJECT = 256
+"""Most characters of a subject."""
+_MOST_CHARACTERS = 16 * 1024
+
+logger = logging.getLogger("ragkv.api")
+
+
+@dataclass(frozen=True)
+class TokenRules:
+    """What a token has to say.
+
+    Attributes:
+        issuer: Its `iss`.
+        audience: What its `aud` names.
+        tenant_claim: Claim that names the tenant.
+        tenants: Tenants by the value of that claim.
+        role_claim: Claim with the roles.
+        roles: Roles by the values of that claim.
+        leeway: Seconds by which clocks may differ.
+    """
+
+    issuer: str
+    audience: str
+    tenant_claim: str
+    tenants: Mapping[str, str]
+    role_claim: str
+    roles: Mapping[str, Role]
+    leeway: int
+
+
+def read_rules(settings: SignInSettings, keys: Keys) -> TokenRules:
+    """Read the rules from the settings.
+
+    Args:
+        settings: The settings.
+        keys: The API keys. Their tenants may be named by tokens where `oidc_tenants` is empty.
+
+    Raises:
+        ConfigError: A setting is missing or invalid.
+    """
+    if not settings.oidc_audience:
+        raise ConfigError("RAGKV_OIDC_AUDIENCE: name the audience of the tokens, else any token of the issuer would do")
+    tenants = dict(_tenant(entry) for entry in _entries(settings.oidc_tenants)) or {name: name for name in keys.tenants}
+    if not tenants:
+        raise ConfigError("RAGKV_OIDC_TENANTS: name the tenants of the tokens, or nobody could use the service")
+    readers, writers = _entries(settings.oidc_readers), _entries(settings.oidc_writers)
+    if (not readers and not writers) or set(readers) & set(writers):
+        raise ConfigError("RAGKV_OIDC_READERS and RAGKV_OIDC_WRITERS: name different values of the claim")
+    roles: dict[str, Role] = {**dict.fromkeys(readers, "reader"), **dict.fromkeys(writers, "writer")}
+    if not settings.oidc_tenant_claim or not settings.oidc_role_claim:
+        raise ConfigError("RAGKV_OIDC_TENANT_CLAIM and RAGKV_OIDC_ROLE_CLAIM: name a claim each")
+    return TokenRules(
+        settings.oidc_issuer,
+        settings.oidc_audience,
+        settings.oidc_tenant_claim,
+        tenants,
+        settings.oidc_role_claim,
+        roles,
+        settings.oidc_leeway,
+    )
+
+
+class TokenVerifier:
+    """Verifies tokens.
+
+    Attributes:
+        tenants: Tenants that a token may name.
+    """
+
+    def __init__(self, rules: TokenRules, keys: IssuerKeys):
+        self.tenants = frozenset(rules.tenants.values())
+        self._rules, self._keys = rules, keys
+        # Issuers put further parameters into the header, which RFC 7515 tells us to ignore unless `crit` names them.
+        self._registry = JWSRegistry(algorithms=list(ALGORITHMS), strict_check_header=False)
+        self._claims = jwt.JWTClaimsRegistry(
+            leeway=rules.leeway,
+            iss={"essential": True, "value": rules.issuer},
+            aud={"essential": True, "value": rules.audience},
+            exp={"essential": True},
+            sub={"essential": True},
+        )
+
+    async def caller_of(self, token: str) -> Caller | None:
+        """Return who sends a token; None if it is not valid.
+
+        Raises:
+            IssuerAway: The issuer cannot be reached, and its keys are not known.
+        """
+        try:
+            if len(token) > _MOST_CHARACTERS:
+                return None
+            key = await self._keys.find(_key_id(token))
+            if key is None:
+                return None
+            with warnings.catch_warnings():
+                # Issuers with Ed25519 keys still name the algorithm EdDSA, which RFC 9864 renames.
+                warnings.simplefilter("ignore", SecurityWarning)
+                claims = jwt.decode(token, key, registry=self._registry).claims
+            self._claims.validate(claims)
+        except (JoseError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            logger.debug("a token was refused: %s", type(error).__name__)
+            return None
+        return self._read(claims)
+
+    def _read(self, claims: Mapping[str, Any]) -> Caller | None:
+        """Return the caller that verified claims name; None if they name no tenant or no role."""
+        tenant = _claim(claims, self._rules.tenant_claim)
+        known = self._rules.tenants.get(tenant) if isinstance(tenant, str) else None
+        named = _claim(claims, self._rules.role_claim)
+        words = named.split() if isinstance(named, str) else named if isinstance(named, list) else []
+        roles = {self._rules.roles[word] for word in words if isinstance(word, str) and word in self._rules.roles}
+        subject = claims["sub"]
+        if known is None or not roles or len(subject) > LONGEST_SUBJECT:
+            return None
+        role: Role = "writer" if "writer" in roles else "reader"
+        return Caller(Tenant(known), subject, role, float(claims["exp"]) + self._rules.leeway)
+
+
+def _key_id(token: str) -> str | None:
+    """Return the id of the key that a token names; None if it names none. Raises ValueError."""
+    encoded = token.partition(".")[0]
+    header = json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+    if not isinstance(header, dict) or not isinstance(header.get("kid"), str | None):
+        raise ValueError("no header of a token")
+    return header.get("kid")
+
+
+def _claim(claims: Mapping[str, Any], name: str) -> Any:
+    """Return a claim by its name, or by the way to it through nested claims; None if there is none."""
+    if name in claims:
+        return claims[name]
+    found: Any = claims
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _entries(setting: str) -> list[str]:
+    return [entry.strip() for entry in setting.split(",") if entry.strip()]
+
+
+def _tenant(entry: str) -> tuple[str, str]:
+    """Parse (value, tenant)."""
+    value, _, tenant = entry.rpartition("=")
+    if not is_tenant_name(tenant):
+        raise ConfigError(
+            f"RAGKV_OIDC_TENANTS: {entry!r} is neither tenant nor value=tenant; a tenant's name has 1 to 63 letters, "
+            "digits and hyphens"
+        )
+    return value or tenant, tenant

@@ -1,0 +1,112 @@
+"""E-mail messages (RFC 5322) to text: subject, people, date, the text, and the names of what is attached.
+
+Of a text that is there as plain text and as HTML, the plain one is read. A message that was forwarded inside another is
+read under a heading of its own. Attachments are named and not opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from email import policy
+from email.message import EmailMessage
+from email.parser import BytesParser
+from typing import Any
+
+from ingest.formats import html
+from ingest.formats.base import Parsed, TextRoom, one_line, without_controls
+from ragkv.errors import InvalidDocument
+
+_PEOPLE = ("From", "To", "Cc", "Date")
+_NEEDED = ("From", "To", "Subject", "Date")
+_ENCRYPTED = {"multipart/encrypted", "application/pkcs7-mime", "application/x-pkcs7-mime"}
+_BETWEEN = "\n\n"
+
+
+def parse(data: bytes, limit: int) -> Parsed:
+    """Parse a message. The title is its subject.
+
+    Raises:
+        InvalidDocument: The file is no message, or is encrypted.
+        TooLarge: The text has over `limit` bytes.
+    """
+    message = BytesParser(policy=policy.default).parsebytes(data)
+    if not any(_header(message, name) for name in _NEEDED):
+        raise InvalidDocument("it is no e-mail message: it names no sender, receiver, subject or date")
+    reader = _Reader(TextRoom(limit))
+    reader.write_message(message, "# ")
+    facts = {name.lower(): value for name in ("From", "Date") if (value := one_line(_header(message, name)))}
+    title = one_line(_header(message, "Subject"))
+    return Parsed(title, without_controls(_BETWEEN.join(reader.blocks)), {"format": "eml", **facts})
+
+
+class _Reader:
+    """Writes messages into blocks of text."""
+
+    def __init__(self, room: TextRoom):
+        self.blocks: list[str] = []
+        self._room = room
+
+    def write_message(self, message: EmailMessage, mark: str) -> None:
+        """Write a message. mark: of its heading."""
+        attached: list[str] = []
+        self._write(f"{mark}{one_line(_header(message, 'Subject')) or 'Message'}")
+        people = ((name, " ".join(_header(message, name).split())) for name in _PEOPLE)
+        self._write("\n".join(f"{name}: {value}" for name, value in people if value))
+        self._write_part(message, attached)
+        if attached:
+            self._write(f"Attachments: {', '.join(attached)}")
+
+    def _write_part(self, part: EmailMessage, attached: list[str]) -> None:
+        kind = part.get_content_type()
+        if kind in _ENCRYPTED:
+            raise InvalidDocument("it is encrypted; save it without encryption")
+        if kind == "message/rfc822" and part.is_multipart():
+            for inner in _parts(part):
+                self.write_message(inner, "## ")
+        elif kind == "multipart/alternative":
+            self._write_best(list(_parts(part)), attached)
+        elif part.is_multipart():
+            for inner in _parts(part):
+                self._write_part(inner, attached)
+        elif part.get_content_disposition() == "attachment" or part.get_filename() or not kind.startswith("text/"):
+            attached.append(one_line(part.get_filename() or kind))
+        else:
+            self._write(_text(part, kind))
+
+    def _write_best(self, parts: list[EmailMessage], attached: list[str]) -> None:
+        """Write one of several forms of a text: the plain one, else the last, which is the richest."""
+        plain = [
+            part for part in parts if part.get_content_type() == "text/plain" and _text(part, "text/plain").strip()
+        ]
+        for part in plain[:1] or parts[-1:]:
+            self._write_part(part, attached)
+
+    def _write(self, text: str) -> None:
+        if text := text.strip():
+            self.blocks.append(self._room.take(text))
+
+
+def _parts(part: EmailMessage) -> Iterator[EmailMessage]:
+    payload: Any = part.get_payload()
+    yield from (each for each in payload if isinstance(each, EmailMessage))
+
+
+def _text(part: EmailMessage, kind: str) -> str:
+    """Return the text of a part. What its character set does not know becomes `�`."""
+    payload: Any = part.get_payload(decode=True)
+    data = payload if isinstance(payload, bytes) else b""
+    try:
+        text = data.decode(part.get_content_charset("utf-8"), errors="replace")
+    except (LookupError, ValueError):
+        text = data.decode(errors="replace")
+    if kind == "text/html":
+        return html.parse(b"\xef\xbb\xbf" + text.encode(errors="replace"), max(len(data) * 4, 1)).text
+    return "\n".join(line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
+
+
+def _header(message: EmailMessage, name: str) -> str:
+    """Return a header as text; empty where there is none or it is malformed beyond reading."""
+    try:
+        return str(message[name] or "")
+    except Exception:  # the parser of headers raises whatever its grammar stumbles over
+        return ""

@@ -1,0 +1,108 @@
+"""E-books in EPUB to text: the chapters in the order in which they are read, each as html.py reads a page.
+
+    META-INF/container.xml     where the package document is
+    META-INF/encryption.xml    which parts are encrypted
+    *.opf                      title, language, parts (manifest), and their order (spine)
+
+The table of contents is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from urllib.parse import unquote
+
+from ingest.formats import html
+from ingest.formats.base import MAX_TITLE, Parsed, TextRoom, one_line
+from ingest.formats.package import Package, PartHandler, open_package, target_of
+from ragkv.errors import InvalidDocument
+
+_KINDS = {"application/xhtml+xml", "text/html"}
+_VOID = "area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr"
+_CLOSED = re.compile(rb"<(?!(?:%s)[\s/])([A-Za-z][\w:-]*)((?:\s[^<>]*)?)/>" % _VOID.encode(), re.IGNORECASE)
+"""An element that XHTML closes at once. HTML would leave it open: a `<title/>` would swallow the chapter."""
+_BETWEEN = "\n\n"
+
+
+def parse(data: bytes, limit: int) -> Parsed:
+    """Parse a book. The title is that of its package document.
+
+    Raises:
+        InvalidDocument: The file is no book, is damaged or protected.
+        TooLarge: The text has over `limit` bytes, or a part over PART_BYTES.
+    """
+    with open_package(data, "EPUB") as package:
+        return _parse(package, limit)
+
+
+def _parse(package: Package, limit: int) -> Parsed:
+    container, encrypted = _Container(), _Encrypted()
+    package.read("META-INF/container.xml", container)
+    if container.book not in package.names:
+        raise InvalidDocument("it is no EPUB: a zip archive without a book")
+    package.read("META-INF/encryption.xml", encrypted)
+    book = _Book(PurePosixPath(container.book).parent)
+    package.read(container.book, book)
+    room, texts = TextRoom(limit), list[str]()
+    for name in book.chapters():
+        if name in encrypted.names:
+            raise InvalidDocument("it is protected against copying (DRM)")
+        if name in package.names:
+            page = _CLOSED.sub(rb"<\1\2></\1>", package.bytes_of(name))
+            if text := html.parse(page, limit).text.strip():
+                texts.append(room.take(text))
+    language = {"language": one_line(book.language)} if book.language.strip() else {}
+    return Parsed(one_line(book.title), _BETWEEN.join(texts), {"format": "epub", **language})
+
+
+class _Container(PartHandler):
+    def __init__(self) -> None:
+        self.book = ""
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if tag == "rootfile" and not self.book:
+            self.book = attributes.get("full-path", "")
+
+
+class _Encrypted(PartHandler):
+    def __init__(self) -> None:
+        self.names = set[str]()
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if tag == "CipherReference":
+            self.names.add(unquote(attributes.get("URI", "")))
+
+
+class _Book(PartHandler):
+    """Collects what the package document says."""
+
+    def __init__(self, folder: PurePosixPath) -> None:
+        self.title = self.language = ""
+        self._folder = folder
+        self._parts: dict[str, str] = {}
+        self._order: list[str] = []
+        self._inside = ""
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        self._inside = tag
+        if tag == "item" and attributes.get("media-type") in _KINDS:
+            if "nav" not in attributes.get("properties", "").split():
+                name = unquote(attributes.get("href", "").partition("#")[0])
+                self._parts[attributes.get("id", "")] = target_of(self._folder, name)
+        elif tag == "itemref":
+            self._order.append(attributes.get("idref", ""))
+
+    def end(self, tag: str) -> None:
+        self._inside = ""
+
+    def text(self, text: str) -> None:
+        if self._inside == "title" and len(self.title) < MAX_TITLE:
+            self.title += text
+        elif self._inside == "language" and len(self.language) < MAX_TITLE:
+            self.language += text
+
+    def chapters(self) -> list[str]:
+        """Return the names of the chapters in order, each once."""
+        return list(dict.fromkeys(self._parts[id] for id in self._order if id in self._parts))

@@ -1,0 +1,54 @@
+"""A file of an ingest, wherever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePath
+
+from ingest.loader import SUFFIXES, named
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of a source.
+
+    Attributes:
+        name: Name of its documents: its id, or for several documents what messages call it.
+        size: Its bytes.
+        fetch: Returns its path on this machine, below the folder that it is given if it has to be copied. Raises
+            InputError.
+        remote: Whether it has to be fetched from elsewhere.
+    """
+
+    name: str
+    size: int
+    fetch: Callable[[Path], Path]
+    remote: bool = False
+
+    @property
+    def lines(self) -> bool:
+        """Whether it holds a document a line, each with a size of its own."""
+        return PurePath(self.name).suffix.lower() == ".jsonl"
+
+
+def local_files(paths: Iterable[Path], root: Path | None = None) -> Iterator[SourceFile]:
+    """Yield the files of paths of this machine. See `ingest.loader.named`."""
+    for path, name in named(paths, root):
+        yield local_file(path, name)
+
+
+def local_file(path: Path, name: str) -> SourceFile:
+    """Return a file of this machine by its name."""
+    return SourceFile(name, path.stat().st_size if path.is_file() else 0, partial(_stay, path))
+
+
+def has_known_suffix(name: str) -> bool:
+    """Return whether a file of a source is read: it has a known suffix, and no part of its name is hidden."""
+    path = PurePath(name)
+    return path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.parts)
+
+
+def _stay(path: Path, folder: Path) -> Path:
+    return path

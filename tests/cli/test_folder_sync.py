@@ -1,0 +1,88 @@
+"""`ragkv ingest FOLDER --watch`: documents follow the files, in an engine of its own and in a service."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragkv.catalog import Catalog
+from ragkv.cli import run
+from tests.api.conftest import serving, settings
+from tests.forked import forked
+from tests.program import ROOT
+from tests.start_records import with_records
+
+TARN = "The harbour of Tarn was built in 1889."
+
+
+@contextmanager
+def following(cwd: Path, *more: str) -> Iterator[Any]:
+    """Run the program on the folder `notes`; its output goes to the file `log`."""
+    environment = {**os.environ, "PYTHONPATH": ROOT, "RAGKV_THREADS": "1", "RAGKV_DATA": str(cwd / "data")}
+    with_records(cwd / "data")
+    with forked(("ingest", "notes", "--watch", *more), cwd, environment, cwd / "log") as process:
+        yield process
+
+
+def wait_for(cwd: Path, line: str, count: int = 1) -> None:
+    """Wait until the program has printed a line so often."""
+    ends = time.monotonic() + 60
+    while (cwd / "log").read_text().count(line) < count:
+        assert time.monotonic() < ends, (cwd / "log").read_text()
+        time.sleep(0.05)
+
+
+def test_documents_follow_the_files_of_a_folder(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "tarn.md").write_text(TARN)
+    (notes / "lines.jsonl").write_text('{"id": "one", "text": "First."}\n{"id": "two", "text": "Second."}\n')
+    with following(tmp_path) as process:
+        wait_for(tmp_path, "added      two")
+        wait_for(tmp_path, "added      notes/tarn.md")
+        (notes / "tarn.md").write_text(f"{TARN} It was closed in 1950.")
+        (notes / "lines.jsonl").write_text('{"id": "two", "text": "Second."}\n')
+        (notes / "new.txt").write_text("The bridge of Mell is green.")
+        wait_for(tmp_path, "replaced   notes/tarn.md")
+        wait_for(tmp_path, "removed    one")
+        wait_for(tmp_path, "added      notes/new.txt")
+        (notes / "new.txt").unlink()
+        wait_for(tmp_path, "removed    notes/new.txt")
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(30) == 0
+    (notes / "tarn.md").unlink()
+    with following(tmp_path) as process:  # what changed meanwhile is followed, too
+        wait_for(tmp_path, "removed    notes/tarn.md")
+        wait_for(tmp_path, "unchanged  two")
+    catalog = Catalog.open(tmp_path / "data" / "catalog.sqlite")
+    try:
+        assert [info.id for info in catalog.documents("default")] == ["two"]
+    finally:
+        catalog.close()
+
+
+def test_the_documents_of_a_service_follow(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "tarn.md").write_text(TARN)
+    (tmp_path / "log").touch()
+    with serving(settings(tmp_path / "service")) as service:
+        with following(tmp_path, "--url", service.url):
+            wait_for(tmp_path, "completed  notes/tarn.md")
+            (tmp_path / "notes" / "tarn.md").unlink()
+            (tmp_path / "notes" / "other.md").write_text("x")
+            wait_for(tmp_path, "removed    notes/tarn.md")
+        assert [each["id"] for each in service.client.get("/v1/documents").json()["documents"]] == ["notes/other.md"]
+
+
+def test_only_folders_of_this_machine_can_be_watched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.md").write_text("one")
+    for place in (str(tmp_path / "a.md"), "git+https://host/a", str(tmp_path / "nowhere")):
+        assert run(["ingest", place, "--watch", "--data", str(tmp_path / "data")]) == 1
+        assert "only folders of this machine" in capsys.readouterr().err

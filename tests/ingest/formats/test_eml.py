@@ -1,0 +1,94 @@
+"""E-mail messages: the text is read once, attachments are named, and what is no message is refused."""
+
+from __future__ import annotations
+
+from email.message import EmailMessage
+
+import pytest
+
+from ingest.formats.eml import parse
+from ragkv.errors import InvalidDocument, TooLarge
+
+LIMIT = 100_000
+HEAD = b"From: ada@tarn.example\r\nSubject: Harbour\r\n"
+
+
+def message(subject: str = "Harbour", text: str = "Built in 1889.") -> EmailMessage:
+    made = EmailMessage()
+    made["Subject"], made["From"], made["To"] = subject, "Ada <ada@tarn.example>", "ben@tarn.example"
+    made["Date"] = "Mon, 02 Jan 2006 15:04:05 +0000"
+    made.set_content(text)
+    return made
+
+
+def test_subject_people_date_and_text_are_read() -> None:
+    parsed = parse(message("Grüße vom Hafen").as_bytes(), LIMIT)
+    assert parsed.text == (
+        "# Grüße vom Hafen\n\nFrom: Ada <ada@tarn.example>\nTo: ben@tarn.example\n"
+        "Date: Mon, 02 Jan 2006 15:04:05 +0000\n\nBuilt in 1889."
+    )
+    assert parsed.title == "Grüße vom Hafen"
+    facts = {"from": "Ada <ada@tarn.example>", "date": "Mon, 02 Jan 2006 15:04:05 +0000"}
+    assert parsed.metadata == {"format": "eml", **facts}
+
+
+def test_of_plain_text_and_html_the_plain_text_is_read() -> None:
+    made = message()
+    made.add_alternative("<p>GONE</p>", subtype="html")
+    assert parse(made.as_bytes(), LIMIT).text.endswith("\n\nBuilt in 1889.")
+    empty = message(text=" ")
+    empty.add_alternative("<script>GONE</script><p>Ada &amp; Ben</p>", subtype="html")
+    assert parse(empty.as_bytes(), LIMIT).text.endswith("\n\nAda & Ben")
+
+
+def test_attachments_are_named_and_not_opened() -> None:
+    made = message()
+    made.add_attachment(b"PK\3\4", maintype="application", subtype="zip", filename="bomb.zip")
+    made.add_attachment("GONE", filename="notes.txt")
+    made.add_attachment(b"x", maintype="image", subtype="png")
+    text = parse(made.as_bytes(), LIMIT).text
+    assert text.endswith("Built in 1889.\n\nAttachments: bomb.zip, notes.txt, image/png")
+
+
+def test_a_forwarded_message_has_its_own_heading() -> None:
+    made = message("Outer", "See below.")
+    made.add_attachment(message("Inner"))
+    text = parse(made.as_bytes(), LIMIT).text
+    assert text.index("# Outer") < text.index("See below.") < text.index("## Inner") < text.index("Built in 1889.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "read"),
+    [
+        (b"text/plain; charset=iso-8859-1", b"Gr\xfc\xdfe", "Grüße"),
+        (b"text/plain; charset=nothing", "Grüße".encode(), "Grüße"),
+        (b"text/plain; charset=utf-8", b"Gr\xfce", "Gr\ufffde"),
+        (b"text/html; charset=iso-8859-1", b"<p>Gr\xfc\xdfe", "Grüße"),
+    ],
+)
+def test_character_sets_are_respected(kind: bytes, body: bytes, read: str) -> None:
+    assert parse(HEAD + b"Content-Type: " + kind + b"\r\n\r\n" + body, LIMIT).text.endswith(read)
+
+
+def test_malformed_headers_do_not_stop_the_rest() -> None:
+    raw = b"From: <@@@\r\nTo: =?utf-8?q?=zz?= <\r\nDate: never\r\nSubject: =?x?b?////?=\r\n\r\nkept"
+    assert parse(raw, LIMIT).text.endswith("kept")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\0\1\2", "no e-mail message"),
+        (b"just text\n\nand more", "no e-mail message"),
+        (HEAD + b"Content-Type: application/pkcs7-mime\r\n\r\nAAAA", "encrypted"),
+        (HEAD + b'Content-Type: multipart/encrypted; boundary="b"\r\n\r\n--b\r\n\r\nx\r\n--b--', "encrypted"),
+    ],
+)
+def test_other_files_are_refused_with_a_reason(data: bytes, said: str) -> None:
+    with pytest.raises(InvalidDocument, match=said):
+        parse(data, LIMIT)
+
+
+def test_a_long_text_is_too_large() -> None:
+    with pytest.raises(TooLarge, match="over 1000 bytes"):
+        parse(message(text="long " * 300).as_bytes(), 1000)

@@ -1,0 +1,72 @@
+"""E-books: chapters are read in the order of the spine, and protected books are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingest.formats.epub import parse
+from ragkv.errors import InvalidDocument, TooLarge
+from tests.ingest.formats.files import archive
+from tests.ingest.formats.packages import epub
+from tests.ingest.formats.test_docx import BILLION
+
+LIMIT = 100_000
+
+
+def page(body: str) -> str:
+    return (
+        '<?xml version="1.0"?><!DOCTYPE html PUBLIC "x" "http://nowhere.example/xhtml11.dtd">'
+        f'<html xmlns="http://www.w3.org/1999/xhtml"><head><title/></head><body>{body}</body></html>'
+    )
+
+
+def test_chapters_are_read_in_the_order_of_the_spine() -> None:
+    pages = {"b.xhtml": page("<h1>Two</h1><p>Cake.</p>"), "a 1.xhtml": page('<h1>One</h1><p>Tea<a id="x"/> time.</p>')}
+    parsed = parse(epub({**pages, "nav.xhtml": page("GONE")}, ["a 1.xhtml", "nav.xhtml", "b.xhtml"]), LIMIT)
+    assert parsed.text == "# One\n\nTea time.\n\n# Two\n\nCake."
+    assert (parsed.title, parsed.metadata) == ("The yard", {"format": "epub", "language": "en"})
+
+
+def test_an_element_that_is_closed_at_once_does_not_swallow_the_rest() -> None:
+    assert parse(epub({"a": page('<div class="x"/><script src="y"/><p>kept<br/>too</p>')}), LIMIT).text == "kept\ntoo"
+
+
+def test_pages_that_are_not_in_the_book_are_left_out() -> None:
+    assert parse(epub({"a": page("<p>Tea</p>")}, ["a", "gone", "a"]), LIMIT).text == "Tea"
+    far = archive(
+        {
+            "META-INF/container.xml": b'<c><rootfile full-path="b.opf"/></c>',
+            "b.opf": b'<p><item id="a" href="../../etc/passwd" media-type="text/html"/><itemref idref="a"/></p>',
+        }
+    )
+    assert parse(far, LIMIT).text == ""
+
+
+def test_only_fonts_may_be_encrypted() -> None:
+    def encrypted(name: str) -> bytes:
+        return f'<encryption><CipherReference URI="{name}"/></encryption>'.encode()
+
+    fonts = {"META-INF/encryption.xml": encrypted("OPS/font.otf")}
+    assert parse(epub({"a b": page("<p>Tea</p>")}, **fonts), LIMIT).text == "Tea"
+    with pytest.raises(InvalidDocument, match="protected"):
+        parse(epub({"a b": page("<p>Tea</p>")}, **{"META-INF/encryption.xml": encrypted("OPS/text/a%20b")}), LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"text", "no EPUB"),
+        (archive({"a.txt": b"a"}), "without a book"),
+        (epub({"a": page("a")})[:-30], "no EPUB"),
+        (epub({"a": page("a")}, opf=BILLION), "document type"),
+        (epub({"a": b"\xff\xfe\0\xd8" * 50}), "not text"),
+    ],
+)
+def test_other_files_are_refused_with_a_reason(data: bytes, said: str) -> None:
+    with pytest.raises(InvalidDocument, match=said):
+        parse(data, LIMIT)
+
+
+def test_bombs_are_too_large() -> None:
+    with pytest.raises(TooLarge, match="over 100000 bytes"):
+        parse(epub({name: page("<p>" + "a" * 60_000) for name in "ab"}), LIMIT)

@@ -1,0 +1,81 @@
+"""Presentations: every slide is read in order, and bombs are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingest.formats.package import PART_BYTES
+from ingest.formats.pptx import parse
+from ragkv.errors import InvalidDocument, TooLarge
+from tests.ingest.formats.files import archive, docx, paragraph
+from tests.ingest.formats.packages import NAMES, STRICT_R, links, pptx, shape
+from tests.ingest.formats.test_docx import BILLION
+
+LIMIT = 100_000
+
+
+def test_slides_are_read_in_the_order_of_the_presentation_and_are_pages() -> None:
+    parsed = parse(pptx(shape("Harbour", kind="ctrTitle"), shape("Built in 1889.", "By Ada & Ben.")), LIMIT)
+    assert parsed.text == "## Harbour\n\nBuilt in 1889.\n\nBy Ada & Ben."
+    assert [(parsed.text[start:][:5], number) for start, number in parsed.pages] == [("## Ha", 1), ("Built", 2)]
+    assert (parsed.title, parsed.metadata) == ("Harbour", {"format": "pptx", "slides": 2})
+
+
+def test_a_strict_presentation_reads_the_same() -> None:
+    assert parse(pptx(shape("Tea"), relations=STRICT_R), LIMIT).text == "Tea"
+
+
+def test_the_title_of_a_slide_comes_first_and_is_one_line() -> None:
+    assert parse(pptx(shape("body") + shape("Tea", "and cake", kind="title")), LIMIT).text == "## Tea and cake\n\nbody"
+
+
+def test_tables_and_notes_are_read() -> None:
+    rows = (("Year", "Ships"), ("1890", "12"))
+    cells = "".join(
+        "<a:tr>" + "".join(f"<a:tc><a:txBody><a:p><a:r><a:t>{text}</a:t></a:r></a:p></a:txBody></a:tc>" for text in row)
+        + "</a:tr>" for row in rows
+    )  # fmt: skip
+    table = f"<p:graphicFrame><a:tbl>{cells}</a:tbl></p:graphicFrame>"
+    notes = {0: shape("Say who.", kind="body") + shape("7", kind="sldNum")}
+    assert parse(pptx(table, notes=notes), LIMIT).text == "Year | Ships\n1890 | 12\n\nNotes: Say who."
+
+
+def test_what_is_no_content_of_a_slide_is_left_out() -> None:
+    around = "".join(shape("GONE", kind=kind) for kind in ("sldNum", "dt", "ftr"))
+    choice, fallback = f"<mc:Choice>{shape('once')}</mc:Choice>", f"<mc:Fallback>{shape('GONE')}</mc:Fallback>"
+    twice = f"<mc:AlternateContent>{choice}{fallback}</mc:AlternateContent>"
+    hidden = f'<p:sld {NAMES} show="0">{shape("GONE")}</p:sld>'
+    parsed = parse(pptx(hidden, shape("kept") + around + twice), LIMIT)
+    assert (parsed.text, parsed.pages) == ("kept\n\nonce", ((0, 2),))
+
+
+def test_links_that_lead_out_of_the_archive_are_not_followed() -> None:
+    outside = '<Relationship Id="r1" Type="x/slide" Target="file:///etc/passwd" TargetMode="External"/>'
+    up = '<Relationship Id="r2" Type="x/slide" Target="../../../../etc/passwd"/>'
+    parts = {"ppt/_rels/presentation.xml.rels": links(more=outside + up)}
+    assert parse(pptx(shape("a"), shape("b"), **parts), LIMIT).text == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"text", "no PowerPoint presentation"),
+        (archive({"a.txt": b"a"}), "another archive"),
+        (docx(paragraph("a")), "another archive"),
+        (pptx(shape("a"))[:-30], "no PowerPoint presentation"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600, r"old \.ppt; save it as \.pptx"),
+        (pptx("<a:t>&j;</a:t>", before=BILLION), "document type"),
+        (pptx("<a:t/>", before='<!DOCTYPE l SYSTEM "file:///etc/passwd">'), "document type"),
+        (pptx("<a:p>"), "damaged"),
+    ],
+)
+def test_other_files_are_refused_with_a_reason(data: bytes, said: str) -> None:
+    with pytest.raises(InvalidDocument, match=said):
+        parse(data, LIMIT)
+
+
+def test_bombs_are_too_large() -> None:
+    with pytest.raises(TooLarge, match="its text has over 100000 bytes"):
+        parse(pptx(*(shape("a" * 60_000) for _ in range(2))), LIMIT)
+    with pytest.raises(TooLarge, match="has over"):
+        parse(pptx(shape("a"), before=" " * (PART_BYTES + 1)), LIMIT)
