@@ -136,6 +136,6 @@ input, button {{ font: inherit; padding: .6rem .8rem; border-radius: .4rem; bord
 button {{ background: #0072b2; color: #fff; border: 0; cursor: pointer }}
 [role=alert] {{ margin: 0 }}
 </style></head><body><form method="post" action="{LOGIN}">
-<h1>ragkv</h1><label for="key">API key</label>
+<h1>ragkv</h1><label for="key">API key or token</label>
 <input id="key" name="key" type="password" autocomplete="current-password" required autofocus>
 <!-- alert --><button>Open the dashboard</button></form></body></html>"""

@@ -34,9 +34,11 @@ from api.runtime.request_context import current
 PUBLIC_PATHS = frozenset({"/healthz"})
 """Exact paths that need no key."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-READERS_MAY = frozenset(
-    {("POST", path) for path in ("/v1/answers", "/v1/search", "/v1/chat/completions", "/mcp", LOGIN)}
+READING = (
+    *("/v1/answers", "/v1/search", "/v1/chat/completions", "/v1/embeddings", "/v1/rerank"),
+    *("/mcp", LOGIN),
 )
+READERS_MAY = frozenset({("POST", path) for path in READING})
 """What readers may send besides requests that read. Conversations are their own, too."""
 CONVERSATIONS = "/v1/conversations/"
 LOG_SECONDS = 1.0
