@@ -78,7 +78,8 @@ def test_a_reader_searches_asks_and_reads(house: House) -> None:
         assert reader.post("/v1/search", json={"query": "harbour"}).status_code == 200
         assert reader.post("/v1/chat/completions", json=CHAT).status_code == 200
         assert reader.post("/v1/embeddings", json={"model": "no such model", "input": "x"}).status_code == 404
-        assert reader.post("/v1/rerank", json={"query": "x", "documents": ["y"]}).status_code == 409, "no reranker is set"
+        ranked = reader.post("/v1/rerank", json={"query": "x", "documents": ["y"]})
+        assert (ranked.status_code, ranked.json()["code"]) == (409, "no_reranker")
         assert reader.get("/v1/documents/harbour?text=true").json()["text"] == HARBOUR["text"]
         kept = reader.post("/v1/answers", json={**ASK, "conversation_id": "mine"})
         assert kept.status_code == 200
