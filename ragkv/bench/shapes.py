@@ -124,9 +124,11 @@ def random_model(
         form: `exact` or `fp8`, as `RAGKV_WEIGHTS`.
 
     Raises:
-        InputError: unknown shape.
+        InputError: unknown shape, or unknown form.
         ConfigError: there is no GPU to spread over.
     """
+    if form not in ("exact", "fp8"):
+        raise InputError(f"weights have the form exact or fp8, not {form!r}")
     name, sizes = (shape, find_shape(shape)) if isinstance(shape, str) else ("random", shape)
     if device == SPREAD:
         device = gpus()

@@ -17,10 +17,16 @@ Piece = tuple[str, "TextGrid", Sequence[str]]
 
 
 def random_weights(shape: str, device: str | None, layers: int | None, plain: bool) -> DecoderModel:
-    """Make random weights of a known shape, without a store; RAGKV_WEIGHTS says in which form.
+    """Make random weights of a known shape, without settings or a store.
+
+    Args:
+        shape: NAME, or NAME:fp8 for weights in FP8.
+        device: As of the command.
+        layers: Number of layers, if not the shape's.
+        plain: Plain random weights, not sparse by construction.
 
     Raises:
-        InputError: Unknown shape.
+        InputError: Unknown shape, or unknown form.
         ConfigError: The device has no FP8.
     """
     import torch
@@ -28,10 +34,10 @@ def random_weights(shape: str, device: str | None, layers: int | None, plain: bo
     from ragkv.bench.shapes import random_model
     from ragkv.model.execution.fp8_weights import check_fp8
 
-    where, form = device_for(device), settings_from(None, None, None, device).weights
+    where, (name, _, form) = device_for(device), shape.partition(":")
     if form == "fp8":
         check_fp8(torch.device("cuda" if where == "spread" else where))
-    return random_model(shape, where, layers=layers, sparse=not plain, form=form)
+    return random_model(name, where, layers=layers, sparse=not plain, form=form or "exact")
 
 
 def configured(model: str | None, device: str | None) -> DecoderModel:

@@ -7,6 +7,7 @@ import torch
 
 from ragkv.bench.shapes import SHAPES, find_shape, random_model, random_tokens
 from ragkv.errors import InputError
+from ragkv.model.execution.fp8_weights import Fp8Linear
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
 from ragkv.model.supported import check_supported
@@ -70,3 +71,12 @@ def test_inputs_start_with_the_same_token_and_it_stands_nowhere_else():
 def test_an_unknown_shape_is_told():
     with pytest.raises(InputError, match=r"choose one of llama-3\.1-8b"):
         find_shape("gpt-9")
+
+
+def test_weights_of_a_shape_may_be_in_fp8():
+    exact, rounded = (random_model("tiny", form=form).body.layers[0].mlp.up_proj for form in ("exact", "fp8"))
+    assert isinstance(rounded, Fp8Linear)
+    restored = rounded.weight.float() * rounded.scale[:, None]
+    assert (restored - exact.weight).abs().max() < exact.weight.abs().max() / 15
+    with pytest.raises(InputError, match="exact or fp8"):
+        random_model("tiny", form="int4")

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
+
+pytest.importorskip("moto")
+pytest.importorskip("s3fs")
+import boto3
 from moto.server import ThreadedMotoServer
 
 from ingest.loader import Rejected

@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+pytest.importorskip("joserfc")
 from joserfc import jwe, jwt
 from joserfc.jwk import RSAKey
 

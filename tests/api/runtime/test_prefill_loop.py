@@ -113,12 +113,12 @@ def test_questions_that_wait_are_embedded_together(service: Service, count: int)
 
     def watch(engine: Engine) -> None:
         embedder = engine.retriever.embedder
-        encode = embedder.encode
-        embedder.encode = lambda texts: calls.append(len(texts)) or encode(texts)  # type: ignore[method-assign,func-returns-value]
+        encode = embedder.encode_queries
+        embedder.encode_queries = lambda texts: calls.append(len(texts)) or encode(texts)  # type: ignore[method-assign,func-returns-value]
 
     service.engine_thread.submit(watch).result(30)
     try:
         ask_all(service, QUESTIONS[:count])
     finally:
-        service.engine_thread.submit(lambda engine: engine.retriever.embedder.__dict__.pop("encode")).result(30)
+        service.engine_thread.submit(lambda engine: engine.retriever.embedder.__dict__.pop("encode_queries")).result(30)
     assert calls == [count]
