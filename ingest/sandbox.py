@@ -50,7 +50,7 @@ _PIECE = 65536
 _OCR_PACKAGES = {"rapidocr": "rapidocr>=3.10,<3.11", "onnxruntime": "onnxruntime>=1.23,<1.29"}
 """Module → requirement, as in pyproject.toml."""
 _OCR_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
-"""A confined process can start no threads. Versions of onnxruntime newer than ours report to their authors else."""
+"""A confined process can start no threads. Versions of onnxruntime after those of pyproject.toml can report home."""
 
 
 @dataclass(frozen=True)
