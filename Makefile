@@ -101,7 +101,7 @@ lock: python ## resolve all dependencies anew and write constraints.txt
 	rm -rf $(LOCK)
 	$(PYTHON) -m venv $(LOCK)
 	# async-timeout: redis asks for it before Python 3.11.3 (Debian 12 has 3.11.2).
-	$(LOCK)/bin/python -m pip install '$(TORCH_PIN)' async-timeout -e '.[dev,docs,release,langchain,llamaindex,haystack,sso,sources,multilingual,integrations]'
+	$(LOCK)/bin/python -m pip install '$(TORCH_PIN)' async-timeout -e '.[dev,docs,release,langchain,llamaindex,haystack,sso,sources,ocr,multilingual,integrations]'
 	{ echo "# Exact versions of everything ragkv and its tests run with. Written by make lock."; \
 	  $(LOCK)/bin/python -m pip freeze --all --exclude-editable \
 	  | sed -E '/^(pip|triton|cuda-|nvidia-)/d; s/\+[A-Za-z0-9.]+$$//'; } > constraints.new
@@ -151,7 +151,7 @@ $(EXTRAS)/.ready: $(READY)
 	own=$$($(EXTRAS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	echo "import site; site.addsitedir('$$base')" > "$$own/base.pth"
 	$(EXTRAS)/bin/python -m pip install -c constraints.txt --no-build-isolation \
-	  -e '.[docs,release,langchain,llamaindex,haystack,sso,sources,multilingual,integrations]'
+	  -e '.[docs,release,langchain,llamaindex,haystack,sso,sources,ocr,multilingual,integrations]'
 	touch $@
 
 # The tests start servers and browsers of their own; a system service that Debian may start is left alone.

@@ -38,8 +38,9 @@ from api.routes import mcp, router
 from api.runtime.connections import Connections, protocol_options
 from api.runtime.engine_thread import EngineThread
 from api.runtime.rate_limits import RateLimiter, TenantLimits
+from ingest.sandbox import allowance_of
 from ragkv import __version__
-from ragkv.config import ServingSettings, Settings
+from ragkv.config import IngestSettings, ServingSettings, Settings
 from ragkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,13 +64,14 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         tracing: Replaces the tracing that the settings ask for.
 
     Raises:
-        ConfigError: The API keys, the issuer or host names cannot be used, or traces are on and cannot be made.
+        ConfigError: The API keys, the issuer or host names cannot be used, or traces or OCR are on and cannot be made.
             Starting the application raises it when the engine cannot be opened.
         CatalogCorrupt: Raised at start when the catalogue is damaged.
     """
     authenticator = open_authenticator(settings)
     hosts = read_hosts(settings, bool(authenticator))
     tracing = tracing or (_open_tracing() if settings.traces else None)
+    allowance_of(settings.part(IngestSettings))  # before the model is loaded
     bounds = BodyBounds(settings.max_document_bytes)
     app = _Service(
         title="ragkv",

@@ -13,6 +13,7 @@ dies is ended by its own alarm. Root may start processes in spite of the limits,
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -22,13 +23,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import BinaryIO
 
 from ingest.formats.base import Parsed
-from ragkv.errors import InvalidDocument, TooLarge
+from ragkv.config import IngestSettings
+from ragkv.errors import InvalidDocument, MissingPackage, TooLarge
 
 FORMATS = {
     ".html": "html",
@@ -44,6 +47,10 @@ FORMATS = {
 }
 """Suffix → module of ingest/formats."""
 _PIECE = 65536
+_OCR_PACKAGES = {"rapidocr": "rapidocr>=3.10,<3.11", "onnxruntime": "onnxruntime>=1.23,<1.29"}
+"""Module → requirement, as in pyproject.toml."""
+_OCR_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
+"""A confined process can start no threads. Versions of onnxruntime after those of pyproject.toml can report home."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +60,31 @@ class Allowance:
     Attributes:
         seconds: Wall-clock time.
         memory: Bytes of address space.
+        ocr_pages: Most pages of a PDF that are read by OCR; 0: no OCR.
+        ocr_seconds: Wall-clock time of a PDF instead of `seconds`, with OCR.
     """
 
     seconds: float = 30.0
     memory: int = 2**30
+    ocr_pages: int = 0
+    ocr_seconds: float = 600.0
 
 
 USUAL = Allowance()
+
+
+def allowance_of(settings: IngestSettings) -> Allowance:
+    """Return what the settings allow. Raises MissingPackage where they want OCR and its packages are not installed."""
+    if not settings.ocr:
+        return Allowance(settings.parse_seconds, settings.parse_bytes)
+    missing = [name for name in _OCR_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        wanted = " ".join(f"'{requirement}'" for requirement in _OCR_PACKAGES.values())
+        raise MissingPackage(
+            f"RAGKV_OCR needs {' and '.join(missing)}, not installed here: pip install {wanted}, which are the extra "
+            "ragkv[ocr], or leave it unset"
+        )
+    return Allowance(settings.parse_seconds, settings.parse_bytes, settings.ocr_pages, settings.ocr_seconds)
 
 
 def parse(file: BinaryIO, suffix: str, limit: int, allowed: Allowance = USUAL) -> Parsed:
@@ -76,9 +101,11 @@ def parse(file: BinaryIO, suffix: str, limit: int, allowed: Allowance = USUAL) -
         TooLarge: The file or its text is too long. The message does not name the file.
         OSError: No process can be started.
     """
-    arguments = [FORMATS[suffix], str(limit), repr(allowed.seconds), str(allowed.memory)]
+    ocr = allowed.ocr_pages if FORMATS[suffix] == "pdf" else 0
+    seconds, setting = (allowed.ocr_seconds, "ocr_seconds") if ocr else (allowed.seconds, "parse_seconds")
+    arguments = [FORMATS[suffix], str(limit), repr(seconds), str(allowed.memory), str(ocr)]
     most = 2 * limit + 65536  # in JSON a line end, a quote or a backslash has two bytes
-    return decode_reply(run("ingest.formats", arguments, file, most, allowed.seconds))
+    return decode_reply(run("ingest.formats", arguments, file, most, seconds, setting, _OCR_ENVIRONMENT if ocr else {}))
 
 
 def decode_reply(reply: bytes) -> Parsed:
@@ -115,7 +142,15 @@ def _pages(value: object, text: str) -> tuple[tuple[int, int], ...]:
     return tuple(pages)
 
 
-def run(module: str, arguments: Sequence[str], file: BinaryIO, most: int, seconds: float) -> bytes:
+def run(
+    module: str,
+    arguments: Sequence[str],
+    file: BinaryIO,
+    most: int,
+    seconds: float,
+    setting: str = "parse_seconds",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
     """Run `python -m module arguments…` with `file` as its standard input and return what it writes.
 
     Nothing that it started outlives this call.
@@ -126,6 +161,8 @@ def run(module: str, arguments: Sequence[str], file: BinaryIO, most: int, second
         file: Its standard input.
         most: Most bytes of its output.
         seconds: Most wall-clock time.
+        setting: Name of the setting that says so.
+        environment: All of its environment but where Python finds modules.
 
     Raises:
         InvalidDocument: The child took too long, or died.
@@ -139,7 +176,7 @@ def run(module: str, arguments: Sequence[str], file: BinaryIO, most: int, second
         deadline = time.monotonic() + seconds
         process = subprocess.Popen(
             command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/",
-            env={"PYTHONPATH": paths}, start_new_session=True, bufsize=0,
+            env={**environment, "PYTHONPATH": paths}, start_new_session=True, bufsize=0,
         )  # fmt: skip
     try:
         assert process.stdout is not None  # stdout=PIPE
@@ -147,7 +184,7 @@ def run(module: str, arguments: Sequence[str], file: BinaryIO, most: int, second
     finally:
         _end(process)
     if reply is None:
-        raise InvalidDocument(f"reading it took longer than {seconds:g} s (parse_seconds)")
+        raise InvalidDocument(f"reading it took longer than {seconds:g} s ({setting})")
     if len(reply) > most:
         raise TooLarge(f"what was read of it has over {most} bytes")
     if process.returncode == -signal.SIGABRT:  # how PDFium ends where an allocation fails

@@ -21,7 +21,7 @@ from api.runtime.tenants import Tenant
 from ingest.jobs import Jobs
 from ingest.loader import checked
 from ingest.pipeline import content_hash, reader_of
-from ingest.sandbox import Allowance
+from ingest.sandbox import allowance_of
 from ragkv.catalog import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder
 from ragkv.config import IngestSettings
 from ragkv.engine.chunk_encoder import EVICTED_AT_ONCE
@@ -66,7 +66,7 @@ class CatalogService:
         limits = engine.settings.part(IngestSettings)
         self.max_document_bytes = limits.max_document_bytes
         self.parsing = anyio.CapacityLimiter(PARSERS)
-        self.allowed = Allowance(limits.parse_seconds, limits.parse_bytes)
+        self.allowed = allowance_of(limits)
         self._catalog, self._jobs, self._history = engine.catalog, jobs, history
         self._prompt = engine.model.prompt
         self._reader = reader_of(engine)

@@ -1,4 +1,4 @@
-"""The process that parses one document: python -m ingest.formats FORMAT LIMIT SECONDS MEMORY <file >reply
+"""The process that parses one document: python -m ingest.formats FORMAT LIMIT SECONDS MEMORY OCR_PAGES <file >reply
 
 The reply is one JSON object. Its "kind" is "parsed", with "title", "text" and "metadata", or "invalid" or "large", with
 "words": the message.
@@ -6,6 +6,7 @@ The reply is one JSON object. Its "kind" is "parsed", with "title", "text" and "
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -15,13 +16,15 @@ from ingest.formats.confine import confine
 from ragkv.errors import InputError, InvalidDocument, TooLarge
 
 
-def parser_of(name: str) -> Parser:
+def parser_of(name: str, ocr_pages: int = 0) -> Parser:
     """Import and return the parser of a format. The libraries of other formats are not imported."""
     match name:
         case "html":
             from ingest.formats.html import parse
         case "pdf":
-            from ingest.formats.pdf import parse
+            from ingest.formats.pdf import parse as parse_pdf
+
+            parse = functools.partial(parse_pdf, ocr_pages=ocr_pages)
         case "docx":
             from ingest.formats.docx import parse
         case "csv":
@@ -39,9 +42,9 @@ def parser_of(name: str) -> Parser:
     return parse
 
 
-def main(name: str, limit: int, seconds: float, memory: int) -> bytes:
+def main(name: str, limit: int, seconds: float, memory: int, ocr_pages: int) -> bytes:
     """Parse standard input as a file of this format and return the reply."""
-    parse = parser_of(name)
+    parse = parser_of(name, ocr_pages)
     confine(seconds, memory)
     try:
         parsed = read(parse, limit)
@@ -78,7 +81,7 @@ def reply(kind: str, **content: object) -> bytes:
 
 
 if __name__ == "__main__":
-    _, name, limit, seconds, memory = sys.argv
-    sys.stdout.buffer.write(main(name, int(limit), float(seconds), int(memory)))
+    _, name, limit, seconds, memory, ocr_pages = sys.argv
+    sys.stdout.buffer.write(main(name, int(limit), float(seconds), int(memory), int(ocr_pages)))
     sys.stdout.buffer.flush()
     os._exit(0)  # nothing is left to clean up, and freeing a large tree takes time

@@ -2,17 +2,20 @@
 
 A PDF says where letters are painted, and not what is a word or a paragraph, so lines end where they end on the page.
 Where the next line goes on in lower case the two are joined, and so are the halves of a hyphenated word.
+
+With OCR (ocr.py), pages that show something but have no text, or text that cannot be read, are read from their picture.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 
-from pypdfium2 import PdfDocument, PdfiumError
-from pypdfium2.raw import FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
+from pypdfium2 import PdfDocument, PdfiumError, PdfPage
+from pypdfium2.raw import FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY, FPDFPage_CountObjects
 
 from ingest.formats.base import Parsed, TextRoom, one_line, without_controls
-from ragkv.errors import InvalidDocument
+from ragkv.errors import InvalidDocument, TooLarge
 
 UNREADABLE_SHARE = 0.1
 """Share of unreadable characters above which a page counts as unreadable: its fonts name no characters."""
@@ -23,61 +26,124 @@ _REASONS = {
     FPDF_ERR_PASSWORD: "it has a password; save it without one",
     FPDF_ERR_SECURITY: "it is encrypted; save it without a password and without restrictions",
 }
+_OCR = "RAGKV_OCR=true with the extra ragkv[ocr] reads them"
 _BETWEEN = "\n\n"
 """Separates pages."""
 _NO_TITLE = re.compile(r"untitled.*|.*\.(docx?|odt|rtf|tex|dvi|indd|pptx?|xlsx?|pdf|ps|qxd)", re.IGNORECASE)
 
 
-def parse(data: bytes, limit: int) -> Parsed:
-    """Parse a PDF. The title comes from its properties; the metadata holds the page count and any unread pages.
+@dataclass
+class _Pages:
+    """What was read of the pages, by their number from 1.
+
+    Attributes:
+        texts: The texts.
+        faults: Why other pages have none.
+        scans: Pages that OCR should read.
+    """
+
+    texts: dict[int, str] = field(default_factory=dict)
+    faults: dict[int, str] = field(default_factory=dict)
+    scans: list[int] = field(default_factory=list)
+
+
+def parse(data: bytes, limit: int, ocr_pages: int = 0) -> Parsed:
+    """Parse a PDF. The title comes from its properties.
+
+    The metadata holds the page count, any unread pages, and the pages that OCR read.
+
+    Args:
+        data: The file.
+        limit: Most bytes of its text.
+        ocr_pages: Most pages that OCR may read; 0: no OCR.
 
     Raises:
         InvalidDocument: The file is no PDF, needs a password or has no text.
-        TooLarge: The text has over `limit` bytes.
+        TooLarge: The text has over `limit` bytes, or more than `ocr_pages` pages need OCR.
     """
     if b"%PDF-" not in data[:_HEADER_WITHIN]:
         raise InvalidDocument("it is no PDF")
     try:
         document = PdfDocument(data)
-        pages = len(document)
+        count = len(document)
         title = one_line(document.get_metadata_value("Title"))
     except PdfiumError as error:
         raise InvalidDocument(_REASONS.get(error.err_code, "it is a damaged PDF")) from None
-    text, starts, unread = _text(document, pages, TextRoom(limit))
-    metadata = {"format": "pdf", "pages": pages, **({"unread_pages": unread} if unread else {})}
+    room = TextRoom(limit)
+    pages = _painted(document, count, room)
+    metadata: dict[str, object] = {"format": "pdf", "pages": count}
+    if ocr_pages and pages.scans:
+        _read_scans(document, pages, room, ocr_pages)
+        metadata["ocr_pages"] = [number for number in pages.scans if number in pages.texts]
+    text, starts = _joined(pages, bool(ocr_pages))
+    if pages.faults:
+        metadata["unread_pages"] = sorted(pages.faults)
     return Parsed("" if _NO_TITLE.fullmatch(title) else title, text, metadata, starts)
 
 
-def _text(document: PdfDocument, pages: int, room: TextRoom) -> tuple[str, tuple[tuple[int, int], ...], list[int]]:
-    """Return the text of all pages, (offset, number) of each page, and the numbers of the unread ones.
-
-    Numbers count from 1. A bad page stops no other.
-    """
-    texts: list[str] = []
-    starts: list[tuple[int, int]] = []
-    length = 0
-    unread: list[int] = []
-    fault = ""
-    for number in range(pages):
+def _painted(document: PdfDocument, count: int, room: TextRoom) -> _Pages:
+    """Read the text that the pages hold. A bad page stops no other."""
+    pages = _Pages()
+    for number in range(1, count + 1):
         try:
-            painted = document[number].get_textpage().get_text_bounded()
+            page = document[number - 1]
+            painted = page.get_textpage().get_text_bounded()
         except PdfiumError as error:
-            unread.append(number + 1)
-            fault = str(error)
+            pages.faults[number] = str(error)
             continue
         painted = painted.replace("\r\n", "\n").replace(_HYPHEN, "-")
         clean = without_controls(painted)
         if len(painted) - len(clean) + clean.count("\ufffd") > UNREADABLE_SHARE * len(painted):
-            unread.append(number + 1)
-            fault = "its fonts name no characters; it needs OCR first"
+            pages.faults[number] = "its fonts name no characters; it needs OCR first"
+            pages.scans.append(number)
+        elif text := _flow(clean):
+            pages.texts[number] = room.take(text)
+        elif _shows_something(page):
+            pages.scans.append(number)
+    return pages
+
+
+def _shows_something(page: PdfPage) -> bool:
+    return bool(FPDFPage_CountObjects(page) > 0)
+
+
+def _read_scans(document: PdfDocument, pages: _Pages, room: TextRoom, most: int) -> None:
+    """Read the scans by OCR. Raises InvalidDocument and TooLarge."""
+    from ingest.formats.ocr import Reader
+
+    if len(pages.scans) > most:
+        raise TooLarge(f"{len(pages.scans)} of its pages need OCR, the limit is {most} (ocr_pages)")
+    reader = Reader()
+    for number in pages.scans:
+        try:
+            text = _flow(without_controls(reader.read(document[number - 1])))
+        except (PdfiumError, InvalidDocument) as error:
+            pages.faults[number] = str(error)
             continue
-        if page := _flow(clean):
-            starts.append((length, number + 1))
-            texts.append(room.take(page))
-            length += len(page) + len(_BETWEEN)
-    if not texts:
-        raise InvalidDocument(f"there is no text in it; {fault or 'scanned pages need OCR first'}")
-    return _BETWEEN.join(texts), tuple(starts), unread
+        if text:
+            pages.texts[number] = room.take(text)
+            pages.faults.pop(number, None)
+        else:
+            pages.faults[number] = "OCR found none"
+
+
+def _joined(pages: _Pages, ocr: bool) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """Return the text of all pages, and (offset, number) of each page. Raises InvalidDocument if there is none."""
+    if not pages.texts:
+        fault = next(reversed(pages.faults.values()), "")
+        if not ocr and (pages.scans or not fault):
+            fault = (
+                f"{pages.faults.get(pages.scans[-1] if pages.scans else 0, 'scanned pages need OCR first')} ({_OCR})"
+            )
+        raise InvalidDocument(f"there is no text in it{fault and f'; {fault}'}")
+    texts: list[str] = []
+    starts: list[tuple[int, int]] = []
+    length = 0
+    for number, text in sorted(pages.texts.items()):
+        starts.append((length, number))
+        texts.append(text)
+        length += len(text) + len(_BETWEEN)
+    return _BETWEEN.join(texts), tuple(starts)
 
 
 def _flow(page: str) -> str:

@@ -7,6 +7,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
+from ragkv.cli.documents import allowance
 from ragkv.cli.findings import Findings, without_password
 from ragkv.errors import ConfigError
 
@@ -85,6 +86,10 @@ def limits(settings: Settings, findings: Findings) -> None:
     findings.fact("line", line)
     files = f"files that need a parser: {settings.parse_seconds:g} s and {_size(settings.parse_bytes)} each"
     findings.fact("files", files)
+    if settings.ocr:
+        with findings.checking("ocr"):
+            allowed = allowance(settings)
+            findings.ok("ocr", f"scanned PDFs: up to {allowed.ocr_pages} pages and {allowed.ocr_seconds:g} s each")
     if os.geteuid() == 0:
         findings.note("files", "root cannot be kept from starting processes: serve as an ordinary user")
     pools = settings.host_bytes + settings.conversation_bytes + settings.batch_bytes

@@ -113,10 +113,11 @@ def reindex(data: Data = None, store: Store = None, model: Model = None, device:
 
 
 def allowance(settings: Settings) -> Allowance:
-    """Return what parsing a file may take."""
-    from ingest.sandbox import Allowance
+    """Return what parsing a file may take. Raises MissingPackage."""
+    from ingest.sandbox import allowance_of
+    from ragkv.config import IngestSettings
 
-    return Allowance(settings.parse_seconds, settings.parse_bytes)
+    return allowance_of(settings.part(IngestSettings))
 
 
 def ingest_all_items(engine: Engine, items: Iterable[Document | Rejected], failed: int) -> int:

@@ -80,10 +80,11 @@ def read_documents(paths: list[Path], settings: Settings, prompt: Prompt, limit:
     """Return the chunks of all documents, as ingest makes them; files that cannot be read are told on stderr."""
     from ingest.chunker import split
     from ingest.loader import Rejected, load
-    from ingest.sandbox import Allowance
+    from ingest.sandbox import allowance_of
+    from ragkv.config import IngestSettings
     from ragkv.tune.contexts import TextPassage
 
-    allowed = Allowance(settings.parse_seconds, settings.parse_bytes)
+    allowed = allowance_of(settings.part(IngestSettings))
     passages = []
     for item in load(paths, settings.max_document_bytes, allowed=allowed):
         if isinstance(item, Rejected):

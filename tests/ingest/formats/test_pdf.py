@@ -45,8 +45,20 @@ def test_a_meaningless_title_is_dropped(title: str) -> None:
     ids=["image", "white space"],
 )
 def test_a_scan_needs_ocr_first(data: bytes) -> None:
-    with pytest.raises(InvalidDocument, match="no text in it; scanned pages need OCR first"):
+    with pytest.raises(InvalidDocument, match=r"no text in it; scanned pages need OCR first \(RAGKV_OCR=true with"):
         parse(data, LIMIT)
+
+
+def test_more_scans_than_allowed_are_refused_before_any_is_read() -> None:
+    scan = stream(b"q 100 0 0 100 0 0 cm /I1 Do Q")
+    with pytest.raises(TooLarge, match=r"3 of its pages need OCR, the limit is 2 \(ocr_pages\)"):
+        parse(pdf(scan, "Tea", scan, scan), LIMIT, ocr_pages=2)
+
+
+def test_pages_with_text_and_empty_pages_need_no_ocr() -> None:
+    parsed = parse(pdf("Tea", stream(b""), "Cake"), LIMIT, ocr_pages=1)
+    assert parsed == parse(pdf("Tea", stream(b""), "Cake"), LIMIT)
+    assert parsed.metadata == {"format": "pdf", "pages": 3}
 
 
 def test_a_bad_page_is_named_and_stops_no_other() -> None:
@@ -57,7 +69,7 @@ def test_a_bad_page_is_named_and_stops_no_other() -> None:
 
 
 def test_characters_that_fonts_do_not_name_are_no_text() -> None:
-    with pytest.raises(InvalidDocument, match="its fonts name no characters; it needs OCR first"):
+    with pytest.raises(InvalidDocument, match=r"its fonts name no characters; it needs OCR first \(RAGKV_OCR"):
         parse(pdf(stream(b"BT /F1 12 Tf (" + bytes(range(1, 8)) * 4 + b") Tj ET")), LIMIT)
 
 
