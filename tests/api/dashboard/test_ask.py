@@ -135,6 +135,23 @@ def test_the_answer_is_shown_while_it_is_decoded(desk: Desk) -> None:
         assert parts, "pieces came before the whole"
 
 
+def test_the_newest_answer_is_not_hidden_behind_the_composer(desk: Desk) -> None:
+    with desk.page("Ask") as page:
+        for question in (*QUESTIONS[:2], *QUESTIONS[:2]):
+            answer = ask(page, question)
+        for width, height in ((1280, 800), (390, 844)):
+            page.set_viewport_size({"width": width, "height": height})
+            answer = ask(page, QUESTIONS[0])
+            composer = page.locator(".composer").bounding_box()
+            assert composer is not None
+            bottom = "each => each.getBoundingClientRect().bottom"
+            page.wait_for_function(
+                "end => [...document.querySelectorAll('.thread .answer')].pop().getBoundingClientRect().bottom < end",
+                arg=composer["y"],
+            )
+            assert answer.locator(".answer").evaluate(bottom) < composer["y"]
+
+
 def test_another_method_gives_another_map(desk: Desk) -> None:
     with desk.page("Ask") as page:
         answer = ask(page, QUESTIONS[0], "full")
