@@ -253,7 +253,9 @@ class AskPanel:
         self._start.set_visibility(True)
 
     def _scroll_to_end(self) -> None:
-        ui.run_javascript("document.querySelector('.thread > :last-child')?.scrollIntoView({block: 'nearest'})")
+        """Show the newest answer once the browser has drawn what was sent before."""
+        scroll = "document.querySelector('.thread > :last-child')?.scrollIntoView({block: 'nearest'})"
+        ui.run_javascript(f"requestAnimationFrame(() => requestAnimationFrame(() => {scroll}))")
 
     def _cancel(self) -> None:
         if self._stream is not None:

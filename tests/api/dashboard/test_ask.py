@@ -144,12 +144,12 @@ def test_the_newest_answer_is_not_hidden_behind_the_composer(desk: Desk) -> None
             answer = ask(page, QUESTIONS[0])
             composer = page.locator(".composer").bounding_box()
             assert composer is not None
-            bottom = "each => each.getBoundingClientRect().bottom"
             page.wait_for_function(
-                "end => [...document.querySelectorAll('.thread .answer')].pop().getBoundingClientRect().bottom < end",
+                "end => document.querySelector('.thread > :last-child').getBoundingClientRect().bottom <= end",
                 arg=composer["y"],
+                timeout=3000,
             )
-            assert answer.locator(".answer").evaluate(bottom) < composer["y"]
+            expect(answer.get_by_role("heading").first).to_be_in_viewport()
 
 
 def test_another_method_gives_another_map(desk: Desk) -> None:
