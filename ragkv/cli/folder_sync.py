@@ -134,16 +134,19 @@ def _put(target: WatchTarget, changed: Mapping[str, Path], lines: dict[str, set[
     files = [local_file(path, name) for name, path in changed.items()]
     if not files:
         return
-    target.put(files)
+    # Read before the ingest: a file that changes in between is a change of the next scan, which finds what is gone.
+    found = dict[str, set[str]]()
     for file in files:
         if file.lines:
-            path, limit, earlier = changed[file.name], settings.max_document_bytes, lines.get(file.name, set())
+            path, limit = changed[file.name], settings.max_document_bytes
             items = list(load_file(path, file.name, limit, "default", allowance(settings)))
-            ids = {item.id for item in items if isinstance(item, Document)}
-            if len(ids) < len(items):  # a line that cannot be read may be that of an earlier document
-                ids |= earlier
-            _remove_all(target, earlier - ids)
-            lines[file.name] = ids
+            found[file.name] = {item.id for item in items if isinstance(item, Document)}
+            if len(found[file.name]) < len(items):  # a line that cannot be read may be that of an earlier document
+                found[file.name] |= lines.get(file.name, set())
+    target.put(files)
+    for name, ids in found.items():
+        _remove_all(target, lines.get(name, set()) - ids)
+        lines[name] = ids
 
 
 def _remove(target: WatchTarget, names: Sequence[str], lines: dict[str, set[str]]) -> None:

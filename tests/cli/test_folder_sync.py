@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ingest.source_files import SourceFile
 from ragkv.catalog import Catalog
-from ragkv.cli import run
+from ragkv.cli import folder_sync, run
+from ragkv.config import load_settings
 from tests.api.conftest import serving, settings
 from tests.forked import forked
 from tests.program import ROOT
@@ -86,3 +88,23 @@ def test_only_folders_of_this_machine_can_be_watched(tmp_path: Path, capsys: pyt
     for place in (str(tmp_path / "a.md"), "git+https://host/a", str(tmp_path / "nowhere")):
         assert run(["ingest", place, "--watch", "--data", str(tmp_path / "data")]) == 1
         assert "only folders of this machine" in capsys.readouterr().err
+
+
+def test_a_line_that_goes_while_its_file_is_ingested_is_not_forgotten(tmp_path: Path) -> None:
+    path, removed = tmp_path / "lines.jsonl", list[str]()
+    path.write_text('{"id": "one", "text": "First."}\n{"id": "two", "text": "Second."}\n')
+
+    class Target:
+        def ids(self) -> list[str]:
+            return []
+
+        def put(self, files: Sequence[SourceFile]) -> None:
+            path.write_text('{"id": "two", "text": "Second."}\n')
+
+        def remove(self, document_id: str) -> None:
+            removed.append(document_id)
+
+    lines = dict[str, set[str]]()
+    for _ in range(2):
+        folder_sync._put(Target(), {"lines.jsonl": path}, lines, load_settings())
+    assert removed == ["one"]
