@@ -115,7 +115,7 @@ class AskedSample:
             passes = counter.prefill_full(self.tokens)
         else:
             pieces = [source.piece for source in sources]
-            layers = [[len(piece.rows(b)) for piece, b in zip(pieces, each, strict=True)] for each in plan.kept]
+            layers = [[piece.row_count(b) for piece, b in zip(pieces, each, strict=True)] for each in plan.kept]
             kept, again = statistics.fmean(map(sum, layers)), sum(recomputed_tokens(plan.recompute))
             depth = method.composite_layers(model.shape.layers)
             prefix = len(self.prefiller.prefix_tokens)

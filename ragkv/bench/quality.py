@@ -313,7 +313,7 @@ def _shares(plan: Plan, sources: abc.Sequence[InMemoryChunk], profile: Profile) 
     """(middle blocks / all blocks, kept tokens / all tokens, recomputed tokens / all tokens), means over layers."""
     pieces, layers = [source.piece for source in sources], len(plan.kept)
     blocks, tokens = sum(p.blocks for p in pieces), sum(p.tokens for p in pieces)
-    kept = sum(len(p.rows(layer[i])) for layer in plan.kept for i, p in enumerate(pieces)) / layers
+    kept = sum(p.row_count(layer[i]) for layer in plan.kept for i, p in enumerate(pieces)) / layers
     middles = [set(middle_blocks(piece.blocks, profile.initial, profile.local)) for piece in pieces]
     picked = sum(len(middle.intersection(layer[i])) for layer in plan.kept for i, middle in enumerate(middles)) / layers
     return picked / blocks, kept / tokens, sum(recomputed_tokens(plan.recompute)) / tokens

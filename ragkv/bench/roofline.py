@@ -163,7 +163,7 @@ class WorkCounter:
         """
         passes = []
         for look in looks:
-            keys = prefix + sum(len(piece.rows(blocks)) for piece, blocks in zip(pieces, look, strict=True))
+            keys = prefix + sum(piece.row_count(blocks) for piece, blocks in zip(pieces, look, strict=True))
             passes.append(self._composite(depth, question, keys))
         starts = np.cumsum([0, *(piece.tokens for piece in pieces)])
         counted: dict[tuple[int, ...], tuple[int, int, int]] = {}  # most plans are the same in every layer

@@ -75,7 +75,7 @@ class PassRunner:
     def capacity(self, pieces: Sequence[Piece], fixed: Sequence[Blocks]) -> int:
         """Return the rows that a layer is likely to need. A plan that keeps more lets the cache grow."""
         context = sum(piece.tokens for piece in pieces)
-        rows = sum(len(piece.rows(blocks)) for piece, blocks in zip(pieces, fixed, strict=False))
+        rows = sum(piece.row_count(blocks) for piece, blocks in zip(pieces, fixed, strict=False))
         return len(self.prefix_tokens) + (min(context, rows + context // EXPECTED) if fixed else context)
 
     def query_pass(self, stitch: Stitch, question: Sequence[int], depth: int) -> Passes[list[Tensor]]:

@@ -158,7 +158,7 @@ class StitchedPrefill:
         with self._timer.step("load"):
             missing = self._state.missing(plan.kept)
             joining = max(
-                sum(len(piece.rows(blocks)) for piece, blocks in zip(self._pieces, layer, strict=True))
+                sum(piece.row_count(blocks) for piece, blocks in zip(self._pieces, layer, strict=True))
                 for layer in {id(each): each for each in missing}.values()
             )
             self._stitch.cache.make_room(joining + len(self._question) + self._options.answer_tokens)

@@ -60,6 +60,10 @@ class Piece:
         """Return the token indices of blocks, in order."""
         return tuple(token for block in blocks for token in self.span(block))
 
+    def row_count(self, blocks: Sequence[int]) -> int:
+        """Return how many tokens blocks have, without listing them as `rows` does."""
+        return sum(len(self.span(block)) for block in blocks)
+
 
 Rows = tuple[Tensor, Tensor]
 """k, v [m, Hkv, d] of some tokens."""
