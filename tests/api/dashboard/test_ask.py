@@ -139,9 +139,11 @@ def test_the_newest_answer_is_not_hidden_behind_the_composer(desk: Desk) -> None
     with desk.page("Ask") as page:
         for question in (*QUESTIONS[:2], *QUESTIONS[:2]):
             answer = ask(page, question)
+            desk.newest()
         for width, height in ((1280, 800), (390, 844)):
             page.set_viewport_size({"width": width, "height": height})
             answer = ask(page, QUESTIONS[0])
+            desk.newest()
             composer = page.locator(".composer").bounding_box()
             assert composer is not None
             page.wait_for_function(
