@@ -16,6 +16,7 @@ SHELL       := /bin/bash
 VENV   := .venv
 OLDEST := .venv-oldest
 EXTRAS := .venv-extras
+SCALE  := .venv-scale
 LOCK   := .venv-lock
 BIN    := $(VENV)/bin
 PLAIN  := $(VENV)/.plain
@@ -47,7 +48,7 @@ UNTOUCHED := tests/kernels tests/store tests/test_packaging.py tests/test_archit
              tests/api tests/client tests/ingest tests/cli/test_cli.py tests/cli/test_mcp.py tests/test_program.py \
              tests/test_shutdown.py
 
-.PHONY: help demo serve check test soak integrations mutants test-oldest lint bench screenshots docs dist lock clean redis chromium curl poppler python
+.PHONY: help demo serve check test soak scale integrations mutants test-oldest lint bench screenshots docs dist lock clean redis chromium curl poppler python
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -67,6 +68,9 @@ test: FILES = 3
 
 soak: $(READY) redis chromium ## the tests that take minutes: crashes and concurrency over and over
 	$(BIN)/python -m pytest -q -m soak $(ARGS)
+
+scale: $(SCALE)/.ready redis ## the tests of several machines: PostgreSQL, Redis Cluster, Ray
+	$(subst $(VENV)/,$(SCALE)/,$(subst -n $(FILES),-n 0,$(TEST))) -m scale --timeout 300 tests $(ARGS)
 
 integrations: $(EXTRAS)/.ready redis chromium ## the tests that need the packages of extras: frameworks, the site, notebooks, a release
 	$(subst $(VENV)/,$(EXTRAS)/,$(subst -n $(FILES),-n 0,$(TEST))) -m integrations -p no:asyncio --timeout 600 tests/integrations $(ARGS)
@@ -101,7 +105,7 @@ lock: python ## resolve all dependencies anew and write constraints.txt
 	rm -rf $(LOCK)
 	$(PYTHON) -m venv $(LOCK)
 	# async-timeout: redis asks for it before Python 3.11.3 (Debian 12 has 3.11.2).
-	$(LOCK)/bin/python -m pip install '$(TORCH_PIN)' async-timeout -e '.[dev,docs,release,langchain,llamaindex,haystack,sso,sources,ocr,multilingual,integrations]'
+	$(LOCK)/bin/python -m pip install '$(TORCH_PIN)' async-timeout -e '.[dev,docs,release,langchain,llamaindex,haystack,sso,sources,ocr,multilingual,integrations,postgres,ray,scale]'
 	{ echo "# Exact versions of everything ragkv and its tests run with. Written by make lock."; \
 	  $(LOCK)/bin/python -m pip freeze --all --exclude-editable \
 	  | sed -E '/^(pip|triton|cuda-|nvidia-)/d; s/\+[A-Za-z0-9.]+$$//'; } > constraints.new
@@ -109,7 +113,7 @@ lock: python ## resolve all dependencies anew and write constraints.txt
 	rm -rf $(LOCK)
 
 clean: ## remove what make made: environments, caches, builds
-	rm -rf $(VENV) $(OLDEST) $(EXTRAS) $(LOCK) build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(EXTRAS) $(SCALE) $(LOCK) build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(SOURCES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 python:
@@ -152,6 +156,15 @@ $(EXTRAS)/.ready: $(READY)
 	echo "import site; site.addsitedir('$$base')" > "$$own/base.pth"
 	$(EXTRAS)/bin/python -m pip install -c constraints.txt --no-build-isolation \
 	  -e '.[docs,release,langchain,llamaindex,haystack,sso,sources,ocr,multilingual,integrations]'
+	touch $@
+
+$(SCALE)/.ready: $(READY)
+	rm -rf $(SCALE)
+	$(BIN)/python -m venv $(SCALE)
+	base=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	own=$$($(SCALE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$base')" > "$$own/base.pth"
+	$(SCALE)/bin/python -m pip install -c constraints.txt --no-build-isolation -e '.[postgres,ray,scale]'
 	touch $@
 
 # The tests start servers and browsers of their own; a system service that Debian may start is left alone.
