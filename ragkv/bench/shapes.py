@@ -44,9 +44,9 @@ import transformers
 from torch import Tensor
 
 from ragkv.errors import InputError
+from ragkv.kernels.packed_products import pack_products, supports_packing
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.fp8_weights import quantise_weights
-from ragkv.model.execution.packed_products import pack_products, supports_packing
 from ragkv.model.placement import SPREAD, assign_layers, gpus
 
 LLAMA3 = {

@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from ragkv.errors import ModelNotFound, ModelUnsupported
+from ragkv.kernels.packed_products import multiplies_bfloat16
 from ragkv.model.adapter import Adapter, merge, read_adapter
 from ragkv.model.gguf import is_gguf
 from ragkv.model.hashing import joined_hash, weights_hash_of
@@ -132,8 +133,7 @@ def auto_dtype(device: str) -> str:
     """
     if torch.device("cuda" if device == SPREAD else device).type != "cpu":
         return "bfloat16"
-    can = torch.cpu.get_capabilities()
-    return "bfloat16" if can.get("avx512_bf16") or can.get("amx_bf16") else "float32"
+    return "bfloat16" if multiplies_bfloat16() else "float32"
 
 
 def _read_folder(folder: Path, device: str, dtype: torch.dtype, adapter: Adapter | None) -> tuple[Any, Any]:

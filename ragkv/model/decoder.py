@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from ragkv.kernels.attention import attend, index_to_device
+from ragkv.kernels.packed_products import pack_products, supports_packing
 from ragkv.model.checkpoint import load_checkpoint
 from ragkv.model.execution.fp8_weights import check_fp8, quantise_weights
 from ragkv.model.execution.fused import Fused
 from ragkv.model.execution.merged_weights import supports_merging
-from ragkv.model.execution.packed_products import pack_products, supports_packing
 from ragkv.model.hashing import joined_hash
 from ragkv.model.layer_pass import Pass, write_rows
 from ragkv.model.model_cache import Notify

@@ -11,8 +11,8 @@ from torch import Tensor
 from ragkv.recompute.analysis import Axis, analyse
 from ragkv.types import Digest
 
-MOST_CELLS = 2**26
-"""Cells of the attention of the layers that are analysed together: 256 MiB."""
+MOST_CELLS, MOST_CELLS_ON_GPU = 2**18, 2**26
+"""Cells of the attention of the layers that are analysed together: 8 MiB, and 256 MiB on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,9 @@ def build_digest(
 def layers_at_once(rows: int, keys: int, device: torch.device) -> int:
     """Return how many layers are analysed together, of a chunk of `rows` rows that see `keys` keys.
 
-    One on a CPU, where the work of a layer then stays in the caches; as many as MOST_CELLS allows on a GPU, where each
-    launch costs more than a layer's work.
+    On a CPU their attention stays in the caches. On a GPU each launch costs more than a layer's work.
     """
-    return max(1, MOST_CELLS // (rows * keys)) if device.type == "cuda" else 1
+    return max(1, (MOST_CELLS_ON_GPU if device.type == "cuda" else MOST_CELLS) // (rows * keys))
 
 
 def block_means(k: Tensor, block: int) -> Tensor:

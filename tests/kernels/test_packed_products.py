@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ragkv.config import bundled_models
+from ragkv.kernels.packed_products import PackedLinear, pack_products, supports_packing
 from ragkv.model.decoder import DecoderModel
-from ragkv.model.execution.packed_products import PackedLinear, pack_products, supports_packing
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
 from tests import tiny

@@ -40,6 +40,12 @@ class PackedLinear(nn.Module):
         return product
 
 
+def multiplies_bfloat16() -> bool:
+    """Return whether this CPU multiplies in bfloat16, which is several times as fast there as float32."""
+    can = torch.cpu.get_capabilities()
+    return bool(can.get("avx512_bf16") or can.get("amx_bf16"))
+
+
 def supports_packing(weights: Any) -> bool:
     """Return whether all weights of a model are in bfloat16 on a CPU that multiplies in it, and torch can pack them."""
     kinds = {(each.device.type, each.dtype) for each in weights.parameters()}
