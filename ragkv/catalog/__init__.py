@@ -1,11 +1,12 @@
-"""The catalogue: documents, chunks, vectors, jobs and conversations in one SQLite file.
+"""The catalogue: documents, chunks, vectors, jobs and conversations, in one SQLite file or in PostgreSQL.
 
-SQLite is the source of truth. The full-text index (FTS5) and the vector index (FAISS) are derived from it and can be
-rebuilt at any time.
+The database is the source of truth. The word index and the vector index are derived from it and can be rebuilt at any
+time.
 """
 
 from ragkv.catalog.catalog import Catalog
 from ragkv.catalog.claims import GRACE_SECONDS
+from ragkv.catalog.listener import ChangeListener
 from ragkv.catalog.models import (
     ID_ORDER,
     Changes,
@@ -15,6 +16,7 @@ from ragkv.catalog.models import (
     DocumentVersion,
     EmbedderIdentity,
     Passage,
+    PassageChanges,
     Reembedding,
     SortField,
     StoredTurn,
@@ -25,6 +27,7 @@ __all__ = [
     "GRACE_SECONDS",
     "ID_ORDER",
     "Catalog",
+    "ChangeListener",
     "Changes",
     "CollectionInfo",
     "DocumentInfo",
@@ -32,6 +35,7 @@ __all__ = [
     "DocumentVersion",
     "EmbedderIdentity",
     "Passage",
+    "PassageChanges",
     "Reembedding",
     "SortField",
     "StoredTurn",

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,21 +29,10 @@ from ragkv.errors import (
     StoreUnavailable,
 )
 from ragkv.types import Chunk, Document, Key
+from tests.catalogs import on_sqlite
 
 WORDS = EmbedderIdentity("words", 4)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=60)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data" / "catalog.sqlite"
-
-
-@pytest.fixture
-def catalog(path: Path) -> Iterator[Catalog]:
-    opened = Catalog.open(path)
-    yield opened
-    opened.close()
 
 
 def put(
@@ -165,7 +154,7 @@ def test_claimed_keys_are_not_removed_until_released_or_expired(catalog: Catalog
     assert free("a", "b", mine=first) == {"a"}, "the other claim still protects its key"
     assert catalog.fingerprint() == "model 2"
     with catalog.write() as connection:
-        connection.execute("UPDATE claims SET renewed = renewed - 200")
+        connection.exec_driver_sql("UPDATE claims SET renewed = renewed - 200")
     assert free("a", "b") == {"a", "b"}
     catalog.renew(second)
     assert free("a", "b") == {"a"}
@@ -173,7 +162,7 @@ def test_claimed_keys_are_not_removed_until_released_or_expired(catalog: Catalog
     catalog.release(second)
     assert free("a", "b") == {"a", "b"}
     with catalog.read() as connection:
-        assert connection.execute("SELECT count(*) FROM claimed").fetchone() == (0,)
+        assert connection.exec_driver_sql("SELECT count(*) FROM claimed").fetchone() == (0,)
 
 
 def test_the_commit_of_a_document_releases_its_claim_or_neither_happens(catalog: Catalog) -> None:
@@ -195,7 +184,7 @@ def test_the_commit_of_a_document_releases_its_claim_or_neither_happens(catalog:
     assert catalog.documents() == []
     commit("a", None)
     with catalog.read() as connection:
-        assert connection.execute("SELECT count(*) FROM claims").fetchone() == (0,)
+        assert connection.exec_driver_sql("SELECT count(*) FROM claims").fetchone() == (0,)
     with pytest.raises(InputError, match="3 others"):
         commit("b", refuse)
     assert (catalog.tokens("default"), catalog.tokens("default", "a"), catalog.tokens("x")) == (3, 0, 0)
@@ -205,8 +194,10 @@ def test_an_old_catalogue_without_claims_gets_their_tables(path: Path) -> None:
     catalog = Catalog.open(path)
     put(catalog, "a", ["text"])
     with catalog.write() as connection:
-        connection.execute("DROP TABLE claimed")
-        connection.execute("DROP TABLE claims")
+        connection.exec_driver_sql("DROP TABLE alembic_version")
+        connection.exec_driver_sql("DROP TABLE leases")
+        connection.exec_driver_sql("DROP TABLE claimed")
+        connection.exec_driver_sql("DROP TABLE claims")
     catalog.close()
     catalog = Catalog.open(path)
     catalog.release(catalog.claim([Key("k")], "model"))
@@ -217,7 +208,9 @@ def test_an_old_catalogue_without_claims_gets_their_tables(path: Path) -> None:
 def test_an_old_catalogue_without_conversations_gets_their_table(path: Path) -> None:
     catalog = Catalog.open(path)
     with catalog.write() as connection:
-        connection.execute("DROP TABLE turns")
+        connection.exec_driver_sql("DROP TABLE alembic_version")
+        connection.exec_driver_sql("DROP TABLE leases")
+        connection.exec_driver_sql("DROP TABLE turns")
     catalog.close()
     catalog = Catalog.open(path)
     turn = StoredTurn("Who?", "Ada", (1, 2), (3,), ((7, "a#0"),), "full", "model")
@@ -231,12 +224,14 @@ def test_an_old_catalogue_without_paces_gets_them_and_the_indexes(path: Path) ->
     catalog = Catalog.open(path)
     put(catalog, "a", ["text"])
     with catalog.write() as connection:
-        connection.execute("DROP TABLE paces")
-        connection.execute("DROP INDEX job_documents_by_id")
+        connection.exec_driver_sql("DROP TABLE alembic_version")
+        connection.exec_driver_sql("DROP TABLE leases")
+        connection.exec_driver_sql("DROP TABLE paces")
+        connection.exec_driver_sql("DROP INDEX job_documents_by_id")
     catalog.close()
     catalog = Catalog.open(path)
     with catalog.read() as connection:
-        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        names = {name for (name,) in connection.exec_driver_sql("SELECT name FROM sqlite_master")}
     assert {"paces", "job_documents_by_id"} <= names
     catalog.close()
 
@@ -255,11 +250,8 @@ def test_clearing_a_collection_keeps_the_keys_that_others_share(catalog: Catalog
     catalog.add_turn("a", "conversation", [], StoredTurn("Who?", "Ada", (1,), (2,), (), "full", "model"))
     generation = catalog.generation("a")
     assert catalog.clear("a") == ["own"]
-    assert (catalog.turns("a", "conversation"), catalog.match("a", "shared", 5), catalog.vectors("a")[0].size) == (
-        [],
-        [],
-        0,
-    )
+    assert (catalog.turns("a", "conversation"), catalog.vectors("a")[0].size) == ([], 0)
+    assert not catalog.has_words or catalog.match("a", "shared", 5) == []
     assert catalog.generation("a") > generation
     assert [info.collection for info in catalog.documents()] == ["b"]
 
@@ -281,6 +273,7 @@ def test_a_turn_is_stored_only_after_the_turns_that_it_was_answered_after(catalo
     assert catalog.add_turn("default", "conversation", [], turn) not in (first, second)
 
 
+@on_sqlite
 def test_a_copy_is_an_independent_catalogue(catalog: Catalog, tmp_path: Path) -> None:
     put(catalog, "a", ["text"])
     catalog.copy(tmp_path / "copy.sqlite")
@@ -296,7 +289,8 @@ def test_collections_do_not_see_each_other(catalog: Catalog) -> None:
     put(catalog, "a", ["open harbour"], "ours")
     theirs = rows_of(catalog, "theirs")
     assert catalog.chunks("ours", theirs) == {}
-    assert [row for row, _ in catalog.match("ours", "secret harbour", 10)] == rows_of(catalog, "ours")
+    if catalog.has_words:
+        assert [row for row, _ in catalog.match("ours", "secret harbour", 10)] == rows_of(catalog, "ours")
     assert catalog.remove("ours", "a") == ["ours open harbour"]
     assert rows_of(catalog, "theirs") == theirs
 
@@ -387,6 +381,7 @@ def test_applying_changes_gives_the_same_as_loading_everything(tmp_path: Path) -
 # Full text
 
 
+@on_sqlite
 def test_full_text_finds_word_forms_in_texts_and_titles(catalog: Catalog) -> None:
     put(catalog, "a", ["The ferries crossed the Øresund", "Zürich café"])
     rows = rows_of(catalog)
@@ -396,6 +391,7 @@ def test_full_text_finds_word_forms_in_texts_and_titles(catalog: Catalog) -> Non
     assert catalog.match("default", "submarine", 5) == []
 
 
+@on_sqlite
 def test_rarer_words_rank_higher(catalog: Catalog) -> None:
     put(catalog, "a", ["boat boat boat", "boat anchor", "boat sail", "boat mast"])
     best, *rest = catalog.match("default", "boat anchor", 10)
@@ -403,11 +399,13 @@ def test_rarer_words_rank_higher(catalog: Catalog) -> None:
     assert all(best[1] > score for _, score in rest)
 
 
+@on_sqlite
 def test_a_question_of_only_stop_words_is_still_searched(catalog: Catalog) -> None:
     put(catalog, "a", ["to be or not to be", "boat"])
     assert [row for row, _ in catalog.match("default", "to be", 5)] == rows_of(catalog)[:1]
 
 
+@on_sqlite
 def test_deleted_words_are_not_found(catalog: Catalog) -> None:
     put(catalog, "a", ["anchor"])
     put(catalog, "a", ["sail"])
@@ -430,6 +428,7 @@ HOSTILE = [
 WORDLESS = ["", " ", '"', '""', "(", "-", "+", "*", "_", "🚢", "\0", "\ud800"]
 
 
+@on_sqlite
 @pytest.mark.parametrize("text", HOSTILE + WORDLESS, ids=lambda text: repr(text[:12]))
 def test_any_text_is_a_safe_query(catalog: Catalog, text: str) -> None:
     put(catalog, "a", ["a boat"])
@@ -438,6 +437,7 @@ def test_any_text_is_a_safe_query(catalog: Catalog, text: str) -> None:
     assert [row for row, _ in catalog.match("default", f'{text} "boat" AND {text}', 5)] == rows
 
 
+@on_sqlite
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
 @given(text=st.text())
 def test_no_text_breaks_the_search(catalog: Catalog, text: str) -> None:
@@ -473,10 +473,11 @@ def test_a_damaged_full_text_index_is_rebuilt_at_open(path: Path, damage: str) -
     catalog.close()
 
 
+@on_sqlite
 def test_damage_to_the_open_full_text_index_is_reported_with_its_repair(path: Path, catalog: Catalog) -> None:
     put(catalog, "a", ["anchor", "sail"])
     with catalog.write() as connection:
-        connection.execute("UPDATE chunk_words_data SET block = x'00ff00ff' WHERE id > 10")
+        connection.exec_driver_sql("UPDATE chunk_words_data SET block = x'00ff00ff' WHERE id > 10")
     with (
         catalog.read(),
         pytest.raises(CatalogCorrupt, match="ragkv reindex"),
@@ -532,6 +533,7 @@ def test_replacing_vectors_fails_if_chunks_changed_meanwhile(catalog: Catalog) -
     assert np.all(catalog.vectors("default")[1] != 0) or len(rows_of(catalog)) == 2
 
 
+@on_sqlite
 def test_a_missing_vector_is_reported(path: Path, catalog: Catalog) -> None:
     put(catalog, "a", ["one", "two"])
     with sqlite3.connect(path) as connection:
@@ -630,7 +632,7 @@ def test_a_failed_put_changes_nothing(catalog: Catalog) -> None:
     before = (catalog.documents(), catalog.generation("default"), catalog.keys())
     chunks = [Chunk("a#0", "a", 0, "t", "new", (1,)), Chunk("a#0", "a", 0, "t", "same ordinal", (1,))]
     vectors, keys = np.zeros((2, 4), np.float32), [Key("k")] * 2
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(Exception, match=r"(?i)unique"):
         catalog.put_document(DocumentVersion(Document("a", "t", "new"), "h", chunks, vectors, keys, WORDS))
     assert (catalog.documents(), catalog.generation("default"), catalog.keys()) == before
 
@@ -770,8 +772,9 @@ def test_creating_leaves_no_temporary_files(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["catalog.sqlite"]
 
 
+@on_sqlite
 def test_the_file_is_safe_against_power_loss(catalog: Catalog) -> None:
     with catalog.read() as connection:
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
-        assert connection.execute("PRAGMA foreign_keys").fetchone() == (1,)
+        assert connection.exec_driver_sql("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.exec_driver_sql("PRAGMA synchronous").fetchone() == (2,)
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").fetchone() == (1,)
