@@ -3,7 +3,8 @@
 from ragkv.retrieval.embedder import Embedder, make_embedder, open_earlier
 from ragkv.retrieval.multilingual import MultilingualEmbedder
 from ragkv.retrieval.reranker import Reranker, make_reranker
-from ragkv.retrieval.retriever import PassageRanker, Retrieval, Retriever, SearchScope, TextEmbedder
+from ragkv.retrieval.retriever import PassageRanker, Retrieval, Retriever, TextEmbedder
+from ragkv.retrieval.scope import SearchScope
 
 __all__ = [
     "Embedder",
