@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ragkv.engine.engine import Engine
     from ragkv.model.decoder import DecoderModel
     from ragkv.retrieval import Embedder
+    from tests.postgres_server import PostgresServer
 
 # Heavy modules are imported by the fixtures that need them: the process that only hands files to the workers of xdist
 # reads this file as well, and the workers wait for it.
@@ -87,6 +88,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server for the whole session; for tests that carry the marker `scale`."""
+    from tests.postgres_server import postgres_server
+
+    with postgres_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ rebuilt at any time.
 
 from ragkv.catalog.catalog import Catalog
 from ragkv.catalog.claims import GRACE_SECONDS
+from ragkv.catalog.listener import ChangeListener
 from ragkv.catalog.models import (
     ID_ORDER,
     Changes,
@@ -15,6 +16,7 @@ from ragkv.catalog.models import (
     DocumentVersion,
     EmbedderIdentity,
     Passage,
+    PassageChanges,
     Reembedding,
     SortField,
     StoredTurn,
@@ -25,6 +27,7 @@ __all__ = [
     "GRACE_SECONDS",
     "ID_ORDER",
     "Catalog",
+    "ChangeListener",
     "Changes",
     "CollectionInfo",
     "DocumentInfo",
@@ -32,6 +35,7 @@ __all__ = [
     "DocumentVersion",
     "EmbedderIdentity",
     "Passage",
+    "PassageChanges",
     "Reembedding",
     "SortField",
     "StoredTurn",

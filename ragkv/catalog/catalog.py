@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ragkv.catalog import attributes, chunks, claims, documents, embedders, full_text, turns, vectors
+from ragkv.catalog import attributes, chunks, claims, documents, embedders, feed, full_text, turns, vectors
 from ragkv.catalog.database import Database
+from ragkv.catalog.listener import ChangeListener
 from ragkv.catalog.models import (
     ID_ORDER,
     Changes,
@@ -28,6 +29,7 @@ from ragkv.catalog.models import (
     DocumentVersion,
     EmbedderIdentity,
     Passage,
+    PassageChanges,
     Reembedding,
     StoredTurn,
 )
@@ -38,9 +40,15 @@ from ragkv.types import Chunk, Document, Filter, Key
 class Catalog:
     """Documents, chunks, vectors and conversations of all collections. Thread-safe; see `Database`.
 
+    Attributes:
+        has_words: Whether the catalogue has a word index (`match`). Without one, each process keeps its own, from
+            `passage_changes`.
+
     Every method may raise StoreFull (no space left; nothing was changed), StoreUnavailable (another process holds the
     write lock) and CatalogCorrupt. Methods with a `filter` raise InputError for a malformed filter.
     """
+
+    has_words = True
 
     def __init__(self, database: Database):
         self._database = database
@@ -458,6 +466,29 @@ class Catalog:
         """
         with self.read() as connection:
             return vectors.changes(connection, collection, known, since)
+
+    def passage_changes(
+        self, collection: str, known: NDArray[np.int64], since: int, limit: int = 1000
+    ) -> PassageChanges:
+        """Return the changes that bring a word index up to date. Repeat it until the changes are complete.
+
+        Args:
+            collection: Collection of the index.
+            known: Chunk rows that the index holds, ascending.
+            since: Generation of the index; 0 for an empty one.
+            limit: Return at most so many new chunks.
+        """
+        with self.read() as connection:
+            return feed.passage_changes(connection, collection, known, since, limit)
+
+    def generations(self) -> dict[str, int]:
+        """Return the generation of every collection that was ever changed."""
+        with self.read() as connection:
+            return feed.all_generations(connection)
+
+    def listener(self) -> ChangeListener:
+        """Return what waits for changes of collections, whichever process makes them. Close it before the catalogue."""
+        return ChangeListener(self._database.change_signal(), self.generations)
 
     def passages(self, after: int = 0, limit: int = 1000) -> list[Passage]:
         """Return the next `limit` chunks of all collections whose row is greater than `after`, ordered by row.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ragkv.catalog import attributes, full_text, schema, spans, versions
+from ragkv.catalog.listener import POLL_SECONDS
 from ragkv.errors import CatalogCorrupt, ConfigError, RagkvError, StoreFull, StoreUnavailable
 
 BUSY_SECONDS = 30.0
@@ -81,6 +83,11 @@ class Database:
                 connection.backup(target)
             finally:
                 target.close()
+
+    def change_signal(self) -> FileSignal:
+        """Return what wakes a listener when the file changes."""
+        with self._translate_errors():
+            return FileSignal(_connect(self.path))
 
     def close(self) -> None:
         """Close idle connections now, and connections in use when their transactions end."""
@@ -160,6 +167,34 @@ class Database:
             if translated is None:
                 raise
             raise translated from error
+
+
+class FileSignal:
+    """Polls the counter that SQLite raises when another connection commits."""
+
+    def __init__(self, connection: sqlite3.Connection):
+        """Take a connection that nothing else uses."""
+        self._connection = connection
+        self._version = self._data_version()
+
+    def wait(self, seconds: float) -> bool:
+        """See `ChangeSignal`."""
+        end = time.monotonic() + seconds
+        while (version := self._data_version()) == self._version:
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, POLL_SECONDS))
+        self._version = version
+        return True
+
+    def _data_version(self) -> int:
+        version: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
+        return version
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -225,3 +225,21 @@ class Changes:
     added: NDArray[np.int64]
     vectors: NDArray[np.float32]
     embedder: EmbedderIdentity | None = None
+
+
+@dataclass(frozen=True)
+class PassageChanges:
+    """What brings a word index of a collection up to date.
+
+    Attributes:
+        generation: Generation that the index has when it has applied these changes; the one it had, if they are not
+            complete.
+        removed: Known rows that are gone, ascending.
+        added: New chunks with their titles and texts, ordered by row.
+        complete: Whether this is all. Otherwise apply it and ask again.
+    """
+
+    generation: int
+    removed: NDArray[np.int64]
+    added: tuple[Passage, ...]
+    complete: bool

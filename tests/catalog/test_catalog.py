@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,18 +32,6 @@ from ragkv.types import Chunk, Document, Key
 
 WORDS = EmbedderIdentity("words", 4)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=60)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data" / "catalog.sqlite"
-
-
-@pytest.fixture
-def catalog(path: Path) -> Iterator[Catalog]:
-    opened = Catalog.open(path)
-    yield opened
-    opened.close()
 
 
 def put(
