@@ -177,7 +177,7 @@ class Engine:
     def close(self) -> None:
         """Write the index out and close files and sockets."""
         self.tiers.close()
-        self.retriever.save()
+        self.retriever.close()
         self.store.close()
         self.catalog.close()
 

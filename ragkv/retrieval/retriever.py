@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ragkv.catalog import Catalog, EmbedderIdentity
 from ragkv.errors import NoReranker, NotFound
 from ragkv.passages import FoundPassage, SearchReport, SearchResult, SearchTimings
+from ragkv.retrieval.follower import ViewFollower, ViewStatus
 from ragkv.retrieval.freshness import Freshness
 from ragkv.retrieval.scope import SearchScope
 from ragkv.retrieval.vectors import MAX_ATTEMPTS, FaissVectors, VectorSearch
@@ -139,8 +140,9 @@ class Retriever:
         self.freshness = Freshness(catalog, parameters.staleness)
         self.vectors: VectorSearch = FaissVectors(catalog, folder, self.freshness, parameters.flat_limit)
         self.words: WordIndex = CatalogWords(catalog)
-        if parameters.own_words:
+        if parameters.own_words or not catalog.has_words:
             self.words = ReplicaWords(catalog, folder / "words.sqlite", self.freshness)
+        self._follower: ViewFollower | None = None
         self._lock = threading.Lock()
         self._ahead: dict[str, NDArray[np.float32]] = {}
         self._open_earlier = open_earlier
@@ -315,6 +317,37 @@ class Retriever:
     def save(self) -> None:
         """Write the changed indexes to disk, so that the next start does not have to rebuild them."""
         self.vectors.save()
+
+    def follow(self) -> None:
+        """Start to keep the views up to date in the background, until `close`."""
+        if self._follower is None:
+            self._follower = ViewFollower(self.catalog, self.freshness, self._view_generations, self._catch_up)
+            self._follower.start()
+
+    def status(self) -> ViewStatus | None:
+        """Return how far the views are behind the catalogue; None where nothing follows it."""
+        return self._follower.status() if self._follower else None
+
+    def close(self) -> None:
+        """Save the indexes and close their files. Call it before the catalogue is closed."""
+        if self._follower is not None:
+            self._follower.stop()
+        self.save()
+        self.words.close()
+
+    def _catch_up(self, collection: str) -> None:
+        """Bring the views of a collection up to date that are there. What was not searched is not loaded."""
+        if collection in self.vectors.generations():
+            self.vectors.refresh(collection, self.embedder.identity.dimension)
+        if collection in self.words.generations():
+            self.words.refresh(collection)
+
+    def _view_generations(self) -> dict[str, int]:
+        """Return the generation of each collection that was searched: of the oldest of its views."""
+        generations = self.vectors.generations()
+        for collection, generation in self.words.generations().items():
+            generations[collection] = min(generation, generations.get(collection, generation))
+        return generations
 
     def _embedder_of(self, identity: EmbedderIdentity) -> TextEmbedder | None:
         """Return the embedder that made some vectors, or None if it cannot be opened."""

@@ -24,10 +24,10 @@ from ragkv.retrieval.word_file import WordFile, is_damage
 
 logger = logging.getLogger(__name__)
 
-BATCH = 1000
-"""Chunks that are read from the catalogue at a time."""
 STEP = 20_000
 """Chunks that one transaction adds. Other processes and collections wait for it, about a second."""
+COMPARED = 100
+"""Chunks of a collection that are compared with the catalogue before the first update."""
 
 _AMONG = "chunks.row IN (SELECT value FROM json_each(?))"
 
@@ -43,8 +43,8 @@ class WordIndex(Protocol):
         """Bring a collection up to date."""
         ...
 
-    def generation(self, collection: str) -> int | None:
-        """Return the generation of the catalogue that a collection has here; None where it cannot be behind."""
+    def generations(self) -> dict[str, int]:
+        """Return the generation of the catalogue that each collection has here; {} where none can be behind."""
         ...
 
     def close(self) -> None:
@@ -65,8 +65,9 @@ class CatalogWords:
     def refresh(self, collection: str) -> None:
         """Do nothing: the index is always up to date."""
 
-    def generation(self, collection: str) -> None:
-        """Return None: the index cannot be behind."""
+    def generations(self) -> dict[str, int]:
+        """Return {}: the index cannot be behind."""
+        return {}
 
     def close(self) -> None:
         """Do nothing: the catalogue is closed by whoever opened it."""
@@ -87,6 +88,7 @@ class ReplicaWords:
         self._file = WordFile(path)
         self._freshness = freshness
         self._updating = threading.Lock()
+        self._compared = set[str]()
 
     def match(self, scope: SearchScope, text: str, count: int) -> list[tuple[int, float]]:
         """Return (chunk row, BM25 score) of the best chunks of a scope, best first.
@@ -115,7 +117,10 @@ class ReplicaWords:
         """Bring a collection up to date, or log why that is not possible."""
         for attempt in range(2):
             try:
-                if self.generation(collection) != self._freshness.state(collection).generation:
+                state = self._freshness.state(collection)
+                with self._file.read() as connection:
+                    present = _generation(connection, collection)
+                if present != state.generation:
                     with self._updating:
                         self._update(collection)
                 return
@@ -125,10 +130,14 @@ class ReplicaWords:
                     return
                 self._file.discard(error)
 
-    def generation(self, collection: str) -> int:
-        """Return the generation of the catalogue that a collection has here; 0 if it is not here. Raises sqlite3.Error."""
-        with self._file.read() as connection:
-            return _generation(connection, collection)
+    def generations(self) -> dict[str, int]:
+        """Return the generation of the catalogue that each collection has here."""
+        try:
+            with self._file.read() as connection:
+                return dict(connection.execute("SELECT name, generation FROM collections"))
+        except sqlite3.Error as error:
+            logger.warning("the word index was not read: %s", error)
+            return {}
 
     def close(self) -> None:
         """Close the file."""
@@ -137,41 +146,49 @@ class ReplicaWords:
     def _update(self, collection: str) -> None:
         """Bring a collection up to date in transactions of `STEP` chunks.
 
-        Each transaction compares the file with a snapshot of the catalogue, and the last one leaves them equal. If
-        another process finishes an update meanwhile, a new snapshot is taken.
+        Each one reads the state of the file and then the changes since that state, so processes that share the file
+        may take turns.
         """
-        began, generation, rows, finished = -1, 0, np.empty(0, np.int64), False
-        while not finished:
+        complete = False
+        while not complete:
             with self._file.write() as connection:
-                present = _generation(connection, collection)
-                if present != began:
-                    if present and present == self._freshness.state(collection).generation:
-                        return
-                    began = present
-                    generation, rows = self._catalog.filtered_rows(collection, None)
-                finished = self._approach(connection, collection, rows)
-                if finished:
-                    _set_generation(connection, collection, generation)
-        self._freshness.learn(collection, generation)
+                since = _generation(connection, collection)
+                found = connection.execute("SELECT row FROM chunks WHERE collection = ? ORDER BY row", (collection,))
+                known = np.fromiter((row for (row,) in found), np.int64)
+                if not self._belongs(connection, collection, since, known):
+                    logger.warning("the word index of %r is built again: the catalogue was replaced", collection)
+                    connection.execute("DELETE FROM chunks WHERE collection = ?", (collection,))
+                    since, known = 0, known[:0]
+                changes = self._catalog.passage_changes(collection, known, since, STEP)
+                gone = ((int(row),) for row in changes.removed)
+                connection.executemany("DELETE FROM chunks WHERE row = ?", gone)
+                new = ((each.row, collection, each.title, each.text) for each in changes.added)
+                connection.executemany("INSERT INTO chunks VALUES (?, ?, ?, ?)", new)
+                # The generation of an unfinished update is the one before, or 0, so that it goes on.
+                connection.execute("INSERT OR REPLACE INTO collections VALUES (?, ?)", (collection, changes.generation))
+                complete = changes.complete
+        self._freshness.learn(collection, changes.generation)
 
-    def _approach(self, connection: sqlite3.Connection, collection: str, rows: NDArray[np.int64]) -> bool:
-        """Delete what is not in `rows` and insert at most `STEP` of what is missing; return whether all is there."""
-        found = connection.execute("SELECT row FROM chunks WHERE collection = ?", (collection,))
-        known = np.fromiter((row for (row,) in found), np.int64)
-        gone, missing = np.setdiff1d(known, rows), np.setdiff1d(rows, known)
-        connection.executemany("DELETE FROM chunks WHERE row = ?", ((int(row),) for row in gone))
-        for start in range(0, min(len(missing), STEP), BATCH):
-            batch = missing[start : start + BATCH]
-            chunks = self._catalog.chunks(collection, batch)  # A chunk that was removed meanwhile is not there.
-            columns = ((row, collection, chunk.title, chunk.text) for row, chunk in sorted(chunks.items()))
-            connection.executemany("INSERT INTO chunks VALUES (?, ?, ?, ?)", columns)
-        return len(missing) <= STEP
+    def _belongs(self, connection: sqlite3.Connection, collection: str, since: int, known: NDArray[np.int64]) -> bool:
+        """Return whether the chunks of a collection come from this catalogue and not from one that it replaced.
+
+        After the restore of a backup the catalogue gives rows out again that the file may hold. They are the newest
+        rows of the file, so these are compared, once in a process.
+        """
+        if since > self._catalog.generation(collection):
+            return False
+        if collection in self._compared:
+            return True
+        newest = known[-COMPARED:]
+        sql = "SELECT row, title, text FROM chunks WHERE row >= ? AND collection = ?"
+        found = connection.execute(sql, (int(newest[0]) if len(newest) else 0, collection)).fetchall()
+        chunks = self._catalog.chunks(collection, newest)
+        self._compared.add(collection)
+        return all(
+            (title, text) == (chunks[row].title, chunks[row].text) for row, title, text in found if row in chunks
+        )
 
 
 def _generation(connection: sqlite3.Connection, collection: str) -> int:
     found = connection.execute("SELECT generation FROM collections WHERE name = ?", (collection,)).fetchone()
     return int(found[0]) if found else 0
-
-
-def _set_generation(connection: sqlite3.Connection, collection: str, generation: int) -> None:
-    connection.execute("INSERT OR REPLACE INTO collections VALUES (?, ?)", (collection, generation))
