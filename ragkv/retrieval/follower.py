@@ -19,8 +19,8 @@ from ragkv.retrieval.freshness import Freshness
 
 logger = logging.getLogger(__name__)
 
-INTERVAL = 0.5
-"""Seconds between two looks at the generations where no staleness is allowed and every search looks itself."""
+SHORTEST, LONGEST = 0.05, 0.5
+"""Seconds between two looks at the generations, at least and at most. `stop` waits for the longest."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class ViewFollower:
             refresh: Brings the views of a collection up to date.
         """
         self._catalog, self._freshness, self._views, self._refresh = catalog, freshness, views, refresh
-        self._interval = freshness.staleness / 2 or INTERVAL
+        # Without any staleness every search looks itself, and this thread only saves it the update.
+        self._interval = max(SHORTEST, min(freshness.staleness / 2 or LONGEST, LONGEST))
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="views", daemon=True)
         self._equal: dict[str, float] = {}

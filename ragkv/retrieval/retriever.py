@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.catalog import Catalog, EmbedderIdentity
+from ragkv.config import ViewSettings
 from ragkv.errors import NoReranker, NotFound
 from ragkv.passages import FoundPassage, SearchReport, SearchResult, SearchTimings
 from ragkv.retrieval.follower import ViewFollower, ViewStatus
@@ -147,6 +148,11 @@ class Retriever:
         self._ahead: dict[str, NDArray[np.float32]] = {}
         self._open_earlier = open_earlier
         self._earlier: dict[EmbedderIdentity, TextEmbedder | None] = {}
+
+    @staticmethod
+    def parameters_of(settings: ViewSettings, catalog: Catalog) -> Retrieval:
+        """Return the parameters of settings. A catalogue in a file of this machine is looked at by every search."""
+        return Retrieval(staleness=0.0 if catalog.has_words else settings.staleness)
 
     def search(
         self,
@@ -319,8 +325,11 @@ class Retriever:
         self.vectors.save()
 
     def follow(self) -> None:
-        """Start to keep the views up to date in the background, until `close`."""
-        if self._follower is None:
+        """Start to keep the views up to date in the background, until `close`.
+
+        With the words in the catalogue nothing is started: its searches look at the catalogue anyway.
+        """
+        if self._follower is None and not isinstance(self.words, CatalogWords):
             self._follower = ViewFollower(self.catalog, self.freshness, self._view_generations, self._catch_up)
             self._follower.start()
 
