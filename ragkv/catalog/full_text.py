@@ -70,29 +70,8 @@ def match(
     documents: Sequence[str] | None = None,
 ) -> list[tuple[int, float]]:
     """Return [(chunk row, BM25 score)], best first; a larger score is better. See `Catalog.match`."""
-    condition, parameters = attributes.condition(collection, filter, "chunks.document", documents)
-    return match_where(connection, collection, text, limit, condition, parameters)
-
-
-def match_where(
-    connection: sqlite3.Connection,
-    collection: str,
-    text: str,
-    limit: int,
-    condition: str = "TRUE",
-    parameters: Sequence[str] = (),
-) -> list[tuple[int, float]]:
-    """Return as `match` the chunks that meet a condition.
-
-    Args:
-        connection: A database with the tables `chunks` and `chunk_words`.
-        collection: Collection to search.
-        text: Any text.
-        limit: Return at most so many chunks.
-        condition: SQL on the columns of `chunks`.
-        parameters: Parameters of the condition.
-    """
     words = query(text)
+    condition, parameters = attributes.condition(collection, filter, "chunks.document", documents)
     sql = _MATCH.format(condition=condition)
     return connection.execute(sql, (words, collection, *parameters, limit)).fetchall() if words else []
 

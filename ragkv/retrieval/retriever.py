@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from ragkv.errors import NoReranker, NotFound
 from ragkv.passages import FoundPassage, SearchReport, SearchResult, SearchTimings
 from ragkv.retrieval.follower import ViewFollower, ViewStatus
 from ragkv.retrieval.freshness import Freshness
+from ragkv.retrieval.pgvector import PgVectors
 from ragkv.retrieval.scope import SearchScope
 from ragkv.retrieval.vectors import MAX_ATTEMPTS, FaissVectors, VectorSearch
 from ragkv.retrieval.words import CatalogWords, ReplicaWords, WordIndex
@@ -85,6 +86,7 @@ class Retrieval:
         staleness: Seconds by which a search may miss changes of other processes; 0 compares the views with the
             catalogue at every search.
         own_words: Keep a word index of this machine's own instead of the one in the catalogue.
+        vectors: Search vectors in the memory of this process, or in PostgreSQL.
     """
 
     rank_constant: int = 60
@@ -92,6 +94,7 @@ class Retrieval:
     flat_limit: int = 200_000
     staleness: float = 0.0
     own_words: bool = False
+    vectors: Literal["faiss", "pgvector"] = "faiss"
 
 
 DEFAULTS = Retrieval()
@@ -139,7 +142,11 @@ class Retriever:
         self.embedder = embedder
         self.parameters = parameters
         self.freshness = Freshness(catalog, parameters.staleness)
-        self.vectors: VectorSearch = FaissVectors(catalog, folder, self.freshness, parameters.flat_limit)
+        self.vectors: VectorSearch
+        if parameters.vectors == "pgvector":
+            self.vectors = PgVectors(catalog, self.freshness)
+        else:
+            self.vectors = FaissVectors(catalog, folder, self.freshness, parameters.flat_limit)
         self.words: WordIndex = CatalogWords(catalog)
         if parameters.own_words or not catalog.has_words:
             self.words = ReplicaWords(catalog, folder / "words.sqlite", self.freshness)
@@ -152,7 +159,7 @@ class Retriever:
     @staticmethod
     def parameters_of(settings: ViewSettings, catalog: Catalog) -> Retrieval:
         """Return the parameters of settings. A catalogue in a file of this machine is looked at by every search."""
-        return Retrieval(staleness=0.0 if catalog.has_words else settings.staleness)
+        return Retrieval(staleness=0.0 if catalog.has_words else settings.staleness, vectors=settings.vectors)
 
     def search(
         self,

@@ -29,6 +29,11 @@ STEP = 20_000
 COMPARED = 100
 """Chunks of a collection that are compared with the catalogue before the first update."""
 
+_MATCH = f"""
+SELECT chunks.row, -bm25(chunk_words, {full_text.TITLE_WEIGHT}, {full_text.TEXT_WEIGHT}) AS score
+FROM chunk_words JOIN chunks ON chunks.row = chunk_words.rowid
+WHERE chunk_words MATCH ? AND chunks.collection = ? AND {{condition}} ORDER BY score DESC, chunks.row LIMIT ?
+"""
 _AMONG = "chunks.row IN (SELECT value FROM json_each(?))"
 
 
@@ -96,15 +101,18 @@ class ReplicaWords:
         The catalogue applies a filter. A damaged file is rebuilt. Where the file cannot be written, its last state is
         searched, and where there is no file, nothing is found.
         """
-        condition, parameters = "TRUE", list[str]()
+        words, condition, parameters = full_text.query(text), "TRUE", list[str]()
+        if not words:
+            return []
         self.refresh(scope.collection)
         if not scope.whole:
             rows = self._catalog.filtered_rows(scope.collection, scope.filter, scope.documents)[1]
             condition, parameters = _AMONG, [json.dumps(rows.tolist())]
+        sql, given = _MATCH.format(condition=condition), (words, scope.collection, *parameters, count)
         for attempt in range(2):
             try:
                 with self._file.read() as connection:
-                    return full_text.match_where(connection, scope.collection, text, count, condition, parameters)
+                    return connection.execute(sql, given).fetchall()
             except sqlite3.Error as error:
                 if attempt or not is_damage(error):
                     logger.warning("the word index was not searched: %s", error)

@@ -47,7 +47,7 @@ class Writer:
 
 
 if __name__ == "__main__":
-    written = Catalog.open(Path(sys.argv[1]))
+    written = Catalog.open(sys.argv[1] if "://" in sys.argv[1] else Path(sys.argv[1]))
     print("ready", flush=True)
     for line in sys.stdin:
         put(written, *line.rstrip("\n").split("\t"))
