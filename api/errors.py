@@ -42,12 +42,15 @@ from ragkv.errors import (
     RagkvError,
     Stopping,
     StoreFull,
+    StoreUnavailable,
     TooLarge,
 )
 
 logger = logging.getLogger("ragkv.api")
 
 MEDIA_TYPE = "application/problem+json"
+RETRY_SECONDS = 2
+"""When to ask again where the catalogue or the store did not answer: most servers start again in this time."""
 _METHODS = ("DELETE", "GET", "HEAD", "POST", "PUT")
 
 
@@ -182,7 +185,9 @@ def fault_of(error: Exception) -> Fault:
 
 def _of_ragkv(error: RagkvError) -> Fault:
     status, code = next((status, code) for kind, status, code in _STATUS if isinstance(error, kind))
-    headers = {"Retry-After": str(error.retry_after)} if isinstance(error, Busy) else {}
+    headers = {}
+    if isinstance(error, Busy | StoreUnavailable):
+        headers = {"Retry-After": str(error.retry_after if isinstance(error, Busy) else RETRY_SECONDS)}
     if error.public != error.message:
         logger.warning("a request got %d (%s): %s", status, code, error)
     return Fault(status, Tenant(current().tenant).told(error.public), code, headers)

@@ -9,14 +9,22 @@ All functions run inside a transaction of the caller.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from ingest.job_view import DocumentStatus, JobFault
+from sqlalchemy import ColumnElement, bindparam, delete, exists, func, or_, select, update
+from sqlalchemy import insert as insert_into
+
+from ingest import leases
+from ingest.job_view import ACTIVE, DocumentStatus, JobFault
+from ingest.leases import JobPlace
 from ingest.progress import IngestStep
+from ragkv.catalog import tables
+from ragkv.catalog.statements import one_of, upsert, values
+from ragkv.catalog.tables import job_documents, job_senders, jobs, paces
+from ragkv.catalog.transaction import Transaction
 from ragkv.types import Document
 
 MAX_ATTEMPTS = 3
@@ -28,33 +36,146 @@ LOOKED_AT = 64
 PACE_MEMORY = 0.1
 """Weight of the latest document in the running mean of the time that one takes."""
 
-_ACTIVE = "('queued', 'running')"
-_STARTABLE = f"""
-SELECT job, position, collection, job_documents.id, payload, attempts FROM job_documents JOIN jobs ON row = job
-WHERE job_documents.status = 'queued' AND job = ? AND NOT EXISTS (
-    SELECT 1 FROM job_documents AS earlier JOIN jobs AS before ON before.row = earlier.job
-    WHERE earlier.id = job_documents.id AND earlier.status IN {_ACTIVE} AND before.collection = jobs.collection
-    AND (earlier.job < job_documents.job OR (earlier.job = job_documents.job
-         AND earlier.position < job_documents.position)))
-ORDER BY position LIMIT 1
-"""
-"""The next document of a job. An older version of it that still waits, or runs, comes first."""
-_WITH_QUEUED = f"""
-SELECT row, collection FROM jobs WHERE status IN {_ACTIVE} AND EXISTS (
-    SELECT 1 FROM job_documents WHERE job = jobs.row AND status = 'queued') ORDER BY row
-"""
-_LATEST = f"""
-SELECT jobs.id, jobs.digest FROM jobs JOIN job_documents ON jobs.row = job_documents.job
-WHERE jobs.collection = ? AND jobs.status IN {_ACTIVE} AND job_documents.id IN (SELECT value FROM json_each(?))
-ORDER BY jobs.row DESC LIMIT 1
-"""
+_EARLIER, _BEFORE = job_documents.alias("earlier"), jobs.alias("before")
+_OLDER_VERSION = (
+    select(1)
+    .select_from(_EARLIER.join(_BEFORE, _BEFORE.c.row == _EARLIER.c.job))
+    .where(
+        _EARLIER.c.id == job_documents.c.id,
+        one_of(_EARLIER.c.status, ACTIVE),
+        _BEFORE.c.collection == jobs.c.collection,
+        or_(
+            _EARLIER.c.job < job_documents.c.job,
+            (_EARLIER.c.job == job_documents.c.job) & (_EARLIER.c.position < job_documents.c.position),
+        ),
+    )
+)
+# The next document of a job. An older version of it that still waits, or runs, comes first. A row that another process
+# is just taking is passed over.
+_NEXT = (
+    select(
+        *(job_documents.c.job, job_documents.c.position, jobs.c.collection),
+        *(job_documents.c.id, job_documents.c.payload, job_documents.c.attempts),
+    )
+    .select_from(job_documents.join(jobs, jobs.c.row == job_documents.c.job))
+    .where(job_documents.c.status == "queued", job_documents.c.job == bindparam("of"), ~exists(_OLDER_VERSION))
+    .order_by(job_documents.c.position)
+    .limit(1)
+)
+_START_NEXT = _NEXT.with_for_update(of=job_documents, skip_locked=True)
+_QUEUED_OF = (
+    select(1).select_from(job_documents).where(job_documents.c.job == jobs.c.row, job_documents.c.status == "queued")
+)
+_WITH_QUEUED = (
+    select(jobs.c.row, jobs.c.collection).where(one_of(jobs.c.status, ACTIVE), exists(_QUEUED_OF)).order_by(jobs.c.row)
+)
+_LATEST = (
+    select(jobs.c.id, jobs.c.digest)
+    .select_from(jobs.join(job_documents, job_documents.c.job == jobs.c.row))
+    .where(jobs.c.collection == bindparam("of"), one_of(jobs.c.status, ACTIVE))
+    .where(job_documents.c.id.in_(select(values("ids", "text").c.value)))
+    .order_by(jobs.c.row.desc())
+    .limit(1)
+)
+_INSERT_JOB, _INSERT_DOCUMENT = insert_into(jobs).returning(jobs.c.row), insert_into(job_documents)
+_INSERT_SENDER = insert_into(job_senders)
+_LAST_ROW = select(func.max(jobs.c.row))
+_FORGET = delete(jobs).where(jobs.c.finished.is_not(None), jobs.c.row <= bindparam("last"))
+_THIS = (job_documents.c.job == bindparam("of"), job_documents.c.position == bindparam("at"))
+_MY_LEASE = exists(
+    select(1)
+    .select_from(tables.leases)
+    .where(
+        tables.leases.c.job == job_documents.c.job,
+        tables.leases.c.position == job_documents.c.position,
+        tables.leases.c.worker == bindparam("by"),
+    )
+)
+_MINE = (*_THIS, job_documents.c.status == "running", _MY_LEASE)
+_START = update(job_documents).where(*_THIS).values(status="running", attempts=job_documents.c.attempts + 1)
+_REQUEUE = update(job_documents).where(*_MINE).values(status="queued", attempts=job_documents.c.attempts - 1)
+_COMPLETE = update(job_documents).where(*_MINE).values(payload=None)
+_LOSE = update(job_documents).where(*_THIS, job_documents.c.status == "running")
+_JOB = jobs.c.row == bindparam("of")
+_START_JOB = (
+    update(jobs)
+    .where(_JOB)
+    .values(status="running", stage="", done=0, total=0, started=func.coalesce(jobs.c.started, bindparam("now")))
+)
+_UPDATE_JOB = update(jobs).where(_JOB)
+_FINISH_JOB = update(jobs).where(_JOB, jobs.c.finished.is_(None))
+_QUEUE_JOB = _FINISH_JOB.values(status="queued", stage="")
+_FORGET_REST = update(paces).where(paces.c.job == bindparam("of")).values(rest=None)
+_PACE = upsert(
+    paces,
+    ["job"],
+    lambda new: {
+        "seconds": func.coalesce(paces.c.seconds + PACE_MEMORY * (new.seconds - paces.c.seconds), new.seconds)
+    },
+)
+_REST = upsert(paces, ["job"], lambda new: {"rest": new.rest})
+_STATUS = (
+    select(job_documents.c.status, tables.leases.c.worker)
+    .select_from(
+        job_documents.outerjoin(
+            tables.leases,
+            (tables.leases.c.job == job_documents.c.job) & (tables.leases.c.position == job_documents.c.position),
+        )
+    )
+    .where(*_THIS)
+)
+_ROW_OF = select(jobs.c.row).where(jobs.c.id == bindparam("named"))
+_WAITS = (
+    select(1)
+    .select_from(job_documents.join(jobs, jobs.c.row == job_documents.c.job))
+    .where(job_documents.c.id == bindparam("named"), jobs.c.collection == bindparam("of"))
+    .where(one_of(job_documents.c.status, ACTIVE))
+    .limit(1)
+)
+_SENT = (
+    select(jobs.c.id, func.coalesce(job_senders.c.subject, ""))
+    .select_from(jobs.outerjoin(job_senders, job_senders.c.job == jobs.c.row))
+    .where(_JOB)
+)
+_FINISHED = select(jobs.c.finished).where(_JOB)
+_STATUSES = select(job_documents.c.status).where(job_documents.c.job == bindparam("of")).distinct()
+_FIRST_ERROR = (
+    select(job_documents.c.error_code, job_documents.c.error_message)
+    .where(job_documents.c.job == bindparam("of"))
+    .order_by(job_documents.c.position)
+    .limit(1)
+)
 
 
-class JobPlace(NamedTuple):
-    """The row of a document: its job, and its position in the job."""
+class _Which:
+    """Statements on the unfinished documents that a condition selects."""
 
-    job: int
-    position: int
+    def __init__(self, *condition: ColumnElement[bool]):
+        unfinished = (*condition, one_of(job_documents.c.status, ACTIVE))
+        self.jobs = select(job_documents.c.job).where(*unfinished).distinct()
+        self.cancel = update(job_documents).where(*unfinished).values(status="cancelled", payload=None)
+        self.leases = delete(tables.leases).where(
+            exists(
+                select(1)
+                .select_from(job_documents)
+                .where(
+                    job_documents.c.job == tables.leases.c.job,
+                    job_documents.c.position == tables.leases.c.position,
+                    *unfinished,
+                )
+            )
+        )
+        self.failed = (
+            update(job_documents).where(*condition, job_documents.c.status == "failed").values(status="cancelled")
+        )
+
+
+_OF_COLLECTION = job_documents.c.job.in_(select(jobs.c.row).where(jobs.c.collection == bindparam("of")))
+_IN_JOB = _Which(job_documents.c.job == bindparam("of"))
+_IN_COLLECTION = _Which(_OF_COLLECTION)
+_OF_NAME = _Which(job_documents.c.id == bindparam("named"), _OF_COLLECTION)
+
+Wanted = Literal["wanted", "cancelled", "taken"]
 
 
 class WaitingJob(NamedTuple):
@@ -78,7 +199,7 @@ def owner_of(collection: str) -> str:
 
 
 def insert(
-    connection: sqlite3.Connection,
+    transaction: Transaction,
     job_id: str,
     collection: str,
     digest: str,
@@ -86,188 +207,197 @@ def insert(
     subject: str = "",
 ) -> str:
     """Queue a job. Returns its id, or that of a job that already waits with the same documents and nothing newer."""
-    ids = json.dumps([entry["id"] for entry in entries])
-    waiting = connection.execute(_LATEST, (collection, ids)).fetchone()
+    ids = transaction.array(entry["id"] for entry in entries)
+    waiting = transaction.execute(_LATEST, {"of": collection, "ids": ids}).fetchone()
     if waiting and waiting[1] == digest:
         return str(waiting[0])
     now = time.time()
-    job = connection.execute(
-        "INSERT INTO jobs (id, collection, digest, status, stage, done, total, created, updated)"
-        " VALUES (?, ?, ?, 'queued', '', 0, 0, ?, ?)",
-        (job_id, collection, digest, now, now),
-    ).lastrowid
-    connection.executemany(
-        "INSERT INTO job_documents (job, position, id, status, error_code, error_message, payload)"
-        " VALUES (:job, :position, :id, :status, :code, :message, :payload)",
-        [{**entry, "job": job, "position": position} for position, entry in enumerate(entries)],
-    )
+    state = {"status": "queued", "stage": "", "done": 0, "total": 0, "created": now, "updated": now}
+    job = transaction.scalar(_INSERT_JOB, {"id": job_id, "collection": collection, "digest": digest, **state})
+    documents = [
+        {
+            "job": job,
+            "position": position,
+            "id": entry["id"],
+            "status": entry["status"],
+            "error_code": entry["code"],
+            "error_message": entry["message"],
+            "payload": entry["payload"],
+        }
+        for position, entry in enumerate(entries)
+    ]
+    transaction.execute_all(_INSERT_DOCUMENT, documents)
     if subject:
-        connection.execute("INSERT INTO job_senders (job, subject) VALUES (?, ?)", (job, subject))
-    _finish_job(connection, job)
-    sql = "DELETE FROM jobs WHERE finished IS NOT NULL AND row <= (SELECT max(row) FROM jobs) - ?"
-    connection.execute(sql, (KEPT_JOBS,))
+        transaction.execute(_INSERT_SENDER, {"job": job, "subject": subject})
+    _finish_job(transaction, job)
+    transaction.execute(_FORGET, {"last": transaction.scalar(_LAST_ROW) - KEPT_JOBS})
     return job_id
 
 
-def waiting(connection: sqlite3.Connection) -> list[WaitingJob]:
+def waiting(transaction: Transaction) -> list[WaitingJob]:
     """Return the jobs that have a document to start, the earliest first; of one tenant at most LOOKED_AT."""
     found, looked = list[WaitingJob](), Counter[str]()
-    for job, collection in connection.execute(_WITH_QUEUED).fetchall():
+    for job, collection in transaction.execute(_WITH_QUEUED).fetchall():
         tenant = owner_of(collection)
         looked[tenant] += 1
-        if looked[tenant] <= LOOKED_AT and (row := _startable(connection, job)) is not None:
-            found.append(WaitingJob(job, collection, row[5]))
+        if looked[tenant] <= LOOKED_AT:
+            row = transaction.execute(_NEXT, {"of": job}).fetchone()
+            if row is not None:
+                found.append(WaitingJob(job, collection, row[5]))
     return found
 
 
-def start_next(connection: sqlite3.Connection, job: int | None = None) -> tuple[JobPlace, Document] | None:
-    """Mark the next waiting document of a job as running and return it; None when nothing waits.
+def start_next(transaction: Transaction, worker: str, job: int | None = None) -> tuple[JobPlace, Document] | None:
+    """Mark the next waiting document of a job as running, by `worker`, and return it; None when nothing waits.
 
     job: the row of the job; None: the earliest that has one.
     """
     if job is None:
-        job = min((each.job for each in waiting(connection)), default=None)
-    row = None if job is None else _startable(connection, job)
+        job = min((each.job for each in waiting(transaction)), default=None)
+    row = None if job is None else transaction.execute(_START_NEXT, {"of": job}).fetchone()
     if row is None:
         return None
     place, now = JobPlace(row[0], row[1]), time.time()
-    sql = "UPDATE job_documents SET status = 'running', attempts = attempts + 1 WHERE job = ? AND position = ?"
-    connection.execute(sql, place)
-    sql = (
-        "UPDATE jobs SET status = 'running', stage = '', done = 0, total = 0, started = coalesce(started, ?),"
-        " updated = ? WHERE row = ?"
-    )
-    connection.execute(sql, (now, now, place.job))
-    connection.execute("UPDATE paces SET rest = NULL WHERE job = ?", (place.job,))
+    transaction.execute(_START, {"of": place.job, "at": place.position})
+    transaction.execute(_START_JOB, {"of": place.job, "now": now, "updated": now})
+    transaction.execute(_FORGET_REST, {"of": place.job})
+    leases.take(transaction, place, worker)
     title, text, metadata, *pages = json.loads(row[4])  # a job that an older release queued has no pages
     starts = tuple((offset, number) for offset, number in (pages[0] if pages else ()))
     return place, Document(row[3], title, text, metadata, row[2], starts)
 
 
-def _startable(connection: sqlite3.Connection, job: int) -> tuple[Any, ...] | None:
-    found: tuple[Any, ...] | None = connection.execute(_STARTABLE, (job,)).fetchone()
-    return found
+def requeue(transaction: Transaction, place: JobPlace, worker: str) -> None:
+    """Queue a document again that the worker runs. That start does not count as an attempt."""
+    _touch(transaction, place.job)
+    if transaction.execute(_REQUEUE, {"of": place.job, "at": place.position, "by": worker}).rowcount:
+        leases.drop(transaction, place)
+        _queue_job(transaction, place.job)
 
 
-def requeue(connection: sqlite3.Connection, place: JobPlace) -> None:
-    """Queue a running document again. That start does not count as an attempt."""
-    sql = (
-        "UPDATE job_documents SET status = 'queued', attempts = attempts - 1"
-        " WHERE job = ? AND position = ? AND status = 'running'"
-    )
-    connection.execute(sql, place)
-    sql = "UPDATE jobs SET status = 'queued', stage = '' WHERE row = ? AND finished IS NULL"
-    connection.execute(sql, (place.job,))
+def complete(
+    transaction: Transaction, place: JobPlace, worker: str, status: DocumentStatus, error: JobFault | None
+) -> None:
+    """Record the outcome of a document that the worker runs."""
+    _touch(transaction, place.job)
+    outcome = {"status": status, "error_code": error.code if error else None}
+    outcome["error_message"] = error.message if error else None
+    if transaction.execute(_COMPLETE, {"of": place.job, "at": place.position, "by": worker, **outcome}).rowcount:
+        leases.drop(transaction, place)
+        _finish_job(transaction, place.job)
 
 
-def complete(connection: sqlite3.Connection, place: JobPlace, status: DocumentStatus, error: JobFault | None) -> None:
-    """Record the outcome of a running document."""
-    facts = (status, error.code if error else None, error.message if error else None)
-    sql = (
-        "UPDATE job_documents SET status = ?, error_code = ?, error_message = ?, payload = NULL"
-        " WHERE job = ? AND position = ? AND status = 'running'"
-    )
-    connection.execute(sql, (*facts, *place))
-    connection.execute("UPDATE jobs SET updated = ? WHERE row = ?", (time.time(), place.job))
-    _finish_job(connection, place.job)
-
-
-def record_pace(connection: sqlite3.Connection, place: JobPlace, seconds: float) -> None:
+def record_pace(transaction: Transaction, place: JobPlace, seconds: float) -> None:
     """Add the time of one document to the running mean of the job."""
-    connection.execute(
-        "INSERT INTO paces (job, seconds) VALUES (?, ?) ON CONFLICT (job) DO UPDATE"
-        " SET seconds = coalesce(seconds + ? * (excluded.seconds - seconds), excluded.seconds)",
-        (place.job, seconds, PACE_MEMORY),
-    )
+    transaction.execute(_PACE, {"job": place.job, "seconds": seconds})
 
 
-def is_running(connection: sqlite3.Connection, place: JobPlace) -> bool:
-    """Whether the document is still to be ingested: it was neither cancelled nor withdrawn."""
-    sql = "SELECT status FROM job_documents WHERE job = ? AND position = ?"
-    row = connection.execute(sql, place).fetchone()
-    return row is not None and row[0] == "running"
+def is_wanted(transaction: Transaction, place: JobPlace, worker: str) -> Wanted:
+    """Whether the worker is to go on with a document.
+
+    Returns:
+        `cancelled` if it was cancelled or withdrawn, `taken` if the worker has lost its lease.
+    """
+    status, holder = transaction.execute(_STATUS, {"of": place.job, "at": place.position}).fetchone() or (None, None)
+    if status == "running" and holder == worker:
+        return "wanted"
+    return "cancelled" if status in (None, "cancelled") else "taken"
 
 
-def record_progress(connection: sqlite3.Connection, place: JobPlace, step: IngestStep, rest: float | None) -> None:
+def record_progress(transaction: Transaction, place: JobPlace, step: IngestStep, rest: float | None) -> None:
     """Record how far the running document is. rest: seconds it still needs; None while that is not known."""
-    sql = "UPDATE jobs SET stage = ?, done = ?, total = ?, updated = ? WHERE row = ?"
-    connection.execute(sql, (step.stage, step.done, step.total, time.time(), place.job))
-    sql = "INSERT INTO paces (job, rest) VALUES (?, ?) ON CONFLICT (job) DO UPDATE SET rest = excluded.rest"
-    connection.execute(sql, (place.job, rest))
+    progress = {"stage": step.stage, "done": step.done, "total": step.total, "updated": time.time()}
+    transaction.execute(_UPDATE_JOB, {"of": place.job, **progress})
+    transaction.execute(_REST, {"job": place.job, "rest": rest})
 
 
-def cancel(connection: sqlite3.Connection, job_id: str) -> None:
+def cancel(transaction: Transaction, job_id: str) -> None:
     """Cancel the documents that a job has not finished."""
-    found = connection.execute("SELECT row FROM jobs WHERE id = ?", (job_id,)).fetchone()
-    if found is not None and _cancel_unfinished(connection, "job = ?", found):
-        connection.execute("UPDATE jobs SET status = 'cancelled' WHERE row = ?", found)
+    job = transaction.scalar(_ROW_OF, {"named": job_id})
+    if job is not None and _cancel_unfinished(transaction, _IN_JOB, {"of": job}):
+        transaction.execute(_UPDATE_JOB, {"of": job, "status": "cancelled"})
 
 
-def withdraw(connection: sqlite3.Connection, collection: str, document_id: str) -> bool:
+def withdraw(transaction: Transaction, collection: str, document_id: str) -> bool:
     """Cancel a document in every job that has not finished it or failed at it. Returns whether there was one."""
-    which, arguments = "id = ? AND job IN (SELECT row FROM jobs WHERE collection = ?)", (document_id, collection)
-    sql = f"UPDATE job_documents SET status = 'cancelled' WHERE {which} AND status = 'failed'"
-    failed = connection.execute(sql, arguments).rowcount
-    return _cancel_unfinished(connection, which, arguments) or failed > 0
+    parameters = {"of": collection, "named": document_id}
+    failed = transaction.execute(_OF_NAME.failed, parameters).rowcount
+    return _cancel_unfinished(transaction, _OF_NAME, parameters) or failed > 0
 
 
-def abandon(connection: sqlite3.Connection, collection: str) -> bool:
+def abandon(transaction: Transaction, collection: str) -> bool:
     """Cancel all that waits for a collection. Returns whether anything did."""
-    return _cancel_unfinished(connection, "job IN (SELECT row FROM jobs WHERE collection = ?)", (collection,))
+    return _cancel_unfinished(transaction, _IN_COLLECTION, {"of": collection})
 
 
-def waits(connection: sqlite3.Connection, collection: str, document_id: str) -> bool:
+def waits(transaction: Transaction, collection: str, document_id: str) -> bool:
     """Whether a version of the document is still to be ingested."""
-    sql = (
-        "SELECT 1 FROM job_documents JOIN jobs ON row = job"
-        f" WHERE job_documents.id = ? AND collection = ? AND job_documents.status IN {_ACTIVE}"
-    )
-    return connection.execute(sql, (document_id, collection)).fetchone() is not None
+    return transaction.execute(_WAITS, {"of": collection, "named": document_id}).fetchone() is not None
 
 
-def recover(connection: sqlite3.Connection) -> int:
-    """Queue again what was running, and fail what was started too often. Returns how many are queued again."""
-    lost = f"not finished: the process died {MAX_ATTEMPTS} times while reading this document"
-    connection.execute(
-        "UPDATE job_documents SET status = 'failed', error_code = 'interrupted', error_message = ?, payload = NULL"
-        " WHERE status = 'running' AND attempts >= ?",
-        (lost, MAX_ATTEMPTS),
-    )
-    again = connection.execute("UPDATE job_documents SET status = 'queued' WHERE status = 'running'").rowcount
-    for (job,) in connection.execute("SELECT row FROM jobs WHERE status = 'running'").fetchall():
-        connection.execute("UPDATE jobs SET status = 'queued', stage = '' WHERE row = ?", (job,))
-        _finish_job(connection, job)
+def recover(transaction: Transaction, worker: str = "") -> int:
+    """Queue again what is lost (see leases.py), and fail what was started too often. Returns how many are queued again.
+
+    The transaction must be alone. worker: lost is also what this one ran.
+    """
+    told = f"not finished: the process died {MAX_ATTEMPTS} times while reading this document"
+    again, touched = 0, dict[int, None]()
+    for place, attempts in leases.lost(transaction, worker):
+        which = {"of": place.job, "at": place.position}
+        if attempts >= MAX_ATTEMPTS:
+            fault = {"error_code": "interrupted", "error_message": told, "payload": None}
+            transaction.execute(_LOSE, {**which, "status": "failed", **fault})
+        else:
+            again += transaction.execute(_LOSE, {**which, "status": "queued"}).rowcount
+        leases.drop(transaction, place)
+        touched[place.job] = None
+    for job in touched:
+        _queue_job(transaction, job)
+        _finish_job(transaction, job)
     return again
 
 
-def job_of(connection: sqlite3.Connection, place: JobPlace) -> tuple[str, str]:
+def job_of(transaction: Transaction, place: JobPlace) -> tuple[str, str]:
     """Return the id of the document's job, and who sent it; "" if that is not known."""
-    sql = "SELECT id, coalesce(subject, '') FROM jobs LEFT JOIN job_senders ON job = row WHERE row = ?"
-    job_id, subject = connection.execute(sql, (place.job,)).fetchone()
+    job_id, subject = transaction.execute(_SENT, {"of": place.job}).fetchone()
     return job_id, subject
 
 
-def is_finished(connection: sqlite3.Connection, place: JobPlace) -> bool:
+def is_finished(transaction: Transaction, place: JobPlace) -> bool:
     """Whether the document's job is finished."""
-    sql = "SELECT finished FROM jobs WHERE row = ?"
-    return connection.execute(sql, (place.job,)).fetchone()[0] is not None
+    return transaction.scalar(_FINISHED, {"of": place.job}) is not None
 
 
-def _cancel_unfinished(connection: sqlite3.Connection, which: str, arguments: Sequence[object]) -> bool:
-    """Cancel the unfinished documents that the condition `which` selects. Returns whether there were any."""
-    unfinished = f"{which} AND status IN {_ACTIVE}"
-    jobs = connection.execute(f"SELECT DISTINCT job FROM job_documents WHERE {unfinished}", arguments).fetchall()
-    connection.execute(f"UPDATE job_documents SET status = 'cancelled', payload = NULL WHERE {unfinished}", arguments)
-    for (job,) in jobs:
-        _finish_job(connection, job)
-    return bool(jobs)
+def _touch(transaction: Transaction, job: int) -> None:
+    """Write the row of a job first, so that of two processes that end its documents, the second sees the first's."""
+    transaction.execute(_UPDATE_JOB, {"of": job, "updated": time.time()})
 
 
-def _finish_job(connection: sqlite3.Connection, job: int | None) -> None:
+def _queue_job(transaction: Transaction, job: int) -> None:
+    """Record that a job waits, if none of its documents runs."""
+    if "running" not in _statuses(transaction, job):
+        transaction.execute(_QUEUE_JOB, {"of": job})
+
+
+def _cancel_unfinished(transaction: Transaction, which: _Which, parameters: dict[str, Any]) -> bool:
+    """Cancel the unfinished documents that are selected. Returns whether there were any."""
+    found = transaction.execute(which.jobs, parameters).fetchall()
+    if found:
+        transaction.execute(which.leases, parameters)
+        transaction.execute(which.cancel, parameters)
+    for (job,) in found:
+        _finish_job(transaction, job)
+    return bool(found)
+
+
+def _statuses(transaction: Transaction, job: int) -> set[str]:
+    return {status for (status,) in transaction.execute(_STATUSES, {"of": job})}
+
+
+def _finish_job(transaction: Transaction, job: int) -> None:
     """Finish the job when none of its documents is queued or running."""
-    sql = "SELECT DISTINCT status FROM job_documents WHERE job = ?"
-    statuses = {status for (status,) in connection.execute(sql, (job,))}
-    if statuses & {"queued", "running"}:
+    statuses = _statuses(transaction, job)
+    if statuses & set(ACTIVE):
         return
     status, error = "failed", (None, None)
     if statuses & {"completed", "unchanged"}:
@@ -275,11 +405,7 @@ def _finish_job(connection: sqlite3.Connection, job: int | None) -> None:
     elif "cancelled" in statuses:
         status = "cancelled"
     else:
-        sql = "SELECT error_code, error_message FROM job_documents WHERE job = ? ORDER BY position LIMIT 1"
-        error = connection.execute(sql, (job,)).fetchone()
+        error = transaction.execute(_FIRST_ERROR, {"of": job}).fetchone()
     now = time.time()
-    sql = (
-        "UPDATE jobs SET status = ?, error_code = ?, error_message = ?, updated = ?, finished = ?"
-        " WHERE row = ? AND finished IS NULL"
-    )
-    connection.execute(sql, (status, *error, now, now, job))
+    fault = {"error_code": error[0], "error_message": error[1]}
+    transaction.execute(_FINISH_JOB, {"of": job, "status": status, **fault, "updated": now, "finished": now})

@@ -5,11 +5,16 @@ All functions run inside a transaction of the caller.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
+from sqlalchemy import Select, bindparam, func, select
+
+from ragkv.catalog.statements import one_of
+from ragkv.catalog.tables import job_documents, jobs, paces
+from ragkv.catalog.transaction import Transaction
 from ragkv.errors import NotFound
 
 FAILED_SHOWN = 20
@@ -20,12 +25,32 @@ DocumentStatus = Literal["queued", "running", "completed", "unchanged", "failed"
 Listed = Literal["all", "failed"]
 """Which documents are listed with a job: all of them, or the first FAILED_SHOWN that failed."""
 
-_JOB = (
-    "row, id, collection, status, stage, done, total, error_code, error_message, created, started, updated, finished,"
-    " seconds, rest"
+ACTIVE = ("queued", "running")
+_COLUMNS = (
+    *("row", "id", "collection", "status", "stage", "done", "total", "error_code", "error_message"),
+    *("created", "started", "updated", "finished"),
 )
-_JOBS = f"SELECT {_JOB} FROM jobs LEFT JOIN paces ON paces.job = jobs.row"
-_DOCUMENTS = "SELECT id, status, error_code, error_message FROM job_documents WHERE job = ?"
+_JOBS = select(*(jobs.c[name] for name in _COLUMNS), paces.c.seconds, paces.c.rest).select_from(
+    jobs.outerjoin(paces, paces.c.job == jobs.c.row)
+)
+_JOB = _JOBS.where(jobs.c.id == bindparam("named"))
+_COUNTS = (
+    select(job_documents.c.status, func.count())
+    .where(job_documents.c.job == bindparam("of"))
+    .group_by(job_documents.c.status)
+)
+_DOCUMENTS = select(
+    job_documents.c.id, job_documents.c.status, job_documents.c.error_code, job_documents.c.error_message
+).where(job_documents.c.job == bindparam("of"))
+_ALL = _DOCUMENTS.order_by(job_documents.c.position)
+_FAILED = _ALL.where(job_documents.c.status == "failed").limit(FAILED_SHOWN)
+_LAST_FAILED = _DOCUMENTS.where(job_documents.c.status == "failed").order_by(job_documents.c.position.desc()).limit(1)
+_ACTIVE_JOBS = select(jobs.c.status, func.count()).where(one_of(jobs.c.status, ACTIVE)).group_by(jobs.c.status)
+_WAITING = (
+    select(func.count())
+    .select_from(jobs.join(job_documents, job_documents.c.job == jobs.c.row))
+    .where(one_of(jobs.c.status, ACTIVE), job_documents.c.status == "queued")
+)
 
 
 @dataclass(frozen=True)
@@ -154,53 +179,52 @@ class Backlog:
     running: int
 
 
-def backlog(connection: sqlite3.Connection) -> Backlog:
+def backlog(transaction: Transaction) -> Backlog:
     """Count what waits in all collections. It reads two indices, so finished jobs cost nothing."""
-    sql = "SELECT status, count(*) FROM jobs WHERE status IN ('queued', 'running') GROUP BY status"
-    jobs = dict(connection.execute(sql).fetchall())
-    documents = connection.execute(
-        "SELECT count(*) FROM jobs CROSS JOIN job_documents ON job = jobs.row"
-        " WHERE jobs.status IN ('queued', 'running') AND job_documents.status = 'queued'"
-    ).fetchone()
-    return Backlog(documents[0], jobs.get("queued", 0), jobs.get("running", 0))
+    by_status = dict(transaction.execute(_ACTIVE_JOBS).fetchall())
+    documents: int = transaction.scalar(_WAITING)
+    return Backlog(documents, by_status.get("queued", 0), by_status.get("running", 0))
 
 
-def get(connection: sqlite3.Connection, job_id: str, listed: Listed) -> IngestJob:
+def get(transaction: Transaction, job_id: str, listed: Listed) -> IngestJob:
     """Return a job. Raises NotFound."""
-    row = connection.execute(f"{_JOBS} WHERE id = ?", (job_id,)).fetchone()
+    row = transaction.execute(_JOB, {"named": job_id}).fetchone()
     if row is None:
         raise NotFound(f"there is no job {job_id!r}")
-    return _job(connection, row, listed)
+    return _job(transaction, row, listed)
 
 
-def recent(
-    connection: sqlite3.Connection, limit: int, prefix: str, status: Status | None, listed: Listed
-) -> list[IngestJob]:
+def recent(transaction: Transaction, limit: int, prefix: str, status: Status | None, listed: Listed) -> list[IngestJob]:
     """Return the latest jobs, newest first. See `Jobs.recent`."""
-    where = "substr(collection, 1, length(?)) = ? AND (? IS NULL OR status = ?)"
-    found = connection.execute(
-        f"{_JOBS} WHERE {where} ORDER BY row DESC LIMIT ?", (prefix, prefix, status, status, limit)
-    ).fetchall()
-    return [_job(connection, row, listed) for row in found]
+    parameters = {"prefix": prefix, "most": limit} | ({} if status is None else {"having": status})
+    found = transaction.execute(_recent(status is not None), parameters).fetchall()
+    return [_job(transaction, row, listed) for row in found]
 
 
-def _job(connection: sqlite3.Connection, row: Sequence[object], listed: Listed) -> IngestJob:
+@lru_cache
+def _recent(of_status: bool) -> Select[Any]:
+    """Select the latest jobs; of_status: only those of one status."""
+    mine = func.substr(jobs.c.collection, 1, func.length(bindparam("prefix"))) == bindparam("prefix")
+    found = _JOBS.where(mine)
+    if of_status:
+        found = found.where(jobs.c.status == bindparam("having"))
+    return found.order_by(jobs.c.row.desc()).limit(bindparam("most"))
+
+
+def _job(transaction: Transaction, row: Sequence[Any], listed: Listed) -> IngestJob:
     key, job_id, collection, status, stage, done, total, code, message, *times, seconds, rest = row
-    by_status = dict(
-        connection.execute("SELECT status, count(*) FROM job_documents WHERE job = ? GROUP BY status", (key,))
-    )
+    by_status = dict(transaction.execute(_COUNTS, {"of": key}))
     ended = {each: by_status.get(each, 0) for each in ("completed", "unchanged", "failed", "cancelled")}
     counts = Counts(sum(by_status.values()), sum(ended.values()), **ended)
-    eta = _eta(by_status.get("queued", 0), seconds, rest) if status == "running" else None  # type: ignore[arg-type]
-    last = connection.execute(f"{_DOCUMENTS} AND status = 'failed' ORDER BY position DESC LIMIT 1", (key,)).fetchone()
+    eta = _eta(by_status.get("queued", 0), seconds, rest) if status == "running" else None
+    last = transaction.execute(_LAST_FAILED, {"of": key}).fetchone()
     errors = (_error(code, message), _error(last[2], last[3]) if last else None)
-    documents = _documents(connection, key, listed)  # type: ignore[arg-type]
-    return IngestJob(job_id, collection, status, stage, done, total, counts, eta, *errors, documents, *times)  # type: ignore[arg-type]
+    documents = _documents(transaction, key, listed)
+    return IngestJob(job_id, collection, status, stage, done, total, counts, eta, *errors, documents, *times)
 
 
-def _documents(connection: sqlite3.Connection, job: int, listed: Listed) -> tuple[JobEntry, ...]:
-    which, limit = ("", -1) if listed == "all" else ("AND status = 'failed'", FAILED_SHOWN)
-    found = connection.execute(f"{_DOCUMENTS} {which} ORDER BY position LIMIT ?", (job, limit))
+def _documents(transaction: Transaction, job: int, listed: Listed) -> tuple[JobEntry, ...]:
+    found = transaction.execute(_ALL if listed == "all" else _FAILED, {"of": job})
     return tuple(JobEntry(d[0], d[1], _error(d[2], d[3])) for d in found)
 
 

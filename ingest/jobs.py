@@ -1,4 +1,8 @@
-"""Ingest jobs. A table in the catalogue is the truth, one thread takes documents from it, and a crash loses nothing."""
+"""Ingest jobs. A table in the catalogue is the truth, a thread of each process takes documents from it, and a crash
+loses nothing.
+
+A process holds a lease on each document that it ingests (leases.py), so no other takes the same one.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
 
-from ingest import job_table, job_view
-from ingest.job_table import JobPlace, WaitingJob
+from ingest import job_table, job_view, leases
+from ingest.job_table import WaitingJob
 from ingest.job_view import (
     Backlog,
     Counts,
@@ -25,11 +29,12 @@ from ingest.job_view import (
     Status,
     ignore_outcome,
 )
+from ingest.leases import JobPlace, LeaseKeeper
 from ingest.loader import MAX_NAME, Rejected, checked
 from ingest.pipeline import IngestEngine, IngestOutcome, ingest_steps
 from ingest.progress import IngestStep, Paused
 from ragkv.catalog import Catalog
-from ragkv.errors import CatalogCorrupt, InputError, RagkvError
+from ragkv.errors import CatalogCorrupt, InputError, RagkvError, StoreUnavailable
 from ragkv.types import Document
 
 __all__ = [
@@ -49,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.25
 """Least time between two writes of a job's progress."""
+RECLAIM_SECONDS = 2.0
+"""Least time between two looks at what dead processes left behind."""
 
 
 class Jobs:
@@ -66,6 +73,7 @@ class Jobs:
         self._catalog, self._on_outcome = catalog, on_outcome
         self._limit = max_document_bytes
         self._pausing = threading.Event()
+        self._leases, self._reclaimed = LeaseKeeper(catalog), 0.0
         self.submitted = 0
         self._ended: dict[int, float] = {}
         self._unrecorded: list[tuple[JobPlace, DocumentStatus, JobFault | None]] = []
@@ -91,8 +99,8 @@ class Jobs:
         collection = _storable(collections.pop() if collections else "default")
         entries = [_entry(item, self._limit) for item in items]
         digest = hashlib.sha256(json.dumps([collection, entries], sort_keys=True).encode()).hexdigest()
-        with self._catalog.write() as connection:
-            job_id = job_table.insert(connection, uuid.uuid4().hex, collection, digest, entries, subject)
+        with self._catalog.write() as transaction:
+            job_id = job_table.insert(transaction, uuid.uuid4().hex, collection, digest, entries, subject)
         self.submitted += 1
         for entry in entries:
             if entry["status"] == "failed":
@@ -102,8 +110,8 @@ class Jobs:
 
     def get(self, job_id: str, listed: Listed = "all") -> IngestJob:
         """Return a job. `listed` selects the documents that come with it. Raises NotFound."""
-        with self._catalog.read() as connection:
-            return job_view.get(connection, job_id, listed)
+        with self._catalog.read() as transaction:
+            return job_view.get(transaction, job_id, listed)
 
     def recent(
         self, limit: int = 50, prefix: str = "", status: Status | None = None, listed: Listed = "failed"
@@ -116,13 +124,13 @@ class Jobs:
             status: Only jobs of this status; None for all.
             listed: Which of their documents come with them.
         """
-        with self._catalog.read() as connection:
-            return job_view.recent(connection, limit, prefix, status, listed)
+        with self._catalog.read() as transaction:
+            return job_view.recent(transaction, limit, prefix, status, listed)
 
     def backlog(self) -> Backlog:
         """Count what waits in all collections."""
-        with self._catalog.read() as connection:
-            return job_view.backlog(connection)
+        with self._catalog.read() as transaction:
+            return job_view.backlog(transaction)
 
     def cancel(self, job_id: str, listed: Listed = "all") -> IngestJob:
         """Stop a job. Waiting documents are dropped, and those that run stop at their next step.
@@ -132,8 +140,8 @@ class Jobs:
         Raises:
             NotFound: There is no such job.
         """
-        with self._catalog.write() as connection:
-            job_table.cancel(connection, job_id)
+        with self._catalog.write() as transaction:
+            job_table.cancel(transaction, job_id)
         return self.get(job_id, listed)
 
     def withdraw(self, collection: str, document_id: str) -> bool:
@@ -142,23 +150,39 @@ class Jobs:
         Returns:
             Whether a job would have ingested it, or had failed to.
         """
-        with self._catalog.write() as connection:
-            return job_table.withdraw(connection, collection, document_id)
+        with self._catalog.write() as transaction:
+            return job_table.withdraw(transaction, collection, document_id)
 
     def abandon(self, collection: str) -> bool:
         """Drop all that waits for a deleted collection. Returns whether anything did."""
-        with self._catalog.write() as connection:
-            return job_table.abandon(connection, collection)
+        with self._catalog.write() as transaction:
+            return job_table.abandon(transaction, collection)
 
     def waits(self, collection: str, document_id: str) -> bool:
         """Whether a version of the document is still to be ingested."""
-        with self._catalog.read() as connection:
-            return job_table.waits(connection, collection, document_id)
+        with self._catalog.read() as transaction:
+            return job_table.waits(transaction, collection, document_id)
 
     def recover(self) -> int:
-        """Queue again what a process was ingesting when it died. Returns how many. Call it once, before `steps`."""
-        with self._catalog.write() as connection:
-            return job_table.recover(connection)
+        """Queue again what no process ingests any more. Returns how many. Call it once, before `steps`.
+
+        What another living process ingests stays with it.
+        """
+        with self._catalog.write() as transaction:
+            return job_table.recover(transaction, self._leases.worker)
+
+    def _reclaim(self) -> None:
+        """Queue again what died with other processes since the last look."""
+        now = time.monotonic()
+        if now - self._reclaimed < RECLAIM_SECONDS:
+            return
+        self._reclaimed = now
+        with self._catalog.read() as transaction:
+            lost = leases.lost(transaction)
+        if lost:
+            with self._catalog.write() as transaction:
+                again = job_table.recover(transaction)
+            logger.info("%d documents are queued again: another process did not finish them", again)
 
     def pause(self) -> None:
         """Stop the running document at its next step and queue it again; `steps` then takes no other. For shutdown."""
@@ -173,8 +197,9 @@ class Jobs:
         """Return the jobs that have a document to start, the earliest first; none after `pause`."""
         if self._pausing.is_set():
             return []
-        with self._catalog.read() as connection:
-            return job_table.waiting(connection)
+        self._reclaim()
+        with self._catalog.read() as transaction:
+            return job_table.waiting(transaction)
 
     def steps(self, engine: IngestEngine, job: int | None = None) -> Generator[IngestStep, None, str | None]:
         """Ingest the next waiting document of a job, one unit of work at a time.
@@ -195,7 +220,7 @@ class Jobs:
 
         Raises:
             StoreFull: The disk is full, so that not even a fault can be recorded. Call again later.
-            StoreUnavailable: The catalogue cannot be written. Call again later.
+            StoreUnavailable: The catalogue cannot be read or written. The document is queued again. Call again later.
             CatalogCorrupt: The catalogue is damaged.
         """
         self._record_outcomes()
@@ -203,10 +228,14 @@ class Jobs:
         if started is None:
             return None
         place, document = started
-        with self._catalog.read() as connection:
-            job_id, subject = job_table.job_of(connection, place)
-        checkpoint = _Checkpoint(self._catalog, place, self._pausing)
-        result = yield from self._document_steps(engine, document, (place, job_id), checkpoint)
+        with self._catalog.read() as transaction:
+            job_id, subject = job_table.job_of(transaction, place)
+        checkpoint = _Checkpoint(self._catalog, (place, self._leases.worker), self._pausing)
+        self._leases.hold(place)
+        try:
+            result = yield from self._document_steps(engine, document, (place, job_id), checkpoint)
+        finally:
+            self._leases.let_go(place)
         if result is not None:
             self._on_outcome(DocumentOutcome(job_id, subject, document.collection, document.id, result))
         self._record_outcomes(self._seconds_alone(place.job, checkpoint.started))
@@ -226,14 +255,17 @@ class Jobs:
             self._unrecorded.append((place, "unchanged" if outcome.status == "unchanged" else "completed", None))
             return outcome.status
         except (Paused, GeneratorExit) as stop:
-            with self._catalog.write() as connection:
-                job_table.requeue(connection, place)
+            with self._catalog.write(alone=False) as transaction:
+                job_table.requeue(transaction, place, self._leases.worker)
             if isinstance(stop, GeneratorExit):
                 raise
             return None
         except _Cancelled:
             return "cancelled"
         except CatalogCorrupt:
+            raise
+        except StoreUnavailable:  # of the catalogue, for a fault of the KV store costs only time
+            self._unrecorded.append((place, "queued", None))
             raise
         except Exception as error:
             fault = _fault_of(error, document.id, job_id)
@@ -242,8 +274,8 @@ class Jobs:
 
     def _save_if_finished(self, engine: IngestEngine, place: JobPlace) -> None:
         """Write the index out when the document's job is finished."""
-        with self._catalog.read() as connection:
-            finished = job_table.is_finished(connection, place)
+        with self._catalog.read() as transaction:
+            finished = job_table.is_finished(transaction, place)
         if finished:
             self._ended.pop(place.job, None)
             engine.retriever.save()
@@ -257,8 +289,8 @@ class Jobs:
     def _start_next(self, job: int | None) -> tuple[JobPlace, Document] | None:
         if self._pausing.is_set():
             return None
-        with self._catalog.write() as connection:
-            return job_table.start_next(connection, job)
+        with self._catalog.write(alone=False) as transaction:
+            return job_table.start_next(transaction, self._leases.worker, job)
 
     def _record_outcomes(self, seconds: float | None = None) -> None:
         """Record the outcomes of documents, also those that a full disk kept from being recorded earlier.
@@ -266,10 +298,14 @@ class Jobs:
         seconds: the time that the last of them took, without that of others of its job.
         """
         while self._unrecorded:
-            with self._catalog.write() as connection:
-                job_table.complete(connection, *self._unrecorded[0])
+            place, status, fault = self._unrecorded[0]
+            with self._catalog.write(alone=False) as transaction:
+                if status == "queued":
+                    job_table.requeue(transaction, place, self._leases.worker)
+                else:
+                    job_table.complete(transaction, place, self._leases.worker, status, fault)
                 if seconds is not None and len(self._unrecorded) == 1:
-                    job_table.record_pace(connection, self._unrecorded[0][0], seconds)
+                    job_table.record_pace(transaction, place, seconds)
             self._unrecorded.pop(0)
 
 
@@ -284,16 +320,20 @@ class _Checkpoint:
         started: When the document was started, on the monotonic clock.
     """
 
-    def __init__(self, catalog: Catalog, place: JobPlace, pausing: threading.Event):
-        self._catalog, self._place, self._pausing = catalog, place, pausing
+    def __init__(self, catalog: Catalog, held: tuple[JobPlace, str], pausing: threading.Event):
+        """Take the catalogue, the document and who holds its lease, and what is set when the work is to stop."""
+        self._catalog, self._pausing = catalog, pausing
+        self._place, self._worker = held
         self._stage, self._written = "", 0.0
         self.started = self._stage_started = time.monotonic()
 
     def check_wanted(self) -> None:
-        """Raise _Cancelled when the document is no longer wanted."""
-        with self._catalog.read() as connection:
-            requested = job_table.is_running(connection, self._place)
-        if not requested:
+        """Raise _Cancelled when the document is no longer wanted, Paused when another process has taken it over."""
+        with self._catalog.read() as transaction:
+            found = job_table.is_wanted(transaction, self._place, self._worker)
+        if found == "taken":
+            raise Paused
+        if found == "cancelled":
             raise _Cancelled
 
     def __call__(self, step: IngestStep) -> None:
@@ -306,8 +346,8 @@ class _Checkpoint:
             self._stage_started = now
         if step.stage != self._stage or now - self._written >= REPORT_SECONDS:
             self._stage, self._written = step.stage, now
-            with self._catalog.write() as connection:
-                job_table.record_progress(connection, self._place, step, self._seconds_left(step))
+            with self._catalog.write(alone=False) as transaction:
+                job_table.record_progress(transaction, self._place, step, self._seconds_left(step))
 
     def _seconds_left(self, step: IngestStep) -> float | None:
         """Estimate the rest of the document, nearly all of which is encoding; None before any chunk is encoded."""

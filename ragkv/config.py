@@ -274,6 +274,16 @@ class Settings(
     model_config = SettingsConfigDict(env_prefix="RAGKV_", toml_file="ragkv.toml", frozen=True, extra="forbid")
 
     data: Path = Field(Path("data"), description="Folder of the catalogue, the index and the disk store.")
+    catalog: SecretStr = Field(
+        SecretStr(""),
+        description="Where the catalogue is: empty: in a file of `data`, or "
+        "postgresql+psycopg://user:password@host/name, for several machines; needs `ragkv[postgres]`.",
+    )
+
+    @property
+    def catalog_address(self) -> Path | str:
+        """What `Catalog.open` takes: the path of the file, or the address of the database."""
+        return self.catalog.get_secret_value() or self.data / "catalog.sqlite"
 
     @classmethod
     def settings_customise_sources(

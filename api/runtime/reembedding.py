@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from math import inf
 
 from ingest.reembedding import reembed_steps
@@ -68,7 +69,9 @@ class ReembeddingTask:
         if time.monotonic() < self._report_at:
             return
         self._report_at = time.monotonic() + REPORT_SECONDS
-        change = self._engine.catalog.reembedding()
+        change = None
+        with suppress(RagkvError):
+            change = self._engine.catalog.reembedding()
         if change is not None:
             logger.info("%d of %d chunks are embedded with %s", change.done, change.total, change.following.name)
 

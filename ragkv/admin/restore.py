@@ -17,7 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ragkv.admin.archive import ArchiveReader, starts_with
-from ragkv.admin.backup import CATALOG, FORMAT, FRAME, MAGIC, MARK, PROFILE, BackupContents, temporary_sibling
+from ragkv.admin.backup import (
+    CATALOG,
+    FORMAT,
+    FRAME,
+    MAGIC,
+    MARK,
+    PROFILE,
+    BackupContents,
+    refuse_postgresql,
+    temporary_sibling,
+)
 from ragkv.catalog import Catalog
 from ragkv.config import Settings
 from ragkv.errors import InputError, InvalidBackup, StoreError
@@ -58,9 +68,10 @@ def restore_backup(file: Path, settings: Settings, force: bool) -> RestoredBacku
         InvalidBackup: The file is not a backup, or it is damaged.
         InputError: The data folder is not empty and `force` is not set.
         CatalogCorrupt: The catalogue in the backup is damaged.
-        ConfigError: The catalogue in the backup belongs to a newer ragkv.
+        ConfigError: The catalogue in the backup belongs to a newer ragkv, or the one to replace is in PostgreSQL.
         OSError: The data folder cannot be written.
     """
+    refuse_postgresql(settings, "restore the database with pg_restore, or unset RAGKV_CATALOG")
     data = settings.data.resolve()
     with file.open("rb") as raw:
         archive = ArchiveReader(raw, file, _is_member_name)

@@ -1,7 +1,7 @@
-"""The catalogue: documents, chunks, vectors, jobs and conversations in one SQLite file.
+"""The catalogue: documents, chunks, vectors, jobs and conversations, in one SQLite file or in PostgreSQL.
 
-SQLite is the source of truth. The full-text index (FTS5) and the vector index (FAISS) are derived from it and can be
-rebuilt at any time.
+The database is the source of truth. The word index and the vector index are derived from it and can be rebuilt at any
+time.
 """
 
 from ragkv.catalog.catalog import Catalog

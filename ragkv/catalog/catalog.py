@@ -1,7 +1,7 @@
-"""Catalog: the documents, chunks, vectors and conversations of the service, stored in one SQLite file.
+"""Catalog: the documents, chunks, vectors and conversations of the service, in an SQLite file or in PostgreSQL.
 
-SQLite is the source of truth, and every index is built from it. A change of a collection happens in one transaction
-that raises the collection's generation, so an index can tell that it is stale.
+The database is the source of truth, and every index is built from it. A change of a collection happens in one
+transaction that raises the collection's generation, so an index can tell that it is stale.
 
 The SQL lives in one module for each table. This file is longer than others because `Catalog` has one short method for
 each operation: it opens the transaction and calls the query.
@@ -9,7 +9,6 @@ each operation: it opens the transaction and calls the query.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -33,50 +32,70 @@ from ragkv.catalog.models import (
     Reembedding,
     StoredTurn,
 )
-from ragkv.errors import NotFound
+from ragkv.catalog.sqlite_file import SqliteFile
+from ragkv.catalog.transaction import Transaction
+from ragkv.errors import ConfigError, NotFound
 from ragkv.types import Chunk, Document, Filter, Key
 
 
 class Catalog:
     """Documents, chunks, vectors and conversations of all collections. Thread-safe; see `Database`.
 
+    Every method may raise StoreFull (no space left; nothing was changed), StoreUnavailable (another process holds the
+    write lock, or the database does not answer) and CatalogCorrupt. Methods with a `filter` raise InputError for a
+    malformed filter.
+
     Attributes:
+        name: What messages call the catalogue: its path, or its address without the password.
         has_words: Whether the catalogue has a word index (`match`). Without one, each process keeps its own, from
             `passage_changes`.
-
-    Every method may raise StoreFull (no space left; nothing was changed), StoreUnavailable (another process holds the
-    write lock) and CatalogCorrupt. Methods with a `filter` raise InputError for a malformed filter.
     """
-
-    has_words = True
 
     def __init__(self, database: Database):
         self._database = database
+        self.name, self.has_words = database.name, database.has_words
 
     @classmethod
-    def open(cls, path: Path) -> Catalog:
-        """Open the file, or create it.
+    def open(cls, where: Path | str) -> Catalog:
+        """Open a catalogue, or create it, and bring its tables up to date.
+
+        Args:
+            where: Path of an SQLite file, or address of a PostgreSQL database (postgresql+psycopg://…).
 
         Raises:
             CatalogCorrupt: The file is damaged.
-            ConfigError: The file belongs to another program or to a newer ragkv, or cannot be opened.
+            ConfigError: The catalogue belongs to another program or to a newer ragkv, or cannot be opened.
+            MissingPackage: The driver of PostgreSQL is not installed.
+            StoreUnavailable: The database does not answer.
         """
-        return cls(Database.open(path))
+        if isinstance(where, Path):
+            return cls(SqliteFile.open(where))
+        from ragkv.catalog.postgres import PostgresDatabase  # imports SQLAlchemy's pool, which a file does without
+
+        return cls(PostgresDatabase.open(where))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the catalogue."""
         self._database.close()
 
-    def read(self) -> AbstractContextManager[sqlite3.Connection]:
-        """Open a snapshot, for modules that keep tables of their own in this file."""
+    def read(self) -> AbstractContextManager[Transaction]:
+        """Open a snapshot, for modules that keep tables of their own in the catalogue."""
         return self._database.read()
 
-    def write(self) -> AbstractContextManager[sqlite3.Connection]:
-        """Open a write transaction, for modules that keep tables of their own in this file. Do not nest."""
-        return self._database.write()
+    def write(self, alone: bool = True) -> AbstractContextManager[Transaction]:
+        """Open a write transaction, for modules that keep tables of their own in the catalogue. Do not nest.
+
+        alone: No other transaction writes at the same time; see database.py.
+        """
+        return self._database.write(alone)
 
     def copy(self, path: Path) -> None:
-        """Write the present state of the catalogue to a new file. Writers are not blocked. Raises OSError."""
+        """Write the present state of the catalogue to a new file. Writers are not blocked.
+
+        Raises:
+            OSError: The file cannot be written.
+            ConfigError: The catalogue is not a file.
+        """
         self._database.copy(path)
 
     # Documents
@@ -106,25 +125,26 @@ class Catalog:
             EmbedderChanged: The stored vectors come from another embedder.
         """
         document = version.document
-        with self.write() as connection:
+        with self.write(alone=False) as transaction:
+            transaction.lock(f"collection {document.collection}")  # for its quota and for the order of its rows
             if precondition:
                 precondition()
-            table = embedders.place(connection, document.collection, version.embedder)
+            table = embedders.place(transaction, document.collection, version.embedder)
             if admit:
-                admit(documents.tokens(connection, document.collection, document.id))
+                admit(documents.tokens(transaction, document.collection, document.id))
             if claim is not None:
-                claims.release(connection, claim)
-            row, old_keys = documents.upsert(connection, version)
-            chunks.insert(connection, row, version, table)
-            vectors.raise_generation(connection, document.collection)
-            return chunks.unreferenced(connection, old_keys)
+                claims.release(transaction, claim)
+            row, old_keys = documents.upsert(transaction, version)
+            chunks.insert(transaction, row, version, table)
+            vectors.raise_generation(transaction, document.collection)
+            return chunks.unreferenced(transaction, old_keys)
 
     def remove(self, collection: str, document_id: str) -> list[Key]:
         """Delete a document; return its KV keys that no chunk refers to any more. Raises NotFound."""
-        with self.write() as connection:
-            old_keys = documents.remove(connection, collection, document_id)
-            vectors.raise_generation(connection, collection)
-            return chunks.unreferenced(connection, old_keys)
+        with self.write() as transaction:
+            old_keys = documents.remove(transaction, collection, document_id)
+            vectors.raise_generation(transaction, collection)
+            return chunks.unreferenced(transaction, old_keys)
 
     def clear(self, collection: str) -> list[Key]:
         """Delete all documents and conversations of a collection.
@@ -135,18 +155,18 @@ class Catalog:
         Raises:
             NotFound: The collection has neither documents nor conversations.
         """
-        with self.write() as connection:
-            old_keys, removed_documents = documents.clear(connection, collection)
-            removed_turns = turns.clear(connection, collection)
+        with self.write() as transaction:
+            old_keys, removed_documents = documents.clear(transaction, collection)
+            removed_turns = turns.clear(transaction, collection)
             if not removed_documents and not removed_turns:
                 raise NotFound(f"there is no collection {collection!r}")
-            vectors.raise_generation(connection, collection)
-            return chunks.unreferenced(connection, old_keys)
+            vectors.raise_generation(transaction, collection)
+            return chunks.unreferenced(transaction, old_keys)
 
     def find(self, collection: str, document_id: str) -> DocumentInfo | None:
         """Return the document, or None if the collection does not have it."""
-        with self.read() as connection:
-            return documents.find(connection, collection, document_id)
+        with self.read() as transaction:
+            return documents.find(transaction, collection, document_id)
 
     def document(self, collection: str, document_id: str) -> DocumentInfo:
         """Return the document. Raises NotFound."""
@@ -160,8 +180,8 @@ class Catalog:
 
         Documents that do not exist are left out.
         """
-        with self.read() as connection:
-            return documents.creation_times(connection, collection, ids)
+        with self.read() as transaction:
+            return documents.creation_times(transaction, collection, ids)
 
     def original(self, collection: str, document_id: str) -> Document:
         """Return the document as the user sent it, with its text. Raises NotFound."""
@@ -169,17 +189,17 @@ class Catalog:
 
     def info_and_original(self, collection: str, document_id: str) -> tuple[DocumentInfo, Document]:
         """Return `document` and `original` of the same version. Raises NotFound."""
-        with self.read() as connection:
-            info = documents.find(connection, collection, document_id)
+        with self.read() as transaction:
+            info = documents.find(transaction, collection, document_id)
             if info is None:
                 raise documents.not_found(collection, document_id)
-            text, pages = documents.text_and_pages(connection, collection, document_id)
+            text, pages = documents.text_and_pages(transaction, collection, document_id)
         return info, Document(document_id, info.title, text, info.metadata, collection, pages)
 
     def documents(self, collection: str | None = None, order: DocumentOrder = ID_ORDER) -> list[DocumentInfo]:
         """Return the documents of one collection, or of all (None); by default ordered by (collection, id)."""
-        with self.read() as connection:
-            return documents.all_documents(connection, collection, order)
+        with self.read() as transaction:
+            return documents.all_documents(transaction, collection, order)
 
     def page(
         self,
@@ -199,40 +219,40 @@ class Catalog:
             filter: What the metadata must contain; None for all documents.
             order: What to list, and in which order.
         """
-        with self.read() as connection:
-            return documents.page(connection, collection, after, limit, filter, order)
+        with self.read() as transaction:
+            return documents.page(transaction, collection, after, limit, filter, order)
 
     def collections(self, prefix: str = "") -> list[CollectionInfo]:
         """Return the collections that have documents and whose names start with `prefix`, ordered by name."""
-        with self.read() as connection:
-            return documents.collections(connection, prefix)
+        with self.read() as transaction:
+            return documents.collections(transaction, prefix)
 
     def count(self) -> tuple[int, int]:
         """Return (documents, chunks) of all collections."""
-        with self.read() as connection:
-            return documents.count(connection)
+        with self.read() as transaction:
+            return documents.count(transaction)
 
     def tokens(self, collection: str, without: str = "") -> int:
         """Return the number of tokens of all chunks of a collection, except those of the document `without`."""
-        with self.read() as connection:
-            return documents.tokens(connection, collection, without)
+        with self.read() as transaction:
+            return documents.tokens(transaction, collection, without)
 
     # Chunks
 
     def chunks(self, collection: str, rows: Iterable[int]) -> dict[int, Chunk]:
         """Return the chunks at these rows of a collection. Rows that no longer exist are left out."""
-        with self.read() as connection:
-            return chunks.load(connection, collection, rows)
+        with self.read() as transaction:
+            return chunks.load(transaction, collection, rows)
 
     def has_chunks(self, collection: str) -> bool:
         """Whether a collection has any chunk."""
-        with self.read() as connection:
-            return chunks.exist(connection, collection)
+        with self.read() as transaction:
+            return chunks.exist(transaction, collection)
 
     def chunks_of(self, collection: str, document_id: str) -> list[Chunk]:
         """Return the chunks of a document, in order. Raises NotFound."""
-        with self.read() as connection:
-            found = chunks.of_document(connection, collection, document_id)
+        with self.read() as transaction:
+            found = chunks.of_document(transaction, collection, document_id)
         if not found:
             raise documents.not_found(collection, document_id)
         return found
@@ -249,16 +269,16 @@ class Catalog:
         Raises:
             NotFound: The collection has no such document.
         """
-        with self.read() as connection:
-            info = documents.find(connection, collection, document_id)
+        with self.read() as transaction:
+            info = documents.find(transaction, collection, document_id)
             if info is None:
                 raise documents.not_found(collection, document_id)
-            return info, chunks.page(connection, collection, document_id, after, limit)
+            return info, chunks.page(transaction, collection, document_id, after, limit)
 
     def token_counts(self, collection: str, ids: Iterable[str]) -> dict[str, list[int]]:
         """Return the tokens of each chunk of these documents, by document id. Unknown documents are left out."""
-        with self.read() as connection:
-            return chunks.token_counts(connection, collection, ids)
+        with self.read() as transaction:
+            return chunks.token_counts(transaction, collection, ids)
 
     def match(
         self,
@@ -279,32 +299,39 @@ class Catalog:
 
         Returns:
             (chunk row, BM25 score) of the best chunks, best first.
+
+        Raises:
+            ConfigError: The catalogue has no word index.
         """
-        with self.read() as connection:
-            return full_text.match(connection, collection, text, limit, filter, documents)
+        if not self.has_words:
+            raise ConfigError(f"the catalogue {self.name} has no word index; each process keeps its own")
+        with self.read() as transaction:
+            return full_text.match(transaction, collection, text, limit, filter, documents)
 
     def filtered_rows(
         self, collection: str, filter: Filter | None, documents: Sequence[str] | None = None
     ) -> tuple[int, NDArray[np.int64]]:
         """Return (generation, chunk rows [n] ascending) of the documents of a collection that match as in `match`."""
-        with self.read() as connection:
-            generation = vectors.generations(connection, collection)[0]
-            return generation, attributes.rows(connection, collection, filter, documents)
+        with self.read() as transaction:
+            generation = vectors.generations(transaction, collection)[0]
+            return generation, attributes.rows(transaction, collection, filter, documents)
 
     def rebuild_full_text(self) -> None:
-        """Rebuild the full-text index from the chunks."""
-        with self.write() as connection:
-            full_text.rebuild(connection)
+        """Rebuild the full-text index from the chunks, if there is one."""
+        if not self.has_words:
+            return
+        with self.write() as transaction:
+            full_text.rebuild(transaction)
 
     def keys(self) -> set[Key]:
         """Return the KV keys of all chunks. Any other entry of a KV store is an orphan."""
-        with self.read() as connection:
-            return chunks.keys(connection)
+        with self.read() as transaction:
+            return chunks.keys(transaction)
 
     def iter_chunk_tokens(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield (collection, token ids) of every chunk."""
-        with self.read() as connection:
-            yield from chunks.tokens(connection)
+        with self.read() as transaction:
+            yield from chunks.tokens(transaction)
 
     # Claims (see claims.py)
 
@@ -318,18 +345,18 @@ class Catalog:
         Returns:
             The id of the claim.
         """
-        with self.write() as connection:
-            return claims.claim(connection, keys, fingerprint)
+        with self.write(alone=False) as transaction:
+            return claims.claim(transaction, keys, fingerprint)
 
     def renew(self, claim: int) -> None:
         """Keep a claim alive. A claim expires if it is not renewed for an hour."""
-        with self.write() as connection:
-            claims.renew(connection, claim)
+        with self.write(alone=False) as transaction:
+            claims.renew(transaction, claim)
 
     def release(self, claim: int) -> None:
         """Release a claim. KV of its keys that no chunk refers to may then be removed."""
-        with self.write() as connection:
-            claims.release(connection, claim)
+        with self.write(alone=False) as transaction:
+            claims.release(transaction, claim)
 
     @contextmanager
     def removing(
@@ -347,18 +374,18 @@ class Catalog:
         Yields:
             Those of `keys` that no chunk refers to and no live claim names. This stays true until the block ends.
         """
-        with self.write() as connection:
-            yield set(claims.unclaimed(connection, keys, grace, mine))
+        with self.write() as transaction:
+            yield set(claims.unclaimed(transaction, keys, grace, mine))
 
     def drop_expired_claims(self, grace: float = claims.GRACE_SECONDS) -> None:
         """Delete the claims that were not renewed for `grace` seconds."""
-        with self.write() as connection:
-            claims.drop_expired(connection, grace)
+        with self.write() as transaction:
+            claims.drop_expired(transaction, grace)
 
     def fingerprint(self) -> str | None:
         """Return the fingerprint of the model that ingested last, or None before the first ingest."""
-        with self.read() as connection:
-            return claims.fingerprint(connection)
+        with self.read() as transaction:
+            return claims.fingerprint(transaction)
 
     # Conversations (see turns.py)
 
@@ -368,36 +395,36 @@ class Catalog:
         Returns:
             The row of the new turn. None, and nothing is stored, if those turns were removed.
         """
-        with self.write() as connection:
-            return turns.add(connection, collection, conversation, after, turn)
+        with self.write(alone=False) as transaction:
+            return turns.add(transaction, collection, conversation, after, turn)
 
     def turns(self, collection: str, conversation: str) -> list[StoredTurn]:
         """Return the turns of a conversation, in order; [] if there is no such conversation."""
-        with self.read() as connection:
-            return turns.turns(connection, collection, conversation)
+        with self.read() as transaction:
+            return turns.turns(transaction, collection, conversation)
 
     def remove_conversation(self, collection: str, conversation: str) -> None:
         """Delete a conversation and all its turns. Raises NotFound."""
-        with self.write() as connection:
-            if not turns.remove(connection, collection, conversation):
+        with self.write() as transaction:
+            if not turns.remove(transaction, collection, conversation):
                 raise NotFound(f"collection {collection!r} has no conversation {conversation!r}")
 
     # Vectors
 
     def embedder(self) -> EmbedderIdentity | None:
         """Return the embedder of the stored vectors, or None while there are none."""
-        with self.read() as connection:
-            return embedders.recorded(connection)
+        with self.read() as transaction:
+            return embedders.recorded(transaction)
 
     def check_embedder(self, embedder: EmbedderIdentity) -> None:
         """Raise EmbedderChanged if the stored vectors come from another embedder and are not changed to this one."""
-        with self.read() as connection:
-            embedders.check(connection, embedder)
+        with self.read() as transaction:
+            embedders.check(transaction, embedder)
 
     def state(self, collection: str) -> tuple[EmbedderIdentity | None, int]:
         """Return (the embedder of a collection's vectors, its generation); None while there are no chunks at all."""
-        with self.read() as connection:
-            return embedders.of_collection(connection, collection), vectors.generations(connection, collection)[0]
+        with self.read() as transaction:
+            return embedders.of_collection(transaction, collection), vectors.generations(transaction, collection)[0]
 
     def aim_embedder(self, embedder: EmbedderIdentity) -> Reembedding | None:
         """Begin or go on with the change of all vectors to an embedder; see embedders.py.
@@ -405,29 +432,29 @@ class Catalog:
         Returns:
             How far the change is; None if all vectors come from this embedder.
         """
-        with self.write() as connection:
-            embedders.aim(connection, embedder)
-            return embedders.progress(connection)
+        with self.write() as transaction:
+            embedders.aim(transaction, embedder)
+            return embedders.progress(transaction)
 
     def reembedding(self) -> Reembedding | None:
         """Return how far the change to another embedder is, or None without one."""
-        with self.read() as connection:
-            return embedders.progress(connection)
+        with self.read() as transaction:
+            return embedders.progress(transaction)
 
     def stale_collections(self, embedder: EmbedderIdentity) -> list[str]:
         """Return the collections whose vectors come from another embedder, ordered by name."""
-        with self.read() as connection:
-            return embedders.stale(connection, embedder)
+        with self.read() as transaction:
+            return embedders.stale(transaction, embedder)
 
     def unembedded(self, collection: str, after: int, limit: int) -> list[Passage]:
         """Return the next `limit` chunks of a collection without a next vector whose row is greater than `after`."""
-        with self.read() as connection:
-            return embedders.unembedded(connection, collection, after, limit)
+        with self.read() as transaction:
+            return embedders.unembedded(transaction, collection, after, limit)
 
     def store_next_vectors(self, rows: Sequence[int], matrix: NDArray[np.float32], embedder: EmbedderIdentity) -> None:
         """Store next vectors [len(rows), dimension] of chunks. Raises EmbedderChanged if the change leads elsewhere."""
-        with self.write() as connection:
-            embedders.store_next(connection, rows, matrix, embedder)
+        with self.write() as transaction:
+            embedders.store_next(transaction, rows, matrix, embedder)
 
     def swap_vectors(self, collection: str, embedder: EmbedderIdentity) -> bool:
         """Put the next vectors of a collection in the place of its present ones, if they are complete.
@@ -438,13 +465,13 @@ class Catalog:
         Raises:
             EmbedderChanged: The change leads to another embedder now.
         """
-        with self.write() as connection:
-            return vectors.swap(connection, collection, embedder)
+        with self.write() as transaction:
+            return vectors.swap(transaction, collection, embedder)
 
     def generation(self, collection: str) -> int:
         """Return the generation of a collection. It grows with every change and is 0 before the first."""
-        with self.read() as connection:
-            return vectors.generations(connection, collection)[0]
+        with self.read() as transaction:
+            return vectors.generations(transaction, collection)[0]
 
     def vectors(self, collection: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return (chunk rows [n] int64, vectors [n, dimension] float32) of a collection, ordered by row."""
@@ -453,8 +480,8 @@ class Catalog:
 
     def vectors_of(self, rows: Iterable[int]) -> dict[int, NDArray[np.float32]]:
         """Return the vectors [dimension] of the chunks at these rows. Rows that no longer exist are left out."""
-        with self.read() as connection:
-            return vectors.of_rows(connection, rows)
+        with self.read() as transaction:
+            return vectors.of_rows(transaction, rows)
 
     def changes(self, collection: str, known: NDArray[np.int64], since: int) -> Changes:
         """Return the changes that bring an index up to date.
@@ -464,8 +491,8 @@ class Catalog:
             known: Chunk rows that the index holds.
             since: Generation of the index.
         """
-        with self.read() as connection:
-            return vectors.changes(connection, collection, known, since)
+        with self.read() as transaction:
+            return vectors.changes(transaction, collection, known, since)
 
     def passage_changes(
         self, collection: str, known: NDArray[np.int64], since: int, limit: int = 1000
@@ -478,13 +505,13 @@ class Catalog:
             since: Generation of the index; 0 for an empty one.
             limit: Return at most so many new chunks.
         """
-        with self.read() as connection:
-            return feed.passage_changes(connection, collection, known, since, limit)
+        with self.read() as transaction:
+            return feed.passage_changes(transaction, collection, known, since, limit)
 
     def generations(self) -> dict[str, int]:
         """Return the generation of every collection that was ever changed."""
-        with self.read() as connection:
-            return feed.all_generations(connection)
+        with self.read() as transaction:
+            return feed.all_generations(transaction)
 
     def listener(self) -> ChangeListener:
         """Return what waits for changes of collections, whichever process makes them. Close it before the catalogue."""
@@ -495,8 +522,8 @@ class Catalog:
 
         Reindexing embeds them again.
         """
-        with self.read() as connection:
-            return chunks.passages(connection, after, limit)
+        with self.read() as transaction:
+            return chunks.passages(transaction, after, limit)
 
     def replace_vectors(self, rows: Sequence[int], matrix: NDArray[np.float32], embedder: EmbedderIdentity) -> None:
         """Replace the vectors of all chunks in one transaction.
@@ -511,5 +538,5 @@ class Catalog:
         """
         if matrix.shape != (len(rows), embedder.dimension):
             raise ValueError(f"{len(rows)} rows and vectors {matrix.shape} do not belong together")
-        with self.write() as connection:
-            vectors.replace(connection, rows, matrix, embedder)
+        with self.write() as transaction:
+            vectors.replace(transaction, rows, matrix, embedder)

@@ -5,109 +5,140 @@ Every function runs inside a transaction of the caller.
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from sqlalchemy import bindparam, exists, func, select
+from sqlalchemy import insert as insert_into
 
-from ragkv.catalog import spans
+from ragkv.catalog import spans, tables
 from ragkv.catalog.embedders import VectorTable
 from ragkv.catalog.models import DocumentVersion, Passage
+from ragkv.catalog.statements import values
+from ragkv.catalog.tables import documents, versions
+from ragkv.catalog.transaction import Transaction
 from ragkv.types import Chunk, Key, TextSpan
 
-_COLUMNS = (
-    "chunks.row, documents.id, chunks.ordinal, chunks.title, chunks.text, chunks.tokens,"
-    " ifnull(versions.number, 1), spans.start, spans.stop, spans.heading, spans.page"
+_CHUNKS, _SPANS = tables.chunks, tables.spans
+# Outer joins: an older release that writes to the same file leaves spans out.
+_JOINED = (
+    _CHUNKS.join(documents, documents.c.row == _CHUNKS.c.document)
+    .outerjoin(versions, versions.c.document == documents.c.row)
+    .outerjoin(_SPANS, _SPANS.c.chunk == _CHUNKS.c.row)
 )
-# LEFT JOIN: an older release that writes to the same file leaves spans out.
-_SELECT = (
-    f"SELECT {_COLUMNS} FROM chunks JOIN documents ON documents.row = chunks.document"
-    " LEFT JOIN versions ON versions.document = documents.row LEFT JOIN spans ON spans.chunk = chunks.row"
+_SELECT = select(
+    *(_CHUNKS.c.row, documents.c.id, _CHUNKS.c.ordinal, _CHUNKS.c.title, _CHUNKS.c.text, _CHUNKS.c.tokens),
+    func.coalesce(versions.c.number, 1),
+    *(_SPANS.c.start, _SPANS.c.stop, _SPANS.c.heading, _SPANS.c.page),
+).select_from(_JOINED)
+_INSERT = insert_into(_CHUNKS).returning(_CHUNKS.c.row)
+_STORE = {name: insert_into(tables.metadata.tables[name]) for name in ("vectors", "next_vectors")}
+_MINE = _CHUNKS.c.collection == bindparam("of")
+_LOAD = _SELECT.where(_MINE, _CHUNKS.c.row.in_(select(values("rows", "bigint").c.value)))
+_EXIST = select(exists(select(1).select_from(_CHUNKS).where(_MINE)))
+_NAMED = _SELECT.where(documents.c.collection == bindparam("of"), documents.c.id == bindparam("named"))
+_OF_DOCUMENT = _NAMED.order_by(_CHUNKS.c.ordinal)
+_PAGE = _OF_DOCUMENT.where(_CHUNKS.c.ordinal > bindparam("after")).limit(bindparam("most"))
+_COUNTS = (
+    select(documents.c.id, func.length(_CHUNKS.c.tokens))
+    .select_from(documents.join(_CHUNKS, _CHUNKS.c.document == documents.c.row))
+    .where(documents.c.collection == bindparam("of"))
+    .where(documents.c.id.in_(select(values("ids", "text").c.value)))
+)
+_KEYS = select(_CHUNKS.c.key).distinct()
+_TOKENS = select(_CHUNKS.c.collection, _CHUNKS.c.tokens)
+_GIVEN = values("keys", "text")
+_UNREFERENCED = (
+    select(_GIVEN.c.value)
+    .distinct()
+    .where(~exists(select(1).select_from(_CHUNKS).where(_CHUNKS.c.key == _GIVEN.c.value)))
+)
+_PASSAGES = (
+    select(_CHUNKS.c.row, _CHUNKS.c.title, _CHUNKS.c.text)
+    .where(_CHUNKS.c.row > bindparam("after"))
+    .order_by(_CHUNKS.c.row)
+    .limit(bindparam("most"))
 )
 
 
-def insert(connection: sqlite3.Connection, document: int, version: DocumentVersion, table: VectorTable) -> None:
+def insert(transaction: Transaction, document: int, version: DocumentVersion, table: VectorTable) -> None:
     """Insert the chunks of a document, with their vectors and keys.
 
     Args:
-        connection: The transaction.
+        transaction: The transaction.
         document: Row of the document.
         version: What to insert.
         table: Where the vectors belong.
     """
     collection, vectors = version.document.collection, np.ascontiguousarray(version.vectors, np.float32)
-    for chunk, vector, key in zip(version.chunks, vectors, version.keys, strict=True):
-        tokens = np.asarray(chunk.tokens, dtype="<i4").tobytes()
-        inserted = connection.execute(
-            "INSERT INTO chunks (document, collection, ordinal, key, title, text, tokens) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (document, collection, chunk.ordinal, key, chunk.title, chunk.text, tokens),
-        )
-        row = inserted.lastrowid
-        assert row is not None  # sqlite3 types lastrowid as optional because of statements that insert nothing
-        connection.execute(f"INSERT INTO {table} VALUES (?, ?)", (row, vector.tobytes()))
-        spans.insert(connection, row, chunk.span)
+    inserted = [
+        {
+            "document": document,
+            "collection": collection,
+            "ordinal": chunk.ordinal,
+            "key": key,
+            "title": chunk.title,
+            "text": chunk.text,
+            "tokens": np.asarray(chunk.tokens, dtype="<i4").tobytes(),
+        }
+        for chunk, key in zip(version.chunks, version.keys, strict=True)
+    ]
+    rows = transaction.insert_all(_INSERT, inserted)
+    stored = ({"chunk": row, "vector": vector.tobytes()} for row, vector in zip(rows, vectors, strict=True))
+    transaction.execute_all(_STORE[table], stored)
+    spans.insert(transaction, zip(rows, (chunk.span for chunk in version.chunks), strict=True))
 
 
-def load(connection: sqlite3.Connection, collection: str, rows: Iterable[int]) -> dict[int, Chunk]:
+def load(transaction: Transaction, collection: str, rows: Iterable[int]) -> dict[int, Chunk]:
     """Return the chunks at these rows of a collection. Rows that no longer exist are left out."""
-    sql = f"{_SELECT} WHERE chunks.collection = ? AND chunks.row IN (SELECT value FROM json_each(?))"
-    found = connection.execute(sql, (collection, json.dumps([int(row) for row in rows])))
+    found = transaction.execute(_LOAD, {"of": collection, "rows": transaction.array(int(row) for row in rows)})
     return {row[0]: _chunk(row) for row in found}
 
 
-def exist(connection: sqlite3.Connection, collection: str) -> bool:
+def exist(transaction: Transaction, collection: str) -> bool:
     """Whether a collection has any chunk."""
-    sql = "SELECT EXISTS (SELECT 1 FROM chunks WHERE collection = ?)"
-    return bool(connection.execute(sql, (collection,)).fetchone()[0])
+    return bool(transaction.scalar(_EXIST, {"of": collection}))
 
 
-def of_document(connection: sqlite3.Connection, collection: str, document_id: str) -> list[Chunk]:
+def of_document(transaction: Transaction, collection: str, document_id: str) -> list[Chunk]:
     """Return the chunks of a document, in order; [] if there is no such document."""
-    sql = f"{_SELECT} WHERE documents.collection = ? AND documents.id = ? ORDER BY chunks.ordinal"
-    return [_chunk(row) for row in connection.execute(sql, (collection, document_id))]
+    return [_chunk(row) for row in transaction.execute(_OF_DOCUMENT, {"of": collection, "named": document_id})]
 
 
-def page(connection: sqlite3.Connection, collection: str, document_id: str, after: int, limit: int) -> list[Chunk]:
+def page(transaction: Transaction, collection: str, document_id: str, after: int, limit: int) -> list[Chunk]:
     """Return the next `limit` chunks of a document whose ordinal is greater than `after`, in order."""
-    where = "WHERE documents.collection = ? AND documents.id = ? AND chunks.ordinal > ? ORDER BY chunks.ordinal LIMIT ?"
-    return [_chunk(row) for row in connection.execute(f"{_SELECT} {where}", (collection, document_id, after, limit))]
+    parameters = {"of": collection, "named": document_id, "after": after, "most": limit}
+    return [_chunk(row) for row in transaction.execute(_PAGE, parameters)]
 
 
-def token_counts(connection: sqlite3.Connection, collection: str, ids: Iterable[str]) -> dict[str, list[int]]:
+def token_counts(transaction: Transaction, collection: str, ids: Iterable[str]) -> dict[str, list[int]]:
     """Return the tokens of each chunk of these documents, by document id."""
-    sql = (
-        "SELECT documents.id, length(chunks.tokens) / 4 FROM documents JOIN chunks ON chunks.document = documents.row"
-        " WHERE documents.collection = ? AND documents.id IN (SELECT value FROM json_each(?))"
-    )
     counts: dict[str, list[int]] = {}
-    for document_id, count in connection.execute(sql, (collection, json.dumps(list(ids)))):
-        counts.setdefault(document_id, []).append(count)
+    for document_id, size in transaction.execute(_COUNTS, {"of": collection, "ids": transaction.array(ids)}):
+        counts.setdefault(document_id, []).append(size // 4)
     return counts
 
 
-def keys(connection: sqlite3.Connection) -> set[Key]:
+def keys(transaction: Transaction) -> set[Key]:
     """Return the KV keys of all chunks."""
-    return {Key(key) for (key,) in connection.execute("SELECT DISTINCT key FROM chunks")}
+    return {Key(key) for (key,) in transaction.execute(_KEYS)}
 
 
-def tokens(connection: sqlite3.Connection) -> Iterator[tuple[str, tuple[int, ...]]]:
+def tokens(transaction: Transaction) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield (collection, token ids) of every chunk."""
-    for collection, blob in connection.execute("SELECT collection, tokens FROM chunks"):
+    for collection, blob in transaction.execute(_TOKENS):
         yield collection, _token_ids(blob)
 
 
-def unreferenced(connection: sqlite3.Connection, keys: Iterable[Key]) -> list[Key]:
+def unreferenced(transaction: Transaction, keys: Iterable[Key]) -> list[Key]:
     """Return those of `keys` that no chunk refers to."""
-    sql = "SELECT DISTINCT value FROM json_each(?) WHERE NOT EXISTS (SELECT 1 FROM chunks WHERE key = value)"
-    return [Key(key) for (key,) in connection.execute(sql, (json.dumps(list(keys)),))]
+    return [Key(key) for (key,) in transaction.execute(_UNREFERENCED, {"keys": transaction.array(keys)})]
 
 
-def passages(connection: sqlite3.Connection, after: int, limit: int) -> list[Passage]:
+def passages(transaction: Transaction, after: int, limit: int) -> list[Passage]:
     """Return the next `limit` chunks of all collections whose row is greater than `after`, ordered by row."""
-    sql = "SELECT row, title, text FROM chunks WHERE row > ? ORDER BY row LIMIT ?"
-    return [Passage(*row) for row in connection.execute(sql, (after, limit))]
+    return [Passage(*row) for row in transaction.execute(_PASSAGES, {"after": after, "most": limit})]
 
 
 def _chunk(row: Sequence[Any]) -> Chunk:

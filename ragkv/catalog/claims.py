@@ -5,6 +5,9 @@ the document into the catalogue also releases the claim. A process that removes 
 transaction, after `unclaimed` has listed the keys that no chunk refers to and no claim names. So an ingest never
 relies on an entry that another process is removing. This holds for every store, whatever the age of the entry.
 
+With PostgreSQL the claim and the commit run together with other writers, and the removal runs alone (database.py): it
+waits for claims that are being written, and claims wait for it.
+
 An ingest renews its claim while it works. A claim that was not renewed for `grace` seconds belongs to a dead process.
 
 Every function runs inside a transaction of the caller.
@@ -12,53 +15,71 @@ Every function runs inside a transaction of the caller.
 
 from __future__ import annotations
 
-import json
-import sqlite3
 import time
 from collections.abc import Iterable
 
+from sqlalchemy import bindparam, delete, exists, insert, select, update
+
+from ragkv.catalog.statements import upsert, values
+from ragkv.catalog.tables import chunks, claimed, claims, facts
+from ragkv.catalog.transaction import Transaction
 from ragkv.types import Key
 
 GRACE_SECONDS = 3600.0
 """Longer than any model needs for one chunk, and than a machine is likely to be suspended during an ingest."""
 
+_FINGERPRINT = select(facts.c.value).where(facts.c.name == "fingerprint")
+_RECORD = upsert(facts, ["name"])
+_INSERT = insert(claims).returning(claims.c.row)
+_NAME = insert(claimed)
+_RENEW = update(claims).where(claims.c.row == bindparam("claim"))
+_RELEASE = delete(claims).where(claims.c.row == bindparam("claim"))
+_DROP = delete(claims).where(claims.c.renewed <= bindparam("before"))
+_KEYS = values("keys", "text")
+_LIVE = (
+    select(1)
+    .select_from(claimed.join(claims, claims.c.row == claimed.c.claim))
+    .where(claimed.c.key == _KEYS.c.value, claims.c.renewed > bindparam("since"))
+    .where(claimed.c.claim != bindparam("mine"))
+)
+_UNCLAIMED = (
+    select(_KEYS.c.value)
+    .distinct()
+    .where(~exists(select(1).select_from(chunks).where(chunks.c.key == _KEYS.c.value)), ~exists(_LIVE))
+)
 
-def claim(connection: sqlite3.Connection, keys: Iterable[Key], fingerprint: str) -> int:
+
+def claim(transaction: Transaction, keys: Iterable[Key], fingerprint: str) -> int:
     """Claim keys and return the id of the claim. fingerprint: of the model that produces their KV; it is recorded."""
-    sql = "INSERT INTO facts VALUES ('fingerprint', ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
-    connection.execute(sql, (fingerprint,))
-    row = connection.execute("INSERT INTO claims (renewed) VALUES (?)", (time.time(),)).lastrowid
-    connection.executemany("INSERT INTO claimed VALUES (?, ?)", [(key, row) for key in sorted(set(keys))])
-    assert row is not None  # sqlite3 types lastrowid as optional because of statements that insert nothing
+    if transaction.scalar(_FINGERPRINT) != fingerprint:  # writing it makes other claims wait
+        transaction.execute(_RECORD, {"name": "fingerprint", "value": fingerprint})
+    row: int = transaction.scalar(_INSERT, {"renewed": time.time()})
+    transaction.execute_all(_NAME, [{"key": key, "claim": row} for key in sorted(set(keys))])
     return row
 
 
-def renew(connection: sqlite3.Connection, claim_id: int) -> None:
+def renew(transaction: Transaction, claim_id: int) -> None:
     """Record that the claim's ingest is still running."""
-    connection.execute("UPDATE claims SET renewed = ? WHERE row = ?", (time.time(), claim_id))
+    transaction.execute(_RENEW, {"claim": claim_id, "renewed": time.time()})
 
 
-def release(connection: sqlite3.Connection, claim_id: int) -> None:
+def release(transaction: Transaction, claim_id: int) -> None:
     """Delete a claim that is no longer needed."""
-    connection.execute("DELETE FROM claims WHERE row = ?", (claim_id,))
+    transaction.execute(_RELEASE, {"claim": claim_id})
 
 
-def drop_expired(connection: sqlite3.Connection, grace: float) -> None:
+def drop_expired(transaction: Transaction, grace: float) -> None:
     """Delete the claims of dead processes: those that were not renewed for `grace` seconds."""
-    connection.execute("DELETE FROM claims WHERE renewed <= ?", (time.time() - grace,))
+    transaction.execute(_DROP, {"before": time.time() - grace})
 
 
-def unclaimed(connection: sqlite3.Connection, keys: Iterable[Key], grace: float, mine: int | None) -> list[Key]:
+def unclaimed(transaction: Transaction, keys: Iterable[Key], grace: float, mine: int | None) -> list[Key]:
     """Return those of `keys` that no chunk refers to and no live claim names. The claim `mine` does not count."""
-    sql = (
-        "SELECT DISTINCT value FROM json_each(?) WHERE NOT EXISTS (SELECT 1 FROM chunks WHERE key = value) AND NOT"
-        " EXISTS (SELECT 1 FROM claimed JOIN claims ON claims.row = claim WHERE key = value AND renewed > ? AND"
-        " claim IS NOT ?)"
-    )
-    return [Key(key) for (key,) in connection.execute(sql, (json.dumps(list(keys)), time.time() - grace, mine))]
+    parameters = {"keys": transaction.array(keys), "since": time.time() - grace, "mine": mine or 0}  # no row is 0
+    return [Key(key) for (key,) in transaction.execute(_UNCLAIMED, parameters)]
 
 
-def fingerprint(connection: sqlite3.Connection) -> str | None:
+def fingerprint(transaction: Transaction) -> str | None:
     """Return the fingerprint recorded with the latest claim, or None before the first claim."""
-    row = connection.execute("SELECT value FROM facts WHERE name = 'fingerprint'").fetchone()
-    return str(row[0]) if row else None
+    found: str | None = transaction.scalar(_FINGERPRINT)
+    return found

@@ -6,111 +6,148 @@ Every function runs inside a transaction of the caller.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from ragkv.catalog import attributes, versions
+from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, select, text, tuple_, update
+
+from ragkv.catalog import attributes, tables, versions
+from ragkv.catalog.attributes import FilterShape
 from ragkv.catalog.models import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder, DocumentVersion
+from ragkv.catalog.statements import values
+from ragkv.catalog.tables import chunks, document_attributes
+from ragkv.catalog.transaction import Transaction
 from ragkv.errors import NotFound
 from ragkv.types import Filter, Key
 
-_INFO = (
-    "collection, id, title, metadata, content_hash, reader, chunks, tokens, created, updated,"
-    " ifnull(versions.number, 1), ifnull(versions.bytes, 0)"
+_DOCUMENTS, _VERSIONS = tables.documents, tables.versions
+_JOINED = _DOCUMENTS.outerjoin(_VERSIONS, _VERSIONS.c.document == _DOCUMENTS.c.row)
+_INFO = ("collection", "id", "title", "metadata", "content_hash", "reader", "chunks", "tokens", "created", "updated")
+_SELECT = select(
+    *(_DOCUMENTS.c[name] for name in _INFO),
+    func.coalesce(_VERSIONS.c.number, 1),
+    func.coalesce(_VERSIONS.c.bytes, 0),
+).select_from(_JOINED)
+_MINE = _DOCUMENTS.c.collection == bindparam("of")
+_NAMED = (_MINE, _DOCUMENTS.c.id == bindparam("named"))
+_INSERT = insert(_DOCUMENTS).returning(_DOCUMENTS.c.row)
+_UPDATE = update(_DOCUMENTS).where(_DOCUMENTS.c.row == bindparam("at"))
+_DELETE = delete(_DOCUMENTS).where(_DOCUMENTS.c.row == bindparam("at"))
+_CLEAR = delete(_DOCUMENTS).where(_MINE)
+_ROW = select(_DOCUMENTS.c.row, _DOCUMENTS.c.content_hash).where(*_NAMED)
+_FIND = _SELECT.where(*_NAMED)
+_CREATED = select(_DOCUMENTS.c.id, _DOCUMENTS.c.created).where(
+    _MINE, _DOCUMENTS.c.id.in_(select(values("ids", "text").c.value))
 )
-_FROM = "FROM documents LEFT JOIN versions ON versions.document = documents.row"
+_TEXT = select(_DOCUMENTS.c.text, func.coalesce(_VERSIONS.c.pages, "[]")).select_from(_JOINED).where(*_NAMED)
+_SUMS = (func.coalesce(func.sum(_DOCUMENTS.c.chunks), 0), func.coalesce(func.sum(_DOCUMENTS.c.tokens), 0))
+_COLLECTIONS = (
+    select(_DOCUMENTS.c.collection, func.count(), *_SUMS)
+    .where(func.substr(_DOCUMENTS.c.collection, 1, func.length(bindparam("prefix"))) == bindparam("prefix"))
+    .group_by(_DOCUMENTS.c.collection)
+    .order_by(_DOCUMENTS.c.collection)
+)
+_COUNT = select(func.count(), _SUMS[0]).select_from(_DOCUMENTS)
+_TOKENS = select(_SUMS[1]).where(_MINE, _DOCUMENTS.c.id != bindparam("without"))
+_KEYS_OF = select(chunks.c.key).where(chunks.c.document == bindparam("at"))
+_DELETE_CHUNKS = delete(chunks).where(chunks.c.document == bindparam("at"))
+_KEYS = select(chunks.c.key).distinct().where(chunks.c.collection == bindparam("of"))
+_CLEAR_CHUNKS = delete(chunks).where(chunks.c.collection == bindparam("of"))
 
 
-def upsert(connection: sqlite3.Connection, version: DocumentVersion) -> tuple[int, list[Key]]:
+@dataclass(frozen=True)
+class _Listing:
+    """The form of a listing, without its values.
+
+    shape: of the filter · whole: no collection is named · behind: it begins behind a place · words: it has so many ·
+    limited: it is a page
+    """
+
+    shape: FilterShape
+    sort: str
+    descending: bool
+    whole: bool = False
+    behind: bool = False
+    words: int = 0
+    limited: bool = False
+
+
+def upsert(transaction: Transaction, version: DocumentVersion) -> tuple[int, list[Key]]:
     """Store a document without its chunks, and delete the chunks of its previous version.
 
     Returns:
         The row of the document, and the KV keys of the deleted chunks.
     """
-    document = version.document
-    row, old_keys = _delete_chunks(connection, document.collection, document.id)
-    now = time.time()
-    columns = (
-        *(version.content_hash, version.reader, len(version.chunks), version.tokens, now, document.title),
-        *(json.dumps(dict(document.metadata), ensure_ascii=False), document.text),
-    )
-    if row is not None:
-        connection.execute(
-            "UPDATE documents SET content_hash = ?, reader = ?, chunks = ?, tokens = ?, updated = ?, title = ?,"
-            " metadata = ?, text = ? WHERE row = ?",
-            (*columns, row),
-        )
-        versions.set_pages(connection, row, document.pages)
-        return row, old_keys
-    inserted = connection.execute(
-        "INSERT INTO documents (content_hash, reader, chunks, tokens, updated, title, metadata, text,"
-        " collection, id, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING row",
-        (*columns, document.collection, document.id, now),
-    )
-    row = inserted.fetchone()[0]
-    versions.set_pages(connection, row, document.pages)
+    document, now = version.document, time.time()
+    found, old_keys = _delete_chunks(transaction, document.collection, document.id)
+    stored: dict[str, Any] = {"content_hash": version.content_hash, "reader": version.reader}
+    stored |= {"chunks": len(version.chunks), "tokens": version.tokens, "updated": now, "title": document.title}
+    stored |= {"metadata": json.dumps(dict(document.metadata), ensure_ascii=False), "text": document.text}
+    if found is not None:
+        row, differs = found[0], found[1] != version.content_hash
+        transaction.execute(_UPDATE, {**stored, "at": row})
+    else:
+        stored |= {"collection": document.collection, "id": document.id, "created": now}
+        row, differs = transaction.scalar(_INSERT, stored), True
+    versions.record(transaction, row, document.text, document.pages, differs)
+    attributes.record(transaction, row, document)
     return row, old_keys
 
 
-def remove(connection: sqlite3.Connection, collection: str, document_id: str) -> list[Key]:
+def remove(transaction: Transaction, collection: str, document_id: str) -> list[Key]:
     """Delete a document and return the KV keys of its chunks.
 
     Raises:
         NotFound: The collection has no such document.
     """
-    row, keys = _delete_chunks(connection, collection, document_id)
-    if row is None:
+    found, keys = _delete_chunks(transaction, collection, document_id)
+    if found is None:
         raise not_found(collection, document_id)
-    connection.execute("DELETE FROM documents WHERE row = ?", (row,))
+    transaction.execute(_DELETE, {"at": found[0]})
     return keys
 
 
-def clear(connection: sqlite3.Connection, collection: str) -> tuple[list[Key], int]:
+def clear(transaction: Transaction, collection: str) -> tuple[list[Key], int]:
     """Delete all documents of a collection; return (the KV keys of their chunks, the number of documents)."""
-    found = connection.execute("SELECT DISTINCT key FROM chunks WHERE collection = ?", (collection,))
-    keys = [Key(key) for (key,) in found]
-    connection.execute("DELETE FROM chunks WHERE collection = ?", (collection,))
-    return keys, connection.execute("DELETE FROM documents WHERE collection = ?", (collection,)).rowcount
+    keys = [Key(key) for (key,) in transaction.execute(_KEYS, {"of": collection})]
+    transaction.execute(_CLEAR_CHUNKS, {"of": collection})
+    return keys, transaction.execute(_CLEAR, {"of": collection}).rowcount
 
 
-def find(connection: sqlite3.Connection, collection: str, document_id: str) -> DocumentInfo | None:
+def find(transaction: Transaction, collection: str, document_id: str) -> DocumentInfo | None:
     """Return the document, or None if the collection does not have it."""
-    sql = f"SELECT {_INFO} {_FROM} WHERE collection = ? AND id = ?"
-    row = connection.execute(sql, (collection, document_id)).fetchone()
+    row = transaction.execute(_FIND, {"of": collection, "named": document_id}).fetchone()
     return _info(row) if row else None
 
 
-def creation_times(connection: sqlite3.Connection, collection: str, ids: Iterable[str]) -> dict[str, float]:
+def creation_times(transaction: Transaction, collection: str, ids: Iterable[str]) -> dict[str, float]:
     """Return when each of these documents was created. Documents that do not exist are left out."""
-    sql = "SELECT id, created FROM documents WHERE collection = ? AND id IN (SELECT value FROM json_each(?))"
-    return dict(connection.execute(sql, (collection, json.dumps(list(ids)))))
+    return dict(transaction.execute(_CREATED, {"of": collection, "ids": transaction.array(ids)}))
 
 
 def text_and_pages(
-    connection: sqlite3.Connection, collection: str, document_id: str
+    transaction: Transaction, collection: str, document_id: str
 ) -> tuple[str, tuple[tuple[int, int], ...]]:
     """Return the text of a document that exists, and its pages (see `Document.pages`)."""
-    sql = f"SELECT text, ifnull(versions.pages, '[]') {_FROM} WHERE collection = ? AND id = ?"
-    text, pages = connection.execute(sql, (collection, document_id)).fetchone()
-    return str(text), tuple((offset, number) for offset, number in json.loads(pages))
+    found, pages = transaction.execute(_TEXT, {"of": collection, "named": document_id}).fetchone()
+    return str(found), tuple((offset, number) for offset, number in json.loads(pages))
 
 
 def all_documents(
-    connection: sqlite3.Connection, collection: str | None, order: DocumentOrder = ID_ORDER
+    transaction: Transaction, collection: str | None, order: DocumentOrder = ID_ORDER
 ) -> list[DocumentInfo]:
     """Return the documents of one collection, or of all (None), in this order; by default by (collection, id)."""
-    where, parameters = ("WHERE collection = ?", (collection,)) if collection is not None else ("WHERE TRUE", ())
-    matching, words = _word_condition(connection, order.words)
-    direction = "DESC" if order.descending else "ASC"
-    first = "collection" if order.sort == "id" else f"{order.sort} {direction}, collection"
-    sql = f"SELECT {_INFO} {_FROM} {where} AND {matching} ORDER BY {first}, id {direction}"
-    return [_info(row) for row in connection.execute(sql, (*parameters, *words))]
+    shape, parameters = attributes.condition(transaction, collection or "", None)
+    words = _words(transaction, order.words)
+    listing = _Listing(shape, order.sort, order.descending, collection is None, words=len(words))
+    return [_info(row) for row in transaction.execute(_listing(listing), {**parameters, **words})]
 
 
 def page(
-    connection: sqlite3.Connection,
+    transaction: Transaction,
     collection: str,
     after: tuple[str | float, str] | None,
     limit: int,
@@ -118,40 +155,29 @@ def page(
     order: DocumentOrder = ID_ORDER,
 ) -> list[DocumentInfo]:
     """Return the next `limit` matching documents behind `after`, which is (sort value, id) of a document."""
-    condition, parameters = attributes.condition(collection, filter, "row")
-    matching, words = _word_condition(connection, order.words)
-    direction, behind = ("DESC", "<") if order.descending else ("ASC", ">")
-    columns = ("id",) if order.sort == "id" else (order.sort, "id")
-    place, values = "TRUE", tuple[str | float, ...]()
-    if after is not None:
-        place, values = f"({', '.join(columns)}) {behind} ({', '.join('?' * len(columns))})", after[-len(columns) :]
-    sql = (
-        f"SELECT {_INFO} {_FROM} WHERE collection = ? AND {place} AND {condition} AND {matching}"
-        f" ORDER BY {', '.join(f'{column} {direction}' for column in columns)} LIMIT ?"
-    )
-    return [_info(row) for row in connection.execute(sql, (collection, *values, *parameters, *words, limit))]
+    shape, parameters = attributes.condition(transaction, collection, filter)
+    words = _words(transaction, order.words)
+    place = {} if after is None else {"value": after[0], "last": after[1]}
+    listing = _Listing(shape, order.sort, order.descending, behind=after is not None, words=len(words), limited=True)
+    found = transaction.execute(_listing(listing), {**parameters, **words, **place, "most": limit})
+    return [_info(row) for row in found]
 
 
-def collections(connection: sqlite3.Connection, prefix: str) -> list[CollectionInfo]:
+def collections(transaction: Transaction, prefix: str) -> list[CollectionInfo]:
     """Return the collections that have documents and whose names start with `prefix`, ordered by name."""
-    sql = (
-        "SELECT collection, count(*), total(chunks), total(tokens) FROM documents"
-        " WHERE substr(collection, 1, length(?)) = ? GROUP BY collection ORDER BY collection"
-    )
-    found = connection.execute(sql, (prefix, prefix))
+    found = transaction.execute(_COLLECTIONS, {"prefix": prefix})
     return [CollectionInfo(name, documents, int(chunks), int(tokens)) for name, documents, chunks, tokens in found]
 
 
-def count(connection: sqlite3.Connection) -> tuple[int, int]:
+def count(transaction: Transaction) -> tuple[int, int]:
     """Return (documents, chunks) of all collections."""
-    documents, chunks = connection.execute("SELECT count(*), total(chunks) FROM documents").fetchone()
+    documents, chunks = transaction.execute(_COUNT).fetchone()
     return documents, int(chunks)
 
 
-def tokens(connection: sqlite3.Connection, collection: str, without: str) -> int:
+def tokens(transaction: Transaction, collection: str, without: str) -> int:
     """Return the number of tokens of all chunks of a collection, except those of the document `without`."""
-    sql = "SELECT total(tokens) FROM documents WHERE collection = ? AND id != ?"
-    return int(connection.execute(sql, (collection, without)).fetchone()[0])
+    return int(transaction.scalar(_TOKENS, {"of": collection, "without": without}))
 
 
 def not_found(collection: str, document_id: str) -> NotFound:
@@ -159,29 +185,64 @@ def not_found(collection: str, document_id: str) -> NotFound:
     return NotFound(f"collection {collection!r} has no document {document_id!r}")
 
 
-def _delete_chunks(connection: sqlite3.Connection, collection: str, document_id: str) -> tuple[int | None, list[Key]]:
-    """Delete the chunks of a document; return (its row, or None if there is no such document; the chunks' KV keys)."""
-    sql = "SELECT row FROM documents WHERE collection = ? AND id = ?"
-    found = connection.execute(sql, (collection, document_id)).fetchone()
+@lru_cache(maxsize=512)
+def _listing(listing: _Listing) -> Select[Any]:
+    """Build the statement of a listing."""
+    found = _SELECT.where(*listing.shape.conditions(_DOCUMENTS.c.row))
+    if not listing.whole:
+        found = found.where(_DOCUMENTS.c.collection == bindparam("collection"))
+    for number in range(listing.words):
+        found = found.where(_contains(listing.shape, f"word{number}"))
+    sorted_by = _VERSIONS.c.bytes if listing.sort == "bytes" else _DOCUMENTS.c[listing.sort]
+    identity = _DOCUMENTS.c.id
+    columns = [identity] if listing.sort == "id" else [sorted_by, identity]
+    if listing.behind:
+        names = ["last"] if listing.sort == "id" else ["value", "last"]
+        place = tuple_(*(bindparam(name, type_=column.type) for name, column in zip(names, columns, strict=True)))
+        mine = tuple_(*columns)
+        found = found.where(mine < place if listing.descending else mine > place)
+    if not listing.limited:  # of equal values, the collections come in their order
+        columns.insert(-1, _DOCUMENTS.c.collection)
+    ordered: list[ColumnElement[Any]] = [
+        column.desc() if listing.descending and column is not _DOCUMENTS.c.collection else column for column in columns
+    ]
+    found = found.order_by(*ordered)
+    return found.limit(bindparam("most")) if listing.limited else found
+
+
+def _contains(shape: FilterShape, name: str) -> ColumnElement[bool]:
+    """Return the condition that the id or the title contains a word, in any case."""
+    if shape.dialect == "sqlite":
+        return text(f"instr(ragkv_folded(documents.id || char(10) || documents.title), :{name})")  # type: ignore[return-value]
+    folded = select(document_attributes.c.document).where(
+        func.strpos(document_attributes.c.folded, bindparam(name)) > 0
+    )
+    return _DOCUMENTS.c.row.in_(folded)
+
+
+def _words(transaction: Transaction, words: str) -> dict[str, str]:
+    """Return the parameters for the words that an id or a title must contain."""
+    found = {f"word{number}": word for number, word in enumerate(words.casefold().split())}
+    if found and transaction.dialect == "sqlite":
+        # LIKE folds ASCII letters only
+        transaction.driver.create_function("ragkv_folded", 1, str.casefold, deterministic=True)
+    return found
+
+
+def _delete_chunks(
+    transaction: Transaction, collection: str, document_id: str
+) -> tuple[tuple[int, str] | None, list[Key]]:
+    """Delete the chunks of a document.
+
+    Returns:
+        (Its row and content hash, or None if there is no such document; the chunks' KV keys).
+    """
+    found = transaction.execute(_ROW, {"of": collection, "named": document_id}).fetchone()
     if found is None:
         return None, []
-    keys = [Key(key) for (key,) in connection.execute("SELECT key FROM chunks WHERE document = ?", found)]
-    connection.execute("DELETE FROM chunks WHERE document = ?", found)
-    return found[0], keys
-
-
-def _word_condition(connection: sqlite3.Connection, words: str) -> tuple[str, tuple[str, ...]]:
-    """Return an SQL condition for documents whose id or title contains all words, and its parameters."""
-    if not words.strip():
-        return "TRUE", ()
-    connection.create_function("ragkv_matches", 2, _matches, deterministic=True)  # LIKE folds ASCII letters only
-    return "ragkv_matches(id || char(10) || title, ?)", (words,)
-
-
-def _matches(text: str, words: str) -> bool:
-    """Whether every word occurs in the text, in any case."""
-    folded = text.casefold()
-    return all(word in folded for word in words.casefold().split())
+    keys = [Key(key) for (key,) in transaction.execute(_KEYS_OF, {"at": found[0]})]
+    transaction.execute(_DELETE_CHUNKS, {"at": found[0]})
+    return (found[0], found[1]), keys
 
 
 def _info(row: Sequence[Any]) -> DocumentInfo:

@@ -1,6 +1,7 @@
 """Full-text search with BM25 over the titles and texts of chunks.
 
 The FTS5 table `chunk_words` is derived from the table `chunks`. Triggers keep it up to date, and it can be rebuilt.
+Only SQLite has it.
 """
 
 from __future__ import annotations
@@ -8,8 +9,16 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Select, bindparam, column, literal_column, select, table
+from sqlalchemy import text as sql_text
 
 from ragkv.catalog import attributes
+from ragkv.catalog.attributes import FilterShape
+from ragkv.catalog.tables import chunks
+from ragkv.catalog.transaction import Transaction
 from ragkv.types import Filter
 
 TITLE_WEIGHT, TEXT_WEIGHT = 2.0, 1.0
@@ -34,11 +43,8 @@ _TRIGGERS = (
     END
     """,
 )
-_MATCH = f"""
-SELECT chunks.row, -bm25(chunk_words, {TITLE_WEIGHT}, {TEXT_WEIGHT}) AS score
-FROM chunk_words JOIN chunks ON chunks.row = chunk_words.rowid
-WHERE chunk_words MATCH ? AND chunks.collection = ? AND {{condition}} ORDER BY score DESC, chunks.row LIMIT ?
-"""
+_WORDS = table("chunk_words", column("rowid"))
+_SCORE = literal_column(f"-bm25(chunk_words, {TITLE_WEIGHT}, {TEXT_WEIGHT})").label("score")
 _COUNTS = """
 SELECT (SELECT count(*) FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'chunks'),
        (SELECT count(*) FROM chunk_words_docsize), (SELECT count(*) FROM chunks)
@@ -62,7 +68,7 @@ def query(text: str) -> str:
 
 
 def match(
-    connection: sqlite3.Connection,
+    transaction: Transaction,
     collection: str,
     text: str,
     limit: int,
@@ -71,43 +77,54 @@ def match(
 ) -> list[tuple[int, float]]:
     """Return [(chunk row, BM25 score)], best first; a larger score is better. See `Catalog.match`."""
     words = query(text)
-    condition, parameters = attributes.condition(collection, filter, "chunks.document", documents)
-    sql = _MATCH.format(condition=condition)
-    return connection.execute(sql, (words, collection, *parameters, limit)).fetchall() if words else []
+    shape, parameters = attributes.condition(transaction, collection, filter, documents)
+    return transaction.execute(_match(shape), {**parameters, "words": words, "most": limit}).fetchall() if words else []
 
 
-def is_intact(connection: sqlite3.Connection) -> bool:
+@lru_cache(maxsize=256)
+def _match(shape: FilterShape) -> Select[Any]:
+    return (
+        select(chunks.c.row, _SCORE)
+        .select_from(_WORDS.join(chunks, chunks.c.row == _WORDS.c.rowid))
+        .where(sql_text("chunk_words MATCH :words"), chunks.c.collection == bindparam("collection"))
+        .where(*shape.conditions(chunks.c.document))
+        .order_by(_SCORE.desc(), chunks.c.row)
+        .limit(bindparam("most"))
+    )
+
+
+def is_intact(transaction: Transaction) -> bool:
     """Return whether the index and its triggers exist, are consistent and cover every chunk.
 
     Needs a write transaction.
     """
     try:
-        connection.execute("INSERT INTO chunk_words (chunk_words) VALUES ('integrity-check')")
-        (counts,) = connection.execute(_COUNTS).fetchall()
+        transaction.exec_driver_sql("INSERT INTO chunk_words (chunk_words) VALUES ('integrity-check')")
+        (counts,) = transaction.exec_driver_sql(_COUNTS).fetchall()
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL):
             raise
         return False
-    triggers, indexed, chunks = counts
-    return bool(triggers == len(_TRIGGERS) and indexed == chunks)
+    triggers, indexed, stored = counts
+    return bool(triggers == len(_TRIGGERS) and indexed == stored)
 
 
-def rebuild(connection: sqlite3.Connection) -> None:
+def rebuild(transaction: Transaction) -> None:
     """Rebuild the index from the chunks. Needs a write transaction."""
     try:
-        connection.execute("DROP TABLE IF EXISTS chunk_words")
+        transaction.exec_driver_sql("DROP TABLE IF EXISTS chunk_words")
     except sqlite3.DatabaseError:
-        _drop_damaged(connection)
-    connection.execute(_TABLE)
-    connection.execute("INSERT INTO chunk_words (chunk_words) VALUES ('rebuild')")
+        _drop_damaged(transaction)
+    transaction.exec_driver_sql(_TABLE)
+    transaction.exec_driver_sql("INSERT INTO chunk_words (chunk_words) VALUES ('rebuild')")
     for trigger in _TRIGGERS:
-        connection.execute(trigger)
+        transaction.exec_driver_sql(trigger)
 
 
-def _drop_damaged(connection: sqlite3.Connection) -> None:
+def _drop_damaged(transaction: Transaction) -> None:
     """Remove an index that is too damaged for DROP TABLE: delete its schema entry and drop its shadow tables."""
-    connection.execute("PRAGMA writable_schema = ON")
-    connection.execute("DELETE FROM sqlite_master WHERE type = 'table' AND name = 'chunk_words'")
-    connection.execute("PRAGMA writable_schema = RESET")
+    transaction.exec_driver_sql("PRAGMA writable_schema = ON")
+    transaction.exec_driver_sql("DELETE FROM sqlite_master WHERE type = 'table' AND name = 'chunk_words'")
+    transaction.exec_driver_sql("PRAGMA writable_schema = RESET")
     for part in ("config", "content", "data", "docsize", "idx"):
-        connection.execute(f"DROP TABLE IF EXISTS chunk_words_{part}")
+        transaction.exec_driver_sql(f"DROP TABLE IF EXISTS chunk_words_{part}")

@@ -10,17 +10,33 @@ from __future__ import annotations
 import bisect
 import json
 import re
-import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from sqlalchemy import bindparam, delete, exists, select
+from sqlalchemy import insert as insert_into
+
+from ragkv.catalog.tables import chunks, documents, spans, versions
+from ragkv.catalog.transaction import Transaction
 from ragkv.types import Document, TextSpan
 
 MARKED_FORMATS = frozenset({"markdown", "html", "docx", "pptx", "xlsx", "epub", "eml"})
 """Formats whose text marks headings with `#`."""
 _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*$")
 _FENCE = re.compile(r"^ {0,3}(```|~~~)")
+
+_INSERT = insert_into(spans)
+_LOST = ~exists(select(1).select_from(spans).where(spans.c.chunk == chunks.c.row))
+_LACKS = select(exists(select(1).select_from(chunks).where(_LOST)))
+_LACKING = select(chunks.c.document).distinct().where(_LOST)
+_DOCUMENT = (
+    select(documents.c.id, documents.c.metadata, documents.c.text, versions.c.pages)
+    .select_from(documents.join(versions, versions.c.document == documents.c.row))
+    .where(documents.c.row == bindparam("at"))
+)
+_CHUNKS = select(chunks.c.row, chunks.c.text).where(chunks.c.document == bindparam("of")).order_by(chunks.c.ordinal)
+_DELETE = delete(spans).where(spans.c.chunk.in_(select(chunks.c.row).where(chunks.c.document == bindparam("of"))))
 
 
 def has_headings(document_id: str, metadata: Mapping[str, Any]) -> bool:
@@ -61,32 +77,33 @@ def locate(document: Document, texts: Sequence[str]) -> list[TextSpan | None]:
     return spans
 
 
-def insert(connection: sqlite3.Connection, chunk: int, span: TextSpan | None) -> None:
-    """Store the span of a chunk. chunk: its row."""
-    columns = (None, None, "", None) if span is None else (span.start, span.end, span.heading, span.page)
-    connection.execute("INSERT INTO spans VALUES (?, ?, ?, ?, ?)", (chunk, *columns))
+def insert(transaction: Transaction, located: Iterable[tuple[int, TextSpan | None]]) -> None:
+    """Store the spans of chunks. located: the row of each, and its span."""
+    transaction.execute_all(_INSERT, [_columns(chunk, span) for chunk, span in located])
 
 
-def is_intact(connection: sqlite3.Connection) -> bool:
+def is_intact(transaction: Transaction) -> bool:
     """Return whether every chunk has a row."""
-    sql = "SELECT EXISTS (SELECT 1 FROM chunks WHERE NOT EXISTS (SELECT 1 FROM spans WHERE chunk = chunks.row))"
-    return not connection.execute(sql).fetchone()[0]
+    return not transaction.scalar(_LACKS)
 
 
-def rebuild(connection: sqlite3.Connection) -> None:
+def rebuild(transaction: Transaction) -> None:
     """Locate the chunks of all documents of which some chunk has no row. Needs a write transaction."""
-    sql = "SELECT DISTINCT document FROM chunks WHERE NOT EXISTS (SELECT 1 FROM spans WHERE chunk = chunks.row)"
-    for (row,) in connection.execute(sql).fetchall():
-        sql = "SELECT id, metadata, text, pages FROM documents JOIN versions ON document = row WHERE row = ?"
-        document_id, metadata, text, pages = connection.execute(sql, (row,)).fetchone()
+    for (row,) in transaction.execute(_LACKING).fetchall():
+        document_id, metadata, text, pages = transaction.execute(_DOCUMENT, {"at": row}).fetchone()
         starts = tuple((offset, number) for offset, number in json.loads(pages))
         document = Document(document_id, "", text, json.loads(metadata), pages=starts)
-        chunks = connection.execute(
-            "SELECT row, text FROM chunks WHERE document = ? ORDER BY ordinal", (row,)
-        ).fetchall()
-        connection.execute("DELETE FROM spans WHERE chunk IN (SELECT row FROM chunks WHERE document = ?)", (row,))
-        for (chunk, _), span in zip(chunks, locate(document, [text for _, text in chunks]), strict=True):
-            insert(connection, chunk, span)
+        found = transaction.execute(_CHUNKS, {"of": row}).fetchall()
+        transaction.execute(_DELETE, {"of": row})
+        located = locate(document, [text for _, text in found])
+        insert(transaction, zip((chunk for chunk, _ in found), located, strict=True))
+
+
+def _columns(chunk: int, span: TextSpan | None) -> dict[str, int | str | None]:
+    start, end, heading, page = (
+        (None, None, "", None) if span is None else (span.start, span.end, span.heading, span.page)
+    )
+    return {"chunk": chunk, "start": start, "stop": end, "heading": heading, "page": page}
 
 
 def _headings(text: str) -> list[tuple[int, str]]:

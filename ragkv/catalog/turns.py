@@ -10,20 +10,29 @@ Every function runs inside a transaction of the caller.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from sqlalchemy import bindparam, delete, insert, select
 
+from ragkv.catalog import tables
 from ragkv.catalog.models import StoredTurn
+from ragkv.catalog.transaction import Transaction
 
-_COLUMNS = "row, method, reader, created, joined, question, answer, asked, written"
+_TURNS = tables.turns
+_MINE = (_TURNS.c.collection == bindparam("of"), _TURNS.c.conversation == bindparam("named"))
+_ROWS = select(_TURNS.c.row).where(*_MINE).order_by(_TURNS.c.row).limit(bindparam("most"))
+_INSERT = insert(_TURNS).returning(_TURNS.c.row)
+_COLUMNS = ("row", "method", "reader", "created", "joined", "question", "answer", "asked", "written")
+_SELECT = select(*(_TURNS.c[name] for name in _COLUMNS)).where(*_MINE).order_by(_TURNS.c.row)
+_REMOVE = delete(_TURNS).where(*_MINE)
+_CLEAR = delete(_TURNS).where(_TURNS.c.collection == bindparam("of"))
 
 
 def add(
-    connection: sqlite3.Connection, collection: str, conversation: str, after: Sequence[int], turn: StoredTurn
+    transaction: Transaction, collection: str, conversation: str, after: Sequence[int], turn: StoredTurn
 ) -> int | None:
     """Store a turn after the turns at the rows `after`.
 
@@ -31,34 +40,37 @@ def add(
         The row of the new turn. None, and nothing is stored, if the conversation does not consist of exactly these
         turns any more: it was removed while the question was being answered.
     """
-    sql = "SELECT row FROM turns WHERE collection = ? AND conversation = ? ORDER BY row LIMIT ?"
-    found = [row for (row,) in connection.execute(sql, (collection, conversation, len(after)))]
+    transaction.lock(f"conversation {collection} {conversation}")
+    name = {"of": collection, "named": conversation}
+    found = [row for (row,) in transaction.execute(_ROWS, {**name, "most": len(after)})]
     if found != list(after):
         return None
     asked, written = (np.asarray(ids, dtype="<i4").tobytes() for ids in (turn.asked, turn.written))
-    metadata = (collection, conversation, turn.method, turn.reader, time.time(), json.dumps(turn.joined))
-    return connection.execute(
-        "INSERT INTO turns (collection, conversation, method, reader, created, joined, question, answer, asked,"
-        " written) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*metadata, turn.question, turn.answer, asked, written),
-    ).lastrowid
+    stored: dict[str, Any] = {
+        "collection": collection,
+        "conversation": conversation,
+        "method": turn.method,
+        "reader": turn.reader,
+    }
+    stored |= {"created": time.time(), "joined": json.dumps(turn.joined), "question": turn.question}
+    stored |= {"answer": turn.answer, "asked": asked, "written": written}
+    row: int = transaction.scalar(_INSERT, stored)
+    return row
 
 
-def turns(connection: sqlite3.Connection, collection: str, conversation: str) -> list[StoredTurn]:
+def turns(transaction: Transaction, collection: str, conversation: str) -> list[StoredTurn]:
     """Return the turns of a conversation, in order; [] if there is no such conversation."""
-    sql = f"SELECT {_COLUMNS} FROM turns WHERE collection = ? AND conversation = ? ORDER BY row"
-    return [_turn(columns) for columns in connection.execute(sql, (collection, conversation))]
+    return [_turn(columns) for columns in transaction.execute(_SELECT, {"of": collection, "named": conversation})]
 
 
-def remove(connection: sqlite3.Connection, collection: str, conversation: str) -> int:
+def remove(transaction: Transaction, collection: str, conversation: str) -> int:
     """Delete a conversation; return the number of its turns."""
-    sql = "DELETE FROM turns WHERE collection = ? AND conversation = ?"
-    return connection.execute(sql, (collection, conversation)).rowcount
+    return transaction.execute(_REMOVE, {"of": collection, "named": conversation}).rowcount
 
 
-def clear(connection: sqlite3.Connection, collection: str) -> int:
+def clear(transaction: Transaction, collection: str) -> int:
     """Delete all conversations of a collection; return the number of their turns."""
-    return connection.execute("DELETE FROM turns WHERE collection = ?", (collection,)).rowcount
+    return transaction.execute(_CLEAR, {"of": collection}).rowcount
 
 
 def _turn(columns: Sequence[Any]) -> StoredTurn:

@@ -1,7 +1,6 @@
 """Versions: what is known of the present version of each document beside the table `documents`.
 
-The table `versions` is derived from the table `documents` and kept up to date by triggers, so it is right whichever
-release writes. Only the pages are written by the ingest itself.
+With SQLite, triggers write the number and the bytes (derived.py).
 
 Every function runs inside a write transaction of the caller.
 """
@@ -9,39 +8,36 @@ Every function runs inside a write transaction of the caller.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Sequence
 
-# number: counts the contents that the document has had · bytes: of the text in UTF-8 · pages: see `Document.pages`
-_TABLE = (
-    "CREATE TABLE versions (document INTEGER PRIMARY KEY REFERENCES documents (row) ON DELETE CASCADE,"
-    " number INTEGER NOT NULL, bytes INTEGER NOT NULL, pages TEXT NOT NULL)"
+from sqlalchemy import bindparam, update
+
+from ragkv.catalog.statements import upsert
+from ragkv.catalog.tables import versions
+from ragkv.catalog.transaction import Transaction
+
+_SET_PAGES = update(versions).where(versions.c.document == bindparam("of"))
+_RECORD = upsert(
+    versions,
+    ["document"],
+    lambda new: {"number": versions.c.number + new.number, "bytes": new.bytes, "pages": new.pages},
 )
-_TRIGGERS = (
-    "CREATE TRIGGER versions_insert AFTER INSERT ON documents BEGIN"
-    " INSERT INTO versions VALUES (new.row, 1, length(CAST(new.text AS BLOB)), '[]'); END",
-    "CREATE TRIGGER versions_update AFTER UPDATE OF content_hash, text ON documents BEGIN"
-    " UPDATE versions SET number = number + (new.content_hash != old.content_hash),"
-    " bytes = length(CAST(new.text AS BLOB)), pages = '[]' WHERE document = new.row; END",
-)
 
 
-def set_pages(connection: sqlite3.Connection, document: int, pages: Sequence[tuple[int, int]]) -> None:
-    """Record where the pages of a document begin. document: its row."""
-    connection.execute("UPDATE versions SET pages = ? WHERE document = ?", (json.dumps(list(pages)), document))
+def record(transaction: Transaction, document: int, text: str, pages: Sequence[tuple[int, int]], differs: bool) -> None:
+    """Record a version that was just written.
 
-
-def is_intact(connection: sqlite3.Connection) -> bool:
-    """Return whether the table and its triggers exist."""
-    sql = "SELECT count(*) FROM sqlite_master WHERE name = 'versions' OR name GLOB 'versions_*'"
-    return bool(connection.execute(sql).fetchone()[0] == 1 + len(_TRIGGERS))
-
-
-def rebuild(connection: sqlite3.Connection) -> None:
-    """Create what is missing. Documents of a release without this table become version 1; others keep their number."""
-    for event in ("insert", "update"):
-        connection.execute(f"DROP TRIGGER IF EXISTS versions_{event}")
-    connection.execute(_TABLE.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
-    for trigger in _TRIGGERS:
-        connection.execute(trigger)
-    connection.execute("INSERT OR IGNORE INTO versions SELECT row, 1, length(CAST(text AS BLOB)), '[]' FROM documents")
+    Args:
+        transaction: The transaction.
+        document: Row of the document.
+        text: Its text.
+        pages: Where its pages begin.
+        differs: Whether the content differs from the last version, if there was one.
+    """
+    listed = json.dumps(list(pages))
+    if transaction.dialect == "sqlite":
+        transaction.execute(_SET_PAGES, {"of": document, "pages": listed})
+        return
+    # A first version gets number 1, which is also what a different content adds.
+    number, size = int(differs), len(text.encode())
+    transaction.execute(_RECORD, {"document": document, "number": number, "bytes": size, "pages": listed})

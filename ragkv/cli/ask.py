@@ -169,13 +169,13 @@ def _check_documents(settings: Settings, collection: str) -> None:
     """Raise NotFound if the collection is empty, before a model is loaded, which may take minutes."""
     from ragkv.catalog import Catalog
 
-    path = settings.data / "catalog.sqlite"
-    known = False
-    if path.exists():
-        with closing(Catalog.open(path)) as catalog:
+    where, known = settings.catalog_address, False
+    if isinstance(where, str) or where.exists():
+        with closing(Catalog.open(where)) as catalog:
             known = bool(catalog.page(collection, None, 1))
     if not known:
-        raise NotFound(f"collection {collection!r} in {settings.data} has no documents", "add some with `ragkv ingest`")
+        place = settings.data if isinstance(where, Path) else "the catalogue"
+        raise NotFound(f"collection {collection!r} in {place} has no documents", "add some with `ragkv ingest`")
 
 
 def _check_names(method: str | None, prefill: str | None, decode: str | None) -> None:

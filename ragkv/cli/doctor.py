@@ -203,15 +203,15 @@ def _embedder(settings: Settings, parts: DoctorParts, findings: Findings) -> Non
 def _catalog(settings: Settings, parts: DoctorParts, findings: Findings) -> None:
     from ragkv.catalog import Catalog
 
-    path = settings.data / "catalog.sqlite"
-    if not settings.data.exists():
+    where = settings.catalog_address
+    if isinstance(where, Path) and not settings.data.exists():
         findings.note("catalogue", f"none yet in {settings.data}: add documents with `ragkv ingest`")
         return
     with findings.checking("catalogue"):
-        parts.catalog = catalog = Catalog.open(path)
+        parts.catalog = catalog = Catalog.open(where)
         documents, chunks = catalog.count()
         report = findings.ok if documents else findings.note
-        report("catalogue", f"{documents} documents, {chunks} chunks in {path}")
+        report("catalogue", f"{documents} documents, {chunks} chunks in {catalog.name}")
 
 
 def _store(settings: Settings, parts: DoctorParts, findings: Findings) -> None:

@@ -167,7 +167,7 @@ def _catalog(settings: Settings) -> Iterator[Catalog]:
     """Open the catalogue alone, without a model."""
     from ragkv.catalog import Catalog
 
-    catalog = Catalog.open(settings.data / "catalog.sqlite")
+    catalog = Catalog.open(settings.catalog_address)
     try:
         yield catalog
     finally:

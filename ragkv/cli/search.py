@@ -57,9 +57,9 @@ def _search(settings: Settings, query: str, scope: SearchScope, top_k: int) -> S
     from ragkv.errors import NotFound
     from ragkv.retrieval import Retriever, make_embedder, make_reranker, open_earlier
 
-    if not settings.data.exists():
+    if not (settings.catalog.get_secret_value() or settings.data.exists()):
         raise NotFound(f"there are no documents in {settings.data}; add some with `ragkv ingest`")
-    catalog = Catalog.open(settings.data / "catalog.sqlite")
+    catalog = Catalog.open(settings.catalog_address)
     try:
         reranker = make_reranker(settings.reranker)
         embedder, folder = make_embedder(settings.embedder), settings.data / "index"

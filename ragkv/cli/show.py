@@ -11,6 +11,7 @@ import typer
 
 from ragkv.cli import remote
 from ragkv.cli.common import Collection, Data, Url, moment, out, printable, settings_from
+from ragkv.config import Settings
 
 _FIELDS = (
     *("id", "collection", "title", "metadata", "chunks", "tokens", "bytes", "version", "hash"),
@@ -36,7 +37,7 @@ def show(
         shown = {name: getattr(document, name) for name in _FIELDS}
         parts = [{name: getattr(piece, name) for name in _CHUNK_FIELDS} for piece in pieces]
     else:
-        shown, whole, parts = _stored(settings.data, document_id, collection)
+        shown, whole, parts = _stored(settings, document_id, collection)
     if as_json:
         more = {**({"text": whole} if text else {}), **({"chunks": parts} if chunks else {})}
         typer.echo(json.dumps({"document": shown, **more}, ensure_ascii=False))
@@ -45,14 +46,15 @@ def show(
     return 0
 
 
-def _stored(data: Path, document_id: str, collection: str) -> tuple[dict[str, Any], str, list[dict[str, Any]]]:
+def _stored(settings: Settings, document_id: str, collection: str) -> tuple[dict[str, Any], str, list[dict[str, Any]]]:
     """Read (document, text, chunks) from the catalogue, without a model. Raises NotFound."""
     from ragkv.catalog import Catalog
     from ragkv.errors import NotFound
 
-    if not data.exists():
-        raise NotFound(f"there are no documents in {data}; add some with `ragkv ingest`")
-    catalog = Catalog.open(data / "catalog.sqlite")
+    where = settings.catalog_address
+    if isinstance(where, Path) and not settings.data.exists():
+        raise NotFound(f"there are no documents in {settings.data}; add some with `ragkv ingest`")
+    catalog = Catalog.open(where)
     try:
         info, document = catalog.info_and_original(collection, document_id)
         chunks = catalog.chunks_of(collection, document_id)

@@ -37,8 +37,8 @@ def gc(
 ) -> int:
     """Remove stored KV that is no longer needed. Safe while a service runs."""
     settings = settings_from(data, store)
-    path = settings.data / "catalog.sqlite"
-    if not path.is_file():
+    where = settings.catalog_address
+    if isinstance(where, Path) and not where.is_file():
         # With a new, empty catalogue, everything in a shared store would count as garbage.
         raise ConfigError(f"there is no catalogue in {settings.data}; name the data folder with --data")
     from ragkv.admin.gc import collect_garbage
@@ -46,7 +46,7 @@ def gc(
     from ragkv.store import open_store
     from ragkv.store.format.seal import make_seal
 
-    catalog = Catalog.open(path)
+    catalog = Catalog.open(where)
     opened = open_store(settings.store, settings.data, settings.store_timeout, settings.store_ttl)
     try:
         opened.ping()

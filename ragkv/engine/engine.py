@@ -141,7 +141,7 @@ class Engine:
             settings.store, settings.data, settings.store_timeout, settings.store_ttl, settings.store_bytes
         )
         model = load_model(settings, notify)
-        catalog = Catalog.open(settings.data / "catalog.sqlite")
+        catalog = Catalog.open(settings.catalog_address)
         embedder = make_embedder(settings.embedder)
         embedder.load()
         try:

@@ -316,7 +316,7 @@ def test_a_catalogue_of_a_newer_ragkv_is_refused_and_nothing_changes(source: Pat
     with quick_engine(tmp_path / "data") as engine:
         ingest(engine, make_document("a", words=20))
         with engine.catalog.write() as connection:
-            connection.execute("PRAGMA user_version = 99")
+            connection.exec_driver_sql("PRAGMA user_version = 99")
     data = (tmp_path / "data" / "catalog.sqlite").read_bytes()
     file = io.BytesIO()
     writer = ArchiveWriter(file)

@@ -140,7 +140,9 @@ def test_entries_of_a_running_ingest_are_kept_and_those_of_a_dead_one_removed(en
     assert collect_garbage(engine.store, engine.catalog, grace=0.01).orphan.entries == len(held)
     assert stored(engine) == engine.catalog.keys()
     with engine.catalog.read() as connection:
-        assert connection.execute("SELECT count(*) FROM claimed").fetchone() == (0,), "expired claims are deleted"
+        assert connection.exec_driver_sql("SELECT count(*) FROM claimed").fetchone() == (0,), (
+            "expired claims are deleted"
+        )
 
 
 def test_deleting_a_document_keeps_entries_that_another_ingest_relies_on(engine: Engine) -> None:

@@ -35,7 +35,7 @@ def test_turns_in_full_are_answered_as_after_one_dense_prefill_and_cost_little(t
         assert found.prefilled[0] > 4 * max(found.prefilled[1:])
         assert found.over > found.prefilled[0]
         with engine.catalog.read() as connection:
-            assert connection.execute("SELECT count(*) FROM turns").fetchone() == (0,)
+            assert connection.exec_driver_sql("SELECT count(*) FROM turns").fetchone() == (0,)
 
 
 @pytest.mark.timeout(300)

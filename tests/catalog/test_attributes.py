@@ -95,8 +95,8 @@ def test_an_old_catalogue_without_attributes_gets_them(tmp_path: Path) -> None:
     put(catalog, 2, {"kind": "c"}, "boat")
     with catalog.write() as connection:
         for event in ("insert", "update", "delete"):
-            connection.execute(f"DROP TRIGGER attributes_{event}")
-        connection.execute("DROP TABLE attributes")
+            connection.exec_driver_sql(f"DROP TRIGGER attributes_{event}")
+        connection.exec_driver_sql("DROP TABLE attributes")
     catalog.close()
     catalog = Catalog.open(tmp_path / "catalog.sqlite")
     put(catalog, 3, {"kind": "b"}, "boat")

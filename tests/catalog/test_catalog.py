@@ -153,7 +153,7 @@ def test_claimed_keys_are_not_removed_until_released_or_expired(catalog: Catalog
     assert free("a", "b", mine=first) == {"a"}, "the other claim still protects its key"
     assert catalog.fingerprint() == "model 2"
     with catalog.write() as connection:
-        connection.execute("UPDATE claims SET renewed = renewed - 200")
+        connection.exec_driver_sql("UPDATE claims SET renewed = renewed - 200")
     assert free("a", "b") == {"a", "b"}
     catalog.renew(second)
     assert free("a", "b") == {"a"}
@@ -161,7 +161,7 @@ def test_claimed_keys_are_not_removed_until_released_or_expired(catalog: Catalog
     catalog.release(second)
     assert free("a", "b") == {"a", "b"}
     with catalog.read() as connection:
-        assert connection.execute("SELECT count(*) FROM claimed").fetchone() == (0,)
+        assert connection.exec_driver_sql("SELECT count(*) FROM claimed").fetchone() == (0,)
 
 
 def test_the_commit_of_a_document_releases_its_claim_or_neither_happens(catalog: Catalog) -> None:
@@ -183,7 +183,7 @@ def test_the_commit_of_a_document_releases_its_claim_or_neither_happens(catalog:
     assert catalog.documents() == []
     commit("a", None)
     with catalog.read() as connection:
-        assert connection.execute("SELECT count(*) FROM claims").fetchone() == (0,)
+        assert connection.exec_driver_sql("SELECT count(*) FROM claims").fetchone() == (0,)
     with pytest.raises(InputError, match="3 others"):
         commit("b", refuse)
     assert (catalog.tokens("default"), catalog.tokens("default", "a"), catalog.tokens("x")) == (3, 0, 0)
@@ -193,8 +193,10 @@ def test_an_old_catalogue_without_claims_gets_their_tables(path: Path) -> None:
     catalog = Catalog.open(path)
     put(catalog, "a", ["text"])
     with catalog.write() as connection:
-        connection.execute("DROP TABLE claimed")
-        connection.execute("DROP TABLE claims")
+        connection.exec_driver_sql("DROP TABLE alembic_version")
+        connection.exec_driver_sql("DROP TABLE leases")
+        connection.exec_driver_sql("DROP TABLE claimed")
+        connection.exec_driver_sql("DROP TABLE claims")
     catalog.close()
     catalog = Catalog.open(path)
     catalog.release(catalog.claim([Key("k")], "model"))
@@ -205,7 +207,9 @@ def test_an_old_catalogue_without_claims_gets_their_tables(path: Path) -> None:
 def test_an_old_catalogue_without_conversations_gets_their_table(path: Path) -> None:
     catalog = Catalog.open(path)
     with catalog.write() as connection:
-        connection.execute("DROP TABLE turns")
+        connection.exec_driver_sql("DROP TABLE alembic_version")
+        connection.exec_driver_sql("DROP TABLE leases")
+        connection.exec_driver_sql("DROP TABLE turns")
     catalog.close()
     catalog = Catalog.open(path)
     turn = StoredTurn("Who?", "Ada", (1, 2), (3,), ((7, "a#0"),), "full", "model")
@@ -219,12 +223,14 @@ def test_an_old_catalogue_without_paces_gets_them_and_the_indexes(path: Path) ->
     catalog = Catalog.open(path)
     put(catalog, "a", ["text"])
     with catalog.write() as connection:
-        connection.execute("DROP TABLE paces")
-        connection.execute("DROP INDEX job_documents_by_id")
+        connection.exec_driver_sql("DROP TABLE alembic_version")
+        connection.exec_driver_sql("DROP TABLE leases")
+        connection.exec_driver_sql("DROP TABLE paces")
+        connection.exec_driver_sql("DROP INDEX job_documents_by_id")
     catalog.close()
     catalog = Catalog.open(path)
     with catalog.read() as connection:
-        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        names = {name for (name,) in connection.exec_driver_sql("SELECT name FROM sqlite_master")}
     assert {"paces", "job_documents_by_id"} <= names
     catalog.close()
 
@@ -464,7 +470,7 @@ def test_a_damaged_full_text_index_is_rebuilt_at_open(path: Path, damage: str) -
 def test_damage_to_the_open_full_text_index_is_reported_with_its_repair(path: Path, catalog: Catalog) -> None:
     put(catalog, "a", ["anchor", "sail"])
     with catalog.write() as connection:
-        connection.execute("UPDATE chunk_words_data SET block = x'00ff00ff' WHERE id > 10")
+        connection.exec_driver_sql("UPDATE chunk_words_data SET block = x'00ff00ff' WHERE id > 10")
     with (
         catalog.read(),
         pytest.raises(CatalogCorrupt, match="ragkv reindex"),
@@ -760,6 +766,6 @@ def test_creating_leaves_no_temporary_files(path: Path) -> None:
 
 def test_the_file_is_safe_against_power_loss(catalog: Catalog) -> None:
     with catalog.read() as connection:
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
-        assert connection.execute("PRAGMA foreign_keys").fetchone() == (1,)
+        assert connection.exec_driver_sql("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.exec_driver_sql("PRAGMA synchronous").fetchone() == (2,)
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").fetchone() == (1,)

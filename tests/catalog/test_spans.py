@@ -62,6 +62,8 @@ def test_a_file_of_the_release_before_gets_versions_sizes_and_spans(tmp_path: Pa
             connection.execute(f"DROP TRIGGER versions_{name}")
         connection.execute("DROP TABLE versions")
         connection.execute("DROP TABLE spans")
+        connection.execute("DROP TABLE alembic_version")
+        connection.execute("DROP TABLE leases")
     connection.close()
     again = Catalog.open(path)
     try:

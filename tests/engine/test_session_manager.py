@@ -192,7 +192,7 @@ def test_conversations_belong_to_collections_and_leave_nothing_when_they_are_rem
         engine.sessions.remove("default", "talk")
         assert engine.sessions.cache.get("default", "talk") is None
         with engine.catalog.read() as connection:
-            assert connection.execute("SELECT collection FROM turns").fetchall() == [("other",)]
+            assert connection.exec_driver_sql("SELECT collection FROM turns").fetchall() == [("other",)]
         with pytest.raises(NotFound, match="talk"):
             engine.sessions.remove("default", "talk")
         assert talk(engine, QUESTIONS[:1])[0].report.tokens.history == 0
@@ -214,7 +214,7 @@ def test_a_single_question_is_no_conversation(tmp_path):
         engine.answer(QUESTIONS[0])
         assert engine.sessions.cache.sessions() == []
         with engine.catalog.read() as connection:
-            assert connection.execute("SELECT count(*) FROM turns").fetchone() == (0,)
+            assert connection.exec_driver_sql("SELECT count(*) FROM turns").fetchone() == (0,)
 
 
 def test_another_model_reads_the_texts_of_the_turns(tmp_path):

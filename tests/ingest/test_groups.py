@@ -155,7 +155,7 @@ def test_the_pace_of_a_job_is_that_of_its_documents_one_after_another(
     while jobs.recent()[0].counts.done < 20:
         next(steps)
     with engine.catalog.read() as connection:
-        (seconds,) = connection.execute("SELECT seconds FROM paces").fetchone()
+        (seconds,) = connection.exec_driver_sql("SELECT seconds FROM paces").fetchone()
     assert seconds < 3.0, "not the five seconds of a group"
 
 

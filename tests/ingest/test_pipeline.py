@@ -208,8 +208,8 @@ def test_reindex_restores_lost_vectors_and_words(engine: FileEngine) -> None:
     ingest(engine, make_document("a"))
     rows, vectors = engine.catalog.vectors("default")
     with engine.catalog.write() as connection:
-        connection.execute("DELETE FROM vectors")
-        connection.execute("INSERT INTO chunk_words (chunk_words) VALUES ('delete-all')")
+        connection.exec_driver_sql("DELETE FROM vectors")
+        connection.exec_driver_sql("INSERT INTO chunk_words (chunk_words) VALUES ('delete-all')")
     reindex(engine)
     again, restored = engine.catalog.vectors("default")
     assert again.tolist() == rows.tolist()

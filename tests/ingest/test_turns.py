@@ -109,7 +109,9 @@ def test_what_was_open_when_a_process_died_is_read_alone(jobs: Jobs, engine: Fil
     fresh = [submit(jobs, f"{tenant}:default", name=tenant) for tenant in "de"]
     ids = [submit(jobs, f"{tenant}:default", name=tenant) for tenant in "abc"]
     with engine.catalog.write() as connection:  # as `recover` finds it after a death
-        connection.execute("UPDATE job_documents SET attempts = 1, status = 'running' WHERE id IN ('a0', 'b0', 'c0')")
+        connection.exec_driver_sql(
+            "UPDATE job_documents SET attempts = 1, status = 'running' WHERE id IN ('a0', 'b0', 'c0')"
+        )
     assert jobs.recover() == 3
     beside = 0
     for _ in IngestTurns(jobs).steps(engine):

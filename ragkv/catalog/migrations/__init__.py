@@ -1,0 +1,55 @@
+"""Migrations of the catalogue's tables, run when a catalogue is opened. Each file in versions/ is one, for Alembic.
+
+A change of tables.py needs a new file there and a new last entry of REVISIONS. A migration that has been released stays
+as it is. An SQLite file of any release and an empty PostgreSQL database go through all of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, column, select, table
+
+from ragkv.catalog.transaction import Transaction
+from ragkv.errors import ConfigError
+
+REVISIONS = ("baseline", "leases")
+HEAD = REVISIONS[-1]
+
+_RECORDED = select(column("version_num")).select_from(table("alembic_version"))
+_THERE = {
+    "sqlite": "SELECT count(*) FROM sqlite_master WHERE name = 'alembic_version'",
+    "postgresql": "SELECT count(to_regclass('alembic_version'))",
+}
+
+
+def revision_of(transaction: Transaction) -> str | None:
+    """Return the latest migration that has run; None if there was none."""
+    if not transaction.exec_driver_sql(_THERE[transaction.dialect]).fetchone()[0]:
+        return None
+    found: str | None = transaction.scalar(_RECORDED)
+    return found
+
+
+def checked(revision: str | None, name: str) -> str | None:
+    """Return the revision. Raises ConfigError if it is of a newer ragkv. name: of the catalogue."""
+    if revision is not None and revision not in REVISIONS:
+        raise ConfigError(f"the catalogue {name} was written by a newer ragkv (schema {revision!r}, known: {HEAD!r})")
+    return revision
+
+
+def upgrade(connection: Connection) -> None:
+    """Run the migrations that are missing, in the transaction of the caller, which must be the only one to do so."""
+    # Alembic is imported where it is needed: most starts find the tables as they should be.
+    from alembic.config import Config
+    from alembic.runtime.environment import EnvironmentContext
+    from alembic.script import ScriptDirectory
+
+    scripts = ScriptDirectory(str(Path(__file__).parent))
+
+    def missing(revision: object, context: object) -> object:
+        return scripts._upgrade_revs(HEAD, revision)  # type: ignore[arg-type]
+
+    with EnvironmentContext(Config(), scripts, fn=missing, destination_rev=HEAD) as environment:
+        environment.configure(connection=connection, transactional_ddl=False)
+        environment.run_migrations()

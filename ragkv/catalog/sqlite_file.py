@@ -1,0 +1,298 @@
+"""A catalogue in one SQLite file: WAL mode, an integrity check at open, SQLite errors translated to `ragkv.errors`.
+
+This file, derived.py and full_text.py hold what only SQLite has: PRAGMA, triggers, FTS5, the online backup.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from sqlalchemy import NullPool, create_engine
+from sqlalchemy.dialects import sqlite
+
+from ragkv.catalog import database, derived, full_text, migrations, spans
+from ragkv.catalog.database import Database
+from ragkv.catalog.listener import POLL_SECONDS
+from ragkv.catalog.transaction import Transaction
+from ragkv.errors import CatalogCorrupt, ConfigError, RagkvError, StoreFull, StoreUnavailable
+
+APPLICATION_ID = 0x7261676B  # "ragk"; it distinguishes catalogues from other SQLite files
+VERSION = 1
+"""Raised where an older ragkv must not open the file any more. Other changes are migrations."""
+OLDEST_TABLES = frozenset({"facts", "collections", "documents", "chunks", "vectors", "jobs", "job_documents"})
+"""Tables that every release has written."""
+
+_HEADER = b"SQLite format 3\0"
+_DIALECT = sqlite.dialect(paramstyle="qmark")  # type: ignore[no-untyped-call]
+
+# SQLite's error codes when the disk, a quota or a file size limit stops a write.
+_NO_ROOM = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_SHMSIZE})
+
+
+class SqliteFile(Database):
+    """A pool of connections to one SQLite file.
+
+    The writers of this process run one after another. A reader never waits for a writer.
+    """
+
+    has_words = True
+
+    def __init__(self, path: Path):
+        """Create the pool without opening the file; use `open`, which also checks the file."""
+        self.path, self.name = path, str(path)
+        self._idle: list[sqlite3.Connection] = []
+        self._pool_lock = threading.Lock()
+        self._write_lock = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def open(cls, path: Path) -> SqliteFile:
+        """Open the file, or create it, and bring its tables up to date.
+
+        Raises:
+            CatalogCorrupt: The file is damaged.
+            ConfigError: The file belongs to another program or to a newer ragkv, or cannot be opened.
+            StoreFull: There is no space to create the file.
+        """
+        opened = cls(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                _refuse_leftovers(path)
+                with opened._translate_errors():
+                    _create(path)
+            opened._check()
+        except OSError as error:
+            opened.close()
+            raise ConfigError(f"cannot open the catalogue {path}: {error.strerror or error}") from error
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def _read(self) -> AbstractContextManager[Transaction]:
+        return self._transaction("BEGIN")
+
+    @contextmanager
+    def _write(self, alone: bool) -> Iterator[Transaction]:
+        with self._write_lock, self._transaction("BEGIN IMMEDIATE") as transaction:
+            yield transaction
+
+    def copy(self, path: Path) -> None:
+        """Write one state of the catalogue to a new file and flush it. Writers are not blocked. Raises OSError."""
+        with self.read() as transaction:
+            target = sqlite3.connect(path, isolation_level=None)
+            try:
+                transaction.driver.backup(target)
+            finally:
+                target.close()
+
+    def change_signal(self) -> FileSignal:
+        """Return what wakes a listener when the file changes."""
+        with self._translate_errors():
+            return FileSignal(_connect(self.path))
+
+    def close(self) -> None:
+        """Close idle connections now, and connections in use when their transactions end."""
+        with self._pool_lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    @contextmanager
+    def _transaction(self, begin: str) -> Iterator[Transaction]:
+        connection = self._acquire()
+        try:
+            connection.execute(begin)
+            try:
+                yield Transaction(connection, _DIALECT)
+                connection.execute("COMMIT")
+            except BaseException:
+                # After some errors, such as a full disk, SQLite has already rolled back.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        except BaseException:
+            connection.close()  # Its state is unknown; the next transaction opens a new connection.
+            raise
+        self._release(connection)
+
+    def _acquire(self) -> sqlite3.Connection:
+        with self._pool_lock:
+            if self._closed:
+                raise RagkvError(f"the catalogue {self.path} is closed")
+            if self._idle:
+                return self._idle.pop()
+        return _connect(self.path)
+
+    def _release(self, connection: sqlite3.Connection) -> None:
+        with self._pool_lock:
+            if not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _check(self) -> None:
+        """Refuse a damaged or foreign file, migrate it, and rebuild derived tables that are damaged or missing."""
+        with self.path.open("rb") as file:
+            if file.read(len(_HEADER)) != _HEADER:
+                raise _corrupt(self.path, "it does not begin like an SQLite file")
+        with self.read() as transaction:
+            _refuse_partial_page(self.path, transaction)
+            application_id = transaction.exec_driver_sql("PRAGMA application_id").fetchone()[0]
+            version = transaction.exec_driver_sql("PRAGMA user_version").fetchone()[0]
+            found = transaction.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")
+            tables = {name for (name,) in found}
+            # Newer versions of SQLite check FTS5 tables here, too. A damaged one is rebuilt below.
+            messages = [row[0] for row in transaction.exec_driver_sql("PRAGMA quick_check(10)")]
+        problems = [message for message in messages if message != "ok" and "FTS5" not in message]
+        if problems:
+            raise _corrupt(self.path, problems[0])
+        if application_id != APPLICATION_ID:
+            raise ConfigError(f"{self.path} is an SQLite file of another program")
+        if version > VERSION:
+            raise ConfigError(f"{self.path} was written by a newer ragkv (schema {version}, known: {VERSION})")
+        if not tables >= OLDEST_TABLES:
+            raise _corrupt(self.path, "tables are missing")
+        if self._revision() != migrations.HEAD:
+            with self._translate_errors():
+                _migrate(self.path)
+        with self.write() as transaction:
+            for index in (full_text, derived.attributes, derived.versions, spans):  # spans last: it reads the versions
+                if not index.is_intact(transaction):
+                    index.rebuild(transaction)
+
+    def _revision(self) -> str | None:
+        with self.read() as transaction:
+            return migrations.checked(migrations.revision_of(transaction), self.name)
+
+    def _translate(self, error: Exception) -> RagkvError | None:
+        found = getattr(error, "orig", error)  # SQLAlchemy wraps what happens in a migration
+        return _translate(self.path, found) if isinstance(found, sqlite3.Error) else None
+
+
+class FileSignal:
+    """Polls the counter that SQLite raises when another connection commits."""
+
+    def __init__(self, connection: sqlite3.Connection):
+        """Take a connection that nothing else uses."""
+        self._connection = connection
+        self._version = self._data_version()
+
+    def wait(self, seconds: float) -> bool:
+        """See `ChangeSignal`."""
+        end = time.monotonic() + seconds
+        while (version := self._data_version()) == self._version:
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, POLL_SECONDS))
+        self._version = version
+        return True
+
+    def _data_version(self) -> int:
+        version: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
+        return version
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # mode=rw: a missing file is an error and not a new, empty catalogue.
+    connection = sqlite3.connect(
+        f"{path.resolve().as_uri()}?mode=rw",
+        uri=True,
+        timeout=database.BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _create(path: Path) -> None:
+    """Create the file under a temporary name and link it to `path`, so that an empty file there is always damage."""
+    temporary = path.with_name(f"{path.name}.new-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    try:
+        connection = sqlite3.connect(temporary, isolation_level=None)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            _migrate(temporary)
+            full_text.rebuild(Transaction(connection, _DIALECT))
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            connection.close()
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass  # Another process created it first.
+        except OSError:
+            os.rename(temporary, path)  # The file system has no hard links.
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _migrate(path: Path) -> None:
+    """Run the migrations that the file lacks, in one transaction that no other process writes beside."""
+    engine = create_engine("sqlite://", creator=lambda: _connect(path), poolclass=NullPool)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        migrations.upgrade(connection)
+        connection.commit()
+
+
+def _refuse_partial_page(path: Path, transaction: Transaction) -> None:
+    # SQLite fills a torn last page with zeros. If there is a write-ahead log, it may still hold the page.
+    log = path.with_name(path.name + "-wal")
+    torn = path.stat().st_size % transaction.exec_driver_sql("PRAGMA page_size").fetchone()[0]
+    if torn and not (log.exists() and log.stat().st_size):
+        raise _corrupt(path, "its last page is torn")
+
+
+def _refuse_leftovers(path: Path) -> None:
+    if path.with_name(path.name + "-wal").exists():
+        raise _corrupt(path, "the file is missing but its -wal file exists")
+
+
+def _corrupt(path: Path, reason: str) -> CatalogCorrupt:
+    return CatalogCorrupt(
+        f"the catalogue {path} is damaged ({reason}); restore a backup, or move it away and ingest the documents again"
+    )
+
+
+def _translate(path: Path, error: sqlite3.Error) -> RagkvError | None:
+    """Return the error of `ragkv.errors` for an SQLite error, or None for an error in our own SQL."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    primary = code & 0xFF
+    if primary == sqlite3.SQLITE_FULL or code in _NO_ROOM:
+        return StoreFull(f"no space left for the catalogue {path}; nothing was changed")
+    if code == sqlite3.SQLITE_CORRUPT_VTAB:
+        return CatalogCorrupt(f"the word index of the catalogue {path} is damaged; `ragkv reindex` rebuilds it")
+    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return _corrupt(path, str(error))
+    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreUnavailable(
+            f"the catalogue {path} is busy: another process has been writing for {database.BUSY_SECONDS:g} s"
+        )
+    if primary in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return ConfigError(f"cannot use the catalogue {path}: {error}")
+    if primary == sqlite3.SQLITE_IOERR:
+        return StoreUnavailable(f"the catalogue {path} cannot be read or written: {error}")
+    return None
