@@ -96,7 +96,7 @@ def prepare(write: OpenWrite) -> None:
         sql = f"SELECT 1 FROM facts WHERE name = '{_COMPLETE}'"
         if transaction.exec_driver_sql(sql).fetchone():
             return
-    last = 0
+    last: int | None = 0
     while last is not None:  # in short transactions, because other writers wait for each
         with write() as transaction:
             last = _copy_some(transaction, last)

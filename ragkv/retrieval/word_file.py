@@ -17,7 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+
 from ragkv.catalog import full_text
+from ragkv.catalog.transaction import Transaction
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,8 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS chunks_by_collection ON chunks (collection)",
 )
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISMATCH})
+
+_DIALECT = SQLiteDialect_pysqlite()
 
 
 class _Unusable(sqlite3.DatabaseError):
@@ -139,9 +144,9 @@ def _prepare(connection: sqlite3.Connection) -> None:
         for table in _TABLES:
             connection.execute(table)
         connection.execute("INSERT INTO facts VALUES ('format', ?)", (FORMAT,))
-        full_text.rebuild(connection)
+        full_text.rebuild(Transaction(connection, _DIALECT))
     elif connection.execute("SELECT value FROM facts WHERE name = 'format'").fetchone() != (FORMAT,):
         raise _Unusable("it has another format")
-    elif not full_text.is_intact(connection):
+    elif not full_text.is_intact(Transaction(connection, _DIALECT)):
         raise _Unusable("the full-text table does not agree with the chunks")
     connection.execute("COMMIT")

@@ -55,14 +55,17 @@ def fill(
         catalog.put_document(DocumentVersion(document, "hash", texts, some, keys, IDENTITY))
 
 
-def exact(
-    catalog: Catalog, question: NDArray[np.float32], count: int, collection: str, filter: Filter | None = None
-) -> list[int]:
-    """Return the nearest rows by comparing all vectors in memory."""
-    rows, vectors = catalog.vectors(collection)
-    wanted = np.isin(rows, catalog.filtered_rows(collection, filter)[1])
-    rows, vectors = rows[wanted], vectors[wanted]
-    return [int(row) for row in rows[np.argsort(-(vectors @ question), kind="stable")[:count]]]
+class Exact:
+    """Finds the nearest rows of a collection by comparing all vectors in memory."""
+
+    def __init__(self, catalog: Catalog, collection: str):
+        self._catalog, self._collection = catalog, collection
+        self.rows, self._vectors = catalog.vectors(collection)
+
+    def find(self, question: NDArray[np.float32], count: int, filter: Filter | None = None) -> list[int]:
+        wanted = np.isin(self.rows, self._catalog.filtered_rows(self._collection, filter)[1])
+        rows, vectors = self.rows[wanted], self._vectors[wanted]
+        return [int(row) for row in rows[np.argsort(-(vectors @ question), kind="stable")[:count]]]
 
 
 def found(
@@ -81,9 +84,10 @@ def test_few_vectors_are_compared_exactly(catalog: Catalog) -> None:
     fill(catalog, "theirs", clustered(100, 1))
     opened = vectors.open("ours", DIMENSION)
     assert (opened.size, opened.exact, opened.embedder) == (400, True, IDENTITY)
+    exact = Exact(catalog, "ours")
     for question in clustered(20, 2):
         for filter in (None, {"kind": "old"}, {"kind": ["new", "odd"]}, {"kind": "none"}):
-            assert found(vectors, question, 6, "ours", filter) == exact(catalog, question, 6, "ours", filter)
+            assert found(vectors, question, 6, "ours", filter) == exact.find(question, 6, filter)
     named = opened.nearest(SearchScope("ours", None, ("d3",)), clustered(1, 3)[0], 100)
     assert sorted(named) == sorted(row for row in catalog.filtered_rows("ours", None, ["d3"])[1].tolist())
     assert found(vectors, clustered(1, 3)[0], 6, "unknown") == []
@@ -101,12 +105,13 @@ def test_many_vectors_are_searched_in_the_index_with_filters_and_collections(
     assert (opened.size, opened.exact) == (3000, False)
     plan = _plan(catalog)
     assert "searchable_vectors_24" in plan, plan
+    exact = Exact(catalog, "ours")
     for filter in (None, {"kind": "old"}, {"kind": "new"}):
         shares = []
         for question in clustered(30, 2):
             near = found(vectors, question, 6, "ours", filter)
             assert len(near) == 6
-            shares.append(len(set(near) & set(exact(catalog, question, 6, "ours", filter))) / 6)
+            shares.append(len(set(near) & set(exact.find(question, 6, filter))) / 6)
         assert np.mean(shares) >= 0.95, (filter, np.mean(shares))
     many = found(vectors, clustered(1, 3)[0], 500, "ours", {"kind": "old"})
     assert set(many) <= set(catalog.filtered_rows("ours", {"kind": "old"})[1].tolist())
@@ -149,7 +154,7 @@ def test_vectors_from_before_are_copied_and_processes_with_faiss_add_theirs(
     assert len(found(vectors, points[0], 60, "ours")) == 40
     fill(catalog, "ours", points)  # this catalogue knows nothing of the setting
     again = open_vectors(catalog)
-    assert found(again, points[45], 6, "ours") == exact(catalog, points[45], 6, "ours")
+    assert found(again, points[45], 6, "ours") == Exact(catalog, "ours").find(points[45], 6)
 
 
 def test_a_changed_embedder_is_searched_when_its_vectors_are_complete(catalog: Catalog, tmp_path: Path) -> None:
