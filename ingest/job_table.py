@@ -14,16 +14,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, bindparam, delete, exists, func, or_, select, update
-from sqlalchemy import insert as insert_into
-
+from ingest import job_statements as sql
 from ingest import leases
 from ingest.job_view import ACTIVE, DocumentStatus, JobFault
 from ingest.leases import JobPlace
 from ingest.progress import IngestStep
-from ragkv.catalog import tables
-from ragkv.catalog.statements import one_of, upsert, values
-from ragkv.catalog.tables import job_documents, job_senders, jobs, paces
 from ragkv.catalog.transaction import Transaction
 from ragkv.types import Document
 
@@ -33,147 +28,6 @@ KEPT_JOBS = 1000
 """Finished jobs that are kept."""
 LOOKED_AT = 64
 """Jobs of one tenant that share its time; those behind them wait until one of these is done."""
-PACE_MEMORY = 0.1
-"""Weight of the latest document in the running mean of the time that one takes."""
-
-_EARLIER, _BEFORE = job_documents.alias("earlier"), jobs.alias("before")
-_OLDER_VERSION = (
-    select(1)
-    .select_from(_EARLIER.join(_BEFORE, _BEFORE.c.row == _EARLIER.c.job))
-    .where(
-        _EARLIER.c.id == job_documents.c.id,
-        one_of(_EARLIER.c.status, ACTIVE),
-        _BEFORE.c.collection == jobs.c.collection,
-        or_(
-            _EARLIER.c.job < job_documents.c.job,
-            (_EARLIER.c.job == job_documents.c.job) & (_EARLIER.c.position < job_documents.c.position),
-        ),
-    )
-)
-# The next document of a job. An older version of it that still waits, or runs, comes first. A row that another process
-# is just taking is passed over.
-_NEXT = (
-    select(
-        *(job_documents.c.job, job_documents.c.position, jobs.c.collection),
-        *(job_documents.c.id, job_documents.c.payload, job_documents.c.attempts),
-    )
-    .select_from(job_documents.join(jobs, jobs.c.row == job_documents.c.job))
-    .where(job_documents.c.status == "queued", job_documents.c.job == bindparam("of"), ~exists(_OLDER_VERSION))
-    .order_by(job_documents.c.position)
-    .limit(1)
-)
-_START_NEXT = _NEXT.with_for_update(of=job_documents, skip_locked=True)
-_QUEUED_OF = (
-    select(1).select_from(job_documents).where(job_documents.c.job == jobs.c.row, job_documents.c.status == "queued")
-)
-_WITH_QUEUED = (
-    select(jobs.c.row, jobs.c.collection).where(one_of(jobs.c.status, ACTIVE), exists(_QUEUED_OF)).order_by(jobs.c.row)
-)
-_LATEST = (
-    select(jobs.c.id, jobs.c.digest)
-    .select_from(jobs.join(job_documents, job_documents.c.job == jobs.c.row))
-    .where(jobs.c.collection == bindparam("of"), one_of(jobs.c.status, ACTIVE))
-    .where(job_documents.c.id.in_(select(values("ids", "text").c.value)))
-    .order_by(jobs.c.row.desc())
-    .limit(1)
-)
-_INSERT_JOB, _INSERT_DOCUMENT = insert_into(jobs).returning(jobs.c.row), insert_into(job_documents)
-_INSERT_SENDER = insert_into(job_senders)
-_LAST_ROW = select(func.max(jobs.c.row))
-_FORGET = delete(jobs).where(jobs.c.finished.is_not(None), jobs.c.row <= bindparam("last"))
-_THIS = (job_documents.c.job == bindparam("of"), job_documents.c.position == bindparam("at"))
-_MY_LEASE = exists(
-    select(1)
-    .select_from(tables.leases)
-    .where(
-        tables.leases.c.job == job_documents.c.job,
-        tables.leases.c.position == job_documents.c.position,
-        tables.leases.c.worker == bindparam("by"),
-    )
-)
-_MINE = (*_THIS, job_documents.c.status == "running", _MY_LEASE)
-_START = update(job_documents).where(*_THIS).values(status="running", attempts=job_documents.c.attempts + 1)
-_REQUEUE = update(job_documents).where(*_MINE).values(status="queued", attempts=job_documents.c.attempts - 1)
-_COMPLETE = update(job_documents).where(*_MINE).values(payload=None)
-_LOSE = update(job_documents).where(*_THIS, job_documents.c.status == "running")
-_JOB = jobs.c.row == bindparam("of")
-_START_JOB = (
-    update(jobs)
-    .where(_JOB)
-    .values(status="running", stage="", done=0, total=0, started=func.coalesce(jobs.c.started, bindparam("now")))
-)
-_UPDATE_JOB = update(jobs).where(_JOB)
-_FINISH_JOB = update(jobs).where(_JOB, jobs.c.finished.is_(None))
-_QUEUE_JOB = _FINISH_JOB.values(status="queued", stage="")
-_FORGET_REST = update(paces).where(paces.c.job == bindparam("of")).values(rest=None)
-_PACE = upsert(
-    paces,
-    ["job"],
-    lambda new: {
-        "seconds": func.coalesce(paces.c.seconds + PACE_MEMORY * (new.seconds - paces.c.seconds), new.seconds)
-    },
-)
-_REST = upsert(paces, ["job"], lambda new: {"rest": new.rest})
-_STATUS = (
-    select(job_documents.c.status, tables.leases.c.worker)
-    .select_from(
-        job_documents.outerjoin(
-            tables.leases,
-            (tables.leases.c.job == job_documents.c.job) & (tables.leases.c.position == job_documents.c.position),
-        )
-    )
-    .where(*_THIS)
-)
-_ROW_OF = select(jobs.c.row).where(jobs.c.id == bindparam("named"))
-_WAITS = (
-    select(1)
-    .select_from(job_documents.join(jobs, jobs.c.row == job_documents.c.job))
-    .where(job_documents.c.id == bindparam("named"), jobs.c.collection == bindparam("of"))
-    .where(one_of(job_documents.c.status, ACTIVE))
-    .limit(1)
-)
-_SENT = (
-    select(jobs.c.id, func.coalesce(job_senders.c.subject, ""))
-    .select_from(jobs.outerjoin(job_senders, job_senders.c.job == jobs.c.row))
-    .where(_JOB)
-)
-_FINISHED = select(jobs.c.finished).where(_JOB)
-_STATUSES = select(job_documents.c.status).where(job_documents.c.job == bindparam("of")).distinct()
-_FIRST_ERROR = (
-    select(job_documents.c.error_code, job_documents.c.error_message)
-    .where(job_documents.c.job == bindparam("of"))
-    .order_by(job_documents.c.position)
-    .limit(1)
-)
-
-
-class _Which:
-    """Statements on the unfinished documents that a condition selects."""
-
-    def __init__(self, *condition: ColumnElement[bool]):
-        unfinished = (*condition, one_of(job_documents.c.status, ACTIVE))
-        self.jobs = select(job_documents.c.job).where(*unfinished).distinct()
-        self.cancel = update(job_documents).where(*unfinished).values(status="cancelled", payload=None)
-        self.leases = delete(tables.leases).where(
-            exists(
-                select(1)
-                .select_from(job_documents)
-                .where(
-                    job_documents.c.job == tables.leases.c.job,
-                    job_documents.c.position == tables.leases.c.position,
-                    *unfinished,
-                )
-            )
-        )
-        self.failed = (
-            update(job_documents).where(*condition, job_documents.c.status == "failed").values(status="cancelled")
-        )
-
-
-_OF_COLLECTION = job_documents.c.job.in_(select(jobs.c.row).where(jobs.c.collection == bindparam("of")))
-_IN_JOB = _Which(job_documents.c.job == bindparam("of"))
-_IN_COLLECTION = _Which(_OF_COLLECTION)
-_OF_NAME = _Which(job_documents.c.id == bindparam("named"), _OF_COLLECTION)
 
 Wanted = Literal["wanted", "cancelled", "taken"]
 
@@ -208,12 +62,12 @@ def insert(
 ) -> str:
     """Queue a job. Returns its id, or that of a job that already waits with the same documents and nothing newer."""
     ids = transaction.array(entry["id"] for entry in entries)
-    waiting = transaction.execute(_LATEST, {"of": collection, "ids": ids}).fetchone()
+    waiting = transaction.execute(sql.LATEST, {"of": collection, "ids": ids}).fetchone()
     if waiting and waiting[1] == digest:
         return str(waiting[0])
     now = time.time()
     state = {"status": "queued", "stage": "", "done": 0, "total": 0, "created": now, "updated": now}
-    job = transaction.scalar(_INSERT_JOB, {"id": job_id, "collection": collection, "digest": digest, **state})
+    job = transaction.scalar(sql.INSERT_JOB, {"id": job_id, "collection": collection, "digest": digest, **state})
     documents = [
         {
             "job": job,
@@ -226,22 +80,22 @@ def insert(
         }
         for position, entry in enumerate(entries)
     ]
-    transaction.execute_all(_INSERT_DOCUMENT, documents)
+    transaction.execute_all(sql.INSERT_DOCUMENT, documents)
     if subject:
-        transaction.execute(_INSERT_SENDER, {"job": job, "subject": subject})
+        transaction.execute(sql.INSERT_SENDER, {"job": job, "subject": subject})
     _finish_job(transaction, job)
-    transaction.execute(_FORGET, {"last": transaction.scalar(_LAST_ROW) - KEPT_JOBS})
+    transaction.execute(sql.FORGET, {"last": transaction.scalar(sql.LAST_ROW) - KEPT_JOBS})
     return job_id
 
 
 def waiting(transaction: Transaction) -> list[WaitingJob]:
     """Return the jobs that have a document to start, the earliest first; of one tenant at most LOOKED_AT."""
     found, looked = list[WaitingJob](), Counter[str]()
-    for job, collection in transaction.execute(_WITH_QUEUED).fetchall():
+    for job, collection in transaction.execute(sql.WITH_QUEUED).fetchall():
         tenant = owner_of(collection)
         looked[tenant] += 1
         if looked[tenant] <= LOOKED_AT:
-            row = transaction.execute(_NEXT, {"of": job}).fetchone()
+            row = transaction.execute(sql.NEXT, {"of": job}).fetchone()
             if row is not None:
                 found.append(WaitingJob(job, collection, row[5]))
     return found
@@ -254,13 +108,13 @@ def start_next(transaction: Transaction, worker: str, job: int | None = None) ->
     """
     if job is None:
         job = min((each.job for each in waiting(transaction)), default=None)
-    row = None if job is None else transaction.execute(_START_NEXT, {"of": job}).fetchone()
+    row = None if job is None else transaction.execute(sql.START_NEXT, {"of": job}).fetchone()
     if row is None:
         return None
     place, now = JobPlace(row[0], row[1]), time.time()
-    transaction.execute(_START, {"of": place.job, "at": place.position})
-    transaction.execute(_START_JOB, {"of": place.job, "now": now, "updated": now})
-    transaction.execute(_FORGET_REST, {"of": place.job})
+    transaction.execute(sql.START, {"of": place.job, "at": place.position})
+    transaction.execute(sql.START_JOB, {"of": place.job, "now": now, "updated": now})
+    transaction.execute(sql.FORGET_REST, {"of": place.job})
     leases.take(transaction, place, worker)
     title, text, metadata, *pages = json.loads(row[4])  # a job that an older release queued has no pages
     starts = tuple((offset, number) for offset, number in (pages[0] if pages else ()))
@@ -270,7 +124,7 @@ def start_next(transaction: Transaction, worker: str, job: int | None = None) ->
 def requeue(transaction: Transaction, place: JobPlace, worker: str) -> None:
     """Queue a document again that the worker runs. That start does not count as an attempt."""
     _touch(transaction, place.job)
-    if transaction.execute(_REQUEUE, {"of": place.job, "at": place.position, "by": worker}).rowcount:
+    if transaction.execute(sql.REQUEUE, {"of": place.job, "at": place.position, "by": worker}).rowcount:
         leases.drop(transaction, place)
         _queue_job(transaction, place.job)
 
@@ -282,14 +136,14 @@ def complete(
     _touch(transaction, place.job)
     outcome = {"status": status, "error_code": error.code if error else None}
     outcome["error_message"] = error.message if error else None
-    if transaction.execute(_COMPLETE, {"of": place.job, "at": place.position, "by": worker, **outcome}).rowcount:
+    if transaction.execute(sql.COMPLETE, {"of": place.job, "at": place.position, "by": worker, **outcome}).rowcount:
         leases.drop(transaction, place)
         _finish_job(transaction, place.job)
 
 
 def record_pace(transaction: Transaction, place: JobPlace, seconds: float) -> None:
     """Add the time of one document to the running mean of the job."""
-    transaction.execute(_PACE, {"job": place.job, "seconds": seconds})
+    transaction.execute(sql.PACE, {"job": place.job, "seconds": seconds})
 
 
 def is_wanted(transaction: Transaction, place: JobPlace, worker: str) -> Wanted:
@@ -298,7 +152,7 @@ def is_wanted(transaction: Transaction, place: JobPlace, worker: str) -> Wanted:
     Returns:
         `cancelled` if it was cancelled or withdrawn, `taken` if the worker has lost its lease.
     """
-    status, holder = transaction.execute(_STATUS, {"of": place.job, "at": place.position}).fetchone() or (None, None)
+    status, holder = transaction.execute(sql.STATUS, {"of": place.job, "at": place.position}).fetchone() or (None, None)
     if status == "running" and holder == worker:
         return "wanted"
     return "cancelled" if status in (None, "cancelled") else "taken"
@@ -307,32 +161,32 @@ def is_wanted(transaction: Transaction, place: JobPlace, worker: str) -> Wanted:
 def record_progress(transaction: Transaction, place: JobPlace, step: IngestStep, rest: float | None) -> None:
     """Record how far the running document is. rest: seconds it still needs; None while that is not known."""
     progress = {"stage": step.stage, "done": step.done, "total": step.total, "updated": time.time()}
-    transaction.execute(_UPDATE_JOB, {"of": place.job, **progress})
-    transaction.execute(_REST, {"job": place.job, "rest": rest})
+    transaction.execute(sql.UPDATE_JOB, {"of": place.job, **progress})
+    transaction.execute(sql.REST, {"job": place.job, "rest": rest})
 
 
 def cancel(transaction: Transaction, job_id: str) -> None:
     """Cancel the documents that a job has not finished."""
-    job = transaction.scalar(_ROW_OF, {"named": job_id})
-    if job is not None and _cancel_unfinished(transaction, _IN_JOB, {"of": job}):
-        transaction.execute(_UPDATE_JOB, {"of": job, "status": "cancelled"})
+    job = transaction.scalar(sql.ROW_OF, {"named": job_id})
+    if job is not None and _cancel_unfinished(transaction, sql.IN_JOB, {"of": job}):
+        transaction.execute(sql.UPDATE_JOB, {"of": job, "status": "cancelled"})
 
 
 def withdraw(transaction: Transaction, collection: str, document_id: str) -> bool:
     """Cancel a document in every job that has not finished it or failed at it. Returns whether there was one."""
     parameters = {"of": collection, "named": document_id}
-    failed = transaction.execute(_OF_NAME.failed, parameters).rowcount
-    return _cancel_unfinished(transaction, _OF_NAME, parameters) or failed > 0
+    failed = transaction.execute(sql.OF_NAME.failed, parameters).rowcount
+    return _cancel_unfinished(transaction, sql.OF_NAME, parameters) or failed > 0
 
 
 def abandon(transaction: Transaction, collection: str) -> bool:
     """Cancel all that waits for a collection. Returns whether anything did."""
-    return _cancel_unfinished(transaction, _IN_COLLECTION, {"of": collection})
+    return _cancel_unfinished(transaction, sql.IN_COLLECTION, {"of": collection})
 
 
 def waits(transaction: Transaction, collection: str, document_id: str) -> bool:
     """Whether a version of the document is still to be ingested."""
-    return transaction.execute(_WAITS, {"of": collection, "named": document_id}).fetchone() is not None
+    return transaction.execute(sql.WAITS, {"of": collection, "named": document_id}).fetchone() is not None
 
 
 def recover(transaction: Transaction, worker: str = "") -> int:
@@ -346,9 +200,9 @@ def recover(transaction: Transaction, worker: str = "") -> int:
         which = {"of": place.job, "at": place.position}
         if attempts >= MAX_ATTEMPTS:
             fault = {"error_code": "interrupted", "error_message": told, "payload": None}
-            transaction.execute(_LOSE, {**which, "status": "failed", **fault})
+            transaction.execute(sql.LOSE, {**which, "status": "failed", **fault})
         else:
-            again += transaction.execute(_LOSE, {**which, "status": "queued"}).rowcount
+            again += transaction.execute(sql.LOSE, {**which, "status": "queued"}).rowcount
         leases.drop(transaction, place)
         touched[place.job] = None
     for job in touched:
@@ -359,27 +213,27 @@ def recover(transaction: Transaction, worker: str = "") -> int:
 
 def job_of(transaction: Transaction, place: JobPlace) -> tuple[str, str]:
     """Return the id of the document's job, and who sent it; "" if that is not known."""
-    job_id, subject = transaction.execute(_SENT, {"of": place.job}).fetchone()
+    job_id, subject = transaction.execute(sql.SENT, {"of": place.job}).fetchone()
     return job_id, subject
 
 
 def is_finished(transaction: Transaction, place: JobPlace) -> bool:
     """Whether the document's job is finished."""
-    return transaction.scalar(_FINISHED, {"of": place.job}) is not None
+    return transaction.scalar(sql.FINISHED, {"of": place.job}) is not None
 
 
 def _touch(transaction: Transaction, job: int) -> None:
     """Write the row of a job first, so that of two processes that end its documents, the second sees the first's."""
-    transaction.execute(_UPDATE_JOB, {"of": job, "updated": time.time()})
+    transaction.execute(sql.UPDATE_JOB, {"of": job, "updated": time.time()})
 
 
 def _queue_job(transaction: Transaction, job: int) -> None:
     """Record that a job waits, if none of its documents runs."""
     if "running" not in _statuses(transaction, job):
-        transaction.execute(_QUEUE_JOB, {"of": job})
+        transaction.execute(sql.QUEUE_JOB, {"of": job})
 
 
-def _cancel_unfinished(transaction: Transaction, which: _Which, parameters: dict[str, Any]) -> bool:
+def _cancel_unfinished(transaction: Transaction, which: sql.Unfinished, parameters: dict[str, Any]) -> bool:
     """Cancel the unfinished documents that are selected. Returns whether there were any."""
     found = transaction.execute(which.jobs, parameters).fetchall()
     if found:
@@ -391,7 +245,7 @@ def _cancel_unfinished(transaction: Transaction, which: _Which, parameters: dict
 
 
 def _statuses(transaction: Transaction, job: int) -> set[str]:
-    return {status for (status,) in transaction.execute(_STATUSES, {"of": job})}
+    return {status for (status,) in transaction.execute(sql.STATUSES, {"of": job})}
 
 
 def _finish_job(transaction: Transaction, job: int) -> None:
@@ -405,7 +259,7 @@ def _finish_job(transaction: Transaction, job: int) -> None:
     elif "cancelled" in statuses:
         status = "cancelled"
     else:
-        error = transaction.execute(_FIRST_ERROR, {"of": job}).fetchone()
+        error = transaction.execute(sql.FIRST_ERROR, {"of": job}).fetchone()
     now = time.time()
     fault = {"error_code": error[0], "error_message": error[1]}
-    transaction.execute(_FINISH_JOB, {"of": job, "status": status, **fault, "updated": now, "finished": now})
+    transaction.execute(sql.FINISH_JOB, {"of": job, "status": status, **fault, "updated": now, "finished": now})

@@ -99,6 +99,15 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.scale)])
+def catalog_address(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    """A new catalogue for `Catalog.open`, in each kind of database. See also tests/catalogs.py."""
+    if request.param == "sqlite":
+        return tmp_path / "data" / "catalog.sqlite"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.database()
+
+
 @pytest.fixture(scope="session")
 def two_documents(tmp_path_factory: pytest.TempPathFactory, model: DecoderModel, embedder: Embedder) -> Path:
     """A data folder with the sample documents 01 and 02, on disk. Tests open copies of it (libraries.open_copy)."""

@@ -57,7 +57,7 @@ class FilterShape:
         found: list[ColumnElement[bool]] = []
         for number, count in enumerate(self.counts):
             if self.dialect == "sqlite":
-                found.append(row.in_(text(_MATCHING.format(n=number))))  # type: ignore[arg-type]
+                found.append(row.in_(text(_MATCHING.format(n=number))))
             else:
                 found.append(row.in_(_containing(number, count)))
         if self.named:

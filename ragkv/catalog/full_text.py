@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Select, bindparam, column, literal_column, select, table
+from sqlalchemy import ColumnElement, Select, bindparam, column, literal_column, select, table
 from sqlalchemy import text as sql_text
 
 from ragkv.catalog import attributes
@@ -44,7 +44,7 @@ _TRIGGERS = (
     """,
 )
 _WORDS = table("chunk_words", column("rowid"))
-_SCORE = literal_column(f"-bm25(chunk_words, {TITLE_WEIGHT}, {TEXT_WEIGHT})").label("score")
+_SCORE: ColumnElement[float] = literal_column(f"-bm25(chunk_words, {TITLE_WEIGHT}, {TEXT_WEIGHT})").label("score")
 _COUNTS = """
 SELECT (SELECT count(*) FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'chunks'),
        (SELECT count(*) FROM chunk_words_docsize), (SELECT count(*) FROM chunks)

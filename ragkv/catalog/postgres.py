@@ -11,7 +11,6 @@ no write fails because of another.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,11 +112,9 @@ class PostgresDatabase(Database):
 
     def connect(self) -> Any:
         """Open a connection beside the pool."""
-        return self._engine.dialect.connect(
-            *self._engine.dialect.create_connect_args(self._url)[0],
-            **self._engine.dialect.create_connect_args(self._url)[1] | self._arguments,
-            autocommit=True,
-        )
+        dialect = self._engine.dialect
+        positional, named = dialect.create_connect_args(self._url)
+        return dialect.connect(*positional, **{**named, **self._arguments, "autocommit": True})
 
     def _migrate(self) -> None:
         """Run the migrations that are missing, in one transaction. Other processes that start now wait for it."""
@@ -171,7 +168,6 @@ class PostgresSignal:
     def __init__(self, owner: PostgresDatabase):
         """Connect and listen."""
         self._owner = owner
-        self._closed = threading.Event()
         self._connection: Any = self._listening()
 
     def wait(self, seconds: float) -> bool:

@@ -29,7 +29,7 @@ OLDEST_TABLES = frozenset({"facts", "collections", "documents", "chunks", "vecto
 """Tables that every release has written."""
 
 _HEADER = b"SQLite format 3\0"
-_DIALECT = sqlite.dialect(paramstyle="qmark")  # type: ignore[no-untyped-call]
+_DIALECT = sqlite.dialect(paramstyle="qmark")
 
 # SQLite's error codes when the disk, a quota or a file size limit stops a write.
 _NO_ROOM = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_SHMSIZE})

@@ -19,10 +19,11 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
 
 ROW = BigInteger().with_variant(Integer(), "sqlite")  # only INTEGER is an alias of SQLite's row id
 NAME = Text().with_variant(Text(collation="C"), "postgresql")  # ordered by code points, as in SQLite
-REAL = sqlite.REAL().with_variant(postgresql.DOUBLE_PRECISION(), "postgresql")
+REAL: TypeEngine[float] = sqlite.REAL().with_variant(postgresql.DOUBLE_PRECISION(), "postgresql")
 
 Update = Callable[[Any], Mapping[str, Any]]
 """Takes the row that was not inserted (its columns are attributes) and returns what the present row is set to."""

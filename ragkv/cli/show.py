@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ragkv.cli import remote
 from ragkv.cli.common import Collection, Data, Url, moment, out, printable, settings_from
-from ragkv.config import Settings
+
+if TYPE_CHECKING:
+    from ragkv.config import Settings
 
 _FIELDS = (
     *("id", "collection", "title", "metadata", "chunks", "tokens", "bytes", "version", "hash"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from ingest.jobs import Jobs
 from ingest.pipeline import ingest, remove
-from ragkv.catalog import Catalog
+from ragkv.catalog import Catalog, database
 from ragkv.engine.engine import Engine
 from ragkv.model.decoder import DecoderModel
 from ragkv.retrieval import Embedder
@@ -196,3 +197,15 @@ def test_another_embedder_changes_nothing_for_who_asks(tmp_path: Path, model: De
         found = service.post("/v1/search", {"query": "Who painted the bridge of Mell?"}).json()
         assert (found["report"]["embedder"], found["report"]["by_vector"]) == ("other-embedder", 2)
     assert Catalog.open(tmp_path / "data" / "catalog.sqlite").embedder().name == "other-embedder"
+
+
+def test_a_part_that_does_not_answer_says_when_to_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    with serving(settings(tmp_path)) as service:
+        other = sqlite3.connect(tmp_path / "catalog.sqlite", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        refused = service.post("/v1/documents", HARBOUR)
+        assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+        assert int(refused.headers["Retry-After"]) > 0
+        other.close()
+        assert service.post("/v1/documents?wait=true", HARBOUR).json()["status"] == "completed"

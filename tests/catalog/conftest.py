@@ -12,11 +12,13 @@ from ragkv.catalog import Catalog
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
+    """The file of the catalogue, where it is one."""
     return tmp_path / "data" / "catalog.sqlite"
 
 
 @pytest.fixture
-def catalog(path: Path) -> Iterator[Catalog]:
-    opened = Catalog.open(path)
+def catalog(catalog_address: Path | str) -> Iterator[Catalog]:
+    """An empty catalogue, in each kind of database."""
+    opened = Catalog.open(catalog_address)
     yield opened
     opened.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -57,17 +57,15 @@ def put(catalog: Catalog, number: int, metadata: Mapping[str, Any], *texts: str,
     catalog.put_document(DocumentVersion(document, "hash", chunks, embedder.encode(texts), keys, embedder.identity))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("attributes")
-
-
-@settings(max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(first=st.lists(METADATA, min_size=1, max_size=6), second=st.lists(METADATA, max_size=3), filter=FILTERS)
 def test_a_filter_selects_the_same_documents_as_the_reference_after_any_change(
-    folder: Path, first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]], filter: dict[str, Any]
+    catalog_address: Path | str,
+    first: Sequence[dict[str, Any]],
+    second: Sequence[dict[str, Any]],
+    filter: dict[str, Any],
 ) -> None:
-    catalog = Catalog.open(folder / "catalog.sqlite")
+    catalog = Catalog.open(catalog_address)
     for info in catalog.documents():
         catalog.remove(info.collection, info.id)
     for number, metadata in enumerate(first):
@@ -84,8 +82,9 @@ def test_a_filter_selects_the_same_documents_as_the_reference_after_any_change(
     chunks = catalog.chunks("default", rows)
     assert sorted(chunk.id for chunk in chunks.values()) == [f"{name}#{i}" for name in expected for i in (0, 1)]
     assert sorted(chunks) == rows.tolist()
-    named = catalog.chunks("default", [row for row, _ in catalog.match("default", "boat", 100, filter)])
-    assert sorted(chunk.id for chunk in named.values()) == [f"{name}#0" for name in expected]
+    if catalog.has_words:
+        named = catalog.chunks("default", [row for row, _ in catalog.match("default", "boat", 100, filter)])
+        assert sorted(chunk.id for chunk in named.values()) == [f"{name}#0" for name in expected]
     catalog.close()
 
 

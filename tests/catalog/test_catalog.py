@@ -29,6 +29,7 @@ from ragkv.errors import (
     StoreUnavailable,
 )
 from ragkv.types import Chunk, Document, Key
+from tests.catalogs import on_sqlite
 
 WORDS = EmbedderIdentity("words", 4)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=60)
@@ -249,11 +250,8 @@ def test_clearing_a_collection_keeps_the_keys_that_others_share(catalog: Catalog
     catalog.add_turn("a", "conversation", [], StoredTurn("Who?", "Ada", (1,), (2,), (), "full", "model"))
     generation = catalog.generation("a")
     assert catalog.clear("a") == ["own"]
-    assert (catalog.turns("a", "conversation"), catalog.match("a", "shared", 5), catalog.vectors("a")[0].size) == (
-        [],
-        [],
-        0,
-    )
+    assert (catalog.turns("a", "conversation"), catalog.vectors("a")[0].size) == ([], 0)
+    assert not catalog.has_words or catalog.match("a", "shared", 5) == []
     assert catalog.generation("a") > generation
     assert [info.collection for info in catalog.documents()] == ["b"]
 
@@ -275,6 +273,7 @@ def test_a_turn_is_stored_only_after_the_turns_that_it_was_answered_after(catalo
     assert catalog.add_turn("default", "conversation", [], turn) not in (first, second)
 
 
+@on_sqlite
 def test_a_copy_is_an_independent_catalogue(catalog: Catalog, tmp_path: Path) -> None:
     put(catalog, "a", ["text"])
     catalog.copy(tmp_path / "copy.sqlite")
@@ -290,7 +289,8 @@ def test_collections_do_not_see_each_other(catalog: Catalog) -> None:
     put(catalog, "a", ["open harbour"], "ours")
     theirs = rows_of(catalog, "theirs")
     assert catalog.chunks("ours", theirs) == {}
-    assert [row for row, _ in catalog.match("ours", "secret harbour", 10)] == rows_of(catalog, "ours")
+    if catalog.has_words:
+        assert [row for row, _ in catalog.match("ours", "secret harbour", 10)] == rows_of(catalog, "ours")
     assert catalog.remove("ours", "a") == ["ours open harbour"]
     assert rows_of(catalog, "theirs") == theirs
 
@@ -381,6 +381,7 @@ def test_applying_changes_gives_the_same_as_loading_everything(tmp_path: Path) -
 # Full text
 
 
+@on_sqlite
 def test_full_text_finds_word_forms_in_texts_and_titles(catalog: Catalog) -> None:
     put(catalog, "a", ["The ferries crossed the Øresund", "Zürich café"])
     rows = rows_of(catalog)
@@ -390,6 +391,7 @@ def test_full_text_finds_word_forms_in_texts_and_titles(catalog: Catalog) -> Non
     assert catalog.match("default", "submarine", 5) == []
 
 
+@on_sqlite
 def test_rarer_words_rank_higher(catalog: Catalog) -> None:
     put(catalog, "a", ["boat boat boat", "boat anchor", "boat sail", "boat mast"])
     best, *rest = catalog.match("default", "boat anchor", 10)
@@ -397,11 +399,13 @@ def test_rarer_words_rank_higher(catalog: Catalog) -> None:
     assert all(best[1] > score for _, score in rest)
 
 
+@on_sqlite
 def test_a_question_of_only_stop_words_is_still_searched(catalog: Catalog) -> None:
     put(catalog, "a", ["to be or not to be", "boat"])
     assert [row for row, _ in catalog.match("default", "to be", 5)] == rows_of(catalog)[:1]
 
 
+@on_sqlite
 def test_deleted_words_are_not_found(catalog: Catalog) -> None:
     put(catalog, "a", ["anchor"])
     put(catalog, "a", ["sail"])
@@ -424,6 +428,7 @@ HOSTILE = [
 WORDLESS = ["", " ", '"', '""', "(", "-", "+", "*", "_", "🚢", "\0", "\ud800"]
 
 
+@on_sqlite
 @pytest.mark.parametrize("text", HOSTILE + WORDLESS, ids=lambda text: repr(text[:12]))
 def test_any_text_is_a_safe_query(catalog: Catalog, text: str) -> None:
     put(catalog, "a", ["a boat"])
@@ -432,6 +437,7 @@ def test_any_text_is_a_safe_query(catalog: Catalog, text: str) -> None:
     assert [row for row, _ in catalog.match("default", f'{text} "boat" AND {text}', 5)] == rows
 
 
+@on_sqlite
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
 @given(text=st.text())
 def test_no_text_breaks_the_search(catalog: Catalog, text: str) -> None:
@@ -467,6 +473,7 @@ def test_a_damaged_full_text_index_is_rebuilt_at_open(path: Path, damage: str) -
     catalog.close()
 
 
+@on_sqlite
 def test_damage_to_the_open_full_text_index_is_reported_with_its_repair(path: Path, catalog: Catalog) -> None:
     put(catalog, "a", ["anchor", "sail"])
     with catalog.write() as connection:
@@ -526,6 +533,7 @@ def test_replacing_vectors_fails_if_chunks_changed_meanwhile(catalog: Catalog) -
     assert np.all(catalog.vectors("default")[1] != 0) or len(rows_of(catalog)) == 2
 
 
+@on_sqlite
 def test_a_missing_vector_is_reported(path: Path, catalog: Catalog) -> None:
     put(catalog, "a", ["one", "two"])
     with sqlite3.connect(path) as connection:
@@ -624,7 +632,7 @@ def test_a_failed_put_changes_nothing(catalog: Catalog) -> None:
     before = (catalog.documents(), catalog.generation("default"), catalog.keys())
     chunks = [Chunk("a#0", "a", 0, "t", "new", (1,)), Chunk("a#0", "a", 0, "t", "same ordinal", (1,))]
     vectors, keys = np.zeros((2, 4), np.float32), [Key("k")] * 2
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(Exception, match=r"(?i)unique"):
         catalog.put_document(DocumentVersion(Document("a", "t", "new"), "h", chunks, vectors, keys, WORDS))
     assert (catalog.documents(), catalog.generation("default"), catalog.keys()) == before
 
@@ -764,6 +772,7 @@ def test_creating_leaves_no_temporary_files(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["catalog.sqlite"]
 
 
+@on_sqlite
 def test_the_file_is_safe_against_power_loss(catalog: Catalog) -> None:
     with catalog.read() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -17,8 +17,8 @@ NONE = np.empty(0, np.int64)
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    made = Catalog.open(tmp_path / "catalog.sqlite")
+def catalog(catalog_address: Path | str) -> Catalog:
+    made = Catalog.open(catalog_address)
     put(made, "a", ["one", "two"])
     put(made, "b", ["three"], "other")
     return made

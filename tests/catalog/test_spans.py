@@ -77,8 +77,8 @@ def test_a_file_of_the_release_before_gets_versions_sizes_and_spans(tmp_path: Pa
         again.close()
 
 
-def test_the_version_counts_contents_and_begins_anew_with_a_new_document(tmp_path: Path) -> None:
-    catalog = Catalog.open(tmp_path / "catalog.sqlite")
+def test_the_version_counts_contents_and_begins_anew_with_a_new_document(catalog_address: Path | str) -> None:
+    catalog = Catalog.open(catalog_address)
     for texts in (["one"], ["one"], ["two", "three"]):
         put(catalog, "a", texts)
     info = catalog.document("default", "a")
@@ -90,9 +90,9 @@ def test_the_version_counts_contents_and_begins_anew_with_a_new_document(tmp_pat
     catalog.close()
 
 
-def test_pages_and_spans_are_kept_with_the_document(tmp_path: Path) -> None:
+def test_pages_and_spans_are_kept_with_the_document(catalog_address: Path | str) -> None:
 
-    catalog = Catalog.open(tmp_path / "catalog.sqlite")
+    catalog = Catalog.open(catalog_address)
     document = Document("a.pdf", "t", "one\n\ntwo", {"format": "pdf"}, pages=((0, 2), (5, 3)))
     chunks = split(document, WordPrompt(), 40)
     vectors, keys = np.zeros((len(chunks), 4), np.float32), [Key(f"k{n}") for n in range(len(chunks))]
@@ -107,8 +107,8 @@ def test_pages_and_spans_are_kept_with_the_document(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sort", ["id", "title", "created", "updated", "bytes", "tokens", "chunks"])
 @pytest.mark.parametrize("descending", [False, True])
-def test_pages_in_any_order_are_the_sorted_list(tmp_path: Path, sort: str, descending: bool) -> None:
-    catalog = Catalog.open(tmp_path / "catalog.sqlite")
+def test_pages_in_any_order_are_the_sorted_list(catalog_address: Path | str, sort: str, descending: bool) -> None:
+    catalog = Catalog.open(catalog_address)
     for n, name in enumerate(("d", "b", "a", "e", "c")):
         put(catalog, name, ["x" * (1 + n % 2)] * (1 + n % 3))
     put(catalog, "z", ["elsewhere"], "other")
@@ -123,8 +123,8 @@ def test_pages_in_any_order_are_the_sorted_list(tmp_path: Path, sort: str, desce
     catalog.close()
 
 
-def test_a_page_follows_a_document_that_is_gone(tmp_path: Path) -> None:
-    catalog = Catalog.open(tmp_path / "catalog.sqlite")
+def test_a_page_follows_a_document_that_is_gone(catalog_address: Path | str) -> None:
+    catalog = Catalog.open(catalog_address)
     for name in ("a", "b", "c"):
         put(catalog, name, [name * 3])
     order = DocumentOrder("created")
@@ -134,8 +134,8 @@ def test_a_page_follows_a_document_that_is_gone(tmp_path: Path) -> None:
     catalog.close()
 
 
-def test_words_are_found_in_ids_and_titles_in_any_case(tmp_path: Path) -> None:
-    catalog = Catalog.open(tmp_path / "catalog.sqlite")
+def test_words_are_found_in_ids_and_titles_in_any_case(catalog_address: Path | str) -> None:
+    catalog = Catalog.open(catalog_address)
     for name in ("notes/Ärger.md", "notes/tea_100%.md", "lamp"):
         put(catalog, name, ["x"])
     found = {

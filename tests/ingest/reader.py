@@ -63,12 +63,20 @@ class FileEngine:
         together: Ids of the chunks that were encoded together.
     """
 
-    def __init__(self, folder: Path, fingerprint: str = "model", chunk_tokens: int = 64, embedder: str = "words"):
+    def __init__(
+        self,
+        folder: Path,
+        fingerprint: str = "model",
+        chunk_tokens: int = 64,
+        embedder: str = "words",
+        where: Path | str | None = None,
+    ):
+        """Open a data folder. where: of the catalogue; None: a file in the folder."""
         self.folder = folder
         self.fingerprint = fingerprint
         self.chunk_tokens = chunk_tokens
         self.model = WordModel(WordPrompt())
-        self.catalog = Catalog.open(folder / "catalog.sqlite")
+        self.catalog = Catalog.open(where or folder / "catalog.sqlite")
         self.retriever = Retriever(self.catalog, WordEmbedder(embedder), folder / "index", Retrieval())
         self.encoded = 0
         self.group_tokens = 1

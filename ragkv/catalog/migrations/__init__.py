@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import Connection, column, select, table
+from sqlalchemy import Connection, Text, column, select, table
 
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import ConfigError
@@ -16,7 +16,7 @@ from ragkv.errors import ConfigError
 REVISIONS = ("baseline", "leases")
 HEAD = REVISIONS[-1]
 
-_RECORDED = select(column("version_num")).select_from(table("alembic_version"))
+_RECORDED = select(column("version_num", Text)).select_from(table("alembic_version"))
 _THERE = {
     "sqlite": "SELECT count(*) FROM sqlite_master WHERE name = 'alembic_version'",
     "postgresql": "SELECT count(to_regclass('alembic_version'))",

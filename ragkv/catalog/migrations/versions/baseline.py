@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql, sqlite
@@ -10,7 +12,7 @@ revision, down_revision = "baseline", None
 
 ROW = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 NAME = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
-REAL = sqlite.REAL().with_variant(postgresql.DOUBLE_PRECISION(), "postgresql")
+REAL: sa.types.TypeEngine[float] = sqlite.REAL().with_variant(postgresql.DOUBLE_PRECISION(), "postgresql")
 
 
 def upgrade() -> None:
@@ -39,7 +41,7 @@ def _refers(name: str, to: str, primary_key: bool = False) -> sa.Column[int]:
     return sa.Column(name, ROW, sa.ForeignKey(to, ondelete="CASCADE"), primary_key=primary_key, nullable=False)
 
 
-def _columns(type_: sa.types.TypeEngine[object], names: str, nullable: bool = False) -> list[sa.Column[object]]:
+def _columns(type_: sa.types.TypeEngine[Any], names: str, nullable: bool = False) -> list[sa.Column[Any]]:
     return [sa.Column(name, type_, nullable=nullable) for name in names.split()]
 
 
@@ -121,7 +123,9 @@ def _create_claims_and_turns() -> None:
 def _create_jobs() -> None:
     _create(
         "jobs",
-        *(_row(), sa.Column("id", sa.Text(), nullable=False, unique=True), *_columns(NAME, "collection")),
+        _row(),
+        sa.Column("id", sa.Text(), nullable=False, unique=True),
+        *_columns(NAME, "collection"),
         *(*_columns(sa.Text(), "digest status stage"), *_columns(ROW, "done total")),
         *_columns(sa.Text(), "error_code error_message", True),
         *(*_columns(REAL, "created"), *_columns(REAL, "started", True)),

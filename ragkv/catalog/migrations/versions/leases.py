@@ -9,7 +9,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 revision, down_revision = "leases", "baseline"
 
 ROW = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-REAL = sqlite.REAL().with_variant(postgresql.DOUBLE_PRECISION(), "postgresql")
+REAL: sa.types.TypeEngine[float] = sqlite.REAL().with_variant(postgresql.DOUBLE_PRECISION(), "postgresql")
 
 
 def upgrade() -> None:
