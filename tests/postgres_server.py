@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.redis_server import free_port
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 PASSWORD = "s3cret-of-the-tests"
 UNPRIVILEGED = 65534
 """Whom the server runs as where the tests run as root, which PostgreSQL refuses."""

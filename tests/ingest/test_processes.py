@@ -33,7 +33,12 @@ WORKER = """
 def told(outcome):
     print(outcome.result, outcome.document_id, flush=True)
 
-engine = FileEngine(folder, where=where)
+class Slow(FileEngine):
+    def encode_and_store_all(self, chunks):
+        time.sleep(0.05)  # so that one process alone does not do everything
+        super().encode_and_store_all(chunks)
+
+engine = Slow(folder, where=where)
 jobs = Jobs(engine.catalog, 100_000, told)
 jobs.recover()
 print("ready", flush=True)
@@ -104,8 +109,8 @@ def statuses(jobs: Jobs, job_id: str) -> Counter[str]:
 
 
 def test_two_processes_ingest_each_document_once(jobs: Jobs, start: Start) -> None:
-    first = jobs.submit([make_document(f"d{n}", 60, n) for n in range(20)])
-    newer = jobs.submit([make_document(f"d{n}", 60, n + 100) for n in range(10)])
+    first = jobs.submit([make_document(f"d{n}", 60, n) for n in range(12)])
+    newer = jobs.submit([make_document(f"d{n}", 60, n + 100) for n in range(6)])
     workers = [start(WORKER), start(WORKER)]
     for worker in workers:
         assert line(worker.stdout) == "ready"
@@ -114,8 +119,8 @@ def test_two_processes_ingest_each_document_once(jobs: Jobs, start: Start) -> No
     told = [worker.communicate(timeout=100)[0].split("\n")[:-1] for worker in workers]
     assert all(told), "both had something to do"
     results = Counter(told[0] + told[1])
-    assert results == Counter([*(f"added d{n}" for n in range(20)), *(f"replaced d{n}" for n in range(10))])
-    assert (statuses(jobs, first), statuses(jobs, newer)) == (Counter(completed=20), Counter(completed=10))
+    assert results == Counter([*(f"added d{n}" for n in range(12)), *(f"replaced d{n}" for n in range(6))])
+    assert (statuses(jobs, first), statuses(jobs, newer)) == (Counter(completed=12), Counter(completed=6))
 
 
 def test_a_start_leaves_what_a_living_process_ingests_to_it_and_takes_over_what_a_dead_one_did(
