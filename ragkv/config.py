@@ -156,6 +156,22 @@ class IngestSettings(_Part):
     collection_bytes: int = Field(0, ge=0, description="Bytes of KV a collection may hold; 0: any number.")
 
 
+class ViewSettings(_Part):
+    """What a process searches in, where several share a catalogue on a server."""
+
+    staleness: float = Field(
+        1.0,
+        ge=0,
+        le=3600,
+        description="Seconds for which a search may miss what other replicas changed; 0: every search asks a catalogue "
+        "on a server. SQLite is always asked.",
+    )
+    vectors: Literal["faiss", "pgvector"] = Field(
+        "faiss",
+        description="Where vectors are searched: in the memory of each process, or in PostgreSQL by pgvector.",
+    )
+
+
 class ServingSettings(_Part):
     """What `ragkv serve` does with requests, and who may send them."""
 
@@ -244,6 +260,7 @@ class Settings(
     StoreSettings,
     AnswerSettings,
     IngestSettings,
+    ViewSettings,
     ServingSettings,
     SignInSettings,
     ClientSettings,

@@ -58,6 +58,7 @@ class MetricsCollector(Collector):
             dict(self._requests.counts),
         )
         yield from _texts(self._engine_thread)
+        yield from _views(self._engine_thread)
         checks = readiness_checks(health, self._engine_thread.stopping)
         yield gauge(
             "ragkv_ready",
@@ -112,6 +113,20 @@ def _texts(engine_thread: EngineThread) -> Iterator[Metric]:
         ("ragkv_text_tokens_total", "Tokens of these texts.", service.tokens),
     ):
         yield counter(name, what, ("work",), {(work,): counts[work] for work in WORKS})
+
+
+def _views(engine_thread: EngineThread) -> Iterator[Metric]:
+    """Yield how far the search views are behind the catalogue; nothing where they cannot be."""
+    service = getattr(engine_thread, "passage_search", None)
+    status = service.view_status() if service is not None else None
+    if status is None:
+        return
+    what = "Seconds since the search view that is furthest behind was known to be up to date."
+    yield gauge("ragkv_view_age_seconds", what, (), {(): status.age})
+    what = "Collections whose search views lack changes that the catalogue has."
+    yield gauge("ragkv_views_behind", what, (), {(): status.behind})
+    what = "Updates of the search views of a collection in the background."
+    yield counter("ragkv_view_refreshes_total", what, (), {(): status.refreshed})
 
 
 def _catalog(health: dict[str, Any]) -> Iterator[Metric]:

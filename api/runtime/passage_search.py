@@ -10,7 +10,7 @@ import anyio.to_thread
 
 from ragkv.errors import Busy
 from ragkv.passages import SearchResult
-from ragkv.retrieval import Retriever, SearchScope
+from ragkv.retrieval import Retriever, SearchScope, ViewStatus
 
 RUNNING = 2
 """Searches that run at a time."""
@@ -25,6 +25,10 @@ class PassageSearch:
         """Set up the search. capacity: searches that may run and wait."""
         self._retriever, self._capacity, self._pending = retriever, capacity, 0
         self._limiter = anyio.CapacityLimiter(RUNNING)
+
+    def view_status(self) -> ViewStatus | None:
+        """Return how far the search views are behind the catalogue; None where they cannot be. Any thread may ask."""
+        return self._retriever.status()
 
     async def find(self, query: str, scope: SearchScope, top_k: int) -> SearchResult:
         """Search for passages. Raises as `Retriever.find_passages`, and Busy if too many searches wait."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ragkv.catalog import attributes, chunks, claims, documents, embedders, feed, full_text, turns, vectors
+from ragkv.catalog import attributes, chunks, claims, documents, embedders, feed, full_text, pgvector, turns, vectors
 from ragkv.catalog.database import Database
 from ragkv.catalog.listener import ChangeListener
 from ragkv.catalog.models import (
@@ -516,6 +516,52 @@ class Catalog:
     def listener(self) -> ChangeListener:
         """Return what waits for changes of collections, whichever process makes them. Close it before the catalogue."""
         return ChangeListener(self._database.change_signal(), self.generations)
+
+    # Vector search in PostgreSQL (see pgvector.py)
+
+    def prepare_vector_search(self) -> None:
+        """Let PostgreSQL search the vectors from now on. The first call copies them all.
+
+        Raises:
+            ConfigError: The catalogue is in SQLite, or the server does not have pgvector.
+        """
+        if self.has_words:
+            raise ConfigError(
+                f"RAGKV_VECTORS=pgvector needs a catalogue in PostgreSQL, {self.name} is a file",
+                "set RAGKV_CATALOG, or RAGKV_VECTORS=faiss",
+            )
+        pgvector.prepare(self.write)
+
+    def index_vectors(self, dimension: int) -> None:
+        """Create the index of vectors of a dimension where it is missing. Raises ConfigError: there are too many."""
+        with self.write() as transaction:
+            pgvector.index(transaction, dimension)
+
+    def count_vectors(self, collection: str, limit: int | None = None) -> int:
+        """Return how many vectors of a collection PostgreSQL searches, or `limit` if there are more."""
+        with self.read() as transaction:
+            return pgvector.count(transaction, collection, limit)
+
+    def nearest(
+        self,
+        collection: str,
+        vector: NDArray[np.float32],
+        limit: int,
+        filter: Filter | None = None,
+        documents: Sequence[str] | None = None,
+    ) -> tuple[EmbedderIdentity | None, list[int]]:
+        """Return the embedder of a collection, and the chunk rows nearest to a vector of it, nearest first.
+
+        Args:
+            collection: Collection to search.
+            vector: What to search for, [dimension].
+            limit: Return at most so many rows.
+            filter: Search only the documents that match the filter.
+            documents: Search only the documents with these ids; None searches all.
+        """
+        with self.read() as transaction:
+            identity = embedders.of_collection(transaction, collection)
+            return identity, pgvector.nearest(transaction, vector, limit, collection, filter, documents)
 
     def passages(self, after: int = 0, limit: int = 1000) -> list[Passage]:
         """Return the next `limit` chunks of all collections whose row is greater than `after`, ordered by row.

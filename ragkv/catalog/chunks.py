@@ -12,7 +12,7 @@ import numpy as np
 from sqlalchemy import bindparam, exists, func, select
 from sqlalchemy import insert as insert_into
 
-from ragkv.catalog import spans, tables
+from ragkv.catalog import pgvector, spans, tables
 from ragkv.catalog.embedders import VectorTable
 from ragkv.catalog.models import DocumentVersion, Passage
 from ragkv.catalog.statements import values
@@ -87,6 +87,8 @@ def insert(transaction: Transaction, document: int, version: DocumentVersion, ta
     rows = transaction.insert_all(_INSERT, inserted)
     stored = ({"chunk": row, "vector": vector.tobytes()} for row, vector in zip(rows, vectors, strict=True))
     transaction.execute_all(_STORE[table], stored)
+    if table == "vectors":
+        pgvector.insert(transaction, collection, document, rows, vectors)
     spans.insert(transaction, zip(rows, (chunk.span for chunk in version.chunks), strict=True))
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import bindparam, delete, exists, func, insert, select
 
+from ragkv.catalog import pgvector
 from ragkv.catalog.models import EmbedderIdentity, Passage, Reembedding
 from ragkv.catalog.statements import upsert, values
 from ragkv.catalog.tables import chunks, collection_embedders, facts, next_vectors, vectors
@@ -185,6 +186,7 @@ def swap(transaction: Transaction, collection: str, identity: EmbedderIdentity) 
         return False
     for statement in (_DELETE_OLD, _MOVE, _DELETE_MOVED):
         transaction.execute(statement, {"of": collection})
+    pgvector.replace(transaction, collection)
     _set_collection(transaction, collection, identity)
     if not stale(transaction, identity):
         record(transaction, identity)

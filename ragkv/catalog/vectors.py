@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import bindparam, delete, exists, insert, or_, select, update
 
-from ragkv.catalog import embedders, tables
+from ragkv.catalog import embedders, pgvector, tables
 from ragkv.catalog.models import Changes, EmbedderIdentity
 from ragkv.catalog.statements import larger, upsert, values
 from ragkv.catalog.tables import chunks, collections, next_vectors
@@ -96,6 +96,7 @@ def replace(
     blobs = (vector.tobytes() for vector in np.ascontiguousarray(vectors, dtype=np.float32))
     transaction.execute_all(_INSERT, ({"chunk": row, "vector": blob} for row, blob in zip(rows, blobs, strict=True)))
     embedders.record(transaction, identity)
+    pgvector.replace(transaction)
     for (name,) in transaction.execute(_NAMES).fetchall():
         raise_generation(transaction, name)
     transaction.execute(_REPLACED)

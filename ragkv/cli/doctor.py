@@ -259,14 +259,15 @@ def _together(settings: Settings, parts: DoctorParts, findings: Findings) -> Non
     if model is None or embedder is None or store is None:
         findings.note("kv", "not compared with the catalogue: a part above is missing")
         return
+    from ragkv.config import ViewSettings
     from ragkv.engine.engine import Engine
     from ragkv.retrieval import Retriever, open_earlier
 
     folder = settings.data / "index"
     with findings.checking("engine"):
-        engine = Engine(
-            settings, model, store, catalog, Retriever(catalog, embedder, folder, open_earlier=open_earlier)
-        )
+        parameters = Retriever.parameters_of(settings.part(ViewSettings), catalog)
+        retriever = Retriever(catalog, embedder, folder, parameters, open_earlier=open_earlier)
+        engine = Engine(settings, model, store, catalog, retriever)
         with findings.checking("index"):
             _index(engine, folder, findings)
         with findings.checking("kv"):

@@ -53,6 +53,7 @@ def search(
 
 def _search(settings: Settings, query: str, scope: SearchScope, top_k: int) -> SearchResult:
     from ragkv.catalog import Catalog
+    from ragkv.config import ViewSettings
     from ragkv.errors import NotFound
     from ragkv.retrieval import Retriever, make_embedder, make_reranker, open_earlier
 
@@ -62,7 +63,8 @@ def _search(settings: Settings, query: str, scope: SearchScope, top_k: int) -> S
     try:
         reranker = make_reranker(settings.reranker)
         embedder, folder = make_embedder(settings.embedder), settings.data / "index"
-        retriever = Retriever(catalog, embedder, folder, reranker=reranker, open_earlier=open_earlier)
+        parameters = Retriever.parameters_of(settings.part(ViewSettings), catalog)
+        retriever = Retriever(catalog, embedder, folder, parameters, reranker, open_earlier)
         return retriever.find_passages(query, scope, top_k)
     finally:
         catalog.close()

@@ -22,7 +22,7 @@ import torch
 
 from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog
-from ragkv.config import Settings
+from ragkv.config import Settings, ViewSettings
 from ragkv.engine.chunk_encoder import ChunkEncoder, group_tokens
 from ragkv.engine.citations import cite
 from ragkv.engine.confidence import confidence_of, evidence_of
@@ -152,7 +152,8 @@ class Engine:
         reranker = make_reranker(settings.reranker)
         if reranker is not None and asks:
             reranker.load()
-        retriever = Retriever(catalog, embedder, settings.data / "index", reranker=reranker, open_earlier=open_earlier)
+        parameters = Retriever.parameters_of(settings.part(ViewSettings), catalog)
+        retriever = Retriever(catalog, embedder, settings.data / "index", parameters, reranker, open_earlier)
         engine = cls(settings, model, store, catalog, retriever)
         engine.reuse_refused = failed_self_test(engine.prefiller, engine.fingerprint, settings.data / "qualified")
         if asks:
@@ -177,7 +178,7 @@ class Engine:
     def close(self) -> None:
         """Write the index out and close files and sockets."""
         self.tiers.close()
-        self.retriever.save()
+        self.retriever.close()
         self.store.close()
         self.catalog.close()
 

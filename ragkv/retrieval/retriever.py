@@ -10,24 +10,26 @@ Learning Methods", SIGIR 2009.
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.catalog import Catalog, EmbedderIdentity
+from ragkv.config import ViewSettings
 from ragkv.errors import NoReranker, NotFound
 from ragkv.passages import FoundPassage, SearchReport, SearchResult, SearchTimings
-from ragkv.retrieval.index import VectorIndex
+from ragkv.retrieval.follower import ViewFollower, ViewStatus
+from ragkv.retrieval.freshness import Freshness
+from ragkv.retrieval.pgvector import PgVectors
+from ragkv.retrieval.scope import SearchScope
+from ragkv.retrieval.vectors import MAX_ATTEMPTS, FaissVectors, VectorSearch
+from ragkv.retrieval.words import CatalogWords, ReplicaWords, WordIndex
 from ragkv.types import Chunk, Filter, Hit
-
-logger = logging.getLogger(__name__)
 
 
 class TextEmbedder(Protocol):
@@ -81,34 +83,24 @@ class Retrieval:
             384 dimensions: 1.4 ms at 10,000 vectors, 11 ms at 100,000, 23 ms at 200,000, which is about the time that
             embedding a question takes. An HNSW graph answers in 1 ms, but building it takes 36 s per 100,000 vectors
             on two cores.
+        staleness: Seconds by which a search may miss changes of other processes; 0 compares the views with the
+            catalogue at every search.
+        own_words: Keep a word index of this machine's own instead of the one in the catalogue.
+        vectors: Search vectors in the memory of this process, or in PostgreSQL.
     """
 
     rank_constant: int = 60
     candidates: int = 4
     flat_limit: int = 200_000
-
-
-@dataclass(frozen=True)
-class SearchScope:
-    """Where to search.
-
-    Attributes:
-        collection: Collection to search.
-        filter: Only documents whose metadata matches; None for all.
-        documents: Only documents with these ids; None for all.
-    """
-
-    collection: str = "default"
-    filter: Filter | None = None
-    documents: tuple[str, ...] | None = None
+    staleness: float = 0.0
+    own_words: bool = False
+    vectors: Literal["faiss", "pgvector"] = "faiss"
 
 
 DEFAULTS = Retrieval()
 _NO_VECTOR = np.empty(0, np.float32)
 MOST_AHEAD = 64
 """Vectors of questions that are kept until these are searched for."""
-MAX_ATTEMPTS = 3
-"""How often a search is repeated at most if other processes change the collection meanwhile."""
 
 
 OpenEarlier = Callable[[EmbedderIdentity], TextEmbedder | None]
@@ -148,14 +140,26 @@ class Retriever:
         self.catalog = catalog
         self.reranker = reranker
         self.embedder = embedder
-        self.folder = folder
         self.parameters = parameters
-        self._indexes: dict[str, VectorIndex] = {}
-        self._saved: dict[str, int] = {}
+        self.freshness = Freshness(catalog, parameters.staleness)
+        self.vectors: VectorSearch
+        if parameters.vectors == "pgvector":
+            self.vectors = PgVectors(catalog, self.freshness)
+        else:
+            self.vectors = FaissVectors(catalog, folder, self.freshness, parameters.flat_limit)
+        self.words: WordIndex = CatalogWords(catalog)
+        if parameters.own_words or not catalog.has_words:
+            self.words = ReplicaWords(catalog, folder / "words.sqlite", self.freshness)
+        self._follower: ViewFollower | None = None
         self._lock = threading.Lock()
         self._ahead: dict[str, NDArray[np.float32]] = {}
         self._open_earlier = open_earlier
         self._earlier: dict[EmbedderIdentity, TextEmbedder | None] = {}
+
+    @staticmethod
+    def parameters_of(settings: ViewSettings, catalog: Catalog) -> Retrieval:
+        """Return the parameters of settings. A catalogue in a file of this machine is looked at by every search."""
+        return Retrieval(staleness=0.0 if catalog.has_words else settings.staleness, vectors=settings.vectors)
 
     def search(
         self,
@@ -224,25 +228,26 @@ class Retriever:
 
         timer = StepTimer()
         with timer.step("words"):
-            by_words = self._match(question, scope, count)
+            by_words = dict(self.words.match(scope, question, count))
         early(list(self.catalog.chunks(collection, list(by_words)[:top_k]).values()))
         for _ in range(MAX_ATTEMPTS):
             with self._lock:
                 with timer.step("vectors"):
-                    index, identity = self._current(collection)
-                size, exact, vector, by_vector = len(index), not index.graph, _NO_VECTOR, list[int]()
-                embedder = self._embedder_of(identity)
+                    index = self.vectors.open(collection, self.embedder.identity.dimension)
+                size, exact, vector, by_vector = index.size, index.exact, _NO_VECTOR, list[int]()
+                embedder = self._embedder_of(index.embedder or self.embedder.identity)
                 if size and embedder is not None:
                     with timer.step("embed"):
                         vector = self._vector(embedder, question)
                     with timer.step("vectors"):
-                        by_vector = self._nearest(index, identity, scope, vector, count)
+                        by_vector = index.nearest(scope, vector, count)
             ranked = fuse([by_vector, list(by_words)], self.parameters.rank_constant)
             chunks = self.catalog.chunks(collection, [row for row, _ in ranked])
             if len(chunks) == len(ranked):
                 break
             # Another process deleted or replaced a ranked chunk. Only a new search finds the new version.
-            by_words = self._match(question, scope, count)
+            self.freshness.expire(collection)
+            by_words = dict(self.words.match(scope, question, count))
         # A chunk that was deleted after the search is missing from `chunks`, and the next one takes its place.
         there = [(row, score) for row, score in ranked if row in chunks]
         with timer.step("rerank"):
@@ -302,9 +307,10 @@ class Retriever:
             return self.reranker.scores(query, texts), self.reranker.count_tokens(query, texts)
 
     def refresh(self, collection: str) -> None:
-        """Update the index of a collection to the state of the catalogue."""
-        with self._lock:
-            self._current(collection)
+        """Update the views of a collection to the state of the catalogue."""
+        self.freshness.expire(collection)
+        self.vectors.refresh(collection, self.embedder.identity.dimension)
+        self.words.refresh(collection)
 
     def open_earlier(self) -> bool:
         """Open the embedder of the stored vectors now, so that the first question does not wait for it.
@@ -322,62 +328,42 @@ class Retriever:
             self._earlier.clear()
 
     def save(self) -> None:
-        """Write the changed indexes to disk, so that the next start does not have to rebuild them.
+        """Write the changed indexes to disk, so that the next start does not have to rebuild them."""
+        self.vectors.save()
 
-        An error is only logged, because it merely makes the next start slower.
+    def follow(self) -> None:
+        """Start to keep the views up to date in the background, until `close`.
+
+        With the words in the catalogue nothing is started: its searches look at the catalogue anyway.
         """
-        with self._lock:
-            for collection, index in self._indexes.items():
-                if self._saved.get(collection) == index.generation:
-                    continue
-                try:
-                    index.save(self._path(collection), collection)
-                    self._saved[collection] = index.generation
-                except OSError as error:
-                    logger.warning("the index of %r was not saved: %s", collection, error)
+        if self._follower is None and not isinstance(self.words, CatalogWords):
+            self._follower = ViewFollower(self.catalog, self.freshness, self._view_generations, self._catch_up)
+            self._follower.start()
 
-    def _match(self, question: str, scope: SearchScope, count: int) -> dict[int, float]:
-        """Return the best `count` rows of the full-text search with their scores, best first."""
-        return dict(self.catalog.match(scope.collection, question, count, scope.filter, scope.documents))
+    def status(self) -> ViewStatus | None:
+        """Return how far the views are behind the catalogue; None where nothing follows it."""
+        return self._follower.status() if self._follower else None
 
-    def _nearest(
-        self,
-        index: VectorIndex,
-        identity: EmbedderIdentity,
-        scope: SearchScope,
-        vector: NDArray[np.float32],
-        count: int,
-    ) -> list[int]:
-        """Return the `count` nearest rows to the question's vector inside the scope, nearest first."""
-        if not scope.filter and scope.documents is None:
-            return index.search(vector, count)
-        for _ in range(MAX_ATTEMPTS):
-            generation, rows = self.catalog.filtered_rows(scope.collection, scope.filter, scope.documents)
-            if generation == index.generation:
-                break
-            index, now = self._current(scope.collection)  # Another process changed the collection meanwhile.
-            if now != identity:
-                return []  # Its vectors come from another embedder since then. For this once the words decide.
-        return index.search_among(rows, vector, count)
+    def close(self) -> None:
+        """Save the indexes and close their files. Call it before the catalogue is closed."""
+        if self._follower is not None:
+            self._follower.stop()
+        self.save()
+        self.words.close()
 
-    def _current(self, collection: str) -> tuple[VectorIndex, EmbedderIdentity]:
-        """Return the index of a collection, up to date, and the embedder of its vectors."""
-        recorded, generation = self.catalog.state(collection)
-        identity = recorded or self.embedder.identity
-        # The index is put back only after a successful update: one that failed half-way must not be used again.
-        index = self._indexes.pop(collection, None)
-        if index is None or index.dimension != identity.dimension:
-            index = self._load(collection, generation, identity.dimension)
-        if index.generation != generation:
-            changes = self.catalog.changes(collection, index.rows, index.generation)
-            if changes.embedder is not None and changes.embedder != identity:  # The vectors were changed just now.
-                identity = changes.embedder
-                index = VectorIndex(identity.dimension, self.parameters.flat_limit)
-                changes = self.catalog.changes(collection, index.rows, 0)
-            index.apply(changes)
-        if generation:  # Unknown collections are not remembered.
-            self._indexes[collection] = index
-        return index, identity
+    def _catch_up(self, collection: str) -> None:
+        """Bring the views of a collection up to date that are there. What was not searched is not loaded."""
+        if collection in self.vectors.generations():
+            self.vectors.refresh(collection, self.embedder.identity.dimension)
+        if collection in self.words.generations():
+            self.words.refresh(collection)
+
+    def _view_generations(self) -> dict[str, int]:
+        """Return the generation of each collection that was searched: of the oldest of its views."""
+        generations = self.vectors.generations()
+        for collection, generation in self.words.generations().items():
+            generations[collection] = min(generation, generations.get(collection, generation))
+        return generations
 
     def _embedder_of(self, identity: EmbedderIdentity) -> TextEmbedder | None:
         """Return the embedder that made some vectors, or None if it cannot be opened."""
@@ -394,18 +380,6 @@ class Retriever:
             return ahead
         vector: NDArray[np.float32] = embedder.encode_queries([question])[0]
         return vector
-
-    def _load(self, collection: str, generation: int, dimension: int) -> VectorIndex:
-        limit = self.parameters.flat_limit
-        index = VectorIndex.load(self._path(collection), collection, generation, dimension, limit)
-        if index is None:
-            return VectorIndex(dimension, limit)
-        self._saved[collection] = generation
-        return index
-
-    def _path(self, collection: str) -> Path:
-        # The name is hashed because it is user input and must not become a path.
-        return self.folder / f"{hashlib.sha256(collection.encode()).hexdigest()[:32]}.faiss"
 
 
 def _similarity(question: NDArray[np.float32], chunk: NDArray[np.float32] | None) -> float:

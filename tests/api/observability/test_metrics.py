@@ -22,12 +22,17 @@ from api.middleware.keys import make_key
 from api.observability.metrics import MetricsCollector
 from api.observability.request_counters import RequestCounters
 from api.runtime.engine_thread import EngineThread
+from api.runtime.passage_search import PassageSearch
 from api.runtime.rate_limits import RateLimiter, TenantLimits
+from ragkv.catalog import Catalog
 from ragkv.metrics.prometheus import parse_metrics
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.report import Report, Timings
+from ragkv.retrieval import Retrieval, Retriever
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
+from tests.ingest.reader import WordEmbedder
 from tests.reports import reports
+from tests.retrieval.writer import put
 
 QUESTIONS = ("Who built the harbour of Tarn?", "Who painted the bridge of Mell?", "When was the harbour built?")
 METHODS = ("scout", "scout:cap=0.3", "full", "reuse")
@@ -233,3 +238,26 @@ def test_a_scrape_takes_less_than_five_milliseconds(answered: tuple[Service, lis
         collector.render("")
         taken.append(time.perf_counter() - started)
     assert min(taken) < 0.005
+
+
+def test_a_replica_tells_how_far_its_search_views_are_behind(tmp_path: Path) -> None:
+    catalog = Catalog.open(tmp_path / "catalog.sqlite")
+    thread = EngineThread(settings(tmp_path))
+    collector = MetricsCollector(thread, RequestCounters(), RateLimiter(TenantLimits(), {}))
+    retriever = Retriever(catalog, WordEmbedder(), tmp_path / "index", Retrieval(staleness=1.0, own_words=True))
+    thread.passage_search = PassageSearch(retriever, 4)
+    assert b"ragkv_view" not in collector.render("")[0], "nothing follows the catalogue"
+    retriever.follow()
+    put(catalog, "a", "boat")
+    retriever.search("boat")
+    put(catalog, "b", "boat")
+    end = time.monotonic() + 20
+    text = collector.render("")[0].decode()
+    while value(text, "ragkv_views_behind") or not value(text, "ragkv_view_refreshes_total"):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+        text = collector.render("")[0].decode()
+    assert retriever.words.generations() == {"default": catalog.generation("default")}
+    assert 0 <= value(text, "ragkv_view_age_seconds") < 20
+    retriever.close()
+    catalog.close()
