@@ -78,6 +78,13 @@ class StoreSettings(_Part):
     )
     store_bytes: int = Field(0, ge=0, description="Bytes the disk store may hold; the least used go; 0: any number.")
     store_timeout: float = Field(0.25, gt=0, description="Seconds a store may take to connect.")
+    encode_wait: float = Field(
+        4.0,
+        ge=0,
+        le=1e6,
+        description="A chunk that another process is encoding is waited for this many times as long as encoding takes "
+        "here, at least a second; 0: it is encoded here as well.",
+    )
     host_bytes: int = Field(512 * 2**20, ge=0, description="Host memory for KV kept between questions, in bytes.")
     gpu_bytes: int = Field(2**30, ge=0, description="GPU memory for the same, where the model is on one.")
 

@@ -31,14 +31,44 @@ class RedisCluster:
         return self.nodes[key_slot(key.encode()) * NODES // SLOTS]
 
     @contextmanager
-    def another(self) -> Iterator[RedisServer]:
+    def another(self, *arguments: str) -> Iterator[RedisServer]:
         """One more node, without slots, that knows the others."""
-        with redis_server(*_options(free_port())) as node, redis.Redis(port=node.port) as admin:
+        with redis_server(*_options(free_port()), *arguments) as node, redis.Redis(port=node.port) as admin:
             admin.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port, self.bus)
             until = time.monotonic() + START_SECONDS
             while len(admin.execute_command("CLUSTER", "SLOTS")) < NODES and time.monotonic() < until:
                 time.sleep(0.02)
             yield node
+
+
+def name_of(node: RedisServer) -> bytes:
+    """The node's id in the cluster."""
+    with redis.Redis(port=node.port) as admin:
+        found: bytes = admin.execute_command("CLUSTER MYID")
+        return found
+
+
+def begin_move(source: RedisServer, target: RedisServer, slot: int) -> None:
+    """Say that a slot migrates. Its keys are where they were."""
+    with redis.Redis(port=target.port) as there, redis.Redis(port=source.port) as here:
+        there.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", name_of(source))
+        here.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", name_of(target))
+
+
+def move(source: RedisServer, target: RedisServer, slot: int, at_once: int = 100) -> int:
+    """Move keys of a slot that migrates; returns how many. Raises ResponseError while one of them changes."""
+    with redis.Redis(port=source.port) as here:
+        names = here.execute_command("CLUSTER", "GETKEYSINSLOT", slot, at_once)
+        if names:
+            here.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "REPLACE", "KEYS", *names)
+        return len(names)
+
+
+def end_move(source: RedisServer, target: RedisServer, slot: int) -> None:
+    """Say that a slot has migrated. The third node learns it later."""
+    for node in (target, source):
+        with redis.Redis(port=node.port) as admin:
+            admin.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name_of(target))
 
 
 @contextmanager

@@ -143,6 +143,10 @@ def _catalog(health: dict[str, Any]) -> Iterator[Metric]:
         (),
         {(): health["store_faults"]},
     )
+    flights = {(result,): count for result, count in health["flights"].items()}
+    about = "Chunks that the KV store did not have, by how they were obtained: encoded under a lease (led), read after "
+    about += "another process had encoded them (joined), encoded after a wait (expired) or without a lease (alone)."
+    yield counter("ragkv_chunk_flights_total", about, ("result",), flights)
     yield counter("ragkv_quarantined_total", "Stored entries found damaged.", (), {(): health["quarantined"]})
 
 

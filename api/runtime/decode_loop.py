@@ -76,6 +76,11 @@ class DecodeLoop:
         """Number of questions that are started and not answered."""
         return self._prefills.count + len(self._running)
 
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds until a step has something to do, 0 when it has now; infinite without a question."""
+        return 0.0 if self._running else self._prefills.idle_seconds
+
     def answers_session(self, session: SessionName | None) -> bool:
         """Whether a question of this conversation is being answered."""
         if session is None:

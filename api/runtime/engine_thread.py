@@ -308,9 +308,9 @@ class EngineThread:
                 continue
             self._health.examine(engine, self.jobs, now=ingested)
             ingested = False
-            if not decode_loop.count:
-                self._wait()
+            self._wait(decode_loop.idle_seconds)
         while decode_loop.count:
+            time.sleep(decode_loop.idle_seconds)
             decode_loop.step()
         self.catalog_service.evict_unreferenced(engine)
 
@@ -335,7 +335,7 @@ class EngineThread:
                 taken += 1
                 if isinstance(first, QueuedTask):
                     break
-            if taken == served and (not decode_loop.count or (taken == TURN and not ingesting)):
+            if taken == served and (decode_loop.idle_seconds or (taken == TURN and not ingesting)):
                 return
 
     def _serve_first(self, engine: Engine, decode_loop: DecodeLoop) -> QueuedQuestion | QueuedTask | None:
@@ -390,8 +390,12 @@ class EngineThread:
             if started:
                 self._documents_queued = True
 
-    def _wait(self) -> None:
+    def _wait(self, seconds: float) -> None:
+        """Wait for something to do. seconds: until a question that waits goes on; infinite without one."""
         with self._changed:
+            if seconds < IDLE_SECONDS:
+                self._changed.wait(seconds)
+                return
             self._changed.wait_for(
                 lambda: self._queue or self._documents_queued or self._closing or self.catalog_service.has_unreferenced,
                 IDLE_SECONDS,

@@ -3,6 +3,8 @@
 A question alone has few rows, so its passes take about as long as those of several together: the weights are read once.
 The passes run in the order in which the questions began, as many at once as have `Engine.group_tokens` rows together;
 one that has more runs by itself. So a running answer waits for one forward of bounded size, not for a whole prefill.
+
+A question that waits for a chunk which another process is encoding pauses (`Pause`), and the others go on.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 
 from torch import Tensor
 
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, SessionName
 from ragkv.engine.engine import Engine
-from ragkv.engine.passes import Passes
+from ragkv.engine.passes import Passes, Pause
 from ragkv.engine.request import RequestState
 from ragkv.model.layer_pass import Pass
 
@@ -38,24 +41,29 @@ class _Prefilling:
     Attributes:
         question: The question.
         passes: Where its passes come from.
-        next: Its next pass; None before its first.
+        next: Its next pass, or what it waits for; None before its first.
         seconds: Of the engine's time that it took so far.
     """
 
     question: QueuedQuestion
     passes: Passes[RequestState]
-    next: Pass | None = None
+    next: Pass | Pause | None = None
     seconds: float = 0.0
 
     @property
     def rows(self) -> int:
         """Rows of the next pass."""
-        return 0 if self.next is None else len(self.next.tokens)
+        return len(self.next.tokens) if isinstance(self.next, Pass) else 0
 
     @property
     def bytes(self) -> int:
         """Bytes of the cache."""
-        return 0 if self.next is None else self.next.cache.bytes
+        return self.next.cache.bytes if isinstance(self.next, Pass) else 0
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds until it goes on, 0 when it can go on now."""
+        return self.next.seconds if isinstance(self.next, Pause) else 0.0
 
 
 class PrefillLoop:
@@ -75,6 +83,11 @@ class PrefillLoop:
     def bytes(self) -> int:
         """Bytes of the caches of these questions."""
         return sum(each.bytes for each in self._started)
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds for which all questions pause, 0 when one of them can go on now; infinite without any."""
+        return min((each.idle_seconds for each in self._started), default=inf)
 
     def reads_session(self, session: SessionName) -> bool:
         """Whether a question of this conversation is being prefilled."""
@@ -100,13 +113,15 @@ class PrefillLoop:
             each.passes.close()
 
     def step(self) -> None:
-        """Run one forward, if there is anything to prefill."""
+        """Resume the questions whose pause is over, and run one forward, if there is anything to prefill."""
+        for each in [each for each in self._started if isinstance(each.next, Pause) and not each.idle_seconds]:
+            self._resume(each, None)
         group = self._next_group()
         if not group:
             return
         started = time.monotonic()
         try:
-            logits = self._engine.model.forward([each.next for each in group if each.next is not None])
+            logits = self._engine.model.forward([each.next for each in group if isinstance(each.next, Pass)])
         except Exception as error:
             self._prefill_apart(group, error)
             return
@@ -123,6 +138,8 @@ class PrefillLoop:
         """Return the questions, in the order in which they began, whose next passes fit into one forward."""
         group, rows = list[_Prefilling](), 0
         for each in self._started:
+            if not isinstance(each.next, Pass):
+                continue
             rows += each.rows
             if group and rows > self._engine.group_tokens:
                 break
@@ -130,7 +147,12 @@ class PrefillLoop:
         return group
 
     def _resume(self, each: _Prefilling, logits: Tensor | None) -> None:
-        """Go on to the next pass of a question, or to its end. logits: of its latest pass; None before the first."""
+        """Go on to the next pass of a question, to a pause, or to its end.
+
+        Args:
+            each: The question.
+            logits: Of its latest pass; None before the first and after a pause.
+        """
         started = time.monotonic()
         with working_for(each.question.context):
             try:

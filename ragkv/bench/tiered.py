@@ -10,7 +10,8 @@ Head records stay in memory in every tier, as they do in service.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +23,7 @@ from ragkv.engine.chunk_store import ChunkStore
 from ragkv.errors import EntryMissing, InputError, StoreError
 from ragkv.model.decoder import DecoderModel
 from ragkv.store import open_store
-from ragkv.store.base import Arrived, KVStore, Range, StoreStats, Swept, ignore
+from ragkv.store.base import Arrived, KVStore, LeaseState, Range, StoreStats, Swept, ignore
 from ragkv.store.format.head import Head
 from ragkv.store.format.layout import Layout
 from ragkv.store.tiers import HEADS_SHARE, TierBudgets, Tiers
@@ -34,15 +35,58 @@ TIMEOUT = 10.0
 """Timeout of Redis in seconds, longer than in service, so that a slow server is measured and not given up."""
 
 
+class MemoryLeases:
+    """Leases of the entries in a dictionary."""
+
+    def __init__(self, held: Container[Key]) -> None:
+        """Create the leases of these entries."""
+        self._held, self._owners = held, dict[Key, tuple[str, float]]()
+
+    def take(self, key: Key, owner: str, seconds: float) -> LeaseState:
+        """See Leases."""
+        if key in self._held:
+            return "stored"
+        if self._owner(key):
+            return "held"
+        self._owners[key] = owner, time.monotonic() + seconds
+        return "taken"
+
+    def renew(self, key: Key, owner: str, seconds: float) -> bool:
+        """See Leases."""
+        if self._owner(key) != owner:
+            return False
+        self._owners[key] = owner, time.monotonic() + seconds
+        return True
+
+    def release(self, key: Key, owner: str) -> None:
+        """See Leases."""
+        if self._owner(key) == owner:
+            self.end(key)
+
+    def end(self, key: Key) -> None:
+        """End the lease of an entry, whoever has it."""
+        self._owners.pop(key, None)
+
+    def _owner(self, key: Key) -> str:
+        owner, end = self._owners.get(key, ("", 0.0))
+        return owner if end > time.monotonic() else ""
+
+
 class MemoryStore:
-    """KVStore over a dictionary: the source of the warm tiers, without a disk."""
+    """KVStore over a dictionary: the source of the warm tiers, without a disk. One thread uses it.
+
+    Attributes:
+        leases: See KVStore.leases.
+    """
 
     def __init__(self) -> None:
         self._held: dict[Key, tuple[bytes, list[memoryview]]] = {}
+        self.leases = MemoryLeases(self._held)
 
     def put(self, key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
         """See KVStore. The body is not copied."""
         self._held[key] = head, [memoryview(layer) for layer in body]
+        self.leases.end(key)
 
     def head(self, key: Key) -> bytes:
         """See KVStore."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from ragkv.catalog import Catalog
-from ragkv.engine.chunk_source import StoredChunk, prefetch
+from ragkv.engine.chunk_flights import POLL_SECONDS, ChunkFlights, FlightResult
+from ragkv.engine.chunk_source import FoundHead, StoredChunk, find_head, prefetch
 from ragkv.engine.chunk_store import ChunkStore, Quarantine
 from ragkv.engine.cost_model import FREE, CostModel
+from ragkv.engine.passes import Passes, Pause, run_alone
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.store_faults import StoreFaults
 from ragkv.errors import NotFound, StoreError, StoreUnavailable
@@ -33,6 +37,23 @@ def group_tokens(device: torch.device) -> int:
     return GROUP_TOKENS if device.type == "cpu" else GROUP_TOKENS_ON_GPU
 
 
+@dataclass
+class _Missing:
+    """A chunk that the store did not deliver.
+
+    Attributes:
+        chunk: The chunk.
+        first: As for `ChunkEncoder.open`.
+        reason: Why it was not delivered.
+        until: End of the wait for another process, on the monotonic clock; 0 before it began.
+    """
+
+    chunk: Chunk
+    first: bool
+    reason: StoreError
+    until: float = 0.0
+
+
 class ChunkEncoder:
     """The KV of all chunks of one engine. Not thread-safe.
 
@@ -40,9 +61,19 @@ class ChunkEncoder:
         costs: What loading and encoding cost here. Until they are measured everything is loaded.
         quarantine: Damaged entries.
         faults: Faults of the store. A refused write cost an encoding, a refused deletion left an orphan.
+        flights: Keeps several processes from encoding a chunk at the same time.
     """
 
-    def __init__(self, prefiller: Prefiller, tiers: Tiers, catalog: Catalog, fingerprint: str, body: str, seal: Seal):
+    def __init__(
+        self,
+        prefiller: Prefiller,
+        tiers: Tiers,
+        catalog: Catalog,
+        fingerprint: str,
+        body: str,
+        seal: Seal,
+        flights: ChunkFlights,
+    ):
         """Set up the encoder.
 
         Args:
@@ -52,10 +83,11 @@ class ChunkEncoder:
             fingerprint: Of everything that makes stored KV valid; it covers body and seal.
             body: Form of stored K and V, one of BODIES.
             seal: Vouches for what is read.
+            flights: Of the store.
         """
         self.costs: CostModel = FREE
         self.quarantine = Quarantine()
-        self.faults = StoreFaults()
+        self.faults, self.flights = StoreFaults(), flights
         self._prefiller, self._tiers, self._catalog = prefiller, tiers, catalog
         self._fingerprint, self._body, self._seal = fingerprint, body, seal
 
@@ -67,7 +99,8 @@ class ChunkEncoder:
     def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:
         """Encode chunks in one forward pass and store their KV, except those of which a valid entry is there.
 
-        While the store is down nothing is encoded: the first question that needs a chunk encodes it.
+        While the store is down nothing is encoded: the first question that needs a chunk encodes it. The same holds for
+        a chunk that another process is encoding, should that process fail.
 
         Args:
             chunks: Chunks, each with its collection. A chunk that occurs twice is encoded once.
@@ -81,23 +114,98 @@ class ChunkEncoder:
                 self.faults.refusal(error)
             except StoreError:
                 missing[store.key(chunk.tokens)] = (chunk, store)
-        encoded = self._prefiller.encode_many([chunk.tokens for chunk, _ in missing.values()])
-        for (_, store), kv in zip(missing.values(), encoded, strict=True):
-            self._put(store, kv)
+        held = self._encode_group(missing)
+        # Meanwhile their owners have stored them, or given up; what is left is left to them.
+        left = self._encode_group(held) if held else {}
+        self.flights.counts["joined"] += len(left)
 
     def open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
-        """Open the KV of a chunk.
+        """Open the KV of one chunk, without letting others go on while it waits. See `open_all`."""
+        (opened,) = run_alone(self._prefiller.model, self.open_all([(chunk, first)], collection))
+        return opened
+
+    def open_all(self, chunks: Sequence[tuple[Chunk, bool]], collection: str) -> Passes[list[StoredChunk]]:
+        """Open the KV of chunks; those that are missing are encoded and stored.
+
+        Chunks that another process is encoding come last. They are waited for in pauses, and read when they are there.
+        There is a pause between two encodings, too, so that running answers go on.
 
         Args:
-            chunk: The chunk.
-            collection: Its collection.
-            first: The chunk stands right after S, so its KV is exact if chunks are encoded there.
+            chunks: Chunks, each with whether it stands right after S: its KV is exact if chunks are encoded there.
+            collection: Their collection.
         """
         store = self.store(collection)
+        found = [find_head(store, chunk.tokens) for chunk, _ in chunks]
+        opened: dict[int, StoredChunk] = {}
+        missing: dict[int, _Missing] = {}
+        for i, (each, (chunk, first)) in enumerate(zip(found, chunks, strict=True)):
+            if isinstance(each, StoreError):
+                missing[i] = _Missing(chunk, first, each)
+            else:
+                opened[i] = self._stored_chunk(chunk, first, store, collection, each)
+        while missing:
+            waiting = True
+            for i, lost in list(missing.items()):
+                source = self._obtain(lost, store, collection)
+                if source is not None:
+                    opened[i], waiting = source, False
+                    del missing[i]
+                    if missing:
+                        yield Pause(0.0)
+            if missing and waiting:
+                yield Pause(time.monotonic() + POLL_SECONDS)
+        return [opened[i] for i in range(len(chunks))]
+
+    def _obtain(self, lost: _Missing, store: ChunkStore, collection: str) -> StoredChunk | None:
+        """Return a missing chunk, encoded here or by another process; None while that process is at work."""
+        key, reason = store.key(lost.chunk.tokens), lost.reason
+        lease = None if isinstance(reason, StoreUnavailable) else self.flights.take(key)
+        result: FlightResult = "led" if lease == "taken" else "alone"
+        found: FoundHead = reason
+        if lease == "held":
+            now = time.monotonic()
+            encoding_seconds = self.costs.encode.at(len(lost.chunk.tokens)) / 1000
+            lost.until = lost.until or now + self.flights.patience(encoding_seconds)
+            if now < lost.until:
+                return None
+            result = "expired"
+        elif lease == "stored":
+            found = find_head(store, lost.chunk.tokens)
+            result = "alone" if isinstance(found, StoreError) else "joined"
+        self.flights.counts[result] += 1
+        try:
+            return self._stored_chunk(lost.chunk, lost.first, store, collection, found)
+        finally:
+            self.flights.release(key)
+
+    def _stored_chunk(
+        self, chunk: Chunk, first: bool, store: ChunkStore, collection: str, found: FoundHead
+    ) -> StoredChunk:
+        """Make the source of a chunk; one that was not found is encoded and stored."""
         exact = first and self._prefiller.mode == "shared"
         encode = partial(self._prefiller.encode, chunk.tokens)
         repair_entry = partial(self._repair_entry, chunk, collection, store)
-        return StoredChunk(store, chunk.tokens, exact, encode, repair_entry, self.costs, self.faults.unreadable)
+        return StoredChunk(store, chunk.tokens, exact, encode, repair_entry, self.costs, found)
+
+    def _encode_group(self, missing: Mapping[Key, tuple[Chunk, ChunkStore]]) -> dict[Key, tuple[Chunk, ChunkStore]]:
+        """Encode chunks in one forward pass and store them, except those that another process has stored by now.
+
+        Returns:
+            The chunks that other processes are encoding.
+        """
+        leases = {key: self.flights.take(key) for key in missing}
+        mine = {key: each for key, each in missing.items() if leases[key] in ("taken", None)}
+        for lease in leases.values():
+            if lease != "held":
+                self.flights.counts["led" if lease == "taken" else "joined" if lease else "alone"] += 1
+        try:
+            encoded = self._prefiller.encode_many([chunk.tokens for chunk, _ in mine.values()])
+            for (_, store), kv in zip(mine.values(), encoded, strict=True):
+                self._put(store, kv)
+        finally:
+            for key in mine:
+                self.flights.release(key)
+        return {key: each for key, each in missing.items() if leases[key] == "held"}
 
     def fetch_ahead(self, collection: str, method: Method, chunks: Sequence[Chunk]) -> None:
         """Begin to bring head records and blocks of the composite pass into memory, in another thread."""
@@ -124,12 +232,15 @@ class ChunkEncoder:
             except StoreError as error:
                 self.faults.refusal(error)
 
-    def _repair_entry(self, chunk: Chunk, collection: str, store: ChunkStore, kv: ChunkKV) -> ChunkKV:
-        """Store what the store did not deliver.
+    def _repair_entry(
+        self, chunk: Chunk, collection: str, store: ChunkStore, kv: ChunkKV, reason: StoreError
+    ) -> ChunkKV:
+        """Store what the store did not deliver for this reason.
 
         Another process may be deleting the document. The catalogue is read after storing, so one of the two removes
         the entry.
         """
+        self.faults.unreadable(reason)
         kv = self._put(store, kv)
         current: list[Chunk] = []
         with suppress(NotFound):
@@ -142,6 +253,7 @@ class ChunkEncoder:
     def _put(self, store: ChunkStore, kv: ChunkKV) -> ChunkKV:
         kv, fault = store.put(kv)
         if fault is None:
+            self.flights.landed(store.key(kv.tokens))
             self.faults.stored()
         else:
             self.faults.refusal(fault)

@@ -23,6 +23,18 @@ from ragkv.types import ChunkKV
 logger = logging.getLogger(__name__)
 
 
+FoundHead = tuple[Head, str] | StoreError
+"""The head record of a chunk and the tier that had it, or why the store did not deliver it."""
+
+
+def find_head(store: ChunkStore, tokens: Sequence[int]) -> FoundHead:
+    """Read the head record of a chunk."""
+    try:
+        return store.head(store.key(tokens), len(tokens))
+    except StoreError as error:
+        return error
+
+
 class StoredChunk:
     """A chunk in the KV store or its tiers. When the store fails, the chunk is encoded again.
 
@@ -41,33 +53,34 @@ class StoredChunk:
         tokens: Sequence[int],
         exact: bool,
         encode: Callable[[], ChunkKV],
-        repair_entry: Callable[[ChunkKV], ChunkKV] = lambda kv: kv,
+        repair_entry: Callable[[ChunkKV, StoreError], ChunkKV] = lambda kv, error: kv,
         costs: CostModel = FREE,
-        note_fault: Callable[[StoreError], None] = lambda error: None,
+        found: FoundHead | None = None,
     ):
-        """Open a chunk and read its head record.
+        """Open a chunk by its head record.
 
         Args:
             store: The store.
             tokens: The chunk's token ids.
             exact: As in `Piece`.
             encode: Encodes the chunk again.
-            repair_entry: Stores a chunk that the store did not deliver, and returns it as it would be loaded.
+            repair_entry: Stores a chunk that the store did not deliver for this reason, and returns it as it would be
+                loaded.
             costs: Decides whether stored blocks are worth loading. If not, the chunk is encoded.
-            note_fault: Is told why the store did not deliver the chunk.
+            found: What `find_head` returned. None reads the head record now.
         """
         self.tokens = tuple(tokens)
         self.hit, self.fallback, self.head_bytes, self.loaded_bytes = False, "", 0, 0
         self._store, self._exact, self._costs = store, exact, costs
-        self._encode, self._repair_entry, self._note_fault = encode, repair_entry, note_fault
+        self._encode, self._repair_entry = encode, repair_entry
         self._key, self._tier_bytes = store.key(tokens), TierBytes()
         self._source: Head | InMemoryChunk
-        try:
-            head, tier = store.head(self._key, len(tokens))
-        except StoreError as error:
-            self._source = self._encode_after(error)
+        found = found or find_head(store, tokens)
+        if isinstance(found, StoreError):
+            self._source = self._encode_after(found)
             self.piece = self._source.piece
         else:
+            head, tier = found
             self.hit, self.head_bytes, self._source = True, head.bytes, head
             self._tier_bytes["store"] += head.bytes if tier == "store" else 0
             self.piece = Piece(len(self.tokens), store.block, head.digest, exact)
@@ -143,8 +156,7 @@ class StoredChunk:
         self.loaded_bytes += tier_bytes["store"] + tier_bytes["host"]
 
     def _encode_after(self, error: StoreError) -> InMemoryChunk:
-        self._note_fault(error)
-        return self._encode_again(error.code, self._repair_entry)
+        return self._encode_again(error.code, lambda kv: self._repair_entry(kv, error))
 
     def _encode_again(self, reason: str, then: Callable[[ChunkKV], ChunkKV]) -> InMemoryChunk:
         self.hit, self.fallback = False, reason

@@ -24,6 +24,7 @@ from ragkv.admin.quota import Quota
 from ragkv.catalog import Catalog
 from ragkv.config import Settings, ViewSettings
 from ragkv.engine.chunk_encoder import ChunkEncoder, group_tokens
+from ragkv.engine.chunk_flights import FLIGHT_RESULTS, ChunkFlights
 from ragkv.engine.citations import cite
 from ragkv.engine.confidence import confidence_of, evidence_of
 from ragkv.engine.cost_model import CostModel, measure_costs
@@ -110,13 +111,19 @@ class Engine:
         block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, settings.store_body)
         self.tiers = Tiers(store, block, TierBudgets(settings.host_bytes, settings.gpu_bytes), model.device)
         self.chunks = ChunkEncoder(
-            self.prefiller, self.tiers, catalog, self.fingerprint, settings.store_body, self.seal
+            self.prefiller,
+            self.tiers,
+            catalog,
+            self.fingerprint,
+            settings.store_body,
+            self.seal,
+            ChunkFlights(store, settings.encode_wait),
         )
         self.quota = Quota(settings.collection_bytes, model.token_bytes)
         self.reuse_refused = ""
         self.reuse_policy: ReusePolicy | None = None
         self.sessions = SessionManager(
-            self.prefiller, catalog, self.chunks.open, self.fingerprint, settings.conversation_bytes
+            self.prefiller, catalog, self.chunks.open_all, self.fingerprint, settings.conversation_bytes
         )
 
     @classmethod
@@ -177,6 +184,7 @@ class Engine:
 
     def close(self) -> None:
         """Write the index out and close files and sockets."""
+        self.chunks.flights.close()
         self.tiers.close()
         self.retriever.close()
         self.store.close()
@@ -255,7 +263,7 @@ class Engine:
         request.session = self.sessions.recall(
             options.collection, options.conversation, request.method, request.timer, policy
         )
-        new = self._screen(request)
+        new = yield from self._screen(request)
         self._check_room(request, new)
         request.context = yield from self.sessions.passes(
             request.session, new, request.question_tokens, request.method.method, request.timer, request.prefill_options
@@ -289,6 +297,7 @@ class Engine:
             reuse: `on`, or why it is off.
             store_faults: Writes and deletions that the store refused since the start.
             faults: All faults of the store since the start, by kind.
+            flights: Missing chunks since the start, by how they were obtained (chunk_flights.py).
             quarantined: Entries found damaged since the start.
             pool: Counters of the pool of KV blocks; None without one.
         """
@@ -304,6 +313,7 @@ class Engine:
             "reuse": self.reuse_refused or "on",
             "store_faults": self.chunks.faults.refused,
             "faults": dict(self.chunks.faults.counts),
+            "flights": {result: self.chunks.flights.counts[result] for result in FLIGHT_RESULTS},
             "quarantined": self.chunks.quarantine.count,
             "tiers": {name: asdict(pool) for name, pool in self.tiers.stats().items()},
             "pool": pool,
@@ -407,11 +417,11 @@ class Engine:
         if not self.reuse_policy.reuses(request.method.method, sizes, self.model.profile.block, question):
             request.method = replace(request.method, name=FULL, method=None)
 
-    def _screen(self, request: RequestState) -> list[Hit]:
+    def _screen(self, request: RequestState) -> Passes[list[Hit]]:
         """Return the new chunks that join the context. Those that are left out are no hits of the request any more."""
         session, method = request.session, request.method.method
         new = session.unknown(request.hits)
-        joining = self.sessions.screen(session, new, request.question_tokens, method, request.timer)
+        joining = yield from self.sessions.screen(session, new, request.question_tokens, method, request.timer)
         left_out = {hit.row for hit, _ in session.left_out}
         request.hits = [hit for hit in request.hits if hit.row not in left_out]
         return joining

@@ -46,8 +46,8 @@ class MethodChoice:
     method: Method | None
 
 
-OpenChunk = Callable[[Chunk, str, bool], StoredChunk]
-"""`(chunk, collection, first) -> source`: opens the KV of a chunk. first: the chunk stands right after S."""
+OpenChunks = Callable[[Sequence[tuple[Chunk, bool]], str], Passes[list[StoredChunk]]]
+"""`(chunks, collection) -> sources`: opens the KV of chunks, each with whether it stands right after S."""
 
 
 @dataclass
@@ -120,18 +120,18 @@ class SessionManager:
         cache: States between their turns.
     """
 
-    def __init__(self, prefiller: Prefiller, catalog: Catalog, open_chunk: OpenChunk, fingerprint: str, limit: int):
+    def __init__(self, prefiller: Prefiller, catalog: Catalog, open_chunks: OpenChunks, fingerprint: str, limit: int):
         """Set up the manager.
 
         Args:
             prefiller: Prefills turns.
             catalog: Keeps turns.
-            open_chunk: Opens the KV of a chunk.
+            open_chunks: Opens the KV of chunks.
             fingerprint: Of the model whose tokens turns hold.
             limit: Bytes of memory for states between turns.
         """
         self.cache = SessionCache(limit)
-        self._prefiller, self._catalog, self._open, self._fingerprint = prefiller, catalog, open_chunk, fingerprint
+        self._prefiller, self._catalog, self._open_all, self._fingerprint = prefiller, catalog, open_chunks, fingerprint
 
     def check(self, name: str | None, choice: MethodChoice) -> None:
         """Raise InputError where the name, the method or the chat template allows no conversation."""
@@ -179,7 +179,7 @@ class SessionManager:
 
     def screen(
         self, session: Session, hits: Sequence[Hit], question: Sequence[int], method: Method | None, timer: StepTimer
-    ) -> list[Hit]:
+    ) -> Passes[list[Hit]]:
         """Return those of the retrieved hits that join the context. The session notes the others.
 
         A turn stores what joined, so a state that is prefilled again has the same chunks.
@@ -195,7 +195,7 @@ class SessionManager:
             return list(hits)
         with timer.step("open"):
             best = max(hit.similarity for hit in hits)
-            sources = [self._open_next(session, hit, not session.hits, best) for hit in hits]
+            sources = yield from self._open(session, hits, [not session.hits] * len(hits), best)
         chosen = self._prefiller.screen([source.piece for source in sources], question, method, timer)
         session.opened = {hits[i].row: sources[i] for i in chosen}
         session.left_out = [pair for i, pair in enumerate(zip(hits, sources, strict=True)) if i not in chosen]
@@ -226,8 +226,9 @@ class SessionManager:
             return context
         with timer.step("open"):
             best = 0.0 if session.name else max(hit.similarity for hit in hits)
-            for i, hit in enumerate(session.hits[len(session.sources) :], start=len(session.sources)):
-                session.sources.append(self._open_next(session, hit, i == 0, best))
+            known = len(session.sources)
+            firsts = [i == 0 for i in range(known, len(session.hits))]
+            session.sources += yield from self._open(session, session.hits[known:], firsts, best)
         sources = session.sources
         context = yield from self._prefiller.sparse_passes(sources, question, method, timer, options, state)
         return context
@@ -277,22 +278,26 @@ class SessionManager:
             if any(gone(hit.chunk, session.collection) for hit in session.hits):
                 self.cache.drop(session.collection, session.name)
 
-    def _open_next(self, session: Session, hit: Hit, first: bool, best: float) -> StoredChunk:
-        """Open the KV of a hit, unless `screen` did.
+    def _open(
+        self, session: Session, hits: Sequence[Hit], firsts: Sequence[bool], best: float
+    ) -> Passes[list[StoredChunk]]:
+        """Open the KV of hits, except of those that `screen` opened.
 
         Args:
-            session: Its session.
-            hit: The hit.
-            first: It is the first chunk of the session, or may become it.
+            session: Their session.
+            hits: The hits.
+            firsts: For each whether it is the first chunk of the session, or may become it.
             best: As for `relevance`.
         """
-        source = session.opened.pop(hit.row, None)
-        if source is None:
-            after_prefix = session.state.first == len(self._prefiller.prefix_tokens)
-            source = self._open(hit.chunk, session.collection, first and after_prefix)
-        exact = source.piece.exact and first
-        source.piece = replace(source.piece, exact=exact, relevance=relevance(hit, best))
-        return source
+        after_prefix = session.state.first == len(self._prefiller.prefix_tokens)
+        new = {hit.row: (hit.chunk, first and after_prefix) for hit, first in zip(hits, firsts, strict=True)}
+        new = {row: each for row, each in new.items() if row not in session.opened}
+        sources = yield from self._open_all(list(new.values()), session.collection)
+        session.opened |= dict(zip(new, sources, strict=True))
+        sources = [session.opened.pop(hit.row) for hit in hits]
+        for hit, first, source in zip(hits, firsts, sources, strict=True):
+            source.piece = replace(source.piece, exact=source.piece.exact and first, relevance=relevance(hit, best))
+        return sources
 
     def _is_current(self, session: Session) -> bool:
         """Whether all its chunks are still in the catalogue."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ragkv.types import Key
 
@@ -57,11 +57,52 @@ def ignore(number: int) -> None:
     """Do nothing: the callback of readers that verify nothing."""
 
 
+LeaseState = Literal["taken", "held", "stored"]
+"""What became of an attempt to take a lease: the caller has it, another owner has it, or the entry is there."""
+
+
+class Leases(Protocol):
+    """Who encodes an entry that is missing. Thread-safe.
+
+    A lease is advice to processes that miss the same entry at the same time. Nothing else depends on it: an entry may
+    be put without one, and two owners that both believe to have it cost an encoding. It ends when the entry is put,
+    when its owner releases it, or when its time has passed.
+
+    Every method may raise StoreUnavailable, within a bounded time.
+    """
+
+    def take(self, key: Key, owner: str, seconds: float) -> LeaseState:
+        """Take the lease of an entry that is missing.
+
+        Args:
+            key: The entry.
+            owner: A random name that no other attempt has.
+            seconds: Life of the lease.
+
+        Raises:
+            StoreFull: There is no room for the lease.
+        """
+        ...
+
+    def renew(self, key: Key, owner: str, seconds: float) -> bool:
+        """Let a lease live for `seconds` from now on. Returns False when this owner does not have it."""
+        ...
+
+    def release(self, key: Key, owner: str) -> None:
+        """End a lease, if this owner has it."""
+        ...
+
+
 class KVStore(Protocol):
     """Stores encoded chunks. Thread-safe.
 
     Keys match [0-9a-f]{64}. Every method may raise StoreUnavailable, within a bounded time.
     """
+
+    @property
+    def leases(self) -> Leases:
+        """The leases of the entries. `put` ends the lease of its entry, whoever has it."""
+        ...
 
     def put(self, key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
         """Store an entry atomically: a reader sees the old entry, the new one, or none, but never a mixture.

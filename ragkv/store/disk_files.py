@@ -1,4 +1,4 @@
-"""Atomic file writes, and the temporary files of writers that died.
+"""Atomic file writes, and the temporary files of writers that died. Leases (disk_leases.py) are such files, too.
 
 A writer holds a lock (flock) on its temporary file. A temporary file is abandoned if nobody holds its lock and it is
 older than a minute. Without a lock its writer has died, in whatever process or container it ran. The minute covers the
@@ -43,6 +43,13 @@ def write_whole(path: Path, parts: Sequence[bytes | memoryview]) -> None:
     finally:
         os.close(file)
     flush_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of entries, if it is not there, and write its name to the disk."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        flush_folder(folder.parent)
 
 
 def flush_folder(folder: Path) -> None:

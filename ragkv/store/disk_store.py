@@ -38,7 +38,8 @@ import xxhash
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreFull, StoreUnavailable
 from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
 from ragkv.store.disk_budget import DiskBudget
-from ragkv.store.disk_files import abandoned_files, flush_folder, write_whole
+from ragkv.store.disk_files import abandoned_files, make_folder, write_whole
+from ragkv.store.disk_leases import DiskLeases
 from ragkv.types import Key
 
 MAGIC = b"ragkvfl\n"
@@ -75,6 +76,10 @@ class DiskStore:
 
     A folder that cannot be created or read raises StoreUnavailable when it is used, not when the store is created,
     because a fault of the cache must not prevent the service from starting.
+
+    Attributes:
+        root: The folder.
+        leases: See KVStore.leases.
     """
 
     def __init__(self, root: Path, ttl: float = 0.0, limit: int = 0) -> None:
@@ -88,6 +93,7 @@ class DiskStore:
         self.root, self._ttl = root, ttl
         self._budget = DiskBudget(root, limit, self._expired) if limit else None
         self._cleaned = False
+        self.leases = DiskLeases(self._path, self._is_stored)
         with suppress(OSError):
             root.mkdir(parents=True, exist_ok=True)
 
@@ -110,10 +116,9 @@ class DiskStore:
             if not self._cleaned:
                 self._cleaned = True
                 _count_files(abandoned_files(self.root), dry_run=False)
-            if not path.parent.is_dir():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                flush_folder(self.root)
+            make_folder(path.parent)
             write_whole(path, parts)
+        self.leases.end(key)
 
     def head(self, key: Key) -> bytes:
         """See KVStore.head."""
@@ -196,6 +201,14 @@ class DiskStore:
                 info = path.stat()
                 if self._expired(info.st_mtime):
                     yield path, info.st_size
+
+    def _is_stored(self, key: Key) -> bool:
+        """Return whether there is an entry that has not expired."""
+        try:
+            info = self._path(key).stat()
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(info.st_mode) and not self._expired(info.st_mtime)
 
     def _path(self, key: Key) -> Path:
         if not KEY.fullmatch(key):

@@ -30,7 +30,7 @@ from urllib.parse import parse_qs
 from redis.crc import key_slot
 
 from ragkv.errors import ConfigError, StoreUnavailable
-from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
+from ragkv.store.base import Arrived, LeaseState, Range, StoreStats, Swept, ignore
 from ragkv.store.redis_entry import RedisMemory
 from ragkv.store.redis_link import BREAK_SECONDS, Moved
 from ragkv.store.redis_store import RedisStore
@@ -66,7 +66,11 @@ class _SlotMap:
 
 
 class ClusterStore:
-    """KVStore over a Redis Cluster. Thread-safe. redis_link.py describes the time limits of each node."""
+    """KVStore over a Redis Cluster. Thread-safe. redis_link.py describes the time limits of each node.
+
+    Attributes:
+        where: The addresses that the URL names.
+    """
 
     def __init__(self, url: str, timeout: float, ttl: float | None = None) -> None:
         """Prepare a store for the nodes that the URL names.
@@ -97,11 +101,11 @@ class ClusterStore:
 
     def put(self, key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
         """See KVStore.put."""
-        self._call(key, RedisStore.put, key, head, body)
+        self.call_owner(key, RedisStore.put, key, head, body)
 
     def head(self, key: Key) -> bytes:
         """See KVStore.head."""
-        return self._call(key, RedisStore.head, key)
+        return self.call_owner(key, RedisStore.head, key)
 
     def read(self, key: Key, ranges: Sequence[Range], out: memoryview, arrived: Arrived = ignore) -> None:
         """See KVStore.read. An entry that moves away after a part of it has arrived is StoreUnavailable."""
@@ -124,11 +128,11 @@ class ClusterStore:
 
     def layers(self, key: Key) -> tuple[int, ...]:
         """See KVStore.layers."""
-        return self._call(key, RedisStore.layers, key)
+        return self.call_owner(key, RedisStore.layers, key)
 
     def delete(self, key: Key) -> bool:
         """See KVStore.delete."""
-        return self._call(key, RedisStore.delete, key)
+        return self.call_owner(key, RedisStore.delete, key)
 
     def keys(self) -> Iterator[Key]:
         """See KVStore.keys. It asks every primary, and raises StoreUnavailable when one does not answer."""
@@ -156,7 +160,12 @@ class ClusterStore:
         for node in self._map.nodes.values():
             node.close()
 
-    def _call(
+    @property
+    def leases(self) -> ClusterLeases:
+        """See KVStore.leases. A lease lies on the node of its entry."""
+        return ClusterLeases(self)
+
+    def call_owner(
         self, key: Key, method: Callable[Concatenate[RedisStore, Args], Result], *args: Args.args, **named: Args.kwargs
     ) -> Result:
         """Call a method of the node that owns a key. If that fails and another node owns the key by now, call that."""
@@ -245,6 +254,26 @@ class ClusterStore:
         for address in nodes.keys() - kept.keys():
             nodes[address].close()
         return _SlotMap(tuple(slots), kept, time.monotonic())
+
+
+class ClusterLeases:
+    """Leases over the nodes of a cluster. Thread-safe."""
+
+    def __init__(self, store: ClusterStore) -> None:
+        """Use the connections of a store."""
+        self._store = store
+
+    def take(self, key: Key, owner: str, seconds: float) -> LeaseState:
+        """See Leases.take."""
+        return self._store.call_owner(key, lambda node: node.leases.take(key, owner, seconds))
+
+    def renew(self, key: Key, owner: str, seconds: float) -> bool:
+        """See Leases.renew."""
+        return self._store.call_owner(key, lambda node: node.leases.renew(key, owner, seconds))
+
+    def release(self, key: Key, owner: str) -> None:
+        """See Leases.release."""
+        self._store.call_owner(key, lambda node: node.leases.release(key, owner))
 
 
 def _slot(key: Key) -> int:

@@ -46,6 +46,7 @@ from ragkv.store.redis_entry import (
     server_memory,
     unpack_frame,
 )
+from ragkv.store.redis_leases import RedisLeases, lease_name
 from ragkv.store.redis_link import ServerLink
 from ragkv.store.redis_wire import Command, RespConnection, ServerRefusal
 from ragkv.types import Key
@@ -70,6 +71,10 @@ class RedisStore:
     """KVStore over one Redis server. Thread-safe.
 
     redis_link.py describes how it treats a server that is down or hangs.
+
+    Attributes:
+        link: The server.
+        leases: See KVStore.leases.
     """
 
     def __init__(self, url: str, timeout: float, ttl: float | None = None, connections: int | None = None) -> None:
@@ -85,6 +90,7 @@ class RedisStore:
             ConfigError: The URL is malformed.
         """
         self.link = ServerLink(url, timeout)
+        self.leases = RedisLeases(self.link)
         self._connections = connections or max(1, min(MAX_CONNECTIONS, len(os.sched_getaffinity(0)) - 1))
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
@@ -101,8 +107,7 @@ class RedisStore:
             raise ValueError(f"{len(body)} layers, at most {MAX_LAYERS} can be stored")
         size = sum(memoryview(layer).nbytes for layer in body)
         surplus = [body_name(key, layer) for layer in range(len(body), layer_count(self.link, key) or 0)]
-        commands: list[Command] = [("MULTI",)]
-        commands += [("UNLINK", *surplus)] if surplus else []
+        commands: list[Command] = [("MULTI",), ("UNLINK", lease_name(key), *surplus)]
         commands += [("SET", body_name(key, layer), data, *self._body_expiry) for layer, data in enumerate(body)]
         commands += [("SET", head_name(key), pack_frame(len(body), size) + head, *self._head_expiry), ("EXEC",)]
         # The first refusal says why EXEC was refused.

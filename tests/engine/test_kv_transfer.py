@@ -66,7 +66,7 @@ class Case:
         store = self.stores[which]
         encode = [lambda chunk=chunk: self.loading.encode(chunk) for chunk in CHUNKS]
         sources = [
-            StoredChunk(store, c, i == 0, e, lambda kv: store.put(kv)[0])
+            StoredChunk(store, c, i == 0, e, lambda kv, error: store.put(kv)[0])
             for i, (c, e) in enumerate(zip(CHUNKS, encode, strict=True))
         ]
         return prefiller.prefill_sparse(sources, QUESTION, method, StepTimer(), PrefillOptions(8)), sources

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ragkv.errors import EntryCorrupt, EntryMissing
-from ragkv.store.base import KVStore, Range, StoreStats, Swept
+from ragkv.store.base import KVStore, LeaseState, Range, StoreStats, Swept
 from ragkv.types import Key
 from tests.store.chunks import read_ranges
 
@@ -209,3 +209,56 @@ def test_a_reader_sees_the_old_entry_or_the_new_one(store: KVStore) -> None:
             writer.join()
     assert not faults
     assert reads_done >= 200
+
+
+def test_one_of_many_who_miss_an_entry_gets_the_lease(store: KVStore) -> None:
+    found: list[LeaseState] = []
+
+    def take(owner: str) -> None:
+        found.append(store.leases.take(KEY, owner, 60))
+
+    threads = [threading.Thread(target=take, args=(f"owner-{number}",)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == ["held"] * 11 + ["taken"]
+    assert store.leases.take(key_of("another"), "owner-0", 60) == "taken"
+
+
+def test_a_put_ends_the_lease_of_its_entry(store: KVStore) -> None:
+    assert store.leases.take(KEY, "first", 60) == "taken"
+    store.put(KEY, HEAD, BODY)
+    assert store.leases.take(KEY, "second", 60) == "stored"
+    assert not store.leases.renew(KEY, "first", 60)
+    store.delete(KEY)
+    assert store.leases.take(KEY, "third", 60) == "taken"
+
+
+def test_a_lease_ends_when_its_time_has_passed_unless_it_is_renewed(store: KVStore) -> None:
+    assert store.leases.take(KEY, "first", 0.4) == "taken"
+    assert store.leases.renew(KEY, "first", 1.2)
+    time.sleep(0.5)
+    assert store.leases.take(KEY, "second", 60) == "held"
+    time.sleep(0.8)
+    assert not store.leases.renew(KEY, "first", 60)
+    assert store.leases.take(KEY, "second", 60) == "taken"
+
+
+def test_only_its_owner_releases_and_renews_a_lease(store: KVStore) -> None:
+    assert store.leases.take(KEY, "first of all", 60) == "taken"
+    store.leases.release(KEY, "second")
+    assert not store.leases.renew(KEY, "second", 60)
+    assert store.leases.take(KEY, "second", 60) == "held"
+    store.leases.release(KEY, "first of all")
+    assert store.leases.take(KEY, "second", 60) == "taken"
+
+
+def test_a_lease_is_no_entry(store: KVStore) -> None:
+    store.leases.take(KEY, "first", 60)
+    assert (list(store.keys()), store.stats()) == ([], StoreStats(0, 0))
+    assert store.sweep(dry_run=False) == Swept()
+    with pytest.raises(EntryMissing):
+        store.head(KEY)
+    with pytest.raises(ValueError, match="not a key"):
+        store.leases.take(Key("../elsewhere"), "first", 60)

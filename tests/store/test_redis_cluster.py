@@ -16,7 +16,7 @@ from ragkv.store.base import Range, StoreStats
 from ragkv.store.redis_cluster import ClusterStore
 from ragkv.store.redis_link import BREAK_SECONDS
 from ragkv.types import Key
-from tests.redis_cluster import RedisCluster, redis_cluster
+from tests.redis_cluster import RedisCluster, begin_move, end_move, move, name_of, redis_cluster
 from tests.redis_server import RedisServer, free_port, redis_server
 from tests.store.chunks import read_ranges
 
@@ -36,12 +36,6 @@ def empty(cluster: RedisCluster) -> RedisCluster:
 
 def admin(node: RedisServer) -> redis.Redis:
     return redis.Redis(port=node.port)
-
-
-def name_of(node: RedisServer) -> bytes:
-    """Return the node's id in the cluster."""
-    found: bytes = admin(node).execute_command("CLUSTER MYID")
-    return found
 
 
 def put_all(url: str) -> ClusterStore:
@@ -98,21 +92,6 @@ def moving(empty: RedisCluster) -> Iterator[Moving]:
     for node in (source, *empty.nodes):
         admin(node).flushall()
         admin(node).execute_command("CLUSTER", "SETSLOT", slot, "NODE", name_of(source))
-
-
-def begin_move(source: RedisServer, target: RedisServer, slot: int) -> None:
-    admin(target).execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", name_of(source))
-    admin(source).execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", name_of(target))
-
-
-def move(source: RedisServer, target: RedisServer, slot: int) -> None:
-    names = admin(source).execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100)
-    admin(source).execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *names)
-
-
-def end_move(source: RedisServer, target: RedisServer, slot: int) -> None:
-    for node in (target, source):  # the third node learns it later
-        admin(node).execute_command("CLUSTER", "SETSLOT", slot, "NODE", name_of(target))
 
 
 def test_an_entry_of_a_moved_slot_is_found_at_once(moving: Moving) -> None:

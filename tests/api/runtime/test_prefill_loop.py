@@ -9,9 +9,11 @@ import pytest
 from torch import Tensor
 
 from api.runtime.engine_thread import EngineThread
+from ragkv.engine import chunk_flights
 from ragkv.engine.engine import Engine
 from ragkv.model.layer_pass import Pass
-from ragkv.types import AskOptions
+from ragkv.store.base import KVStore
+from ragkv.types import AskOptions, Key
 from tests.api.conftest import Service
 from tests.api.runtime.test_decode_loop import QUESTIONS, on_prefill, until
 from tests.api.test_faults import held
@@ -70,6 +72,28 @@ def test_a_forward_has_no_more_rows_than_a_group_unless_one_pass_has(service: Se
         ask_all(service, QUESTIONS)
     assert any(len(rows) > 1 for rows in seen if max(rows) > 1)
     assert all(sum(rows) <= 50 for rows in seen if len(rows) > 1)
+
+
+def test_others_go_on_while_a_question_waits_for_a_chunk_that_another_process_encodes(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_flights, "LEAST_WAIT", 100.0)
+    mill = {"id": "mill", "text": "The mill of Tarn was built by Ivo Marsh.", "collection": "mills"}
+    assert service.post("/v1/documents?wait=true", mill).json()["status"] == "completed"
+
+    def lose(engine: Engine) -> tuple[KVStore, Key]:
+        key = engine.key(engine.catalog.chunks_of("mills", "mill")[0], "mills")
+        engine.store.delete(key)
+        assert engine.store.leases.take(key, "another process", 100) == "taken"
+        return engine.store, key
+
+    store, key = service.engine_thread.submit(lose).result(30)
+    waiting = service.engine_thread.ask("Who built the mill?", AskOptions(max_tokens=2, collection="mills"))
+    ask_all(service, QUESTIONS)
+    assert not waiting.done()
+    store.leases.release(key, "another process")
+    assert waiting.result(60).report.cache.misses == 1
+    assert service.client.delete("/v1/documents/mill?collection=mills").status_code < 300
 
 
 def test_questions_become_ready_in_the_order_in_which_they_came(service: Service) -> None:
