@@ -34,7 +34,7 @@ MOST_REQUESTS = 10_000
 """Requests that Ray gives a replica at a time. The replica has a queue, and refuses what does not fit there."""
 
 
-@serve.ingress()  # type: ignore[untyped-decorator]
+@serve.ingress()
 class Replica:
     """One replica. Ray makes it, checks its health, and ends it."""
 
@@ -44,7 +44,8 @@ class Replica:
         Args:
             settings: Settings of the service.
         """
-        self._logging = configured_logging(settings.log, settings.log_level, sys.stdout)
+        # Ray puts a logger of its own in place of sys.stdout. It passes on what comes out of the real one.
+        self._logging = configured_logging(settings.log, settings.log_level, sys.__stdout__ or sys.stdout)
         self._logging.__enter__()
         self._app = create_app(settings)
         self._peers = self._app.state.peers = ReplicaPeers()

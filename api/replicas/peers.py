@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client.core import Metric
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
 from api.runtime.answer_history import RecordedAnswer
 from api.runtime.rate_limits import RateLimiter, Resource
@@ -79,6 +79,8 @@ class ReplicaPeers:
             handle = serve.get_deployment_handle(*self._place)
             broadcast = handle.broadcast(method, *arguments)
             replies = await broadcast.results_async(timeout_s=TIMEOUT, return_exceptions=True)
+        except DeploymentUnavailableError:
+            return {}  # none is in service yet
         except (TimeoutError, RayError, RayServeException) as error:
             logger.warning("the other replicas did not reply to %s: %s", method, type(error).__name__)
             return {}

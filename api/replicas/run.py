@@ -7,7 +7,7 @@ import queue
 import secrets
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from api.app import DRAIN_SECONDS, address_of, listen, why_exposed
@@ -26,9 +26,12 @@ RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": CALLBACK,
     "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
 }
-"""What Ray and its processes read at their start: no telemetry, our middleware in the proxy, quiet logs."""
+"""What Ray and its processes read at their start: no telemetry, our middleware in the proxy, quiet logs.
+Ray would kill a proxy that a busy machine does not start in five seconds."""
 
 
 def serve_replicas(settings: Settings, reload: Callable[[], Settings], console: Console) -> None:
@@ -43,7 +46,11 @@ def serve_replicas(settings: Settings, reload: Callable[[], Settings], console: 
         ConfigError: Ray is missing, the settings do not allow replicas, or the replicas do not start.
     """
     check_settings(settings)
+    settings = settings.model_copy(update={"replicas": max(1, settings.replicas)})
     offer_environment(RAY_ENVIRONMENT)
+    if not settings.ray_address:
+        # Who knows the token of Ray can run programs by it. This one is known to the processes of this service only.
+        offer_environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     try:
         import ray
         from ray import serve
@@ -55,21 +62,14 @@ def serve_replicas(settings: Settings, reload: Callable[[], Settings], console: 
     if warning := why_exposed(settings, address):
         console.print(f"WARNING: {warning}", style="bold red")
     console.print(f"starting {settings.replicas} replicas; the API will be at {address}", style="dim")
-    cpus = start_ray(settings)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        serve.start(
-            proxy_location="EveryNode",
-            http_options={"host": settings.host, "port": port, "keep_alive_timeout_s": 5},
-            logging_config={"enable_access_log": False, "log_level": "WARNING"},
-        )
+        cpus = start_ray(settings, port)
         deploy(settings, cpus)
         console.print(f"serving at {address}", style="bold green")
         with signals() as waiting:
-            while waiting.get() == signal.SIGHUP:
-                console.print("replacing the replicas, one after another", style="dim")
-                deploy(reload(), cpus)
-                console.print("the replicas are replaced", style="dim")
+            while wait_for(waiting) == signal.SIGHUP:
+                replace(reload, cpus, console)
             end()
     finally:
         serve.shutdown()
@@ -87,30 +87,38 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError(f"every replica has a GPU of its own; --device {settings.device} needs `ragkv serve` alone")
 
 
-def start_ray(settings: Settings) -> float:
-    """Start Ray on this machine, or join the cluster of the settings.
+def start_ray(settings: Settings, port: int) -> float:
+    """Start Ray on this machine, or join the cluster of the settings, and start Ray's proxy.
 
     Returns:
         CPUs that a replica is counted for.
+
+    Raises:
+        ConfigError: Ray does not start.
     """
     import ray
+    from ray import serve
+    from ray.exceptions import RayError
 
     most = max(settings.replicas, settings.max_replicas)
     cpus = float(settings.threads or max(1, usable_processors() // most))
     joined: dict[str, Any] = {"namespace": "ragkv", "log_to_driver": True, "logging_level": logging.WARNING}
-    if settings.ray_address:
-        ray.init(address=settings.ray_address, **joined)
-        return cpus
-    # Ray starts what whoever knows its token sends. Where none is set, this one is known to its own processes only.
-    offer_environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
-    ray.init(
-        address="local",
-        num_cpus=int(cpus * most) + 1,
-        object_store_memory=OBJECT_STORE,
-        include_dashboard=False,
-        _node_ip_address="127.0.0.1",
-        **joined,
-    )
+    own = {
+        "num_cpus": int(cpus * most) + 1,
+        "object_store_memory": OBJECT_STORE,
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+    }
+    try:
+        ray.init(address=settings.ray_address or "local", **joined, **({} if settings.ray_address else own))
+        serve.start(
+            proxy_location="EveryNode",
+            http_options={"host": settings.host, "port": port, "keep_alive_timeout_s": 5},
+            logging_config={"enable_access_log": False, "log_level": "WARNING"},
+        )
+    except (RayError, ConnectionError, TimeoutError) as error:
+        reason = str(error).strip().splitlines()
+        raise ConfigError(f"Ray does not start: {reason[0] if reason else type(error).__name__}") from error
     return cpus
 
 
@@ -127,7 +135,9 @@ def deploy(settings: Settings, cpus: float) -> None:
 
     gpus = int(ray.cluster_resources().get("GPU", 0)) if settings.device != "cpu" else 0
     if gpus and gpus < settings.replicas:
-        raise ConfigError(f"{settings.replicas} replicas need as many GPUs, there are {gpus}; give fewer, or --device cpu")
+        raise ConfigError(
+            f"{settings.replicas} replicas need as many GPUs, there are {gpus}; give fewer, or --device cpu"
+        )
     if not settings.threads and not gpus:
         settings = settings.model_copy(update={"threads": int(cpus)})
     application = build_application(settings, min(1, gpus), cpus)
@@ -137,16 +147,38 @@ def deploy(settings: Settings, cpus: float) -> None:
         raise ConfigError(f"the replicas do not start: {error}") from None
 
 
+def replace(reload: Callable[[], Settings], cpus: float, console: Console) -> None:
+    """Replace the replicas by others with the settings as they are now. What prevents it is printed."""
+    console.print("replacing the replicas, one after another", style="dim")
+    try:
+        settings = reload()
+        check_settings(settings)
+        deploy(settings, cpus)
+    except ConfigError as error:
+        console.print(f"the replicas are not replaced: {error}", style="bold red")
+    else:
+        console.print("the replicas are replaced", style="dim")
+
+
 def end() -> None:
     """Let the requests in flight end, then the replicas."""
     from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
 
     from api.replicas.deployment import NAME
 
-    serve.get_deployment_handle(NAME, NAME).broadcast("end", DRAIN_SECONDS).results(
-        timeout_s=2, return_exceptions=True
-    )
+    with suppress(TimeoutError, RayError, RayServeException):  # a replica that does not hear of it ends when it is idle
+        replies = serve.get_deployment_handle(NAME, NAME).broadcast("end", DRAIN_SECONDS)
+        replies.results(timeout_s=2, return_exceptions=True)
     serve.delete(NAME)
+
+
+def wait_for(waiting: queue.SimpleQueue[int]) -> int:
+    """Return the next signal. Python runs its handler in this thread, which must not sleep without end."""
+    while True:
+        with suppress(queue.Empty):
+            return waiting.get(timeout=0.2)
 
 
 @contextmanager

@@ -49,9 +49,7 @@ async def answers(
 
 
 @router.get("/v1/answers/{answer_id}", response_model=AnswerOut, responses=PROBLEMS)
-async def answer(
-    answer_id: AnswerId, engine_thread: EngineThreadDep, peers: PeersDep, tenant: TenantDep
-) -> Response:
+async def answer(answer_id: AnswerId, engine_thread: EngineThreadDep, peers: PeersDep, tenant: TenantDep) -> Response:
     """Show an answer by the id of its request. If several requests had this id, the latest one is shown."""
     found = await _find(answer_id, engine_thread.catalog_service, peers, tenant)
     return JSONResponse(to_answer(found, tenant))

@@ -163,9 +163,7 @@ class RateLimiter:
     @property
     def limited(self) -> bool:
         """Whether any tenant has a limit of what it may use in a minute."""
-        return any(
-            each.requests or each.tokens or each.bytes for each in (self._default, *map(self.limits, self._own))
-        )
+        return any(each.requests or each.tokens or each.bytes for each in (self._default, *map(self.limits, self._own)))
 
     def totals(self) -> dict[str, Counter[Resource]]:
         """Return what each tenant used here since the start, for the other replicas."""

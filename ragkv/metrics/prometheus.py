@@ -174,9 +174,7 @@ class _Samples:
             for sample in family.samples:
                 self.by_name.setdefault(sample.name, []).append(sample)
 
-    def by_labels(
-        self, name: str, *labels: str, of: Callable[[Iterable[float]], float] = sum
-    ) -> dict[Labels, float]:
+    def by_labels(self, name: str, *labels: str, of: Callable[[Iterable[float]], float] = sum) -> dict[Labels, float]:
         """Return the values of a metric by the values of these labels. Raises ValueError if a label is missing.
 
         of: what to make of the values of several replicas.

@@ -73,7 +73,6 @@ def test_a_client_cannot_control_the_proxy(replica: TestClient) -> None:
     assert "x-request-disconnect-disabled" not in {name for name, _ in seen}
 
 
-
 async def _silent(scope: Scope, receive: Receive, send: Send) -> None:
     return
 
@@ -133,7 +132,9 @@ def test_a_response_has_one_request_id(replica: TestClient) -> None:
         return added
 
     wrapped: Callable[[ASGIApp], ASGIApp] = twice
-    response = _behind(wrapped(SecurityHeadersMiddleware(PlainTextResponse("ok")))).get("/", headers={"X-Request-ID": "a"})
+    response = _behind(wrapped(SecurityHeadersMiddleware(PlainTextResponse("ok")))).get(
+        "/", headers={"X-Request-ID": "a"}
+    )
     assert response.headers.get_list("x-request-id") == ["a"]
 
 
