@@ -49,7 +49,7 @@ def rank(key: str, members: Iterable[str]) -> list[str]:
     return sorted(members, key=lambda member: (_score(key, member), member), reverse=True)
 
 
-def choose(key: str, loads: Mapping[str, int], factor: float = LOAD_FACTOR) -> list[str]:
+def order_by_load(key: str, loads: Mapping[str, int], factor: float = LOAD_FACTOR) -> list[str]:
     """Return the members in the order in which a request should be offered to them.
 
     The home is first while it has fewer requests than `factor` times the mean, this request included. Otherwise the

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragkv.locality import LOAD_FACTOR, affinity, belongs_to_conversation, bound, choose, rank
+from ragkv.locality import LOAD_FACTOR, affinity, belongs_to_conversation, bound, order_by_load, rank
 
 NAMES = st.lists(st.text("abcdefgh0123456789", min_size=1, max_size=8), min_size=1, max_size=12, unique=True)
 KEYS = [affinity("", f"collection-{number}") for number in range(2000)]
@@ -46,31 +46,31 @@ def test_a_member_that_joins_takes_its_share_and_nothing_else_moves() -> None:
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 50), min_size=1), st.text("xyz", max_size=4))
 def test_the_first_choice_never_has_more_than_its_bound(loads: dict[str, int], key: str) -> None:
-    first = choose(key, loads)[0]
+    first = order_by_load(key, loads)[0]
     assert loads[first] < bound(loads)
     assert first == rank(key, loads)[0] or loads[rank(key, loads)[0]] >= bound(loads)
-    assert sorted(choose(key, loads)) == sorted(loads)
+    assert sorted(order_by_load(key, loads)) == sorted(loads)
 
 
 @given(st.integers(1, 8), st.integers(1, 200))
 def test_requests_for_one_key_that_never_end_fill_all_members(count: int, requests: int) -> None:
     loads = {f"replica-{number}": 0 for number in range(count)}
     for _ in range(requests):
-        loads[choose("d-popular", loads)[0]] += 1
+        loads[order_by_load("d-popular", loads)[0]] += 1
     assert max(loads.values()) <= LOAD_FACTOR * requests / count + 1
 
 
 def test_a_key_that_is_alone_stays_at_home() -> None:
     loads = {"a": 0, "b": 0, "c": 0}
     for key in KEYS[:100]:
-        assert choose(key, loads) == rank(key, loads)
+        assert order_by_load(key, loads) == rank(key, loads)
 
 
 def test_a_conversation_stays_at_home_under_any_load() -> None:
     key = affinity("", "default", "a conversation")
     assert belongs_to_conversation(key)
     home = rank(key, ["a", "b", "c"])[0]
-    assert choose(key, {"a": 0, "b": 0, "c": 0, home: 1000})[0] == home
+    assert order_by_load(key, {"a": 0, "b": 0, "c": 0, home: 1000})[0] == home
 
 
 def test_a_key_names_nothing_and_differs_by_each_part() -> None:

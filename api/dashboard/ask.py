@@ -234,7 +234,7 @@ class AskPanel:
             return
         if await confirm_deletion("Delete this conversation and its answers?"):
             await self._engine_thread.remove_conversation(self._held, self._tenant.name)
-            await self._peers.forget(*self._held)
+            await self._peers.drop_conversation(*self._held)
             self._start_anew()
             await self.refresh()
 

@@ -87,8 +87,8 @@ class Replica:
             return self._peers.name, await asyncio.to_thread(self._engine_thread.catalog_service.answer, tenant, id)
         return self._peers.name, None
 
-    async def forget(self, collection: str, conversation: str) -> tuple[str, None]:
-        """Reply to `ReplicaPeers.forget`."""
+    async def drop_conversation(self, collection: str, conversation: str) -> tuple[str, None]:
+        """Reply to `ReplicaPeers.drop_conversation`."""
         with suppress(RagkvError):
             self._engine_thread.forget_conversation((collection, conversation))
         return self._peers.name, None

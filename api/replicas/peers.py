@@ -51,9 +51,9 @@ class ReplicaPeers:
         found: list[RecordedAnswer] = [each for each in replies.values() if each is not None]
         return max(found, key=lambda each: each.when, default=None)
 
-    async def forget(self, collection: str, conversation: str) -> None:
+    async def drop_conversation(self, collection: str, conversation: str) -> None:
         """Let the other replicas drop what they keep of a conversation in memory."""
-        await self._ask("forget", collection, conversation)
+        await self._ask("drop_conversation", collection, conversation)
 
     async def metrics(self) -> dict[str, Sequence[Metric]]:
         """Return the metrics of the other replicas by their names."""

@@ -6,7 +6,7 @@ import random
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from ragkv.locality import choose
+from ragkv.locality import order_by_load
 
 
 class LocalityRouter(RequestRouter):
@@ -27,7 +27,7 @@ class LocalityRouter(RequestRouter):
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         key = pending_request.metadata.session_id
         if key:
-            order = choose(key, loads)
+            order = order_by_load(key, loads)
         else:
             order = sorted(random.sample(list(loads), len(loads)), key=lambda name: loads[name])
         return [[by_name[name]] for name in order]

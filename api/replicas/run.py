@@ -8,6 +8,7 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from api.app import DRAIN_SECONDS, address_of, listen, why_exposed
@@ -67,10 +68,11 @@ def serve_replicas(settings: Settings, reload: Callable[[], Settings], console: 
         cpus = start_ray(settings, port)
         deploy(settings, cpus)
         console.print(f"serving at {address}", style="bold green")
-        with signals() as waiting:
-            while wait_for(waiting) == signal.SIGHUP:
+        with signals() as waiting, suppress(Ended):
+            while True:
+                wait_for(waiting)
                 replace(reload, cpus, console)
-            end()
+        end()
     finally:
         serve.shutdown()
         ray.shutdown()
@@ -174,21 +176,33 @@ def end() -> None:
     serve.delete(NAME)
 
 
-def wait_for(waiting: queue.SimpleQueue[int]) -> int:
-    """Return the next signal. Python runs its handler in this thread, which must not sleep without end."""
-    while True:
-        with suppress(queue.Empty):
-            return waiting.get(timeout=0.2)
+class Ended(Exception):
+    """SIGTERM or Ctrl-C came."""
 
 
 @contextmanager
 def signals() -> Iterator[queue.SimpleQueue[int]]:
-    """Collect SIGTERM, SIGINT and SIGHUP while the context is open."""
+    """Collect SIGHUP while the context is open, and raise Ended in this thread for SIGTERM and SIGINT."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda number, _: waiting.put(number)) for number in numbers}
-    try:
-        yield waiting
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+
+    def end_now(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):  # the end is not interrupted by a second one
+            signal.signal(each, signal.SIG_IGN)
+        raise Ended
+
+    handlers: dict[int, Callable[[int, FrameType | None], None]] = {
+        signal.SIGTERM: end_now,
+        signal.SIGINT: end_now,
+        signal.SIGHUP: lambda number, _: waiting.put(number),
+    }
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    yield waiting
+
+
+def wait_for(waiting: queue.SimpleQueue[int]) -> None:
+    """Wait for SIGHUP. Python runs the handlers of signals in this thread, which must not sleep without end."""
+    while True:
+        with suppress(queue.Empty):
+            waiting.get(timeout=0.2)
+            return

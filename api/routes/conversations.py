@@ -44,5 +44,5 @@ async def remove_conversation(
     """Delete a conversation: its turns and what is kept of it in memory, including its recorded answers."""
     session = (tenant.inside(collection), conversation_id)
     await engine_thread.remove_conversation(session, tenant.name)
-    await peers.forget(*session)
+    await peers.drop_conversation(*session)
     return Response(status_code=204)

@@ -30,7 +30,7 @@ class Peers(Protocol):
         """Return the tenant's answer to a request, from the replica that gave it last; None if none knows it."""
         ...
 
-    async def forget(self, collection: str, conversation: str) -> None:
+    async def drop_conversation(self, collection: str, conversation: str) -> None:
         """Let the other replicas drop what they keep of a conversation in memory."""
         ...
 
@@ -52,7 +52,7 @@ class NoPeers:
         """Return None."""
         return None
 
-    async def forget(self, collection: str, conversation: str) -> None:
+    async def drop_conversation(self, collection: str, conversation: str) -> None:
         """Do nothing."""
 
     async def metrics(self) -> dict[str, Sequence[Metric]]:

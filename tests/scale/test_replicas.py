@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.scale, pytest.mark.timeout(500)]
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTION = {"question": "Who built the harbour of Tarn?", "method": "scout", "max_tokens": 8}
-QUOTA = 6000
+QUOTA = 100_000
 START_SECONDS = 300
 BACK_SECONDS = 60.0
 """Longest time until a killed replica is back. A machine with other work starts processes slowly."""
@@ -143,11 +143,23 @@ def running(pids: set[int]) -> set[int]:
 
 
 def pid_of(service: Replicated, replica: str) -> int:
-    """Return the process of a replica."""
-    for pid in descendants(service.process.pid):
-        if f"#{replica}" in Path(f"/proc/{pid}/cmdline").read_text():
-            return pid
+    """Return the process of a replica: the one that started when its metrics say."""
+    for family in text_string_to_metric_families(service.client.get("/metrics").text):
+        for sample in family.samples:
+            if sample.name == "process_start_time_seconds" and sample.labels["replica"] == replica:
+                return min(descendants(service.process.pid), key=lambda pid: abs(started(pid) - sample.value))
     raise AssertionError(f"no process of {replica}")
+
+
+def started(pid: int) -> float:
+    """Return when a process started, in Unix seconds; 0 if it has ended."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0.0
+    boot = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
+    assert boot
+    return int(boot[1]) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -201,8 +213,8 @@ class Load:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
-    """Two replicas, which know a harbour and a bridge, and let a tenant send QUOTA requests a minute."""
-    with replicated(tmp_path_factory.mktemp("replicas"), RAGKV_TENANT_REQUESTS=str(QUOTA)) as running:
+    """Two replicas, which know a harbour and a bridge, and let a tenant send QUOTA bytes a minute."""
+    with replicated(tmp_path_factory.mktemp("replicas"), RAGKV_TENANT_BYTES=str(QUOTA)) as running:
         sent = running.client.post("/v1/documents?wait=true", json={"documents": [HARBOUR, BRIDGE]})
         assert sent.json()["status"] == "completed"
         yield running
@@ -273,16 +285,15 @@ def test_the_metrics_are_those_of_all_replicas(service: Replicated) -> None:
 def test_a_tenant_has_one_limit_for_all_replicas(service: Replicated) -> None:
     def left(replica: str) -> int:
         fields = service.client.get("/v1/jobs", headers=service.key(replica)).headers["ratelimit"]
-        found = re.search(r'"requests";r=(\d+)', fields)
+        found = re.search(r'"bytes";r=(\d+)', fields)
         assert found
         return int(found[1])
 
     one, other = service.replicas
-    headers = service.key(one)
-    wait_until(lambda: left(other) > QUOTA - 50, 30)
-    for _ in range(300):
-        service.client.get("/v1/jobs", headers=headers)
-    wait_until(lambda: left(other) < QUOTA - 100, 5)
+    wait_until(lambda: left(other) > 0.9 * QUOTA, 60)
+    refused = service.client.post("/v1/documents", json={"padding": "x" * (QUOTA // 2)}, headers=service.key(one))
+    assert refused.status_code == 422
+    wait_until(lambda: left(other) < 0.75 * QUOTA, 8)
 
 
 def test_the_dashboard_opens(service: Replicated) -> None:
@@ -330,13 +341,13 @@ def test_replicas_are_replaced_without_losing_a_request(service: Replicated) -> 
 
 def test_a_signal_ends_the_requests_in_flight_and_then_everything(service: Replicated) -> None:
     answers: list[httpx.Response] = []
-    asking = [threading.Thread(target=lambda: answers.append(service.ask(max_tokens=64))) for _ in range(2)]
-    for thread in asking:
+    threads = [threading.Thread(target=lambda: answers.append(service.ask(max_tokens=64))) for _ in range(2)]
+    for thread in threads:
         thread.start()
     wait_until(lambda: service.counts("ragkv_questions_running").total() > 0, 20)
     pids = descendants(service.process.pid)
     service.process.send_signal(signal.SIGTERM)
-    for thread in asking:
+    for thread in threads:
         thread.join()
     assert service.process.wait(40) == 0
     assert [answer.status_code for answer in answers] == [200, 200], [answer.text for answer in answers]
