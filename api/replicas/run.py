@@ -67,8 +67,8 @@ def serve_replicas(settings: Settings, reload: Callable[[], Settings], console: 
     try:
         cpus = start_ray(settings, port)
         deploy(settings, cpus)
-        console.print(f"serving at {address}", style="bold green")
         with signals() as waiting, suppress(Ended):
+            console.print(f"serving at {address}", style="bold green")
             while True:
                 wait_for(waiting)
                 replace(reload, cpus, console)
