@@ -37,6 +37,7 @@ from api.openapi import add_security
 from api.routes import mcp, router
 from api.runtime.connections import Connections, protocol_options
 from api.runtime.engine_thread import EngineThread
+from api.runtime.peers import NoPeers
 from api.runtime.rate_limits import RateLimiter, TenantLimits
 from ingest.sandbox import allowance_of
 from ragkv import __version__
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 DRAIN_SECONDS = 10
 """Longest time from the signal to the end of the process."""
-_REJECT_SECONDS = 2
+REJECT_SECONDS = 2
 """Part of DRAIN_SECONDS that is left when the requests still waiting are rejected."""
 _FLUSH_SECONDS = 1.0
 """Time after DRAIN_SECONDS to send the remaining traces."""
@@ -133,6 +134,7 @@ def _fill_state(app: FastAPI, settings: Settings, authenticator: Authenticator, 
     app.state.metrics = MetricsCollector(engine_thread, requests, limiter)
     app.state.observers = [log_request, requests.count] + ([] if tracing is None else [tracing.record])
     app.state.settings = settings
+    app.state.peers = NoPeers()  # replicas put theirs here
     app.state.connections = Connections(settings.connections)
     app.state.authenticator = authenticator
     app.state.started = int(time.time())
@@ -206,7 +208,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for the requests in flight. Requests that still wait shortly before the limit are rejected."""
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(DRAIN_SECONDS - _REJECT_SECONDS, self._engine_thread.reject_waiting)
+        timer = loop.call_later(DRAIN_SECONDS - REJECT_SECONDS, self._engine_thread.reject_waiting)
         try:
             await super().shutdown(sockets)
         finally:

@@ -6,6 +6,7 @@ Order of precedence: arguments of a command, environment `RAGKV_*`, `ragkv.toml`
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -211,6 +212,22 @@ class ServingSettings(_Part):
     connections: int = Field(
         256, ge=0, description="Connections that one address may have to `ragkv serve` at a time; 0: any number."
     )
+    replicas: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="Processes of `ragkv serve` that answer, each with its own model; 0: one, without Ray. Needs "
+        "`ragkv[ray]`.",
+    )
+    max_replicas: int = Field(
+        0, ge=0, le=1000, description="Most replicas; more are started under load. 0: always as many as `replicas`."
+    )
+    replica_requests: float = Field(
+        8.0, gt=0, description="Requests of a replica, on average, above which another one is started."
+    )
+    ray_address: str = Field(
+        "", description="Ray cluster that `ragkv serve --replicas` joins; empty: it starts Ray on this machine."
+    )
     dashboard: bool = Field(True, description="Whether `ragkv serve` shows its dashboard, at /dashboard.")
     batch: int = Field(16, ge=1, le=256, description="Answers that `ragkv serve` decodes together.")
     batch_bytes: int = Field(2 * 2**30, ge=0, description="Bytes of KV that those may hold; a larger one runs alone.")
@@ -331,3 +348,9 @@ def load_settings(**given: Any) -> Settings:
         raise ConfigError(f"settings: {faults}") from None
     except ValueError as error:
         raise ConfigError(f"ragkv.toml: {error}") from None
+
+
+def offer_environment(variables: Mapping[str, str]) -> None:
+    """Set environment variables that a library and its processes read at their start. What the user has set stays."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)

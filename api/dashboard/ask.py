@@ -24,6 +24,7 @@ from api.middleware.rate_limit import quota_fault
 from api.runtime.answer_history import RecordedAnswer
 from api.runtime.answer_stream import AnswerStream
 from api.runtime.engine_thread import EngineThread
+from api.runtime.peers import Peers
 from api.runtime.rate_limits import RateLimiter
 from api.runtime.request_context import RequestContext, bind
 from api.runtime.tenants import Tenant
@@ -58,6 +59,7 @@ class AskPanel:
         self._engine_thread: EngineThread = app.state.engine_thread
         self._limiter: RateLimiter = app.state.limiter
         self._settings: Settings = app.state.settings
+        self._peers: Peers = app.state.peers
         self._tenant, self._open_document, self._add_documents = tenant, open_document, add_documents
         self._stream: AnswerStream | None = None
         self._conversation = _new_name()
@@ -232,6 +234,7 @@ class AskPanel:
             return
         if await confirm_deletion("Delete this conversation and its answers?"):
             await self._engine_thread.remove_conversation(self._held, self._tenant.name)
+            await self._peers.drop_conversation(*self._held)
             self._start_anew()
             await self.refresh()
 

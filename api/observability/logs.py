@@ -137,7 +137,8 @@ def _add_time(logger: WrappedLogger, method: str, event: EventDict) -> EventDict
 
 def _order_fields(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     first = {name: event[name] for name in _FIRST if name in event}
-    rest = {name: value for name, value in event.items() if name not in (*_FIRST, *_DROPPED)}
+    shown = (name for name in event if name not in (*_FIRST, *_DROPPED) and not name.startswith("_"))
+    rest = {name: event[name] for name in shown}
     return {name: _clean(value) for name, value in {**first, **rest}.items()}
 
 

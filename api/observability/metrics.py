@@ -7,7 +7,7 @@ left out. No label holds text of users. A tenant sees what it used itself; opera
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -24,6 +24,8 @@ from ragkv import __version__
 from ragkv.metrics.prometheus import counter, families, gauge
 
 OPENMETRICS = "application/openmetrics-text"
+SHARED = frozenset({"ragkv_documents", "ragkv_documents_waiting", "ragkv_jobs", "ragkv_reembedding_left"})
+"""Metrics of the catalogue, which all replicas share."""
 
 
 class MetricsCollector(Collector):
@@ -33,18 +35,34 @@ class MetricsCollector(Collector):
         self._engine_thread, self._requests, self._limiter = engine_thread, requests, limiter
         self._process = ProcessCollector(registry=None)
 
-    def render(self, accept: str, tenant: str | None = None) -> tuple[bytes, str]:
+    def render(
+        self, accept: str, tenant: str | None = None, replicas: Mapping[str, Sequence[Metric]] | None = None
+    ) -> tuple[bytes, str]:
         """Return the metrics and their media type.
 
         Args:
             accept: The `Accept` header. OpenMetrics is used if the header names it, else Prometheus text.
             tenant: Show what this tenant used and nothing of the others; None shows all tenants.
+            replicas: Metrics of several replicas by their names, to render in place of those of this process.
         """
         encode, media_type = choose_encoder(f"{OPENMETRICS}; version=1.0.0" if OPENMETRICS in accept else "")
         registry = CollectorRegistry()
+        if replicas:
+            registry.register(_ReplicaCollector(replicas, tenant))
+            return encode(registry), media_type
         for collector in (self, self._process, _TenantCollector(self._limiter, tenant)):
             registry.register(collector)
         return encode(registry), media_type
+
+    def families(self, shared: bool = True) -> list[Metric]:
+        """Return all metrics of this process, those of every tenant included.
+
+        Args:
+            shared: Whether to include what all replicas tell alike, because it is of the catalogue.
+        """
+        collectors = (self, self._process, _TenantCollector(self._limiter, None))
+        found = [family for collector in collectors for family in collector.collect()]
+        return [family for family in found if shared or family.name not in SHARED]
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metric families."""
@@ -75,6 +93,26 @@ class MetricsCollector(Collector):
             yield from _tiers(health["tiers"])
             if health["pool"] is not None:
                 yield from _pool(health["pool"])
+
+
+class _ReplicaCollector(Collector):
+    """Collects the metrics of replicas, with the label `replica`. tenant: as for `MetricsCollector.render`."""
+
+    def __init__(self, replicas: Mapping[str, Sequence[Metric]], tenant: str | None):
+        self._replicas, self._tenant = replicas, tenant
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric families, each with the samples of all replicas."""
+        merged: dict[str, Metric] = {}
+        for replica, metrics in self._replicas.items():
+            for family in metrics:
+                into = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                into.samples += [
+                    sample._replace(labels={**sample.labels, "replica": replica})
+                    for sample in family.samples
+                    if self._tenant is None or sample.labels.get("tenant", self._tenant) == self._tenant
+                ]
+        yield from merged.values()
 
 
 class _TenantCollector(Collector):

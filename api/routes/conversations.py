@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
+from api.routes.dependencies import PROBLEMS, EngineThreadDep, PeersDep, TenantDep
 from api.schemas.common import ConversationOut, Name
 
 router = APIRouter()
@@ -35,8 +35,14 @@ async def conversation(
 
 @router.delete("/v1/conversations/{conversation_id:path}", status_code=204, responses=PROBLEMS)
 async def remove_conversation(
-    conversation_id: Name, engine_thread: EngineThreadDep, tenant: TenantDep, collection: Name = "default"
+    conversation_id: Name,
+    engine_thread: EngineThreadDep,
+    peers: PeersDep,
+    tenant: TenantDep,
+    collection: Name = "default",
 ) -> Response:
     """Delete a conversation: its turns and what is kept of it in memory, including its recorded answers."""
-    await engine_thread.remove_conversation((tenant.inside(collection), conversation_id), tenant.name)
+    session = (tenant.inside(collection), conversation_id)
+    await engine_thread.remove_conversation(session, tenant.name)
+    await peers.drop_conversation(*session)
     return Response(status_code=204)

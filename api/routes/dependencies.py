@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from api.errors import MEDIA_TYPE
 from api.runtime.callers import Caller
 from api.runtime.engine_thread import EngineThread
+from api.runtime.peers import Peers
 from api.runtime.tenants import Tenant
 from api.schemas.common import Problem
 from ragkv.config import Settings
@@ -27,6 +28,11 @@ POLL_SECONDS = 0.1
 def _engine_thread(request: Request) -> EngineThread:
     engine_thread: EngineThread = request.app.state.engine_thread
     return engine_thread
+
+
+def _peers(request: Request) -> Peers:
+    peers: Peers = request.app.state.peers
+    return peers
 
 
 def _tenant(request: Request) -> Tenant:
@@ -74,6 +80,7 @@ async def require_room(request: Request) -> None:
 
 EngineThreadDep = Annotated[EngineThread, Depends(_engine_thread)]
 CallerDep = Annotated[Caller, Depends(_caller)]
+PeersDep = Annotated[Peers, Depends(_peers)]
 TenantDep = Annotated[Tenant, Depends(_tenant)]
 SettingsDep = Annotated[Settings, Depends(_settings)]
 PROBLEMS: dict[int | str, dict[str, Any]] = {

@@ -9,7 +9,11 @@ from fastapi import APIRouter, Path, Query
 from fastapi.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from api.routes.dependencies import PROBLEMS, EngineThreadDep, TenantDep
+from api.routes.dependencies import PROBLEMS, EngineThreadDep, PeersDep, TenantDep
+from api.runtime.answer_history import RecordedAnswer
+from api.runtime.catalog_service import CatalogService
+from api.runtime.peers import Peers
+from api.runtime.tenants import Tenant
 from api.schemas.history import (
     AnswerMapOut,
     AnswerOut,
@@ -18,6 +22,7 @@ from api.schemas.history import (
     to_answer_map,
     to_answer_summary,
 )
+from ragkv.errors import NotFound
 
 router = APIRouter()
 AnswerId = Annotated[str, Path(max_length=128, description="The `X-Request-ID` of the answer.")]
@@ -26,6 +31,7 @@ AnswerId = Annotated[str, Path(max_length=128, description="The `X-Request-ID` o
 @router.get("/v1/answers", response_model=AnswerSummariesOut, responses=PROBLEMS)
 async def answers(
     engine_thread: EngineThreadDep,
+    peers: PeersDep,
     tenant: TenantDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     before: Annotated[
@@ -36,26 +42,40 @@ async def answers(
     An answer is removed with any document, collection or conversation that it is based on."""
     service, start = engine_thread.catalog_service, inf if before is None else before
     # One more than the limit is fetched, to know whether there is another page.
-    found = await run_in_threadpool(service.answers, tenant.name, limit + 1, start)
+    own = await run_in_threadpool(service.answers, tenant.name, limit + 1, start)
+    found = sorted([*own, *await peers.answers(tenant.name, limit + 1, start)], key=lambda each: -each.when)
     page = [to_answer_summary(each, tenant) for each in found[:limit]]
     return JSONResponse({"answers": page, "before": found[limit - 1].when if len(found) > limit else None})
 
 
 @router.get("/v1/answers/{answer_id}", response_model=AnswerOut, responses=PROBLEMS)
-async def answer(answer_id: AnswerId, engine_thread: EngineThreadDep, tenant: TenantDep) -> Response:
+async def answer(answer_id: AnswerId, engine_thread: EngineThreadDep, peers: PeersDep, tenant: TenantDep) -> Response:
     """Show an answer by the id of its request. If several requests had this id, the latest one is shown."""
-    found = await run_in_threadpool(engine_thread.catalog_service.answer, tenant.name, answer_id)
+    found = await _find(answer_id, engine_thread.catalog_service, peers, tenant)
     return JSONResponse(to_answer(found, tenant))
 
 
 @router.get("/v1/answers/{answer_id}/map", response_model=AnswerMapOut, responses=PROBLEMS)
-async def answer_map(answer_id: AnswerId, engine_thread: EngineThreadDep, tenant: TenantDep) -> Response:
+async def answer_map(
+    answer_id: AnswerId, engine_thread: EngineThreadDep, peers: PeersDep, tenant: TenantDep
+) -> Response:
     """Show what an answer was read from: for each chunk and layer which blocks were kept, recomputed, pulled in during
     decode or dropped, with their text as long as the document still has it."""
     service = engine_thread.catalog_service
+    found = await _find(answer_id, service, peers, tenant)
 
     def build() -> dict[str, Any]:
-        found = service.answer(tenant.name, answer_id)
         return to_answer_map(found, service.texts(found))
 
     return JSONResponse(await run_in_threadpool(build))
+
+
+async def _find(id: str, service: CatalogService, peers: Peers, tenant: Tenant) -> RecordedAnswer:
+    """Return an answer of this replica, else of another one. Raises NotFound."""
+    try:
+        return await run_in_threadpool(service.answer, tenant.name, id)
+    except NotFound:
+        found = await peers.answer(tenant.name, id)
+        if found is None:
+            raise
+        return found

@@ -86,7 +86,7 @@ async def events(found: JobDep, engine_thread: EngineThreadDep, tenant: TenantDe
     """Follow a job: `progress` with the job whenever it changes, and `done` with the finished job at the end. If the
     stream ends without `done`, request it again."""
     sent: IngestJob | None = None
-    while not engine_thread.stopping:
+    while not engine_thread.jobs.pausing:
         if found != sent:
             sent, name = found, "progress" if found.finished is None else "done"
             yield ServerSentEvent(data=to_content(found, tenant), event=name)

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from api.observability.metrics import OPENMETRICS, MetricsCollector
 from api.routes.dependencies import PROBLEMS, TenantDep
+from api.runtime.peers import Peers
 
 router = APIRouter()
 
@@ -25,8 +26,11 @@ _CONTENT = {"text/plain": _TEXT, OPENMETRICS: _TEXT}
 async def metrics(request: Request, tenant: TenantDep) -> Response:
     """Counters and gauges of the whole service, as Prometheus text, or as OpenMetrics if `Accept` names it. They are
     sums since the start and no ratios, so that the reader chooses the time span of a ratio. Counters with the label
-    `tenant` are those of the key's own tenant, for an operator those of all tenants."""
+    `tenant` are those of the key's own tenant, for an operator those of all tenants. Several replicas are told apart by
+    the label `replica`."""
     collector: MetricsCollector = request.app.state.metrics
     shown = None if tenant.name in request.app.state.operators else tenant.name
-    text, media_type = collector.render(request.headers.get("accept", ""), shown)
+    peers: Peers = request.app.state.peers
+    replicas = {peers.name: collector.families(), **await peers.metrics()} if peers.name else None
+    text, media_type = collector.render(request.headers.get("accept", ""), shown, replicas)
     return Response(text, headers={"content-type": media_type})

@@ -148,6 +148,14 @@ class EngineThread:
             Stopping: The service is shutting down.
         """
         await asyncio.wrap_future(self.submit(lambda engine: engine.sessions.remove(*session), session, tenant))
+        self._forget(session)
+
+    def forget_conversation(self, session: SessionName) -> None:
+        """Drop what is kept in memory of a conversation that another process removed: its state, its answers."""
+        self._forget(session)
+        self.submit(lambda engine: engine.sessions.cache.drop(*session), session)
+
+    def _forget(self, session: SessionName) -> None:
         self.history.remove(lambda each: (each.collection, each.conversation) == session)
 
     def ask(

@@ -121,6 +121,7 @@ class RateLimiter:
         self._default, self._own, self._clock = default, own, clock
         self._buckets: dict[str, dict[Resource, Bucket]] = {}
         self._usage: dict[str, TenantUsage] = {}
+        self._others: dict[str, dict[str, Counter[Resource]]] = {}
         self._lock = threading.Lock()
 
     def limits(self, tenant: str) -> TenantLimits:
@@ -158,6 +159,34 @@ class RateLimiter:
             bucket = self._of(tenant).get(resource)
             if bucket is not None:
                 bucket.spend(amount, self._clock())
+
+    @property
+    def limited(self) -> bool:
+        """Whether any tenant has a limit of what it may use in a minute."""
+        return any(each.requests or each.tokens or each.bytes for each in (self._default, *map(self.limits, self._own)))
+
+    def totals(self) -> dict[str, Counter[Resource]]:
+        """Return what each tenant used here since the start, for the other replicas."""
+        with self._lock:
+            return {name: Counter(usage.used) for name, usage in self._usage.items()}
+
+    def count_elsewhere(self, replica: str, totals: Mapping[str, Counter[Resource]]) -> None:
+        """Take from the buckets what tenants used at another replica since the last call.
+
+        Args:
+            replica: Its name. Its first call tells where to count from.
+            totals: Its `totals`.
+        """
+        with self._lock:
+            before, self._others[replica] = self._others.get(replica), {**totals}
+            if before is None:
+                return
+            now = self._clock()
+            for tenant, used in totals.items():
+                more = used - before.get(tenant, Counter())
+                for name, bucket in self._of(tenant).items():
+                    if more[name]:
+                        bucket.spend(more[name], now)
 
     def headers(self, tenant: str) -> dict[str, str]:
         """Return the header fields that tell a tenant its quotas; none where it has no limits."""

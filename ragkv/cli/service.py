@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ragkv.cli.common import Data, Device, Model, Store, err, settings_from
+
+if TYPE_CHECKING:
+    from ragkv.config import Settings
 
 
 def serve(
@@ -16,13 +19,29 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port to listen on (8000); 0: any free one.")
     ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=0, max=1000, help="Processes that answer, run by Ray Serve; needs ragkv[ray].")
+    ] = None,
+    max_replicas: Annotated[
+        int | None, typer.Option(min=0, max=1000, help="Most replicas; more are started under load.")
+    ] = None,
     data: Data = None,
     store: Store = None,
     model: Model = None,
     device: Device = None,
 ) -> int:
     """Serve the HTTP API until SIGTERM or Ctrl-C. Running requests are finished first."""
-    settings = settings_from(data, store, model, device, host=host, port=port)
+
+    def read_settings() -> Settings:
+        more = {"host": host, "port": port, "replicas": replicas, "max_replicas": max_replicas}
+        return settings_from(data, store, model, device, **more)
+
+    settings = read_settings()
+    if settings.replicas or settings.max_replicas:
+        from api.replicas.run import serve_replicas
+
+        serve_replicas(settings, read_settings, err())
+        return 0
     from api.app import serve as serve_api
 
     if not serve_api(settings, err()):

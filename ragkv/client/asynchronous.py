@@ -53,7 +53,7 @@ class AsyncClient:
             timeout: Seconds to wait for an answer, or for the next event of a stream.
             retries: How often a request to a busy service is retried, after the delay that the service asks for.
         """
-        self.url, self._retries = url.rstrip("/"), retries
+        self.url, self._key, self._retries = url.rstrip("/"), key, retries
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # A question holds a connection until its answer ends, and the service limits how many it answers.
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
@@ -381,7 +381,7 @@ class AsyncClient:
         retries_left = self._retries
         while True:
             try:
-                response = await self._http.request(call.method, call.path, **call.arguments)
+                response = await self._http.request(call.method, call.path, **call.arguments(self._key))
             except httpx2.TransportError as error:
                 raise responses.unreachable(self.url, error) from None
             refusal = responses.refusal(response)
@@ -399,7 +399,7 @@ class AsyncClient:
         retries_left = self._retries
         try:
             while True:
-                async with self._http.stream(call.method, call.path, **call.arguments) as response:
+                async with self._http.stream(call.method, call.path, **call.arguments(self._key)) as response:
                     if response.is_success:
                         yield aiter(httpx2.EventSource(response))
                         return

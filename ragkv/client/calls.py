@@ -29,6 +29,7 @@ from ragkv.client.models import (
 )
 from ragkv.client.responses import ignore_body, member_parser, parse_job_id, parse_prometheus, parser
 from ragkv.client.text_models import Embeddings, RankedTexts
+from ragkv.locality import HEADER, affinity
 from ragkv.passages import SearchResult
 from ragkv.report import Answer
 from ragkv.types import Filter
@@ -59,6 +60,7 @@ class Call(Generic[T]):
         json: JSON body, or None.
         data: Form fields, or None.
         files: Uploaded files as (form field, (name, contents)), or None.
+        about: Collection and conversation of the request, by which proxies choose a replica; None for neither.
     """
 
     method: str
@@ -68,11 +70,13 @@ class Call(Generic[T]):
     json: Any = None
     data: Mapping[str, str] | None = None
     files: Sequence[tuple[str, tuple[str, bytes]]] | None = None
+    about: tuple[str, str | None] | None = None
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for httpx2."""
+    def arguments(self, key: str) -> dict[str, Any]:
+        """Return the keyword arguments for httpx2. key: API key of the client; "" for none."""
         arguments: dict[str, Any] = {"params": dict(self.params)}
+        if self.about is not None:
+            arguments["headers"] = {HEADER: affinity(key, *self.about)}
         for name in ("json", "data", "files"):
             if getattr(self, name) is not None:
                 arguments[name] = getattr(self, name)
@@ -86,13 +90,13 @@ def put(id: str, text: str, title: str, metadata: Mapping[str, Any] | None, coll
     """PUT one document and wait until it is ingested."""
     body = {"text": text, "title": title, "metadata": dict(metadata or {})}
     params = {"collection": collection, "wait": "true"}
-    return Call("PUT", f"/v1/documents/{_quote_id(id)}", parser(RemoteDocument), params, body)
+    return Call("PUT", f"/v1/documents/{_quote_id(id)}", parser(RemoteDocument), params, body, about=(collection, None))
 
 
 def send(documents: Sequence[Mapping[str, Any]], collection: str) -> Call[str]:
     """POST several documents; the result is the id of the job."""
     body = {"documents": [{**document, "collection": collection} for document in documents]}
-    return Call("POST", "/v1/documents", parse_job_id, json=body)
+    return Call("POST", "/v1/documents", parse_job_id, json=body, about=(collection, None))
 
 
 def upload(
@@ -103,7 +107,7 @@ def upload(
     data = {"collection": collection}
     if metadata is not None:
         data["metadata"] = json.dumps(dict(metadata))
-    return Call("POST", "/v1/documents", parse_job_id, data=data, files=files)
+    return Call("POST", "/v1/documents", parse_job_id, data=data, files=files, about=(collection, None))
 
 
 def page(collection: str, limit: int, after: str, filter: Filter | None, listing: Listing) -> Call[Page]:
@@ -175,7 +179,8 @@ def remove_collection(name: str) -> Call[None]:
 def ask(question: str, stream: bool, options: Mapping[str, Any]) -> Call[Answer]:
     """POST a question. options: further fields of the request; those that are None are left out."""
     body = {"question": question, "stream": stream, **{k: v for k, v in options.items() if v is not None}}
-    return Call("POST", "/v1/answers", parser(Answer), json=body)
+    about = body.get("collection", "default"), body.get("conversation_id")
+    return Call("POST", "/v1/answers", parser(Answer), json=body, about=about)
 
 
 def models() -> Call[tuple[str, ...]]:
@@ -185,7 +190,8 @@ def models() -> Call[tuple[str, ...]]:
 
 def chat(model: str, messages: Sequence[ChatMessage], stream: bool, options: Mapping[str, Any]) -> Call[ChatAnswer]:
     """POST a chat. options: those of `ragkv.client.chat.ChatOptions`."""
-    return Call("POST", "/v1/chat/completions", parse_completion, json=chat_body(model, messages, stream, options))
+    body, about = chat_body(model, messages, stream, options), (options.get("collection") or "default", None)
+    return Call("POST", "/v1/chat/completions", parse_completion, json=body, about=about)
 
 
 def search(
@@ -196,7 +202,7 @@ def search(
     named = None if documents is None else list(documents)
     given = {"top_k": top_k, "filter": filter, "documents": named}
     body.update({name: value for name, value in given.items() if value is not None})
-    return Call("POST", "/v1/search", parser(SearchResult), json=body)
+    return Call("POST", "/v1/search", parser(SearchResult), json=body, about=(collection, None))
 
 
 def embed(texts: Sequence[str], model: str, input_type: str) -> Call[Embeddings]:
@@ -231,12 +237,14 @@ def answer_map(id: str) -> Call[AnswerMap]:
 
 def conversation(id: str, collection: str) -> Call[Conversation]:
     """GET a conversation."""
-    return Call("GET", f"/v1/conversations/{_quote(id)}", parser(Conversation), {"collection": collection})
+    path = f"/v1/conversations/{_quote(id)}"
+    return Call("GET", path, parser(Conversation), {"collection": collection}, about=(collection, id))
 
 
 def forget(id: str, collection: str) -> Call[None]:
     """DELETE a conversation."""
-    return Call("DELETE", f"/v1/conversations/{_quote(id)}", ignore_body, {"collection": collection})
+    path = f"/v1/conversations/{_quote(id)}"
+    return Call("DELETE", path, ignore_body, {"collection": collection}, about=(collection, id))
 
 
 def metrics() -> Call[str]:

@@ -61,9 +61,11 @@ def refusal(response: httpx2.Response) -> Refused | None:
 def retry_delay(error: Refused, retries_left: int) -> float | None:
     """Return how many seconds to wait before a retry, or None if the request is not retried.
 
-    Only a 429 with a Retry-After header is retried: the service was busy and has not started the request.
+    What comes with a Retry-After header is retried where the service was busy and has not started the request (429), or
+    where the replica that worked on it ended. Every request may be sent twice.
     """
-    if error.status != 429 or error.retry_after is None or retries_left <= 0:
+    repeatable = error.status == 429 or error.code == "replica_lost"
+    if not repeatable or error.retry_after is None or retries_left <= 0:
         return None
     return min(error.retry_after, MAX_WAIT)
 

@@ -53,7 +53,7 @@ class Client:
             timeout: Seconds to wait for an answer, or for the next event of a stream.
             retries: How often a request to a busy service is retried, after the delay that the service asks for.
         """
-        self.url, self._retries = url.rstrip("/"), retries
+        self.url, self._key, self._retries = url.rstrip("/"), key, retries
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout, verify=calls.tls_context())
 
@@ -373,7 +373,7 @@ class Client:
         retries_left = self._retries
         while True:
             try:
-                response = self._http.request(call.method, call.path, **call.arguments)
+                response = self._http.request(call.method, call.path, **call.arguments(self._key))
             except httpx2.TransportError as error:
                 raise responses.unreachable(self.url, error) from None
             refusal = responses.refusal(response)
@@ -391,7 +391,7 @@ class Client:
         retries_left = self._retries
         try:
             while True:
-                with self._http.stream(call.method, call.path, **call.arguments) as response:
+                with self._http.stream(call.method, call.path, **call.arguments(self._key)) as response:
                     if response.is_success:
                         yield iter(httpx2.EventSource(response))
                         return

@@ -7,7 +7,7 @@ over the time span that it shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TypeVar
@@ -153,13 +153,13 @@ def parse_metrics(text: str) -> ScrapedMetrics:
     model, method = next(iter(samples.by_labels("ragkv_info", "model", "method")), ("", ""))
     return ScrapedMetrics(
         sums=_sums(samples),
-        started=samples.value("process_start_time_seconds") or 0.0,
+        started=samples.value("process_start_time_seconds", min) or 0.0,
         running=int(samples.value("ragkv_questions_running") or 0),
         waiting=int(samples.value("ragkv_questions_waiting") or 0),
         queue_places=int(samples.value("ragkv_queue_places") or 0),
         documents=_int_or_none(samples.value("ragkv_documents")),
         queued=_int_or_none(samples.value("ragkv_documents_waiting")),
-        wrong=tuple(check for (check,), ok in samples.by_labels("ragkv_ready", "check").items() if not ok),
+        wrong=tuple(check for (check,), ok in samples.by_labels("ragkv_ready", "check", of=min).items() if not ok),
         model=model,
         method=method,
     )
@@ -174,18 +174,21 @@ class _Samples:
             for sample in family.samples:
                 self.by_name.setdefault(sample.name, []).append(sample)
 
-    def by_labels(self, name: str, *labels: str) -> dict[Labels, float]:
-        """Return the values of a metric by the values of these labels. Raises ValueError if a label is missing."""
-        values = {}
+    def by_labels(self, name: str, *labels: str, of: Callable[[Iterable[float]], float] = sum) -> dict[Labels, float]:
+        """Return the values of a metric by the values of these labels. Raises ValueError if a label is missing.
+
+        of: what to make of the values of several replicas.
+        """
+        values: dict[Labels, list[float]] = {}
         for sample in self.by_name.get(name, ()):
             if missing := set(labels) - sample.labels.keys():
                 raise ValueError(f"{name} has no label {min(missing)}")
-            values[tuple(sample.labels[label] for label in labels)] = sample.value
-        return values
+            values.setdefault(tuple(sample.labels[label] for label in labels), []).append(sample.value)
+        return {key: of(found) for key, found in values.items()}
 
-    def value(self, name: str) -> float | None:
-        """Return the value of a metric without labels, or None if it is missing."""
-        return self.by_labels(name).get(())
+    def value(self, name: str, of: Callable[[Iterable[float]], float] = sum) -> float | None:
+        """Return the value of a metric without labels, or None if it is missing. of: as for `by_labels`."""
+        return self.by_labels(name, of=of).get(())
 
 
 def _sums(samples: _Samples) -> MetricSums:

@@ -14,7 +14,20 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from ragkv.cli import run
-from ragkv.client import AsyncClient, Cited, Client, Done, Refused, Reported, Retrieved, Said, Unreachable, responses
+from ragkv.client import (
+    AsyncClient,
+    Cited,
+    Client,
+    Done,
+    Refused,
+    Reported,
+    Retrieved,
+    Said,
+    Unreachable,
+    calls,
+    responses,
+)
+from ragkv.locality import HEADER, affinity
 from ragkv.metrics.prometheus import parse_metrics
 
 QUESTION = "Who built the harbour of Tarn?"
@@ -240,6 +253,22 @@ def test_the_retry_delay_is_that_of_the_service_up_to_a_limit():
     assert responses.retry_delay(Refused(429, "busy", "", 900.0), 1) == responses.MAX_WAIT
     assert responses.retry_delay(busy, 0) is None
     assert responses.retry_delay(Refused(503, "stopping", "", 7.0), 1) is None
+    assert responses.retry_delay(Refused(503, "replica_lost", "", 1.0), 1) == 1.0
+
+
+def test_a_request_says_what_it_is_about():
+    def key(call, credential=""):
+        return call.arguments(credential)["headers"][HEADER]
+
+    asked = calls.ask("Who?", False, {"collection": "harbour", "conversation_id": None})
+    assert key(asked) == key(calls.search("Who?", "harbour", None, None, None)) == affinity("", "harbour")
+    assert key(asked) == key(calls.chat("tiny", [], False, {"collection": "harbour"}))
+    assert key(asked) == key(calls.put("a", "text", "", None, "harbour")) == key(calls.upload([], [], None, "harbour"))
+    assert key(calls.ask("Who?", False, {})) == key(calls.chat("tiny", [], False, {})) == affinity("", "default")
+    turn = calls.ask("Who?", True, {"collection": "harbour", "conversation_id": "talk"})
+    assert key(turn) == key(calls.forget("talk", "harbour")) == affinity("", "harbour", "talk")
+    assert key(turn, "ragkv_key") not in (key(turn), key(asked, "ragkv_key"))
+    assert "headers" not in calls.metrics().arguments("")
 
 
 def test_the_asynchronous_client_does_the_same(service, collection):

@@ -82,3 +82,16 @@ def test_metrics_of_another_service_are_refused(scraped: str) -> None:
 def test_other_buckets_are_refused() -> None:
     with pytest.raises(ValueError, match="other buckets"):
         parse_metrics(text(MetricsRecorder().sums).replace('le="0.015"', 'le="0.016"'))
+
+
+def test_the_sums_of_replicas_are_added_up() -> None:
+    one, two = (
+        'ragkv_tokens_total{{kind="context",replica="{0}"}} {1}\nragkv_queue_places{{replica="{0}"}} 32\n'
+        'process_start_time_seconds{{replica="{0}"}} {1}\nragkv_ready{{check="store",replica="{0}"}} {2}\n'.format(
+            *each
+        )
+        for each in (("a", 100, 1), ("b", 250, 0))
+    )
+    scraped = parse_metrics(one + two)
+    assert scraped.sums.tokens["context"] == 350
+    assert (scraped.queue_places, scraped.started, scraped.wrong) == (64, 100.0, ("store",))

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from api.middleware.keys import make_key, read_keys, read_operators
+from api.runtime.rate_limits import RateLimiter, TenantLimits
 from ragkv.client import Client, Refused
 from ragkv.errors import ConfigError
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
@@ -150,3 +151,24 @@ def test_an_operator_needs_a_key() -> None:
     assert read_operators(" acme ,", frozenset({"acme"})) == {"acme"}
     with pytest.raises(ConfigError, match="nobody has no key"):
         read_operators("nobody", frozenset({"acme"}))
+
+
+def test_what_a_tenant_uses_at_another_replica_counts_once() -> None:
+    here, there = (RateLimiter(TenantLimits(requests=10, tokens=100), {}, lambda: 0.0) for _ in range(2))
+    there.admit("acme", ())
+    here.count_elsewhere("there", there.totals())  # what was used before this replica came counts nowhere
+    assert here.headers("acme")["RateLimit"].startswith('"requests";r=10;')
+    for _ in range(4):
+        there.admit("acme", ())
+    there.charge("acme", "tokens", 30)
+    for _ in range(2):
+        here.count_elsewhere("there", there.totals())
+    assert here.headers("acme")["RateLimit"] == '"requests";r=6;t=24, "tokens";r=70;t=18'
+    assert here.headers("other")["RateLimit"] == '"requests";r=10;t=0, "tokens";r=100;t=0'
+    assert "acme" not in here.totals(), "what happened elsewhere is not told as this replica's own"
+
+
+def test_limits_of_one_tenant_are_limits() -> None:
+    assert not RateLimiter(TenantLimits(stored=10), {}).limited
+    assert RateLimiter(TenantLimits(bytes=1), {}).limited
+    assert RateLimiter(TenantLimits(), {"acme": {"tokens": 1}}).limited

@@ -1,0 +1,115 @@
+"""ASGI middleware of Ray's HTTP proxy, which stands before all replicas.
+
+It tells the router what a request is about, and turns the proxy's own errors into those of the API. A replica that ends
+while it works on a request costs a 503 with `Retry-After`, whose repetition another replica answers.
+
+Ray loads `middlewares` by its name, which the variable RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH holds (CALLBACK).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.dashboard.guard import is_dashboard_path
+from api.errors import Fault, error_response
+from api.middleware.security_headers import HEADERS
+from ragkv.locality import HEADER, LONGEST
+
+CALLBACK = "api.replicas.proxy:middlewares"
+"""Where Ray finds `middlewares`."""
+SESSION = "x-session-id"
+"""The header that Ray's proxy passes on to the router."""
+ONE_PLACE = "c-one-place"
+"""Key of everything that one replica does for all: the dashboard, whose pages live in its memory, and the metrics."""
+_RAYS_OWN = "/-/"
+"""Paths that Ray's proxy answers itself: its own health and routes."""
+_CONTROLS = ("serve-multiplexed-model-id", "x-request-timeout-seconds", "x-request-disconnect-disabled", SESSION)
+"""Headers that control Ray's proxy. They are not the client's to send."""
+_LOST = Fault(
+    503,
+    "the replica that worked on this request ended, or none is ready; send the request again",
+    "replica_lost",
+    {"Retry-After": "1"},
+)
+
+
+class ReplicaProxyMiddleware:
+    """Prepares requests for the router, and answers for replicas that are gone."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on to Ray's proxy."""
+        if scope["type"] not in ("http", "websocket") or scope["path"].startswith(_RAYS_OWN):
+            return await self.app(scope, receive, send)
+        _direct(scope)
+        if scope["type"] == "websocket":
+            return await self.app(scope, receive, send)
+        response = _Response(send)
+        try:
+            await self.app(scope, receive, response.send)
+        except Exception:
+            if response.started:
+                raise  # the server closes the connection, so the client sees that the response is not complete
+        if not response.started:
+            await _refuse(scope, receive, send)
+
+
+class _Response:
+    """Passes a response on, unless Ray's proxy made it itself. Then nothing is sent."""
+
+    def __init__(self, send: Send):
+        self._send = send
+        self.started = False
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on."""
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            if "X-Content-Type-Options" not in headers:  # every response of a replica has it
+                return
+            self.started = True
+            if (request_id := headers.get("X-Request-ID")) is not None:
+                headers["X-Request-ID"] = request_id  # the replica's; Ray's proxy adds a second one
+        if self.started:
+            await self._send(message)
+
+
+def _direct(scope: Scope) -> None:
+    """Write the key of a request where Ray's proxy reads it."""
+    key = _key_of(scope)
+    kept = [pair for pair in scope["headers"] if pair[0].decode("latin-1").replace("_", "-") not in _CONTROLS]
+    scope["headers"] = [*kept, (SESSION.encode(), key.encode())] if key else kept
+
+
+def _key_of(scope: Scope) -> str:
+    """Return the key of a request: what its client says, else that of its credential; "" where it has none."""
+    headers = Headers(scope=scope)
+    if is_dashboard_path(scope["path"]) or scope["path"] == "/metrics":
+        return ONE_PLACE
+    sent = headers.get(HEADER, "")
+    if 0 < len(sent) <= LONGEST and sent.isascii() and sent.isprintable():
+        return sent
+    credential = headers.get("authorization", "") or headers.get("x-api-key", "")
+    return hashlib.sha256(credential.encode()).hexdigest()[:32] if credential else ""
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers.update(HEADERS)
+            headers["X-Request-ID"] = Headers(scope=scope).get("x-request-id", "")
+        await send(message)
+
+    await error_response(_LOST, scope)(scope, receive, send_with_headers)
+
+
+def middlewares() -> list[Middleware]:
+    """Return what Ray's proxy puts around itself."""
+    return [Middleware(ReplicaProxyMiddleware)]

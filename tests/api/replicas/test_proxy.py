@@ -1,0 +1,142 @@
+"""What the middleware of Ray's proxy does with requests and with the proxy's own errors. Ray itself: tests/scale/."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.middleware.security_headers import SecurityHeadersMiddleware
+from api.replicas.proxy import ONE_PLACE, middlewares
+from ragkv.locality import HEADER, LONGEST, affinity
+
+
+async def _headers(request: Request) -> Response:
+    return JSONResponse([[name.decode(), value.decode()] for name, value in request.scope["headers"]])
+
+
+def _behind(app: ASGIApp) -> TestClient:
+    """A client of what Ray's proxy would serve with our middleware."""
+    for each in middlewares():
+        assert isinstance(each, Middleware)
+        app = each.cls(app, *each.args, **each.kwargs)
+    return TestClient(app)
+
+
+@pytest.fixture
+def replica() -> TestClient:
+    """A replica that answers with the headers that it sees."""
+    return _behind(SecurityHeadersMiddleware(Starlette(routes=[Route("/{path:path}", _headers, methods=["GET"])])))
+
+
+def key_of(client: TestClient, path: str = "/v1/answers", **headers: str) -> str | None:
+    seen = client.get(path, headers={name.replace("_", "-"): value for name, value in headers.items()}).json()
+    found = [value for name, value in seen if name == "x-session-id"]
+    assert len(found) < 2
+    return found[0] if found else None
+
+
+def test_the_router_gets_what_the_client_says_the_request_is_about(replica: TestClient) -> None:
+    key = affinity("", "default", "talk")
+    assert key_of(replica, **{HEADER: key}) == key
+    assert key_of(replica) is None
+
+
+def test_without_that_the_credential_decides_and_does_not_show(replica: TestClient) -> None:
+    key = key_of(replica, authorization="Bearer ragkv_secret")
+    assert key == hashlib.sha256(b"Bearer ragkv_secret").hexdigest()[:32]
+    assert key_of(replica, x_api_key="ragkv_other") not in (key, None)
+
+
+def test_a_key_that_is_too_long_or_not_plain_does_not_count(replica: TestClient) -> None:
+    assert key_of(replica, **{HEADER: "x" * LONGEST}) == "x" * LONGEST
+    assert key_of(replica, **{HEADER: "x" * (LONGEST + 1)}) is None
+
+
+def test_the_dashboard_and_the_metrics_have_one_replica(replica: TestClient) -> None:
+    for path in ("/metrics", "/dashboard", "/dashboard/_nicegui_ws/socket.io/"):
+        assert key_of(replica, path, **{HEADER: "d-another"}) == ONE_PLACE
+
+
+def test_a_client_cannot_control_the_proxy(replica: TestClient) -> None:
+    controls = ["x-session-id", "X_SESSION_ID", "serve_multiplexed_model_id", "x-request-timeout-seconds"]
+    seen = replica.get("/v1/jobs", headers=dict.fromkeys([*controls, "x-request-disconnect-disabled"], "1")).json()
+    assert {name for name, _ in seen}.isdisjoint(name.lower() for name in controls)
+    assert "x-request-disconnect-disabled" not in {name for name, _ in seen}
+
+
+async def _silent(scope: Scope, receive: Receive, send: Send) -> None:
+    return
+
+
+async def _raising(scope: Scope, receive: Receive, send: Send) -> None:
+    raise RuntimeError("the replica is gone")
+
+
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        _silent,
+        _raising,
+        PlainTextResponse("Path '/' not found. Ping http://.../-/routes for available routes.", 404),
+        PlainTextResponse("deployment unavailable", 503),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/answers", "/v1/chat/completions"])
+def test_an_error_of_the_proxy_is_one_that_clients_can_retry(proxy: ASGIApp, path: str) -> None:
+    response = _behind(proxy).post(path, json={}, headers={"X-Request-ID": "mine"})
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["x-request-id"] == "mine"
+    body = response.json()
+    assert (body["error"] if "chat" in path else body)["code"] == "replica_lost"
+
+
+def test_a_response_that_breaks_off_is_not_finished_by_the_proxy() -> None:
+    async def breaks_off(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"x-content-type-options", b"nosniff"), (b"content-length", b"100")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        raise RuntimeError("the replica is gone")
+
+    with pytest.raises(RuntimeError):
+        _behind(breaks_off).get("/v1/answers")
+
+
+def test_errors_of_a_replica_stay_as_they_are(replica: TestClient) -> None:
+    missing = _behind(SecurityHeadersMiddleware(PlainTextResponse("no such thing", 404)))
+    assert missing.get("/v1/documents/x").text == "no such thing"
+
+
+def test_a_response_has_one_request_id(replica: TestClient) -> None:
+    def twice(app: ASGIApp) -> ASGIApp:
+        """Ray's own middleware, which adds the id that it knows."""
+
+        async def added(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_more(message: dict[str, object]) -> None:
+                if message["type"] == "http.response.start":
+                    message["headers"] = [*message["headers"], (b"x-request-id", b"of-the-proxy")]  # type: ignore[misc]
+                await send(message)
+
+            await app(scope, receive, send_more)  # type: ignore[arg-type]
+
+        return added
+
+    wrapped: Callable[[ASGIApp], ASGIApp] = twice
+    response = _behind(wrapped(SecurityHeadersMiddleware(PlainTextResponse("ok")))).get(
+        "/", headers={"X-Request-ID": "a"}
+    )
+    assert response.headers.get_list("x-request-id") == ["a"]
+
+
+def test_rays_own_health_check_is_left_alone() -> None:
+    assert _behind(PlainTextResponse("success")).get("/-/healthz").text == "success"

@@ -1,0 +1,41 @@
+"""`ragkv serve --replicas` before Ray is started: what it refuses, and what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from api.replicas.run import check_settings
+from ragkv.config import load_settings
+from ragkv.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+WITHOUT_RAY = """
+import sys
+sys.modules["ray"] = None
+from ragkv.cli import run
+sys.exit(run(["serve", "--replicas", "2", "--port", "0"]))
+"""
+
+
+def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{WITHOUT_RAY}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "ragkv: --replicas needs ray, which is not installed: pip install 'ragkv[ray]'\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"replicas": 3, "max_replicas": 2}, "--max-replicas 2 is less than --replicas 3"),
+        ({"replicas": 2, "device": "cuda:1"}, "every replica has a GPU of its own"),
+        ({"replicas": 2, "device": "spread"}, "every replica has a GPU of its own"),
+    ],
+)
+def test_settings_that_allow_no_replicas_are_refused(given: dict[str, str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        check_settings(load_settings(**given))
