@@ -6,6 +6,7 @@ Order of precedence: arguments of a command, environment `RAGKV_*`, `ragkv.toml`
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -188,6 +189,9 @@ class ServingSettings(_Part):
     connections: int = Field(
         256, ge=0, description="Connections that one address may have to `ragkv serve` at a time; 0: any number."
     )
+    ray_address: str = Field(
+        "", description="Ray cluster that `ragkv ingest --ray` joins; empty: it starts Ray on this machine."
+    )
     dashboard: bool = Field(True, description="Whether `ragkv serve` shows its dashboard, at /dashboard.")
     batch: int = Field(16, ge=1, le=256, description="Answers that `ragkv serve` decodes together.")
     batch_bytes: int = Field(2 * 2**30, ge=0, description="Bytes of KV that those may hold; a larger one runs alone.")
@@ -297,3 +301,9 @@ def load_settings(**given: Any) -> Settings:
         raise ConfigError(f"settings: {faults}") from None
     except ValueError as error:
         raise ConfigError(f"ragkv.toml: {error}") from None
+
+
+def offer_environment(variables: Mapping[str, str]) -> None:
+    """Set environment variables that a library and its processes read at their start. What the user has set stays."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)

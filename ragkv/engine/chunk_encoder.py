@@ -39,6 +39,7 @@ class ChunkEncoder:
     Attributes:
         costs: What loading and encoding cost here. Until they are measured everything is loaded.
         quarantine: Damaged entries.
+        encoded: Chunks encoded by ingests since the start.
         faults: Faults of the store. A refused write cost an encoding, a refused deletion left an orphan.
     """
 
@@ -56,6 +57,7 @@ class ChunkEncoder:
         self.costs: CostModel = FREE
         self.quarantine = Quarantine()
         self.faults = StoreFaults()
+        self.encoded = 0
         self._prefiller, self._tiers, self._catalog = prefiller, tiers, catalog
         self._fingerprint, self._body, self._seal = fingerprint, body, seal
 
@@ -84,6 +86,7 @@ class ChunkEncoder:
         encoded = self._prefiller.encode_many([chunk.tokens for chunk, _ in missing.values()])
         for (_, store), kv in zip(missing.values(), encoded, strict=True):
             self._put(store, kv)
+            self.encoded += 1
 
     def open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
         """Open the KV of a chunk.
