@@ -56,6 +56,12 @@ class IngestJournal:
         self._entries = dict[str, JournalEntry]()
         self._workers = dict[int, int]()
         self._notices = dict[str, None]()
+        self._starts = 0
+
+    def start(self) -> int:
+        """Record the start of a worker. Returns how many have started since a document was done."""
+        self._starts += 1
+        return self._starts
 
     def entries(self, ids: Iterable[str]) -> list[JournalEntry]:
         """Return the entries of documents."""
@@ -72,6 +78,7 @@ class IngestJournal:
         entry = self._entries.get(outcome.document_id, JournalEntry())
         self._entries[outcome.document_id] = JournalEntry(entry.attempts, outcome)
         self._workers[worker] = encoded
+        self._starts = 0
 
     def notice(self, line: str) -> None:
         """Keep a line that the user should see."""

@@ -20,7 +20,7 @@ SAMPLE = 2**20
 
 
 @dataclass(frozen=True)
-class Listing:
+class SourceListing:
     """The files of an ingest.
 
     Attributes:
@@ -48,7 +48,7 @@ class Listing:
         return (file.name for share in self.shares for file in share)
 
 
-def list_files(locations: Sequence[str], stack: ExitStack) -> Listing:
+def list_files(locations: Sequence[str], stack: ExitStack) -> SourceListing:
     """List the files of all locations without reading them.
 
     Args:
@@ -74,7 +74,7 @@ def list_files(locations: Sequence[str], stack: ExitStack) -> Listing:
     known = [count for count, _ in counts if count is not None]
     total = len(single) + len(refused) + sum(known) if len(known) == len(counts) else None
     exact = all(exact for _, exact in counts)
-    return Listing(tuple(_shares(single)), tuple(lines), tuple(refused), total, exact)
+    return SourceListing(tuple(_shares(single)), tuple(lines), tuple(refused), total, exact)
 
 
 def _shares(files: Iterable[SourceFile]) -> Iterator[tuple[SourceFile, ...]]:

@@ -17,7 +17,7 @@ from ray.data import Datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 
-from ingest.bulk.listing import Listing
+from ingest.bulk.listing import SourceListing
 from ingest.groups import MOST_TOGETHER
 from ingest.loader import Rejected, UniqueIds
 from ingest.sandbox import Allowance
@@ -48,7 +48,7 @@ class ReadLimits:
 class SourceDocuments(Datasource):  # type: ignore[misc]  # Ray is an optional package
     """The documents of a listing."""
 
-    def __init__(self, listing: Listing, limits: ReadLimits):
+    def __init__(self, listing: SourceListing, limits: ReadLimits):
         super().__init__()
         self._listing, self._limits = listing, limits
 

@@ -6,21 +6,23 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ingest.bulk.cluster import WorkerPlan, has_catalog_file, needs_one_machine, running_ray, worker_settings
 from ingest.bulk.journal import BulkOutcome, IngestJournal
-from ingest.bulk.listing import SHARE_BYTES, Listing
+from ingest.bulk.listing import SHARE_BYTES, SourceListing
 from ingest.sandbox import Allowance
 from ragkv import errors
 from ragkv.config import Settings
 from ragkv.errors import RagkvError
 
+if TYPE_CHECKING:
+    from ingest.bulk.worker import OpenEngine
+
 READERS = 2
 """Tasks that read and parse files at the same time."""
-MOST_RESTARTS = 20
-"""How often a worker that died is started again, before the run ends with an error."""
-MOST_START_DEATHS = 3
-"""The same for workers that die one after another before they are ready."""
+MOST_DEATHS = 10
+"""How often workers may die one after another, while no document is done, before the run ends with an error."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class BulkIngest:
 
     Attributes:
         settings: The settings.
+        open_engine: Opens the engine of a worker. A function of a module, which workers can import.
         listing: The files.
         collection: Collection of the documents.
         allowed: What parsing a file in its own process may take.
@@ -37,7 +40,8 @@ class BulkIngest:
     """
 
     settings: Settings
-    listing: Listing
+    open_engine: OpenEngine
+    listing: SourceListing
     collection: str
     allowed: Allowance
     workers: int
@@ -95,14 +99,19 @@ def _outcomes(job: BulkIngest, plan: WorkerPlan) -> Iterator[BulkOutcome | Worke
     tasks = len(source.get_read_tasks(1))
     if tasks:
         items = read_datasource(source, num_cpus=0, concurrency=READERS, override_num_blocks=tasks)
+        # Ray Data starts a dead actor again and hands on its tasks, without end: it sets max_restarts and
+        # max_task_retries to -1. The journal ends what has no end.
         done = items.map_batches(
             IngestWorker,
-            fn_constructor_args=(worker_settings(job.settings, plan), journal),
+            fn_constructor_args=(
+                job.open_engine,
+                worker_settings(job.settings, plan),
+                journal,
+                plan.workers + MOST_DEATHS,
+            ),
             compute=ActorPoolStrategy(size=plan.workers, max_tasks_in_flight_per_actor=2),
             batch_size=None,
             batch_format="pyarrow",
-            max_restarts=MOST_RESTARTS,
-            max_task_retries=-1,
             **plan.options(),
         )
         told = 0
@@ -122,7 +131,7 @@ def _configure() -> None:
 
     context = DataContext.get_current()
     context.target_max_block_size = SHARE_BYTES
-    context.max_consecutive_actor_init_deaths = MOST_START_DEATHS
+    context.max_consecutive_actor_init_deaths = MOST_DEATHS
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)

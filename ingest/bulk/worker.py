@@ -1,28 +1,43 @@
-"""A worker of a bulk ingest: an actor of Ray with an engine of its own."""
+"""A worker of a bulk ingest: an actor of Ray with an engine of its own.
+
+Which engine that is, the caller says (OpenEngine): the engine is not known here, as everywhere in `ingest`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
 from ingest.bulk.journal import MOST_ATTEMPTS, BulkOutcome
 from ingest.bulk.reading import COLUMN, decode_item
 from ingest.groups import ingest_all
-from ingest.pipeline import IngestEmbedder, IngestOutcome
+from ingest.pipeline import IngestEngine, IngestOutcome
 from ingest.progress import no_progress
 from ragkv.config import Settings
-from ragkv.engine.engine import Engine
 from ragkv.errors import InputError, RagkvError, StoreUnavailable
 from ragkv.types import Document
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds until a worker tries again, where the catalogue does not answer."""
+
+
+class BulkEngine(IngestEngine, Protocol):
+    """The engine of a worker."""
+
+    @property
+    def encoded(self) -> int:
+        """Chunks that it has encoded."""
+        ...
+
+
+OpenEngine = Callable[[Settings, Callable[[str], None]], BulkEngine]
+"""Opens the engine of a worker with its settings. The function receives lines that a user should see."""
 
 
 class IngestWorker:
@@ -32,21 +47,26 @@ class IngestWorker:
     would lose its type on the way.
     """
 
-    def __init__(self, settings: Settings, journal: Any):
+    def __init__(self, open_engine: OpenEngine, settings: Settings, journal: Any, most_starts: int):
         """Open the engine.
 
         Args:
+            open_engine: Opens it.
             settings: Settings of this worker, with its threads and its device.
             journal: The handle of the IngestJournal.
+            most_starts: How many workers may start while no document is done.
         """
         self._journal = journal
         self._fault: RagkvError | None = None
+        if ray.get(journal.start.remote()) > most_starts:
+            self._fault = RagkvError(
+                "the workers die again and again", "look for the reason in /tmp/ray/session_latest/logs; run it again"
+            )
+            return
         try:
-            self._engine = Engine.open(settings, journal.notice.remote, asks=False)
+            self._engine = open_engine(settings, journal.notice.remote)
         except RagkvError as error:
             self._fault = error
-            return
-        self._engine.retriever = _NoIndex(self._engine.retriever.embedder)  # type: ignore[assignment]
 
     def __call__(self, batch: Any) -> dict[str, list[str]]:
         """Ingest a batch of items. Returns an outcome or a fault for each, as JSON."""
@@ -90,21 +110,8 @@ class IngestWorker:
                 time.sleep(pause)
 
     def _ended(self, outcome: BulkOutcome) -> BulkOutcome:
-        self._journal.end.remote(outcome, os.getpid(), self._engine.chunks.encoded)
+        self._journal.end.remote(outcome, os.getpid(), self._engine.encoded)
         return outcome
-
-
-class _NoIndex:
-    """Stands for the index of the collections: the worker answers no questions, so it need not follow the catalogue."""
-
-    def __init__(self, embedder: IngestEmbedder):
-        self.embedder = embedder
-
-    def refresh(self, collection: str) -> None:
-        """Do nothing."""
-
-    def save(self) -> None:
-        """Do nothing."""
 
 
 def encode_fault(error: RagkvError) -> str:

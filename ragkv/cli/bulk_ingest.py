@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,10 @@ from ragkv.cli.common import err, fail, progress, tell
 from ragkv.cli.documents import IngestOutput, allowance
 
 if TYPE_CHECKING:
-    from ingest.bulk.listing import Listing
+    from ingest.bulk.listing import SourceListing
+    from ingest.pipeline import IngestEmbedder
     from ragkv.config import Settings
+    from ragkv.engine.engine import Engine
 
 
 def ingest_bulk(
@@ -34,7 +36,7 @@ def ingest_bulk(
             return fail(f"nothing to ingest in {', '.join(locations)}", 1)
         report("starting the workers", 0, 1)
         estimate = Estimate(listing)
-        for outcome in ingest_with_ray(BulkIngest(settings, listing, collection, allowed, workers, tell)):
+        for outcome in ingest_with_ray(BulkIngest(settings, open_engine, listing, collection, allowed, workers, tell)):
             if not isinstance(outcome, BulkOutcome):
                 totals = (outcome.workers, outcome.encoded)
             elif outcome.error:
@@ -50,7 +52,7 @@ def ingest_bulk(
 class Estimate:
     """How long the rest of an ingest is likely to take."""
 
-    def __init__(self, listing: Listing):
+    def __init__(self, listing: SourceListing):
         """Take what is ingested."""
         self.total = listing.documents or 0
         self._about = "" if listing.exact else "about "
@@ -68,6 +70,46 @@ class Estimate:
         rate = more / seconds
         left = f", {_duration((self.total - done) / rate)} left" if self.total > done else ""
         return f"{of}, {rate:.1f}/s{left}"
+
+
+def open_engine(settings: Settings, notify: Callable[[str], None]) -> WorkerEngine:
+    """Open the engine of a worker."""
+    from ragkv.engine.engine import Engine
+
+    return WorkerEngine(Engine.open(settings, notify, asks=False))
+
+
+class WorkerEngine:
+    """An engine that answers no questions, so its index need not follow the catalogue."""
+
+    def __init__(self, engine: Engine):
+        """Take the engine."""
+        self._engine, self.retriever = engine, _NoIndex(engine.retriever.embedder)
+        self.model, self.catalog, self.quota = engine.model, engine.catalog, engine.quota
+        self.fingerprint, self.chunk_tokens, self.group_tokens = (
+            engine.fingerprint,
+            engine.chunk_tokens,
+            engine.group_tokens,
+        )
+        self.key, self.encode_and_store_all, self.evict = engine.key, engine.encode_and_store_all, engine.evict
+
+    @property
+    def encoded(self) -> int:
+        """Chunks that it has encoded."""
+        return self._engine.chunks.encoded
+
+
+class _NoIndex:
+    """Stands for the index of the collections."""
+
+    def __init__(self, embedder: IngestEmbedder):
+        self.embedder = embedder
+
+    def refresh(self, collection: str) -> None:
+        """Do nothing."""
+
+    def save(self) -> None:
+        """Do nothing."""
 
 
 def _duration(seconds: float) -> str:
