@@ -84,26 +84,33 @@ def running_ray(settings: Settings, workers: int) -> Iterator[WorkerPlan]:
     check_settings(settings)
     import ray
 
+    try:
+        _start_or_join(settings, workers)
+        yield plan_workers(settings, workers)
+    finally:
+        ray.shutdown()
+
+
+def _start_or_join(settings: Settings, workers: int) -> None:
+    """Start Ray, or join a cluster. Raises ConfigError."""
+    import ray
+
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if settings.ray_address:
             ray.init(address=settings.ray_address, **quiet)
-        else:
-            ray.init(
-                address="local",
-                num_cpus=max(usable_processors(), (workers or DEFAULT_WORKERS) * (settings.threads or 1)) + 1,
-                object_store_memory=OBJECT_STORE,
-                include_dashboard=False,
-                _node_ip_address="127.0.0.1",
-                **quiet,
-            )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+            return
+        ray.init(
+            address="local",
+            num_cpus=max(usable_processors(), (workers or DEFAULT_WORKERS) * (settings.threads or 1)) + 1,
+            object_store_memory=OBJECT_STORE,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            **quiet,
+        )
+    except Exception as error:  # Ray raises Exception itself where a process of it takes longer than 30 s to start
         where = f"join the Ray cluster {settings.ray_address}" if settings.ray_address else "start Ray"
-        raise ConfigError(f"cannot {where}: {' '.join(str(error).split())}") from None
-    try:
-        yield plan_workers(settings, workers)
-    finally:
-        ray.shutdown()
+        raise ConfigError(f"cannot {where}: {' '.join(str(error).split())[:300]}") from error
 
 
 def plan_workers(settings: Settings, workers: int) -> WorkerPlan:

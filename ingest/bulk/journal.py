@@ -67,7 +67,7 @@ class IngestJournal:
         """Return the entries of documents."""
         return [self._entries.get(id, JournalEntry()) for id in ids]
 
-    def begin(self, ids: Iterable[str]) -> None:
+    def attempt(self, ids: Iterable[str]) -> None:
         """Record that a worker begins with documents."""
         for id in ids:
             entry = self._entries.get(id, JournalEntry())

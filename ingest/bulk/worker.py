@@ -97,7 +97,7 @@ class IngestWorker:
     def _ingest_together(self, documents: Sequence[Document]) -> Iterator[BulkOutcome]:
         """Ingest documents; again where the catalogue does not answer for a while. What is stored is not done twice."""
         left = list(documents)
-        ray.get(self._journal.begin.remote([document.id for document in left]))
+        ray.get(self._journal.attempt.remote([document.id for document in left]))
         for pause in (*PAUSES, None):
             try:
                 for document, outcome in ingest_all(self._engine, list(left), no_progress):

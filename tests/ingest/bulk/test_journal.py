@@ -7,16 +7,16 @@ from ingest.bulk.journal import BulkOutcome, IngestJournal, JournalEntry
 
 def test_a_document_that_was_begun_has_an_attempt_more_each_time() -> None:
     journal = IngestJournal()
-    journal.begin(["a", "b"])
-    journal.begin(["b"])
+    journal.attempt(["a", "b"])
+    journal.attempt(["b"])
     assert journal.entries(["a", "b", "c"]) == [JournalEntry(1), JournalEntry(2), JournalEntry()]
 
 
 def test_an_outcome_stays() -> None:
     journal, done = IngestJournal(), BulkOutcome("a", "added", 1, 57)
-    journal.begin(["a"])
+    journal.attempt(["a"])
     journal.end(done, worker=1, encoded=1)
-    journal.begin(["a"])
+    journal.attempt(["a"])
     assert journal.entries(["a"]) == [JournalEntry(2, done)]
 
 
