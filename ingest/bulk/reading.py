@@ -91,6 +91,12 @@ def read_items(files: Iterable[SourceFile], limits: ReadLimits, unique: UniqueId
         yield pyarrow.table({COLUMN: items})
 
 
+def texts_of(table: pyarrow.Table) -> list[str]:
+    """Return the texts of a block. A block of a file without documents has no column."""
+    found: list[str] = table.column(COLUMN).to_pylist() if COLUMN in table.column_names else []
+    return found
+
+
 def encode_item(item: Document | Rejected) -> str:
     """Return an item as it travels to a worker."""
     if isinstance(item, Rejected):

@@ -88,7 +88,7 @@ def _outcomes(job: BulkIngest, plan: WorkerPlan) -> Iterator[BulkOutcome | Worke
     from ray.data import ActorPoolStrategy, read_datasource
 
     from ingest.bulk.cluster import NODE_ID
-    from ingest.bulk.reading import COLUMN, ReadLimits, SourceDocuments
+    from ingest.bulk.reading import ReadLimits, SourceDocuments, texts_of
     from ingest.bulk.worker import IngestWorker
 
     _configure()
@@ -120,7 +120,7 @@ def _outcomes(job: BulkIngest, plan: WorkerPlan) -> Iterator[BulkOutcome | Worke
             for line in notices[told:]:
                 job.notify(line)
             told = len(notices)
-            yield from map(_decode, batch.column(COLUMN).to_pylist())
+            yield from map(_decode, texts_of(batch))
     workers = ray.get(journal.workers.remote())
     yield WorkerTotals(max(plan.workers, len(workers)) if tasks else 0, sum(workers.values()))
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import ray
 
 from ingest.bulk.journal import MOST_ATTEMPTS, BulkOutcome
-from ingest.bulk.reading import COLUMN, decode_item
+from ingest.bulk.reading import COLUMN, decode_item, texts_of
 from ingest.groups import ingest_all
 from ingest.pipeline import IngestEngine, IngestOutcome
 from ingest.progress import no_progress
@@ -73,7 +73,7 @@ class IngestWorker:
         if self._fault is not None:
             return {COLUMN: [encode_fault(self._fault)]}
         try:
-            outcomes = list(self._ingest([decode_item(text) for text in batch.column(COLUMN).to_pylist()]))
+            outcomes = list(self._ingest([decode_item(text) for text in texts_of(batch)]))
         except RagkvError as error:
             return {COLUMN: [encode_fault(error)]}
         return {COLUMN: [json.dumps(asdict(outcome)) for outcome in outcomes]}
