@@ -98,7 +98,7 @@ def _outcomes(job: BulkIngest, plan: WorkerPlan) -> Iterator[BulkOutcome | Worke
     source = SourceDocuments(job.listing, limits)
     tasks = len(source.get_read_tasks(1))
     if tasks:
-        items = read_datasource(source, num_cpus=0, concurrency=READERS, override_num_blocks=tasks)
+        items = read_datasource(source, num_cpus=0, concurrency=min(READERS, tasks), override_num_blocks=tasks)
         # Ray Data starts a dead actor again and hands on its tasks, without end: it sets max_restarts and
         # max_task_retries to -1. The journal ends what has no end.
         done = items.map_batches(
