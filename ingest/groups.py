@@ -1,8 +1,8 @@
-"""Encoding chunks of several open documents together.
+"""Embedding and encoding chunks of several open documents together.
 
-A forward pass over a few long chunks is quicker than one pass each, so small documents wait for each other: each runs
-up to its first `encode` step, and their groups are encoded at once. What fails together is encoded again document by
-document, so that only the document at fault fails.
+A forward pass over a few long chunks is quicker than one pass each, so small documents wait for each other. Each runs
+up to its first `embed` step, and their passages are embedded at once; then to its first `encode` step, and their groups
+are encoded at once. What fails together is done again document by document, so that only the document at fault fails.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ingest.pipeline import IngestEngine, IngestOutcome, ingest_steps
-from ingest.progress import ChunkGroup, IngestProgress, IngestStep
+from ingest.pipeline import EMBED_BATCH, IngestEmbedder, IngestEngine, IngestOutcome, ingest_steps
+from ingest.progress import ChunkGroup, IngestProgress, IngestStep, PassageBatch
 from ragkv.errors import InputError
 from ragkv.types import Document
 
@@ -32,7 +32,7 @@ class OpenDocument(Generic[T]):
     Attributes:
         steps: Its steps.
         step: The latest step; None before the first.
-        joined: Whether the group of this step was encoded, or tried, together with others.
+        joined: Whether the group or the passages of this step were done, or tried, together with others.
     """
 
     steps: Generator[IngestStep, None, T]
@@ -44,6 +44,11 @@ class OpenDocument(Generic[T]):
         """Return the chunks that wait to be encoded; None where something else comes next."""
         return None if self.step is None or self.joined else self.step.group
 
+    @property
+    def passages(self) -> PassageBatch | None:
+        """Return the passages that wait to be embedded; None where something else comes next."""
+        return None if self.step is None or self.joined else self.step.passages
+
     def run_step(self) -> IngestStep:
         """Do one unit of work. Raises StopIteration at the end, and what the ingest raises."""
         self.step, self.joined = next(self.steps), False
@@ -53,6 +58,24 @@ class OpenDocument(Generic[T]):
 def waiting_tokens(documents: Iterable[OpenDocument[T]]) -> int:
     """Count the tokens that wait to be encoded."""
     return sum(each.group.tokens for each in documents if each.group is not None)
+
+
+def embed_together(embedder: IngestEmbedder, documents: Iterable[OpenDocument[T]]) -> None:
+    """Embed the waiting passages of documents. A fault is not raised: each document meets it by itself, or not."""
+    waiting = [(each, each.passages) for each in documents if each.passages is not None]
+    for each, _ in waiting:
+        each.joined = True
+    if len(waiting) < 2:
+        return
+    try:
+        vectors = embedder.encode([text for _, batch in waiting for text in batch.texts])
+    except Exception:
+        logger.info("%d documents are embedded one by one: together they failed", len(waiting), exc_info=True)
+        return
+    at = 0
+    for _, batch in waiting:
+        batch.vectors = vectors[at : at + len(batch.texts)]
+        at += len(batch.texts)
 
 
 def encode_together(engine: IngestEngine, documents: Sequence[OpenDocument[T]]) -> list[OpenDocument[T]]:
@@ -99,40 +122,78 @@ def ingest_all(
     Yields:
         Each document in order, with its outcome or the reason why it was refused.
     """
-    window = dict[tuple[str, str], tuple[Document, OpenDocument[IngestOutcome]]]()
-    ended = dict[tuple[str, str], IngestOutcome | InputError]()
-
-    def run(name: tuple[str, str], to_end: bool) -> None:
-        opened = window[name][1]
-        try:
-            while name not in ended and (to_end or opened.group is None):
-                step = opened.run_step()
-                progress(step.stage, step.done, step.total)
-        except StopIteration as end:
-            ended[name] = end.value
-        except InputError as error:
-            ended[name] = error
-
-    def end_window() -> Iterator[tuple[Document, IngestOutcome | InputError]]:
-        encode_together(engine, [opened for _, opened in window.values()])
-        for name, (document, _) in window.items():
-            run(name, to_end=True)
-            yield document, ended.pop(name)
-        window.clear()
-
+    window = Window(engine, progress)
     try:
         for document in documents:
-            name = (document.collection, document.id)
-            if name in window:
-                yield from end_window()
-            window[name] = (document, OpenDocument(ingest_steps(engine, document)))
-            run(name, to_end=False)
-            if (
-                waiting_tokens(each for _, each in window.values()) >= engine.group_tokens
-                or len(window) >= MOST_TOGETHER
-            ):
-                yield from end_window()
-        yield from end_window()
+            if window.holds(document):
+                yield from window.end()
+            window.open(document)
+            if window.is_full():
+                yield from window.end()
+        yield from window.end()
     finally:
-        for _, unfinished in window.values():
+        window.close()
+
+
+class Window:
+    """The open documents of `ingest_all`, which wait for each other."""
+
+    def __init__(self, engine: IngestEngine, progress: IngestProgress):
+        self._engine, self._progress = engine, progress
+        self._open = dict[tuple[str, str], tuple[Document, OpenDocument[IngestOutcome]]]()
+        self._ended = dict[tuple[str, str], IngestOutcome | InputError]()
+
+    def holds(self, document: Document) -> bool:
+        """Whether a document with this id is open."""
+        return (document.collection, document.id) in self._open
+
+    def open(self, document: Document) -> None:
+        """Open a document and take it to the step at which its passages wait to be embedded.
+
+        When enough passages wait, they are embedded, and their documents are taken to the next step at which they wait.
+        """
+        name = (document.collection, document.id)
+        self._open[name] = (document, OpenDocument(ingest_steps(self._engine, document)))
+        self._run(name)
+        self._embed(EMBED_BATCH)
+
+    def is_full(self) -> bool:
+        """Whether as many documents or tokens wait as may be open."""
+        documents = [opened for _, opened in self._open.values()]
+        return waiting_tokens(documents) >= self._engine.group_tokens or len(documents) >= MOST_TOGETHER
+
+    def end(self) -> Iterator[tuple[Document, IngestOutcome | InputError]]:
+        """Take all documents to their end; yield them in order, each with its outcome or the reason for a refusal."""
+        self._embed(1)
+        documents = [opened for _, opened in self._open.values()]
+        while any(each.group is not None for each in documents):
+            encode_together(self._engine, documents)
+        for name, (document, _) in self._open.items():
+            self._run(name, to_end=True)
+            yield document, self._ended.pop(name)
+        self._open.clear()
+
+    def close(self) -> None:
+        """Give up the documents that have not ended."""
+        for _, unfinished in self._open.values():
             unfinished.steps.close()
+
+    def _embed(self, least: int) -> None:
+        """Embed what waits while it is at least so many passages, and go on with its documents."""
+        documents = [opened for _, opened in self._open.values()]
+        while sum(len(each.passages.texts) for each in documents if each.passages is not None) >= least:
+            embed_together(self._engine.retriever.embedder, documents)
+            for name in self._open:
+                self._run(name)
+
+    def _run(self, name: tuple[str, str], to_end: bool = False) -> None:
+        """Run a document up to a step at which it waits for others, or to its end."""
+        opened = self._open[name][1]
+        try:
+            while name not in self._ended and (to_end or (opened.group is None and opened.passages is None)):
+                step = opened.run_step()
+                self._progress(step.stage, step.done, step.total)
+        except StopIteration as end:
+            self._ended[name] = end.value
+        except InputError as error:
+            self._ended[name] = error

@@ -84,13 +84,15 @@ class UniqueIds:
 
     def checked(self, item: Document | Rejected, name: str) -> Document | Rejected:
         """Return an item of the file `name`, or why it is rejected."""
-        if not isinstance(item, Document):
-            return item
-        if item.id in self._seen:
-            fault = InvalidDocument(f"{name}: document id {item.id!r} was already used by {self._seen[item.id]}")
+        return (self.reserve(item.id, name) or item) if isinstance(item, Document) else item
+
+    def reserve(self, id: str, name: str) -> Rejected | None:
+        """Let the file `name` use an id. Returns the refusal if an earlier file has used it."""
+        if id in self._seen:
+            fault = InvalidDocument(f"{name}: document id {id!r} was already used by {self._seen[id]}")
             return Rejected(name, fault)
-        self._seen[item.id] = name
-        return item
+        self._seen[id] = name
+        return None
 
 
 def named(

@@ -19,7 +19,7 @@ import json
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol
 
@@ -27,9 +27,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingest.chunker import PromptPiece, split_steps
-from ingest.progress import ChunkGroup, IngestProgress, IngestStep, Paused, Stage, no_progress, run_to_end
+from ingest.progress import (
+    ChunkGroup,
+    IngestProgress,
+    IngestStep,
+    PassageBatch,
+    Paused,
+    Stage,
+    no_progress,
+    run_to_end,
+)
 from ragkv.admin.quota import Quota
-from ragkv.catalog import Catalog, DocumentVersion, EmbedderIdentity, Passage
+from ragkv.catalog import Catalog, DocumentInfo, DocumentVersion, EmbedderIdentity, Passage
 from ragkv.errors import RagkvError
 from ragkv.types import Chunk, Document, Key
 
@@ -162,8 +171,8 @@ def ingest_steps(
 ) -> Generator[IngestStep, None, IngestOutcome]:
     """Make a document answerable in place of its old version, one unit of work at a time.
 
-    Unchanged content is left as it is. The quota applies to new content only: a document that is in the catalogue is
-    never refused because another model reads it again.
+    Unchanged content is left as it is, also where another process stores it meanwhile. The quota applies to new content
+    only: a document that is in the catalogue is never refused because another model reads it again.
 
     What is thrown in at a step stops the work and leaves the old version in place. An exception deletes the KV encoded
     so far, unless it is Paused; Paused and `close()` keep that KV, so that the next attempt finds it. At the `index`
@@ -196,17 +205,41 @@ def ingest_steps(
 
     chunks = yield from split_steps(document, engine.model.prompt, engine.chunk_tokens)
     tokens = sum(len(chunk.tokens) for chunk in chunks)
-    admit = None
-    if engine.quota.limit and (known is None or known.content_hash != digest):
-        admit = partial(engine.quota.admit, document, tokens)
-        admit(catalog.tokens(document.collection, document.id))
+    admit = _admission(engine, document, tokens) if known is None or known.content_hash != digest else None
     vectors = yield from _embed_steps(embedder, [(chunk.title, chunk.text) for chunk in chunks])
     keys = [engine.key(chunk, document.collection) for chunk in chunks]
     version = DocumentVersion(document, digest, chunks, vectors, keys, embedder.identity, reader)
-    engine.evict((yield from _store_steps(engine, version, admit, check_wanted)))
+    outcome = IngestOutcome(document.id, document.collection, "replaced" if known else "added", len(chunks), tokens)
+    check_new = partial(_check_new, catalog, version, known, check_wanted)
+    if not (yield from _store_steps(engine, version, admit, check_new)):
+        return replace(outcome, status="unchanged")
     yield IngestStep("index", len(chunks), len(chunks))
     engine.retriever.refresh(document.collection)
-    return IngestOutcome(document.id, document.collection, "replaced" if known else "added", len(chunks), tokens)
+    return outcome
+
+
+def _admission(engine: IngestEngine, document: Document, tokens: int) -> Callable[[int], None] | None:
+    """Check the quota; return what checks it again at the commit, None without a quota. Raises QuotaExceeded."""
+    if not engine.quota.limit:
+        return None
+    admit = partial(engine.quota.admit, document, tokens)
+    admit(engine.catalog.tokens(document.collection, document.id))
+    return admit
+
+
+class _Stored(Exception):
+    """Another process has stored the same version meanwhile."""
+
+
+def _check_new(
+    catalog: Catalog, version: DocumentVersion, known: DocumentInfo | None, check_wanted: Callable[[], None] | None
+) -> None:
+    """Raise _Stored if the version is in the catalogue already, and what `check_wanted` raises. See `put_document`."""
+    if check_wanted is not None:
+        check_wanted()
+    now = catalog.find(version.document.collection, version.document.id)
+    if now is not None and now != known and (now.content_hash, now.reader) == (version.content_hash, version.reader):
+        raise _Stored
 
 
 def remove(engine: IngestEngine, collection: str, document_id: str) -> None:
@@ -264,9 +297,10 @@ def _embed_steps(
     """
     vectors = np.empty((len(passages), embedder.identity.dimension), np.float32)
     for start in range(0, len(passages), EMBED_BATCH):
-        yield IngestStep("embed", start, len(passages))
-        batch = [f"{title}\n{text}" for title, text in passages[start : start + EMBED_BATCH]]
-        vectors[start : start + len(batch)] = embedder.encode(batch)
+        batch = PassageBatch(tuple(f"{title}\n{text}" for title, text in passages[start : start + EMBED_BATCH]))
+        yield IngestStep("embed", start, len(passages), passages=batch)
+        found = embedder.encode(batch.texts) if batch.vectors is None else batch.vectors
+        vectors[start : start + len(batch.texts)] = found
     return vectors
 
 
@@ -274,23 +308,27 @@ def _store_steps(
     engine: IngestEngine,
     version: DocumentVersion,
     admit: Callable[[int], None] | None,
-    check_wanted: Callable[[], None] | None,
-) -> Generator[IngestStep, None, list[Key]]:
-    """Encode and commit a version under a claim. Returns the keys that no chunk refers to any more."""
+    check_new: Callable[[], None],
+) -> Generator[IngestStep, None, bool]:
+    """Encode and commit a version under a claim. Returns whether it is stored; else another process stored the same."""
     catalog, document, chunks, keys = engine.catalog, version.document, version.chunks, version.keys
     claim = catalog.claim(keys, engine.fingerprint)
     try:
         yield from _encode_steps(engine, document.collection, chunks, claim)
         yield IngestStep("commit", len(chunks), len(chunks))
-        return catalog.put_document(version, claim, admit, check_wanted)
+        orphans = catalog.put_document(version, claim, admit, check_new)
     except Paused:
         raise
-    except Exception:
+    except Exception as error:
         with suppress(RagkvError):
             # In this order: on a full disk nothing can be written to the catalogue until evicted KV has made room.
             engine.evict(keys, claim)
             catalog.release(claim)
+        if isinstance(error, _Stored):
+            return False
         raise
+    engine.evict(orphans)
+    return True
 
 
 def _encode_steps(

@@ -6,6 +6,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ragkv.types import Chunk
 
 T = TypeVar("T")
@@ -31,6 +34,19 @@ class ChunkGroup:
         return sum(len(chunk.tokens) for chunk, _ in self.chunks)
 
 
+@dataclass(eq=False)
+class PassageBatch:
+    """Passages of one document that are embedded next. Who drives the ingest may embed them with those of others.
+
+    Attributes:
+        texts: What is embedded.
+        vectors: Their unit vectors [len(texts), dimension]; None where the ingest embeds them itself.
+    """
+
+    texts: tuple[str, ...]
+    vectors: NDArray[np.float32] | None = None
+
+
 class IngestStep(NamedTuple):
     """How far the ingest of a document is.
 
@@ -39,12 +55,14 @@ class IngestStep(NamedTuple):
         done: Units done: characters in `split`, chunks in the other stages.
         total: Units of the whole stage.
         group: In `encode`, the chunks that are encoded next.
+        passages: In `embed`, what is embedded next.
     """
 
     stage: Stage
     done: int
     total: int
     group: ChunkGroup | None = None
+    passages: PassageBatch | None = None
 
 
 class Paused(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
 
@@ -42,6 +42,13 @@ def local_files(paths: Iterable[Path], root: Path | None = None) -> Iterator[Sou
 def local_file(path: Path, name: str) -> SourceFile:
     """Return a file of this machine by its name."""
     return SourceFile(name, path.stat().st_size if path.is_file() else 0, partial(_stay, path))
+
+
+def absolute(file: SourceFile) -> SourceFile:
+    """Return the file so that a process with another working folder finds it, too."""
+    if file.remote:
+        return file
+    return replace(file, fetch=partial(_stay, file.fetch(Path()).absolute()))
 
 
 def has_known_suffix(name: str) -> bool:

@@ -87,10 +87,10 @@ def load_locations(
 
 
 def load_files(
-    files: Iterable[SourceFile], limit: int, collection: str, allowed: Allowance
+    files: Iterable[SourceFile], limit: int, collection: str, allowed: Allowance, unique: UniqueIds | None = None
 ) -> Iterator[Document | Rejected]:
-    """Load the documents of files. See `load_locations`."""
-    unique = UniqueIds()
+    """Load the documents of files. See `load_locations`. unique: holds ids that other files have used."""
+    unique = unique or UniqueIds()
     for file in files:
         for item in _load(file, limit, collection, allowed):
             yield unique.checked(item, file.name)

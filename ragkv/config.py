@@ -226,7 +226,9 @@ class ServingSettings(_Part):
         8.0, gt=0, description="Requests of a replica, on average, above which another one is started."
     )
     ray_address: str = Field(
-        "", description="Ray cluster that `ragkv serve --replicas` joins; empty: it starts Ray on this machine."
+        "",
+        description="Ray cluster that `ragkv serve --replicas` and `ragkv ingest --ray` join; empty: they start Ray "
+        "on this machine.",
     )
     dashboard: bool = Field(True, description="Whether `ragkv serve` shows its dashboard, at /dashboard.")
     batch: int = Field(16, ge=1, le=256, description="Answers that `ragkv serve` decodes together.")

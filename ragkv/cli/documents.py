@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -120,42 +122,85 @@ def allowance(settings: Settings) -> Allowance:
     return allowance_of(settings.part(IngestSettings))
 
 
-def ingest_all_items(engine: Engine, items: Iterable[Document | Rejected], failed: int) -> int:
+class IngestOutput:
+    """What an ingest prints: a line for each document on stdout, and the sums on stderr at the end.
+
+    As JSON it is an object for each document, refused ones included, and at last one with the sums.
+    """
+
+    def __init__(self, as_json: bool = False):
+        """Choose the form."""
+        self._json, self._console, self._started = as_json, out(), time.monotonic()
+        self._counts: Counter[str] = Counter()
+
+    def show(self, document_id: str, status: str, chunks: int, tokens: int) -> None:
+        """Print what became of a document."""
+        self._counts[status] += 1
+        if self._json:
+            self._print({"document_id": document_id, "status": status, "chunks": chunks, "tokens": tokens})
+        else:
+            size = f"{chunks} chunk{'s' * (chunks != 1)}, {tokens} tokens"
+            self._console.print(f"{status:<9}  {printable(document_id)}  ({size})")
+
+    def refuse(self, error: Exception | str, document_id: str = "") -> None:
+        """Print why a document is refused."""
+        self._counts["failed"] += 1
+        fail(error, 1)
+        if self._json:
+            self._print({"document_id": document_id or None, "status": "failed", "error": str(error)})
+
+    def end(self, workers: int, encoded: int) -> int:
+        """Print the sums. Returns the exit code.
+
+        Args:
+            workers: Processes that encoded.
+            encoded: Chunks that they encoded. Those that the store had already do not count.
+        """
+        if self._json:
+            sums = {status: self._counts[status] for status in ("added", "replaced", "unchanged", "failed")}
+            seconds = round(time.monotonic() - self._started, 3)
+            self._print({**sums, "encoded_chunks": encoded, "workers": workers, "seconds": seconds})
+        err().print(", ".join(f"{count} {status}" for status, count in self._sorted()), style="dim")
+        return 1 if self._counts["failed"] else 0
+
+    @property
+    def done(self) -> int:
+        """Documents so far."""
+        return self._counts.total()
+
+    def _sorted(self) -> list[tuple[str, int]]:
+        return sorted(self._counts.items(), key=lambda each: (each[0] == "failed", each[0]))
+
+    def _print(self, content: dict[str, Any]) -> None:
+        typer.echo(json.dumps(content, ensure_ascii=False))
+
+
+def ingest_all_items(engine: Engine, items: Iterable[Document | Rejected], output: IngestOutput) -> int:
     """Ingest in order. A bad document is reported and the others continue. Returns the exit code."""
     from ingest.groups import ingest_all
 
-    counts: Counter[str] = Counter()
-    console = out()
-    refused = list[InputError]()
+    before = engine.chunks.encoded
     with progress() as report:
         for document, outcome in ingest_all(
-            engine, _documents(items, refused), functools.partial(_report_progress, report, "")
+            engine, _documents(items, output), functools.partial(_report_progress, report, "")
         ):
             if isinstance(outcome, InputError):
-                refused.append(outcome)
-                fail(outcome, 1)
-                continue
-            counts[outcome.status] += 1
-            size = f"{outcome.chunks} chunk{'s' * (outcome.chunks != 1)}, {outcome.tokens} tokens"
-            console.print(f"{outcome.status:<9}  {printable(document.id)}  ({size})")
-    failed += len(refused)
+                output.refuse(outcome, document.id)
+            else:
+                output.show(document.id, outcome.status, outcome.chunks, outcome.tokens)
     engine.retriever.save()
-    parts = [f"{count} {status}" for status, count in sorted(counts.items())]
-    parts += [f"{failed} failed"] if failed else []
-    err().print(", ".join(parts), style="dim")
-    return 1 if failed else 0
+    return output.end(1, engine.chunks.encoded - before)
 
 
-def _documents(items: Iterable[Document | Rejected], refused: list[InputError]) -> Iterator[Document]:
-    """Yield the documents. Print why the others are refused, and add it to `refused`."""
+def _documents(items: Iterable[Document | Rejected], output: IngestOutput) -> Iterator[Document]:
+    """Yield the documents. Print why the others are refused."""
     from ragkv.types import Document
 
     for item in items:
         if isinstance(item, Document):
             yield item
         else:
-            refused.append(item.error)
-            fail(item.error, 1)
+            output.refuse(item.error)
 
 
 def _report_progress(report: Progress, document_id: str, stage: str, done: int, total: int) -> None:

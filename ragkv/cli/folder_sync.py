@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ragkv.cli import remote
 from ragkv.cli.common import err, fail, opened, out, printable
-from ragkv.cli.documents import allowance, ingest_all_items
+from ragkv.cli.documents import IngestOutput, allowance, ingest_all_items
 from ragkv.errors import Busy, InputError, NotFound, Refused, StoreError, Unreachable
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class OwnEngine:
         from ingest.sources import load_files
 
         limit, allowed = self._settings.max_document_bytes, allowance(self._settings)
-        ingest_all_items(self._engine, load_files(files, limit, self._collection, allowed), 0)
+        ingest_all_items(self._engine, load_files(files, limit, self._collection, allowed), IngestOutput())
 
     def remove(self, document_id: str) -> None:
         """Remove a document. Raises NotFound."""

@@ -11,13 +11,14 @@ import typer
 
 from ragkv.cli import remote
 from ragkv.cli.common import Collection, Data, Device, Model, Store, Url, err, fail, opened, printable, settings_from
-from ragkv.cli.documents import allowance, ingest_all_items
+from ragkv.cli.documents import IngestOutput, allowance, ingest_all_items
 from ragkv.cli.folder_sync import sync_folders
 
 if TYPE_CHECKING:
     from ingest.loader import Rejected
     from ragkv.types import Document
 
+_SETTINGS = "Settings (also RAGKV_* and ragkv.toml)"
 _NAMED = 10
 """Skipped files that are named."""
 
@@ -34,24 +35,41 @@ def ingest(
     device: Device = None,
     url: Url = None,
     sync: Annotated[bool, typer.Option("--watch", help="Follow what changes in the folders until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print an object a document, and one with the sums.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Ingest with several workers on Ray; needs ragkv[ray].")] = False,
+    workers: Annotated[
+        int, typer.Option(min=0, max=10_000, help="With --ray: workers; 0: one a GPU, else one a processor, at most 4.")
+    ] = 0,
+    ray_address: Annotated[
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="With --ray: cluster to join.", rich_help_panel=_SETTINGS)
+    ] = None,
 ) -> int:
     """Read documents once, so that questions can be answered from them. Reading one again replaces it."""
-    settings = settings_from(data, store, model, device, url=url)
+    settings = settings_from(data, store, model, device, url=url, ray_address=ray_address if ray else None)
+    if (ray or as_json) and (sync or settings.url):
+        raise typer.BadParameter(
+            "this goes neither with --watch nor with --url", param_hint="--ray" if ray else "--json"
+        )
     from ingest.sources import check_locations, load_locations, paths_among
 
     check_locations(paths)
     _tell_skipped(paths_among(paths))
+    output = IngestOutput(as_json)
+    if ray:
+        from ragkv.cli.bulk_ingest import ingest_bulk
+
+        return ingest_bulk(settings, paths, collection, workers, output)
     if sync:
         return sync_folders(settings, paths, collection)
     if settings.url:
         return remote.ingest(settings, paths, collection)
     items = load_locations(paths, settings.max_document_bytes, collection, allowance(settings))
     # Report unreadable files at once, before a model is loaded that may not be needed.
-    failed, first = _first_document(items)
+    first = _first_document(items, output)
     if first is None:
-        return 1 if failed else fail(f"nothing to ingest in {', '.join(paths)}", 1)
+        return output.end(0, 0) if output.done else fail(f"nothing to ingest in {', '.join(paths)}", 1)
     with opened(settings, asks=False) as engine:
-        return ingest_all_items(engine, itertools.chain([first], items), failed)
+        return ingest_all_items(engine, itertools.chain([first], items), output)
 
 
 def _tell_skipped(paths: Sequence[Path]) -> None:
@@ -65,14 +83,12 @@ def _tell_skipped(paths: Sequence[Path]) -> None:
         err().print(f"skipped {files} of other formats than {' '.join(SUFFIXES)}: {', '.join(names[:_NAMED])}{more}")
 
 
-def _first_document(items: Iterator[Document | Rejected]) -> tuple[int, Document | None]:
-    """(number of refused files before it, first document); every refusal is printed."""
+def _first_document(items: Iterator[Document | Rejected], output: IngestOutput) -> Document | None:
+    """Return the first document, or None; every refusal before it is printed."""
     from ragkv.types import Document
 
-    failed = 0
     for item in items:
         if isinstance(item, Document):
-            return failed, item
-        fail(item.error, 1)
-        failed += 1
-    return failed, None
+            return item
+        output.refuse(item.error)
+    return None

@@ -60,6 +60,7 @@ class ChunkEncoder:
     Attributes:
         costs: What loading and encoding cost here. Until they are measured everything is loaded.
         quarantine: Damaged entries.
+        encoded: Chunks encoded by ingests since the start.
         faults: Faults of the store. A refused write cost an encoding, a refused deletion left an orphan.
         flights: Keeps several processes from encoding a chunk at the same time.
     """
@@ -88,6 +89,7 @@ class ChunkEncoder:
         self.costs: CostModel = FREE
         self.quarantine = Quarantine()
         self.faults, self.flights = StoreFaults(), flights
+        self.encoded = 0
         self._prefiller, self._tiers, self._catalog = prefiller, tiers, catalog
         self._fingerprint, self._body, self._seal = fingerprint, body, seal
 
@@ -202,6 +204,7 @@ class ChunkEncoder:
             encoded = self._prefiller.encode_many([chunk.tokens for chunk, _ in mine.values()])
             for (_, store), kv in zip(mine.values(), encoded, strict=True):
                 self._put(store, kv)
+                self.encoded += 1
         finally:
             for key in mine:
                 self.flights.release(key)

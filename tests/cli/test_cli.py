@@ -112,6 +112,8 @@ def is_one_line(text: str) -> bool:
         (["ask", "who?", "--max-tokens", "many"], "--max-tokens"),
         (["ask", "who?", "--nonsense"], "--nonsense"),
         (["ingest"], "PATH"),
+        (["ingest", "notes", "--ray", "--watch"], "--ray"),
+        (["ingest", "notes", "--json", "--url", "http://127.0.0.1:9"], "--json"),
         (["rm"], "ID"),
         (["dance"], "dance"),
         (["bench", "dance"], "dance"),
@@ -199,6 +201,20 @@ def test_documents_are_ingested_listed_and_removed(ragkv: Program, tmp_path: Pat
     assert removed.code == 0
     assert ragkv("ls", "--data", "d").out == ""
     assert list((tmp_path / "d" / "kv").rglob("*.kv")) == []
+
+
+def test_an_ingest_prints_an_object_a_document_and_the_sums(ragkv: Program, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("The lamp was lit at dusk.", encoding="utf-8")
+    (tmp_path / "b.txt").write_bytes(b"not\0text")
+    arguments = ("ingest", tmp_path, "--json", "--data", with_records(tmp_path / "d"), "--device", "cpu")
+    first, again = ragkv(*arguments), ragkv(*arguments)
+    lines = [json.loads(line) for line in first.out.splitlines()]
+    sums, again_sums = lines.pop(), json.loads(again.out.splitlines()[-1])
+    assert (first.code, again.code) == (1, 1)
+    assert sorted((each["status"], "error" in each) for each in lines) == [("added", False), ("failed", True)]
+    assert sums.pop("seconds") > 0
+    assert sums == {"added": 1, "replaced": 0, "unchanged": 0, "failed": 1, "encoded_chunks": 1, "workers": 1}
+    assert (again_sums["unchanged"], again_sums["encoded_chunks"]) == (1, 0)
 
 
 def test_a_file_that_takes_longer_than_the_setting_allows_is_told_and_the_others_go_in(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ingest.groups import ingest_all
 from ingest.jobs import Jobs
-from ingest.pipeline import IngestOutcome, ingest
+from ingest.pipeline import EMBED_BATCH, IngestOutcome, ingest
 from ingest.progress import no_progress
 from ingest.turns import IngestTurns
-from ragkv.errors import InputError
+from ragkv.errors import InputError, InvalidDocument
 from ragkv.types import Chunk, Document
 from tests.ingest.reader import FileEngine, make_document
 
@@ -173,3 +175,49 @@ def test_of_two_documents_with_one_id_the_later_one_stays(engine: FileEngine) ->
     assert [each.status for each in found if isinstance(each, IngestOutcome)] == ["added", "replaced"]
     assert engine.catalog.original("default", "page").text == two.text
     assert engine.stored() == engine.catalog.keys()
+
+
+def test_passages_of_several_documents_are_embedded_together(
+    engine: FileEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, encode = list[int](), engine.retriever.embedder.encode
+
+    def counted(texts: Sequence[str]) -> NDArray[np.float32]:
+        calls.append(len(texts))
+        return encode(texts)
+
+    monkeypatch.setattr(engine.retriever.embedder, "encode", counted)
+    engine.group_tokens = 100_000
+    documents = [*small(40), make_document("long", 900)]
+    together = list(ingest_all(engine, documents, no_progress))
+    assert [document.id for document, _ in together] == [document.id for document in documents]
+    assert calls[0] == EMBED_BATCH
+    assert len(calls) <= 4
+    for document in (documents[0], documents[-1]):
+        rows = engine.catalog.passages()
+        texts = [f"{row.title}\n{row.text}" for row in rows if row.title == document.title]
+        stored = engine.catalog.vectors_of(row.row for row in rows if row.title == document.title)
+        assert np.allclose(np.stack(list(stored.values())), encode(texts))
+
+
+def test_a_fault_while_embedding_together_is_met_by_its_document_alone(
+    engine: FileEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = engine.retriever.embedder.encode
+
+    def picky(texts: Sequence[str]) -> NDArray[np.float32]:
+        if any("of d3" in text for text in texts):
+            raise InvalidDocument("d3 cannot be embedded")
+        return encode(texts)
+
+    monkeypatch.setattr(engine.retriever.embedder, "encode", picky)
+    outcomes = {document.id: outcome for document, outcome in ingest_all(engine, small(6), no_progress)}
+    assert isinstance(outcomes.pop("d3"), InvalidDocument)
+    assert {outcome.status for outcome in outcomes.values() if isinstance(outcome, IngestOutcome)} == {"added"}
+    assert len(outcomes) == 5
+
+
+def test_all_that_waits_is_encoded_in_groups_however_much_was_embedded_at_once(engine: FileEngine) -> None:
+    list(ingest_all(engine, small(40), no_progress))
+    assert engine.encoded == 40
+    assert len(engine.together) <= 14, "a group holds three or more of them"

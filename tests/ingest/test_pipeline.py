@@ -62,6 +62,39 @@ def test_ingesting_the_same_again_does_nothing(engine: FileEngine) -> None:
     assert (state(engine), engine.encoded, stages) == (before, encoded, [])
 
 
+def test_what_two_processes_ingest_at_the_same_time_is_stored_once(engine: FileEngine, tmp_path: Path) -> None:
+    other, document = FileEngine(tmp_path), make_document("a")
+    slow = ingest_steps(engine, document)
+    while next(slow).stage != "commit":
+        pass
+    first = ingest(other, document)
+    before = state(engine)
+    with pytest.raises(StopIteration) as end:
+        next(slow)
+    other.close()
+    assert first.status == "added"
+    assert end.value.value == replace(first, status="unchanged")
+    assert state(engine) == before, "its KV is kept, too"
+    assert engine.catalog.document("default", "a").version == 1
+    with engine.catalog.removing(engine.catalog.keys()) as free:
+        assert not free
+    remove(engine, "default", "a")
+    assert engine.stored() == set(), "no claim is left"
+
+
+def test_of_two_versions_at_the_same_time_the_later_one_stays(engine: FileEngine, tmp_path: Path) -> None:
+    other = FileEngine(tmp_path)
+    slow = ingest_steps(engine, make_document("a", seed=1))
+    while next(slow).stage != "commit":
+        pass
+    ingest(other, make_document("a", seed=2))
+    for _ in slow:
+        pass
+    other.close()
+    assert engine.catalog.original("default", "a") == make_document("a", seed=1)
+    assert engine.stored() == engine.catalog.keys()
+
+
 @pytest.mark.parametrize(
     "change",
     [{"title": "Another title"}, {"text": "Another text."}, {"metadata": {"year": 2000}}],

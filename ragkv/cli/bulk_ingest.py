@@ -1,0 +1,118 @@
+"""`ragkv ingest --ray`: many documents, by several workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from ragkv.cli.common import err, fail, progress, tell
+from ragkv.cli.documents import IngestOutput, allowance
+
+if TYPE_CHECKING:
+    from ingest.bulk.listing import SourceListing
+    from ingest.pipeline import IngestEmbedder
+    from ragkv.config import Settings
+    from ragkv.engine.engine import Engine
+
+
+def ingest_bulk(
+    settings: Settings, locations: Sequence[str], collection: str, workers: int, output: IngestOutput
+) -> int:
+    """Ingest the documents of all locations with Ray. Returns the exit code."""
+    from ingest.bulk.cluster import check_settings
+    from ingest.bulk.journal import BulkOutcome
+    from ingest.bulk.listing import list_files
+    from ingest.bulk.run import BulkIngest, ingest_with_ray
+
+    check_settings(settings)
+    allowed = allowance(settings)
+    totals = (0, 0)
+    with ExitStack() as stack, progress() as report:
+        report("listing files", 0, 1)
+        listing = list_files(locations, stack)
+        if listing.empty:
+            return fail(f"nothing to ingest in {', '.join(locations)}", 1)
+        report("starting the workers", 0, 1)
+        estimate = Estimate(listing)
+        for outcome in ingest_with_ray(BulkIngest(settings, open_engine, listing, collection, allowed, workers, tell)):
+            if not isinstance(outcome, BulkOutcome):
+                totals = (outcome.workers, outcome.encoded)
+            elif outcome.error:
+                output.refuse(outcome.error, outcome.document_id)
+            else:
+                output.show(outcome.document_id, outcome.status, outcome.chunks, outcome.tokens)
+            report(estimate.line(output.done), output.done, max(estimate.total, output.done))
+    if totals[1]:
+        err().print(f"{totals[0]} workers encoded {totals[1]} chunks", style="dim")
+    return output.end(*totals)
+
+
+class Estimate:
+    """How long the rest of an ingest is likely to take."""
+
+    def __init__(self, listing: SourceListing):
+        """Take what is ingested."""
+        self.total = listing.documents or 0
+        self._about = "" if listing.exact else "about "
+        self._first: tuple[float, int] | None = None
+
+    def line(self, done: int) -> str:
+        """Return how far it is. The speed is that since the first outcome, so that the start does not count."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, done)
+        seconds, more = now - self._first[0], done - self._first[1]
+        of = f"{done} of {self._about}{max(self.total, done)} documents" if self.total else f"{done} documents"
+        if seconds < 1 or not more:
+            return of
+        rate = more / seconds
+        left = f", {_duration((self.total - done) / rate)} left" if self.total > done else ""
+        return f"{of}, {rate:.1f}/s{left}"
+
+
+def open_engine(settings: Settings, notify: Callable[[str], None]) -> WorkerEngine:
+    """Open the engine of a worker."""
+    from ragkv.engine.engine import Engine
+
+    return WorkerEngine(Engine.open(settings, notify, asks=False))
+
+
+class WorkerEngine:
+    """An engine that answers no questions, so its index need not follow the catalogue."""
+
+    def __init__(self, engine: Engine):
+        """Take the engine."""
+        self._engine, self.retriever = engine, _NoIndex(engine.retriever.embedder)
+        self.model, self.catalog, self.quota = engine.model, engine.catalog, engine.quota
+        self.fingerprint, self.chunk_tokens, self.group_tokens = (
+            engine.fingerprint,
+            engine.chunk_tokens,
+            engine.group_tokens,
+        )
+        self.key, self.encode_and_store_all, self.evict = engine.key, engine.encode_and_store_all, engine.evict
+
+    @property
+    def encoded(self) -> int:
+        """Chunks that it has encoded."""
+        return self._engine.chunks.encoded
+
+
+class _NoIndex:
+    """Stands for the index of the collections."""
+
+    def __init__(self, embedder: IngestEmbedder):
+        self.embedder = embedder
+
+    def refresh(self, collection: str) -> None:
+        """Do nothing."""
+
+    def save(self) -> None:
+        """Do nothing."""
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
