@@ -3,6 +3,9 @@
 A question alone has few rows, so its passes take about as long as those of several together: the weights are read once.
 The passes run in the order in which the questions began, as many at once as have `Engine.group_tokens` rows together;
 one that has more runs by itself. So a running answer waits for one forward of bounded size, not for a whole prefill.
+
+Where it can, that forward is the one that decodes the running answers (`Company`). A budget of tokens for steps that
+decode and prefill is Sarathi-Serve's (Agrawal et al., OSDI 2024, arXiv 2403.02310); vLLM schedules likewise.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from torch import Tensor
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, SessionName
 from ragkv.engine.engine import Engine
+from ragkv.engine.generation import Company
 from ragkv.engine.passes import Passes
 from ragkv.engine.request import RequestState
 from ragkv.model.layer_pass import Pass
@@ -65,6 +69,7 @@ class PrefillLoop:
         """Make an empty loop that hands questions over to `prefilled` or `failed`."""
         self._engine, self._prefilled, self._failed = engine, prefilled, failed
         self._started: list[_Prefilling] = []
+        self._group: list[_Prefilling] = []
 
     @property
     def count(self) -> int:
@@ -99,29 +104,46 @@ class PrefillLoop:
             self._started.remove(each)
             each.passes.close()
 
-    def step(self) -> None:
-        """Run one forward, if there is anything to prefill."""
-        group = self._next_group()
-        if not group:
+    def next_company(self, rows: int) -> Company:
+        """Return the next passes of the questions that began first; give them to `accept` before the next call.
+
+        Args:
+            rows: Rows that run in the same forward.
+        """
+        self._group = self._next_group(rows)
+        return Company([each.next for each in self._group if each.next is not None])
+
+    def accept(self, company: Company, seconds: float) -> None:
+        """Go on with the questions whose passes are `company`. Where they did not run, they run now.
+
+        Args:
+            company: What the last call of `next_company` returned.
+            seconds: Of the engine's time that its passes took, if they ran.
+        """
+        group, self._group = self._group, []
+        if company.fault is not None:
+            self._prefill_apart(group)
             return
-        started = time.monotonic()
-        try:
-            logits = self._engine.model.forward([each.next for each in group if each.next is not None])
-        except Exception as error:
-            self._prefill_apart(group, error)
-            return
-        share = (time.monotonic() - started) / len(group)
+        logits = company.logits
+        if logits is None:
+            started = time.monotonic()
+            try:
+                logits = self._engine.model.forward(company.passes)
+            except Exception as error:
+                self._fail_or_prefill_apart(group, error)
+                return
+            seconds = time.monotonic() - started
         for each, rows in zip(group, logits, strict=True):
-            each.seconds += share
+            each.seconds += seconds / len(group)
             self._resume(each, rows)
 
     def clear(self) -> None:
         """Drop all questions."""
         self.drop(lambda question: True)
 
-    def _next_group(self) -> list[_Prefilling]:
-        """Return the questions, in the order in which they began, whose next passes fit into one forward."""
-        group, rows = list[_Prefilling](), 0
+    def _next_group(self, rows: int) -> list[_Prefilling]:
+        """Return the questions, in the order in which they began, whose next passes fit into a forward beside `rows`."""
+        group = list[_Prefilling]()
         for each in self._started:
             rows += each.rows
             if group and rows > self._engine.group_tokens:
@@ -148,17 +170,22 @@ class PrefillLoop:
         self._started.remove(each)
         self._prefilled(each.question, state, each.seconds + seconds)
 
-    def _prefill_apart(self, group: list[_Prefilling], error: Exception) -> None:
-        """Prefill the questions of a forward that failed once more, one after another: the fault is of one of them.
+    def _fail_or_prefill_apart(self, group: list[_Prefilling], error: Exception) -> None:
+        """End the question whose forward failed. Of several, the fault is of one."""
+        if len(group) > 1:
+            self._prefill_apart(group)
+            return
+        group[0].passes.close()
+        self._started.remove(group[0])
+        self._failed(group[0].question, error)
+
+    def _prefill_apart(self, group: list[_Prefilling]) -> None:
+        """Prefill the questions of a forward that failed once more, one after another.
 
         What a pass that broke off wrote is dropped with its cache.
         """
         for each in group:
             each.passes.close()
-        if len(group) == 1:
-            self._started.remove(group[0])
-            self._failed(group[0].question, error)
-            return
         for each in group:
             started = time.monotonic()
             with working_for(each.question.context):

@@ -231,15 +231,43 @@ class Sequence:
         return torch.zeros_like(q)
 
 
+@dataclass
+class Company:
+    """Passes of other requests that may run in the forward of a decode step, so that both read the weights once.
+
+    Attributes:
+        passes: The passes.
+        logits: Of each pass; None where they did not run beside the step.
+        fault: What the forward of both raised. The passes must not run again: they may have run in part.
+    """
+
+    passes: abc.Sequence[Pass]
+    logits: list[Tensor] | None = None
+    fault: Exception | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of all passes."""
+        return sum(len(each.tokens) for each in self.passes)
+
+
 def decode_step(
-    model: DecoderModel, sequences: abc.Sequence[Sequence], graph_decoder: GraphDecoder | None = None
+    model: DecoderModel,
+    sequences: abc.Sequence[Sequence],
+    graph_decoder: GraphDecoder | None = None,
+    company: Company | None = None,
 ) -> None:
     """Run the latest token of every sequence, and what was drafted behind it, in one forward.
+
+    Company runs in it, too, unless the step is a recorded graph. A graph is quicker than a forward with company
+    (docs/lab-notes.md). Company joins dense sequences only: they can be decoded again where the forward fails, and a
+    policy that has seen half of a pass cannot.
 
     Args:
         model: The model.
         sequences: Each has its own cache, attention, drafts and faults.
         graph_decoder: Decodes the dense sequences by a recorded graph; None runs them in the forward.
+        company: Passes of other requests.
     """
     pooled = [each for each in sequences if each.pooled is not None]
     sequences = [each for each in sequences if each.pooled is None]
@@ -247,12 +275,40 @@ def decode_step(
         _decode_pooled(pooled)
     for each in sequences:
         each.make_draft()
+    dense = [each for each in sequences if each.attention is None]
     if graph_decoder is not None:
-        dense = [each for each in sequences if each.attention is None]
         sequences = [each for each in sequences if each.attention is not None]
         _decode_dense(graph_decoder, dense)
-    for each, logits in zip(sequences, model.forward([each.next_pass() for each in sequences]), strict=True):
-        each.accept(logits if each.draft else logits[-1])
+    elif dense and company is not None and company.passes and _decode_beside(model, dense, company):
+        sequences = [each for each in sequences if each.attention is not None]
+    if sequences:
+        _accept(sequences, model.forward([each.next_pass() for each in sequences]))
+
+
+def _decode_beside(model: DecoderModel, sequences: abc.Sequence[Sequence], company: Company) -> bool:
+    """Decode sequences and run company in one forward. Where it fails, the sequences are left as they were.
+
+    Returns:
+        Whether the sequences were decoded.
+    """
+    lengths = [list(each.cache.lengths) for each in sequences]
+    passes = [each.next_pass() for each in sequences]
+    try:
+        logits = model.forward([*passes, *company.passes])
+    except Exception as fault:
+        company.fault = fault
+        for each, before in zip(sequences, lengths, strict=True):
+            each.cache.truncate(before)
+        return False
+    company.logits = logits[len(passes) :]
+    _accept(sequences, logits[: len(passes)])
+    return True
+
+
+def _accept(sequences: abc.Sequence[Sequence], logits: abc.Sequence[Tensor]) -> None:
+    """Give every sequence the logits [O, vocabulary] of its pass."""
+    for each, rows in zip(sequences, logits, strict=True):
+        each.accept(rows if each.draft else rows[-1])
 
 
 def _decode_dense(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]) -> None:
@@ -261,8 +317,7 @@ def _decode_dense(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]
     caches = [each.cache for each, mine in zip(sequences, rows, strict=True) for _ in mine]
     positions = [each.position + i for each, mine in zip(sequences, rows, strict=True) for i in range(len(mine))]
     logits = graph_decoder.decode(caches, [token for mine in rows for token in mine], positions)
-    for each, found in zip(sequences, logits.split([len(mine) for mine in rows]), strict=True):
-        each.accept(found if each.draft else found[-1])
+    _accept(sequences, logits.split([len(mine) for mine in rows]))
 
 
 def _decode_pooled(sequences: abc.Sequence[Sequence]) -> None:
