@@ -111,7 +111,7 @@ class PrefillLoop:
             rows: Rows that run in the same forward.
         """
         self._group = self._next_group(rows)
-        return Company([each.next for each in self._group if each.next is not None])
+        return Company(list({id(each.next): each.next for each in self._group if each.next is not None}.values()))
 
     def accept(self, company: Company, seconds: float) -> None:
         """Go on with the questions whose passes are `company`. Where they did not run, they run now.
@@ -133,23 +133,29 @@ class PrefillLoop:
                 self._fail_or_prefill_apart(group, error)
                 return
             seconds = time.monotonic() - started
-        for each, rows in zip(group, logits, strict=True):
+        found = {id(each): rows for each, rows in zip(company.passes, logits, strict=True)}
+        for each in group:
             each.seconds += seconds / len(group)
-            self._resume(each, rows)
+            self._resume(each, found[id(each.next)])
 
     def clear(self) -> None:
         """Drop all questions."""
         self.drop(lambda question: True)
 
     def _next_group(self, rows: int) -> list[_Prefilling]:
-        """Return the questions, in the order in which they began, whose next passes fit into a forward beside `rows`."""
-        group = list[_Prefilling]()
+        """Return the questions, in the order in which they began, whose next passes fit into a forward beside `rows`.
+
+        Those that wait for the same chunk to be encoded have the same pass. It runs once, so all of them are returned.
+        """
+        group, passes = list[_Prefilling](), set[int]()
         for each in self._started:
-            rows += each.rows
-            if group and rows > self._engine.group_tokens:
-                break
+            if id(each.next) not in passes:
+                rows += each.rows
+                if group and rows > self._engine.group_tokens:
+                    break
+                passes.add(id(each.next))
             group.append(each)
-        return group
+        return [*group, *(each for each in self._started[len(group) :] if id(each.next) in passes)]
 
     def _resume(self, each: _Prefilling, logits: Tensor | None) -> None:
         """Go on to the next pass of a question, or to its end. logits: of its latest pass; None before the first."""

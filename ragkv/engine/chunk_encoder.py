@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -12,9 +14,11 @@ from ragkv.catalog import Catalog
 from ragkv.engine.chunk_source import StoredChunk, prefetch
 from ragkv.engine.chunk_store import ChunkStore, Quarantine
 from ragkv.engine.cost_model import FREE, CostModel
+from ragkv.engine.passes import Passes
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.store_faults import StoreFaults
 from ragkv.errors import NotFound, StoreError, StoreUnavailable
+from ragkv.model.layer_pass import Pass
 from ragkv.recompute.base import Method
 from ragkv.store.format.seal import Seal
 from ragkv.store.tiers import Tiers
@@ -31,6 +35,20 @@ GROUP_TOKENS, GROUP_TOKENS_ON_GPU = 1024, 4096
 def group_tokens(device: torch.device) -> int:
     """Return how many tokens of chunks are encoded together on a device, where no setting says it."""
     return GROUP_TOKENS if device.type == "cpu" else GROUP_TOKENS_ON_GPU
+
+
+@dataclass(eq=False)
+class _Encoding:
+    """A missing chunk that questions wait for. kv: what came of its pass, as it would be loaded."""
+
+    layer_pass: Pass
+    kv: ChunkKV | None = None
+
+    @property
+    def ran(self) -> bool:
+        """Whether the pass has run."""
+        capture = self.layer_pass.capture
+        return capture is not None and len(capture.k) == len(self.layer_pass.steps)
 
 
 class ChunkEncoder:
@@ -58,6 +76,7 @@ class ChunkEncoder:
         self.faults = StoreFaults()
         self._prefiller, self._tiers, self._catalog = prefiller, tiers, catalog
         self._fingerprint, self._body, self._seal = fingerprint, body, seal
+        self._encodings: WeakValueDictionary[Key, _Encoding] = WeakValueDictionary()
 
     def store(self, collection: str) -> ChunkStore:
         """Return the entries of a collection."""
@@ -98,6 +117,35 @@ class ChunkEncoder:
         encode = partial(self._prefiller.encode, chunk.tokens)
         repair_entry = partial(self._repair_entry, chunk, collection, store)
         return StoredChunk(store, chunk.tokens, exact, encode, repair_entry, self.costs, self.faults.unreadable)
+
+    def open_passes(self, chunk: Chunk, collection: str, first: bool) -> Passes[StoredChunk]:
+        """Open the KV of a chunk as `open` does; where it is missing, yield the pass that encodes it.
+
+        Questions that miss the same chunk meanwhile yield the same pass. It must run once, for all of them.
+        """
+        source = self.open(chunk, collection, first)
+        if not source.missing:
+            return source
+        key = self.store(collection).key(chunk.tokens)
+        encoding = self._encodings.get(key)
+        if encoding is None:
+            encoding = self._encodings[key] = _Encoding(self._prefiller.encoding_pass(chunk.tokens))
+        if not encoding.ran:
+            yield encoding.layer_pass
+        if encoding.kv is None:
+            encoding.kv = source.accept(self._prefiller.captured(chunk.tokens, encoding.layer_pass))
+        else:
+            source.accept(encoding.kv, stored=True)
+        return source
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Let the passes that are made inside the block be shared with none that are made outside."""
+        outside, self._encodings = self._encodings, WeakValueDictionary()
+        try:
+            yield
+        finally:
+            self._encodings = outside
 
     def fetch_ahead(self, collection: str, method: Method, chunks: Sequence[Chunk]) -> None:
         """Begin to bring head records and blocks of the composite pass into memory, in another thread."""

@@ -116,7 +116,7 @@ class Engine:
         self.reuse_refused = ""
         self.reuse_policy: ReusePolicy | None = None
         self.sessions = SessionManager(
-            self.prefiller, catalog, self.chunks.open, self.fingerprint, settings.conversation_bytes
+            self.prefiller, catalog, self.chunks.open_passes, self.fingerprint, settings.conversation_bytes
         )
 
     @classmethod
@@ -241,7 +241,8 @@ class Engine:
             NotCalibrated: The method needs retrieval heads, or `abstain_below` a confidence, that the model's profile
                 lacks.
         """
-        return run_alone(self.model, self.prefill_passes(question, options))
+        with self.chunks.apart():
+            return run_alone(self.model, self.prefill_passes(question, options))
 
     def prefill_passes(self, question: str, options: AskOptions = DEFAULTS) -> Passes[RequestState]:
         """Prefill a question as `prefill` does; yield its passes. What `prefill` raises is raised before the first."""
@@ -254,7 +255,7 @@ class Engine:
         request.session = self.sessions.recall(
             options.collection, options.conversation, request.method, request.timer, policy
         )
-        new = self._screen(request)
+        new = yield from self._screen(request)
         self._check_room(request, new)
         request.context = yield from self.sessions.passes(
             request.session, new, request.question_tokens, request.method.method, request.timer, request.prefill_options
@@ -406,11 +407,11 @@ class Engine:
         if not self.reuse_policy.reuses(request.method.method, sizes, self.model.profile.block, question):
             request.method = replace(request.method, name=FULL, method=None)
 
-    def _screen(self, request: RequestState) -> list[Hit]:
+    def _screen(self, request: RequestState) -> Passes[list[Hit]]:
         """Return the new chunks that join the context. Those that are left out are no hits of the request any more."""
         session, method = request.session, request.method.method
         new = session.unknown(request.hits)
-        joining = self.sessions.screen(session, new, request.question_tokens, method, request.timer)
+        joining = yield from self.sessions.screen(session, new, request.question_tokens, method, request.timer)
         left_out = {hit.row for hit, _ in session.left_out}
         request.hits = [hit for hit in request.hits if hit.row not in left_out]
         return joining

@@ -46,8 +46,9 @@ class MethodChoice:
     method: Method | None
 
 
-OpenChunk = Callable[[Chunk, str, bool], StoredChunk]
-"""`(chunk, collection, first) -> source`: opens the KV of a chunk. first: the chunk stands right after S."""
+OpenChunk = Callable[[Chunk, str, bool], Passes[StoredChunk]]
+"""`(chunk, collection, first) -> source`: opens the KV of a chunk, and encodes it where it is missing. first: the chunk
+stands right after S."""
 
 
 @dataclass
@@ -179,7 +180,7 @@ class SessionManager:
 
     def screen(
         self, session: Session, hits: Sequence[Hit], question: Sequence[int], method: Method | None, timer: StepTimer
-    ) -> list[Hit]:
+    ) -> Passes[list[Hit]]:
         """Return those of the retrieved hits that join the context. The session notes the others.
 
         A turn stores what joined, so a state that is prefilled again has the same chunks.
@@ -195,8 +196,11 @@ class SessionManager:
             return list(hits)
         with timer.step("open"):
             best = max(hit.similarity for hit in hits)
-            sources = [self._open_next(session, hit, not session.hits, best) for hit in hits]
-        chosen = self._prefiller.screen([source.piece for source in sources], question, method, timer)
+            sources = list[StoredChunk]()
+            for hit in hits:
+                source = yield from self._open_next(session, hit, not session.hits, best)
+                sources.append(source)
+        chosen = yield from self._prefiller.screen_passes([each.piece for each in sources], question, method, timer)
         session.opened = {hits[i].row: sources[i] for i in chosen}
         session.left_out = [pair for i, pair in enumerate(zip(hits, sources, strict=True)) if i not in chosen]
         return [hits[i] for i in chosen]
@@ -227,7 +231,8 @@ class SessionManager:
         with timer.step("open"):
             best = 0.0 if session.name else max(hit.similarity for hit in hits)
             for i, hit in enumerate(session.hits[len(session.sources) :], start=len(session.sources)):
-                session.sources.append(self._open_next(session, hit, i == 0, best))
+                source = yield from self._open_next(session, hit, i == 0, best)
+                session.sources.append(source)
         sources = session.sources
         context = yield from self._prefiller.sparse_passes(sources, question, method, timer, options, state)
         return context
@@ -277,7 +282,7 @@ class SessionManager:
             if any(gone(hit.chunk, session.collection) for hit in session.hits):
                 self.cache.drop(session.collection, session.name)
 
-    def _open_next(self, session: Session, hit: Hit, first: bool, best: float) -> StoredChunk:
+    def _open_next(self, session: Session, hit: Hit, first: bool, best: float) -> Passes[StoredChunk]:
         """Open the KV of a hit, unless `screen` did.
 
         Args:
@@ -289,7 +294,7 @@ class SessionManager:
         source = session.opened.pop(hit.row, None)
         if source is None:
             after_prefix = session.state.first == len(self._prefiller.prefix_tokens)
-            source = self._open(hit.chunk, session.collection, first and after_prefix)
+            source = yield from self._open(hit.chunk, session.collection, first and after_prefix)
         exact = source.piece.exact and first
         source.piece = replace(source.piece, exact=exact, relevance=relevance(hit, best))
         return source
