@@ -1,4 +1,4 @@
-"""The questions that are being answered. Each step makes a token for every answer, and runs passes of the questions that
+"""The questions that are being answered. Each step makes a token for every answer and runs passes of the questions that
 are being prefilled (prefill_loop.py), in one forward where the batch allows it.
 
 A future stays pending until its answer is there, so that its client may cancel it at any time. A request that was

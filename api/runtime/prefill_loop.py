@@ -20,8 +20,8 @@ from torch import Tensor
 
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, SessionName
+from ragkv.engine.decoding import Company
 from ragkv.engine.engine import Engine
-from ragkv.engine.generation import Company
 from ragkv.engine.passes import Passes
 from ragkv.engine.request import RequestState
 from ragkv.model.layer_pass import Pass

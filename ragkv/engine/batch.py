@@ -25,7 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ragkv.engine.generation import Company, Sequence, decode_step
+from ragkv.engine.decoding import Company, decode_step
+from ragkv.engine.generation import Sequence
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder
 

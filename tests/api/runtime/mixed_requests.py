@@ -226,8 +226,8 @@ class Drive:
         for engine in (self.engine, self.alone):
             for session in engine.sessions.cache.sessions():
                 engine.sessions.cache.drop(session.collection, session.name)
-            for key in engine.catalog.keys():
-                engine.tiers.drop(key)
+            for chunk in sorted(engine.catalog.keys()):
+                engine.tiers.drop(chunk)
             (host,) = engine.tiers.stats().values()
             assert host.used == 0, host
         gc.collect()
