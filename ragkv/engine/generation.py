@@ -1,6 +1,6 @@
 """From logits to an answer: sample a token, run one row, until something ends the answer.
 
-A request is a `Sequence`. `generate` (decoding.py) decodes one alone, a `Batch` (batch.py) several, a step at a time. The
+A request is a `Sequence`. `generate` (decoding.py) decodes one alone, a `Batch` (batch.py) several, step by step. The
 passes of a sequence with a `Drafter` (drafting.py) have rows for drafted tokens, and give more than one token.
 """
 
