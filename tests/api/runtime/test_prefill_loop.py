@@ -156,13 +156,13 @@ def test_chunks_that_several_questions_miss_are_encoded_once_beside_a_running_an
         beside: list[bool] = []
         forward = engine.model.forward
 
-        def watched(passes: Sequence[Pass]) -> list[Tensor]:
+        def note_encodings(passes: Sequence[Pass]) -> list[Tensor]:
             captures = [each for each in passes if each.capture is not None and each.capture.keys_too]
             encoded.extend(hash(tuple(each.tokens.tolist())) for each in captures)
             beside.extend([len(passes) > len(captures)] * bool(captures))
             return forward(passes)
 
-        engine.model.forward = watched  # type: ignore[method-assign]
+        engine.model.forward = note_encodings  # type: ignore[method-assign]
         try:
             futures = [Future[Answer]() for _ in asked]
             for question, future in zip(asked, futures, strict=True):
