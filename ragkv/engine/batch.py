@@ -41,7 +41,8 @@ class Event:
 
     Attributes:
         id: The sequence.
-        token: Token id sampled in this step; None when there was none. A step has an event for each token.
+        token: Token id sampled in this step; None when there was none. A step has an event for each token, and a
+            further one where the pass of the token fails.
         ended: Why the sequence left the batch; None while it is in it.
         fault: What went wrong, for `failed`.
     """
