@@ -1,5 +1,5 @@
-"""The questions that are being answered. Each step runs a forward of those that are being prefilled (prefill_loop.py),
-and one that makes a token for every answer.
+"""The questions that are being answered. Each step makes a token for every answer and runs passes of the questions that
+are being prefilled (prefill_loop.py), in one forward where the batch allows it.
 
 A future stays pending until its answer is there, so that its client may cancel it at any time. A request that was
 cancelled, or whose deadline has passed, is dropped before the next step.
@@ -121,33 +121,45 @@ class DecodeLoop:
             question.channel.prefilled(state)
 
     def step(self) -> list[float]:
-        """Run a forward of prefills, then decode one token of every running answer.
+        """Run a forward of prefills and of the latest tokens of all answers; sample the next token of each.
+
+        A token is published before its pass runs, and an answer ends before the next forward.
 
         Returns:
             The engine's time, in seconds, for each question that was answered in this step.
         """
+        self._drop_abandoned()
+        company, rows = self._prefills.next_company(self._batch.running), self._batch.running
+        started = time.monotonic()
+        events = self._batch.forward(company)
+        seconds = time.monotonic() - started
+        beside = 0.0 if company.logits is None else seconds * company.rows / (company.rows + rows)
+        if company.passes:
+            self._prefills.accept(company, beside)
+        started = time.monotonic()
+        events += self._batch.sample()
+        share = (seconds - beside + time.monotonic() - started) / max(1, len(events))
+        return [taken for event in events if (taken := self._take(event, share)) is not None]
+
+    def _drop_abandoned(self) -> None:
+        """Drop the questions that nobody waits for any more."""
         self._prefills.drop(self.abandoned)
-        self._prefills.step()
         for id, each in list(self._running.items()):
             if self.abandoned(each.question):
                 self._charge(each.question.tenant, len(each.state.sequence.tokens))
                 self._batch.cancel(id)
                 del self._running[id]
-        if not self._running:
-            return []
-        started = time.monotonic()
-        events = self._batch.step()
-        share = (time.monotonic() - started) / max(1, len(events))
-        finished = []
-        for event in events:
-            each = self._running[event.id]
-            each.seconds += share
-            if event.ended:
-                finished.append(self._end(event))
-            elif each.question.channel is not None and each.question.options.abstain_below is None:
-                # An answer that may be withheld is sent when its confidence is known, at its end.
-                each.question.channel.publish(each.state.detokenizer.stable_text())
-        return finished
+
+    def _take(self, event: Event, share: float) -> float | None:
+        """Publish a token, or end an answer and return the engine's time for it. share: time that the event took."""
+        each = self._running[event.id]
+        each.seconds += share
+        if event.ended:
+            return self._end(event)
+        if each.question.channel is not None and each.question.options.abstain_below is None:
+            # An answer that may be withheld is sent when its confidence is known, at its end.
+            each.question.channel.publish(each.state.detokenizer.stable_text())
+        return None
 
     def clear(self) -> None:
         """Drop all questions."""

@@ -39,8 +39,8 @@ from ingest.loader import checked
 from ingest.pipeline import remove
 from ingest.progress import Paused, Stage
 from ragkv.config import Settings
+from ragkv.engine.decoding import generate
 from ragkv.engine.engine import Engine
-from ragkv.engine.generation import generate
 from ragkv.errors import Expired, InputError, NotFound, RagkvError, Stopping
 from ragkv.passages import SearchResult
 from ragkv.report import Answer

@@ -5,6 +5,9 @@ The passes run in the order in which the questions began, as many at once as hav
 one that has more runs by itself. So a running answer waits for one forward of bounded size, not for a whole prefill.
 
 A question that waits for a chunk which another process is encoding pauses (`Pause`), and the others go on.
+
+Where it can, that forward is the one that decodes the running answers (`Company`). A budget of tokens for steps that
+decode and prefill is Sarathi-Serve's (Agrawal et al., OSDI 2024, arXiv 2403.02310); vLLM schedules likewise.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch import Tensor
 
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, SessionName
+from ragkv.engine.decoding import Company
 from ragkv.engine.engine import Engine
 from ragkv.engine.passes import Passes, Pause
 from ragkv.engine.request import RequestState
@@ -73,6 +77,7 @@ class PrefillLoop:
         """Make an empty loop that hands questions over to `prefilled` or `failed`."""
         self._engine, self._prefilled, self._failed = engine, prefilled, failed
         self._started: list[_Prefilling] = []
+        self._group: list[_Prefilling] = []
 
     @property
     def count(self) -> int:
@@ -112,39 +117,64 @@ class PrefillLoop:
             self._started.remove(each)
             each.passes.close()
 
-    def step(self) -> None:
-        """Resume the questions whose pause is over, and run one forward, if there is anything to prefill."""
+    def next_company(self, rows: int) -> Company:
+        """Return the next passes of the questions that began first; give them to `accept` before the next call.
+
+        Questions whose pause is over are resumed before.
+
+        Args:
+            rows: Rows that run in the same forward.
+        """
         for each in [each for each in self._started if isinstance(each.next, Pause) and not each.idle_seconds]:
             self._resume(each, None)
-        group = self._next_group()
-        if not group:
+        self._group = self._next_group(rows)
+        return Company(list({id(each.next): each.next for each in self._group if isinstance(each.next, Pass)}.values()))
+
+    def accept(self, company: Company, seconds: float) -> None:
+        """Go on with the questions whose passes are `company`. Where they did not run, they run now.
+
+        Args:
+            company: What the last call of `next_company` returned.
+            seconds: Of the engine's time that its passes took, if they ran.
+        """
+        group, self._group = self._group, []
+        if company.fault is not None:
+            self._prefill_apart(group)
             return
-        started = time.monotonic()
-        try:
-            logits = self._engine.model.forward([each.next for each in group if isinstance(each.next, Pass)])
-        except Exception as error:
-            self._prefill_apart(group, error)
-            return
-        share = (time.monotonic() - started) / len(group)
-        for each, rows in zip(group, logits, strict=True):
-            each.seconds += share
-            self._resume(each, rows)
+        logits = company.logits
+        if logits is None:
+            started = time.monotonic()
+            try:
+                logits = self._engine.model.forward(company.passes)
+            except Exception as error:
+                self._fail_or_prefill_apart(group, error)
+                return
+            seconds = time.monotonic() - started
+        found = {id(each): rows for each, rows in zip(company.passes, logits, strict=True)}
+        for each in group:
+            each.seconds += seconds / len(group)
+            self._resume(each, found[id(each.next)])
 
     def clear(self) -> None:
         """Drop all questions."""
         self.drop(lambda question: True)
 
-    def _next_group(self) -> list[_Prefilling]:
-        """Return the questions, in the order in which they began, whose next passes fit into one forward."""
-        group, rows = list[_Prefilling](), 0
+    def _next_group(self, rows: int) -> list[_Prefilling]:
+        """Return the questions, in the order in which they began, whose next passes fit into a forward beside `rows`.
+
+        Those that wait for the same chunk to be encoded have the same pass. It runs once, so all of them are returned.
+        """
+        group, passes = list[_Prefilling](), set[int]()
         for each in self._started:
             if not isinstance(each.next, Pass):
                 continue
-            rows += each.rows
-            if group and rows > self._engine.group_tokens:
-                break
+            if id(each.next) not in passes:
+                rows += each.rows
+                if group and rows > self._engine.group_tokens:
+                    break
+                passes.add(id(each.next))
             group.append(each)
-        return group
+        return [*group, *(each for each in self._started if id(each.next) in passes and each not in group)]
 
     def _resume(self, each: _Prefilling, logits: Tensor | None) -> None:
         """Go on to the next pass of a question, to a pause, or to its end.
@@ -170,17 +200,22 @@ class PrefillLoop:
         self._started.remove(each)
         self._prefilled(each.question, state, each.seconds + seconds)
 
-    def _prefill_apart(self, group: list[_Prefilling], error: Exception) -> None:
-        """Prefill the questions of a forward that failed once more, one after another: the fault is of one of them.
+    def _fail_or_prefill_apart(self, group: list[_Prefilling], error: Exception) -> None:
+        """End the question whose forward failed. Of several, the fault is of one."""
+        if len(group) > 1:
+            self._prefill_apart(group)
+            return
+        group[0].passes.close()
+        self._started.remove(group[0])
+        self._failed(group[0].question, error)
+
+    def _prefill_apart(self, group: list[_Prefilling]) -> None:
+        """Prefill the questions of a forward that failed once more, one after another.
 
         What a pass that broke off wrote is dropped with its cache.
         """
         for each in group:
             each.passes.close()
-        if len(group) == 1:
-            self._started.remove(group[0])
-            self._failed(group[0].question, error)
-            return
         for each in group:
             started = time.monotonic()
             with working_for(each.question.context):

@@ -19,7 +19,8 @@ from ragkv.bench.decode import Named, now
 from ragkv.bench.grid import TextGrid, number
 from ragkv.bench.prefill import Tokens
 from ragkv.bench.quality import Progress
-from ragkv.engine.generation import Sampling, Sequence, decode_step
+from ragkv.engine.decoding import decode_step
+from ragkv.engine.generation import Sampling, Sequence
 from ragkv.engine.registry import DENSE
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from ragkv.bench.score import exact_match, f1, interval
 from ragkv.bench.sets import SetQuestion
+from ragkv.engine.decoding import generate
 from ragkv.engine.detokenizer import Detokenizer
-from ragkv.engine.generation import Sampling, Sequence, generate
+from ragkv.engine.generation import Sampling, Sequence
 from ragkv.engine.prefill_state import PrefilledContext
 from ragkv.model.decoder import DecoderModel
 from ragkv.sparse.base import DecodeState

@@ -18,9 +18,10 @@ from ingest.pipeline import ingest
 from ragkv.bench.score import exact_match
 from ragkv.bench.stages import Stages
 from ragkv.catalog import StoredTurn
+from ragkv.engine.decoding import decode
 from ragkv.engine.detokenizer import StopChecker
 from ragkv.engine.engine import Engine
-from ragkv.engine.generation import Sampling, decode
+from ragkv.engine.generation import Sampling
 from ragkv.engine.needles import ASIDES, NeedleQuestion, make_needles
 from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.report import Answer, Report

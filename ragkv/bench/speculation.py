@@ -20,8 +20,9 @@ import torch
 from ragkv.bench.decode import Progress, now
 from ragkv.bench.grid import TextGrid, number
 from ragkv.bench.prefill import Tokens
+from ragkv.engine.decoding import decode_step
 from ragkv.engine.drafting import Drafter, DraftParams
-from ragkv.engine.generation import Sampling, Sequence, decode_step
+from ragkv.engine.generation import Sampling, Sequence
 from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder, make_graph_decoder

@@ -25,7 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ragkv.engine.generation import Sequence, decode_step
+from ragkv.engine.decoding import Company, decode_step
+from ragkv.engine.generation import Sequence
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder
 
@@ -40,7 +41,8 @@ class Event:
 
     Attributes:
         id: The sequence.
-        token: Token id sampled in this step; None when there was none. A step has an event for each token.
+        token: Token id sampled in this step; None when there was none. A step has an event for each token, and a
+            further one where the pass of the token fails.
         ended: Why the sequence left the batch; None while it is in it.
         fault: What went wrong, for `failed`.
     """
@@ -85,6 +87,7 @@ class Batch:
         self._model, self._graph_decoder = model, graph_decoder
         self._waiting: OrderedDict[int, _Member] = OrderedDict()
         self._running: dict[int, _Member] = {}
+        self._sampled: dict[int, None] = {}  # in order
         self._next = 0
 
     @property
@@ -145,47 +148,52 @@ class Batch:
         Never raises for a sequence: what goes wrong with one, its attention included, ends it alone. A forward that
         fails leaves the caches of its sequences in an undefined state, so it ends all of them.
         """
+        return [*self.sample(), *self.forward()]
+
+    def sample(self) -> list[Event]:
+        """Do the first half of a step: begin what fits, and sample until every sequence has ended or needs a pass."""
         events = [self._end(member, None, "deadline") for member in self._members() if _is_past(member)]
         events += self._admit()
-        continuing: list[tuple[_Member, int]] = []
         for member in list(self._running.values()):
-            came, token = self._sample(member)
-            events += came
-            if token is not None:
-                continuing.append((member, token))
-        return events + self._forward(continuing)
+            if member.id not in self._sampled:
+                events += self._sample(member)
+        return events
 
-    def _sample(self, member: _Member) -> tuple[list[Event], int | None]:
-        """Sample tokens of a sequence until it ends or needs a pass.
+    def forward(self, company: Company | None = None) -> list[Event]:
+        """Do the second half of a step: run the passes of the sampled tokens. Returns how those ended that failed.
 
-        Returns:
-            The events of its tokens, and the token whose pass comes next. That one has no event yet. None at an end.
+        Args:
+            company: Passes of other requests that may run in the same forward. They do where `decode_step` says so.
         """
+        continuing = [self._running[id] for id in self._sampled if id in self._running]
+        self._sampled.clear()
+        try:
+            if continuing:
+                sequences = [member.sequence for member in continuing]
+                decode_step(self._model, sequences, self._graph_decoder, company)
+        except Exception as fault:
+            return [self._end(member, None, "failed", fault) for member in continuing]
+        return [event for member in continuing for event in self._faults(member)]
+
+    def _sample(self, member: _Member) -> list[Event]:
+        """Sample tokens of a sequence until it ends or needs a pass; return their events."""
         sequence, events = member.sequence, list[Event]()
         while True:
             try:
                 token = sequence.sample(self._model.stop_ids)
             except Exception as fault:
-                return [*events, self._end(member, None, "failed", fault)], None
+                return [*events, self._end(member, None, "failed", fault)]
             if token is None or sequence.finished:
-                return [*events, self._end(member, token, "stop" if sequence.stopped else "length")], None
-            if not sequence.ready:
-                return events, token
+                return [*events, self._end(member, token, "stop" if sequence.stopped else "length")]
             events.append(Event(member.id, token))
+            if not sequence.ready:
+                self._sampled[member.id] = None
+                return events
 
-    def _forward(self, continuing: list[tuple[_Member, int]]) -> list[Event]:
-        """Run the forward of a step."""
-        try:
-            if continuing:
-                decode_step(self._model, [member.sequence for member, _ in continuing], self._graph_decoder)
-        except Exception as fault:
-            return [self._end(member, token, "failed", fault) for member, token in continuing]
-        return [self._collect(member, token) for member, token in continuing]
-
-    def _collect(self, member: _Member, token: int) -> Event:
+    def _faults(self, member: _Member) -> list[Event]:
         """Take the fault off the sequence: its traceback refers to the sequence, and a circle would keep both alive."""
         fault, member.sequence.fault = member.sequence.fault, None
-        return Event(member.id, token) if fault is None else self._end(member, token, "failed", fault)
+        return [] if fault is None else [self._end(member, None, "failed", fault)]
 
     def _admit(self) -> list[Event]:
         """Let sequences begin to run; return how those ended that cannot join the pool."""

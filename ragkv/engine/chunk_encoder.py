@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -19,6 +20,7 @@ from ragkv.engine.passes import Passes, Pause, run_alone
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.store_faults import StoreFaults
 from ragkv.errors import NotFound, StoreError, StoreUnavailable
+from ragkv.model.layer_pass import Pass
 from ragkv.recompute.base import Method
 from ragkv.store.format.seal import Seal
 from ragkv.store.tiers import Tiers
@@ -52,6 +54,20 @@ class _Missing:
     first: bool
     reason: StoreError
     until: float = 0.0
+
+
+@dataclass(eq=False)
+class _Encoding:
+    """A missing chunk that questions wait for. kv: what came of its pass, as it would be loaded."""
+
+    layer_pass: Pass
+    kv: ChunkKV | None = None
+
+    @property
+    def ran(self) -> bool:
+        """Whether the pass has run."""
+        capture = self.layer_pass.capture
+        return capture is not None and len(capture.k) == len(self.layer_pass.steps)
 
 
 class ChunkEncoder:
@@ -92,6 +108,7 @@ class ChunkEncoder:
         self.encoded = 0
         self._prefiller, self._tiers, self._catalog = prefiller, tiers, catalog
         self._fingerprint, self._body, self._seal = fingerprint, body, seal
+        self._encodings: WeakValueDictionary[Key, _Encoding] = WeakValueDictionary()
 
     def store(self, collection: str) -> ChunkStore:
         """Return the entries of a collection."""
@@ -130,7 +147,7 @@ class ChunkEncoder:
         """Open the KV of chunks; those that are missing are encoded and stored.
 
         Chunks that another process is encoding come last. They are waited for in pauses, and read when they are there.
-        There is a pause between two encodings, too, so that running answers go on.
+        Questions that miss the same chunk at the same time yield the same pass. It must run once, for all of them.
 
         Args:
             chunks: Chunks, each with whether it stands right after S: its KV is exact if chunks are encoded there.
@@ -148,18 +165,50 @@ class ChunkEncoder:
         while missing:
             waiting = True
             for i, lost in list(missing.items()):
-                source = self._obtain(lost, store, collection)
+                source = yield from self._obtain(lost, store, collection)
                 if source is not None:
                     opened[i], waiting = source, False
                     del missing[i]
-                    if missing:
-                        yield Pause(0.0)
             if missing and waiting:
                 yield Pause(time.monotonic() + POLL_SECONDS)
         return [opened[i] for i in range(len(chunks))]
 
-    def _obtain(self, lost: _Missing, store: ChunkStore, collection: str) -> StoredChunk | None:
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Let the passes that are made inside the block be shared with none that are made outside."""
+        outside, self._encodings = self._encodings, WeakValueDictionary()
+        try:
+            yield
+        finally:
+            self._encodings = outside
+
+    def _obtain(self, lost: _Missing, store: ChunkStore, collection: str) -> Passes[StoredChunk | None]:
         """Return a missing chunk, encoded here or by another process; None while that process is at work."""
+        key = store.key(lost.chunk.tokens)
+        encoding = self._encodings.get(key)
+        if encoding is None:
+            found = self._found_elsewhere(lost, store)
+            if not isinstance(found, StoreError):
+                return None if found is None else self._stored_chunk(lost.chunk, lost.first, store, collection, found)
+            encoding = self._encodings[key] = _Encoding(self._prefiller.encoding_pass(lost.chunk.tokens))
+        source = self._stored_chunk(lost.chunk, lost.first, store, collection, lost.reason)
+        try:
+            if not encoding.ran:
+                yield encoding.layer_pass
+            if encoding.kv is None:
+                encoding.kv = source.accept(self._prefiller.captured(lost.chunk.tokens, encoding.layer_pass))
+            else:
+                source.accept(encoding.kv, stored=True)
+        finally:
+            self.flights.release(key)
+        return source
+
+    def _found_elsewhere(self, lost: _Missing, store: ChunkStore) -> FoundHead | None:
+        """Look whether another process has encoded a chunk by now.
+
+        Returns:
+            Its head record; None while another process is encoding it; an error where it is to be encoded here.
+        """
         key, reason = store.key(lost.chunk.tokens), lost.reason
         lease = None if isinstance(reason, StoreUnavailable) else self.flights.take(key)
         result: FlightResult = "led" if lease == "taken" else "alone"
@@ -175,10 +224,7 @@ class ChunkEncoder:
             found = find_head(store, lost.chunk.tokens)
             result = "alone" if isinstance(found, StoreError) else "joined"
         self.flights.counts[result] += 1
-        try:
-            return self._stored_chunk(lost.chunk, lost.first, store, collection, found)
-        finally:
-            self.flights.release(key)
+        return found
 
     def _stored_chunk(
         self, chunk: Chunk, first: bool, store: ChunkStore, collection: str, found: FoundHead

@@ -38,9 +38,10 @@ def find_head(store: ChunkStore, tokens: Sequence[int]) -> FoundHead:
 class StoredChunk:
     """A chunk in the KV store or its tiers. When the store fails, the chunk is encoded again.
 
+    A chunk whose head record is missing is encoded when it is first needed, or before (`accept`).
+
     Attributes:
         tokens: The chunk's token ids.
-        piece: What a method needs to plan with the chunk.
         hit: Whether the head record was valid and the chunk was not encoded again.
         fallback: Why the chunk was encoded again, as in `Fallback.reason`; "" if it was not.
         head_bytes: Bytes of the head record, from memory or the store.
@@ -74,16 +75,42 @@ class StoredChunk:
         self._store, self._exact, self._costs = store, exact, costs
         self._encode, self._repair_entry = encode, repair_entry
         self._key, self._tier_bytes = store.key(tokens), TierBytes()
-        self._source: Head | InMemoryChunk
+        self._source: Head | InMemoryChunk | None = None
+        self._piece: Piece | None = None
+        self._reason: StoreError | None = None
         found = found or find_head(store, tokens)
         if isinstance(found, StoreError):
-            self._source = self._encode_after(found)
-            self.piece = self._source.piece
+            self._reason, self.fallback = found, found.code
         else:
             head, tier = found
             self.hit, self.head_bytes, self._source = True, head.bytes, head
             self._tier_bytes["store"] += head.bytes if tier == "store" else 0
-            self.piece = Piece(len(self.tokens), store.block, head.digest, exact)
+            self._piece = Piece(len(self.tokens), store.block, head.digest, exact)
+
+    def accept(self, kv: ChunkKV, stored: bool = False) -> ChunkKV:
+        """Take the encoding of a missing chunk, and store it; return it as it would be loaded.
+
+        Args:
+            kv: The encoding.
+            stored: It was stored before, and is as it would be loaded.
+        """
+        assert self._reason is not None, "only a missing chunk is encoded before it is loaded"
+        kv = kv if stored else self._repair_entry(kv, self._reason)
+        self._source = InMemoryChunk(kv, self._store.block, self._exact)
+        self._piece = self._source.piece
+        return kv
+
+    @property
+    def piece(self) -> Piece:
+        """What a method needs to plan with the chunk."""
+        if self._piece is None:
+            self.accept(self._encode())
+        assert self._piece is not None
+        return self._piece
+
+    @piece.setter
+    def piece(self, piece: Piece) -> None:
+        self._piece = piece
 
     @property
     def tier(self) -> str:
@@ -138,6 +165,8 @@ class StoredChunk:
 
         The chunk is encoded now if that is quicker than loading.
         """
+        if self._source is None:
+            self.accept(self._encode())
         if not isinstance(self._source, Head):
             return None
         # The tiers are looked up only if loading everything from the store would be too slow.

@@ -29,9 +29,10 @@ from ragkv.engine.citations import cite
 from ragkv.engine.confidence import confidence_of, evidence_of
 from ragkv.engine.cost_model import CostModel, measure_costs
 from ragkv.engine.crossover import key_tier
+from ragkv.engine.decoding import generate
 from ragkv.engine.detokenizer import Detokenizer
 from ragkv.engine.fingerprint import fingerprint
-from ragkv.engine.generation import Completion, Sampling, Sequence, generate
+from ragkv.engine.generation import Completion, Sampling, Sequence
 from ragkv.engine.kv_map import KVMap, kv_map
 from ragkv.engine.open_model import load_model
 from ragkv.engine.passes import Passes, run_alone
@@ -250,7 +251,8 @@ class Engine:
             NotCalibrated: The method needs retrieval heads, or `abstain_below` a confidence, that the model's profile
                 lacks.
         """
-        return run_alone(self.model, self.prefill_passes(question, options))
+        with self.chunks.apart():
+            return run_alone(self.model, self.prefill_passes(question, options))
 
     def prefill_passes(self, question: str, options: AskOptions = DEFAULTS) -> Passes[RequestState]:
         """Prefill a question as `prefill` does; yield its passes. What `prefill` raises is raised before the first."""

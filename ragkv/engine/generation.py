@@ -1,21 +1,19 @@
 """From logits to an answer: sample a token, run one row, until something ends the answer.
 
-A request is a `Sequence`. `generate` decodes one alone; a `Batch` (batch.py) decodes several, a step at a time. The
+A request is a `Sequence`. `generate` (decoding.py) decodes one alone, a `Batch` (batch.py) several, step by step. The
 passes of a sequence with a `Drafter` (drafting.py) have rows for drafted tokens, and give more than one token.
 """
 
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ragkv.engine.drafting import Drafter
-from ragkv.model.decoder import DecoderModel
-from ragkv.model.execution.graph_decode import GraphDecoder
 from ragkv.model.execution.pooled_decode import PooledRequest
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Attention, Pass, append
@@ -229,84 +227,3 @@ class Sequence:
             except Exception as fault:
                 self.fault = fault
         return torch.zeros_like(q)
-
-
-def decode_step(
-    model: DecoderModel, sequences: abc.Sequence[Sequence], graph_decoder: GraphDecoder | None = None
-) -> None:
-    """Run the latest token of every sequence, and what was drafted behind it, in one forward.
-
-    Args:
-        model: The model.
-        sequences: Each has its own cache, attention, drafts and faults.
-        graph_decoder: Decodes the dense sequences by a recorded graph; None runs them in the forward.
-    """
-    pooled = [each for each in sequences if each.pooled is not None]
-    sequences = [each for each in sequences if each.pooled is None]
-    if pooled:
-        _decode_pooled(pooled)
-    for each in sequences:
-        each.make_draft()
-    if graph_decoder is not None:
-        dense = [each for each in sequences if each.attention is None]
-        sequences = [each for each in sequences if each.attention is not None]
-        _decode_dense(graph_decoder, dense)
-    for each, logits in zip(sequences, model.forward([each.next_pass() for each in sequences]), strict=True):
-        each.accept(logits if each.draft else logits[-1])
-
-
-def _decode_dense(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]) -> None:
-    """Run one recorded step for all of them. Drafted tokens are further rows."""
-    rows = [[each.tokens[-1], *each.draft] for each in sequences]
-    caches = [each.cache for each, mine in zip(sequences, rows, strict=True) for _ in mine]
-    positions = [each.position + i for each, mine in zip(sequences, rows, strict=True) for i in range(len(mine))]
-    logits = graph_decoder.decode(caches, [token for mine in rows for token in mine], positions)
-    for each, found in zip(sequences, logits.split([len(mine) for mine in rows]), strict=True):
-        each.accept(found if each.draft else found[-1])
-
-
-def _decode_pooled(sequences: abc.Sequence[Sequence]) -> None:
-    """Run one step over the pool for all of them."""
-    requests = [each.pooled for each in sequences if each.pooled is not None]
-    latest, positions = [each.tokens[-1] for each in sequences], [each.position for each in sequences]
-    logits = requests[0].decoder.decode(requests, latest, positions)
-    for each, row in zip(sequences, logits, strict=True):
-        each.accept(row)
-
-
-def generate(model: DecoderModel, sequence: Sequence, graph_decoder: GraphDecoder | None = None) -> Iterator[int]:
-    """Yield the token ids of one sequence, decoded alone.
-
-    A token is yielded before its pass runs, unless it was drafted; the pass of the last token never runs.
-
-    Args:
-        model: The model.
-        sequence: What to decode.
-        graph_decoder: As in `decode_step`.
-    """
-    if sequence.pooled is not None:
-        sequence.pooled.join()
-    try:
-        while (token := sequence.sample(model.stop_ids)) is not None:
-            yield token
-            if not sequence.finished and not sequence.ready:
-                decode_step(model, [sequence], graph_decoder)
-            if sequence.fault is not None:
-                raise sequence.fault
-    finally:
-        sequence.close()
-
-
-def decode(
-    model: DecoderModel,
-    cache: ContextCache,
-    logits: Tensor,
-    position: int,
-    sampling: Sampling,
-    attention: Attention | None = None,
-) -> Iterator[int]:
-    """Yield token ids: the first from `logits` [vocabulary], each next one from a pass of one row.
-
-    Ends at a stop token, which is not yielded, or after max_tokens. See `Sequence` for the arguments.
-    """
-    return generate(model, Sequence(cache, logits, position, sampling, attention))

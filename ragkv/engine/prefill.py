@@ -97,11 +97,11 @@ class Prefiller:
         Returns:
             The KV of each chunk: k, v [L, n, Hkv, d] on the CPU.
         """
-        passes = [self._encoding_pass(tokens) for tokens in chunks]
+        passes = [self.encoding_pass(tokens) for tokens in chunks]
         self.model.forward(passes)
-        return [self._captured(tokens, each) for tokens, each in zip(chunks, passes, strict=True)]
+        return [self.captured(tokens, each) for tokens, each in zip(chunks, passes, strict=True)]
 
-    def _encoding_pass(self, tokens: Sequence[int]) -> Pass:
+    def encoding_pass(self, tokens: Sequence[int]) -> Pass:
         """Return the pass that encodes a chunk, with a cache and a capture of its own."""
         start = len(self.prefix_tokens) if self.mode == "shared" else 0
         cache = ContextCache(self.model.shape, start + len(tokens), self.model.dtype, self.model.devices)
@@ -110,7 +110,7 @@ class Prefiller:
         sparse = prefill_attention(self.ingest_policy, start + len(tokens))
         return append(cache, tokens, start, outputs=0, capture=Capture(keys_too=True), attention=sparse)
 
-    def _captured(self, tokens: Sequence[int], done: Pass) -> ChunkKV:
+    def captured(self, tokens: Sequence[int], done: Pass) -> ChunkKV:
         """Return the KV that a pass captured, with its digest."""
         if done.capture is None:
             raise ValueError("the pass has captured nothing")
@@ -180,7 +180,13 @@ class Prefiller:
     def screen(
         self, pieces: Sequence[Piece], question: Sequence[int], method: Method, timer: StepTimer
     ) -> tuple[int, ...]:
-        """Return which of the chunks join the context, ascending; all where the method does not limit their number.
+        """Return which of the chunks join the context. See `screen_passes`."""
+        return run_alone(self.model, self.screen_passes(pieces, question, method, timer))
+
+    def screen_passes(
+        self, pieces: Sequence[Piece], question: Sequence[int], method: Method, timer: StepTimer
+    ) -> Passes[tuple[int, ...]]:
+        """Find which of the chunks join the context, ascending; all where the method does not limit their number.
 
         The question is asked over S alone and compared with the digests of all chunks, before any has a position.
 
@@ -193,7 +199,10 @@ class Prefiller:
         if not 0 < method.chunks < len(pieces):
             return tuple(range(len(pieces)))
         with timer.step("plan"):
-            queries = self.queries((), (), question, method.composite_layers(self.model.shape.layers))
+            stitch = Stitch(self.model, (), len(self.prefix_tokens), len(self.prefix_tokens) + len(question))
+            stitch.cache.extend(self.prefix)
+            depth = method.composite_layers(self.model.shape.layers)
+            queries = yield from self.runner.query_pass(stitch, question, depth)
             return method.screen(pieces, queries)
 
     def prefill_sparse(

@@ -196,7 +196,7 @@ class SessionManager:
         with timer.step("open"):
             best = max(hit.similarity for hit in hits)
             sources = yield from self._open(session, hits, [not session.hits] * len(hits), best)
-        chosen = self._prefiller.screen([source.piece for source in sources], question, method, timer)
+        chosen = yield from self._prefiller.screen_passes([each.piece for each in sources], question, method, timer)
         session.opened = {hits[i].row: sources[i] for i in chosen}
         session.left_out = [pair for i, pair in enumerate(zip(hits, sources, strict=True)) if i not in chosen]
         return [hits[i] for i in chosen]

@@ -40,7 +40,7 @@ class StoreFaults:
         self.refused = 0
         self._logged: Counter[str] = Counter()
         self._logged_at: dict[str, float] = {}
-        self._latest: dict[str, StoreError] = {}
+        self._latest: dict[str, str] = {}  # as text: a traceback would keep the request with its cache alive
         self._refusing = ""
         self._damaged_at = -inf
 
@@ -62,11 +62,11 @@ class StoreFaults:
     def log_due(self) -> None:
         """Log the kinds of faults that occurred since their last line, unless that line is too recent."""
         now = time.monotonic()
-        for kind, error in self._latest.items():
+        for kind, latest in self._latest.items():
             new = self.counts[kind] - self._logged[kind]
             if new and now - self._logged_at.get(kind, -inf) >= LOG_SECONDS:
                 total = self.counts[kind]
-                logger.warning("KV store: %s, %d new, %d since the start; the latest: %s", kind, new, total, error)
+                logger.warning("KV store: %s, %d new, %d since the start; the latest: %s", kind, new, total, latest)
                 self._logged[kind], self._logged_at[kind] = total, now
 
     def health(self, store: KVStore) -> str:
@@ -95,5 +95,5 @@ class StoreFaults:
         if error.code == EntryCorrupt.code:
             self._damaged_at = time.monotonic()
         self.counts[error.code] += 1
-        self._latest[error.code] = error
+        self._latest[error.code] = str(error)
         self.log_due()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -44,6 +45,15 @@ class MaskPlan:
     device_q_pos: Tensor | None = None
     device_k_pos: Tensor | None = None
     index: BlockSparseIndex | None = None
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """Whether each query sees each key [T, n], on the CPU."""
+        return visible(self.q_pos, self.k_pos)
+
+    def fits(self, q_pos: Tensor, k_pos: Tensor) -> bool:
+        """Whether the plan is one for these positions."""
+        return self.q_pos is q_pos and torch.equal(self.k_pos, k_pos)
 
     def to(self, device: torch.device) -> MaskPlan:
         """Return the same plan for rows on another device."""
@@ -127,7 +137,7 @@ def attend_planned(q: Tensor, k: Tensor, v: Tensor, plan: MaskPlan, *, scale: fl
     group = q.shape[1] // k.shape[1]
     mask = None
     if plan.kind == "part":
-        mask = visible(plan.q_pos, plan.k_pos).to(q.device).repeat(group, 1)
+        mask = plan.visible.to(q.device).repeat(group, 1)
     # The g query heads of a key/value head become g*T rows over it, so keys are read once and never repeated.
     rows, d = q.shape[0], q.shape[2]
     folded = q.view(rows, -1, group, d).permute(1, 2, 0, 3).reshape(1, -1, group * rows, d)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragkv.kernels.attention import attend, index_to_device
+from ragkv.kernels.attention import MaskPlan, attend_planned, index_to_device, plan_mask
 from ragkv.kernels.packed_products import pack_products, supports_packing
 from ragkv.model.checkpoint import load_checkpoint
 from ragkv.model.execution.fp8_weights import check_fp8, quantise_weights
@@ -185,7 +185,7 @@ class DecoderModel:
             return self.fused.forward(passes)
         embed = self.body.embed_tokens
         hidden = [embed(p.tokens.to(self._embedding_at)) if p.hidden is None else p.hidden for p in passes]
-        positions = [p.positions for p in passes]
+        positions, plans = [p.positions for p in passes], list[MaskPlan | None]([None] * len(passes))
         rotary = [self.rotary(p.positions) for p in passes]
         depth = max(self._depth(p) for p in passes)
         for layer in range(depth):
@@ -194,7 +194,7 @@ class DecoderModel:
                 continue
             device = self.devices[layer]
             for i in running if self.spread else ():
-                hidden[i], rotary[i] = hidden[i].to(device), rotary[i].to(device)
+                hidden[i], rotary[i], plans[i] = hidden[i].to(device), rotary[i].to(device), None
             q, k, v = self._project(layer, [hidden[i] for i in running])
             turned, turned_keys = _rotate_together(q, k, [rotary[i] for i in running])
             attended: list[Tensor] = []
@@ -211,9 +211,10 @@ class DecoderModel:
                     rows = index_to_device(leave, device)
                     turned[j], hidden[i], rotary[i] = turned[j][rows], hidden[i][rows], rotary[i][rows]
                     positions[i] = positions[i][leave]
-                attended.append(self._attend(layer, p, turned[j], positions[i]))
-            for i, out in zip(running, self._finish(layer, [hidden[i] for i in running], attended), strict=True):
-                hidden[i] = out
+                out, plans[i] = self._attend(layer, p, turned[j], positions[i], plans[i])
+                attended.append(out)
+            for i, rows in zip(running, self._finish(layer, [hidden[i] for i in running], attended), strict=True):
+                hidden[i] = rows
         final = self.body.norm(torch.cat([h.to(self._norm_at) for h in hidden]))
         return list(self._logits(final).split([h.shape[0] for h in hidden]))
 
@@ -263,13 +264,23 @@ class DecoderModel:
             q, k = attention.q_norm(q), attention.k_norm(k)
         return list(q.split(sizes)), list(k.split(sizes)), list(v.split(sizes))
 
-    def _attend(self, layer: int, p: Pass, q: Tensor, positions: Tensor) -> Tensor:
-        """Compute attention of one request's rows over its own cache."""
+    def _attend(
+        self, layer: int, p: Pass, q: Tensor, positions: Tensor, plan: MaskPlan | None
+    ) -> tuple[Tensor, MaskPlan | None]:
+        """Compute attention of one request's rows over its own cache. plan: of the layer below, None for none.
+
+        Returns:
+            The attention, and the mask's plan for the layer above.
+        """
         k, v, k_pos = p.cache.k(layer), p.cache.v(layer), p.cache.positions(layer)
+        if not q.shape[0]:
+            return q, plan
         with on_device(self.devices[layer]):
-            if p.attention is None or not q.shape[0]:
-                return attend(q, k, v, positions, k_pos, scale=self.scale)
-            return p.attention(layer, q, k, v, positions, k_pos, scale=self.scale)
+            if p.attention is not None:
+                return p.attention(layer, q, k, v, positions, k_pos, scale=self.scale), plan
+            if plan is None or not plan.fits(positions, k_pos):
+                plan = plan_mask(positions, k_pos, q.device, q.shape[1] // k.shape[1])
+            return attend_planned(q, k, v, plan, scale=self.scale), plan
 
     def _finish(self, layer: int, hidden: list[Tensor], attended: list[Tensor]) -> list[Tensor]:
         """Apply output projection, residuals and MLP."""

@@ -4,13 +4,15 @@ import gc
 import random
 import weakref
 from collections import Counter
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ragkv.engine.batch import Batch
-from ragkv.engine.generation import Sampling, Sequence, decode, generate
+from ragkv.engine.decoding import Company, decode, generate
+from ragkv.engine.generation import Sampling, Sequence
 from ragkv.kernels.attention import attend
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import append
@@ -265,3 +267,98 @@ def test_decode_is_what_a_batch_of_one_says(model):
         until_quiet(batch)
         logits = other._logits
         assert run.tokens == list(decode(model, other.cache, logits, 5 + seed % 40, other.sampling, other.attention))
+
+
+def first_pass(model, seed):
+    """A first pass of another request, and its logits alone."""
+    tokens = tiny.tokens(20, seed)
+    passes = [append(ContextCache(model.shape, 8, model.dtype), tokens, 0) for _ in range(2)]
+    return passes[0], model.forward(passes[1:])[0]
+
+
+@contextmanager
+def counted(model):
+    """The number of passes of every forward inside the block."""
+    forward, seen = model.forward, []
+    model.forward = lambda passes: seen.append(len(passes)) or forward(passes)
+    try:
+        yield seen
+    finally:
+        del model.forward
+
+
+def test_passes_of_other_requests_run_in_the_forward_of_a_step(model):
+    batch, runs = Batch(model), [ask(model, seed, sampling=Sampling(8)) for seed in (1, 2, 3)]
+    for run in runs:
+        batch.join(run)
+    batch.sample()
+    (one, alone_one), (two, alone_two) = first_pass(model, 70), first_pass(model, 71)
+    with counted(model) as forwards:
+        company = Company([one, two])
+        assert batch.forward(company) == []
+    assert forwards == [5]
+    for found, expected in zip(company.logits, (alone_one, alone_two), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    until_quiet(batch)
+    assert [run.tokens for run in runs] == [
+        alone(model, ask(model, seed, sampling=Sampling(8))).tokens for seed in (1, 2, 3)
+    ]
+
+
+def test_a_fault_of_other_requests_passes_ends_no_sequence(model):
+    """Not even one with drafted rows: the step is done again without them."""
+    batch, runs = Batch(model), [ask(model, seed, sampling=Sampling(8)) for seed in (1, 2, 3)]
+    for run in runs:
+        batch.join(run)
+    runs[1].drafter = Fixed((5, 6))
+    batch.sample()
+    lengths = runs[0].cache.lengths[0]
+    broken, _ = first_pass(model, 70)
+    del broken.cache._k[1:]  # fails behind the first layer
+    company = Company([broken])
+    assert batch.forward(company) == []
+    assert isinstance(company.fault, IndexError)
+    assert company.logits is None
+    assert runs[0].cache.lengths == [lengths + 1] * model.shape.layers
+    until_quiet(batch)
+    assert [run.tokens for run in runs] == [
+        alone(model, ask(model, seed, sampling=Sampling(8))).tokens for seed in (1, 2, 3)
+    ]
+
+
+class Fixed:
+    """Drafts the same tokens behind every token."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def propose(self, tokens, limit):
+        return self.tokens[:limit]
+
+    def accept(self):
+        pass
+
+
+@pytest.mark.parametrize("policy", [Psa(block=8), None])
+def test_company_joins_dense_sequences_only(model, policy):
+    """A policy that has seen a part of a pass cannot see it again."""
+    batch = Batch(model)
+    batch.join(ask(model, 2, policy=Psa(block=8)))
+    batch.join(ask(model, 3, policy=policy))
+    batch.sample()
+    company = Company([first_pass(model, 70)[0]])
+    with counted(model) as forwards:
+        batch.forward(company)
+    assert forwards == ([2] if policy else [2, 1])
+    assert (company.logits is None) == (policy is not None)
+
+
+def test_a_sequence_that_leaves_between_its_token_and_its_pass_is_not_computed(model):
+    batch, runs = Batch(model), [ask(model, seed, sampling=Sampling(8)) for seed in (1, 2)]
+    ids = [batch.join(run) for run in runs]
+    assert [event.id for event in batch.sample()] == ids
+    assert batch.sample() == [], "a pass comes before the next token"
+    batch.cancel(ids[0])
+    with counted(model) as forwards:
+        batch.forward()
+    assert forwards == [1]

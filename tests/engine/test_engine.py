@@ -13,8 +13,9 @@ from ragkv.cli.samples import samples_folder
 from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
 from ragkv.engine.cost_model import LinearCost, QuadraticCost
+from ragkv.engine.decoding import decode
 from ragkv.engine.engine import prompt_order
-from ragkv.engine.generation import Sampling, decode
+from ragkv.engine.generation import Sampling
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.needles import make_needles
 from ragkv.engine.prefill import Prefiller

@@ -9,8 +9,8 @@ import torch
 
 from ingest.pipeline import ingest
 from ragkv.engine import speculation
+from ragkv.engine.decoding import generate
 from ragkv.engine.drafting import Drafter, DraftParams
-from ragkv.engine.generation import generate
 from ragkv.engine.speculation import kept_texts
 from ragkv.recompute.base import Plan
 from ragkv.types import AskOptions, Document

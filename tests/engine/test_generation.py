@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from ragkv.cli.samples import samples_folder
+from ragkv.engine.decoding import decode
 from ragkv.engine.engine import prompt_order
-from ragkv.engine.generation import Sampling, decode
+from ragkv.engine.generation import Sampling
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions

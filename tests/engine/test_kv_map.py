@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ingest.pipeline import ingest
+from ragkv.engine.decoding import generate
 from ragkv.engine.engine import Engine
-from ragkv.engine.generation import generate
 from ragkv.engine.kv_map import KVMap, kv_map
 from ragkv.engine.request import RequestState
 from ragkv.recompute.base import Plan, rows_alive

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from ragkv.engine.decoding import decode
 from ragkv.engine.engine import prompt_order
-from ragkv.engine.generation import Sampling, decode
+from ragkv.engine.generation import Sampling
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.offloaded_blocks import OffloadedBlocks
 from ragkv.engine.prefill import Prefiller

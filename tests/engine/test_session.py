@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ragkv.engine.generation import Sampling, decode
+from ragkv.engine.decoding import decode
+from ragkv.engine.generation import Sampling
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ingest.pipeline import ingest, remove
+from ragkv.engine.decoding import generate
 from ragkv.engine.engine import Engine
-from ragkv.engine.generation import generate
 from ragkv.engine.session_manager import LEAST_RELEVANCE, MAX_NAME, relevance
 from ragkv.errors import InputError, NotFound
 from ragkv.types import AskOptions, Chunk, Document, Hit

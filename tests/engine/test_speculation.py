@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from ragkv.engine.batch import Batch
+from ragkv.engine.decoding import generate
 from ragkv.engine.drafting import Drafter, DraftParams
-from ragkv.engine.generation import Sampling, Sequence, generate
+from ragkv.engine.generation import Sampling, Sequence
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import GraphDecoder
 from ragkv.model.kv_cache import ContextCache

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ingest.pipeline import ingest
+from ragkv.engine.decoding import generate
 from ragkv.engine.engine import Engine
-from ragkv.engine.generation import generate
 from ragkv.sparse import prefill, psa, topk
 from ragkv.sparse.blocks import BlockDigests
 from ragkv.sparse.lfps import LfpsState

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,22 @@ def test_a_store_that_does_not_answer_is_told(store: DiskStore) -> None:
     health = StoreFaults().health(store)
     assert health.startswith("unavailable: ")
     assert str(store.root) not in health
+
+
+def test_a_fault_does_not_keep_the_request_alive_that_met_it(clock: Clock) -> None:
+    """A traceback refers to the frames of the request, and these to its context cache."""
+
+    class Cache:
+        """What a request holds."""
+
+    def ask(faults: StoreFaults) -> weakref.ref[Cache]:
+        cache = Cache()
+        try:
+            raise EntryMissing("evicted")
+        except EntryMissing as error:
+            faults.unreadable(error)
+        return weakref.ref(cache)
+
+    faults = StoreFaults()
+    assert ask(faults)() is None
+    assert faults.counts == {"missing": 1}

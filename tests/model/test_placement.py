@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from ragkv.bench.shapes import SHAPES, random_model, random_tokens
-from ragkv.engine.generation import Sampling, decode
+from ragkv.engine.decoding import decode
+from ragkv.engine.generation import Sampling
 from ragkv.engine.kv_transfer import make_kv_transfer
 from ragkv.engine.memory_source import InMemoryChunk
 from ragkv.engine.prefill import Prefiller

@@ -154,7 +154,7 @@ class _PassRun:
         if not q.shape[0]:
             return q
         plan = self._plan
-        if plan is None or plan.q_pos is not self._positions or not torch.equal(plan.k_pos, k_pos):
+        if plan is None or not plan.fits(self._positions, k_pos):
             self._plan = plan = plan_mask(self._positions, k_pos, q.device, q.shape[1] // k.shape[1])
         return attend_planned(q, k, v, plan, scale=scale)
 

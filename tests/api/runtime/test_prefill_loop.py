@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from torch import Tensor
 
+from api.runtime.answer_history import AnswerHistory
+from api.runtime.decode_loop import DecodeLoop
 from api.runtime.engine_thread import EngineThread
+from api.runtime.request_queue import QueuedQuestion
 from ragkv.engine import chunk_flights
 from ragkv.engine.engine import Engine
+from ragkv.metrics.sums import MetricsRecorder
 from ragkv.model.layer_pass import Pass
+from ragkv.report import Answer
 from ragkv.store.base import KVStore
 from ragkv.types import AskOptions, Key
 from tests.api.conftest import Service
+from tests.api.runtime.mixed_requests import open_small
 from tests.api.runtime.test_decode_loop import QUESTIONS, on_prefill, until
 from tests.api.test_faults import held
 
@@ -146,3 +154,76 @@ def test_questions_that_wait_are_embedded_together(service: Service, count: int)
     finally:
         service.engine_thread.submit(lambda engine: engine.retriever.embedder.__dict__.pop("encode_queries")).result(30)
     assert calls == [count]
+
+
+def small_loop(engine: Engine, questions: Sequence[str], tokens: int = 6) -> tuple[DecodeLoop, list[Future[Answer]]]:
+    """A loop that has begun with these questions, and their futures."""
+    loop, futures = DecodeLoop(engine, MetricsRecorder(), AnswerHistory(0)), list[Future[Answer]]()
+    for question in questions:
+        futures.append(Future())
+        loop.start(QueuedQuestion(question, AskOptions(method="reuse", top_k=3, max_tokens=tokens), futures[-1]))
+    return loop, futures
+
+
+def test_chunks_that_several_questions_miss_are_encoded_once_beside_a_running_answer(tmp_path: Path) -> None:
+    asked = [f"Who built the {name} of Tarn?" for name in ("harbour", "bridge", "mill", "quay")]
+    with open_small(tmp_path) as engine:
+        expected = [engine.answer(each, AskOptions(method="reuse", top_k=3, max_tokens=6)) for each in asked]
+        loop, (running,) = small_loop(engine, asked[:1], tokens=60)
+        while not loop._running:
+            loop.step()
+        keys = engine.catalog.keys()
+        for key in keys:
+            engine.tiers.drop(key)
+            engine.store.delete(key)
+        encoded: list[int] = []
+        beside: list[bool] = []
+        forward = engine.model.forward
+
+        def note_encodings(passes: Sequence[Pass]) -> list[Tensor]:
+            captures = [each for each in passes if each.capture is not None and each.capture.keys_too]
+            encoded.extend(hash(tuple(each.tokens.tolist())) for each in captures)
+            beside.extend([len(passes) > len(captures)] * bool(captures))
+            return forward(passes)
+
+        engine.model.forward = note_encodings  # type: ignore[method-assign]
+        try:
+            futures = [Future[Answer]() for _ in asked]
+            for question, future in zip(asked, futures, strict=True):
+                options = AskOptions(method="reuse", top_k=3, max_tokens=6)
+                loop.start(QueuedQuestion(question, options, future))
+            while loop.count:
+                loop.step()
+        finally:
+            del engine.model.forward
+        assert [each.result().answer for each in futures] == [each.answer for each in expected]
+        assert len(encoded) == len(set(encoded)) >= 4
+        assert all(beside), "the running answer gets its token in the same forward"
+        misses = [each.result().report.cache.misses for each in futures]
+        assert sum(misses) >= len(encoded)
+        assert running.result().answer
+
+
+def test_a_fault_of_a_first_pass_ends_no_running_answer(tmp_path: Path) -> None:
+    with open_small(tmp_path) as engine:
+        loop, (running,) = small_loop(engine, ["Who built the harbour of Tarn?"], tokens=30)
+        alone = engine.answer("Who built the harbour of Tarn?", AskOptions(method="reuse", top_k=3, max_tokens=30))
+        while not loop._running:
+            loop.step()
+        bad = Future[Answer]()
+        loop.start(QueuedQuestion("Who built the mill?", AskOptions(method="reuse", top_k=2), bad))
+        forward = engine.model.forward
+
+        def without_room(passes: Sequence[Pass]) -> list[Tensor]:
+            if any(len(each.tokens) > 1 for each in passes):
+                raise MemoryError
+            return forward(passes)
+
+        engine.model.forward = without_room  # type: ignore[method-assign]
+        try:
+            while loop.count:
+                loop.step()
+        finally:
+            del engine.model.forward
+        assert isinstance(bad.exception(), MemoryError)
+        assert running.result().answer == alone.answer

@@ -9,7 +9,8 @@ import torch
 import transformers
 
 from ragkv.engine.batch import Batch
-from ragkv.engine.generation import Sampling, Sequence, generate
+from ragkv.engine.decoding import generate
+from ragkv.engine.generation import Sampling, Sequence
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.graph_decode import WIDEST, GraphDecoder, make_graph_decoder
 from ragkv.model.kv_cache import ContextCache

@@ -1,0 +1,154 @@
+"""Decode steps: one forward, or one recorded graph, for the latest tokens of several sequences.
+
+`generate` decodes one sequence alone. First passes of other requests may run in the forward of a step (`Company`).
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ragkv.engine.generation import Sampling, Sequence
+from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.graph_decode import GraphDecoder
+from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import Attention, Pass
+
+
+@dataclass
+class Company:
+    """Passes of other requests that may run in the forward of a decode step, so that both read the weights once.
+
+    Attributes:
+        passes: The passes.
+        logits: Of each pass; None where they did not run beside the step.
+        fault: What the forward of both raised. The passes must not run again: they may have run in part.
+    """
+
+    passes: abc.Sequence[Pass]
+    logits: list[Tensor] | None = None
+    fault: Exception | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of all passes."""
+        return sum(len(each.tokens) for each in self.passes)
+
+
+def decode_step(
+    model: DecoderModel,
+    sequences: abc.Sequence[Sequence],
+    graph_decoder: GraphDecoder | None = None,
+    company: Company | None = None,
+) -> None:
+    """Run the latest token of every sequence, and what was drafted behind it, in one forward.
+
+    Company runs in it, too, unless the step is a recorded graph. A graph is quicker than a forward with company
+    (docs/lab-notes.md). Company joins dense sequences only: they can be decoded again where the forward fails, and a
+    policy that has seen half of a pass cannot.
+
+    Args:
+        model: The model.
+        sequences: Each has its own cache, attention, drafts and faults.
+        graph_decoder: Decodes the dense sequences by a recorded graph; None runs them in the forward.
+        company: Passes of other requests.
+    """
+    pooled = [each for each in sequences if each.pooled is not None]
+    sequences = [each for each in sequences if each.pooled is None]
+    if pooled:
+        _decode_pooled(pooled)
+    for each in sequences:
+        each.make_draft()
+    dense = [each for each in sequences if each.attention is None]
+    if graph_decoder is not None:
+        sequences = [each for each in sequences if each.attention is not None]
+        _decode_dense(graph_decoder, dense)
+    elif dense and company is not None and company.passes and _decode_beside(model, dense, company):
+        sequences = [each for each in sequences if each.attention is not None]
+    if sequences:
+        _accept(sequences, model.forward([each.next_pass() for each in sequences]))
+
+
+def _decode_beside(model: DecoderModel, sequences: abc.Sequence[Sequence], company: Company) -> bool:
+    """Decode sequences and run company in one forward. Where it fails, the sequences are left as they were.
+
+    Returns:
+        Whether the sequences were decoded.
+    """
+    lengths = [list(each.cache.lengths) for each in sequences]
+    passes = [each.next_pass() for each in sequences]
+    try:
+        logits = model.forward([*passes, *company.passes])
+    except Exception as fault:
+        company.fault = fault
+        for each, before in zip(sequences, lengths, strict=True):
+            each.cache.truncate(before)
+        return False
+    company.logits = logits[len(passes) :]
+    _accept(sequences, logits[: len(passes)])
+    return True
+
+
+def _accept(sequences: abc.Sequence[Sequence], logits: abc.Sequence[Tensor]) -> None:
+    """Give every sequence the logits [O, vocabulary] of its pass."""
+    for each, rows in zip(sequences, logits, strict=True):
+        each.accept(rows if each.draft else rows[-1])
+
+
+def _decode_dense(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]) -> None:
+    """Run one recorded step for all of them. Drafted tokens are further rows."""
+    rows = [[each.tokens[-1], *each.draft] for each in sequences]
+    caches = [each.cache for each, mine in zip(sequences, rows, strict=True) for _ in mine]
+    positions = [each.position + i for each, mine in zip(sequences, rows, strict=True) for i in range(len(mine))]
+    logits = graph_decoder.decode(caches, [token for mine in rows for token in mine], positions)
+    _accept(sequences, logits.split([len(mine) for mine in rows]))
+
+
+def _decode_pooled(sequences: abc.Sequence[Sequence]) -> None:
+    """Run one step over the pool for all of them."""
+    requests = [each.pooled for each in sequences if each.pooled is not None]
+    latest, positions = [each.tokens[-1] for each in sequences], [each.position for each in sequences]
+    logits = requests[0].decoder.decode(requests, latest, positions)
+    for each, row in zip(sequences, logits, strict=True):
+        each.accept(row)
+
+
+def generate(model: DecoderModel, sequence: Sequence, graph_decoder: GraphDecoder | None = None) -> Iterator[int]:
+    """Yield the token ids of one sequence, decoded alone.
+
+    A token is yielded before its pass runs, unless it was drafted; the pass of the last token never runs.
+
+    Args:
+        model: The model.
+        sequence: What to decode.
+        graph_decoder: As in `decode_step`.
+    """
+    if sequence.pooled is not None:
+        sequence.pooled.join()
+    try:
+        while (token := sequence.sample(model.stop_ids)) is not None:
+            yield token
+            if not sequence.finished and not sequence.ready:
+                decode_step(model, [sequence], graph_decoder)
+            if sequence.fault is not None:
+                raise sequence.fault
+    finally:
+        sequence.close()
+
+
+def decode(
+    model: DecoderModel,
+    cache: ContextCache,
+    logits: Tensor,
+    position: int,
+    sampling: Sampling,
+    attention: Attention | None = None,
+) -> Iterator[int]:
+    """Yield token ids: the first from `logits` [vocabulary], each next one from a pass of one row.
+
+    Ends at a stop token, which is not yielded, or after max_tokens. See `Sequence` for the arguments.
+    """
+    return generate(model, Sequence(cache, logits, position, sampling, attention))

@@ -1,0 +1,236 @@
+"""Requests of all kinds that join, leave and are cancelled, through the loops that the engine's thread runs.
+
+Each request is made from its number: another question, method, policy, length, temperature, and end. After every window
+nothing runs any more: everything is free again, and a sample of the answers is compared with those of an engine that
+answers one request after another.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections import Counter
+from concurrent.futures import Future
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cache
+from math import inf
+from pathlib import Path
+
+import torch
+
+from api.runtime.answer_history import AnswerHistory
+from api.runtime.decode_loop import DecodeLoop
+from api.runtime.request_queue import QueuedQuestion
+from ragkv.catalog import Catalog
+from ragkv.engine.engine import Engine
+from ragkv.errors import Expired
+from ragkv.metrics.sums import MetricsRecorder
+from ragkv.model.decoder import DecoderModel
+from ragkv.report import Answer
+from ragkv.retrieval import Retriever
+from ragkv.store import open_store
+from ragkv.types import AskOptions
+from tests.engine.test_session_manager import fill
+from tests.ingest.reader import WordEmbedder
+from tests.quick import quick_model, quick_settings
+from tests.slots import check_slots
+
+NAMES = ("harbour", "bridge", "mill", "tower", "quay", "chapel", "school", "lock", "barn", "inn")
+METHODS = ("full", "reuse", "scout", "scout", "scout:chunks=2", "samkv-fusion", "cacheblend", "epic", "multi-infllm")
+POOLED = "psa:least=0,part=0,threshold=0.6"
+POLICIES = ("dense", "dense", "dense", POOLED, POOLED, "psa:block=8,least=0,part=0,threshold=0.6", "lfps", "loopserve")
+SLOT = 1024
+"""Bytes of a block of 16 rows of one kv head of the model, in float32."""
+POOL_SLOTS = 60
+RUNNING = 12
+BATCH_BYTES = 700_000
+HOST_BYTES = 300_000
+TALKS = 4
+"""Conversations of a window."""
+SAMPLE = 12
+"""Answers of a window that are asked again alone."""
+
+
+@cache
+def small_model() -> DecoderModel:
+    """The quick model, in float32."""
+    other = quick_model()
+    weights = deepcopy(torch.nn.ModuleDict({"body": other.body, "head": other.lm_head})).float()
+    loaded = type("Weights", (), {"model": weights["body"], "lm_head": weights["head"], "config": other.config})()
+    loaded.parameters = weights.parameters
+    return DecoderModel(loaded, other.tokenizer, other.profile, "small", "small")
+
+
+def open_small(data: Path) -> Engine:
+    """An engine with a pool for psa, and little memory for everything."""
+    chosen = quick_settings(
+        data,
+        batch=RUNNING,
+        batch_bytes=BATCH_BYTES,
+        host_bytes=HOST_BYTES,
+        pool_bytes=POOL_SLOTS * SLOT,
+        conversation_bytes=400_000,
+        group_tokens=256,
+    )
+    store = open_store(chosen.store, chosen.data, chosen.store_timeout, chosen.store_ttl, chosen.store_bytes)
+    catalog = Catalog.open(chosen.data / "catalog.sqlite")
+    retriever = Retriever(catalog, WordEmbedder(), chosen.data / "index")
+    return fill(Engine(chosen, small_model(), store, catalog, retriever), NAMES)
+
+
+@dataclass
+class Asked:
+    """One request. seed: what it was made from; leaves: whether its client leaves."""
+
+    seed: int
+    question: QueuedQuestion
+    leaves: bool
+
+    @property
+    def answer(self) -> Answer | None:
+        """Its answer; None where it left or was too late."""
+        future = self.question.future
+        return None if future.cancelled() or isinstance(future.exception(), Expired) else future.result()
+
+
+def make_request(seed: int, window: int) -> Asked:
+    """The request of a number: the same for the same number, its deadline apart."""
+    dice = random.Random(seed)
+    if dice.random() < 0.2:  # some are asked again and again
+        dice = random.Random(-1 - seed % 17)
+    asked = dice.sample(NAMES, dice.choice((1, 1, 2, 3)))
+    text = f"Who built the {' and the '.join(asked)} of Tarn?" + " Say it again, please." * dice.choice((0, 0, 1, 4))
+    method, policy = dice.choice(METHODS), dice.choice(POLICIES)
+    talk = f"talk {window} {dice.randrange(TALKS)}" if dice.random() < 0.15 else None
+    if talk is not None:  # dense: a turn that is read again is, and rows that a policy decoded would differ from it
+        options = AskOptions(method="scout", conversation=talk, top_k=2, max_tokens=3, seed=seed)
+    else:
+        options = AskOptions(
+            method=method,
+            decode=policy,
+            top_k=dice.choice((1, 2, 4, 7)),
+            max_tokens=dice.choice((1, 2, 3, 5, 8, 20)),
+            temperature=dice.choice((0.0, 0.0, 1.0)),
+            seed=dice.randrange(5),
+            speculation=dice.random() < 0.5,
+        )
+    late = dice.random() < 0.02
+    deadline = time.monotonic() + dice.choice((0.0, 0.02)) if late else inf
+    return Asked(seed, QueuedQuestion(text, options, Future(), deadline=deadline), dice.random() < 0.12)
+
+
+@dataclass
+class Drive:
+    """An engine under requests, and one that answers alone.
+
+    Attributes:
+        engine: Answers together.
+        alone: Answers one request after another.
+        counts: How requests ended, and what was seen on the way.
+        memory: (tensors, bytes) that were alive after each window.
+    """
+
+    engine: Engine
+    alone: Engine
+    counts: Counter[str] = field(default_factory=Counter)
+    memory: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.loop = DecodeLoop(self.engine, MetricsRecorder(), AnswerHistory(0))
+        self.dice = random.Random(99)
+
+    def run(self, requests: int, window: int) -> None:
+        """Ask so many requests, and check everything after each window."""
+        for first in range(0, requests, window):
+            self._run_window([make_request(seed, first) for seed in range(first, min(first + window, requests))])
+
+    def _run_window(self, asked: list[Asked]) -> None:
+        ended: list[Asked] = []  # in the order in which they ended, as turns of a conversation follow each other
+        coming, running = asked[::-1], list[Asked]()
+        while coming or running:
+            for _ in range(self.dice.choice((0, 0, 1, 2, 4))):
+                if coming and self.loop.free and not self.loop.answers_session(coming[-1].question.session):
+                    running.append(coming.pop())
+                    self.loop.start(running[-1].question, [each.question.question for each in coming[-3:]])
+            if self.dice.random() < 0.05:
+                self._lose_a_chunk()
+            leaving = [each for each in running if each.leaves]
+            if leaving and self.dice.random() < 0.3:
+                self.dice.choice(leaving).question.future.cancel()
+            self.loop.step()
+            self._check_running()
+            over = [each for each in running if each.question.future.done()]
+            ended += over
+            running = [each for each in running if each not in over]
+        self.loop.step()  # drops those that were cancelled last
+        for each in ended:
+            self.counts["answered" if each.answer else "left"] += 1
+        self._check_quiet()
+        self._compare([each for each in ended if each.answer])
+        del asked, ended, coming, running, over, leaving
+        self._check_memory()
+
+    def _lose_a_chunk(self) -> None:
+        """Take the KV of a chunk out of the store and the host tier: the next question encodes it again."""
+        keys = sorted(self.engine.catalog.keys())
+        key = self.dice.choice(keys)
+        self.engine.tiers.drop(key)
+        self.engine.store.delete(key)
+        self.counts["lost"] += 1
+
+    def _check_running(self) -> None:
+        batch, pool = self.loop._batch, self.engine.pooled_decoder.pool
+        assert batch.running + self.loop._prefills.count <= RUNNING
+        assert batch.held <= BATCH_BYTES or batch.running == 1
+        self.counts["most together"] = max(self.counts["most together"], batch.running)
+        self.counts["most slots"] = max(self.counts["most slots"], pool.use().used)
+
+    def _check_quiet(self) -> None:
+        """Everything that a request takes is free again."""
+        batch, pool = self.loop._batch, self.engine.pooled_decoder.pool
+        assert (batch.running, batch.waiting, batch.held, self.loop.count) == (0, 0, 0, 0)
+        check_slots(pool)
+        assert (pool.use().used, pool.joined, pool.use().slots) == (0, 0, POOL_SLOTS)
+        (host,) = self.engine.tiers.stats().values()
+        assert host.pinned == 0
+        assert self.engine.health()["status"] == "ok"
+
+    def _compare(self, answered: list[Asked]) -> None:
+        """Ask a sample again, alone, and all turns of one conversation.
+
+        Not answers at temperature 1: of 12,000 tokens some have almost the same probability, and rounding orders them.
+        """
+        single = [each for each in answered if each.question.session is None and not each.question.options.temperature]
+        talks = [each for each in answered if each.question.session is not None]
+        chosen = self.dice.sample(single, min(SAMPLE, len(single)))
+        if talks:
+            name = self.dice.choice(talks).question.session
+            chosen += [each for each in talks if each.question.session == name]
+        for each in chosen:
+            alone, answer = self.alone.answer(each.question.question, each.question.options), each.answer
+            assert answer is not None
+            assert answer.answer == alone.answer, (each.seed, each.question.options)
+            if each.question.session is None:  # after a turn that was left, the turns before it are read again
+                assert answer.report.tokens == alone.report.tokens
+                assert answer.report.chunks == alone.report.chunks
+            self.counts["compared"] += 1
+            self.counts["compared in the pool"] += answer.report.decoding.pool is not None
+            speculation = answer.report.decoding.speculation
+            self.counts["compared with drafts"] += speculation is not None and speculation.drafted > 0
+            self.counts["compared turns"] += each.question.session is not None
+
+    def _check_memory(self) -> None:
+        """Between windows only the engines are alive, without what they keep of conversations and chunks."""
+        for engine in (self.engine, self.alone):
+            for session in engine.sessions.cache.sessions():
+                engine.sessions.cache.drop(session.collection, session.name)
+            for chunk in sorted(engine.catalog.keys()):
+                engine.tiers.drop(chunk)
+            (host,) = engine.tiers.stats().values()
+            assert host.used == 0, host
+        gc.collect()
+        tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+        self.memory.append((len(tensors), sum(storages.values())))
