@@ -128,7 +128,7 @@ def test_imports_never_climb() -> None:
 
 
 ROOT_MODULES = 8
-PACKAGES = 28
+PACKAGES = 30
 LONGEST_CHAIN = 8
 
 

@@ -11,7 +11,7 @@ import pytest
 from ingest.pipeline import ingest
 from ragkv.engine import chunk_flights
 from ragkv.engine.engine import Engine
-from ragkv.engine.generation import generate
+from ragkv.engine.decoding import generate
 from ragkv.engine.passes import Passes, Pause
 from ragkv.engine.request import RequestState
 from ragkv.errors import StoreUnavailable
