@@ -69,10 +69,10 @@ def take(transaction: Transaction, place: JobPlace, worker: str) -> None:
     transaction.execute(_TAKE, {"job": place.job, "position": place.position, "worker": worker, "expires": expires})
 
 
-def renew(transaction: Transaction, places: Sequence[JobPlace], worker: str) -> None:
+def renew(transaction: Transaction, held: Sequence[JobPlace], worker: str) -> None:
     """Renew the leases that the worker still has."""
     expires = transaction.now() + LEASE_SECONDS
-    for place in places:
+    for place in held:
         transaction.execute(_RENEW, {"of": place.job, "at": place.position, "by": worker, "expires": expires})
 
 

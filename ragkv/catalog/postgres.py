@@ -213,7 +213,7 @@ def _parsed(address: str) -> URL:
         import psycopg  # noqa: F401
     except (ImportError, NoSuchModuleError) as error:
         raise MissingPackage(
-            "a catalogue in PostgreSQL needs the package psycopg", "run `pip install 'ragkv[postgres]'`"
+            "a catalogue in PostgreSQL needs the extra ragkv[postgres]", "run `pip install 'psycopg[binary]>=3.3,<4'`"
         ) from error
     return url
 

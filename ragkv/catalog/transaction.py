@@ -47,7 +47,7 @@ class Transaction:
     """
 
     def __init__(self, driver: Any, dialect: Dialect):
-        """Take a connection on which a transaction has begun."""
+        """Take a connection with an open transaction."""
         self.driver, self._dialect = driver, dialect
         self.dialect: DialectName = "sqlite" if dialect.name == "sqlite" else "postgresql"
 

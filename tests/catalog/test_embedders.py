@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +17,12 @@ NONE = np.empty(0, np.int64)
 
 
 @pytest.fixture
-def catalog(catalog_address: Path | str) -> Catalog:
+def catalog(catalog_address: Path | str) -> Iterator[Catalog]:
     made = Catalog.open(catalog_address)
     put(made, "a", ["one", "two"])
     put(made, "b", ["three"], "other")
-    return made
+    yield made
+    made.close()
 
 
 def put(
@@ -72,15 +73,16 @@ def test_a_collection_changes_when_all_its_chunks_are_embedded(catalog: Catalog)
         catalog.check_embedder(OLD)
 
 
-def test_another_process_goes_on_where_the_first_one_stopped(catalog: Catalog, tmp_path: Path) -> None:
+def test_another_process_goes_on_where_the_first_one_stopped(catalog: Catalog, catalog_address: Path | str) -> None:
     catalog.aim_embedder(NEW)
     rows = [each.row for each in catalog.unembedded("default", 0, 1)]
     catalog.store_next_vectors(rows, vectors(NEW, 1), NEW)
     catalog.close()
-    again = Catalog.open(tmp_path / "catalog.sqlite")
+    again = Catalog.open(catalog_address)
     assert again.aim_embedder(NEW) == Reembedding(OLD, NEW, 1, 3)
     assert len(again.unembedded("default", 0, 10)) == 1
     assert again.embedder().source == "/models/old"  # type: ignore[union-attr]
+    again.close()
 
 
 def test_documents_that_come_meanwhile_are_embedded_once(catalog: Catalog) -> None:
@@ -88,7 +90,7 @@ def test_documents_that_come_meanwhile_are_embedded_once(catalog: Catalog) -> No
     put(catalog, "late", ["four"], by=NEW)
     put(catalog, "first", ["five"], "fresh", by=NEW)
     assert searched(catalog) == (2, 0.25), "words find it until its collection has changed"
-    assert [row for row, _ in catalog.match("default", "four", 5)]
+    assert not catalog.has_words or catalog.match("default", "four", 5)
     assert searched(catalog, "fresh") == (1, 0.75), "a new collection begins with the new embedder"
     embed(catalog, "default")
     assert catalog.swap_vectors("default", NEW)
