@@ -279,7 +279,7 @@ class EngineThread:
                 self.text_service = TextService(engine.retriever, self._settings.queue, self._settings.deadline)
                 reembedding = ReembeddingTask(engine)  # before the first examination, which tells of it
                 self._resume(engine)
-                engine.retriever.follow()
+                engine.retriever.start_follower()
                 self._ready.set_result(None)
             except BaseException as error:
                 self._ready.set_exception(error)

@@ -28,7 +28,7 @@ from ragkv.retrieval.freshness import Freshness
 from ragkv.retrieval.pgvector import PgVectors
 from ragkv.retrieval.scope import SearchScope
 from ragkv.retrieval.vectors import MAX_ATTEMPTS, FaissVectors, VectorSearch
-from ragkv.retrieval.words import CatalogWords, ReplicaWords, WordIndex
+from ragkv.retrieval.word_index import CatalogWords, ReplicaWords, WordIndex
 from ragkv.types import Chunk, Filter, Hit
 
 
@@ -331,7 +331,7 @@ class Retriever:
         """Write the changed indexes to disk, so that the next start does not have to rebuild them."""
         self.vectors.save()
 
-    def follow(self) -> None:
+    def start_follower(self) -> None:
         """Start to keep the views up to date in the background, until `close`.
 
         With the words in the catalogue nothing is started: its searches look at the catalogue anyway.

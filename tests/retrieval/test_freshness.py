@@ -111,7 +111,7 @@ def test_a_process_that_follows_the_catalogue_finds_a_document_without_asking_fo
 ) -> None:
     put(catalog, "a", "red boat")
     retriever = replica(catalog, tmp_path / "index", 1.0)
-    retriever.follow()
+    retriever.start_follower()
     assert found(retriever, "boat") == ["red boat"]
     waits = []
     for number in range(5):
@@ -134,7 +134,7 @@ def test_following_loads_nothing_that_was_not_searched(catalog: Catalog, tmp_pat
     put(catalog, "a", "red boat")
     put(catalog, "a", "blue boat", collection="ours")
     retriever = replica(catalog, tmp_path / "index", 0.1)
-    retriever.follow()
+    retriever.start_follower()
     found(retriever, "boat")
     put(catalog, "b", "green boat", collection="ours")
     put(catalog, "b", "green boat")

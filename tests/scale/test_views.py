@@ -12,7 +12,7 @@ from ragkv.catalog import Catalog
 from ragkv.errors import StoreUnavailable
 from ragkv.retrieval import Retrieval, Retriever, SearchScope
 from ragkv.retrieval.freshness import Freshness
-from ragkv.retrieval.words import ReplicaWords
+from ragkv.retrieval.word_index import ReplicaWords
 from tests.ingest.reader import WordEmbedder
 from tests.postgres_server import PostgresServer, postgres_server
 from tests.retrieval.writer import Writer, put
@@ -81,7 +81,7 @@ def _named(catalog: Catalog, scope: SearchScope, ranked: list[tuple[int, float]]
 def test_another_replica_finds_a_document_within_two_seconds(catalog: Catalog, address: str, tmp_path: Path) -> None:
     put(catalog, "a", "red boat")
     other, retriever = Writer(address), replica(catalog, tmp_path, 1.0)
-    retriever.follow()
+    retriever.start_follower()
     assert found(retriever, "boat") == ["red boat"]
     waits = []
     for number in range(5):
@@ -108,7 +108,7 @@ def test_views_go_on_after_the_server_was_away(tmp_path: Path) -> None:
         catalog = Catalog.open(server.database())
         put(catalog, "a", "red boat")
         retriever = replica(catalog, tmp_path, 0.2)
-        retriever.follow()
+        retriever.start_follower()
         assert found(retriever, "boat") == ["red boat"]
         server.stop()
         time.sleep(0.3)

@@ -247,7 +247,7 @@ def test_a_replica_tells_how_far_its_search_views_are_behind(tmp_path: Path) -> 
     retriever = Retriever(catalog, WordEmbedder(), tmp_path / "index", Retrieval(staleness=1.0, own_words=True))
     thread.passage_search = PassageSearch(retriever, 4)
     assert b"ragkv_view" not in collector.render("")[0], "nothing follows the catalogue"
-    retriever.follow()
+    retriever.start_follower()
     put(catalog, "a", "boat")
     retriever.search("boat")
     put(catalog, "b", "boat")

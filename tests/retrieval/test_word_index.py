@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from ragkv.catalog import Catalog
 from ragkv.retrieval import SearchScope
-from ragkv.retrieval import words as words_module
+from ragkv.retrieval import word_index as words_module
 from ragkv.retrieval.freshness import Freshness
-from ragkv.retrieval.words import CatalogWords, ReplicaWords
+from ragkv.retrieval.word_index import CatalogWords, ReplicaWords
 from tests.retrieval.writer import put
 
 DOCUMENTS, COLLECTIONS = ("a", "b", "c"), ("default", "ours")
