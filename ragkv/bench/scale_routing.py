@@ -1,9 +1,9 @@
 """How questions find a replica of the simulated cluster.
 
 random, round-robin, least-loaded   without regard to what a replica holds
-hash      consistent hashing on the collection with bounded load: a replica that has more than its share of the running
-          questions passes on to the next of the ring (V. Mirrokni, M. Thorup and M. Zadimoghaddam, "Consistent hashing
-          with bounded loads", SODA 2018)
+hash      consistent hashing on the collection with bounded load (V. Mirrokni, M. Thorup and M. Zadimoghaddam,
+          "Consistent hashing with bounded loads", SODA 2018); where the home has more than its share of the running
+          questions, the replica with the fewest
 passage   the same with the first retrieved passage in place of the collection
 holders   the replica that holds most of the retrieved passages and is not too loaded, by a directory that knows at once
           what every replica holds: the most that routing by retrieved chunks can win
@@ -56,7 +56,7 @@ class SpillParams:
     """
 
     factor: float = 1.25
-    least: int = 2
+    least: int = 1
 
     def limit(self, running: RunningQuestions) -> int:
         """Return the running questions from which on a replica is too loaded."""
@@ -126,13 +126,10 @@ class HashRouter(Router):
     def route(self, question: SimulatedQuestion, running: RunningQuestions) -> tuple[int, bool]:
         """See Router."""
         key = question.chunks[0] // self._neighbours if self._neighbours else question.collection
-        limit = self._spill.limit(running)
-        place = bisect_left(self._points, mixed(key)) % len(self._points)
-        home = replica = self._owners[place]
-        while running.each[replica] >= limit:
-            place = (place + 1) % len(self._owners)
-            replica = self._owners[place]
-        return replica, replica != home
+        home = self._owners[bisect_left(self._points, mixed(key)) % len(self._points)]
+        if running.each[home] < self._spill.limit(running):
+            return home, False
+        return int(running.each.argmin()), True
 
 
 class HoldersRouter(Router):

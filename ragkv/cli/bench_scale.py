@@ -79,7 +79,7 @@ def scale(
     queue: Annotated[int, typer.Option("--queue", min=0, help="As RAGKV_QUEUE.")] = 32,
     spill: Annotated[
         int, typer.Option("--spill", min=1, help="Running questions from which a replica may pass questions on.")
-    ] = 2,
+    ] = 1,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of everything that is drawn.")] = 1,
     calibrate: Annotated[
         list[str] | None,

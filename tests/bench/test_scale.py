@@ -225,14 +225,15 @@ def test_a_store_evicts_what_nobody_asked_for_first() -> None:
     assert sum(kept.find(chunk, 1.0) is StoreLookup.STORED for chunk in stored[1:]) < 5
 
 
-def test_a_loaded_replica_passes_on_to_the_next_of_the_ring() -> None:
+def test_a_loaded_replica_passes_on_to_the_one_with_the_fewest_questions() -> None:
     router, running = HashRouter(4, SpillParams(1.25, 2)), RunningQuestions(4)
     home, spilled = router.route(asked(0.0), running)
     assert not spilled
-    running.add(home, 2)
-    other, spilled = router.route(asked(0.0), running)
-    assert spilled
-    assert other != home
+    for replica in range(4):
+        running.add(replica, 1 + (replica == home))
+    free = next(replica for replica in range(4) if replica != home)
+    running.add(free, -1)
+    assert router.route(asked(0.0), running) == (free, True)
 
 
 def test_few_collections_move_when_a_replica_is_added() -> None:
