@@ -60,6 +60,7 @@ PAGES = [
     "docs/results/prefill.md",
     "docs/results/quality.md",
     "docs/results/retrieval.md",
+    "docs/results/scale.md",
     "docs/results/serve.md",
     "docs/results/store.md",
     "docs/settings.md",

@@ -153,7 +153,8 @@ def test_a_smaller_store_encodes_more() -> None:
 
 
 def test_hashing_the_collection_finds_more_in_host_memory_than_any_replica() -> None:
-    cluster, load = ClusterParams(8, LLAMA_8B, nodes=8), replace(SMALL, rate=4.0)
+    cluster = ClusterParams(8, LLAMA_8B, nodes=8, spill=SpillParams(least=4))
+    load = replace(SMALL, rate=4.0)
     found = {policy: simulate(cluster, load, policy) for policy in ("random", "hash")}
     assert found["hash"].host > 1.5 * found["random"].host
 
