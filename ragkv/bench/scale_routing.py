@@ -1,10 +1,11 @@
 """How questions find a replica of the simulated cluster.
 
 random, round-robin, least-loaded   without regard to what a replica holds
-hash      consistent hashing on the collection with bounded load (V. Mirrokni, M. Thorup and M. Zadimoghaddam,
-          "Consistent hashing with bounded loads", SODA 2018); where the home has more than its share of the running
-          questions, the replica with the fewest
-passage   the same with the first retrieved passage in place of the collection
+hash      consistent hashing on the collection with bounded load: a replica that has more than its share of the running
+          questions passes on to the next of the ring (V. Mirrokni, M. Thorup and M. Zadimoghaddam, "Consistent hashing
+          with bounded loads", SODA 2018)
+hash-fewest   the same, but a loaded home passes on to the replica with the fewest running questions
+passage   as hash, with the first retrieved passage in place of the collection
 holders   the replica that holds most of the retrieved passages and is not too loaded, by a directory that knows at once
           what every replica holds: the most that routing by retrieved chunks can win
 
@@ -115,9 +116,16 @@ class LeastLoadedRouter(Router):
 class HashRouter(Router):
     """Consistent hashing with bounded load, on the collection or on the first passage."""
 
-    def __init__(self, replicas: int, spill: SpillParams, neighbours: int = 0):
-        """Place the replicas on the ring. neighbours: chunks of a passage; 0 hashes the collection."""
-        self._spill, self._neighbours = spill, neighbours
+    def __init__(self, replicas: int, spill: SpillParams, neighbours: int = 0, fewest: bool = False):
+        """Place the replicas on the ring.
+
+        Args:
+            replicas: Number of replicas.
+            spill: When a replica is too loaded.
+            neighbours: Chunks of a passage; 0 hashes the collection.
+            fewest: A loaded home passes on to the replica with the fewest questions, not to the next of the ring.
+        """
+        self._spill, self._neighbours, self._fewest = spill, neighbours, fewest
         places = ((replica, point) for replica in range(replicas) for point in range(POINTS))
         ring = sorted((mixed(-1 - replica * POINTS - point), replica) for replica, point in places)
         self._points, self._owners = [point for point, _ in ring], [replica for _, replica in ring]
@@ -126,10 +134,15 @@ class HashRouter(Router):
     def route(self, question: SimulatedQuestion, running: RunningQuestions) -> tuple[int, bool]:
         """See Router."""
         key = question.chunks[0] // self._neighbours if self._neighbours else question.collection
-        home = self._owners[bisect_left(self._points, mixed(key)) % len(self._points)]
-        if running.each[home] < self._spill.limit(running):
-            return home, False
-        return int(running.each.argmin()), True
+        limit = self._spill.limit(running)
+        place = bisect_left(self._points, mixed(key)) % len(self._points)
+        home = replica = self._owners[place]
+        if self._fewest and running.each[home] >= limit:
+            return int(running.each.argmin()), True
+        while running.each[replica] >= limit:
+            place = (place + 1) % len(self._owners)
+            replica = self._owners[place]
+        return replica, replica != home
 
 
 class HoldersRouter(Router):
@@ -160,7 +173,7 @@ class HoldersRouter(Router):
         return free, free != best
 
 
-POLICIES = ("random", "round-robin", "least-loaded", "hash", "passage", "holders")
+POLICIES = ("random", "round-robin", "least-loaded", "hash", "hash-fewest", "passage", "holders")
 
 
 def router_of(policy: str, replicas: int, spill: SpillParams, directory: Directory, seed: int) -> Router:
@@ -186,4 +199,4 @@ def router_of(policy: str, replicas: int, spill: SpillParams, directory: Directo
         return LeastLoadedRouter(seed)
     if policy == "holders":
         return HoldersRouter(replicas, spill, directory)
-    return HashRouter(replicas, spill, directory.neighbours if policy == "passage" else 0)
+    return HashRouter(replicas, spill, directory.neighbours if policy == "passage" else 0, policy == "hash-fewest")

@@ -32,7 +32,8 @@ def scale(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            "--policy", help="random, round-robin, least-loaded, hash, passage, holders; again for more. Default: all."
+            "--policy",
+            help="random, round-robin, least-loaded, hash, hash-fewest, passage, holders; again for more; all.",
         ),
     ] = None,
     speeds: Annotated[

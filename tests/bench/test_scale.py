@@ -226,15 +226,18 @@ def test_a_store_evicts_what_nobody_asked_for_first() -> None:
     assert sum(kept.find(chunk, 1.0) is StoreLookup.STORED for chunk in stored[1:]) < 5
 
 
-def test_a_loaded_replica_passes_on_to_the_one_with_the_fewest_questions() -> None:
-    router, running = HashRouter(4, SpillParams(1.25, 2)), RunningQuestions(4)
+@pytest.mark.parametrize("fewest", [False, True])
+def test_a_loaded_replica_passes_on_to_another_that_is_not(fewest: bool) -> None:
+    router, running = HashRouter(4, SpillParams(1.25, 2), fewest=fewest), RunningQuestions(4)
     home, spilled = router.route(asked(0.0), running)
     assert not spilled
     for replica in range(4):
         running.add(replica, 1 + (replica == home))
     free = next(replica for replica in range(4) if replica != home)
     running.add(free, -1)
-    assert router.route(asked(0.0), running) == (free, True)
+    other, spilled = router.route(asked(0.0), running)
+    assert spilled
+    assert other == free if fewest else other != home
 
 
 def test_few_collections_move_when_a_replica_is_added() -> None:
