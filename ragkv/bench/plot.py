@@ -3,6 +3,7 @@
 plot          as SamKV's Figure 1: F1 over time to first token; the area of a circle is the kept KV
 plot_prefill  speedup of each prefill policy over dense prefill, by length of the input
 plot_serve    distributions of the time to first token and between tokens under load, for each method
+plot_scale    distributions of the time to first token of a simulated cluster, and chunks in host memory, by policy
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ragkv.bench.prefill import DENSE, PrefillResult
 from ragkv.bench.table import Row
 from ragkv.errors import ConfigError, InputError
 
 if TYPE_CHECKING:  # questions are asked where the client's packages are not installed
+    from ragkv.bench.scale_table import ScaleRow
     from ragkv.bench.serve import LoadResult
 
 FORMATS = (".png", ".svg")
@@ -103,6 +107,36 @@ def plot_serve(results: Sequence[LoadResult], limit: float | None, title: str, p
             axes.grid(alpha=0.3)
         first.set_ylabel("share of questions, or of gaps between tokens")
         first.legend()
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
+
+
+def plot_scale(rows: Sequence[ScaleRow], title: str, path: Path) -> None:
+    """Draw the times of the largest cluster, and the tiers of all, into a .png or .svg file. Raises as `plot` does."""
+    check_plot(path)
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.hashsalt": "ragkv", "font.size": 9}):
+        figure = Figure(figsize=(9, 4), layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle(title, fontsize=8)
+        times, tiers = figure.subplots(1, 2)
+        largest = max(row.replicas for row in rows)
+        for policy in dict.fromkeys(row.result.policy for row in rows):
+            own = [row for row in rows if row.result.policy == policy]
+            ttft = next(row.result.ttft for row in own if row.replicas == largest)
+            points = [1000 * float(np.percentile(ttft, percent)) for percent in range(1, 100)]
+            times.plot(points, range(1, 100), label=policy)
+            chunks = [row.result.host + row.result.stored + row.result.encoded for row in own]
+            shares = [100 * row.result.host / count for row, count in zip(own, chunks, strict=True)]
+            tiers.plot([row.replicas for row in own], shares, marker="o", label=policy)
+        times.set(xscale="log", xlabel="time to first token, ms", ylabel=f"answers of {largest} replicas, %")
+        tiers.set(xscale="log", xlabel="replicas", ylabel="chunks found in host memory, %")
+        tiers.set_ylim(bottom=0)
+        times.grid(alpha=0.3)
+        tiers.grid(alpha=0.3)
+        times.legend()
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {})
 
 

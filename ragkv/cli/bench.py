@@ -15,6 +15,7 @@ from ragkv.cli.bench_ingest import ingest
 from ragkv.cli.bench_kernels import kernels
 from ragkv.cli.bench_prefill import prefill
 from ragkv.cli.bench_retrieval import retrieval
+from ragkv.cli.bench_scale import scale
 from ragkv.cli.bench_serve import serve
 from ragkv.cli.bench_sets import Chunks, Fit, LongBench, MaxTokens, Questions, Sets, longbench_questions
 from ragkv.cli.bench_stages import stages
@@ -31,6 +32,7 @@ bench = typer.Typer(help="Measure on this machine.", rich_markup_mode=None)
 bench.command("decode")(decode)
 bench.command("dialogues")(dialogues)
 bench.command("ingest")(ingest)
+bench.command("scale")(scale)
 bench.command("serve")(serve)
 bench.command("stages")(stages)
 bench.command("kernels")(kernels)

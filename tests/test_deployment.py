@@ -1,0 +1,290 @@
+"""Several replicas: docker-compose.scale.yml and the manifests for Kubernetes are valid, safe and fit together."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import yaml
+
+from api.app import DRAIN_SECONDS
+from ragkv.config import Settings
+from tests.redis_server import free_port, redis_server
+from tests.test_compose import Tree, check, loaded
+
+ROOT = Path(__file__).resolve().parent.parent
+SCALE = "docker-compose.scale.yml"
+MANIFESTS = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
+SETTINGS = {f"RAGKV_{name.upper()}" for name in Settings.model_fields} | {"RAGKV_CATALOG", "RAGKV_RAY_ADDRESS"}
+OPERATORS = {"Cluster", "RayCluster"}
+"""Kinds that operators define. Their own schemas are not at hand; the pods in them are checked as pods."""
+
+
+def filled(text: str, **environment: str) -> str:
+    """The text with compose's variables; one that must be given and is not is a failure."""
+    inner = re.compile(r"(?<!\$)\$\{(\w+):([-+?])([^${}]*)\}")
+    while found := inner.search(text):
+        value = environment.get(found[1], "")
+        assert value or found[2] != "?", f"{found[1]}: {found[3]}"
+        given = (value and found[3]) if found[2] == "+" else (value or found[3])
+        text = text[: found.start()] + given + text[found.end() :]
+    return text
+
+
+def scaled(**environment: str) -> Tree:
+    given = {"POSTGRES_PASSWORD": "one", "RAY_AUTH_TOKEN": "two", **environment}
+    tree: Tree = yaml.safe_load(filled((ROOT / SCALE).read_text(), **given))
+    return tree
+
+
+# Compose
+
+
+def test_the_file_is_what_the_compose_specification_says() -> None:
+    check(loaded(SCALE))
+    check(scaled())
+
+
+@pytest.mark.parametrize("secret", ["POSTGRES_PASSWORD", "RAY_AUTH_TOKEN"])
+def test_nothing_starts_without_its_secrets(secret: str) -> None:
+    with pytest.raises(AssertionError, match=secret):
+        scaled(**{secret: ""})
+
+
+def test_services_are_unprivileged_bounded_and_pinned() -> None:
+    services = scaled()["services"]
+    assert set(services) == {"api", "worker", "postgres", "redis-1", "redis-2", "redis-3", "redis-cluster"}
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert not service.keys() & {"privileged", "network_mode", "pid", "devices", "cap_add"}, name
+        assert re.fullmatch(r"\d+g", service["mem_limit"]), name
+        assert 0 < service["pids_limit"] <= 4096, name
+        assert {"max-size", "max-file"} <= service["logging"]["options"].keys(), name
+        assert "build" in service or re.search(r":\d+\.\d+\.\d+", service["image"]), name
+        assert "healthcheck" in service or service["restart"] == "on-failure", name
+        assert ("ports" in service) == (name == "api"), name
+    assert services["api"]["ports"] == ["127.0.0.1:8000:8000"]
+    assert scaled(RAGKV_PORT="81")["services"]["api"]["ports"] == ["127.0.0.1:81:8000"]
+    assert int(services["api"]["stop_grace_period"].removesuffix("s")) > DRAIN_SECONDS
+
+
+def test_every_process_of_ray_has_the_same_addresses_and_token() -> None:
+    services = scaled()["services"]
+    head, worker = services["api"]["environment"], services["worker"]["environment"]
+    assert worker.items() <= head.items()
+    assert worker["RAY_AUTH_MODE"] == "token"
+    assert worker["RAY_AUTH_TOKEN"] == "two"
+    catalog = (
+        f"postgresql+psycopg://ragkv:{services['postgres']['environment']['POSTGRES_PASSWORD']}@postgres:5432/ragkv"
+    )
+    assert worker["RAGKV_CATALOG"] == catalog
+    nodes = worker["RAGKV_STORE"].removeprefix("redis+cluster://").split(",")
+    assert nodes == services["redis-cluster"]["environment"]["NODES"].split()
+    assert {node.removesuffix(":6379") for node in nodes} <= set(services)
+    port = re.search(r"--head --port=(\d+)", services["api"]["entrypoint"][-1])
+    assert port
+    assert f"--address=api:{port[1]}" in services["worker"]["entrypoint"][-1]
+
+
+def test_the_image_of_several_replicas_has_the_extras() -> None:
+    extras = scaled()["services"]["api"]["build"]["args"]["EXTRAS"].split(",")
+    assert set(extras) == {"postgres", "ray"}
+    assert '".[$EXTRAS]"' in (ROOT / "Dockerfile").read_text()
+
+
+def test_the_files_name_only_settings_that_exist() -> None:
+    texts = [(ROOT / SCALE).read_text(), *(path.read_text() for path in MANIFESTS)]
+    assert set(re.findall(r"\bRAGKV_\w+", "\n".join(texts))) <= SETTINGS
+
+
+def port_with_bus() -> int:
+    """A free port whose bus is where redis-cli looks for it: 10,000 higher."""
+    while True:
+        port = free_port()
+        with socket.socket() as bus, suppress(OSError, OverflowError):
+            bus.bind(("127.0.0.1", port + 10_000))
+            return port
+
+
+@pytest.mark.scale
+def test_the_nodes_of_redis_are_joined_once_and_told_their_addresses_again() -> None:
+    script = [str(word) for word in ("sh", ROOT / "deploy" / "redis" / "join.sh")]
+    words = [str(word) for word in scaled()["services"]["redis-1"]["command"][1:]]
+    bounded = [word if word != "2gb" else "64mb" for word in words]
+    with ExitStack() as stack:
+        servers = [stack.enter_context(redis_server(*bounded, port=port_with_bus())) for _ in range(3)]
+        given = {**os.environ, "NODES": " ".join(f"127.0.0.1:{server.port}" for server in servers)}
+        first = subprocess.run(script, env=given, capture_output=True, text=True, timeout=60, check=False)
+        assert first.returncode == 0, first.stdout + first.stderr
+        again = subprocess.run(script, env=given, capture_output=True, text=True, timeout=60, check=False)
+        assert again.stdout == "the nodes are joined\n"
+        with redis.Redis(port=servers[0].port, decode_responses=True) as client:
+            until = time.monotonic() + 20
+            # A node that is met again is known twice for a moment.
+            while (info := client.execute_command("CLUSTER INFO"))["cluster_known_nodes"] != "3":
+                assert time.monotonic() < until, info
+                time.sleep(0.1)
+            assert info["cluster_slots_assigned"] == "16384"
+        nowhere = {**os.environ, "NODES": "no.such.host.invalid:1"}
+        done = subprocess.run(script, env=nowhere, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert "no host no.such.host.invalid" in done.stderr
+    assert shutil.which("shellcheck") is None or not subprocess.run(["shellcheck", script[1]], check=False).returncode
+
+
+# Kubernetes
+
+
+def manifests() -> list[Tree]:
+    return [document for path in MANIFESTS for document in yaml.safe_load_all(path.read_text())]
+
+
+def pod_templates() -> Iterator[tuple[str, Tree]]:
+    """(what it belongs to, the template of a pod), those that operators make included."""
+    for document in manifests():
+        name, spec = f"{document['kind']} {document['metadata']['name']}", document.get("spec", {})
+        if document["kind"] == "CronJob":
+            yield name, spec["jobTemplate"]["spec"]["template"]
+        elif document["kind"] == "RayCluster":
+            yield name, spec["headGroupSpec"]["template"]
+            yield from ((name, group["template"]) for group in spec["workerGroupSpecs"])
+        elif "template" in spec:
+            yield name, spec["template"]
+
+
+def of_kind(kind: str) -> list[Tree]:
+    return [document for document in manifests() if document["kind"] == kind]
+
+
+@pytest.mark.scale
+def test_the_manifests_are_what_the_schemas_of_kubernetes_say() -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    version = kubernetes_validate.latest_version()
+    for document in manifests():
+        if document["kind"] not in OPERATORS:
+            kubernetes_validate.validate(document, version, strict=True)
+    for name, template in pod_templates():
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": template["spec"]}
+        print(name)  # seen when the next line fails
+        kubernetes_validate.validate(pod, version, strict=True)
+    wrong = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": {"container": []}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, version, strict=True)
+
+
+def test_what_operators_make_has_the_shape_that_they_want() -> None:
+    (cluster,) = of_kind("RayCluster")
+    assert cluster["apiVersion"] == "ray.io/v1"
+    spec = cluster["spec"]
+    assert set(spec) <= {
+        "rayVersion",
+        "enableInTreeAutoscaling",
+        "autoscalerOptions",
+        "headGroupSpec",
+        "workerGroupSpecs",
+    }
+    assert spec["headGroupSpec"].keys() == {"rayStartParams", "template"}
+    pinned = re.search(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert pinned
+    assert spec["rayVersion"] == pinned[1], "KubeRay wants the version of the image"
+    for group in spec["workerGroupSpecs"]:
+        assert 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        assert group["groupName"]
+    (postgres,) = of_kind("Cluster")
+    assert postgres["apiVersion"] == "postgresql.cnpg.io/v1"
+    assert postgres["spec"]["instances"] >= 2
+    assert postgres["spec"]["bootstrap"]["initdb"]["owner"] == "ragkv"
+
+
+def test_pods_are_unprivileged_bounded_and_probed() -> None:
+    found = list(pod_templates())
+    assert len(found) == 5
+    for name, template in found:
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}, name
+        for container in spec["containers"]:
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, name
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False, name
+            assert "memory" in container["resources"]["limits"], name
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}, name
+            assert re.search(r":[\w.-]+$", container["image"]), name
+            if not name.startswith("CronJob"):
+                assert container.keys() >= {"readinessProbe", "livenessProbe"}, name
+
+
+def test_selectors_find_pods_and_services_their_ports() -> None:
+    labels = [template["metadata"]["labels"] for _, template in pod_templates()]
+    labels += [{"cnpg.io/cluster": c["metadata"]["name"]} for c in of_kind("Cluster")]
+    labels += [{"ray.io/cluster": c["metadata"]["name"]} for c in of_kind("RayCluster")]
+
+    def finds(selector: dict[str, str]) -> bool:
+        return any(selector.items() <= each.items() for each in labels)
+
+    for service in of_kind("Service"):
+        assert finds(service["spec"]["selector"]), service["metadata"]
+        ports = {
+            port["name"]
+            for _, template in pod_templates()
+            if service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+            for container in template["spec"]["containers"]
+            for port in container["ports"]
+        }
+        assert {each.get("targetPort", each["name"]) for each in service["spec"]["ports"]} <= ports
+    for document in (*of_kind("PodDisruptionBudget"), *of_kind("Deployment"), *of_kind("StatefulSet")):
+        assert finds(document["spec"]["selector"]["matchLabels"]), document["metadata"]
+    for policy in of_kind("NetworkPolicy"):
+        selector = policy["spec"]["podSelector"]
+        assert not selector or finds(selector["matchLabels"]), policy["metadata"]
+
+
+def test_nobody_is_let_in_who_is_not_named() -> None:
+    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind("NetworkPolicy")}
+    everyone = policies.pop("nothing-else")
+    assert everyone == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    assert set(policies) == {"api", "ray", "postgres", "redis"}
+    for name, policy in policies.items():
+        assert all(rule["from"] for rule in policy["ingress"]), name
+
+
+def test_no_secret_stands_in_the_manifests_and_the_page_says_how_to_make_each() -> None:
+    assert not of_kind("Secret")
+    page = (ROOT / "docs" / "operations.md").read_text()
+    for name, template in pod_templates():
+        for container in template["spec"]["containers"]:
+            for variable in container.get("env", []):
+                if re.search("KEY|TOKEN|PASSWORD", variable["name"]):
+                    reference = variable["valueFrom"]["secretKeyRef"]
+                    made = reference["name"] == "postgres-app" or f"--from-literal={reference['key']}=" in page
+                    assert made, f"{name}: {reference}"
+
+
+def test_both_ways_of_running_replicas_use_the_same_store_catalogue_and_image() -> None:
+    def environment(template: Tree) -> dict[str, Any]:
+        found: dict[str, Any] = {each["name"]: each.get("value") for each in template["spec"]["containers"][0]["env"]}
+        return found
+
+    ragkv = [template for name, template in pod_templates() if name.split()[1] == "ragkv"]
+    assert len(ragkv) == 3
+    assert len({environment(template)["RAGKV_CATALOG"] for template in ragkv}) == 1
+    assert len({template["spec"]["containers"][0]["image"] for template in ragkv}) == 1
+    assert all({"configMapRef": {"name": "ragkv"}} in t["spec"]["containers"][0]["envFrom"] for t in ragkv)
+    (settings,) = of_kind("ConfigMap")
+    (nodes,) = of_kind("StatefulSet")
+    (join,) = of_kind("CronJob")
+    names = settings["data"]["RAGKV_STORE"].removeprefix("redis+cluster://").split(",")
+    assert len(names) == nodes["spec"]["replicas"]
+    container = join["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]
+    assert names == container["env"][0]["value"].split()
