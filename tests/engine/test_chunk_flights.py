@@ -10,8 +10,8 @@ import pytest
 
 from ingest.pipeline import ingest
 from ragkv.engine import chunk_flights
-from ragkv.engine.engine import Engine
 from ragkv.engine.decoding import generate
+from ragkv.engine.engine import Engine
 from ragkv.engine.passes import Passes, Pause
 from ragkv.engine.request import RequestState
 from ragkv.errors import StoreUnavailable
