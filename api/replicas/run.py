@@ -56,7 +56,9 @@ def serve_replicas(settings: Settings, reload: Callable[[], Settings], console: 
         import ray
         from ray import serve
     except ImportError as error:
-        raise ConfigError(f"--replicas needs {error.name}, which is not installed: pip install 'ragkv[ray]'") from None
+        raise ConfigError(
+            f"--replicas needs {error.name}, which is not installed: pip install 'ray[serve,data]>=2.60,<2.61'"
+        ) from None
     with listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
     address = address_of(settings, port)

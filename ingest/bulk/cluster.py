@@ -62,7 +62,9 @@ def check_settings(settings: Settings) -> None:
         )
     for package in ("ray", "pyarrow"):  # not imported here: Ray reads the environment when it is imported
         if importlib.util.find_spec(package) is None:
-            raise MissingPackage(f"--ray needs {package}, which is not installed: pip install 'ragkv[ray]'")
+            raise MissingPackage(
+                f"--ray needs {package}, which is not installed: pip install 'ray[serve,data]>=2.60,<2.61'"
+            )
 
 
 @contextmanager

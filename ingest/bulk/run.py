@@ -17,7 +17,7 @@ from ragkv.config import Settings
 from ragkv.errors import RagkvError
 
 if TYPE_CHECKING:
-    from ingest.bulk.worker import OpenEngine
+    from ingest.bulk.actor import OpenEngine
 
 READERS = 2
 """Tasks that read and parse files at the same time."""
@@ -89,7 +89,7 @@ def _outcomes(job: BulkIngest, plan: WorkerPlan) -> Iterator[BulkOutcome | Worke
 
     from ingest.bulk.cluster import NODE_ID
     from ingest.bulk.reading import ReadLimits, SourceDocuments, texts_of
-    from ingest.bulk.worker import IngestWorker
+    from ingest.bulk.actor import IngestWorker
 
     _configure()
     here = {NODE_ID: ray.get_runtime_context().get_node_id()}

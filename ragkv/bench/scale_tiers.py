@@ -47,15 +47,15 @@ class Directory:
 class HostTier:
     """The least recently used chunks leave first."""
 
-    def __init__(self, places: int, replica: int = 0, directory: Directory | None = None):
+    def __init__(self, capacity: int, replica: int = 0, directory: Directory | None = None):
         """Make an empty tier.
 
         Args:
-            places: Chunks that it holds.
+            capacity: Chunks that it holds.
             replica: Number of its replica.
             directory: Where it tells what it holds.
         """
-        self.places = places
+        self.capacity = capacity
         self._replica, self._directory = replica, directory
         self._chunks: OrderedDict[int, None] = OrderedDict()
 
@@ -68,9 +68,9 @@ class HostTier:
         if chunk in chunks:
             chunks.move_to_end(chunk)
             return True
-        if self.places:
+        if self.capacity:
             chunks[chunk] = None
-            evicted = chunks.popitem(last=False)[0] if len(chunks) > self.places else None
+            evicted = chunks.popitem(last=False)[0] if len(chunks) > self.capacity else None
             if self._directory is not None:
                 self._directory.add(chunk, self._replica)
                 if evicted is not None:
@@ -92,7 +92,7 @@ class SharedStore:
 
     Attributes:
         chunks: Chunks that were ingested.
-        places: Chunks that fit; None for as many as there are.
+        capacity: Chunks that fit; None for as many as there are.
         nodes: Number of nodes.
         node_speed: Bytes a second that a node sends.
         read_speed: Bytes a second that a replica receives.
@@ -100,7 +100,7 @@ class SharedStore:
     """
 
     chunks: int
-    places: int | None
+    capacity: int | None
     nodes: int
     node_speed: float
     read_speed: float
@@ -112,19 +112,19 @@ class SharedStore:
         `_untouched` counts those hashes, and `_moved` the ones among them that were asked for since.
         """
         self._used: OrderedDict[int, None] = OrderedDict()
-        self._coming: dict[int, float] = {}
+        self._landing: dict[int, float] = {}
         self._free_at = [0.0] * self.nodes
-        self._untouched = self.chunks if self.places is None else min(self.chunks, self.places)
+        self._untouched = self.chunks if self.capacity is None else min(self.chunks, self.capacity)
         self._moved = 0.0
 
     def find(self, chunk: int, now: float) -> StoreLookup:
         """Look a chunk up, and keep it as the one that was used last."""
-        if self.places is None:
+        if self.capacity is None:
             return StoreLookup.STORED
-        if chunk in self._coming:
-            if self._coming[chunk] > now:
+        if chunk in self._landing:
+            if self._landing[chunk] > now:
                 return StoreLookup.COMING
-            del self._coming[chunk]
+            del self._landing[chunk]
         if chunk in self._used:
             self._used.move_to_end(chunk)
             return StoreLookup.STORED
@@ -136,13 +136,13 @@ class SharedStore:
 
     def ready_at(self, chunk: int) -> float:
         """Return when a chunk that is coming will be here."""
-        return self._coming[chunk]
+        return self._landing[chunk]
 
     def put(self, chunk: int, ready: float) -> None:
         """Take a chunk that will be encoded at a time. Others wait for it meanwhile, and do not encode it."""
-        self._coming[chunk] = ready
+        self._landing[chunk] = ready
         self._used[chunk] = None
-        while self.places is not None and len(self._used) + self._untouched - self._moved > self.places:
+        while self.capacity is not None and len(self._used) + self._untouched - self._moved > self.capacity:
             self._evict()
 
     def read(self, now: float, sizes: dict[int, int]) -> float:

@@ -50,8 +50,8 @@ def test_exponential_questions_wait_as_long_as_m_m_1_says() -> None:
     assert np.mean(queued(0.5, 1.0).ttft) - 1 == pytest.approx(0.5 / (1 - 0.5), rel=0.1)
 
 
-@pytest.mark.parametrize(("places", "exponent"), [(100, 1.0), (1000, 0.6)])
-def test_the_host_tier_hits_as_often_as_che_says(places: int, exponent: float) -> None:
+@pytest.mark.parametrize(("capacity", "exponent"), [(100, 1.0), (1000, 0.6)])
+def test_the_host_tier_hits_as_often_as_che_says(capacity: int, exponent: float) -> None:
     """H. Che, Y. Tung and Z. Wang, "Hierarchical web caching systems" (IEEE JSAC 20(7), 2002), eq. 4 and 5."""
     ranks = 20_000
     shares = np.arange(1, ranks + 1) ** -exponent
@@ -59,9 +59,9 @@ def test_the_host_tier_hits_as_often_as_che_says(places: int, exponent: float) -
     low, high = 0.0, 1e9
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if (1 - np.exp(-shares * middle)).sum() < places else (low, middle)
+        low, high = (middle, high) if (1 - np.exp(-shares * middle)).sum() < capacity else (low, middle)
     expected = (shares * (1 - np.exp(-shares * low))).sum()
-    tier, drawn = HostTier(places), zipf_ranks(ranks, exponent, 150_000, np.random.default_rng(3)).tolist()
+    tier, drawn = HostTier(capacity), zipf_ranks(ranks, exponent, 150_000, np.random.default_rng(3)).tolist()
     hits = [tier.touch(rank) for rank in drawn]
     assert np.mean(hits[30_000:]) == pytest.approx(expected, abs=0.01)
 

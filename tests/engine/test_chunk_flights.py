@@ -171,27 +171,27 @@ def test_the_bound_is_a_multiple_of_what_encoding_takes_and_at_least_a_second(en
 def test_a_lease_is_renewed_while_its_chunk_is_encoded(
     short: None, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, encode = list[str](), engine.prefiller.encode_many
+    seen, captured = list[str](), engine.prefiller.captured
 
-    def slow(chunks):
+    def slow(tokens, done):
         time.sleep(1.8 * chunk_flights.LEASE_SECONDS)
         seen.append(engine.store.leases.take(first, OTHER, 60))
-        return encode(chunks)
+        return captured(tokens, done)
 
     first = keys(engine)[0]
     engine.store.delete(first)
-    monkeypatch.setattr(engine.prefiller, "encode_many", slow)
+    monkeypatch.setattr(engine.prefiller, "captured", slow)
     engine.answer(QUESTION)
     assert seen == ["held"]
 
 
 def test_a_lease_is_released_when_its_chunk_cannot_be_encoded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(chunks):
+    def broken(tokens, done):
         raise RuntimeError("out of memory")
 
     first = keys(engine)[0]
     engine.store.delete(first)
-    monkeypatch.setattr(engine.prefiller, "encode_many", broken)
+    monkeypatch.setattr(engine.prefiller, "captured", broken)
     with pytest.raises(RuntimeError):
         engine.answer(QUESTION)
     assert engine.store.leases.take(first, OTHER, 60) == "taken"

@@ -25,7 +25,10 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> N
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{WITHOUT_RAY}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
-    assert done.stderr == "ragkv: --replicas needs ray, which is not installed: pip install 'ragkv[ray]'\n"
+    assert (
+        done.stderr
+        == "ragkv: --replicas needs ray, which is not installed: pip install 'ray[serve,data]>=2.60,<2.61'\n"
+    )
 
 
 @pytest.mark.parametrize(
