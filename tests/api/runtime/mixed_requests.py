@@ -222,7 +222,17 @@ class Drive:
             self.counts["compared turns"] += each.question.session is not None
 
     def _check_memory(self) -> None:
-        """Between windows only the engines are alive, without what they keep of conversations and chunks."""
+        """Note what is alive between windows. Head records may still be on their way that were fetched ahead."""
+        found = self._count_alive()
+        for _ in range(20):
+            if not self.memory or found[0] <= self.memory[-1][0]:
+                break
+            time.sleep(0.1)
+            found = self._count_alive()
+        self.memory.append(found)
+
+    def _count_alive(self) -> tuple[int, int]:
+        """Count tensors and their bytes, without what the engines keep of conversations and chunks."""
         for engine in (self.engine, self.alone):
             for session in engine.sessions.cache.sessions():
                 engine.sessions.cache.drop(session.collection, session.name)
@@ -233,4 +243,4 @@ class Drive:
         gc.collect()
         tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
-        self.memory.append((len(tensors), sum(storages.values())))
+        return len(tensors), sum(storages.values())
