@@ -53,7 +53,8 @@ def order_by_load(key: str, loads: Mapping[str, int], factor: float = LOAD_FACTO
     """Return the members in the order in which a request should be offered to them.
 
     The home is first while it has fewer requests than `factor` times the mean, this request included. Otherwise the
-    member with the fewest requests is first. A conversation stays at its home.
+    next member in the key's order that has fewer is first. It is the same one every time, so it soon holds the key's
+    blocks, too (docs/results/scale.md). A conversation stays at its home.
 
     Args:
         key: What the request is about.
@@ -61,9 +62,10 @@ def order_by_load(key: str, loads: Mapping[str, int], factor: float = LOAD_FACTO
         factor: At least 1.
     """
     ranked = rank(key, loads)
-    if not ranked or belongs_to_conversation(key) or loads[ranked[0]] < bound(loads, factor):
+    if not ranked or belongs_to_conversation(key):
         return ranked
-    return sorted(ranked, key=lambda member: loads[member])
+    most = bound(loads, factor) - 1
+    return sorted(ranked, key=lambda member: max(0, loads[member] - most))
 
 
 def bound(loads: Mapping[str, int], factor: float = LOAD_FACTOR) -> int:

@@ -60,6 +60,13 @@ def test_requests_for_one_key_that_never_end_fill_all_members(count: int, reques
     assert max(loads.values()) <= LOAD_FACTOR * requests / count + 1
 
 
+def test_a_full_home_passes_on_to_the_next_in_the_order_of_the_key() -> None:
+    for key in KEYS[:100]:
+        home, second, third = rank(key, ["a", "b", "c"])
+        assert order_by_load(key, {home: 9, second: 2, third: 0}) == [second, third, home]
+        assert order_by_load(key, {home: 9, second: 8, third: 0}) == [third, second, home]
+
+
 def test_a_key_that_is_alone_stays_at_home() -> None:
     loads = {"a": 0, "b": 0, "c": 0}
     for key in KEYS[:100]:

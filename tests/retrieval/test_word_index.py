@@ -45,7 +45,7 @@ def open_words(catalog: Catalog, path: Path) -> ReplicaWords:
 def texts(catalog: Catalog, index: ReplicaWords | CatalogWords, query: str, collection: str = "default") -> list[str]:
     found = index.match(SearchScope(collection), query, 9)
     chunks = catalog.chunks(collection, [row for row, _ in found])
-    return [chunks[row].text for row, _ in found]
+    return [chunks[row].text for row, _ in found if row in chunks]  # another thread may have replaced one
 
 
 PUT = st.tuples(
