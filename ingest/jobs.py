@@ -324,8 +324,8 @@ class _Checkpoint:
         """Take the catalogue, the document and who holds its lease, and what is set when the work is to stop."""
         self._catalog, self._pausing = catalog, pausing
         self._place, self._worker = held
-        self._stage, self._written = "", 0.0
-        self.started = self._stage_started = time.monotonic()
+        self._stage = ""
+        self.started = self._stage_started = self._written = time.monotonic()
 
     def check_wanted(self) -> None:
         """Raise _Cancelled when the document is no longer wanted, Paused when another process has taken it over."""
@@ -342,10 +342,12 @@ class _Checkpoint:
         if self._pausing.is_set():
             raise Paused
         now = time.monotonic()
-        if step.stage != self._stage:
-            self._stage_started = now
-        if step.stage != self._stage or now - self._written >= REPORT_SECONDS:
-            self._stage, self._written = step.stage, now
+        entered = step.stage != self._stage
+        if entered:
+            self._stage, self._stage_started = step.stage, now
+        # Each write waits for the disk. A small document is encoded before anybody could see its other stages.
+        if (entered and step.stage == "encode") or now - self._written >= REPORT_SECONDS:
+            self._written = now
             with self._catalog.write(alone=False) as transaction:
                 job_table.record_progress(transaction, self._place, step, self._seconds_left(step))
 
