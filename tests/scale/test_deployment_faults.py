@@ -18,12 +18,11 @@ import pytest
 from ragkv.locality import HEADER
 from tests.postgres_server import PostgresServer, postgres_server
 from tests.redis_cluster import RedisCluster, redis_cluster
+from tests.scale.replicated import Replicated, pid_of, replicated, wait_until
 from tests.scale.services import DOCUMENTS
 
 pytest.importorskip("ray.serve")
-from tests.scale.test_replicas import Replicated, pid_of, replicated, wait_until
-
-pytestmark = [pytest.mark.scale, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.scale, pytest.mark.timeout(600)]
 
 CLIENTS = 20
 FOUND_SECONDS = 2.0
