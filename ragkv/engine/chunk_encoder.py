@@ -118,8 +118,8 @@ class ChunkEncoder:
     def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:
         """Encode chunks in one forward pass and store their KV, except those of which a valid entry is there.
 
-        While the store is down nothing is encoded: the first question that needs a chunk encodes it. The same holds for
-        a chunk that another process is encoding, should that process fail.
+        While the store is down nothing is encoded: the first question that needs a chunk encodes it. A chunk that
+        another process is encoding is encoded here as well: the document is committed next, and must not depend on it.
 
         Args:
             chunks: Chunks, each with its collection. A chunk that occurs twice is encoded once.
@@ -133,10 +133,7 @@ class ChunkEncoder:
                 self.faults.refusal(error)
             except StoreError:
                 missing[store.key(chunk.tokens)] = (chunk, store)
-        held = self._encode_group(missing)
-        # Meanwhile their owners have stored them, or given up; what is left is left to them.
-        left = self._encode_group(held) if held else {}
-        self.flights.counts["joined"] += len(left)
+        self._encode_group(missing)
 
     def open(self, chunk: Chunk, collection: str, first: bool) -> StoredChunk:
         """Open the KV of one chunk, without letting others go on while it waits. See `open_all`."""
@@ -235,26 +232,20 @@ class ChunkEncoder:
         repair_entry = partial(self._repair_entry, chunk, collection, store)
         return StoredChunk(store, chunk.tokens, exact, encode, repair_entry, self.costs, found)
 
-    def _encode_group(self, missing: Mapping[Key, tuple[Chunk, ChunkStore]]) -> dict[Key, tuple[Chunk, ChunkStore]]:
-        """Encode chunks in one forward pass and store them, except those that another process has stored by now.
-
-        Returns:
-            The chunks that other processes are encoding.
-        """
+    def _encode_group(self, missing: Mapping[Key, tuple[Chunk, ChunkStore]]) -> None:
+        """Encode chunks in one forward pass and store them, except those that another process has stored by now."""
         leases = {key: self.flights.take(key) for key in missing}
-        mine = {key: each for key, each in missing.items() if leases[key] in ("taken", None)}
         for lease in leases.values():
-            if lease != "held":
-                self.flights.counts["led" if lease == "taken" else "joined" if lease else "alone"] += 1
+            self.flights.counts["led" if lease == "taken" else "joined" if lease == "stored" else "alone"] += 1
+        needed = {key: each for key, each in missing.items() if leases[key] != "stored"}
         try:
-            encoded = self._prefiller.encode_many([chunk.tokens for chunk, _ in mine.values()])
-            for (_, store), kv in zip(mine.values(), encoded, strict=True):
+            encoded = self._prefiller.encode_many([chunk.tokens for chunk, _ in needed.values()])
+            for (_, store), kv in zip(needed.values(), encoded, strict=True):
                 self._put(store, kv)
                 self.encoded += 1
         finally:
-            for key in mine:
+            for key in needed:
                 self.flights.release(key)
-        return {key: each for key, each in missing.items() if leases[key] == "held"}
 
     def fetch_ahead(self, collection: str, method: Method, chunks: Sequence[Chunk]) -> None:
         """Begin to bring head records and blocks of the composite pass into memory, in another thread."""

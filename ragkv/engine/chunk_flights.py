@@ -30,7 +30,8 @@ LEAST_WAIT = 1.0
 
 FlightResult = Literal["led", "joined", "expired", "alone"]
 """How a missing chunk was obtained: encoded under its lease; read, because another process encoded it; encoded, because
-the wait for another process was over; encoded without a lease, because the store has none."""
+the wait for another process was over; encoded without a lease, because the store has none or
+an ingest did not wait."""
 FLIGHT_RESULTS: tuple[FlightResult, ...] = get_args(FlightResult)
 
 

@@ -238,13 +238,12 @@ def test_questions_of_one_process_ask_the_store_as_often_as_one(
         passes.close()
 
 
-def test_an_ingest_leaves_a_chunk_to_the_process_that_encodes_it(engine: Engine) -> None:
+def test_an_ingest_encodes_a_chunk_that_another_process_may_never_store(engine: Engine) -> None:
     (chunk, collection), *_ = chunks_of(engine)
     key = engine.key(chunk, collection)
-    head, body = lose(engine, key)
+    lose(engine, key)
     assert engine.store.leases.take(key, OTHER, 60) == "taken"
     engine.encode_and_store_all(chunks_of(engine))
-    assert key not in keys(engine)
-    assert +engine.chunks.flights.counts == {"joined": 1}
-    engine.store.put(key, head, body)
+    assert key in keys(engine)
+    assert +engine.chunks.flights.counts == {"alone": 1}
     assert hits(engine.answer(QUESTION)) == 2

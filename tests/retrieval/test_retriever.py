@@ -421,6 +421,7 @@ def test_vectors_in_the_dtype_of_this_cpu_are_those_of_float32(
     embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["Who set up the bakery?", "The glacier melts in summer. " * 30]
+    embedder.load()  # before the CPU is made to look like another one
     monkeypatch.setattr("ragkv.kernels.packed_products.multiplies_bfloat16", lambda: False)
     exact = Embedder().encode(texts)
     np.testing.assert_array_less(np.linalg.norm(embedder.encode(texts) - exact, axis=1), 0.02)
@@ -487,8 +488,8 @@ def test_prompts_that_a_model_carries_stand_before_questions_and_passages(tmp_pa
     file.write_text(json.dumps({**config, "prompts": {"query": "question about: ", "document": "passage: "}}))
     prompted, plain = Embedder(str(folder)), Embedder()
     assert prompted.identity == EmbedderIdentity("prompted+prompts", PACKAGED.dimension)
-    np.testing.assert_allclose(prompted.encode_queries(["a boat"]), plain.encode(["question about: a boat"]), atol=1e-4)
-    np.testing.assert_allclose(prompted.encode(["a boat"]), plain.encode(["passage: a boat"]), atol=1e-4)
+    np.testing.assert_allclose(prompted.encode_queries(["a boat"]), plain.encode(["question about: a boat"]), atol=5e-3)
+    np.testing.assert_allclose(prompted.encode(["a boat"]), plain.encode(["passage: a boat"]), atol=5e-3)
 
 
 def test_an_earlier_embedder_is_opened_from_this_machine_or_not_at_all(embedder: Embedder, tmp_path: Path) -> None:

@@ -175,11 +175,19 @@ TRAFFIC = (
         width=6,
     ),
     Panel(
+        "Missing chunks a second",
+        "Encoded here, read from another process, encoded after too long a wait, or without a lease.",
+        "ops",
+        (Query(f"sum by (result) (rate(ragkv_chunk_flights_total[{EACH}]))", "{{result}}"),),
+        width=8,
+        stacked=True,
+    ),
+    Panel(
         "Requests by status",
         "A second, whoever answered them.",
         "reqps",
         (Query(f"sum by (status) (rate(ragkv_http_requests_total[{EACH}]))", "{{status}}"),),
-        width=12,
+        width=8,
         stacked=True,
     ),
     Panel(
@@ -187,7 +195,7 @@ TRAFFIC = (
         "A second. other: no such route, or no key.",
         "reqps",
         (Query(f"sum by (route) (rate(ragkv_http_requests_total[{EACH}]))", "{{route}}"),),
-        width=12,
+        width=8,
         stacked=True,
     ),
 )

@@ -20,6 +20,8 @@ from tests.api.test_bad_input import check_problem
 from tests.cross_encoder import make_cross_encoder
 
 NAME = "all-MiniLM-L6-v2"
+ROUNDING = 5e-3
+"""Vectors of a text read alone and among others differ by so much, where the embedder computes in bfloat16."""
 TEXTS = ["The harbour of Tarn was built in 1889.", "A bridge is green.", "Wer hat den Hafen gebaut?"]
 QUERY = "Who built the harbour?"
 
@@ -53,17 +55,17 @@ def test_openais_client_gets_the_vectors_of_the_embedder(service: Service, embed
         as_floats = client.embeddings.create(model=NAME, input=TEXTS, encoding_format="float", dimensions=384)
         one = client.embeddings.create(model=NAME, input=TEXTS[1])
     for made in (as_base64, as_floats):
-        np.testing.assert_allclose([each.embedding for each in made.data], expected, atol=1e-5)
+        np.testing.assert_allclose([each.embedding for each in made.data], expected, atol=ROUNDING)
         assert [each.index for each in made.data] == [0, 1, 2]
         assert (made.object, made.model) == ("list", NAME)
         assert made.usage.prompt_tokens == made.usage.total_tokens == embedder.count_tokens(TEXTS) > 20
-    np.testing.assert_allclose(one.data[0].embedding, expected[1], atol=1e-5)
+    np.testing.assert_allclose(one.data[0].embedding, expected[1], atol=ROUNDING)
 
 
 def test_base64_holds_32_bit_floats(service: Service, embedder: Embedder) -> None:
     data = embed(service, encoding_format="base64").json()["data"]
     found = np.frombuffer(base64.b64decode(data[2]["embedding"]), "<f4")
-    np.testing.assert_allclose(found, embedder.encode(TEXTS)[2], atol=1e-5)
+    np.testing.assert_allclose(found, embedder.encode(TEXTS)[2], atol=ROUNDING)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_many_texts_are_embedded_in_their_order(service: Service) -> None:
     data = embed(service, input=texts).json()["data"]
     again = embed(service, input=texts[20]).json()["data"]
     assert len(data) == 21
-    np.testing.assert_allclose(data[20]["embedding"], again[0]["embedding"], atol=1e-5)
+    np.testing.assert_allclose(data[20]["embedding"], again[0]["embedding"], atol=ROUNDING)
 
 
 def test_texts_are_ordered_by_the_reranker(ranking: tuple[Service, str], reranker_folder: Path) -> None:
@@ -170,7 +172,7 @@ def test_the_client_embeds_and_ranks(ranking: tuple[Service, str], embedder: Emb
     key = service.client.headers["X-API-Key"]
     with Client(service.url, key) as client:
         made = client.embed(TEXTS, NAME)
-        np.testing.assert_allclose([each.embedding for each in made.data], embedder.encode(TEXTS), atol=1e-5)
+        np.testing.assert_allclose([each.embedding for each in made.data], embedder.encode(TEXTS), atol=ROUNDING)
         ranked = client.rerank(QUERY, TEXTS, top_n=1)
         assert len(ranked.results) == 1
         with pytest.raises(Refused) as refused:

@@ -16,7 +16,7 @@ from ragkv.errors import ConfigError, MissingPackage
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else find(name, *rest))
-    with pytest.raises(MissingPackage, match=r"pip install 'ragkv\[ray\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'ray\[serve,data\]"):
         check_settings(load_settings())
 
 
