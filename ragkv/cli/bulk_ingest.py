@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from typing import TYPE_CHECKING
 
 from ragkv.cli.common import err, fail, progress, tell
@@ -29,7 +30,8 @@ def ingest_bulk(
     check_settings(settings)
     allowed = allowance(settings)
     totals = (0, 0)
-    with ExitStack() as stack, progress() as report:
+    # Ray prints what it has to say about dead workers to standard output, which belongs to the outcomes.
+    with ExitStack() as stack, redirect_stdout(sys.stderr), progress() as report:
         report("listing files", 0, 1)
         listing = list_files(locations, stack)
         if listing.empty:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -131,6 +132,7 @@ class IngestOutput:
     def __init__(self, as_json: bool = False):
         """Choose the form."""
         self._json, self._console, self._started = as_json, out(), time.monotonic()
+        self._console.file = self._file = sys.stdout  # `ingest_bulk` puts standard error in its place
         self._counts: Counter[str] = Counter()
 
     def show(self, document_id: str, status: str, chunks: int, tokens: int) -> None:
@@ -172,7 +174,7 @@ class IngestOutput:
         return sorted(self._counts.items(), key=lambda each: (each[0] == "failed", each[0]))
 
     def _print(self, content: dict[str, Any]) -> None:
-        typer.echo(json.dumps(content, ensure_ascii=False))
+        typer.echo(json.dumps(content, ensure_ascii=False), file=self._file)
 
 
 def ingest_all_items(engine: Engine, items: Iterable[Document | Rejected], output: IngestOutput) -> int:

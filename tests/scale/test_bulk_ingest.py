@@ -55,6 +55,8 @@ def ingesting(folder: Path, store: str, *options: str) -> Iterator[subprocess.Po
     finally:
         process.terminate()
         process.wait(60)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def objects(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

@@ -185,7 +185,7 @@ def _check_documents(service: Replicated, sent: dict[str, str]) -> None:
 
     wait_until(done, 60)
     with Client(str(service.client.base_url)) as client:
-        assert Counter(each.id for each in client.documents("barns")) == Counter(sent)
+        assert Counter(each.id for each in client.documents("barns")) == Counter(list(sent))
     last = next(reversed(sent))
     answer = service.ask(question=f"Who built the {last.replace('-', ' ')} of Elm?", collection="barns").json()
     assert last in {each["document_id"] for each in answer["citations"]}
