@@ -20,8 +20,9 @@ from tests.scale.services import DOCUMENTS, SECONDS, Replicas, hits, misses, rep
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(400)]
 
 CHUNKS = len(DOCUMENTS)
-FAILOVER = ("--cluster-node-timeout", "1500")
-"""Milliseconds after which the nodes give up one that does not answer."""
+FAILOVER = ("--cluster-node-timeout", "1500", "--cluster-allow-replica-migration", "no")
+"""After so many milliseconds the nodes give up one that does not answer. A node whose slots have all moved away stays a
+primary."""
 
 
 Cluster = tuple[Replicas, RedisServer]
