@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -25,6 +26,8 @@ def attach(app: FastAPI) -> None:
     """
     if core.app.config.has_run_config:
         raise ConfigError("this process has a dashboard already; set RAGKV_DASHBOARD=false for its other services")
+    # At its start NiceGUI looks at every object of the process, old names of torch among them.
+    warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
     series = Series(app.state.engine_thread)
     app.state.series = series
 

@@ -226,12 +226,25 @@ def test_a_finished_job_is_not_joined(jobs: Jobs, engine: FileEngine) -> None:
 # Progress, cancelling, deleting and pausing
 
 
-def test_progress_is_recorded_while_a_document_is_ingested(jobs: Jobs, engine: FileEngine) -> None:
+def test_progress_is_recorded_while_a_document_is_ingested(
+    jobs: Jobs, engine: FileEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingest.jobs.REPORT_SECONDS", 0.0)
     job_id, seen = jobs.submit([make_document("a")]), []
     run_next(jobs, engine, lambda: seen.append(jobs.get(job_id)))
     assert {job.status for job in seen} == {"running"}
     assert {"split", "embed", "encode"} <= {job.stage for job in seen}
     assert all(job.done <= job.total for job in seen)
+
+
+def test_of_a_small_document_only_the_encoding_is_written_down(
+    jobs: Jobs, engine: FileEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingest.jobs.REPORT_SECONDS", 60.0)
+    job_id, seen = jobs.submit([make_document("a")]), []
+    run_next(jobs, engine, lambda: seen.append(jobs.get(job_id)))
+    assert {job.stage for job in seen} <= {"", "encode"}
+    assert seen[-1].stage == "encode"
 
 
 def test_cancelling_stops_between_chunks_and_leaves_nothing(jobs: Jobs, engine: FileEngine) -> None:
