@@ -24,6 +24,7 @@ def test_files_are_uploaded_ingested_listed_and_deleted(desk: Desk, tmp_path: Pa
     bad.write_bytes(b"\xff\xfe\x00")
     with desk.page("Documents") as page:
         choose_collection(page, "mills")
+        expect(page.get_by_text("Nothing is stored in this collection.")).to_be_visible()
         page.locator("input[type=file]").set_input_files([good, bad])
         files = page.get_by_role("list", name="Files").get_by_role("listitem")
         expect(files.filter(has_text="mill.md")).to_contain_text("done", timeout=30_000)
@@ -51,6 +52,7 @@ def test_files_are_uploaded_ingested_listed_and_deleted(desk: Desk, tmp_path: Pa
         expect(listed).to_contain_text("No documents yet.")
         assert desk.client.get("/v1/documents?collection=mills").json()["documents"] == []
         choose_collection(page, "default")
+        expect(listed.get_by_role("row", name=BRIDGE["title"])).to_be_visible()
 
 
 def test_a_refused_upload_shows_the_error_of_the_service(desk: Desk, tmp_path: Path) -> None:
@@ -58,6 +60,7 @@ def test_a_refused_upload_shows_the_error_of_the_service(desk: Desk, tmp_path: P
     file.write_text("Some text.")
     with desk.page("Documents", faults=1) as page:  # the browser notes the 422, too
         choose_collection(page, "x" * 600)
+        expect(page.get_by_text("Nothing is stored in this collection.")).to_be_visible()  # the choice has arrived
         page.locator("input[type=file]").set_input_files([file])
         expect(page.get_by_role("list", name="Files").locator(".fault").first).to_contain_text("collection")
         choose_collection(page, "default")
