@@ -109,6 +109,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     try:
         if os.geteuid() == 0:
             os.chown(folder, UNPRIVILEGED, UNPRIVILEGED)
+            programs = _reachable(programs, folder)
         server = PostgresServer(folder / "data", programs)
         server.create()
         server.start()
@@ -118,6 +119,17 @@ def postgres_server() -> Iterator[PostgresServer]:
             server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _reachable(programs: Path, folder: Path) -> Path:
+    """Return programs that the unprivileged user may run: a copy in `folder`, where the environment is closed to it."""
+    if all(each.stat().st_mode & 0o001 for each in programs.resolve().parents):
+        return programs
+    package = programs.parents[1]
+    copied = folder / "site-packages"
+    shutil.copytree(package / "pginstall", copied / package.name / "pginstall")
+    shutil.copytree(package.with_name(f"{package.name}.libs"), copied / f"{package.name}.libs")
+    return copied / package.name / "pginstall" / "bin"
 
 
 def _as_user() -> dict[str, Any]:
