@@ -46,8 +46,8 @@ CHECKED := $(filter-out tests/engine/test_engine%.py tests/engine/test_cost_mode
 # the engine, whose tests run. tests/test_readme_path.py runs as well; it covers the whole program.
 UNTOUCHED := tests/kernels tests/store tests/sparse tests/catalog tests/metrics tests/admin tests/bench/test_sets.py \
              tests/test_packaging.py tests/test_architecture.py tests/test_mutants.py tests/test_docs.py \
-             tests/test_vocabulary.py tests/api tests/client tests/ingest tests/cli/test_cli.py tests/cli/test_mcp.py tests/test_program.py \
-             tests/test_shutdown.py
+             tests/test_vocabulary.py tests/api tests/client tests/ingest tests/cli/test_cli.py tests/cli/test_mcp.py \
+             tests/test_program.py tests/test_shutdown.py
 
 .PHONY: help demo serve check test soak scale integrations mutants test-oldest lint bench screenshots docs dist lock clean redis chromium curl poppler python
 
