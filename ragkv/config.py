@@ -123,7 +123,7 @@ class AnswerSettings(_Part):
     speculation: bool | Literal["auto"] = Field(
         "auto",
         description="Draft tokens that an answer quotes from its prompt, and verify several in one pass, where "
-        "decoding is dense and uses no pool; auto: on a CPU.",
+        "decoding is dense and uses no pool; auto: on.",
     )
     top_k: int = Field(6, ge=1, le=64, description="Chunks retrieved for a question.")
     max_tokens: int = Field(64, ge=1, le=4096, description="Longest answer, in tokens.")

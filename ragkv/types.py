@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 LANDMARKS = 4
 """Number of most attended tokens that a digest stores per block. InfLLM represents a block by as many tokens."""
 
+GRACE_SECONDS = 3600.0
+"""After so long a silent ingest counts as dead. It is longer than any model needs for one chunk, and than a machine is
+likely to be suspended during an ingest."""
+
 Key = NewType("Key", str)
 """Name of a chunk in the KV store: hash of fingerprint, collection salt and token ids. Safe as a file name."""
 

@@ -58,7 +58,7 @@ class IngestWorker:
         """
         self._journal = journal
         self._fault: RagkvError | None = None
-        if ray.get(journal.start.remote()) > most_starts:
+        if ray.get(journal.start.remote(os.getpid())) > most_starts:
             self._fault = RagkvError(
                 "the workers die again and again", "look for the reason in /tmp/ray/session_latest/logs; run it again"
             )

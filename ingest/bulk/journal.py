@@ -58,8 +58,9 @@ class IngestJournal:
         self._notices = dict[str, None]()
         self._starts = 0
 
-    def start(self) -> int:
-        """Record the start of a worker. Returns how many have started since a document was done."""
+    def start(self, worker: int) -> int:
+        """Record the start of a worker, the id of its process. Returns how many started since a document was done."""
+        self._workers.setdefault(worker, 0)
         self._starts += 1
         return self._starts
 

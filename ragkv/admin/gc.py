@@ -26,12 +26,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from ragkv.catalog import GRACE_SECONDS, Catalog
+from ragkv.catalog import Catalog
 from ragkv.errors import EntryCorrupt, EntryMissing
 from ragkv.store.base import KVStore, StoreStats
 from ragkv.store.format.head import chunk_key, made_by
 from ragkv.store.format.seal import CHECKSUMS, Seal
-from ragkv.types import Key
+from ragkv.types import GRACE_SECONDS, Key
 
 BATCH = 100
 """Entries that are removed in one write transaction, which blocks other writers."""

@@ -5,7 +5,6 @@ time.
 """
 
 from ragkv.catalog.catalog import Catalog
-from ragkv.catalog.claims import GRACE_SECONDS
 from ragkv.catalog.listener import ChangeListener
 from ragkv.catalog.models import (
     ID_ORDER,
@@ -24,7 +23,6 @@ from ragkv.catalog.models import (
 from ragkv.catalog.spans import locate
 
 __all__ = [
-    "GRACE_SECONDS",
     "ID_ORDER",
     "Catalog",
     "ChangeListener",

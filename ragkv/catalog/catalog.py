@@ -35,7 +35,7 @@ from ragkv.catalog.models import (
 from ragkv.catalog.sqlite_file import SqliteFile
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import ConfigError, NotFound
-from ragkv.types import Chunk, Document, Filter, Key
+from ragkv.types import GRACE_SECONDS, Chunk, Document, Filter, Key
 
 
 class Catalog:
@@ -360,7 +360,7 @@ class Catalog:
 
     @contextmanager
     def removing(
-        self, keys: Iterable[Key], grace: float = claims.GRACE_SECONDS, mine: int | None = None
+        self, keys: Iterable[Key], grace: float = GRACE_SECONDS, mine: int | None = None
     ) -> Iterator[set[Key]]:
         """Open a block in which the KV of unused keys can be removed safely.
 
@@ -377,7 +377,7 @@ class Catalog:
         with self.write() as transaction:
             yield set(claims.unclaimed(transaction, keys, grace, mine))
 
-    def drop_expired_claims(self, grace: float = claims.GRACE_SECONDS) -> None:
+    def drop_expired_claims(self, grace: float = GRACE_SECONDS) -> None:
         """Delete the claims that were not renewed for `grace` seconds."""
         with self.write() as transaction:
             claims.drop_expired(transaction, grace)

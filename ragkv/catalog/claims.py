@@ -25,9 +25,6 @@ from ragkv.catalog.tables import chunks, claimed, claims, facts
 from ragkv.catalog.transaction import Transaction
 from ragkv.types import Key
 
-GRACE_SECONDS = 3600.0
-"""Longer than any model needs for one chunk, and than a machine is likely to be suspended during an ingest."""
-
 _FINGERPRINT = select(facts.c.value).where(facts.c.name == "fingerprint")
 _RECORD = upsert(facts, ["name"])
 _INSERT = insert(claims).returning(claims.c.row)

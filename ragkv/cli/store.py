@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from ragkv.catalog.claims import GRACE_SECONDS
 from ragkv.cli.common import Data, Store, err, out, printable, settings_from
 from ragkv.errors import ConfigError
+from ragkv.types import GRACE_SECONDS
 
 _KINDS = {
     "orphan": "belong to no chunk",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import torch
 
-from ragkv.catalog import Catalog
 from ragkv.engine.chunk_flights import POLL_SECONDS, ChunkFlights, FlightResult
 from ragkv.engine.chunk_source import FoundHead, StoredChunk, find_head, prefetch
 from ragkv.engine.chunk_store import ChunkStore, Quarantine
@@ -26,9 +27,15 @@ from ragkv.store.format.seal import Seal
 from ragkv.store.tiers import Tiers
 from ragkv.types import Chunk, ChunkKV, Key
 
+if TYPE_CHECKING:
+    from ragkv.catalog import Catalog  # with SQLAlchemy, which a machine that only measures kernels lacks
+
 EVICTED_AT_ONCE = 100
 """Entries deleted in one transaction of the catalogue, while other writers wait."""
 
+
+WRITERS = 8
+"""Chunks of a group that are packed and written at the same time where the model is on a GPU."""
 
 GROUP_TOKENS, GROUP_TOKENS_ON_GPU = 1024, 4096
 """Tokens of chunks that are encoded together. Questions wait for a group. A CPU gains nothing from larger groups."""
@@ -151,14 +158,15 @@ class ChunkEncoder:
             collection: Their collection.
         """
         store = self.store(collection)
-        found = [find_head(store, chunk.tokens) for chunk, _ in chunks]
+        keys = [store.key(chunk.tokens) for chunk, _ in chunks]
+        found = [find_head(store, chunk.tokens, key) for key, (chunk, _) in zip(keys, chunks, strict=True)]
         opened: dict[int, StoredChunk] = {}
         missing: dict[int, _Missing] = {}
         for i, (each, (chunk, first)) in enumerate(zip(found, chunks, strict=True)):
             if isinstance(each, StoreError):
                 missing[i] = _Missing(chunk, first, each)
             else:
-                opened[i] = self._stored_chunk(chunk, first, store, collection, each)
+                opened[i] = self._stored_chunk(chunk, first, store, collection, (keys[i], each))
         while missing:
             waiting = True
             for i, lost in list(missing.items()):
@@ -186,9 +194,13 @@ class ChunkEncoder:
         if encoding is None:
             found = self._found_elsewhere(lost, store)
             if not isinstance(found, StoreError):
-                return None if found is None else self._stored_chunk(lost.chunk, lost.first, store, collection, found)
+                return (
+                    None
+                    if found is None
+                    else self._stored_chunk(lost.chunk, lost.first, store, collection, (key, found))
+                )
             encoding = self._encodings[key] = _Encoding(self._prefiller.encoding_pass(lost.chunk.tokens))
-        source = self._stored_chunk(lost.chunk, lost.first, store, collection, lost.reason)
+        source = self._stored_chunk(lost.chunk, lost.first, store, collection, (key, lost.reason))
         try:
             if not encoding.ran:
                 yield encoding.layer_pass
@@ -224,9 +236,14 @@ class ChunkEncoder:
         return found
 
     def _stored_chunk(
-        self, chunk: Chunk, first: bool, store: ChunkStore, collection: str, found: FoundHead
+        self,
+        chunk: Chunk,
+        first: bool,
+        store: ChunkStore,
+        collection: str,
+        found: tuple[Key, FoundHead],
     ) -> StoredChunk:
-        """Make the source of a chunk; one that was not found is encoded and stored."""
+        """Make the source of a chunk; one that was not found is encoded and stored. found: as in `StoredChunk`."""
         exact = first and self._prefiller.mode == "shared"
         encode = partial(self._prefiller.encode, chunk.tokens)
         repair_entry = partial(self._repair_entry, chunk, collection, store)
@@ -240,8 +257,9 @@ class ChunkEncoder:
         needed = {key: each for key, each in missing.items() if leases[key] != "stored"}
         try:
             encoded = self._prefiller.encode_many([chunk.tokens for chunk, _ in needed.values()])
-            for (_, store), kv in zip(needed.values(), encoded, strict=True):
-                self._put(store, kv)
+            stores = [store for _, store in needed.values()]
+            for store, (kv, fault) in zip(stores, self._write_all(stores, encoded), strict=True):
+                self._count_write(store, kv, fault)
                 self.encoded += 1
         finally:
             for key in needed:
@@ -290,11 +308,27 @@ class ChunkEncoder:
             self.evict([store.key(chunk.tokens)])
         return kv
 
+    def _write_all(
+        self, stores: Sequence[ChunkStore], encoded: Sequence[ChunkKV]
+    ) -> list[tuple[ChunkKV, StoreError | None]]:
+        """Write chunks, several at the same time where the model leaves the processors free.
+
+        Returns:
+            What `ChunkStore.put` returns for each.
+        """
+        if self._prefiller.model.device.type == "cpu" or len(encoded) < 2:
+            return [store.put(kv) for store, kv in zip(stores, encoded, strict=True)]
+        with ThreadPoolExecutor(min(WRITERS, len(encoded)), thread_name_prefix="write") as writers:
+            return list(writers.map(lambda store, kv: store.put(kv), stores, encoded))
+
     def _put(self, store: ChunkStore, kv: ChunkKV) -> ChunkKV:
         kv, fault = store.put(kv)
+        self._count_write(store, kv, fault)
+        return kv
+
+    def _count_write(self, store: ChunkStore, kv: ChunkKV, fault: StoreError | None) -> None:
         if fault is None:
             self.flights.landed(store.key(kv.tokens))
             self.faults.stored()
         else:
             self.faults.refusal(fault)
-        return kv

@@ -18,7 +18,7 @@ from ragkv.recompute.base import Blocks, Method, Piece, Rows
 from ragkv.report import ENCODING_IS_QUICKER
 from ragkv.store.format.head import Head
 from ragkv.store.tiers import TierBytes
-from ragkv.types import ChunkKV
+from ragkv.types import ChunkKV, Key
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +27,10 @@ FoundHead = tuple[Head, str] | StoreError
 """The head record of a chunk and the tier that had it, or why the store did not deliver it."""
 
 
-def find_head(store: ChunkStore, tokens: Sequence[int]) -> FoundHead:
-    """Read the head record of a chunk."""
+def find_head(store: ChunkStore, tokens: Sequence[int], key: Key | None = None) -> FoundHead:
+    """Read the head record of a chunk. key: of the chunk, where it is known."""
     try:
-        return store.head(store.key(tokens), len(tokens))
+        return store.head(key or store.key(tokens), len(tokens))
     except StoreError as error:
         return error
 
@@ -56,7 +56,7 @@ class StoredChunk:
         encode: Callable[[], ChunkKV],
         repair_entry: Callable[[ChunkKV, StoreError], ChunkKV] = lambda kv, error: kv,
         costs: CostModel = FREE,
-        found: FoundHead | None = None,
+        found: tuple[Key, FoundHead] | None = None,
     ):
         """Open a chunk by its head record.
 
@@ -68,21 +68,21 @@ class StoredChunk:
             repair_entry: Stores a chunk that the store did not deliver for this reason, and returns it as it would be
                 loaded.
             costs: Decides whether stored blocks are worth loading. If not, the chunk is encoded.
-            found: What `find_head` returned. None reads the head record now.
+            found: The key, and what `find_head` returned for it. None reads the head record now.
         """
         self.tokens = tuple(tokens)
         self.hit, self.fallback, self.head_bytes, self.loaded_bytes = False, "", 0, 0
         self._store, self._exact, self._costs = store, exact, costs
         self._encode, self._repair_entry = encode, repair_entry
-        self._key, self._tier_bytes = store.key(tokens), TierBytes()
+        self._key, self._tier_bytes = found[0] if found else store.key(tokens), TierBytes()
         self._source: Head | InMemoryChunk | None = None
         self._piece: Piece | None = None
         self._reason: StoreError | None = None
-        found = found or find_head(store, tokens)
-        if isinstance(found, StoreError):
-            self._reason, self.fallback = found, found.code
+        entry = found[1] if found else find_head(store, tokens, self._key)
+        if isinstance(entry, StoreError):
+            self._reason, self.fallback = entry, entry.code
         else:
-            head, tier = found
+            head, tier = entry
             self.hit, self.head_bytes, self._source = True, head.bytes, head
             self._tier_bytes["store"] += head.bytes if tier == "store" else 0
             self._piece = Piece(len(self.tokens), store.block, head.digest, exact)

@@ -43,8 +43,11 @@ def mark(chunk: Chunk, answer: str) -> tuple[Mark, ...]:
     words = answer.strip(PUNCTUATION).split()
     if chunk.span is None or not words or " ".join(words).casefold() in _JUDGEMENTS:
         return ()
+    found, wanted = _occurrences(chunk.text, words), set(re.findall(r"\w+", " ".join(words).casefold()))
+    if not found and not 1 < len(wanted) <= MAX_WORDS:
+        return ()
     sentences = _sentences(chunk.text)
-    found = _occurrences(chunk.text, words) or _sentences_with(chunk.text, sentences, words)
+    found = found or _sentences_with(chunk.text, sentences, wanted)
     offset = chunk.span.start
     return tuple(
         Mark(*(offset + place for place in (start, end, *_around(sentences, start, end))))
@@ -57,10 +60,7 @@ def _occurrences(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
     return [match.span() for match in re.finditer(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE)]
 
 
-def _sentences_with(text: str, sentences: Sequence[tuple[int, int]], words: Sequence[str]) -> list[tuple[int, int]]:
-    wanted = set(re.findall(r"\w+", " ".join(words).casefold()))
-    if not 1 < len(wanted) <= MAX_WORDS:
-        return []
+def _sentences_with(text: str, sentences: Sequence[tuple[int, int]], wanted: set[str]) -> list[tuple[int, int]]:
     return [each for each in sentences if wanted <= set(re.findall(r"\w+", text[slice(*each)].casefold()))]
 
 

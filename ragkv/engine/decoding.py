@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ragkv.engine.generation import Sampling, Sequence
+from ragkv.engine.logits import StepLogits
 from ragkv.model.decoder import DecoderModel
-from ragkv.model.execution.graph_decode import GraphDecoder
+from ragkv.model.execution.graph_decode import WIDEST, GraphDecoder
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Attention, Pass
 
@@ -60,9 +61,11 @@ def decode_step(
     sequences = [each for each in sequences if each.pooled is None]
     if pooled:
         _decode_pooled(pooled)
-    for each in sequences:
-        each.make_draft()
     dense = [each for each in sequences if each.attention is None]
+    # Drafts share the rows of a recorded graph that the latest tokens leave: with more, weights are read twice.
+    most = WIDEST // len(dense) - 1 if graph_decoder is not None and dense else None
+    for each in dense:
+        each.make_draft(most)
     if graph_decoder is not None:
         sequences = [each for each in sequences if each.attention is not None]
         _decode_dense(graph_decoder, dense)
@@ -95,7 +98,7 @@ def _decode_beside(model: DecoderModel, sequences: abc.Sequence[Sequence], compa
 def _accept(sequences: abc.Sequence[Sequence], logits: abc.Sequence[Tensor]) -> None:
     """Give every sequence the logits [O, vocabulary] of its pass."""
     for each, rows in zip(sequences, logits, strict=True):
-        each.accept(rows if each.draft else rows[-1])
+        each.accept(StepLogits(rows if each.draft else rows[-1:]).rows())
 
 
 def _decode_dense(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]) -> None:
@@ -103,8 +106,9 @@ def _decode_dense(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]
     rows = [[each.tokens[-1], *each.draft] for each in sequences]
     caches = [each.cache for each, mine in zip(sequences, rows, strict=True) for _ in mine]
     positions = [each.position + i for each, mine in zip(sequences, rows, strict=True) for i in range(len(mine))]
-    logits = graph_decoder.decode(caches, [token for mine in rows for token in mine], positions)
-    _accept(sequences, logits.split([len(mine) for mine in rows]))
+    logits = StepLogits(graph_decoder.decode(caches, [token for mine in rows for token in mine], positions))
+    for each, found in zip(sequences, logits.split([len(mine) for mine in rows]), strict=True):
+        each.accept(found)
 
 
 def _decode_pooled(sequences: abc.Sequence[Sequence]) -> None:
@@ -112,8 +116,8 @@ def _decode_pooled(sequences: abc.Sequence[Sequence]) -> None:
     requests = [each.pooled for each in sequences if each.pooled is not None]
     latest, positions = [each.tokens[-1] for each in sequences], [each.position for each in sequences]
     logits = requests[0].decoder.decode(requests, latest, positions)
-    for each, row in zip(sequences, logits, strict=True):
-        each.accept(row)
+    for each, row in zip(sequences, StepLogits(logits).rows(), strict=True):
+        each.accept([row])
 
 
 def generate(model: DecoderModel, sequence: Sequence, graph_decoder: GraphDecoder | None = None) -> Iterator[int]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ragkv.engine.drafting import Drafter
+from ragkv.engine.logits import RowLogits, StepLogits
 from ragkv.model.execution.pooled_decode import PooledRequest
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Attention, Pass, append
@@ -59,24 +60,15 @@ class Completion:
     log_probabilities: list[float]
 
 
-def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Return one token id from logits [vocabulary]."""
+def sample(row: RowLogits, sampling: Sampling, generator: torch.Generator) -> int:
+    """Return one token id."""
     if sampling.temperature <= 0:
-        return int(logits.argmax())
-    share = torch.softmax(logits.float().cpu() / sampling.temperature, dim=-1)
+        return row.best
+    share = torch.softmax(row.logits.float().cpu() / sampling.temperature, dim=-1)
     share, order = share.sort(descending=True)
     # A token stays while the mass before it is below top_p, so the most likely one always stays.
     share = torch.where(share.cumsum(0) - share < sampling.top_p, share, 0.0)
     return int(order[torch.multinomial(share, 1, generator=generator)])
-
-
-def log_probability(logits: Tensor, token: int) -> Tensor:
-    """Return the natural logarithm of a token's probability under logits [vocabulary], as float32 [] on their device.
-
-    It is a new tensor, so nothing waits for the device, and a buffer of logits may be written again.
-    """
-    scores = logits.float()
-    return scores[token] - scores.logsumexp(-1)
 
 
 class Sequence:
@@ -125,8 +117,9 @@ class Sequence:
         self.ready = True
         self.stopped, self.steps = False, 0
         self.fault: Exception | None = None
-        self._logits, self._position, self._should_stop = logits, position, should_stop
-        self._later = list[Tensor]()
+        (self._logits,) = StepLogits(logits[None]).rows()
+        self._position, self._should_stop = position, should_stop
+        self._later = list[RowLogits]()
         self._generator = torch.Generator().manual_seed(sampling.seed)
         self._log_probabilities: list[Tensor] = []
 
@@ -159,7 +152,7 @@ class Sequence:
             return None
         self.ready = False
         token = sample(self._logits, self.sampling, self._generator)
-        self._log_probabilities.append(log_probability(self._logits, token))
+        self._log_probabilities.append(self._logits.log_probability(token))
         if token in stop_ids:
             self.stopped = True
             return None
@@ -184,10 +177,11 @@ class Sequence:
                 return
         self.drop_draft()
 
-    def make_draft(self) -> None:
-        """Draft tokens for the next pass. The cache never needs more rows than without drafts."""
+    def make_draft(self, most: int | None = None) -> None:
+        """Draft tokens for the next pass, at most `most`. The cache never needs more rows than without drafts."""
         if self.drafter is not None:
-            self.draft = self.drafter.propose(self.tokens, self.sampling.max_tokens - len(self.tokens) - 1)
+            left = self.sampling.max_tokens - len(self.tokens) - 1
+            self.draft = self.drafter.propose(self.tokens, left if most is None else min(left, most))
 
     def drop_draft(self) -> None:
         """Drop what is left of the draft, and its rows, which are the last ones of every layer."""
@@ -201,13 +195,13 @@ class Sequence:
         tokens = [self.tokens[-1], *self.draft]
         return append(self.cache, tokens, self.position, outputs=len(tokens), attention=attention)
 
-    def accept(self, logits: Tensor) -> None:
+    def accept(self, logits: abc.Sequence[RowLogits]) -> None:
         """Take the logits of that pass; the next tokens are sampled from them.
 
         Args:
-            logits: [vocabulary], or [1 + k, vocabulary] of a pass with a draft of k tokens.
+            logits: One row, or 1 + k of a pass with a draft of k tokens.
         """
-        self._logits, *self._later = logits if logits.dim() > 1 else logits[None]
+        self._logits, *self._later = logits
         self.ready = True
         self.steps += 1
 

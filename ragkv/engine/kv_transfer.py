@@ -24,9 +24,10 @@ from ragkv.kernels.transfer import PinnedBlocks, TransferFormat, TransferKernel,
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.base import Piece
 
-LAYERS = 4
-"""Layers of one launch. Layer 0, which the model waits for, has a launch of its own. Launching a kernel takes Python
-about as long as the bus takes for one layer of a question's blocks."""
+LEAST = 2**22
+"""Bytes of a launch, at least. Launching a kernel takes Python about as long as the bus takes for so many."""
+LAUNCHES = 8
+"""Launches of a large transfer, about. The model waits for the first one, which has no more bytes than it must."""
 
 THREADS = 4
 """Chunks that are fetched from the store at the same time."""
@@ -131,9 +132,9 @@ class KVTransfer:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             entries = TransferTable(table.pin_memory().to(self._device, non_blocking=True))
-            for layer, above in pairwise([0, *range(1, layers, LAYERS), layers]):
-                if stops[above] > stops[layer]:
-                    count = stops[above] - stops[layer]
+            for layer, above in pairwise([*launch_layers(stops, form.block_bytes), layers]):
+                count = stops[above] - stops[layer]
+                if count:
                     self._kernel(entries, stops[layer], count, rotary.cos, rotary.sin, form)
                     ready = torch.cuda.Event(blocking=True)
                     ready.record(self._stream)
@@ -144,6 +145,16 @@ class KVTransfer:
             return
         in_use = (entries, rotary, cache.tensors)
         self._releasing.submit(_release_after, ready, release, in_use)
+
+
+def launch_layers(stops: Sequence[int], block_bytes: int) -> list[int]:
+    """Return the layers with which launches begin, 0 first. stops: as `_table` returns them."""
+    most = max(LEAST, stops[-1] * block_bytes // LAUNCHES)
+    begin = [0]
+    for layer in range(1, len(stops) - 1):
+        if (stops[layer] - stops[begin[-1]]) * block_bytes >= (most if len(begin) > 1 else LEAST):
+            begin.append(layer)
+    return begin
 
 
 def _release_after(ready: torch.cuda.Event, release: Callable[[], None], in_use: object) -> None:

@@ -15,7 +15,7 @@ from ragkv.engine.session_manager import Session
 from ragkv.engine.speculation import speculation_report
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.pooled_decode import PooledRequest
-from ragkv.recompute.base import Plan, recomputed_tokens
+from ragkv.recompute.base import Blocks, Plan, recomputed_tokens
 from ragkv.report import (
     NOT_QUALIFIED,
     ByteCounts,
@@ -52,9 +52,10 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     plan = context.plan  # no plan: all was prefilled, nothing looked up
     new = [0 if i < context.cached_chunks else len(hit.chunk.tokens) for i, hit in enumerate(hits)]
     again = [*recomputed_tokens(plan.recompute), *(0.0 for _ in left_out)] if plan else [float(n) for n in new]
-    chunks = tuple(_chunk(model, i, hit, plan, again[i]) for i, hit in enumerate(hits))
+    layers = _different_layers(plan)
+    chunks = tuple(_chunk(model, i, hit, layers, again[i]) for i, hit in enumerate(hits))
     size = sum(chunk.tokens for chunk in chunks)
-    kept = _kept_tokens(model, session.hits, plan)
+    kept = _kept_tokens(model, session.hits, layers)
     row = model.token_bytes
     heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
     tiers = Counter(s.tier for s in sources if s.hit)
@@ -139,24 +140,39 @@ def _pooled_decoding(pooled: PooledRequest, completion: Completion) -> tuple[str
     return PsaState.name, DecodeReport(counts.steps, read, present, 0, ended, why, pool)
 
 
-def _chunk(model: DecoderModel, i: int, hit: Hit, plan: Plan | None, again: float) -> ChunkReport:
+_Layers = Sequence[tuple[int, Sequence[Blocks]]]
+"""What different layers keep, the blocks of each chunk, with the number of layers that keep the same."""
+
+
+def _different_layers(plan: Plan | None) -> _Layers:
+    """Return what the layers of a plan keep; () without a plan, which keeps everything.
+
+    Most layers keep the same blocks, and are then the same object.
+    """
+    if plan is None:
+        return ()
+    times, layers = Counter(map(id, plan.kept)), {id(layer): layer for layer in plan.kept}
+    return [(times[name], layer) for name, layer in layers.items()]
+
+
+def _chunk(model: DecoderModel, i: int, hit: Hit, layers: _Layers, again: float) -> ChunkReport:
     tokens, block = len(hit.chunk.tokens), model.profile.block
     blocks = -(-tokens // block)
-    if plan is None:
-        kept: tuple[float, ...] = (1.0,) * blocks
-    else:
-        mine = [layer[i] if i < len(layer) else () for layer in plan.kept]  # those left out are in no plan
-        kept = tuple(sum(b in layer for layer in mine) / len(mine) for b in range(blocks))
+    counts, total = [0 if layers else 1] * blocks, sum(times for times, _ in layers) or 1
+    for times, layer in layers:
+        for kept_block in layer[i] if i < len(layer) else ():  # those left out are in no plan
+            counts[kept_block] += times
+    kept = tuple(count / total for count in counts)
     return ChunkReport(hit.chunk.id, hit.chunk.document_id, hit.chunk.title, tokens, blocks, kept, again)
 
 
-def _kept_tokens(model: DecoderModel, hits: Sequence[Hit], plan: Plan | None) -> float:
+def _kept_tokens(model: DecoderModel, hits: Sequence[Hit], layers: _Layers) -> float:
     """Mean over layers of the tokens of kept blocks, a partial last block by its real tokens."""
     sizes, block = [len(hit.chunk.tokens) for hit in hits], model.profile.block
-    if plan is None:
+    if not layers:
         return float(sum(sizes))
-    per_layer = [
-        sum(min(block, size - b * block) for size, blocks in zip(sizes, layer, strict=True) for b in blocks)
-        for layer in plan.kept
+    kept = [
+        times * sum(min(block, size - b * block) for size, blocks in zip(sizes, layer, strict=True) for b in blocks)
+        for times, layer in layers
     ]
-    return sum(per_layer) / len(per_layer)
+    return sum(kept) / sum(times for times, _ in layers)

@@ -158,6 +158,8 @@ Layer = Sequence[Tokens]
 
 def _each(work: Callable[[Layer, Layer], Layer], ones: Sequence[Layer], others: Sequence[Layer]) -> list[Layer]:
     """Apply `work` to every layer. Layers that are the same objects, as most are, are done once."""
+    if len({*map(id, ones)}) == len({*map(id, others)}) == 1 and len(ones) == len(others):
+        return [work(ones[0], others[0])] * len(ones)
     known: dict[tuple[int, int], Layer] = {}
     found = []
     for one, other in zip(ones, others, strict=True):

@@ -225,11 +225,14 @@ class Stitch:
         Making tensors of tuples for all layers would take longer than loading what they name.
         """
         known: dict[tuple[int, ...], Tensor] = {}
+        found: dict[int, Tensor] = {}
         for layer in layers:
-            key = tuple(map(id, layer))
-            if key not in known:
-                known[key] = self.positions(layer)
-        return [known[tuple(map(id, layer))] for layer in layers]
+            if id(layer) not in found:
+                key = tuple(map(id, layer))
+                if key not in known:
+                    known[key] = self.positions(layer)
+                found[id(layer)] = known[key]
+        return [found[id(layer)] for layer in layers]
 
     def _at(self, layer: int, positions: Tensor) -> Tensor:
         """Return the slots of rows at stitched positions [m]."""

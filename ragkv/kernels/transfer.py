@@ -51,6 +51,11 @@ class TransferFormat:
         return self.kv_heads * self.head_dim * (self.dtype.itemsize if self.body == "exact" else 1)
 
     @property
+    def block_bytes(self) -> int:
+        """Bytes of a full block, without scales."""
+        return 2 * self.block * self.row_bytes
+
+    @property
     def limit(self) -> float:
         """Largest decoded number. A scale that was rounded up must not produce an infinity."""
         return min(torch.finfo(self.dtype).max, torch.finfo(torch.float32).max)

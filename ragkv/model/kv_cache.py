@@ -10,9 +10,11 @@ Each layer has its own number of rows, and every row has an explicit position.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ragkv.kernels.attention import index_to_device
@@ -69,6 +71,11 @@ class ContextCache:
         self._positions = [torch.empty(size, dtype=torch.int64) for size in sizes]
         self.lengths = [0] * shape.layers
         self._pending: list[PendingCopy | None] = [None] * shape.layers
+        self._addresses: NDArray[np.int64] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: its tensors have other addresses."""
+        return {**self.__dict__, "_addresses": None}
 
     def record_event(self, layer: int, copy: PendingCopy) -> None:
         """Register a pending copy into the layer. It must complete after all copies that were registered before."""
@@ -127,6 +134,20 @@ class ContextCache:
             self._grow(layer, self.lengths[layer] + rows)
         return self._k[layer], self._v[layer]
 
+    def addresses(self, rows: int) -> NDArray[np.int64]:
+        """Return the addresses of K and of V of every layer [2, L], grown to hold `rows` more rows.
+
+        They are valid until the cache grows or moves. A decode step asks for them, so they are kept.
+        """
+        for layer, length in enumerate(self.lengths):
+            if self._pending[layer] is not None:
+                self.wait_ready(layer)
+            if length + rows > self._positions[layer].shape[0]:
+                self._grow(layer, length + rows)
+        if self._addresses is None:
+            self._addresses = np.array([[each.data_ptr() for each in store] for store in (self._k, self._v)])
+        return self._addresses
+
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """K and V of all layers, to keep them alive. This does not wait for pending copies."""
@@ -141,6 +162,12 @@ class ContextCache:
         self._positions[layer].numpy()[start:stop] = positions.numpy()  # ten times faster than a torch copy
         self.lengths[layer] = stop
         return torch.arange(start, stop)
+
+    def append_row(self, position: int) -> None:
+        """Append a row at `position` to every layer; it must have room. Its content is undefined until written."""
+        for layer, length in enumerate(self.lengths):
+            self._positions[layer].numpy()[length] = position
+            self.lengths[layer] = length + 1
 
     def put(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
         """Append rows k (rotated), v [m, Hkv, d] at `positions` [m] and return their slots [m]."""
@@ -198,7 +225,7 @@ class ContextCache:
                     new = next(memory) if layer in pinned else old.new_empty(old.shape, device=devices[layer])
                     new[:length] = old[:length]
                     store[layer] = new
-        self.devices = tuple(devices)
+        self.devices, self._addresses = tuple(devices), None
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Drop all rows of each layer behind the first `lengths[layer]`."""
@@ -212,7 +239,7 @@ class ContextCache:
 
     def _resize(self, layer: int, rows: int) -> None:
         self.wait_ready(layer)
-        length = self.lengths[layer]
+        length, self._addresses = self.lengths[layer], None
         with torch.inference_mode(False):  # callers outside inference mode write to these tensors, too
             for store in (self._k, self._v, self._positions):
                 old = store[layer]

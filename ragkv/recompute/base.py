@@ -13,6 +13,7 @@ Blocks and tokens are numbered inside their chunk. A chunk is SamKV's "document"
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -241,7 +242,10 @@ def _union(above: Tokens, own: Tokens) -> Tokens:
 def recomputed_tokens(recompute: Sequence[Sequence[Tokens]]) -> list[float]:
     """Count the recomputed tokens per chunk: the mean over layers of the tokens that enter the layer."""
     alive = rows_alive(recompute)
-    return [sum(len(layer[i]) for layer in alive) / len(alive) for i in range(len(alive[0]))]
+    times, different = Counter(map(id, alive)), {id(layer): layer for layer in alive}  # most layers are the same object
+    return [
+        sum(times[name] * len(layer[i]) for name, layer in different.items()) / len(alive) for i in range(len(alive[0]))
+    ]
 
 
 def padding_for(

@@ -33,6 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ragkv.kernels.attention import index_to_device
 from ragkv.recompute.base import Blocks, Piece, Plan, inexact_tokens, require_between
 from ragkv.recompute.digest import retrieval_pairs
 from ragkv.recompute.samkv import fuse
@@ -132,7 +133,7 @@ class Scout:
         scores = torch.stack([(q @ k.T * self.scale).softmax(-1).mean(0) for q, k in zip(rows, head_keys, strict=True)])
         joined = join_heads(pool_blocks(scores, pieces, self.reach), self.power)
         weights = [piece.relevance**self.prior for piece in pieces for _ in range(piece.blocks)]
-        joined *= torch.tensor(weights, dtype=joined.dtype).to(joined.device)
+        joined *= index_to_device(torch.tensor(weights, dtype=joined.dtype), joined.device)
         shares: list[float] = (joined / joined.sum()).tolist()
         ends = list(accumulate(piece.blocks for piece in pieces))
         return [shares[end - piece.blocks : end] for piece, end in zip(pieces, ends, strict=True)]
@@ -152,13 +153,16 @@ class Scout:
             cap: Largest share of all blocks; `floor` counts for more.
             read: Blocks per chunk that are selected already.
         """
-        order = sorted((-masses[i][b], i, b) for i, piece in enumerate(pieces) for b in range(piece.blocks))
-        room = cap * sum(piece.blocks for piece in pieces)
+        chunk, block = (each.tolist() for each in _numbered([piece.blocks for piece in pieces]))
+        mass = [each for row in masses for each in row]
+        order = torch.tensor(mass, dtype=torch.float64).argsort(descending=True, stable=True).tolist()
+        room = cap * len(order)
         selected = [set(blocks) for blocks in read] if read else [set() for _ in pieces]
         size = sum(map(len, selected))
-        for negative, i, b in order:
+        for at in order:
+            i, b = chunk[at], block[at]
             new = {b, *range(min(self.opening, pieces[i].blocks))} - selected[i]
-            if size >= self.floor and (-negative < self.weakest * -order[0][0] or size + len(new) > room):
+            if size >= self.floor and (mass[at] < self.weakest * mass[order[0]] or size + len(new) > room):
                 break
             selected[i] |= new
             size += len(new)
@@ -182,13 +186,24 @@ def pool_blocks(scores: Tensor, pieces: Sequence[Piece], reach: int) -> Tensor:
     block, most = pieces[0].block, max(piece.blocks for piece in pieces)
     count, room = len(pieces), most * block
     tokens, filled = (
-        torch.cat([torch.arange(n) + i * width for i, n in enumerate(sizes)]).to(scores.device)
-        for sizes, width in (([p.tokens for p in pieces], room), ([p.blocks for p in pieces], most))
+        index_to_device(chunk * width + number, scores.device)
+        for (chunk, number), width in (
+            (_numbered([piece.tokens for piece in pieces]), room),
+            (_numbered([piece.blocks for piece in pieces]), most),
+        )
     )
     rows = scores.new_zeros(scores.shape[0], count * room).index_copy_(1, tokens, scores)
     spread = F.max_pool1d(rows.view(-1, count, room), 2 * reach + 1, stride=1, padding=reach).flatten(1)
     inside = torch.zeros_like(rows).index_copy_(1, tokens, spread.index_select(1, tokens))
     return inside.view(scores.shape[0], -1, block).sum(-1).index_select(1, filled)
+
+
+def _numbered(sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the chunk, and the number within it, of every block (or token) of chunks of so many."""
+    return (
+        torch.cat([torch.full((size,), chunk) for chunk, size in enumerate(sizes)]),
+        torch.cat([torch.arange(size) for size in sizes]),
+    )
 
 
 def join_heads(masses: Tensor, power: float) -> Tensor:

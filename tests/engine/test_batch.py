@@ -32,7 +32,7 @@ class Recorded(Sequence):
         self.seen = []
 
     def accept(self, logits):
-        self.seen.append(logits)
+        self.seen += [row.logits for row in logits]
         super().accept(logits)
 
 
@@ -265,7 +265,7 @@ def test_decode_is_what_a_batch_of_one_says(model):
         batch = Batch(model)
         batch.join(run)
         until_quiet(batch)
-        logits = other._logits
+        logits = other._logits.logits
         assert run.tokens == list(decode(model, other.cache, logits, 5 + seed % 40, other.sampling, other.attention))
 
 

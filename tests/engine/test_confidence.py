@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ragkv.engine.confidence import confidence_of, evidence_of
-from ragkv.engine.generation import Sampling, Sequence, log_probability
+from ragkv.engine.generation import Sampling, Sequence
+from ragkv.engine.logits import StepLogits
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.profile import Profile
 from ragkv.report import Evidence
@@ -43,7 +44,7 @@ def test_coefficients_of_another_form_are_refused(wrong: tuple[float, ...]) -> N
 
 def test_log_probabilities_are_those_of_a_softmax_and_survive_the_buffer() -> None:
     logits = torch.tensor([0.3, 2.0, -1.0])
-    found = log_probability(logits, 1)
+    found = StepLogits(logits[None]).rows()[0].log_probability(1)
     expected = float(logits.log_softmax(-1)[1])
     logits.zero_()
     assert float(found) == pytest.approx(expected)
@@ -54,7 +55,7 @@ def test_a_sequence_keeps_the_log_probability_of_every_token_and_of_the_stop_tok
     rows = [torch.tensor([0.0, 3.0, 1.0]), torch.tensor([0.0, 1.0, 5.0])]
     sequence = Sequence(cache, rows[0], 0, Sampling(max_tokens=5))
     assert sequence.sample(frozenset({2})) == 1
-    sequence.accept(rows[1])
+    sequence.accept(StepLogits(rows[1][None]).rows())
     assert sequence.sample(frozenset({2})) is None
     expected = [float(rows[0].log_softmax(-1)[1]), float(rows[1].log_softmax(-1)[2])]
     assert sequence.log_probabilities == pytest.approx(expected, abs=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ragkv.engine.decoding import decode_step
 from ragkv.engine.detokenizer import StopChecker
 from ragkv.engine.engine import Engine
 from ragkv.types import AskOptions
@@ -55,7 +56,7 @@ def test_a_speech_knows_what_is_sure_and_how_it_ended(library: Engine) -> None:
         seen.append(begun.detokenizer.stable_text())
         if begun.sequence.finished:
             break
-        begun.sequence.accept(library.model.forward([begun.sequence.next_pass()])[0][-1])
+        decode_step(library.model, [begun.sequence])
     answer = library.finalize(begun)
     assert answer.answer == ANSWER
     assert all(ANSWER.startswith(text) for text in seen)

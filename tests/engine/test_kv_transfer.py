@@ -12,7 +12,7 @@ import torch
 
 from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.chunk_store import ChunkStore
-from ragkv.engine.kv_transfer import KVTransfer, acquire
+from ragkv.engine.kv_transfer import LAUNCHES, LEAST, KVTransfer, acquire, launch_layers
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
 from ragkv.engine.stitch import Stitch
@@ -194,6 +194,7 @@ ACCESSES = {
     "k": lambda cache: cache.k(1),
     "v": lambda cache: cache.v(1),
     "buffers": lambda cache: cache.buffers(1, 0),
+    "addresses": lambda cache: cache.addresses(0),
     "put": lambda cache: cache.put(1, torch.zeros(1, 2, 8), torch.zeros(1, 2, 8), torch.tensor([5])),
     "write": lambda cache: cache.write(1, torch.tensor([0]), torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)),
     "fill": lambda cache: cache.fill(1, torch.tensor([0]), torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)),
@@ -213,5 +214,23 @@ def test_every_access_to_a_layer_waits_once_for_its_pending_copy(name):
     ACCESSES[name](cache)
     ACCESSES[name](cache)
     assert one.waited == 1
-    assert other.waited == (name in ("truncate", "make_room"))
+    assert other.waited == (name in ("truncate", "make_room", "addresses"))
     assert cache.tensors
+
+
+def test_a_small_transfer_is_one_launch():
+    assert launch_layers([0, 2, 4, 6, 8], LEAST // 9) == [0]
+    assert launch_layers([0, 0, 0], LEAST) == [0]
+
+
+def test_a_large_transfer_begins_with_a_short_launch_and_has_about_as_many_as_it_may():
+    stops = [100 * layer for layer in range(65)]
+    begin = launch_layers(stops, LEAST // 100 + 1)
+    assert begin[:2] == [0, 1], "the model waits for the first one"
+    assert LAUNCHES <= len(begin) <= LAUNCHES + 2
+    assert begin == sorted(set(begin))
+    assert begin[-1] < 64
+
+
+def test_layers_without_blocks_share_a_launch():
+    assert launch_layers([0, 100, 100, 100, 200, 300], LEAST // 100 + 1) == [0, 1, 4]

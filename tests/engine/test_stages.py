@@ -158,7 +158,7 @@ def test_policies_that_keep_everything_give_the_logits_of_dense_attention(engine
         )
         seen = [request.context.logits]
         accept = request.sequence.accept
-        request.sequence.accept = lambda row: (seen.append(row), accept(row))
+        request.sequence.accept = lambda row: (seen.append(row[0].logits), accept(row))
         for _ in generate(engine.model, request.sequence):
             pass
         report = engine.finalize(request).report

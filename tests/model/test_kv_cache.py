@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from ragkv.model.kv_cache import ContextCache
@@ -60,3 +62,28 @@ def test_a_copy_of_two_layers_is_waited_for_once():
     cache.record_event(1, both)
     cache.k(1)
     assert both.waited == 2
+
+
+def test_addresses_are_those_of_the_tensors_also_after_the_cache_grew_or_was_copied():
+    cache = filled((1, 0, 3), capacity=4)
+
+    def found():
+        own = [each.data_ptr() for each in cache.tensors]
+        return [own[:3], own[3:]]
+
+    assert cache.addresses(1).tolist() == found()
+    assert cache.addresses(1) is cache.addresses(1)
+    before = cache.addresses(1).tolist()
+    assert cache.addresses(6).tolist() == found()
+    assert cache.addresses(0).tolist() != before
+    assert cache.lengths == [1, 0, 3]
+    assert all(each.shape[0] >= length + 6 for each, length in zip(cache.tensors, (1, 0, 3), strict=False))
+    assert copy.deepcopy(cache).addresses(0).tolist() != cache.addresses(0).tolist()
+
+
+def test_a_row_is_appended_to_every_layer():
+    cache = filled((1, 0, 3), capacity=4)
+    cache.append_row(17)
+    assert cache.lengths == [2, 1, 4]
+    assert [int(cache.positions(layer)[-1]) for layer in range(3)] == [17, 17, 17]
+    assert cache.positions(2)[:3].tolist() == [2, 3, 4]

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +34,7 @@ from ragkv.model.execution.graph_prefill import GraphPrefill
 from ragkv.model.execution.merged_weights import merge_weights, supports_merging
 from ragkv.model.kv_cache import ContextCache
 
-WIDEST = 32
+WIDEST = 64
 """Largest number of requests in a graph. More requests are decoded in parts."""
 MAX_QUERY_TOKENS, MAX_QUERY_ROWS = 64, 16384
 """Longest question that `queries` takes, and a measure of its longest cache: each token reads all rows."""
@@ -90,19 +91,10 @@ class GraphDecoder:
         if len(parts) != 1:
             none = torch.empty(0, self._model.config.vocab_size, dtype=self._model.dtype, device=self._model.device)
             return torch.cat([none, *(self.decode(caches[part], tokens[part], positions[part]) for part in parts)])
-        counts, earlier = dict[int, int](), list[int]()  # rows of each cache, and before each row those of its cache
-        for cache in caches:
-            earlier.append(counts.get(id(cache), 0))
-            counts[id(cache)] = earlier[-1] + 1
-        layers = range(self._shape.layers)
-        buffers = [[cache.buffers(layer, counts[id(cache)]) for cache in caches] for layer in layers]
-        lengths = [[cache.lengths[layer] + n for cache, n in zip(caches, earlier, strict=True)] for layer in layers]
-        logits = self._run(tokens, positions, buffers, lengths)[0].clone()  # the next replay overwrites the original
+        logits = self._run(caches, tokens, positions)[0].clone()  # the next replay overwrites the original
         # The replay runs asynchronously, so this bookkeeping costs no time of the step.
         for cache, position in zip(caches, positions, strict=True):
-            at = torch.tensor([position])
-            for layer in range(self._shape.layers):
-                cache.reserve(layer, at)
+            cache.append_row(position)
         return logits[: len(caches)]
 
     def supports_queries(self, cache: ContextCache, tokens: Sequence[int]) -> bool:
@@ -125,41 +117,43 @@ class GraphDecoder:
         Returns:
             Queries [T, Hq, d] of each layer below `depth`. On a GPU they are valid until the next call.
         """
-        count, layers = len(tokens), range(self._shape.layers)
-        buffers = [[cache.buffers(layer, count)] * count for layer in layers]
-        lengths = [list(range(cache.lengths[layer], cache.lengths[layer] + count)) for layer in layers]
-        queries = self._run(tokens, range(position, position + count), buffers, lengths, depth)
-        return [q[:count] for q in queries]
+        count = len(tokens)
+        return [q[:count] for q in self._run([cache] * count, tokens, range(position, position + count), depth)]
 
     def _run(
         self,
+        caches: Sequence[ContextCache],
         tokens: Sequence[int],
         positions: Sequence[int],
-        buffers: Sequence[Sequence[tuple[Tensor, Tensor]]],
-        lengths: Sequence[Sequence[int]],
         depth: int | None = None,
     ) -> list[Tensor]:
         """Pad to a power of two and run a step.
 
         Args:
+            caches: the cache of each row, grown to hold its rows. A later row of a cache attends to the earlier ones.
             tokens: the token of each row.
             positions: its position.
-            buffers: [L][W]. K and V of the cache of each row.
-            lengths: [L][W]. Rows that each row attends to besides its own.
             depth: as in `_step`.
         """
-        padding = (1 << (len(tokens) - 1).bit_length()) - len(tokens)
-        zeros, scratch = [0] * padding, [(self._scratch[0], self._scratch[1])] * padding
-        k, v = ([[pair[side] for pair in (*layer, *scratch)] for layer in buffers] for side in (0, 1))
-        addresses = [[each.data_ptr() for each in layer] for layer in (*k, *v)]
-        numbers = [[*tokens, *zeros], [*positions, *zeros], *addresses, *([*rows, *zeros] for rows in lengths)]
-        host = torch.tensor(numbers, dtype=torch.int64)  # [2 + 3L, W]: tokens, positions, table
-        splits = splits_of(host.shape[1], self._shape.kv_heads, 1 + max(max(rows) for rows in lengths))
+        count, layers = len(tokens), self._shape.layers
+        width = 1 << (count - 1).bit_length()
+        host = np.zeros((2 + 3 * layers, width), dtype=np.int64)  # tokens, positions, table
+        host[0, :count], host[1, :count] = tokens, positions
+        table = host[2:].reshape(3, layers, width)
+        table[:2] = np.array([each.data_ptr() for each in self._scratch])[:, None, None]
+        for cache, rows in _rows_of(caches):
+            table[:2, :, rows] = cache.addresses(len(rows))[:, :, None]
+            table[2][:, rows] = np.array(cache.lengths)[:, None] + np.arange(len(rows))
+        splits = splits_of(width, self._shape.kv_heads, 1 + int(table[2].max()))
+        inputs = torch.from_numpy(host)
         if self._graphs is None:
-            return self._step(host, CachePointers(_table(host), k, v), splits, depth)
-        key = ("step", host.shape[1], splits, depth)
+            scratch = [(self._scratch[0], self._scratch[1])] * (width - count)
+            pairs = [[*(cache.buffers(layer, 0) for cache in caches), *scratch] for layer in range(layers)]
+            k, v = ([[pair[side] for pair in layer] for layer in pairs] for side in (0, 1))
+            return self._step(inputs, CachePointers(_table(inputs), k, v), splits, depth)
+        key = ("step", width, splits, depth)
         return self._graphs.run(
-            key, host, lambda inputs: self._step(inputs, CachePointers(_table(inputs)), splits, depth)
+            key, inputs, lambda inputs: self._step(inputs, CachePointers(_table(inputs)), splits, depth)
         )
 
     def _step(self, inputs: Tensor, pointers: CachePointers, splits: int, depth: int | None) -> list[Tensor]:
@@ -172,6 +166,14 @@ class GraphDecoder:
         if depth is None:
             return [decode_layers(stack, rows, attend)]
         return query_layers(LayerStack(model, stack.layers[:depth], stack.kernels), rows, attend)
+
+
+def _rows_of(caches: Sequence[ContextCache]) -> list[tuple[ContextCache, list[int]]]:
+    """Return the different caches, each with the numbers of its rows."""
+    found: dict[int, tuple[ContextCache, list[int]]] = {}
+    for row, cache in enumerate(caches):
+        found.setdefault(id(cache), (cache, []))[1].append(row)
+    return list(found.values())
 
 
 def _table(inputs: Tensor) -> Tensor:

@@ -29,9 +29,9 @@ def test_the_encodings_of_a_dead_worker_count() -> None:
 
 def test_starts_are_counted_from_the_last_document_that_was_done() -> None:
     journal = IngestJournal()
-    assert [journal.start() for _ in range(3)] == [1, 2, 3]
+    assert [journal.start(worker) for worker in (7, 8, 9)] == [1, 2, 3]
     journal.end(BulkOutcome("a", "added"), worker=1, encoded=0)
-    assert journal.start() == 1
+    assert journal.start(7) == 1
 
 
 def test_a_notice_of_several_workers_is_kept_once() -> None:
@@ -39,3 +39,11 @@ def test_a_notice_of_several_workers_is_kept_once() -> None:
     for line in ("one", "two", "one"):
         journal.notice(line)
     assert journal.notices() == ["one", "two"]
+
+
+def test_a_worker_that_dies_before_a_document_is_done_is_counted():
+    journal = IngestJournal()
+    journal.start(7)
+    journal.start(8)
+    journal.end(BulkOutcome("d", "added"), 8, 5)
+    assert journal.workers() == {7: 0, 8: 5}

@@ -1,0 +1,70 @@
+"""Logits of a forward, whose rows belong to several sequences.
+
+Greedy decoding needs the largest number of each row and its normaliser. They are computed for all rows at once, when
+the first row needs them: row by row, each would wait for a GPU, and launch a few kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from torch import Tensor
+
+
+class StepLogits:
+    """Logits [W, vocabulary] of a forward."""
+
+    def __init__(self, logits: Tensor):
+        self.logits = logits
+
+    @cached_property
+    def best(self) -> list[int]:
+        """Token id with the largest logit of each row; the first of equals."""
+        found: list[int] = self.logits.argmax(-1).tolist()
+        return found
+
+    @cached_property
+    def normalisers(self) -> Tensor:
+        """Logarithm of the sum of all exponentials of each row [W], float32."""
+        return self.logits.float().logsumexp(-1)
+
+    @cached_property
+    def best_log_probabilities(self) -> tuple[Tensor, ...]:
+        """Log probability [] of the best token of each row, float32."""
+        return (self.logits.amax(-1).float() - self.normalisers).unbind()
+
+    def rows(self) -> list[RowLogits]:
+        """Return all rows."""
+        return [RowLogits(self, row) for row in range(self.logits.shape[0])]
+
+    def split(self, sizes: Sequence[int]) -> list[list[RowLogits]]:
+        """Return the rows in parts of these sizes."""
+        rows = iter(self.rows())
+        return [[next(rows) for _ in range(size)] for size in sizes]
+
+
+class RowLogits:
+    """One row of the logits of a forward: those of the next token of a sequence."""
+
+    def __init__(self, step: StepLogits, row: int):
+        self._step, self._row = step, row
+
+    @property
+    def logits(self) -> Tensor:
+        """The row [vocabulary]."""
+        return self._step.logits[self._row]
+
+    @property
+    def best(self) -> int:
+        """Token id with the largest logit."""
+        return self._step.best[self._row]
+
+    def log_probability(self, token: int) -> Tensor:
+        """Return the natural logarithm of a token's probability, as float32 [] on their device.
+
+        Nothing waits for the device.
+        """
+        if "best" in self._step.__dict__ and token == self.best:
+            return self._step.best_log_probabilities[self._row]
+        return self.logits[token].float() - self._step.normalisers[self._row]

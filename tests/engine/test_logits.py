@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ragkv.engine.generation import Sampling, sample
+from ragkv.engine.logits import StepLogits
+
+LOGITS = torch.tensor([[0.3, 2.0, -1.0, 2.0], [5.0, 0.0, 1.0, -2.0], [0.0, 0.0, 0.0, 0.5]])
+
+
+def test_the_best_token_of_a_row_is_the_first_of_its_largest_logits() -> None:
+    assert [row.best for row in StepLogits(LOGITS).rows()] == [1, 0, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("best_first", [True, False])
+def test_log_probabilities_are_those_of_a_softmax(dtype: torch.dtype, best_first: bool) -> None:
+    step, expected = StepLogits(LOGITS.to(dtype)), LOGITS.to(dtype).float().log_softmax(-1)
+    for number, row in enumerate(step.rows()):
+        if best_first:
+            assert row.best == int(expected[number].argmax())
+        found = torch.stack([row.log_probability(token) for token in range(LOGITS.shape[1])])
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected[number])
+
+
+def test_what_is_computed_of_one_row_is_there_for_the_others() -> None:
+    logits = LOGITS.clone()
+    rows = StepLogits(logits).rows()
+    found = rows[0].best, rows[0].log_probability(1)
+    logits.zero_()
+    assert [row.best for row in rows] == [1, 0, 3], "all rows were searched at once"
+    assert float(found[1]) == pytest.approx(float(LOGITS[0].log_softmax(-1)[1]))
+    assert float(rows[1].log_probability(0)) == pytest.approx(float(LOGITS[1].log_softmax(-1)[0]), abs=1e-6)
+
+
+def test_rows_are_split_in_their_order() -> None:
+    parts = StepLogits(LOGITS).split([2, 0, 1])
+    assert [[row.best for row in part] for part in parts] == [[1, 0], [], [3]]
+    assert torch.equal(parts[2][0].logits, LOGITS[2])
+
+
+def test_a_temperature_samples_by_the_probabilities_of_the_row() -> None:
+    row = StepLogits(torch.tensor([[9.0, 9.0, 9.0], [0.0, 30.0, 0.0]])).rows()[1]
+    assert sample(row, Sampling(temperature=1.0), torch.Generator().manual_seed(0)) == 1
