@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -65,6 +66,9 @@ TURN = 4
 """Requests served in one turn."""
 STEPS = 64
 """Decode steps of one turn."""
+SWITCH_SECONDS = 0.0005
+"""How long this thread may keep Python from the one that serves HTTP. At Python's 5 ms, a first token on a CPU comes
+16 ms later (docs/lab-notes.md)."""
 
 logger = logging.getLogger("ragkv.api")
 
@@ -116,6 +120,7 @@ class EngineThread:
     def start(self) -> Future[None]:
         """Open the engine. The future completes when it is open, or fails with what went wrong. Call it once."""
         self._ready.set_running_or_notify_cancel()  # nobody can cancel it from here on
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
         self._thread.start()
         return self._ready
 
