@@ -60,8 +60,8 @@ def _occurrences(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
     return [match.span() for match in re.finditer(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE)]
 
 
-def _sentences_with(text: str, sentences: Sequence[tuple[int, int]], wanted: set[str]) -> list[tuple[int, int]]:
-    return [each for each in sentences if wanted <= set(re.findall(r"\w+", text[slice(*each)].casefold()))]
+def _sentences_with(text: str, sentences: Sequence[tuple[int, int]], sought: set[str]) -> list[tuple[int, int]]:
+    return [each for each in sentences if sought <= set(re.findall(r"\w+", text[slice(*each)].casefold()))]
 
 
 def _sentences(text: str) -> list[tuple[int, int]]:

@@ -13,9 +13,7 @@ from ragkv.bench.encode import EncodeParams, encode_shape
 from ragkv.bench.shapes import random_model
 from ragkv.cli import run
 from ragkv.errors import InputError
-from tests.test_architecture import BLOCKED_IMPORT
-
-SERVICE = "pydantic,pydantic_settings,faiss,redis,hiredis,fastapi"
+from tests.test_architecture import BLOCKED_IMPORT, SERVICE
 
 
 def test_the_figures_are_those_of_the_same_chunks() -> None:
@@ -50,7 +48,7 @@ def test_a_gpu_machine_without_the_service_can_measure(root: Path) -> None:
         "from ragkv.bench.shapes import random_model\n"
         "print(encode_shape(random_model('tiny', 'cpu', layers=2), EncodeParams(40, repeat=1), lambda *_: None))\n"
     )
-    command = [sys.executable, "-c", BLOCKED_IMPORT + call, SERVICE, "ragkv.bench.encode"]
+    command = [sys.executable, "-c", BLOCKED_IMPORT + call, ",".join(SERVICE), "ragkv.bench.encode"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert "over_prefill" in done.stdout

@@ -18,7 +18,7 @@ from ragkv.bench.shapes import random_model
 from ragkv.cli import run
 from ragkv.errors import InputError
 from ragkv.sparse.critiprefill import CritiPrefill
-from tests.test_architecture import BLOCKED_IMPORT
+from tests.test_architecture import BLOCKED_IMPORT, SERVICE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -190,9 +190,6 @@ def test_the_command_measures_a_shape_and_writes_what_it_found(tmp_path, capsys,
     assert run(["bench", "prefill", "--shape", "huge"]) == 1
 
 
-SERVICE = "pydantic,pydantic_settings,faiss,redis,hiredis,fastapi,uvicorn,sentence_transformers,semantic_text_splitter"
-
-
 def test_a_shape_is_measured_without_the_service_libraries(root, tmp_path):
     file = tmp_path / "rows.json"
     # Called, not through the command line: typer itself may bring pydantic in.
@@ -200,7 +197,7 @@ def test_a_shape_is_measured_without_the_service_libraries(root, tmp_path):
         "import pathlib\nfrom ragkv.cli.bench_prefill import prefill\n"
         f"prefill(pathlib.Path(sys.argv[3]), [256], [{SPEC!r}], 'tiny', repeat=1)\n"
     )
-    command = [sys.executable, "-c", BLOCKED_IMPORT + call, SERVICE, "ragkv.cli", str(file)]
+    command = [sys.executable, "-c", BLOCKED_IMPORT + call, ",".join(SERVICE), "ragkv.cli", str(file)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(file.read_text())["times"]["rows"]) == 2

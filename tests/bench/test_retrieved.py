@@ -72,13 +72,14 @@ def test_rows_are_compared_with_the_first_row_and_times_with_the_first_number(
     assert rows["full", 5].ttft_ratio != 1
 
 
-def test_a_number_of_chunks_that_does_not_fit_has_no_row(tmp_path: Path) -> None:
+def test_a_number_of_chunks_that_does_not_fit_has_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "long.jsonl"
-    words = " ".join(f"The barn {n} is red." for n in range(1200))
+    words = " ".join(f"The barn {n} is red." for n in range(150))
     path.write_text(json.dumps({"input": "Which colour has barn 7?", "context": words, "answers": ["red"]}))
     settings = load_settings(data=tmp_path / "data", model="models/tiny", store="disk")
     with Engine.open(settings) as engine:
         documents, questions = read_collection([path])
+        monkeypatch.setattr(engine.model, "max_positions", 900)
         found = ask_collection(engine, documents, questions, RetrievedParams(("scout",), (1, 64)), lambda *_: None)
         assert [row.top_k for row in found] == [1]
 

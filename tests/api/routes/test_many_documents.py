@@ -110,7 +110,7 @@ def stopped(process: Any, client: httpx.Client) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_job_of_many_documents_survives_a_kill_and_is_done_once(tmp_path: Path) -> None:
-    check_restart(tmp_path, 40, 800)  # five documents are encoded together, so it takes eight groups
+    check_restart(tmp_path, 24, 800)  # five documents are encoded together, so it takes five groups
 
 
 @pytest.mark.soak

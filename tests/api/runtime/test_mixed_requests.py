@@ -58,5 +58,5 @@ def check_mixed_requests(folder: Path, requests: int, window: int) -> None:
     assert max(size) <= 1.25 * min(size), "tables of the pool are as long as the longest of the latest contexts"
 
 
-def test_500_requests_that_join_leave_and_are_cancelled_leak_nothing(tmp_path: Path) -> None:
-    check_mixed_requests(tmp_path, 500, 125)
+def test_300_requests_that_join_leave_and_are_cancelled_leak_nothing(tmp_path: Path) -> None:
+    check_mixed_requests(tmp_path, 300, 75)
