@@ -35,7 +35,7 @@ EVICTED_AT_ONCE = 100
 
 
 WRITERS = 8
-"""Chunks of a group that are packed and written at the same time where the model is on a GPU."""
+"""Chunks that are written at the same time where the model is on a GPU."""
 
 GROUP_TOKENS, GROUP_TOKENS_ON_GPU = 1024, 4096
 """Tokens of chunks that are encoded together. Questions wait for a group. A CPU gains nothing from larger groups."""
@@ -86,6 +86,7 @@ class ChunkEncoder:
         encoded: Chunks encoded by ingests since the start.
         faults: Faults of the store. A refused write cost an encoding, a refused deletion left an orphan.
         flights: Keeps several processes from encoding a chunk at the same time.
+        writers: Chunks of a group that are written at the same time; one where the model needs the processors itself.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class ChunkEncoder:
         self.quarantine = Quarantine()
         self.faults, self.flights = StoreFaults(), flights
         self.encoded = 0
+        self.writers = 1 if prefiller.model.device.type == "cpu" else WRITERS
         self._prefiller, self._tiers, self._catalog = prefiller, tiers, catalog
         self._fingerprint, self._body, self._seal = fingerprint, body, seal
         self._encodings: WeakValueDictionary[Key, _Encoding] = WeakValueDictionary()
@@ -311,14 +313,14 @@ class ChunkEncoder:
     def _write_all(
         self, stores: Sequence[ChunkStore], encoded: Sequence[ChunkKV]
     ) -> list[tuple[ChunkKV, StoreError | None]]:
-        """Write chunks, several at the same time where the model leaves the processors free.
+        """Write chunks, `writers` at the same time.
 
         Returns:
             What `ChunkStore.put` returns for each.
         """
-        if self._prefiller.model.device.type == "cpu" or len(encoded) < 2:
+        if min(self.writers, len(encoded)) < 2:
             return [store.put(kv) for store, kv in zip(stores, encoded, strict=True)]
-        with ThreadPoolExecutor(min(WRITERS, len(encoded)), thread_name_prefix="write") as writers:
+        with ThreadPoolExecutor(min(self.writers, len(encoded)), thread_name_prefix="write") as writers:
             return list(writers.map(lambda store, kv: store.put(kv), stores, encoded))
 
     def _put(self, store: ChunkStore, kv: ChunkKV) -> ChunkKV:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 
 from ragkv.engine.chunk_encoder import GROUP_TOKENS, GROUP_TOKENS_ON_GPU, group_tokens
 from ragkv.engine.engine import Engine
-from ragkv.errors import StoreUnavailable
-from ragkv.types import Chunk
+from ragkv.errors import EntryMissing, StoreFull, StoreUnavailable
+from ragkv.types import Chunk, Key
 from tests.quick import quick_engine
 
 
@@ -68,6 +69,30 @@ def test_what_is_stored_together_is_what_is_stored_alone(engine: Engine) -> None
         )
         assert torch.equal(together.digest.landmarks, alone.digest.landmarks)
         torch.testing.assert_close(together.digest.mean_keys, alone.digest.mean_keys, rtol=1e-3, atol=1e-4)
+
+
+def test_chunks_of_a_group_are_written_at_the_same_time_where_there_are_several_writers(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks, put, together = [(chunk(engine, n), "default") for n in (1, 2, 3)], engine.store.put, threading.Barrier(3)
+
+    def waiting(key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
+        together.wait(20)
+        if body[0].nbytes == sizes[1]:
+            raise StoreFull("no room for the second one")
+        put(key, head, body)
+
+    sizes = [engine.chunks.store("default").as_loaded(engine.prefiller.encode(each.tokens)) for each, _ in chunks]
+    sizes = [2 * each.k[0].nbytes for each in sizes]
+    monkeypatch.setattr(engine.store, "put", waiting)
+    engine.chunks.writers = 3
+    engine.encode_and_store_all(chunks)
+    assert (engine.chunks.encoded, engine.chunks.faults.refused) == (3, 1)
+    store = engine.chunks.store("default")
+    for number in (0, 2):
+        store.verify_stored(chunks[number][0].tokens)
+    with pytest.raises(EntryMissing):
+        store.verify_stored(chunks[1][0].tokens)
 
 
 def test_nothing_is_encoded_while_the_store_is_down(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
