@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from ragkv.types import Chunk, Hit
 
@@ -16,9 +17,26 @@ PUNCTUATION = " \t\r\n.,;:!?…\"'“”‘’()[]"
 """What may stand around an answer's words."""
 
 
+_HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*$")
+_FENCE = re.compile(r"^ {0,3}(```|~~~)")
+
+
 def is_unknown(answer: str) -> bool:
     """Whether an answer says that the documents do not say."""
     return answer.strip(PUNCTUATION).casefold() == UNKNOWN
+
+
+def headings(text: str) -> list[tuple[int, str]]:
+    """Return (offset, text) of each heading outside of code, in a text that marks headings as Markdown does."""
+    found, fenced, start = list[tuple[int, str]](), "", 0
+    for line in text.split("\n"):
+        fence = _FENCE.match(line)
+        if fence:
+            fenced = "" if fenced == fence[1] else fenced or fence[1]
+        elif not fenced and (heading := _HEADING.match(line)) and heading[1]:
+            found.append((start, heading[1]))
+        start += len(line) + 1
+    return found
 
 
 @dataclass(frozen=True)
@@ -49,7 +67,8 @@ class Citation:
         score: Fused rank score of the retrieval.
         version: Number of the version of the document.
         chunk: Position of the chunk in the document, from 0.
-        heading: The heading that it stands under; None if there is none or the format has no headings.
+        heading: The heading above its first mark, without marks that above its beginning; None if there is none or the
+            format has no headings.
         page: Number, from 1, of the page on which it begins; None for formats without pages.
         start: Offset of its first character; None if its place is not known.
         end: Offset after its last character.
@@ -75,7 +94,12 @@ class Citation:
         """Cite a retrieved chunk."""
         chunk = hit.chunk
         place = (chunk.version, chunk.ordinal, *_place(chunk))
-        return cls(chunk.document_id, chunk.id, chunk.title, hit.score, *place, marks)
+        citation = cls(chunk.document_id, chunk.id, chunk.title, hit.score, *place, marks)
+        if not citation.heading or citation.start is None or not marks:
+            return citation
+        first = marks[0].start - citation.start
+        above = [text for start, text in headings(chunk.text) if start <= first]
+        return replace(citation, heading=above[-1]) if above else citation
 
 
 @dataclass(frozen=True)
@@ -91,7 +115,7 @@ class FoundPassage:
         word_score: BM25 score; None if the chunk was not among the best by its words.
         version: Number of the version of the document.
         chunk: Position of the chunk in the document, from 0.
-        heading: As in a citation, and so are the following.
+        heading: The heading that its beginning stands under; None as in a citation, and so are the following.
         page: Number of the page.
         start: Offset of its first character.
         end: Offset after its last character.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -19,12 +18,11 @@ from sqlalchemy import insert as insert_into
 
 from ragkv.catalog.tables import chunks, documents, spans, versions
 from ragkv.catalog.transaction import Transaction
+from ragkv.passages import headings
 from ragkv.types import Document, TextSpan
 
 MARKED_FORMATS = frozenset({"markdown", "html", "docx", "pptx", "xlsx", "epub", "eml"})
 """Formats whose text marks headings with `#`."""
-_HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*$")
-_FENCE = re.compile(r"^ {0,3}(```|~~~)")
 
 _INSERT = insert_into(spans)
 _LOST = ~exists(select(1).select_from(spans).where(spans.c.chunk == chunks.c.row))
@@ -55,8 +53,8 @@ def locate(document: Document, texts: Sequence[str]) -> list[TextSpan | None]:
         One span for each text; None for a text that does not occur behind the previous one.
     """
     marked = has_headings(document.id, document.metadata)
-    headings = list(_headings(document.text)) if marked else []
-    heading_starts, page_starts = [start for start, _ in headings], [start for start, _ in document.pages]
+    found = headings(document.text) if marked else []
+    heading_starts, page_starts = [start for start, _ in found], [start for start, _ in document.pages]
     spans: list[TextSpan | None] = []
     position = 0
     for text in texts:
@@ -70,7 +68,7 @@ def locate(document: Document, texts: Sequence[str]) -> list[TextSpan | None]:
             TextSpan(
                 start,
                 position,
-                headings[heading - 1][1] if heading else "",
+                found[heading - 1][1] if heading else "",
                 document.pages[page - 1][1] if page else None,
             )
         )
@@ -104,16 +102,3 @@ def _columns(chunk: int, span: TextSpan | None) -> dict[str, int | str | None]:
         (None, None, "", None) if span is None else (span.start, span.end, span.heading, span.page)
     )
     return {"chunk": chunk, "start": start, "stop": end, "heading": heading, "page": page}
-
-
-def _headings(text: str) -> list[tuple[int, str]]:
-    """Return (offset, text) of each Markdown heading outside of code."""
-    found, fenced, start = list[tuple[int, str]](), "", 0
-    for line in text.split("\n"):
-        fence = _FENCE.match(line)
-        if fence:
-            fenced = "" if fenced == fence[1] else fenced or fence[1]
-        elif not fenced and (heading := _HEADING.match(line)) and heading[1]:
-            found.append((start, heading[1]))
-        start += len(line) + 1
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -73,14 +74,25 @@ def ingest(
 
 
 def _tell_skipped(paths: Sequence[Path]) -> None:
-    """Name the files in the given folders that have no known format."""
+    """Name the files in the given folders that have no known format.
+
+    Those whose names tell no format come first, because they may be texts; the others are counted where there are many.
+    """
     from ingest.loader import SUFFIXES, skipped
 
-    names = [printable(str(path)) for path in skipped(paths)]
-    if names:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        files = f"{len(names)} file{'s' * (len(names) != 1)}"
-        err().print(f"skipped {files} of other formats than {' '.join(SUFFIXES)}: {', '.join(names[:_NAMED])}{more}")
+    files = list(skipped(paths))
+    if not files:
+        return
+    untold = [path for path in files if not path.suffix[1:].isalpha()]
+    others = [path for path in files if path.suffix[1:].isalpha()]
+    named = [printable(str(path)) for path in [*untold, *(others if len(files) <= _NAMED else ())]]
+    counts = Counter(path.suffix.lower() for path in others) if len(files) > _NAMED else {}
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    told = [", ".join(named[:_NAMED]) + more] if named else []
+    told += [f"{count} × {printable(suffix)}" for suffix, count in counts.items()]
+    hint = "; a text needs the suffix .txt" if untold else ""
+    count = f"{len(files)} file{'s' * (len(files) != 1)}"
+    err().print(f"skipped {count} of other formats than {' '.join(SUFFIXES)}: {', '.join(told)}{hint}")
 
 
 def _first_document(items: Iterator[Document | Rejected], output: IngestOutput) -> Document | None:

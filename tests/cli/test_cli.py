@@ -285,6 +285,21 @@ def test_files_that_a_folder_has_and_ingest_does_not_read_are_named(ragkv: Progr
     assert "hidden" not in done.err
 
 
+def test_of_many_skipped_files_those_that_may_be_texts_are_named_and_the_others_counted(
+    ragkv: Program, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("Artistic", "MPL-2.0", *(f"{number}.png" for number in range(12)), "style.CSS"):
+        (tmp_path / "in" / name).write_bytes(b"x")
+    done = ragkv("ingest", tmp_path / "in", "--data", tmp_path / "d", "--model", "/no/such/model")
+    told = " ".join(done.err.split())
+    assert "skipped 15 files" in told
+    assert "in/Artistic, " in told
+    assert "in/MPL-2.0, " in told
+    assert "12 × .png, 1 × .css; a text needs the suffix .txt" in told
+    assert "0.png" not in told
+
+
 def test_a_question_without_documents_loads_no_model(ragkv: Program, data: Path, tmp_path: Path) -> None:
     for folder, collection in ((tmp_path / "none", "default"), (data, "nothing")):
         done = ragkv("ask", QUESTION, "--data", folder, "--collection", collection, "--model", "/no/such/model")

@@ -65,6 +65,14 @@ def test_a_citation_names_version_chunk_heading_page_and_characters() -> None:
     assert len(citation.marks) == 1
 
 
+def test_a_citation_names_the_heading_above_its_first_mark() -> None:
+    text = "The crane is old.\n\n## Cranes\n\nIt lifts ten tons.\n\n## Mills\n\nThe mill lifts two sacks."
+    found = {
+        answer: cite([Hit(chunk(text), 1.0)], answer)[0].heading for answer in ("old", "ten tons", "two sacks", "no")
+    }
+    assert found == {"old": "Harbour", "ten tons": "Cranes", "two sacks": "Mills", "no": "Harbour"}
+
+
 @pytest.mark.parametrize(("answer", "unknown"), [("unknown", True), (" Unknown. ", True), ("unknown sailor", False)])
 def test_an_unknown_answer_cites_nothing(answer: str, unknown: bool) -> None:
     assert is_unknown(answer) == unknown
