@@ -178,7 +178,12 @@ def test_chunks_that_several_questions_miss_are_encoded_once_beside_a_running_an
             engine.store.delete(key)
         encoded: list[int] = []
         beside: list[bool] = []
-        forward = engine.model.forward
+        stored: list[Key] = []
+        forward, put = engine.model.forward, engine.store.put
+
+        def note_write(key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
+            stored.append(key)
+            put(key, head, body)
 
         def note_encodings(passes: Sequence[Pass]) -> list[Tensor]:
             captures = [each for each in passes if each.capture is not None and each.capture.keys_too]
@@ -187,6 +192,7 @@ def test_chunks_that_several_questions_miss_are_encoded_once_beside_a_running_an
             return forward(passes)
 
         engine.model.forward = note_encodings  # type: ignore[method-assign]
+        engine.store.put = note_write  # type: ignore[method-assign]
         try:
             futures = [Future[Answer]() for _ in asked]
             for question, future in zip(asked, futures, strict=True):
@@ -198,6 +204,7 @@ def test_chunks_that_several_questions_miss_are_encoded_once_beside_a_running_an
             del engine.model.forward
         assert [each.result().answer for each in futures] == [each.answer for each in expected]
         assert len(encoded) == len(set(encoded)) >= 4
+        assert len(stored) == len(set(stored)) == len(encoded), "and stored once"
         assert all(beside), "the running answer gets its token in the same forward"
         misses = [each.result().report.cache.misses for each in futures]
         assert sum(misses) >= len(encoded)
