@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.api.dashboard.browser import tab
@@ -152,6 +153,41 @@ def test_the_newest_answer_is_not_hidden_behind_the_composer(desk: Desk) -> None
                 timeout=3000,
             )
             expect(answer.get_by_role("heading").first).to_be_in_viewport()
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 700), (390, 700)])
+def test_an_opened_passage_is_not_hidden_behind_the_composer(desk: Desk, width: int, height: int) -> None:
+    with desk.page("Ask", width=width) as page:
+        page.set_viewport_size({"width": width, "height": height})
+        for question in (*QUESTIONS[:2], QUESTIONS[1]):
+            answer = ask(page, question)
+            desk.newest()
+        page.evaluate("document.querySelector('.thread > :last-child').scrollIntoView({block: 'end'})")
+        answer.locator(".cite").first.click()
+        passage, composer = answer.locator(".passage").bounding_box(), page.locator(".composer").bounding_box()
+        assert passage is not None
+        assert composer is not None
+        assert 47 <= passage["y"] <= passage["y"] + passage["height"] <= composer["y"]
+
+
+def test_on_a_phone_the_choices_are_folded_and_opened_with_the_keyboard(desk: Desk) -> None:
+    with desk.page("Ask", width=390) as page:
+        composer = page.locator(".composer")
+        box = composer.bounding_box()
+        assert box is not None
+        assert box["height"] < 80
+        expect(page.get_by_role("combobox", name="Method")).to_be_hidden()
+        expect(composer.get_by_role("button", name="Ask", exact=True)).to_be_in_viewport()
+        page.get_by_label("Question").focus()
+        page.keyboard.press("Tab")
+        unfold = page.get_by_role("button", name="Choices")
+        expect(unfold).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("combobox", name="Method")).to_be_in_viewport()
+        expect(unfold).to_have_attribute("aria-expanded", "true")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("combobox", name="Method")).to_be_hidden()
+        expect(unfold).to_have_attribute("aria-expanded", "false")
 
 
 def test_another_method_gives_another_map(desk: Desk) -> None:
