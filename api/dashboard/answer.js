@@ -26,7 +26,7 @@ export default {
         <blockquote ref="text" tabindex="0" aria-label="Text of the passage"><component v-for="(part, n) in shown.parts"
           :key="n" :is="part[1] ? 'mark' : 'span'">{{ part[0] }}</component></blockquote>
         <footer>
-          <button type="button" class="link" @click="$emit('document', shown.document_id)">Open the document</button>
+          <button type="button" class="link" @click="$emit('document', shown.number)">Open the document</button>
           <button type="button" class="link" @click="open = 0">Close</button>
         </footer>
       </section>

@@ -37,7 +37,7 @@ _QUESTION = """<q-td :props="props">
 </q-td>"""
 # On a narrow page the time goes below the date.
 _WHEN = """<q-td :props="props" class="moment">
-  <span>{{ new Date(1000 * props.value).toLocaleDateString() }}</span>
+  <span>{{ new Date(1000 * props.value).toLocaleDateString() }}</span>{{ " " }}
   <span>{{ new Date(1000 * props.value).toLocaleTimeString() }}</span>
 </q-td>"""
 

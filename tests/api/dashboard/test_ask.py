@@ -190,6 +190,25 @@ def test_on_a_phone_the_choices_are_folded_and_opened_with_the_keyboard(desk: De
         expect(unfold).to_have_attribute("aria-expanded", "false")
 
 
+def test_the_document_of_a_passage_opens_at_the_words_of_the_answer(desk: Desk) -> None:
+    text = "The sea is wide. " * 300 + "The mill of Rosk was founded by Ina Falk in 1702. " + "The sea is wide. " * 300
+    document = {"id": "mill", "title": "Rosk", "text": text, "collection": "rosk"}
+    sent = desk.client.post("/v1/documents?wait=true", json={"documents": [document]})
+    assert sent.json()["status"] == "completed", sent.text
+    with desk.page("Ask") as page:
+        choose_option(page, "Collection", "rosk (1)")
+        answer = ask(page, "Who founded the mill of Rosk?")
+        cited = next(each for each in desk.newest()["citations"] if each["marks"])
+        mark = cited["marks"][0]
+        answer.locator(".cite").first.click()
+        answer.get_by_role("button", name="Open the document").click()
+        marked = page.get_by_role("dialog").locator(".text mark")
+        expect(marked).to_have_text(text[mark["start"] : mark["end"]])
+        expect(marked).to_be_in_viewport()
+        page.keyboard.press("Escape")
+        choose_option(page, "Collection", "default (2)")
+
+
 def test_another_method_gives_another_map(desk: Desk) -> None:
     with desk.page("Ask") as page:
         answer = ask(page, QUESTIONS[0], "full")
