@@ -159,7 +159,7 @@ def test_the_newest_answer_is_not_hidden_behind_the_composer(desk: Desk) -> None
 def test_an_opened_passage_is_not_hidden_behind_the_composer(desk: Desk, width: int, height: int) -> None:
     with desk.page("Ask", width=width) as page:
         page.set_viewport_size({"width": width, "height": height})
-        for question in (*QUESTIONS[:2], QUESTIONS[1]):
+        for question in (QUESTIONS[1], QUESTIONS[0], QUESTIONS[1]):
             answer = ask(page, question)
             desk.newest()
         page.evaluate("document.querySelector('.thread > :last-child').scrollIntoView({block: 'end'})")
@@ -185,6 +185,9 @@ def test_on_a_phone_the_choices_are_folded_and_opened_with_the_keyboard(desk: De
         page.keyboard.press("Enter")
         expect(page.get_by_role("combobox", name="Method")).to_be_in_viewport()
         expect(unfold).to_have_attribute("aria-expanded", "true")
+        question = page.get_by_label("Question").bounding_box()
+        assert question is not None
+        assert question["width"] > 240, "the choices leave it its line"
         page.keyboard.press("Enter")
         expect(page.get_by_role("combobox", name="Method")).to_be_hidden()
         expect(unfold).to_have_attribute("aria-expanded", "false")
