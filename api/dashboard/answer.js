@@ -21,12 +21,12 @@ export default {
         </li>
         <li v-if="listed.length < sources.length"><button type="button" class="source more" @click="all = true">All {{ sources.length }} passages</button></li>
       </ol>
-      <section v-if="shown" :id="name" class="passage" :aria-label="'Passage ' + shown.number">
+      <section v-if="shown" ref="passage" :id="name" class="passage" :aria-label="'Passage ' + shown.number">
         <header><b><span class="number">{{ shown.number }}</span>{{ shown.title }}</b><small>{{ shown.place }}</small></header>
         <blockquote ref="text" tabindex="0" aria-label="Text of the passage"><component v-for="(part, n) in shown.parts"
           :key="n" :is="part[1] ? 'mark' : 'span'">{{ part[0] }}</component></blockquote>
         <footer>
-          <button type="button" class="link" @click="$emit('document', shown.document_id)">Open the document</button>
+          <button type="button" class="link" @click="$emit('document', shown.number)">Open the document</button>
           <button type="button" class="link" @click="open = 0">Close</button>
         </footer>
       </section>
@@ -57,8 +57,13 @@ export default {
     toggle(number) {
       this.open = this.open === number ? 0 : number;
       this.$nextTick(() => {
-        const text = this.$refs.text, mark = text && text.querySelector("mark");
-        if (mark) text.scrollTop += mark.getBoundingClientRect().top - text.getBoundingClientRect().top - text.clientHeight / 3;
+        const { passage, text } = this.$refs, mark = text && text.querySelector("mark");
+        if (mark) {
+          const top = text.scrollTop + mark.getBoundingClientRect().top - text.getBoundingClientRect().top - text.clientHeight / 3;
+          const line = parseFloat(getComputedStyle(text).lineHeight);
+          text.scrollTop = line * Math.floor(top / line); // the first visible line is whole
+        }
+        if (passage) passage.scrollIntoView({ block: "nearest" });
       });
     },
   },

@@ -20,17 +20,19 @@ from ragkv.passages import Citation
 from ragkv.report import Answer, Report
 from ragkv.types import Chunk
 
-OpenDocument = Callable[[str, str], Any]
-"""Shows a document in the viewer. Arguments: internal name of the collection, id of the document."""
+Place = tuple[int, str]
+"""A place in a document: an offset, and the words that stand there."""
+OpenDocument = Callable[[str, str, Place | None], Any]
+"""Shows a document in the viewer. Arguments: internal name of the collection, id of the document, place to show."""
 
 
 class AnswerView(Element, component="answer.js"):
     """A question, its answer and its passages, drawn by answer.js, which names the properties."""
 
-    def __init__(self, question: str, on_document: Callable[[str], Any]):
+    def __init__(self, question: str, on_document: Callable[[int], Any]):
         super().__init__()
         self._props["question"] = question
-        self.on("document", lambda event: on_document(str(event.args)))
+        self.on("document", lambda event: on_document(int(event.args)))
 
     def show(self, **props: Any) -> None:
         """Change some properties."""
@@ -51,9 +53,9 @@ class AnswerCard:
     def __init__(self, engine_thread: EngineThread, question: str, open_document: OpenDocument):
         self._service: CatalogService = engine_thread.catalog_service
         self._open_document = open_document
-        self._collection = ""
+        self._recorded: RecordedAnswer | None = None
         with ui.element("article").classes("turn").props('role=region aria-label="Answer"') as self._element:
-            self._view = AnswerView(question, lambda id: self._open_document(self._collection, id))
+            self._view = AnswerView(question, self._open_cited)
             self._view.props("aria-live=polite")
 
     def show(self, **props: Any) -> None:
@@ -67,7 +69,7 @@ class AnswerCard:
             recorded: The answer.
             with_map: Whether the map is open at once.
         """
-        self._collection = recorded.collection
+        self._recorded = recorded
         answer = recorded.answer
         sources = [to_source(number, citation) for number, citation in enumerate(answer.citations, start=1)]
         self._view.show(
@@ -79,6 +81,12 @@ class AnswerCard:
         )
         with self._element:
             await _add_map(self._service, recorded, with_map)
+
+    async def _open_cited(self, number: int) -> None:
+        """Open the document of a citation where it was cited. number: as in `to_source`."""
+        assert self._recorded is not None, "there are no citations before the answer"
+        citation = self._recorded.answer.citations[number - 1]
+        await self._open_document(self._recorded.collection, citation.document_id, cited_place(citation))
 
 
 async def _add_map(service: CatalogService, recorded: RecordedAnswer, opened: bool) -> None:
@@ -121,12 +129,21 @@ def to_source(number: int, citation: Citation) -> dict[str, Any]:
     """Return what answer.js shows of a citation. number: the number that the page cites it by, from 1."""
     return {
         "number": number,
-        "document_id": citation.document_id,
         "title": citation.title or citation.document_id,
         "place": describe_place(citation.chunk, citation.heading, citation.page, citation.title),
         "holds": bool(citation.marks),
         "parts": split_at_marks(citation),
     }
+
+
+def cited_place(citation: Citation) -> Place | None:
+    """Return the first words of the answer in a citation; without any, its whole text. None if its place is unknown."""
+    if citation.start is None:
+        return None
+    if not citation.marks:
+        return citation.start, citation.text
+    mark = citation.marks[0]
+    return mark.start, citation.text[mark.start - citation.start : mark.end - citation.start]
 
 
 def split_at_marks(citation: Citation) -> list[tuple[str, bool]]:

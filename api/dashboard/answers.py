@@ -35,7 +35,11 @@ _QUESTION = """<q-td :props="props">
   <button type="button" class="link" @click="$parent.$emit('open', props.row.id)">{{ props.value }}</button>
   <div class="given">{{ props.row.answer }}</div>
 </q-td>"""
-_WHEN = """<q-td :props="props">{{ new Date(1000 * props.value).toLocaleString() }}</q-td>"""
+# On a narrow page the time goes below the date.
+_WHEN = """<q-td :props="props" class="moment">
+  <span>{{ new Date(1000 * props.value).toLocaleDateString() }}</span>{{ " " }}
+  <span>{{ new Date(1000 * props.value).toLocaleTimeString() }}</span>
+</q-td>"""
 
 
 class LatestAnswers:
@@ -62,7 +66,9 @@ class LatestAnswers:
     async def _open(self, event: GenericEventArguments) -> None:
         self._dialog.clear()
         with self._dialog, ui.card().classes("viewer"):
-            quiet_button("Close", self._dialog.close, "close").props("dense")
+            with ui.row().classes("line"):
+                ui.label("Answer").classes("title").props("role=heading aria-level=2")
+                quiet_button("Close", self._dialog.close, "close").props("dense")
             await show_answer(self._engine_thread, self._tenant, str(event.args), self._open_document)
         self._dialog.open()
 

@@ -82,9 +82,12 @@ class AskPanel:
         ui.context.client.on_delete(self._cancel)
 
     def _build_form(self) -> None:
-        with ui.element("section").classes("card composer").props('aria-label="Ask"'):
+        with ui.element("section").classes("card composer").props('aria-label="Ask"') as self._form:
             self._question = ui.textarea("Question").props("outlined autogrow rows=1 dense").classes("w-full")
             self._question.on("keydown.enter.exact.prevent", self._ask)
+            # Where the page is narrow, the choices are folded: they would cover the answer.
+            self._unfold = quiet_button("", self._toggle_choices, "tune").classes("unfold")
+            self._unfold.props('round dense aria-label="Choices" aria-expanded=false')
             with ui.element("div").classes("choices"):
                 self._collection = _select("Collection", {"default": "default"}, "default")
                 methods = {"": f"as set ({self._settings.method or 'default'})"}
@@ -92,8 +95,12 @@ class AskPanel:
                 self._method = _select("Method", methods, "")
                 self._remember = ui.switch("Remember").props("dense").tooltip(_REMEMBER)
                 self._remember.props(f'aria-description="{_REMEMBER}"')
-                self._stop = quiet_button("Stop", self._cancel)
-                self._go = main_button("Ask", self._ask)
+            self._stop = quiet_button("Stop", self._cancel)
+            self._go = main_button("Ask", self._ask)
+
+    def _toggle_choices(self) -> None:
+        self._form.classes(toggle="unfolded")
+        self._unfold.props(f"aria-expanded={'true' if 'unfolded' in self._form.classes else 'false'}")
 
     async def refresh(self) -> None:
         """Show the current collections and the latest questions."""

@@ -11,7 +11,7 @@ from anyio import to_thread
 from nicegui import ui
 from nicegui.element import Element
 
-from api.dashboard.answer_card import place_of
+from api.dashboard.answer_card import Place, place_of
 from api.dashboard.buttons import quiet_button
 from api.dashboard.formatting import count, size
 from api.runtime.answer_history import RecordedAnswer
@@ -24,8 +24,11 @@ from ragkv.types import Chunk
 
 PART = 50_000
 """Characters that the viewer shows at a time."""
+FIRST = 1_000_000
+"""Most characters that it shows at once to reach a place."""
 CHUNKS = 20
 """Chunks that the viewer shows at a time."""
+_SHOW_MARK = "() => document.querySelector('.viewed mark')?.scrollIntoView({block: 'center'})"
 TABS = ("Text", "Chunks", "Metadata", "Version", "Questions")
 
 
@@ -37,16 +40,32 @@ class Moment(Element, component="moment.js"):
         self._props["when"] = when
 
 
+class DocumentText(Element, component="text.js"):
+    """Text of a document, drawn by text.js. words: the marked part between the others."""
+
+    def __init__(self, before: str, words: str = "", after: str = ""):
+        super().__init__()
+        self._props.update({"before": before, "words": words, "after": after})
+
+
 class DocumentViewer:
     """A dialog that shows one document at a time."""
 
     def __init__(self, engine_thread: EngineThread, tenant: Tenant, open_answer: Callable[[str], Any]):
         self._engine_thread, self._tenant, self._open_answer = engine_thread, tenant, open_answer
         self._dialog = ui.dialog().props("full-width full-height")
+        # Not before the dialog is open: what is scrolled while it opens is scrolled back.
+        self._dialog.on("show", js_handler=_SHOW_MARK)
         self._collection = self._id = ""
 
-    async def open(self, collection: str, id: str) -> None:
-        """Show a document of a collection, which is named as in the catalogue."""
+    async def open(self, collection: str, id: str, place: Place | None = None) -> None:
+        """Show a document.
+
+        Args:
+            collection: Its collection, named as in the catalogue.
+            id: Its id.
+            place: Words to mark and to scroll to, unless the document has changed and they no longer stand there.
+        """
         service = self._engine_thread.catalog_service
         self._collection, self._id = collection, id
         try:
@@ -66,7 +85,7 @@ class DocumentViewer:
                     ui.tab(name, f"{name} ({len(used)})" if name == "Questions" else name)
             with ui.tab_panels(tabs, value="Text", animated=False).classes("viewed"):
                 with ui.tab_panel("Text"):
-                    _show_parts(text)
+                    _show_parts(text, place)
                 with ui.tab_panel("Chunks"):
                     await _ChunkList(self._engine_thread, info).more()
                 with ui.tab_panel("Metadata"):
@@ -130,19 +149,25 @@ def answers_from(engine_thread: EngineThread, tenant: Tenant, collection: str, i
     return [each for each in found if each.collection == collection and id in each.documents]
 
 
-def _show_parts(text: str) -> None:
-    """Show a text, a part at a time."""
-    shown, position = ui.element("div"), 0
+def _show_parts(text: str, place: Place | None) -> None:
+    """Show a text, a part at a time. The first part goes on until the place, if that is not too far."""
+    start, words = place if place is not None and text.startswith(place[1], place[0]) else (0, "")
+    end = start + len(words)
+    if end > FIRST:
+        start, words, end = 0, "", 0
+    shown, position = ui.element("div"), max(PART, end)
+    with shown:
+        DocumentText(text[:start], words, text[end:position])
 
     def more() -> None:
         nonlocal position
         with shown:
-            ui.label(text[position : position + PART]).classes("text")
+            DocumentText(text[position : position + PART])
         position += PART
         button.set_visibility(position < len(text))
 
     button = quiet_button("Show more", more)
-    more()
+    button.set_visibility(position < len(text))
 
 
 def _show_facts(facts: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.api.dashboard.browser import tab
@@ -152,6 +153,63 @@ def test_the_newest_answer_is_not_hidden_behind_the_composer(desk: Desk) -> None
                 timeout=3000,
             )
             expect(answer.get_by_role("heading").first).to_be_in_viewport()
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 700), (390, 700)])
+def test_an_opened_passage_is_not_hidden_behind_the_composer(desk: Desk, width: int, height: int) -> None:
+    with desk.page("Ask", width=width) as page:
+        page.set_viewport_size({"width": width, "height": height})
+        for question in (QUESTIONS[1], QUESTIONS[0], QUESTIONS[1]):
+            answer = ask(page, question)
+            desk.newest()
+        page.evaluate("document.querySelector('.thread > :last-child').scrollIntoView({block: 'end'})")
+        answer.locator(".cite").first.click()
+        passage, composer = answer.locator(".passage").bounding_box(), page.locator(".composer").bounding_box()
+        assert passage is not None
+        assert composer is not None
+        assert 47 <= passage["y"] <= passage["y"] + passage["height"] <= composer["y"]
+
+
+def test_on_a_phone_the_choices_are_folded_and_opened_with_the_keyboard(desk: Desk) -> None:
+    with desk.page("Ask", width=390) as page:
+        composer = page.locator(".composer")
+        box = composer.bounding_box()
+        assert box is not None
+        assert box["height"] < 80
+        expect(page.get_by_role("combobox", name="Method")).to_be_hidden()
+        expect(composer.get_by_role("button", name="Ask", exact=True)).to_be_in_viewport()
+        page.get_by_label("Question").focus()
+        page.keyboard.press("Tab")
+        unfold = page.get_by_role("button", name="Choices")
+        expect(unfold).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("combobox", name="Method")).to_be_in_viewport()
+        expect(unfold).to_have_attribute("aria-expanded", "true")
+        question = page.get_by_label("Question").bounding_box()
+        assert question is not None
+        assert question["width"] > 240, "the choices leave it its line"
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("combobox", name="Method")).to_be_hidden()
+        expect(unfold).to_have_attribute("aria-expanded", "false")
+
+
+def test_the_document_of_a_passage_opens_at_the_words_of_the_answer(desk: Desk) -> None:
+    text = "The sea is wide. " * 300 + "The mill of Rosk was founded by Ina Falk in 1702. " + "The sea is wide. " * 300
+    document = {"id": "mill", "title": "Rosk", "text": text, "collection": "rosk"}
+    sent = desk.client.post("/v1/documents?wait=true", json={"documents": [document]})
+    assert sent.json()["status"] == "completed", sent.text
+    with desk.page("Ask") as page:
+        choose_option(page, "Collection", "rosk (1)")
+        answer = ask(page, "Who founded the mill of Rosk?")
+        cited = next(each for each in desk.newest()["citations"] if each["marks"])
+        mark = cited["marks"][0]
+        answer.locator(".cite").first.click()
+        answer.get_by_role("button", name="Open the document").click()
+        marked = page.get_by_role("dialog").locator(".text mark")
+        expect(marked).to_have_text(text[mark["start"] : mark["end"]])
+        expect(marked).to_be_in_viewport()
+        page.keyboard.press("Escape")
+        choose_option(page, "Collection", "default (2)")
 
 
 def test_another_method_gives_another_map(desk: Desk) -> None:

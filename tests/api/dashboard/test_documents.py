@@ -99,6 +99,24 @@ def test_the_viewer_shows_text_chunks_metadata_version_and_questions(desk: Desk)
         expect(page.get_by_role("region", name="Answer").first.get_by_role("heading")).to_have_text(QUESTIONS[0])
 
 
+def test_on_a_phone_the_viewer_has_its_tabs_and_close_in_one_line_each(desk: Desk) -> None:
+    with desk.page("Documents", width=360) as page:
+        page.get_by_role("button", name=HARBOUR["title"], exact=True).click()
+        viewer = page.get_by_role("dialog")
+        for each in (*viewer.get_by_role("tab").all(), viewer.get_by_role("button", name="Close")):
+            expect(each).to_be_in_viewport(ratio=1)
+        title, close = (
+            viewer.get_by_role("heading").first.bounding_box(),
+            viewer.get_by_role("button", name="Close").bounding_box(),
+        )
+        assert title is not None
+        assert close is not None
+        assert close["x"] >= title["x"] + title["width"]
+        assert close["y"] < title["y"] + title["height"]
+        expect(viewer.locator(".q-tabs__arrow--right")).to_be_hidden()
+        page.keyboard.press("Escape")
+
+
 def test_only_the_newest_job_of_a_document_says_whether_it_is_pending() -> None:
     fault = JobFault("invalid_document", "it is empty")
     jobs = [
