@@ -121,6 +121,16 @@ def make_request(seed: int, window: int) -> Asked:
     return Asked(seed, QueuedQuestion(text, options, Future(), deadline=deadline), dice.random() < 0.12)
 
 
+def drop_kept(engine: Engine) -> None:
+    """Drop the states of conversations, and what memory keeps of chunks. No variable outlives it that holds one."""
+    for session in engine.sessions.cache.sessions():
+        engine.sessions.cache.drop(session.collection, session.name)
+    for chunk in sorted(engine.catalog.keys()):
+        engine.tiers.drop(chunk)
+    (host,) = engine.tiers.stats().values()
+    assert host.used == 0, host
+
+
 @dataclass
 class Drive:
     """An engine under requests, and one that answers alone.
@@ -234,12 +244,7 @@ class Drive:
     def _count_alive(self) -> tuple[int, int]:
         """Count tensors and their bytes, without what the engines keep of conversations and chunks."""
         for engine in (self.engine, self.alone):
-            for session in engine.sessions.cache.sessions():
-                engine.sessions.cache.drop(session.collection, session.name)
-            for chunk in sorted(engine.catalog.keys()):
-                engine.tiers.drop(chunk)
-            (host,) = engine.tiers.stats().values()
-            assert host.used == 0, host
+            drop_kept(engine)
         gc.collect()
         tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
