@@ -69,7 +69,7 @@ def served(data: Path) -> Iterator[str]:
 
 def shot(page: Page, name: str) -> None:
     """Write the page as SVG."""
-    height = page.evaluate("Math.ceil(document.querySelector('.panels').getBoundingClientRect().bottom)")
+    height = page.evaluate("Math.ceil(document.querySelector('.panels').getBoundingClientRect().bottom + scrollY)")
     with tempfile.TemporaryDirectory() as folder:
         printed, drawn = Path(folder) / "page.pdf", Path(folder) / "page.svg"
         page.emulate_media(media="screen")
