@@ -40,7 +40,7 @@ class Moment(Element, component="moment.js"):
         self._props["when"] = when
 
 
-class DocumentText(Element, component="text.js"):
+class MarkedText(Element, component="text.js"):
     """Text of a document, drawn by text.js. words: the marked part between the others."""
 
     def __init__(self, before: str, words: str = "", after: str = ""):
@@ -157,12 +157,12 @@ def _show_parts(text: str, place: Place | None) -> None:
         start, words, end = 0, "", 0
     shown, position = ui.element("div"), max(PART, end)
     with shown:
-        DocumentText(text[:start], words, text[end:position])
+        MarkedText(text[:start], words, text[end:position])
 
     def more() -> None:
         nonlocal position
         with shown:
-            DocumentText(text[position : position + PART])
+            MarkedText(text[position : position + PART])
         position += PART
         button.set_visibility(position < len(text))
 
