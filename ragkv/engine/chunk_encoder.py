@@ -196,11 +196,9 @@ class ChunkEncoder:
         if encoding is None:
             found = self._found_elsewhere(lost, store)
             if not isinstance(found, StoreError):
-                return (
-                    None
-                    if found is None
-                    else self._stored_chunk(lost.chunk, lost.first, store, collection, (key, found))
-                )
+                if found is None:
+                    return None
+                return self._stored_chunk(lost.chunk, lost.first, store, collection, (key, found))
             encoding = self._encodings[key] = _Encoding(self._prefiller.encoding_pass(lost.chunk.tokens))
         source = self._stored_chunk(lost.chunk, lost.first, store, collection, (key, lost.reason))
         try:

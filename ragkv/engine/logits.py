@@ -17,12 +17,14 @@ class StepLogits:
 
     def __init__(self, logits: Tensor):
         self.logits = logits
+        self._best: list[int] | None = None
 
-    @cached_property
+    @property
     def best(self) -> list[int]:
-        """Token id with the largest logit of each row; the first of equals."""
-        found: list[int] = self.logits.argmax(-1).tolist()
-        return found
+        """Token id with the largest logit of each row; the first of equals. It is known from the first call on."""
+        if self._best is None:
+            self._best = self.logits.argmax(-1).tolist()
+        return self._best
 
     @cached_property
     def normalisers(self) -> Tensor:
@@ -33,6 +35,12 @@ class StepLogits:
     def best_log_probabilities(self) -> tuple[Tensor, ...]:
         """Log probability [] of the best token of each row, float32."""
         return (self.logits.amax(-1).float() - self.normalisers).unbind()
+
+    def log_probability(self, row: int, token: int) -> Tensor:
+        """Return the natural logarithm of a token's probability in a row, as float32 [] on their device."""
+        if self._best is not None and token == self._best[row]:
+            return self.best_log_probabilities[row]
+        return self.logits[row, token].float() - self.normalisers[row]
 
     def rows(self) -> list[RowLogits]:
         """Return all rows."""
@@ -65,6 +73,4 @@ class RowLogits:
 
         Nothing waits for the device.
         """
-        if "best" in self._step.__dict__ and token == self.best:
-            return self._step.best_log_probabilities[self._row]
-        return self.logits[token].float() - self._step.normalisers[self._row]
+        return self._step.log_probability(self._row, token)

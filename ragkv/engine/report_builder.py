@@ -15,7 +15,7 @@ from ragkv.engine.session_manager import Session
 from ragkv.engine.speculation import speculation_report
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.pooled_decode import PooledRequest
-from ragkv.recompute.base import Blocks, Plan, recomputed_tokens
+from ragkv.recompute.base import Blocks, different_layers, recomputed_tokens
 from ragkv.report import (
     NOT_QUALIFIED,
     ByteCounts,
@@ -52,7 +52,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     plan = context.plan  # no plan: all was prefilled, nothing looked up
     new = [0 if i < context.cached_chunks else len(hit.chunk.tokens) for i, hit in enumerate(hits)]
     again = [*recomputed_tokens(plan.recompute), *(0.0 for _ in left_out)] if plan else [float(n) for n in new]
-    layers = _different_layers(plan)
+    layers = different_layers(plan.kept) if plan else []
     chunks = tuple(_chunk(model, i, hit, layers, again[i]) for i, hit in enumerate(hits))
     size = sum(chunk.tokens for chunk in chunks)
     kept = _kept_tokens(model, session.hits, layers)
@@ -141,18 +141,8 @@ def _pooled_decoding(pooled: PooledRequest, completion: Completion) -> tuple[str
 
 
 _Layers = Sequence[tuple[int, Sequence[Blocks]]]
-"""What different layers keep, the blocks of each chunk, with the number of layers that keep the same."""
-
-
-def _different_layers(plan: Plan | None) -> _Layers:
-    """Return what the layers of a plan keep; () without a plan, which keeps everything.
-
-    Most layers keep the same blocks, and are then the same object.
-    """
-    if plan is None:
-        return ()
-    times, layers = Counter(map(id, plan.kept)), {id(layer): layer for layer in plan.kept}
-    return [(times[name], layer) for name, layer in layers.items()]
+"""What different layers keep, the blocks of each chunk, with the number of layers that keep the same; empty without a
+plan, which keeps everything."""
 
 
 def _chunk(model: DecoderModel, i: int, hit: Hit, layers: _Layers, again: float) -> ChunkReport:

@@ -242,10 +242,17 @@ def _union(above: Tokens, own: Tokens) -> Tokens:
 def recomputed_tokens(recompute: Sequence[Sequence[Tokens]]) -> list[float]:
     """Count the recomputed tokens per chunk: the mean over layers of the tokens that enter the layer."""
     alive = rows_alive(recompute)
-    times, different = Counter(map(id, alive)), {id(layer): layer for layer in alive}  # most layers are the same object
-    return [
-        sum(times[name] * len(layer[i]) for name, layer in different.items()) / len(alive) for i in range(len(alive[0]))
-    ]
+    layers = different_layers(alive)
+    return [sum(times * len(layer[i]) for times, layer in layers) / len(alive) for i in range(len(alive[0]))]
+
+
+def different_layers(layers: Sequence[Sequence[Tokens]]) -> list[tuple[int, Sequence[Tokens]]]:
+    """Return the different layers of blocks, or tokens, each with the number of layers that are the same object.
+
+    Most layers of a plan are, so what is counted for each of them takes much longer.
+    """
+    times, first = Counter(map(id, layers)), {id(layer): layer for layer in layers}
+    return [(times[name], layer) for name, layer in first.items()]
 
 
 def padding_for(
