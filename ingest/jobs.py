@@ -289,7 +289,7 @@ class Jobs:
     def _start_next(self, job: int | None) -> tuple[JobPlace, Document] | None:
         if self._pausing.is_set():
             return None
-        with self._catalog.write(alone=False) as transaction:
+        with self._catalog.write(alone=False, durable=False) as transaction:
             return job_table.start_next(transaction, self._leases.worker, job)
 
     def _record_outcomes(self, seconds: float | None = None) -> None:
@@ -299,7 +299,7 @@ class Jobs:
         """
         while self._unrecorded:
             place, status, fault = self._unrecorded[0]
-            with self._catalog.write(alone=False) as transaction:
+            with self._catalog.write(alone=False, durable=False) as transaction:
                 if status == "queued":
                     job_table.requeue(transaction, place, self._leases.worker)
                 else:
@@ -348,7 +348,7 @@ class _Checkpoint:
         # Each write waits for the disk. A small document is encoded before anybody could see its other stages.
         if (entered and step.stage == "encode") or now - self._written >= REPORT_SECONDS:
             self._written = now
-            with self._catalog.write(alone=False) as transaction:
+            with self._catalog.write(alone=False, durable=False) as transaction:
                 job_table.record_progress(transaction, self._place, step, self._seconds_left(step))
 
     def _seconds_left(self, step: IngestStep) -> float | None:

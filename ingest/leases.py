@@ -169,7 +169,7 @@ class LeaseKeeper:
                     self._thread = None
                     return
             try:
-                with self._catalog.write(alone=False) as transaction:
+                with self._catalog.write(alone=False, durable=False) as transaction:
                     renew(transaction, held, self.worker)
             except RagkvError as error:
                 logger.warning("the leases of %d documents are not renewed now: %s", len(held), error)

@@ -82,12 +82,13 @@ class Catalog:
         """Open a snapshot, for modules that keep tables of their own in the catalogue."""
         return self._database.read()
 
-    def write(self, alone: bool = True) -> AbstractContextManager[Transaction]:
+    def write(self, alone: bool = True, durable: bool = True) -> AbstractContextManager[Transaction]:
         """Open a write transaction, for modules that keep tables of their own in the catalogue. Do not nest.
 
         alone: No other transaction writes at the same time; see database.py.
+        durable: It is on the disk when it ends; see database.py.
         """
-        return self._database.write(alone)
+        return self._database.write(alone, durable)
 
     def copy(self, path: Path) -> None:
         """Write the present state of the catalogue to a new file. Writers are not blocked.
@@ -345,12 +346,12 @@ class Catalog:
         Returns:
             The id of the claim.
         """
-        with self.write(alone=False) as transaction:
+        with self.write(alone=False, durable=False) as transaction:  # if it is lost, the KV is an orphan at most
             return claims.claim(transaction, keys, fingerprint)
 
     def renew(self, claim: int) -> None:
         """Keep a claim alive. A claim expires if it is not renewed for an hour."""
-        with self.write(alone=False) as transaction:
+        with self.write(alone=False, durable=False) as transaction:
             claims.renew(transaction, claim)
 
     def release(self, claim: int) -> None:

@@ -8,6 +8,9 @@ A reader sees one snapshot from beginning to end. Writers come in two kinds:
                two of them may not do at the same time.
 
 With SQLite every writer is alone: the file has one write lock.
+
+A durable transaction is on the disk when it ends. One that is not may be lost when the machine fails, together with
+those after it that are not durable either. No failure of the process loses it. With PostgreSQL all are durable.
 """
 
 from __future__ import annotations
@@ -44,12 +47,13 @@ class Database(ABC):
             yield transaction
 
     @contextmanager
-    def write(self, alone: bool = True) -> Iterator[Transaction]:
+    def write(self, alone: bool = True, durable: bool = True) -> Iterator[Transaction]:
         """Open a write transaction, which is applied completely or not at all. Do not nest. Raises StoreFull.
 
         alone: No other transaction writes at the same time; see the module.
+        durable: It is on the disk when it ends; see the module.
         """
-        with self._translate_errors(), self._write(alone) as transaction:
+        with self._translate_errors(), self._write(alone, durable) as transaction:
             yield transaction
 
     @abstractmethod
@@ -68,7 +72,7 @@ class Database(ABC):
     def _read(self) -> Any: ...
 
     @abstractmethod
-    def _write(self, alone: bool) -> Any: ...
+    def _write(self, alone: bool, durable: bool) -> Any: ...
 
     @abstractmethod
     def _translate(self, error: Exception) -> RagkvError | None:

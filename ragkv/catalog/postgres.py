@@ -129,7 +129,7 @@ class PostgresDatabase(Database):
             yield transaction
 
     @contextmanager
-    def _write(self, alone: bool) -> Iterator[Transaction]:
+    def _write(self, alone: bool, durable: bool) -> Iterator[Transaction]:
         with self._transaction(_BEGIN_WRITE, _LOCK_ALONE if alone else _LOCK_TOGETHER) as transaction:
             yield transaction
 

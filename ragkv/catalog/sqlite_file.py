@@ -80,8 +80,8 @@ class SqliteFile(Database):
         return self._transaction("BEGIN")
 
     @contextmanager
-    def _write(self, alone: bool) -> Iterator[Transaction]:
-        with self._write_lock, self._transaction("BEGIN IMMEDIATE") as transaction:
+    def _write(self, alone: bool, durable: bool) -> Iterator[Transaction]:
+        with self._write_lock, self._transaction("BEGIN IMMEDIATE", durable) as transaction:
             yield transaction
 
     def copy(self, path: Path) -> None:
@@ -107,9 +107,11 @@ class SqliteFile(Database):
             connection.close()
 
     @contextmanager
-    def _transaction(self, begin: str) -> Iterator[Transaction]:
+    def _transaction(self, begin: str, durable: bool = True) -> Iterator[Transaction]:
         connection = self._acquire()
         try:
+            # In WAL mode NORMAL writes the log without waiting for the disk; the next FULL commit waits for all of it.
+            connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             connection.execute(begin)
             try:
                 yield Transaction(connection, _DIALECT)
@@ -217,7 +219,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     )
     try:
         connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA synchronous = FULL")  # for what needs no transaction of ours
     except BaseException:
         connection.close()
         raise

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +88,13 @@ def test_everything_survives_closing(path: Path) -> None:
     again = Catalog.open(path)
     assert (again.documents(), again.chunks_of("default", "a"), again.generation("default"), again.embedder()) == before
     again.close()
+
+
+def test_a_transaction_waits_for_the_disk_unless_it_is_said_not_to(path: Path) -> None:
+    with closing(Catalog.open(path)) as catalog:
+        for durable, level in ((False, 1), (True, 2), (False, 1)):
+            with catalog.write(durable=durable) as transaction:
+                assert transaction.exec_driver_sql("PRAGMA synchronous").fetchone() == (level,)
 
 
 def test_vectors_keys_and_chunks_must_belong_together() -> None:
