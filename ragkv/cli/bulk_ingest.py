@@ -94,6 +94,7 @@ class WorkerEngine:
             engine.group_tokens,
         )
         self.key, self.encode_and_store_all, self.evict = engine.key, engine.encode_and_store_all, engine.evict
+        self.is_writing, self.finish_writes = engine.is_writing, engine.finish_writes
 
     @property
     def encoded(self) -> int:
@@ -108,6 +109,9 @@ class _NoIndex:
         self.embedder = embedder
 
     def refresh(self, collection: str) -> None:
+        """Do nothing."""
+
+    def changed(self, collection: str) -> None:
         """Do nothing."""
 
     def save(self) -> None:

@@ -11,6 +11,7 @@ Learning Methods", SIGIR 2009.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,8 @@ class Retrieval:
 
 DEFAULTS = Retrieval()
 _NO_VECTOR = np.empty(0, np.float32)
+UPDATE_PAUSE = 20.0
+"""Pause between updates of a collection's views while it is ingested into, in times that an update takes."""
 MOST_AHEAD = 64
 """Vectors of questions that are kept until these are searched for."""
 
@@ -152,6 +155,8 @@ class Retriever:
             self.words = ReplicaWords(catalog, folder / "words.sqlite", self.freshness)
         self._follower: ViewFollower | None = None
         self._lock = threading.Lock()
+        self._behind = set[str]()
+        self._update_again = dict[str, float]()
         self._ahead: dict[str, NDArray[np.float32]] = {}
         self._open_earlier = open_earlier
         self._earlier: dict[EmbedderIdentity, TextEmbedder | None] = {}
@@ -308,9 +313,24 @@ class Retriever:
 
     def refresh(self, collection: str) -> None:
         """Update the views of a collection to the state of the catalogue."""
+        self._behind.discard(collection)
         self.freshness.expire(collection)
         self.vectors.refresh(collection, self.embedder.identity.dimension)
         self.words.refresh(collection)
+
+    def changed(self, collection: str) -> None:
+        """Take note that a collection has changed. Every search sees the change.
+
+        The views are updated now, so that no search has to, unless that has taken much of the time lately: an update
+        reads which chunks the collection has, and one a document would make a long ingest quadratic.
+        """
+        self.freshness.expire(collection)
+        self._behind.add(collection)
+        started = time.monotonic()
+        if started >= self._update_again.get(collection, 0.0):
+            self.refresh(collection)
+            ended = time.monotonic()
+            self._update_again[collection] = ended + UPDATE_PAUSE * (ended - started)
 
     def open_earlier(self) -> bool:
         """Open the embedder of the stored vectors now, so that the first question does not wait for it.
@@ -329,6 +349,8 @@ class Retriever:
 
     def save(self) -> None:
         """Write the changed indexes to disk, so that the next start does not have to rebuild them."""
+        for collection in list(self._behind):
+            self.refresh(collection)
         self.vectors.save()
 
     def start_follower(self) -> None:

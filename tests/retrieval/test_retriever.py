@@ -231,6 +231,24 @@ def test_an_index_updated_by_changes_equals_a_plain_mapping(steps: list[tuple[in
     assert index.search(np.ones(8, np.float32), 0) == []
 
 
+def test_a_search_sees_every_change_though_the_views_are_not_updated_at_each(
+    catalog: Catalog, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.retrieval.retriever.UPDATE_PAUSE", 1e9)
+    retriever, read = Retriever(catalog, WordEmbedder(), folder), list[str]()
+    changes = catalog.changes
+    monkeypatch.setattr(catalog, "changes", lambda name, *rest: read.append(name) or changes(name, *rest))
+    for number in range(5):
+        put(catalog, f"d{number}", f"word{number}")
+        retriever.changed("default")
+    assert read == ["default"], "one of the five is an update"
+    assert found(retriever, "word4")[0] == "word4"
+    put(catalog, "d5", "word5")
+    retriever.changed("default")
+    retriever.save()
+    assert len(read) == 3, "what is saved is up to date"
+
+
 def test_flat_search_is_exact(catalog: Catalog, folder: Path) -> None:
     put(catalog, "a", *(f"word{i} word{i * 7 % 31}" for i in range(100)))
     retriever = Retriever(catalog, WordEmbedder(), folder)
