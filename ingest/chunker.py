@@ -6,13 +6,14 @@
     exact    the size of a chunk is that of its real prompt piece, wrapper included; the sums over atoms only guide the
              search
 
-Counting the tokens of atoms and adding them up is about five times faster than letting the splitter call the tokenizer.
+A document that fits into one chunk is left whole. Counting the tokens of atoms and adding them up is about five times
+faster than letting the splitter call the tokenizer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Protocol
@@ -34,6 +35,9 @@ FILL = 0.9
 """Share of the limit that a planned chunk fills. The rest leaves a choice of pauses."""
 LEAST_ROOM = 16
 """Fewest tokens of text that a chunk must have room for."""
+
+CHARS_OF_ONE = 6
+"""Characters for each token of room up to which a document is tried as one chunk. English has about four a token."""
 
 # The cost of a cut at each place, as the share of a chunk's size by which the cut may be moved to avoid it.
 _PARAGRAPH, _LINE, _SENTENCE, _WORD, _MIDST, _AFTER_HEADING = 0.0, 0.15, 0.25, 0.6, 1.0, 2.0
@@ -76,10 +80,10 @@ def split_steps(document: Document, prompt: PromptPiece, limit: int) -> Generato
     room = limit - len(prompt.chunk(title, ""))
     if room < LEAST_ROOM:
         raise ConfigError(f"chunk_tokens {limit} leaves {room} tokens for text, {LEAST_ROOM} are needed; raise it")
-    ends, sizes = yield from _atoms(document, prompt, room)
+    pieces = yield from _pieces(document, prompt, title, room, limit)
     ids: dict[int, int] = {}
     chunks: list[Chunk] = []
-    for text, tokens in _pack(document.text, ends, sizes, room, limit, lambda text: prompt.chunk(title, text)):
+    for text, tokens in pieces:
         # One object per distinct id instead of one per token: 8 bytes a token instead of 36.
         shared = tuple(map(ids.setdefault, tokens, tokens))
         ordinal = len(chunks)
@@ -88,6 +92,20 @@ def split_steps(document: Document, prompt: PromptPiece, limit: int) -> Generato
         raise InvalidDocument(f"document {document.id!r} is empty")
     spans = locate(document, [chunk.text for chunk in chunks])
     return [replace(chunk, span=span) for chunk, span in zip(chunks, spans, strict=True)]
+
+
+def _pieces(
+    document: Document, prompt: PromptPiece, title: str, room: int, limit: int
+) -> Generator[IngestStep, None, Iterable[tuple[str, tuple[int, ...]]]]:
+    """Return (text, tokens) of each chunk. A document that fits into one chunk is only read once."""
+    text = document.text.strip()
+    if text and len(document.text) <= CHARS_OF_ONE * room:
+        tokens = prompt.chunk(title, text)
+        if len(tokens) <= limit:
+            yield IngestStep("split", len(document.text), len(document.text))
+            return [(text, tokens)]
+    ends, sizes = yield from _atoms(document, prompt, room)
+    return _pack(document.text, ends, sizes, room, limit, lambda text: prompt.chunk(title, text))
 
 
 def _short_title(document: Document, prompt: PromptPiece, limit: int) -> str:

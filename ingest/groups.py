@@ -3,6 +3,8 @@
 A forward pass over a few long chunks is quicker than one pass each, so small documents wait for each other. Each runs
 up to its first `embed` step, and their passages are embedded at once; then to its first `encode` step, and their groups
 are encoded at once. What fails together is done again document by document, so that only the document at fault fails.
+
+On a GPU the KV of a group is written while the next group is encoded, so its documents are committed after that.
 """
 
 from __future__ import annotations
@@ -49,6 +51,21 @@ class OpenDocument(Generic[T]):
         """Return the passages that wait to be embedded; None where something else comes next."""
         return None if self.step is None or self.joined else self.step.passages
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits to be embedded or encoded together with others."""
+        return self.group is not None or self.passages is not None
+
+    @property
+    def awaits_kv(self) -> bool:
+        """Whether its next step commits it, once its KV is written."""
+        return self.step is not None and self.step.writing is not None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether its KV is still being written, so that its next step would wait."""
+        return self.step is not None and self.step.writing is not None and self.step.writing()
+
     def run_step(self) -> IngestStep:
         """Do one unit of work. Raises StopIteration at the end, and what the ingest raises."""
         self.step, self.joined = next(self.steps), False
@@ -56,8 +73,13 @@ class OpenDocument(Generic[T]):
 
 
 def waiting_tokens(documents: Iterable[OpenDocument[T]]) -> int:
-    """Count the tokens that wait to be encoded."""
-    return sum(each.group.tokens for each in documents if each.group is not None)
+    """Count the tokens that wait to be encoded, those of passages that are embedded before included."""
+    return sum(part.tokens for each in documents if (part := each.group or each.passages) is not None)
+
+
+def waiting_passages(documents: Iterable[OpenDocument[T]]) -> int:
+    """Count the passages that wait to be embedded."""
+    return sum(len(each.passages.texts) for each in documents if each.passages is not None)
 
 
 def embed_together(embedder: IngestEmbedder, documents: Iterable[OpenDocument[T]]) -> None:
@@ -129,23 +151,30 @@ def ingest_all(
                 yield from window.end()
             window.open(document)
             if window.is_full():
-                yield from window.end()
+                yield from window.encode()
         yield from window.end()
     finally:
         window.close()
 
 
+_Opened = dict[tuple[str, str], tuple[Document, OpenDocument[IngestOutcome]]]
+
+
 class Window:
-    """The open documents of `ingest_all`, which wait for each other."""
+    """The open documents of `ingest_all`, which wait for each other.
+
+    Documents that were encoded before them are kept while their KV is being written.
+    """
 
     def __init__(self, engine: IngestEngine, progress: IngestProgress):
         self._engine, self._progress = engine, progress
-        self._open = dict[tuple[str, str], tuple[Document, OpenDocument[IngestOutcome]]]()
+        self._open, self._encoded = _Opened(), _Opened()
         self._ended = dict[tuple[str, str], IngestOutcome | InputError]()
 
     def holds(self, document: Document) -> bool:
         """Whether a document with this id is open."""
-        return (document.collection, document.id) in self._open
+        name = (document.collection, document.id)
+        return name in self._open or name in self._encoded
 
     def open(self, document: Document) -> None:
         """Open a document and take it to the step at which its passages wait to be embedded.
@@ -162,37 +191,58 @@ class Window:
         documents = [opened for _, opened in self._open.values()]
         return waiting_tokens(documents) >= self._engine.group_tokens or len(documents) >= MOST_TOGETHER
 
-    def end(self) -> Iterator[tuple[Document, IngestOutcome | InputError]]:
-        """Take all documents to their end; yield them in order, each with its outcome or the reason for a refusal."""
+    def encode(self) -> Iterator[tuple[Document, IngestOutcome | InputError]]:
+        """Encode all open documents; yield the documents that are committed, each with its outcome or its refusal.
+
+        These are, in order, those that were encoded before, and now encoded ones unless their KV is still written.
+        """
         self._embed(1)
         documents = [opened for _, opened in self._open.values()]
         while any(each.group is not None for each in documents):
             encode_together(self._engine, documents)
-        for name, (document, _) in self._open.items():
-            self._run(name, to_end=True)
-            yield document, self._ended.pop(name)
-        self._open.clear()
+            for name in self._open:
+                self._run(name)
+        yield from self._commit()
+        self._encoded, self._open = self._open, _Opened()
+        if not any(opened.is_writing for _, opened in self._encoded.values()):
+            yield from self._commit()
+
+    def end(self) -> Iterator[tuple[Document, IngestOutcome | InputError]]:
+        """Take all documents to their end; yield them as `encode` does."""
+        yield from self.encode()
+        yield from self._commit()
 
     def close(self) -> None:
         """Give up the documents that have not ended."""
-        for _, unfinished in self._open.values():
+        for _, unfinished in (*self._encoded.values(), *self._open.values()):
             unfinished.steps.close()
+
+    def _commit(self) -> Iterator[tuple[Document, IngestOutcome | InputError]]:
+        """Take the encoded documents to their end and yield them."""
+        for name, (document, opened) in list(self._encoded.items()):
+            while name not in self._ended:
+                self._step(name, opened)
+            del self._encoded[name]
+            yield document, self._ended.pop(name)
 
     def _embed(self, least: int) -> None:
         """Embed what waits while it is at least so many passages, and go on with its documents."""
         documents = [opened for _, opened in self._open.values()]
-        while sum(len(each.passages.texts) for each in documents if each.passages is not None) >= least:
+        while waiting_passages(documents) >= least:
             embed_together(self._engine.retriever.embedder, documents)
             for name in self._open:
                 self._run(name)
 
-    def _run(self, name: tuple[str, str], to_end: bool = False) -> None:
-        """Run a document up to a step at which it waits for others, or to its end."""
+    def _run(self, name: tuple[str, str]) -> None:
+        """Run an open document up to a step at which it waits for others or for its KV, or to its end."""
         opened = self._open[name][1]
+        while name not in self._ended and not (opened.is_held or opened.awaits_kv):
+            self._step(name, opened)
+
+    def _step(self, name: tuple[str, str], opened: OpenDocument[IngestOutcome]) -> None:
         try:
-            while name not in self._ended and (to_end or (opened.group is None and opened.passages is None)):
-                step = opened.run_step()
-                self._progress(step.stage, step.done, step.total)
+            step = opened.run_step()
+            self._progress(step.stage, step.done, step.total)
         except StopIteration as end:
             self._ended[name] = end.value
         except InputError as error:

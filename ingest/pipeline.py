@@ -1,6 +1,6 @@
 """What happens to a document, step by step.
 
-    hash → (unchanged: done) → split → quota → embed → claim → encode → commit → evict orphans → index
+    hash → (unchanged: done) → split → quota → embed → claim → encode → write → commit → evict orphans → index
 
 The catalogue changes once, at the end of the work, in one transaction. A crash anywhere therefore leaves either the
 whole old version or the whole new one. KV without catalogue rows is an orphan, which is no fault.
@@ -89,6 +89,8 @@ class IngestIndex(Protocol):
 
     def refresh(self, collection: str) -> None: ...
 
+    def changed(self, collection: str) -> None: ...
+
     def save(self) -> None: ...
 
 
@@ -121,7 +123,15 @@ class IngestEngine(Protocol):
         ...
 
     def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:
-        """Encode chunks, each with its collection, and store their KV, unless it is stored already."""
+        """Encode chunks, each with its collection, and begin to store their KV, unless it is stored already."""
+        ...
+
+    def is_writing(self, keys: Iterable[Key]) -> bool:
+        """Whether the KV of one of these chunks is still being written."""
+        ...
+
+    def finish_writes(self, keys: Iterable[Key]) -> None:
+        """Wait until the KV of these chunks is written."""
         ...
 
     def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
@@ -206,7 +216,7 @@ def ingest_steps(
     chunks = yield from split_steps(document, engine.model.prompt, engine.chunk_tokens)
     tokens = sum(len(chunk.tokens) for chunk in chunks)
     admit = _admission(engine, document, tokens) if known is None or known.content_hash != digest else None
-    vectors = yield from _embed_steps(embedder, [(chunk.title, chunk.text) for chunk in chunks])
+    vectors = yield from _embed_steps(embedder, [(chunk.title, chunk.text) for chunk in chunks], tokens)
     keys = [engine.key(chunk, document.collection) for chunk in chunks]
     version = DocumentVersion(document, digest, chunks, vectors, keys, embedder.identity, reader)
     outcome = IngestOutcome(document.id, document.collection, "replaced" if known else "added", len(chunks), tokens)
@@ -214,7 +224,7 @@ def ingest_steps(
     if not (yield from _store_steps(engine, version, admit, check_new)):
         return replace(outcome, status="unchanged")
     yield IngestStep("index", len(chunks), len(chunks))
-    engine.retriever.refresh(document.collection)
+    engine.retriever.changed(document.collection)
     return outcome
 
 
@@ -289,15 +299,16 @@ def reader_of(engine: IngestEngine) -> str:
 
 
 def _embed_steps(
-    embedder: IngestEmbedder, passages: Sequence[tuple[str, str]]
+    embedder: IngestEmbedder, passages: Sequence[tuple[str, str]], tokens: int = 0
 ) -> Generator[IngestStep, None, NDArray[np.float32]]:
-    """Embed (title, text) pairs; returns [passages, dimension].
+    """Embed (title, text) pairs, of chunks with so many tokens; returns [passages, dimension].
 
     The title is embedded too, because it often holds the name that the text refers to as `it`.
     """
     vectors = np.empty((len(passages), embedder.identity.dimension), np.float32)
     for start in range(0, len(passages), EMBED_BATCH):
-        batch = PassageBatch(tuple(f"{title}\n{text}" for title, text in passages[start : start + EMBED_BATCH]))
+        texts = tuple(f"{title}\n{text}" for title, text in passages[start : start + EMBED_BATCH])
+        batch = PassageBatch(texts, tokens)
         yield IngestStep("embed", start, len(passages), passages=batch)
         found = embedder.encode(batch.texts) if batch.vectors is None else batch.vectors
         vectors[start : start + len(batch.texts)] = found
@@ -315,7 +326,8 @@ def _store_steps(
     claim = catalog.claim(keys, engine.fingerprint)
     try:
         yield from _encode_steps(engine, document.collection, chunks, claim)
-        yield IngestStep("commit", len(chunks), len(chunks))
+        yield IngestStep("commit", len(chunks), len(chunks), writing=partial(engine.is_writing, keys))
+        engine.finish_writes(keys)
         orphans = catalog.put_document(version, claim, admit, check_new)
     except Paused:
         raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
@@ -40,10 +40,12 @@ class PassageBatch:
 
     Attributes:
         texts: What is embedded.
+        tokens: Tokens of all chunks of the document, which are encoded next.
         vectors: Their unit vectors [len(texts), dimension]; None where the ingest embeds them itself.
     """
 
     texts: tuple[str, ...]
+    tokens: int = 0
     vectors: NDArray[np.float32] | None = None
 
 
@@ -56,6 +58,7 @@ class IngestStep(NamedTuple):
         total: Units of the whole stage.
         group: In `encode`, the chunks that are encoded next.
         passages: In `embed`, what is embedded next.
+        writing: In `commit`, says whether KV of the document is still being written; the next step waits for it.
     """
 
     stage: Stage
@@ -63,6 +66,7 @@ class IngestStep(NamedTuple):
     total: int
     group: ChunkGroup | None = None
     passages: PassageBatch | None = None
+    writing: Callable[[], bool] | None = None
 
 
 class Paused(Exception):

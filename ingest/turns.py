@@ -1,9 +1,10 @@
 """Whose document is ingested next: tenants share the engine's time equally, and so do the jobs of one tenant.
 
-Each waiting job has one document open, and more where small documents are encoded together (groups.py). One unit of
-work goes to the tenant that has had the least time, and there to the job that has had the least. So a document of one
-line waits for some units of work of other tenants and not for their sixty documents, and a small job is done before a
-large one that came earlier. A group has documents of one tenant only, and its time is charged to their jobs by tokens.
+Each waiting job has one document open, and more where small documents are embedded and encoded together (groups.py).
+Documents whose KV is being written wait aside while others are encoded. One unit of work goes to the tenant that has
+had the least time, and there to the job that has had the least. So a document of one line waits for some units of work
+of other tenants and not for their sixty documents, and a small job is done before a large one that came earlier. A
+group has documents of one tenant only, and its time is charged to their jobs by tokens.
 """
 
 from __future__ import annotations
@@ -13,16 +14,23 @@ import time
 from collections.abc import Collection, Generator, Hashable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from ingest.groups import MOST_TOGETHER, OpenDocument, encode_together, waiting_tokens
+from ingest.groups import (
+    MOST_TOGETHER,
+    OpenDocument,
+    embed_together,
+    encode_together,
+    waiting_passages,
+    waiting_tokens,
+)
 from ingest.job_table import WaitingJob, owner_of
 from ingest.jobs import Jobs
-from ingest.pipeline import IngestEngine
+from ingest.pipeline import EMBED_BATCH, IngestEngine
 from ingest.progress import IngestStep
 
 MOST_OPEN = 4
 """Documents of one tenant that are open at the same time. Each holds its text, its chunks and their vectors."""
 MOST_SMALL = MOST_TOGETHER
-"""The same, as long as what waits to be encoded in all of them together is less than one group."""
+"""The same, as long as what waits in all of them together is less than one batch to embed and one group to encode."""
 PREPARING = 0.5
 """Seconds by which a job may be ahead of one whose documents wait to be encoded, and still be served before it, so that
 its documents join the group."""
@@ -102,12 +110,14 @@ class IngestTurns:
         if self._seen != self._jobs.submitted:
             self._seen = self._jobs.submitted
             self._waiting = {each.job: each for each in self._jobs.waiting()}
-        wanted = {job: self._tenants_of[job] for job in self._open}
-        self._openable = self._may_open(self._waiting, wanted, engine.group_tokens)
-        wanted |= {job: owner_of(each.collection) for job, each in self._openable.items()}
-        self._tenants_of = wanted
-        if not wanted:
+        opened = {job: self._tenants_of[job] for job in self._open}
+        self._openable = self._may_open(self._waiting, opened, engine.group_tokens)
+        self._tenants_of = opened | {job: owner_of(each.collection) for job, each in self._openable.items()}
+        if not self._tenants_of:
             return None
+        # Only where every job waits for a write is a write waited for.
+        busy = {job: name for job, name in self._tenants_of.items() if job in self._openable or self._ready(job)}
+        wanted = busy or self._tenants_of
         tenant = self._tenants.first(list(dict.fromkeys(wanted.values())))
         jobs = self._jobs_of.setdefault(tenant, FairShares())
         return jobs.first([job for job in sorted(wanted) if wanted[job] == tenant])
@@ -117,9 +127,9 @@ class IngestTurns:
     ) -> Mapping[int, WaitingJob]:
         """Return the jobs whose next document may be opened now.
 
-        A job has one document open, and more while all that the tenant has open wait to be encoded and do not fill a
-        group. A document that was open when the process died may be what killed it. It is read alone, so that a next
-        death is blamed on no other.
+        A job has one document open, and more while all that the tenant has open wait for each other and fill neither a
+        batch nor a group. A document that was open when the process died may be what killed it. It is read alone, so
+        that a next death is blamed on no other.
         """
         if self._alone in opened:
             return {}
@@ -130,44 +140,54 @@ class IngestTurns:
         found = {}
         for job, each in waiting.items():
             beside = self._open_of(owner_of(each.collection))
-            small = all(one.group for one in beside) and waiting_tokens(beside) < group_tokens
+            small = all(one.is_held for one in beside) and self._has_room(beside, group_tokens)
             if (job not in opened and len(beside) < MOST_OPEN) or (small and len(beside) < MOST_SMALL):
                 found[job] = each
         return found
 
+    def _has_room(self, documents: Sequence[OpenDocument[str | None]], group_tokens: int) -> bool:
+        """Whether others may join what waits to be embedded and encoded."""
+        return waiting_passages(documents) < EMBED_BATCH and waiting_tokens(documents) < group_tokens
+
     def _open_of(self, tenant: str) -> list[OpenDocument[str | None]]:
-        """Return the open documents of a tenant."""
-        return [each for job, found in self._open.items() if self._tenants_of[job] == tenant for each in found]
+        """Return the open documents of a tenant, without those whose KV is being written."""
+        return [each for job in self._open if self._tenants_of[job] == tenant for each in self._ready(job)]
+
+    def _ready(self, job: int) -> list[OpenDocument[str | None]]:
+        """Return the open documents of a job, without those whose KV is being written."""
+        return [each for each in self._open.get(job, []) if not each.is_writing]
 
     def _work(self, engine: IngestEngine, job: int) -> IngestStep | None:
         """Do one unit of work for a job, and charge it; None if a document is done by it.
 
-        Documents are taken to the step at which they wait to be encoded, then encoded together with other documents of
-        the tenant that wait.
+        Documents are taken to the steps at which they wait to be embedded and to be encoded, then embedded or encoded
+        together with other documents of the tenant that wait.
         """
         started, tenant = time.monotonic(), self._tenants_of[job]
         job = self._preparing(job, tenant, engine.group_tokens)
-        mine, shares = self._open.get(job, []), {job: 1}
+        mine, shares = self._ready(job), {job: 1}
         try:
-            busy = next((each for each in mine if each.group is None or self._jobs.pausing), None)
-            if busy is None and job not in self._openable:
-                others = [each for each in self._open_of(tenant) if each not in mine]
-                together = encode_together(engine, [*mine, *others])
-                if len(together) == 1:
-                    return self._advance(job, together[0])
-                shares = {each: _tokens_in(self._open[each], together) for each in self._open}
-                return together[0].step
-            if busy is None:
+            busy = next((each for each in mine if not each.is_held or self._jobs.pausing), None)
+            if busy is None and job in self._openable:
                 busy = OpenDocument(self._jobs.steps(engine, job))
                 self._open.setdefault(job, []).append(busy)
                 self._started, self._seen = self._started + 1, -1
-            return self._advance(job, busy)
+            if busy is None and not mine:
+                busy = self._open[job][0]
+            if busy is not None:
+                return self._advance(job, busy)
+            waiting = [*mine, *(each for each in self._open_of(tenant) if each not in mine)]
+            together = _do_together(engine, waiting)
+            if len(together) == 1:
+                return self._advance(job, together[0])
+            shares = {each: _share(self._open[each], together) for each in self._open}
+            return together[0].step
         finally:
             self._charge(shares, tenant, time.monotonic() - started)
 
     def _preparing(self, job: int, tenant: str, group_tokens: int) -> int:
-        """Return another job of the tenant whose documents may still join the group that a job waits for, or `job`."""
-        if self._can_prepare(job) or waiting_tokens(self._open_of(tenant)) >= group_tokens:
+        """Return another job of the tenant whose documents may still join what a job waits for, or `job`."""
+        if self._can_prepare(job) or not self._has_room(self._open_of(tenant), group_tokens):
             return job
         shares = self._jobs_of[tenant]
         others = [each for each, name in self._tenants_of.items() if name == tenant and self._can_prepare(each)]
@@ -175,8 +195,8 @@ class IngestTurns:
         return other if shares.ahead(other, job) <= PREPARING else job
 
     def _can_prepare(self, job: int) -> bool:
-        """Whether there is something to do for a job before its documents wait to be encoded."""
-        return job in self._openable or any(each.group is None for each in self._open.get(job, []))
+        """Whether there is something to do for a job before its documents wait for others."""
+        return job in self._openable or any(not each.is_held for each in self._ready(job))
 
     def _advance(self, job: int, document: OpenDocument[str | None]) -> IngestStep | None:
         """Do the next unit of work of an open document; None if the document is done."""
@@ -202,7 +222,17 @@ class IngestTurns:
         self._jobs_of = {name: shares for name, shares in self._jobs_of.items() if name in tenants}
 
 
-def _tokens_in(documents: Sequence[OpenDocument[str | None]], together: Sequence[OpenDocument[str | None]]) -> int:
-    """Count the tokens that documents of a job had in a group."""
-    found = [each.step.group for each in documents if each in together and each.step is not None]
-    return sum(group.tokens for group in found if group is not None)
+def _do_together(engine: IngestEngine, documents: Sequence[OpenDocument[str | None]]) -> list[OpenDocument[str | None]]:
+    """Embed what waits for that in documents, else encode a group of them. Returns the documents that had a part."""
+    held = [each for each in documents if each.passages is not None]
+    if held:
+        embed_together(engine.retriever.embedder, held)
+        return held
+    return encode_together(engine, documents)
+
+
+def _share(documents: Sequence[OpenDocument[str | None]], together: Sequence[OpenDocument[str | None]]) -> int:
+    """Count the tokens, or the passages, that documents of a job had in what was done together."""
+    steps = [each.step for each in documents if each in together and each.step is not None]
+    tokens = sum(step.group.tokens for step in steps if step.group is not None)
+    return tokens + sum(len(step.passages.texts) for step in steps if step.passages is not None)

@@ -3,7 +3,7 @@
     prefill           one chunk after S, in one forward pass that keeps nothing
     encode            the same chunk with its digest and with K and V on the host
     batched prefill   as many chunks in one forward pass as are encoded together
-    encode together   the same chunks encoded (`Prefiller.encode_many`)
+    encode together   the same chunks encoded, which leaves K and V on the device (`Prefiller.encode_on_device`)
     and pack          and made the bytes of their entries (store/format/codec.py)
 
 The five take turns, and medians count. Tokens are random.
@@ -25,7 +25,7 @@ from ragkv.errors import InputError
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Pass, append
-from ragkv.store.format.codec import pack
+from ragkv.store.format.codec import begin_packing, pack_bytes
 from ragkv.timing import StepTimer
 
 Progress = Callable[[str, int, int], None]
@@ -103,14 +103,15 @@ def measure_encoding(prefiller: Prefiller, params: EncodeParams, progress: Progr
     chunks = [random_tokens(model, params.tokens, params.seed + 1 + i) for i in range(count)]
 
     def pack_all() -> None:
-        for kv in prefiller.encode_many(chunks):
-            pack(kv, model.profile.block, "bench")
+        begun = [begin_packing(kv, model.profile.block) for kv in prefiller.encode_on_device(chunks)]
+        for each in begun:
+            pack_bytes(each, "bench")
 
     work: dict[str, Callable[[], object]] = {
         "prefill": lambda: prefill_together(prefiller, chunks[:1]),
         "encode": lambda: prefiller.encode(chunks[0]),
         "batched prefill": lambda: prefill_together(prefiller, chunks),
-        "encode together": lambda: prefiller.encode_many(chunks),
+        "encode together": lambda: prefiller.encode_on_device(chunks),
         "and pack": pack_all,
     }
     times: dict[str, list[float]] = {name: [] for name in work}

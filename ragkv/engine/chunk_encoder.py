@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ import torch
 from ragkv.engine.chunk_flights import POLL_SECONDS, ChunkFlights, FlightResult
 from ragkv.engine.chunk_source import FoundHead, StoredChunk, find_head, prefetch
 from ragkv.engine.chunk_store import ChunkStore, Quarantine
+from ragkv.engine.chunk_writer import ChunkWriter
 from ragkv.engine.cost_model import FREE, CostModel
 from ragkv.engine.passes import Passes, Pause, run_alone
 from ragkv.engine.prefill import Prefiller
@@ -86,7 +86,7 @@ class ChunkEncoder:
         encoded: Chunks encoded by ingests since the start.
         faults: Faults of the store. A refused write cost an encoding, a refused deletion left an orphan.
         flights: Keeps several processes from encoding a chunk at the same time.
-        writers: Chunks of a group that are written at the same time; one where the model needs the processors itself.
+        writer: Writes what ingests encode.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ChunkEncoder:
         self.quarantine = Quarantine()
         self.faults, self.flights = StoreFaults(), flights
         self.encoded = 0
-        self.writers = 1 if prefiller.model.device.type == "cpu" else WRITERS
+        self.writer = ChunkWriter(0 if prefiller.model.device.type == "cpu" else WRITERS, self.faults, flights)
         self._prefiller, self._tiers, self._catalog = prefiller, tiers, catalog
         self._fingerprint, self._body, self._seal = fingerprint, body, seal
         self._encodings: WeakValueDictionary[Key, _Encoding] = WeakValueDictionary()
@@ -127,6 +127,8 @@ class ChunkEncoder:
     def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:
         """Encode chunks in one forward pass and store their KV, except those of which a valid entry is there.
 
+        On a GPU the KV may still be written when this returns; see `writer`.
+
         While the store is down nothing is encoded: the first question that needs a chunk encodes it. A chunk that
         another process is encoding is encoded here as well: the document is committed next, and must not depend on it.
 
@@ -136,6 +138,8 @@ class ChunkEncoder:
         missing: dict[Key, tuple[Chunk, ChunkStore]] = {}
         for chunk, collection in chunks:
             store = self.store(collection)
+            if self.writer.is_writing([store.key(chunk.tokens)]):
+                continue
             try:
                 store.verify_stored(chunk.tokens)
             except StoreUnavailable as error:
@@ -255,14 +259,16 @@ class ChunkEncoder:
         for lease in leases.values():
             self.flights.counts["led" if lease == "taken" else "joined" if lease == "stored" else "alone"] += 1
         needed = {key: each for key, each in missing.items() if leases[key] != "stored"}
+        self.writer.begin_group()
+        unwritten = set(needed)
         try:
-            encoded = self._prefiller.encode_many([chunk.tokens for chunk, _ in needed.values()])
-            stores = [store for _, store in needed.values()]
-            for store, (kv, fault) in zip(stores, self._write_all(stores, encoded), strict=True):
-                self._count_write(store, kv, fault)
+            encoded = self._prefiller.encode_on_device([chunk.tokens for chunk, _ in needed.values()])
+            for (key, (_, store)), kv in zip(needed.items(), encoded, strict=True):
+                self.writer.write(store, key, kv)
+                unwritten.remove(key)
                 self.encoded += 1
         finally:
-            for key in needed:
+            for key in unwritten:
                 self.flights.release(key)
 
     def fetch_ahead(self, collection: str, method: Method, chunks: Sequence[Chunk]) -> None:
@@ -280,6 +286,7 @@ class ChunkEncoder:
             claim: A claim of the caller, which does not protect them.
         """
         left = list(keys)
+        self.writer.drop(left)
         for key in left:
             self._tiers.drop(key)
         for start in range(0, len(left), EVICTED_AT_ONCE):
@@ -307,19 +314,6 @@ class ChunkEncoder:
         if (chunk.title, chunk.text) not in [(other.title, other.text) for other in current]:
             self.evict([store.key(chunk.tokens)])
         return kv
-
-    def _write_all(
-        self, stores: Sequence[ChunkStore], encoded: Sequence[ChunkKV]
-    ) -> list[tuple[ChunkKV, StoreError | None]]:
-        """Write chunks, `writers` at the same time.
-
-        Returns:
-            What `ChunkStore.put` returns for each.
-        """
-        if min(self.writers, len(encoded)) < 2:
-            return [store.put(kv) for store, kv in zip(stores, encoded, strict=True)]
-        with ThreadPoolExecutor(min(self.writers, len(encoded)), thread_name_prefix="write") as writers:
-            return list(writers.map(lambda store, kv: store.put(kv), stores, encoded))
 
     def _put(self, store: ChunkStore, kv: ChunkKV) -> ChunkKV:
         kv, fault = store.put(kv)

@@ -9,7 +9,7 @@ from ragkv.errors import EntryCorrupt, NotQuantisable, StoreError
 from ragkv.model.decoder import DecoderModel
 from ragkv.recompute.digest import retrieval_pairs
 from ragkv.store.base import KVStore
-from ragkv.store.format.codec import as_stored, pack
+from ragkv.store.format.codec import ChunkBytes, as_stored, begin_packing, pack, pack_bytes
 from ragkv.store.format.head import Head, chunk_key, unpack_head
 from ragkv.store.format.layout import Layout
 from ragkv.store.format.seal import CHECKSUMS, Seal
@@ -115,11 +115,26 @@ class ChunkStore:
         except NotQuantisable as error:
             return kv, error
         try:
-            self.tiers.store.put(key, head, body)
+            self._put(key, head, body)
         except StoreError as error:
             return loaded, error
-        self._quarantine.held.discard(key)
         return loaded, None
+
+    def begin_packing(self, kv: ChunkKV) -> ChunkBytes:
+        """Do the part of packing a chunk that its device does; `put_packed` does the rest."""
+        return begin_packing(kv, self.block, self._body)
+
+    def put_packed(self, chunk: ChunkBytes) -> StoreError | None:
+        """Store a chunk that `begin_packing` returned. Any thread may call it.
+
+        Returns:
+            The error if it could not be stored.
+        """
+        try:
+            self._put(self.key(chunk.tokens), *pack_bytes(chunk, self._fingerprint, self._seal))
+        except StoreError as error:
+            return error
+        return None
 
     def remove(self, tokens: Sequence[int]) -> None:
         """Delete a chunk from the tiers and the store. Raises StoreError."""
@@ -151,6 +166,10 @@ class ChunkStore:
         """Return the chunk as it would be loaded, its head and its body. Raises NotQuantisable."""
         head, body = pack(kv, self.block, self._fingerprint, self._body, self._seal)
         return as_stored(kv, self._unpack_head(head, self.key(kv.tokens)), body), head, body
+
+    def _put(self, key: Key, head: bytes, body: Sequence[memoryview]) -> None:
+        self.tiers.store.put(key, head, body)
+        self._quarantine.held.discard(key)
 
     def _read_head(self, key: Key, tokens: int) -> Head:
         head = self._unpack_head(self.tiers.store.head(key), key)

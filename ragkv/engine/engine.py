@@ -186,6 +186,7 @@ class Engine:
 
     def close(self) -> None:
         """Write the index out and close files and sockets."""
+        self.chunks.writer.close()
         self.chunks.flights.close()
         self.tiers.close()
         self.retriever.close()
@@ -208,10 +209,18 @@ class Engine:
     def encode_and_store_all(self, chunks: Iterable[tuple[Chunk, str]]) -> None:
         """Encode chunks, each with its collection, together and store their KV, unless a valid entry is there.
 
-        A model that failed its self-test stores nothing.
+        On a GPU the KV may still be written when this returns. A model that failed its self-test stores nothing.
         """
         if not self.reuse_refused:
             self.chunks.encode_and_store_all(chunks)
+
+    def is_writing(self, keys: Iterable[Key]) -> bool:
+        """Whether the KV of one of these chunks is still being written."""
+        return self.chunks.writer.is_writing(keys)
+
+    def finish_writes(self, keys: Iterable[Key]) -> None:
+        """Wait until the KV of these chunks is written."""
+        self.chunks.writer.wait_for(keys)
 
     def body_bytes(self, tokens: int) -> int:
         """Return the bytes that the KV of a chunk of so many tokens takes in the store, its head record left out.

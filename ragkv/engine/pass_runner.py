@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-import torch
 from torch import Tensor
 
 from ragkv.engine.kv_transfer import KVTransfer, acquire, make_kv_transfer
@@ -152,10 +151,3 @@ class PassRunner:
             if self._kv_transfer is not None and pinned:
                 pieces = [source.piece for source in sources]
                 self._kv_transfer.transfer(stitch, pieces, pinned, held.pop_all().close)
-
-
-def to_host(x: Tensor) -> Tensor:
-    """Copy a tensor to the CPU; from a GPU into page-locked memory, which is many times quicker."""
-    if x.device.type != "cuda":
-        return x.cpu()
-    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x)

@@ -11,18 +11,20 @@ Both prefills continue a session if they are given its state: what the cache hol
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ragkv.engine.kv_transfer import KVTransfer
 from ragkv.engine.memory_source import ChunkSource
-from ragkv.engine.pass_runner import PassRunner, to_host
+from ragkv.engine.pass_runner import PassRunner
 from ragkv.engine.passes import Passes, run_alone
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions, mean_keys
 from ragkv.engine.session import SessionState
 from ragkv.engine.stitch import Stitch
 from ragkv.engine.stitched_prefill import StitchedPrefill, split_layers
+from ragkv.kernels.host_copy import begin_host_copies
 from ragkv.model.decoder import DecoderModel, rotate
 from ragkv.model.execution.graph_decode import GraphDecoder
 from ragkv.model.kv_cache import ContextCache
@@ -97,9 +99,13 @@ class Prefiller:
         Returns:
             The KV of each chunk: k, v [L, n, Hkv, d] on the CPU.
         """
+        return [_on_host(kv) for kv in self.encode_on_device(chunks)]
+
+    def encode_on_device(self, chunks: Sequence[Sequence[int]]) -> list[ChunkKV]:
+        """Do what `encode_many` does, and leave the KV and the digests on the model's device. Does not wait for it."""
         passes = [self.encoding_pass(tokens) for tokens in chunks]
         self.model.forward(passes)
-        return [self.captured(tokens, each) for tokens, each in zip(chunks, passes, strict=True)]
+        return [self._captured(tokens, each) for tokens, each in zip(chunks, passes, strict=True)]
 
     def encoding_pass(self, tokens: Sequence[int]) -> Pass:
         """Return the pass that encodes a chunk, with a cache and a capture of its own."""
@@ -111,7 +117,11 @@ class Prefiller:
         return append(cache, tokens, start, outputs=0, capture=Capture(keys_too=True), attention=sparse)
 
     def captured(self, tokens: Sequence[int], done: Pass) -> ChunkKV:
-        """Return the KV that a pass captured, with its digest."""
+        """Return the KV that a pass captured, with its digest, as `encode_many` does."""
+        return _on_host(self._captured(tokens, done))
+
+    def _captured(self, tokens: Sequence[int], done: Pass) -> ChunkKV:
+        """Return the KV that a pass captured, with its digest, on the model's device."""
         if done.capture is None:
             raise ValueError("the pass has captured nothing")
         here, captured = self.model.device, done.capture
@@ -126,7 +136,7 @@ class Prefiller:
 
         groups = (range(first, min(first + at_once, len(queries))) for first in range(0, len(queries), at_once))
         digest = build_digest(queries, k, map(rotated, groups), self.digest_params, scale=self.model.scale)
-        return ChunkKV(tokens=tuple(tokens), k=to_host(k), v=to_host(v), digest=digest)
+        return ChunkKV(tokens=tuple(tokens), k=k, v=v, digest=digest)
 
     def new_state(self) -> SessionState:
         """Return the state of a session in which nothing was said yet."""
@@ -252,3 +262,12 @@ class Prefiller:
         stitch.reserve(pieces, read)
         self.runner.load_blocks(stitch, sources, read)
         return run_alone(self.model, self.runner.query_pass(stitch, question, depth))
+
+
+def _on_host(kv: ChunkKV) -> ChunkKV:
+    """Copy K, V and what a plan reads of the digest to the CPU. Keys that are multiplied by queries stay."""
+    digest = kv.digest
+    read = [digest.alpha, digest.unimportance, digest.landmarks]
+    (k, v, alpha, unimportance, landmarks), wait = begin_host_copies([kv.k, kv.v, *read])
+    wait()
+    return replace(kv, k=k, v=v, digest=replace(digest, alpha=alpha, unimportance=unimportance, landmarks=landmarks))

@@ -51,7 +51,7 @@ def build_digest(
         scale: Softmax scale.
 
     Returns:
-        The digest, on the device of k, but for alpha, unimportance and landmarks, which are on the CPU.
+        The digest, on the device of k.
     """
     rows = k.shape[1]
     blocks = -(-rows // params.block)
@@ -64,9 +64,9 @@ def build_digest(
     return Digest(
         mean_keys=block_means(k, params.block),
         local_query=torch.stack([queries[first_local:] for queries in q]).mean(1),
-        alpha=torch.cat([layer.alpha for layer in layers]).cpu(),
-        unimportance=torch.cat([layer.unimportance for layer in layers]).cpu(),
-        landmarks=torch.cat([layer.landmarks for layer in layers]).cpu(),
+        alpha=torch.cat([layer.alpha for layer in layers]),
+        unimportance=torch.cat([layer.unimportance for layer in layers]),
+        landmarks=torch.cat([layer.landmarks for layer in layers]),
         retrieval_keys=torch.stack(pairs) if pairs else k.new_empty(0, rows, k.shape[3]),
     )
 

@@ -85,8 +85,9 @@ def test_chunks_of_a_group_are_written_at_the_same_time_where_there_are_several_
     sizes = [engine.chunks.store("default").as_loaded(engine.prefiller.encode(each.tokens)) for each, _ in chunks]
     sizes = [2 * each.k[0].nbytes for each in sizes]
     monkeypatch.setattr(engine.store, "put", waiting)
-    engine.chunks.writers = 3
+    engine.chunks.writer.threads = 3
     engine.encode_and_store_all(chunks)
+    engine.finish_writes(engine.key(*each) for each in chunks)
     assert (engine.chunks.encoded, engine.chunks.faults.refused) == (3, 1)
     store = engine.chunks.store("default")
     for number in (0, 2):

@@ -99,6 +99,12 @@ class FileEngine:
                 except OSError:  # as with the real store, a fault costs nothing but time later
                     path.unlink()
 
+    def is_writing(self, keys: Iterable[Key]) -> bool:
+        return False
+
+    def finish_writes(self, keys: Iterable[Key]) -> None:
+        pass
+
     def evict(self, keys: Iterable[Key], claim: int | None = None) -> None:
         with self.catalog.removing(keys, mine=claim) as free:
             for key in free:

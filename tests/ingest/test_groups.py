@@ -15,7 +15,7 @@ from ingest.pipeline import EMBED_BATCH, IngestOutcome, ingest
 from ingest.progress import no_progress
 from ingest.turns import IngestTurns
 from ragkv.errors import InputError, InvalidDocument
-from ragkv.types import Chunk, Document
+from ragkv.types import Chunk, Document, Key
 from tests.ingest.reader import FileEngine, make_document
 
 GROUP = 200
@@ -81,12 +81,22 @@ def test_jobs_of_one_document_are_encoded_together(jobs: Jobs, engine: FileEngin
     assert len(engine.together) <= 4
 
 
-def test_a_group_has_documents_of_one_tenant_only(jobs: Jobs, engine: FileEngine) -> None:
+def test_a_group_has_documents_of_one_tenant_only(
+    jobs: Jobs, engine: FileEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded, encode = list[list[str]](), engine.retriever.embedder.encode
+
+    def recorded(texts: Sequence[str]) -> NDArray[np.float32]:
+        embedded.append([text.removeprefix("Title of ") for text in texts])
+        return encode(texts)
+
+    monkeypatch.setattr(engine.retriever.embedder, "encode", recorded)
     for tenant in "ab":  # so few that a group has room for those of both
         jobs.submit(small(3, f"{tenant}:default", tenant))
     run(jobs, engine)
-    assert max(map(len, engine.together)) > 1
-    assert all(len({name[0] for name in group}) == 1 for group in engine.together)
+    for groups in (engine.together, embedded):
+        assert max(map(len, groups)) > 1
+        assert all(len({name[0] for name in group}) == 1 for group in groups)
 
 
 def test_a_fault_of_one_document_fails_it_alone(jobs: Jobs, engine: FileEngine) -> None:
@@ -221,3 +231,64 @@ def test_all_that_waits_is_encoded_in_groups_however_much_was_embedded_at_once(e
     list(ingest_all(engine, small(40), no_progress))
     assert engine.encoded == 40
     assert len(engine.together) <= 14, "a group holds three or more of them"
+
+
+class Writing(FileEngine):
+    """Writes KV only when it is waited for, as an engine on a GPU may."""
+
+    written: set[Key]
+
+    def is_writing(self, keys: Iterable[Key]) -> bool:
+        return not set(keys) <= self.written
+
+    def finish_writes(self, keys: Iterable[Key]) -> None:
+        self.written |= set(keys)
+
+
+@pytest.fixture
+def writing(engine: FileEngine, monkeypatch: pytest.MonkeyPatch) -> Writing:
+    """An engine that lists the documents it commits among the groups it encodes, in `together`."""
+    engine.__class__ = Writing
+    assert isinstance(engine, Writing)
+    engine.written, put = set(), engine.catalog.put_document
+
+    def put_document(version, *args):
+        assert set(version.keys) <= engine.written, "a document is committed when its KV is written"
+        engine.together.append([version.document.id])
+        return put(version, *args)
+
+    monkeypatch.setattr(engine.catalog, "put_document", put_document)
+    return engine
+
+
+def test_a_group_is_encoded_before_the_one_that_is_being_written_is_committed(writing: Writing) -> None:
+    documents = small(12)
+    found = [document.id for document, _ in ingest_all(writing, documents, no_progress)]
+    assert found == [document.id for document in documents]
+    assert min(map(len, writing.together[:2])) > 1, "two groups come first"
+
+
+def test_documents_of_a_job_wait_aside_while_they_are_written(writing: Writing, jobs: Jobs) -> None:
+    job = jobs.submit(small(12))
+    for _ in IngestTurns(jobs).steps(writing):
+        pass
+    assert jobs.get(job).counts.done == 12
+    assert min(map(len, writing.together[:2])) > 1, "two groups come first"
+
+
+def test_a_job_that_stops_while_it_is_written_is_taken_up_again(writing: Writing, jobs: Jobs) -> None:
+    job = jobs.submit(small(6))
+    steps = IngestTurns(jobs).steps(writing)
+    while not writing.together:
+        next(steps)
+    jobs.pause()
+    for _ in steps:
+        pass
+    assert jobs.get(job).counts.done == 0
+    again = Jobs(writing.catalog, 100_000)
+    again.recover()
+    encoded = writing.encoded
+    for _ in IngestTurns(again).steps(writing):
+        pass
+    assert again.get(job).counts.done == 6
+    assert writing.encoded <= encoded + 6

@@ -15,7 +15,7 @@ from ragkv.errors import NotQuantisable
 from ragkv.store.format.codec import as_stored, fetch_blocks, offsets, pack, unpack
 from ragkv.store.format.head import unpack_head
 from ragkv.store.format.layout import BODIES, Layout, block_ranges
-from ragkv.store.format.quantise import FORMS, dequantise, quantise
+from ragkv.store.format.quantise import FORMS, dequantise, quantise, refuse_unless
 from ragkv.types import ChunkKV, Digest, Shape
 from tests.store.chunks import (
     FINGERPRINT,
@@ -40,7 +40,8 @@ def round_trip(k: Tensor, v: Tensor, form: str) -> tuple[Tensor, Tensor]:
     """Quantise and restore blocks [m, n, Hkv, d]."""
     many, tokens, heads, d = k.shape
     layout = Layout(Shape(1, heads, heads, d), many * tokens, tokens, k.dtype, form)
-    raw = quantise(k, v, layout)
+    raw, quantisable = quantise(k, v, layout)
+    refuse_unless(quantisable)
     assert raw.shape == (many, layout.full_bytes)
     out = torch.empty((2, many * tokens, heads, d), dtype=k.dtype)
     begin = np.arange(many) * (layout.full_bytes // layout.row_bytes)

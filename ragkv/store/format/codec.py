@@ -10,8 +10,8 @@ process allocate more memory than in proportion to the bytes of the entry.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,12 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragkv.errors import EntryCorrupt
+from ragkv.kernels.host_copy import begin_host_copies
 from ragkv.store.base import KVStore
-from ragkv.store.format.head import DTYPES, Head, pack_head
+from ragkv.store.format.head import DTYPES, Head, digest_tensors, pack_head
 from ragkv.store.format.layout import BlockRanges, Layout, Part, block_ranges, merge_adjacent
-from ragkv.store.format.quantise import dequantise, quantise
+from ragkv.store.format.quantise import dequantise, quantise, refuse_unless
 from ragkv.store.format.seal import CHECKSUMS, Seal
 from ragkv.types import ChunkKV, Key, Shape
+
+QUANTISED_AT_ONCE = 2**25
+"""Numbers of K that a GPU quantises at a time, 128 MiB as float32. A CPU takes one layer at a time."""
 
 
 def pack(
@@ -46,6 +50,41 @@ def pack(
         ValueError: The sizes in `kv` disagree.
         NotQuantisable: The body cannot hold a number of the chunk.
     """
+    return pack_bytes(begin_packing(kv, block, form), fingerprint, seal)
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkBytes:
+    """A chunk as it is stored, in host memory, without its tags. Its copy from the device may be under way.
+
+    Attributes:
+        tokens: Token ids.
+        digest: The stored tensors of its digest.
+        layout: The layout of the body.
+        body: [L, layout.layer_bytes] uint8.
+        quantisable: [] bool, whether the body holds the chunk's numbers.
+        wait: Waits until the tensors hold their content. Any thread may call it.
+    """
+
+    tokens: tuple[int, ...]
+    digest: Mapping[str, Tensor]
+    layout: Layout
+    body: Tensor
+    quantisable: Tensor
+    wait: Callable[[], None]
+
+
+def begin_packing(kv: ChunkKV, block: int, form: str = "exact") -> ChunkBytes:
+    """Do the part of `pack` that its device does, and do not wait for it.
+
+    Args:
+        kv: The chunk, on one device.
+        block: Tokens of a block.
+        form: One of `BODIES`.
+
+    Raises:
+        ValueError: The sizes in `kv` disagree.
+    """
     layers, tokens, kv_heads, head_dim = kv.k.shape
     layout = Layout(Shape(layers, kv.digest.local_query.shape[1], kv_heads, head_dim), tokens, block, kv.k.dtype, form)
     if block < 1 or tokens < 1 or layout.dtype not in DTYPES.values():
@@ -54,8 +93,20 @@ def pack(
         raise ValueError(
             f"{len(kv.tokens)} tokens, K {tuple(kv.k.shape)} {kv.k.dtype}, V {tuple(kv.v.shape)} {kv.v.dtype}"
         )
-    body = _body(kv, layout)
-    return pack_head(kv, layout, _tags(body, layout, seal), fingerprint, seal), body
+    body, quantisable = _body(kv, layout)
+    digest = digest_tensors(kv.digest, layout.dtype)
+    (*copied, body, quantisable), wait = begin_host_copies([*digest.values(), body, quantisable])
+    return ChunkBytes(kv.tokens, dict(zip(digest, copied, strict=True)), layout, body, quantisable, wait)
+
+
+def pack_bytes(chunk: ChunkBytes, fingerprint: str, seal: Seal = CHECKSUMS) -> tuple[bytes, list[memoryview]]:
+    """Do the rest of `pack`, which needs no device. Waits for the copies from there. Raises NotQuantisable."""
+    chunk.wait()
+    refuse_unless(chunk.quantisable)
+    # numpy has no bfloat16, so the bytes leave torch as bytes.
+    body = [memoryview(layer) for layer in chunk.body.numpy()]
+    tags = _tags(body, chunk.layout, seal)
+    return pack_head(chunk.tokens, chunk.digest, chunk.layout, tags, fingerprint, seal), body
 
 
 def as_stored(kv: ChunkKV, head: Head, body: Sequence[memoryview]) -> ChunkKV:
@@ -160,19 +211,25 @@ def _blocks_by_read(ranges: BlockRanges, reads: Sequence[int]) -> list[list[Part
     return by_read
 
 
-def _body(kv: ChunkKV, layout: Layout) -> list[memoryview]:
-    whole = layout.tokens // layout.block * layout.block
-    body = torch.empty((layout.shape.layers, layout.layer_bytes), dtype=torch.uint8)
+def _body(kv: ChunkKV, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Return the body [L, layout.layer_bytes] uint8 and whether it holds the numbers [] bool, on the device of kv."""
+    k, v, whole = kv.k.detach(), kv.v.detach(), layout.tokens // layout.block * layout.block
+    body = torch.empty((layout.shape.layers, layout.layer_bytes), dtype=torch.uint8, device=k.device)
     if layout.body == "exact":
         end = layout.layer_bytes * whole // layout.tokens
         for part, rows in ((body[:, :end], slice(0, whole)), (body[:, end:], slice(whole, None))):
-            _copy_blocks(part, kv.k.detach()[:, rows], kv.v.detach()[:, rows], layout)
-    else:
-        for out, k, v in zip(body, kv.k.detach(), kv.v.detach(), strict=True):
-            parts = [(slice(0, whole), layout.block), (slice(whole, None), layout.tokens - whole)]
-            torch.cat([_quantised_blocks(k[rows], v[rows], tokens, layout) for rows, tokens in parts], out=out)
-    # numpy has no bfloat16, so the bytes leave torch as bytes.
-    return [memoryview(layer) for layer in body.numpy()]
+            _copy_blocks(part, k[:, rows], v[:, rows], layout)
+        return body, torch.ones((), dtype=torch.bool, device=k.device)
+    fits = list[Tensor]()
+    at_once = max(1, (QUANTISED_AT_ONCE if k.is_cuda else 0) // k[0].numel())
+    for out, k_some, v_some in zip(*(each.split(at_once) for each in (body, k, v)), strict=True):
+        end = whole // layout.block * layout.full_bytes
+        for part, rows in ((out[:, :end], slice(0, whole)), (out[:, end:], slice(whole, None))):
+            if part.shape[1]:
+                quantised, fit = _quantised_blocks(k_some[:, rows], v_some[:, rows], layout)
+                part.copy_(quantised)
+                fits.append(fit)
+    return body, torch.stack(fits).all()
 
 
 def _copy_blocks(out: Tensor, k: Tensor, v: Tensor, layout: Layout) -> None:
@@ -187,10 +244,12 @@ def _copy_blocks(out: Tensor, k: Tensor, v: Tensor, layout: Layout) -> None:
             blocks[:, :, i] = rows.unflatten(1, (-1, tokens))
 
 
-def _quantised_blocks(k: Tensor, v: Tensor, tokens: int, layout: Layout) -> Tensor:
-    """Return the bytes of m blocks, one after another, from rows k, v [m · tokens, Hkv, d]."""
-    k, v = (x.reshape(-1, max(1, tokens), *x.shape[1:]) for x in (k, v))
-    return quantise(k, v, layout).view(-1)
+def _quantised_blocks(k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Quantise rows k, v [L, m · tokens, Hkv, d] as m blocks. Returns the bytes [L, all], and as `quantise`."""
+    tokens = min(layout.block, k.shape[1])
+    k_blocks, v_blocks = (x.unflatten(1, (-1, tokens)).flatten(0, 1) for x in (k, v))
+    quantised, fit = quantise(k_blocks, v_blocks, layout)
+    return quantised.view(k.shape[0], -1), fit
 
 
 def _tags(body: Sequence[memoryview], layout: Layout, seal: Seal) -> NDArray[np.uint8]:

@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -30,7 +30,7 @@ from torch import Tensor
 from ragkv.errors import EntryCorrupt
 from ragkv.store.format.layout import Layout
 from ragkv.store.format.seal import CHECKSUMS, RECORD_BYTES, Seal
-from ragkv.types import LANDMARKS, ChunkKV, Digest, Key, Shape
+from ragkv.types import LANDMARKS, Digest, Key, Shape
 
 MAGIC = b"ragkvhd\n"
 SCHEMA = 3
@@ -76,11 +76,19 @@ def chunk_key(fingerprint: str, salt: str, tokens: Sequence[int]) -> Key:
     return Key(digest.hexdigest())
 
 
-def pack_head(kv: ChunkKV, layout: Layout, tags: NDArray[np.uint8], fingerprint: str, seal: Seal) -> bytes:
+def pack_head(
+    tokens: Sequence[int],
+    digest: Mapping[str, Tensor],
+    layout: Layout,
+    tags: NDArray[np.uint8],
+    fingerprint: str,
+    seal: Seal,
+) -> bytes:
     """Return the head of a chunk.
 
     Args:
-        kv: The chunk.
+        tokens: Its token ids.
+        digest: Its digest, see `digest_tensors`, on the CPU.
         layout: The layout of its body.
         tags: [L, B, T], the tags of its blocks.
         fingerprint: Of the model and settings that made it.
@@ -89,9 +97,7 @@ def pack_head(kv: ChunkKV, layout: Layout, tags: NDArray[np.uint8], fingerprint:
     Raises:
         ValueError: The sizes of the digest do not match the layout.
     """
-    tensors = _digest_tensors(kv.digest, layout.dtype)
-    tensors["tokens"] = torch.tensor(kv.tokens, dtype=torch.int32)
-    tensors["tags"] = torch.from_numpy(tags)
+    tensors = {**digest, "tokens": torch.tensor(tokens, dtype=torch.int32), "tags": torch.from_numpy(tags)}
     _check_tensors(tensors, layout, seal)
     record = safetensors.torch.save(tensors, {"ragkv": _metadata(layout, fingerprint)})
     return FRAME.pack(MAGIC, SCHEMA, len(record), seal.record(record)) + record
@@ -129,7 +135,8 @@ def _digest_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float16 if dtype == torch.float32 else dtype
 
 
-def _digest_tensors(digest: Digest, dtype: torch.dtype) -> dict[str, Tensor]:
+def digest_tensors(digest: Digest, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the tensors of a digest as they are stored for a model of this dtype, each on its device."""
     tensors = {
         "alpha": digest.alpha.to(torch.float32),
         "unimportance": digest.unimportance.to(torch.float32),
@@ -139,7 +146,7 @@ def _digest_tensors(digest: Digest, dtype: torch.dtype) -> dict[str, Tensor]:
     for name in ROUNDED:
         # Clamped, because an infinite key would make the scores of its block infinite or NaN.
         tensors[name] = getattr(digest, name).clamp(-limit, limit).to(_digest_dtype(dtype))
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def _check_tensors(tensors: dict[str, Tensor], layout: Layout, seal: Seal) -> None:

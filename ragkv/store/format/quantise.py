@@ -46,18 +46,26 @@ PIECE = 2**18
 FORMS = {"int8": QuantisedFormat(torch.int8, 127.0), "fp8": QuantisedFormat(torch.float8_e4m3fn, 448.0)}
 
 
-def quantise(k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-    """Quantise blocks k, v [m, n, Hkv, d] to bytes [m, layout.bytes_of(n)], uint8.
+def quantise(k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Quantise blocks k, v [m, n, Hkv, d].
 
-    Raises:
-        NotQuantisable: A number is not finite, or too large for a float16 scale.
+    Returns:
+        The bytes [m, layout.bytes_of(n)], uint8, and whether they hold the numbers [], bool: false if one is not
+        finite, or too large for a float16 scale. Both are on the device of k; see `refuse_unless`.
     """
     form, (many, tokens) = FORMS[layout.body], k.shape[:2]
     k_codes, k_scales = _encode(k, 1, form)
     v_codes, v_scales = _encode(v, 3, form)
-    pieces = [piece.flatten(1) for piece in (k_codes, v_codes, k_scales, v_scales)]
-    pieces.append(torch.zeros((many, layout.bytes_of(tokens) - sum(p.shape[1] for p in pieces)), dtype=torch.uint8))
-    return torch.cat(pieces, dim=1)
+    pieces = [piece.view(torch.uint8).flatten(1) for piece in (k_codes, v_codes, k_scales, v_scales)]
+    rest = layout.bytes_of(tokens) - sum(piece.shape[1] for piece in pieces)
+    pieces.append(torch.zeros((many, rest), dtype=torch.uint8, device=k.device))
+    return torch.cat(pieces, dim=1), k_scales.isfinite().all() & v_scales.isfinite().all()
+
+
+def refuse_unless(quantisable: Tensor) -> None:
+    """Raise NotQuantisable unless the second result of `quantise` is true."""
+    if not quantisable:
+        raise NotQuantisable("K or V holds infinities, NaN or numbers too large for a float16 scale")
 
 
 def dequantise(raw: Tensor, begin: NDArray[np.int64], counts: NDArray[np.int64], layout: Layout, out: Tensor) -> None:
@@ -107,13 +115,11 @@ def _decode(codes: Tensor, form: QuantisedFormat) -> Tensor:
 
 
 def _encode(x: Tensor, dim: int, form: QuantisedFormat) -> tuple[Tensor, Tensor]:
-    """Return codes and scales as bytes along the last axis, with one scale for all numbers along `dim`."""
+    """Return codes and float16 scales, with one scale for all numbers along `dim`. A scale may be infinite or NaN."""
     x = x.detach().float()
     scale = x.abs().amax(dim, keepdim=True) / form.largest
     half = scale.half()
     half = torch.where(half.float() < scale, torch.nextafter(half, torch.full_like(half, torch.inf)), half)
-    if not half.isfinite().all():
-        raise NotQuantisable("K or V holds infinities, NaN or numbers too large for a float16 scale")
     parts = x / half.float().masked_fill(half == 0, 1.0)
     codes = (parts.round() if form.dtype == torch.int8 else parts).to(form.dtype)
-    return codes.contiguous().view(torch.uint8), half.squeeze(dim).contiguous().view(torch.uint8)
+    return codes.contiguous(), half.squeeze(dim).contiguous()
