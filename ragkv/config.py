@@ -131,6 +131,9 @@ class AnswerSettings(_Part):
     conversation_bytes: int = Field(
         256 * 2**20, ge=0, description="Memory for conversations kept between their turns, in bytes; 0 keeps none."
     )
+    prefix_cache_bytes: int = Field(
+        512 * 2**20, ge=0, description="Memory for KV that full:prefix=true uses again, in bytes; 0 keeps none."
+    )
 
 
 class IngestSettings(_Part):

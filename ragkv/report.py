@@ -24,7 +24,7 @@ class TokenCounts:
         question: Tokens of the question part of the prompt.
         generated: Tokens of the answer.
         history: Tokens of earlier turns and their chunks that were in the cache when the question arrived, mean over
-            layers.
+            layers. With `full:prefix=true` also tokens of chunks that an earlier question prefilled.
         prefilled: Tokens that went through the model before the first token, mean over layers: prefilled or recomputed
             chunks, pending tokens of the last answer, earlier turns that had to be prefilled again, and the question.
     """

@@ -20,7 +20,16 @@ from pydantic import SecretStr
 from ragkv import __version__
 from ragkv.cli import app
 from ragkv.config import Settings
-from ragkv.engine.registry import DECODE_NAMES, DECODES, METHOD_NAMES, METHODS, PREFILL_NAMES, PREFILLS
+from ragkv.engine.registry import (
+    DECODE_NAMES,
+    DECODES,
+    FULL,
+    METHOD_NAMES,
+    METHODS,
+    PREFILL_NAMES,
+    PREFILLS,
+    FullPrefill,
+)
 from ragkv.model.source import ADAPTER_NAME, NAME
 
 README_LINES = 120
@@ -143,7 +152,7 @@ def test_every_command_method_and_policy_is_documented(root: Path) -> None:
 
 def parameters() -> dict[str, dict[str, Any]]:
     """Map every method and policy to its parameters and their defaults."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {FULL: {each.name: each.default for each in dataclasses.fields(FullPrefill)}}
     for registry in (METHODS, PREFILLS, DECODES):
         for name, spec in registry.items():
             found.setdefault(name, {}).update({field.name: field.default for field in dataclasses.fields(spec.kind)})

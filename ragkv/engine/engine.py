@@ -38,10 +38,12 @@ from ragkv.engine.open_model import load_model
 from ragkv.engine.passes import Passes, run_alone
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
+from ragkv.engine.prefix_cache import PrefixCache
 from ragkv.engine.registry import (
     FULL,
     check_method,
     default_method,
+    full_prefill,
     make_decode_policy,
     make_method,
     make_prefill_policy,
@@ -124,7 +126,12 @@ class Engine:
         self.reuse_refused = ""
         self.reuse_policy: ReusePolicy | None = None
         self.sessions = SessionManager(
-            self.prefiller, catalog, self.chunks.open_all, self.fingerprint, settings.conversation_bytes
+            self.prefiller,
+            catalog,
+            self.chunks.open_all,
+            self.fingerprint,
+            settings.conversation_bytes,
+            PrefixCache(self.prefiller.prefix, settings.prefix_cache_bytes),
         )
 
     @classmethod
@@ -351,7 +358,8 @@ class Engine:
         prefill_policy = make_prefill_policy(options.prefill or settings.prefill, profile, self._key_tier)
         decode_policy = make_decode_policy(options.decode or settings.decode, profile, self._decode_tier)
         name = options.method or self.method
-        choice = MethodChoice(name, None if name == FULL else make_method(name, self.model))
+        full = full_prefill(name)
+        choice = MethodChoice(name, None if full else make_method(name, self.model))
         refused = self.reuse_refused if choice.method else ""
         if refused:
             choice = MethodChoice(FULL, None)

@@ -39,6 +39,18 @@ from ragkv.sparse.topk import TopBlocks
 FULL = "full"
 """Prefill everything. It reads no stored KV, so it is no `Method`: the engine calls `Prefiller.prefill_full`."""
 
+
+@dataclass(frozen=True)
+class FullPrefill:
+    """Fields of `full`.
+
+    Attributes:
+        prefix: Start behind the longest beginning that an earlier question prefilled; see `prefix_cache.py`.
+    """
+
+    prefix: bool = False
+
+
 ALONE = ("multi-infllm",)
 """Methods that answer single questions only: they rotate keys to positions that depend on the question."""
 
@@ -135,6 +147,12 @@ def make_method(spec: str, model: DecoderModel) -> Method:
         raise InputError(f"method {name}: {error}") from None
 
 
+def full_prefill(spec: str) -> FullPrefill | None:
+    """Return the fields of `full[:FIELD=VALUE]`; None for another method. Raises InputError."""
+    name, chosen = parse(spec, "method", _known_methods())
+    return FullPrefill(**chosen) if name == FULL else None
+
+
 def default_method(model: DecoderModel) -> str:
     """Return `scout` where the model is calibrated, else `cacheblend`."""
     return "scout" if model.profile.retrieval_heads else UNCALIBRATED
@@ -163,7 +181,7 @@ def check_sessions(spec: str) -> None:
 
 
 def _known_methods() -> dict[str, dict[str, Any]]:
-    return {FULL: {}, **{name: method.fields() for name, method in METHODS.items()}}
+    return {FULL: fields_of(FullPrefill), **{name: method.fields() for name, method in METHODS.items()}}
 
 
 DENSE = "dense"

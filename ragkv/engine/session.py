@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from ragkv.engine.stitch import Stitch
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.kv_cache import ContextCache
 from ragkv.recompute.base import Blocks, Piece, Plan, Tokens, padding_for
 from ragkv.sparse.prefill import PrefillPolicy, PrefillState, SparsePrefill
 
@@ -73,6 +74,13 @@ class SessionState:
     def bytes(self) -> int:
         """Bytes of the cache, and of what the prefill policy remembers."""
         return self.stitch.cache.bytes + (self._choice.bytes if self._choice is not None else 0)
+
+    def begin_with(self, prefix: ContextCache, chunks: Sequence[ContextCache]) -> None:
+        """Begin with rows that were computed before: those of S and, densely, of chunks that follow each other."""
+        for rows in (prefix, *chunks):
+            self.stitch.cache.extend(rows)
+        self.stitch.end, self.pending_tokens = self.stitch.cache.lengths[0], ()
+        self.chunks = len(chunks)
 
     def join(self, pieces: Sequence[Piece]) -> None:
         """Append chunks at the end."""

@@ -23,7 +23,8 @@ from ragkv.engine.chunk_source import StoredChunk
 from ragkv.engine.passes import Passes, run_alone
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefilledContext, PrefillOptions
-from ragkv.engine.registry import check_sessions
+from ragkv.engine.prefix_cache import PrefixCache
+from ragkv.engine.registry import check_sessions, full_prefill
 from ragkv.engine.retokenise import with_own_tokens
 from ragkv.engine.session import SessionState
 from ragkv.errors import InputError, NotFound
@@ -120,7 +121,15 @@ class SessionManager:
         cache: States between their turns.
     """
 
-    def __init__(self, prefiller: Prefiller, catalog: Catalog, open_chunks: OpenChunks, fingerprint: str, limit: int):
+    def __init__(
+        self,
+        prefiller: Prefiller,
+        catalog: Catalog,
+        open_chunks: OpenChunks,
+        fingerprint: str,
+        limit: int,
+        prefixes: PrefixCache,
+    ):
         """Set up the manager.
 
         Args:
@@ -129,7 +138,9 @@ class SessionManager:
             open_chunks: Opens the KV of chunks.
             fingerprint: Of the model whose tokens turns hold.
             limit: Bytes of memory for states between turns.
+            prefixes: What `full:prefix=true` has prefilled.
         """
+        self._prefixes = prefixes
         self.cache = SessionCache(limit)
         self._prefiller, self._catalog, self._open_all, self._fingerprint = prefiller, catalog, open_chunks, fingerprint
 
@@ -221,8 +232,7 @@ class SessionManager:
         session.hits += hits
         state = session.state
         if method is None or not session.hits:  # where all chunks are gone a method has nothing to choose from
-            chunks = [hit.chunk.tokens for hit in hits]
-            context = yield from self._prefiller.full_passes(chunks, question, timer, options, state)
+            context = yield from self._full_passes(session, hits, question, timer, options)
             return context
         with timer.step("open"):
             best = 0.0 if session.name else max(hit.similarity for hit in hits)
@@ -231,6 +241,27 @@ class SessionManager:
             session.sources += yield from self._open(session, session.hits[known:], firsts, best)
         sources = session.sources
         context = yield from self._prefiller.sparse_passes(sources, question, method, timer, options, state)
+        return context
+
+    def _full_passes(
+        self,
+        session: Session,
+        hits: Sequence[Hit],
+        question: Sequence[int],
+        timer: StepTimer,
+        options: PrefillOptions,
+    ) -> Passes[PrefilledContext]:
+        """Prefill new chunks and a question, behind what an earlier question prefilled where the method asks for it."""
+        chunks, collection, known = [hit.chunk for hit in hits], session.collection, 0
+        asked = full_prefill(session.method)
+        shares = asked is not None and asked.prefix and not session.state.started
+        if shares:
+            with timer.step("load"):
+                known = self._prefixes.restore(session.state, chunks, collection)
+        new = [chunk.tokens for chunk in chunks[known:]]
+        context = yield from self._prefiller.full_passes(new, question, timer, options, session.state)
+        if shares and context.sparse is None:
+            self._prefixes.keep(context.cache, chunks, collection)
         return context
 
     def finish_turn(
@@ -274,6 +305,7 @@ class SessionManager:
 
     def drop_chunks(self, gone: Callable[[Chunk, str], bool]) -> None:
         """Drop the cached states that hold a chunk which left its collection."""
+        self._prefixes.drop_chunks(gone)
         for session in self.cache.sessions():
             if any(gone(hit.chunk, session.collection) for hit in session.hits):
                 self.cache.drop(session.collection, session.name)

@@ -190,6 +190,14 @@ class ContextCache:
             to, rows = zip(*pairs, strict=True)
             torch._foreach_copy_(list(to), list(rows))
 
+    def copy_of(self, start: int, stop: int) -> ContextCache:
+        """Return a new cache with copies of the rows `start` to `stop` of every layer."""
+        copied = ContextCache(self.shape, stop - start, self.dtype, self.devices)
+        for layer in range(self.shape.layers):
+            rows = slice(start, stop)
+            copied.put(layer, self.k(layer)[rows], self.v(layer)[rows], self.positions(layer)[rows])
+        return copied
+
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Overwrite live rows `slots` [m] with k (rotated), v [m, Hkv, d]."""
         self.wait_ready(layer)

@@ -86,7 +86,7 @@ def test_scouts_repair_is_the_profiles_unless_a_request_says_it():
     [
         ("magic", "'magic' does not exist; choose one of full, reuse"),
         ("", "'' does not exist"),
-        ("full:cap=1", "full has no fields"),
+        ("full:cap=1", "full has no field .cap.; it has prefix"),
         ("epic:k=3", "no field 'k'; it has link"),
         ("epic:", None),
         ("epic:link", "link is a whole number, not ''"),
