@@ -3,8 +3,8 @@
 Attention over the keys of a request is divided among programs (flash decoding). Each program takes one kv head with all
 query heads that read it and one part of the keys, and stores its output and log-sum-exp. A second kernel merges the
 parts. The number of parts is fixed at the launch; the number of keys is read from the table. The host never waits for
-the device, so all of it can be recorded in a CUDA graph. Numbers are float32 internally and rounded where the models'
-own modules round.
+the device, so all of it can be recorded in a CUDA graph. The kernels are launched early (early_launch.py). Numbers are
+float32 internally and rounded where the models' own modules round.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ragkv.kernels.decode_step import CachePointers, HeadNorms
+from ragkv.kernels.early_launch import early
 from ragkv.types import Shape
 
 LOG2_E = 1.4426950408889634
@@ -29,7 +31,9 @@ def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, 
     both, normed = torch.empty_like(x), torch.empty_like(x)
     count, size = x.shape
     wide = triton.next_power_of_2(size)
-    _add_norm[(count,)](x, y, weight, both, normed, eps, SIZE=size, WIDE=wide, num_warps=8 if wide > 2048 else 4)
+    _add_norm[(count,)](
+        x, y, weight, both, normed, eps, SIZE=size, WIDE=wide, num_warps=8 if wide > 2048 else 4, **early(x)
+    )
     return both, normed
 
 
@@ -37,7 +41,7 @@ def gated(gate_up: Tensor) -> Tensor:
     """Compute `decode_step.gated`. gate_up must be contiguous."""
     count, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(count, size, dtype=gate_up.dtype, device=gate_up.device)
-    _gated[(count, triton.cdiv(size, PIECE))](gate_up, out, SIZE=size, PIECE=PIECE, num_warps=4)
+    _gated[(count, triton.cdiv(size, PIECE))](gate_up, out, SIZE=size, PIECE=PIECE, num_warps=4, **early(gate_up))
     return out
 
 
@@ -54,7 +58,7 @@ def rope_append(
     _rope_append[(count, shape.q_heads + 2 * shape.kv_heads)](
         qkv, cos, sin, weight, pointers.table, q, layer, *pointers.table.shape[1:], eps,
         NORMED=norms is not None, Q_HEADS=shape.q_heads, KV_HEADS=shape.kv_heads, D=d,
-        WIDE=triton.next_power_of_2(d // 2), num_warps=1,
+        WIDE=triton.next_power_of_2(d // 2), num_warps=1, **early(qkv),
     )  # fmt: skip
     return q
 
@@ -74,17 +78,22 @@ def attend(q: Tensor, pointers: CachePointers, layer: int, shape: Shape, *, scal
         q, pointers.table, parts, lses, layer, *pointers.table.shape[1:], scale * LOG2_E,
         Q_HEADS=q_heads, KV_HEADS=shape.kv_heads, D=d, WIDE=wide, KEYS=KEYS,
         ROWS=max(16, triton.next_power_of_2(q_heads // shape.kv_heads)), PRECISE=q.dtype == torch.float32,
-        num_warps=4, num_stages=3 if q.dtype.itemsize == 2 else 2,
+        num_warps=4, num_stages=3 if q.dtype.itemsize == 2 else 2, **early(q),
     )  # fmt: skip
     _merge[(count, q_heads)](
-        parts, lses, out, Q_HEADS=q_heads, D=d, WIDE=wide, SPLITS=splits, num_warps=8 if splits > 32 else 4
+        parts, lses, out, Q_HEADS=q_heads, D=d, WIDE=wide, SPLITS=splits, num_warps=8 if splits > 32 else 4, **early(q)
     )
     return out
 
 
 @triton.jit
-def _add_norm(x_ptr, y_ptr, weight_ptr, both_ptr, normed_ptr, eps, SIZE: tl.constexpr, WIDE: tl.constexpr):
+def _add_norm(
+    x_ptr, y_ptr, weight_ptr, both_ptr, normed_ptr, eps, SIZE: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr
+):
     """Add and normalise one row."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     lane = tl.arange(0, WIDE)
     live = lane < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + lane
@@ -99,8 +108,11 @@ def _add_norm(x_ptr, y_ptr, weight_ptr, both_ptr, normed_ptr, eps, SIZE: tl.cons
 
 
 @triton.jit
-def _gated(gate_up_ptr, out_ptr, SIZE: tl.constexpr, PIECE: tl.constexpr):
+def _gated(gate_up_ptr, out_ptr, SIZE: tl.constexpr, PIECE: tl.constexpr, EARLY: tl.constexpr):
     """Compute one piece of one row."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     lane = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     live = lane < SIZE
     row = tl.program_id(0).to(tl.int64)
@@ -115,11 +127,15 @@ def _gated(gate_up_ptr, out_ptr, SIZE: tl.constexpr, PIECE: tl.constexpr):
 def _rope_append(
     qkv_ptr, cos_ptr, sin_ptr, weight_ptr, table_ptr, q_ptr, layer, layers, width, eps,
     NORMED: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Rotate one head of one request and store it: queries first, then keys, then values.
 
     low, high: the halves of a head that RoPE rotates.
     """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     HALF: tl.constexpr = D // 2
     of, head = tl.program_id(0), tl.program_id(1)
     lane = tl.arange(0, WIDE)
@@ -159,12 +175,15 @@ def _rope_append(
 def _attend(
     q_ptr, table_ptr, parts_ptr, lses_ptr, layer, layers, width, scale,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-    KEYS: tl.constexpr, ROWS: tl.constexpr, PRECISE: tl.constexpr,
+    KEYS: tl.constexpr, ROWS: tl.constexpr, PRECISE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Attend with all query heads of one kv head of one request to one part of its keys.
 
     The log-sum-exp of a part without keys is -inf.
     """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     of, head, part, parts = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     kind: tl.constexpr = q_ptr.dtype.element_ty
@@ -229,9 +248,13 @@ def _fold(
 
 @triton.jit
 def _merge(
-    parts_ptr, lses_ptr, out_ptr, Q_HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr
-):
+    parts_ptr, lses_ptr, out_ptr, Q_HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
     """Merge the parts of one query head of one request, weighted by their shares of the softmax."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     of, head = tl.program_id(0), tl.program_id(1)
     split, d = tl.arange(0, SPLITS), tl.arange(0, WIDE)
     at = (of * SPLITS + split).to(tl.int64) * Q_HEADS + head

@@ -10,6 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ragkv.kernels.early_launch import early
 
 
 def linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
@@ -24,7 +27,7 @@ def linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Ten
         x, weight.view(torch.int8), scale, scale if bias is None else bias, out, rows, weight.shape[0], size,
         BIAS=bias is not None, ONE=one, ROWS=max(16, triton.next_power_of_2(rows)),
         TILE=tile, DEPTH=min(depth, max(16, triton.next_power_of_2(size))), EXACT=x.dtype == torch.float32,
-        num_warps=4, num_stages=4,
+        num_warps=4, num_stages=4, **early(x),
     )  # fmt: skip
     return out
 
@@ -77,9 +80,14 @@ def _decode(codes):
 def _linear(
     x_ptr, codes_ptr, scales_ptr, bias_ptr, out_ptr, rows, outputs, size,
     BIAS: tl.constexpr, ONE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
-    EXACT: tl.constexpr,
+    EXACT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute TILE outputs of all rows. One row is multiplied number by number, several on tensor cores."""
+    """Compute TILE outputs of all rows. One row is multiplied number by number, several on tensor cores.
+
+    Weights, scales and biases do not change, so the first of them are read before the kernel waits for its rows.
+    """
+    if EARLY:
+        gdc_launch_dependents()
     kind: tl.constexpr = x_ptr.dtype.element_ty
     output = tl.program_id(0) * TILE + tl.arange(0, TILE)
     present = output < outputs
@@ -90,8 +98,13 @@ def _linear(
     if BIAS:
         bias = tl.load(bias_ptr + output, mask=present, other=0.0).to(tl.float32)
     if ONE:
-        total = tl.zeros((TILE, DEPTH), tl.float32)
-        for start in range(0, size, DEPTH):
+        live = lane < size
+        w = tl.load(weights, mask=present[:, None] & live[None, :], other=0)
+        if EARLY:
+            gdc_wait()
+        x = tl.load(x_ptr + lane, mask=live, other=0.0).to(tl.float32)
+        total = _decode(w).to(tl.float32) * x[None, :]
+        for start in range(DEPTH, size, DEPTH):
             live = start + lane < size
             w = tl.load(weights + start, mask=present[:, None] & live[None, :], other=0)
             x = tl.load(x_ptr + start + lane, mask=live, other=0.0).to(tl.float32)
@@ -99,6 +112,8 @@ def _linear(
         found = tl.sum(total, 1) * scale + bias
         tl.store(out_ptr + output, found.to(kind), mask=present)
     else:
+        if EARLY:
+            gdc_wait()
         row = tl.arange(0, ROWS)
         sums = tl.zeros((ROWS, TILE), tl.float32)
         for start in range(0, size, DEPTH):
