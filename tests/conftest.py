@@ -30,9 +30,13 @@ os.environ["RAGKV_DTYPE"] = "float32"  # identities and goldens are those of flo
 ROOT = Path(__file__).resolve().parent.parent
 
 
+gc.disable()  # what the collection of tests makes and imports stays
+
+
 def pytest_collection_finish() -> None:
     """What is imported by now stays: the garbage collector need not visit its four million objects again and again."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

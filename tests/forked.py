@@ -23,14 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-PRELOADED = (
-    *("ragkv.cli", "ragkv.cli.remote", "ragkv.engine.engine", "ingest.pipeline", "api.app"),
-    *("sentence_transformers", "transformers.models.llama.modeling_llama", "transformers.models.bert.modeling_bert"),
-)
-"""What most programs import, and what they import late."""
-
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(list(PRELOADED))
+_context.set_forkserver_preload(["tests.preloaded"])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,22 @@
+"""Imports what programs need, in the server that they are forked from (forked.py).
+
+The garbage collector waits until that is done, and then leaves these objects alone: in every fork it would visit them
+again, and by that copy the memory that holds them.
+"""
+
+from __future__ import annotations
+
+import gc
+from importlib import import_module
+
+LIBRARIES = (
+    *("ragkv.cli", "ragkv.cli.remote", "ragkv.engine.engine", "ingest.pipeline", "api.app"),
+    *("sentence_transformers", "transformers.models.llama.modeling_llama", "transformers.models.bert.modeling_bert"),
+)
+"""What most programs import, and what they import late."""
+
+gc.disable()
+for name in LIBRARIES:
+    import_module(name)
+gc.freeze()
+gc.enable()
