@@ -36,6 +36,7 @@ gc.disable()  # what the collection of tests makes and imports stays
 def pytest_collection_finish() -> None:
     """What is imported by now stays: the garbage collector need not visit its four million objects again and again."""
     gc.freeze()
+    gc.set_threshold(10_000)  # as the program does
     gc.enable()
 
 

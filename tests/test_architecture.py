@@ -316,8 +316,11 @@ def test_nothing_unpickles() -> None:
 
 
 BLOCKED_IMPORT = """
-import importlib, sys
+import atexit, gc, importlib, sys
 from importlib.machinery import PathFinder
+
+gc.disable()  # with the collections of the start and of the end it would take twice as long
+atexit.register(gc.freeze)
 
 class Without(PathFinder):
     @classmethod

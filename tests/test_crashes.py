@@ -30,8 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def crash(data: Path, root: Path, rounds: int, seed: int) -> dict[str, int]:
     """What tests/crash.py saw."""
-    command = [sys.executable, "-m", "tests.crash", str(data), str(rounds), str(seed)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = run_forked(["-m", "tests.crash", str(data), str(rounds), str(seed)], root, os.environ, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     seen: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     assert sum(seen.values()) == rounds

@@ -68,18 +68,22 @@ def test_threads_are_those_of_the_setting_or_no_more_than_may_run(threads: None)
     assert torch.get_num_threads() == usable_processors()
 
 
-WAITING = """
-import time, torch
+WAITING = r"""
+import subprocess, sys, time, torch
 torch.set_num_threads(2)
 x = torch.ones(400, 400)
+spin = "import time; end = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
+busy = subprocess.Popen([sys.executable, "-c", spin])
 x * x
 start = time.process_time()
 for _ in range(100):
     x * x
     time.sleep(0.004)
 print(time.process_time() - start)
+busy.kill()
+busy.wait()
 """
-"""Prints the CPU time of threads that wait for work most of the time."""
+"""Prints the CPU time of threads that wait for work most of the time, beside a busy process."""
 
 
 def run(code: str, **given: str) -> subprocess.CompletedProcess[str]:
@@ -92,12 +96,7 @@ def run(code: str, **given: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="OpenMP spins on several processors only")
 def test_beside_a_busy_process_threads_that_wait_leave_the_processors_to_it() -> None:
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        sleeping, spinning = (float(run(start + WAITING).stdout) for start in ("import ragkv", ""))
-    finally:
-        busy.kill()
-        busy.wait()
+    sleeping, spinning = (float(run(start + WAITING).stdout) for start in ("import ragkv", ""))
     assert sleeping < spinning / 4
 
 

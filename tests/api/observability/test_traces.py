@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from api.runtime.request_context import RequestContext
 from ragkv.timing import StepTimer
 from tests.api.conftest import BRIDGE, HARBOUR, Service, serving, settings
 from tests.api.streams import streamed
+from tests.forked import run_forked
 from tests.redis_server import free_port
 
 MARK = "zwetschge"
@@ -235,7 +235,7 @@ except ConfigError as error:
 
 
 def test_otel_is_imported_only_for_traces_and_a_missing_extra_is_named(root: Any) -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=root, capture_output=True, text=True, timeout=100)
+    done = run_forked(["-c", WITHOUT], root, os.environ, timeout=100)
     assert done.returncode == 0, done.stderr
     imported, message = done.stdout.splitlines()
     assert imported == "[]"

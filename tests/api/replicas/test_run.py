@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from api.replicas.run import check_settings
 from ragkv.config import load_settings
 from ragkv.errors import ConfigError
+from tests.forked import run_forked
 
-ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_RAY = """
 import sys
 sys.modules["ray"] = None
@@ -22,8 +21,7 @@ sys.exit(run(["serve", "--replicas", "2", "--port", "0"]))
 
 
 def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{WITHOUT_RAY}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    done = run_forked(["-c", WITHOUT_RAY], tmp_path, os.environ, timeout=100)
     assert done.returncode == 2
     assert (
         done.stderr
