@@ -56,19 +56,20 @@ def is_gguf(source: str) -> bool:
     return source.lower().endswith(SUFFIX)
 
 
-def convert(source: Path, folder: Path) -> None:
+def convert(source: Path, folder: Path, opened: GGUFReader | None = None) -> None:
     """Write config, tokenizer and weights of a GGUF file into an empty folder.
 
     Args:
         source: the GGUF file.
         folder: an existing folder; several files are written there.
+        opened: the same file, where it is open already: opening a large vocabulary takes seconds.
 
     Raises:
         ModelNotFound: the file is no GGUF file, is damaged, or a package that reads it is missing.
         ModelUnsupported: its architecture, RoPE scaling or quantisation is not supported.
         OSError: the folder cannot be written.
     """
-    reader = open_gguf(source)
+    reader = opened or open_gguf(source)
     architecture = _check_architecture(source, reader)
     # Alone in a folder: files beside the source belong to other models.
     link = folder / "source.gguf"

@@ -90,7 +90,8 @@ def _verified(folder: Path, digest: str) -> str:
 
 def _convert_into(folder: Path, source: Path, digest: str, notify: Notify) -> str:
     """Convert a file; return the hash of the folder."""
-    weights, started = parameters(open_gguf(source)), time.monotonic()
+    opened, started = open_gguf(source), time.monotonic()
+    weights = parameters(opened)
     needed = BYTES_PER_WEIGHT * weights + _ROOM
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +102,7 @@ def _convert_into(folder: Path, source: Path, digest: str, notify: Notify) -> st
         with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent, ignore_cleanup_errors=True) as scratch:
             made = Path(scratch) / digest
             made.mkdir()
-            convert(source, made)
+            convert(source, made, opened)
             _write_manifest(made, digest)
             found = _publish(made, folder, digest)
     except (OSError, SafetensorError) as error:

@@ -123,7 +123,7 @@ def test_a_cache_without_room_or_permission_is_refused_with_the_setting(source, 
 
 
 def test_a_disk_that_fills_up_leaves_nothing(source, tmp_path, monkeypatch):
-    def full(source: Path, folder: Path) -> None:
+    def full(source: Path, folder: Path, opened: object) -> None:
         (folder / "model.safetensors").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
