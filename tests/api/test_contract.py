@@ -56,7 +56,8 @@ def run(folder: Path, service: Service, phases: str, examples: int, *more: str, 
     header = {"Authorization": f"Bearer {key}"} if key else {}
     filled = service.post("/v1/documents?wait=true", {"documents": [HARBOUR, BRIDGE]}, headers=header)
     assert filled.json()["status"] == "completed"
-    command: list[Any] = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
+    program = "import gc; gc.set_threshold(10_000); from schemathesis.cli import schemathesis; schemathesis()"
+    command: list[Any] = [sys.executable, "-c", program]
     command += ["--config-file", folder / "schemathesis.toml", "--no-color", "run", f"{service.url}/openapi.json"]
     command += ["--phases", phases, "--max-examples", examples, "--generation-deterministic", "--continue-on-failure"]
     command += ["--request-timeout", 300, *more, *(part for each in header.items() for part in ("-H", ": ".join(each)))]

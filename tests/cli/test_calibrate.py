@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,26 @@ from tests.tune.tiny_folder import passages
 KEEPERS = ("Ada Brook", "Otto Lindqvist", "Ida Falk", "Sten Berg", "Ola Krus")
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with five lamps in `default`, and a page about tea in `other`."""
+    folder = tmp_path_factory.mktemp("filled")
     lines = [
         {"id": f"lamp{n}", "title": f"Lamp {n}", "text": f"The lamp of Tarn {n} is kept by {name}."}
         for n, name in enumerate(KEEPERS)
     ]
-    (tmp_path / "lamps.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    (tmp_path / "tea.md").write_text("# Tea\n\nTea is grown on hills. It is picked by hand in spring.")
+    (folder / "lamps.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (folder / "tea.md").write_text("# Tea\n\nTea is grown on hills. It is picked by hand in spring.")
     for file, collection in (("lamps.jsonl", "default"), ("tea.md", "other")):
-        where = ["--data", str(tmp_path / "d"), "--collection", collection]
-        assert run(["ingest", str(tmp_path / file), *where]) == 0
-    return tmp_path / "d"
+        where = ["--data", str(folder / "d"), "--collection", collection]
+        assert run(["ingest", str(folder / file), *where]) == 0
+    return folder / "d"
+
+
+@pytest.fixture
+def data(filled: Path, tmp_path: Path) -> Path:
+    """A copy of that folder."""
+    return shutil.copytree(filled, tmp_path / "d")
 
 
 def calibrate(data: Path, questions: list[dict[str, object]], *more: str) -> int:

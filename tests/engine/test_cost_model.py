@@ -19,6 +19,7 @@ from ragkv.store.disk_store import DiskStore
 from ragkv.store.redis_store import RedisStore
 from ragkv.types import AskOptions
 from tests.libraries import QUESTION, open_copy, open_library
+from tests.quick import quick_model
 from tests.redis_server import redis_server
 
 DEAR = CostModel(encode=LinearCost(5, 0.1), load=LinearCost(2, 0.01))
@@ -56,8 +57,15 @@ def test_costs_are_measured_once_and_leave_nothing_behind(tmp_path: Path, model:
     assert measure_costs(reader, DiskStore(Path("/dev/null/kv")), tmp_path / "costs", "elsewhere") == FREE
 
 
-def test_a_store_that_is_down_is_measured_when_it_is_up(tmp_path: Path, model: DecoderModel) -> None:
-    reader = Prefiller(model, model.prompt.prefix)
+@pytest.fixture(scope="module")
+def quick() -> Prefiller:
+    """A model that is measured in no time, for tests about the record."""
+    model = quick_model()
+    return Prefiller(model, model.prompt.prefix)
+
+
+def test_a_store_that_is_down_is_measured_when_it_is_up(tmp_path: Path, quick: Prefiller) -> None:
+    reader = quick
     with redis_server() as server:
         url, port = server.url, server.port
     assert measure_costs(reader, RedisStore(url, 5.0), tmp_path, "redis") == FREE
@@ -68,10 +76,8 @@ def test_a_store_that_is_down_is_measured_when_it_is_up(tmp_path: Path, model: D
 @pytest.mark.parametrize(
     "content", ["", "{}", "[]", OLD, '{"encode": 1, "load": 2}', '{"encode": {"a": 1}, "load": {}}']
 )
-def test_a_damaged_record_is_measured_anew(
-    measured: CostModel, tmp_path: Path, model: DecoderModel, content: str
-) -> None:
-    reader, store = Prefiller(model, model.prompt.prefix), DiskStore(tmp_path / "kv")
+def test_a_damaged_record_is_measured_anew(measured: CostModel, tmp_path: Path, quick: Prefiller, content: str) -> None:
+    reader, store = quick, DiskStore(tmp_path / "kv")
     name = f"{sha256(b'here').hexdigest()[:32]}.json"
     (tmp_path / name).write_text(json.dumps(asdict(measured)))
     assert measure_costs(reader, store, tmp_path, "here") == measured, "the record is found under this name"
