@@ -124,18 +124,20 @@ def catalog_address(request: pytest.FixtureRequest, tmp_path: Path) -> Path | st
 @pytest.fixture(scope="session")
 def two_documents(tmp_path_factory: pytest.TempPathFactory, model: DecoderModel, embedder: Embedder) -> Path:
     """A data folder with the sample documents 01 and 02, on disk. Tests open copies of it (libraries.open_copy)."""
+    from tests.built_once import built_once
     from tests.libraries import open_library
 
-    folder = tmp_path_factory.mktemp("two")
-    open_library(folder, model, embedder, ("01", "02")).close()
-    return folder
+    return built_once(
+        tmp_path_factory, "two", lambda folder: open_library(folder, model, embedder, ("01", "02")).close()
+    )
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory, model: DecoderModel, embedder: Embedder) -> Iterator[Engine]:
     """An engine over six of the sample documents, on disk. Tests that change it make their own."""
-    from tests.libraries import open_library
+    from tests.built_once import built_once
+    from tests.libraries import open_copy, open_library
 
-    engine = open_library(tmp_path_factory.mktemp("library"), model, embedder)
-    with engine:
+    filled = built_once(tmp_path_factory, "six", lambda folder: open_library(folder, model, embedder).close())
+    with open_copy(filled, tmp_path_factory.mktemp("library") / "data", model, embedder) as engine:
         yield engine

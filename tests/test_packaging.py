@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 import threading
 import tomllib
 import zipfile
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 
 import ragkv
@@ -37,10 +37,7 @@ ADAPTER_LIMIT = 21 * 10**6
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
+    with zipfile.ZipFile(next(WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"]))) as archive:
         yield archive
 
 
@@ -65,9 +62,9 @@ def test_the_wheel_carries_the_model_the_samples_and_the_type_markers(wheel: zip
     assert {"ragkv/py.typed", "api/py.typed", "ingest/py.typed"} <= sizes.keys()
 
 
-def test_the_sdist_carries_the_samples_and_the_model(tmp_path: Path) -> None:
-    with tarfile.open(next(SdistBuilder(str(ROOT)).build(directory=str(tmp_path)))) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
+def test_the_sdist_carries_the_samples_and_the_model() -> None:
+    # The names of what it would carry: packing the models takes six seconds.
+    names = {file.distribution_path for file in SdistBuilder(str(ROOT)).recurse_included_files()}
     there = [
         path for folder in ("ragkv/samples", "models/tiny", "models/adapter") for path in (ROOT / folder).iterdir()
     ]
