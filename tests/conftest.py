@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,20 @@ def embedder() -> Embedder:
     from ragkv.retrieval import Embedder
 
     return Embedder()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_embedder() -> Iterator[None]:
+    """Engines of this process share the packaged embedder. Where no test opens an engine, nothing is imported."""
+    module = sys.modules.get("ragkv.retrieval.embedder")
+    if module is None:
+        yield
+        return
+    from tests.one_embedder import loading_once
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_load", loading_once(module._load))
+        yield
 
 
 @pytest.fixture(scope="module")
