@@ -17,6 +17,7 @@ from ragkv.errors import RagkvError
 
 JOBS = 20
 """Latest jobs that are shown."""
+_WORK = {"embed": "embedding", "encode": "encoding"}
 
 
 class JobList:
@@ -83,7 +84,15 @@ class _JobRow:
             share += job.done / job.total / counts.total
         faults = f" · {counts.failed} failed: {self._tenant.told(job.last_error.message)}" if job.last_error else ""
         left = f" · {duration(job.eta_seconds)} left" if job.finished is None and job.eta_seconds else ""
-        self._status.set_text(f"{job.status} · {counts.done} of {counts.total} done{left}{faults}")
+        self._status.set_text(f"{job.status} · {counts.done} of {counts.total} done{work_of(job)}{left}{faults}")
         self._bar.set_value(round(share, 3))
         self._bar.set_visibility(job.finished is None)
         self._stop.set_visibility(job.finished is None and self._caller.writes)
+
+
+def work_of(job: IngestJob) -> str:
+    """Say how far the document is that is being read, where it has several chunks; "" otherwise."""
+    work = _WORK.get(job.stage)
+    if job.finished is not None or work is None or job.total < 2:
+        return ""
+    return f" · {work} chunk {min(job.done + 1, job.total)} of {job.total}"

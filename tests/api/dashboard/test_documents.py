@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from api.dashboard.documents import find_pending
+from api.dashboard.jobs import work_of
 from ingest.jobs import Counts, IngestJob, JobEntry, JobFault
 from tests.api.dashboard.conftest import BRIDGE, HARBOUR, QUESTIONS, Desk
 
@@ -129,6 +132,23 @@ def test_only_the_newest_job_of_a_document_says_whether_it_is_pending() -> None:
         ("c", "waiting", ""),
         ("b", "failed", "it is empty"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("stage", "done", "total", "told"),
+    [
+        ("encode", 12, 80, " · encoding chunk 13 of 80"),
+        ("encode", 80, 80, " · encoding chunk 80 of 80"),
+        ("embed", 0, 2, " · embedding chunk 1 of 2"),
+        ("encode", 0, 1, ""),
+        ("split", 30, 9000, ""),
+        ("", 0, 0, ""),
+    ],
+)
+def test_a_job_tells_how_far_a_long_document_is(stage: str, done: int, total: int, told: str) -> None:
+    running = replace(job("1", JobEntry("a", "running", None)), stage=stage, done=done, total=total)
+    assert work_of(running) == told
+    assert work_of(replace(running, finished=2.0)) == ""
 
 
 def job(id: str, *entries: JobEntry) -> IngestJob:
