@@ -105,7 +105,4 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> None:
     """Entry point of the program."""
     garbage.set_threshold(OBJECTS_BEFORE_COLLECTION)
-    code = run(sys.argv[1:])
-    # The interpreter looks for cycles once more as it ends, which takes two seconds with torch and its modules.
-    garbage.freeze()
-    sys.exit(code)
+    sys.exit(run(sys.argv[1:]))

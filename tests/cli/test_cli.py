@@ -154,6 +154,13 @@ def test_without_a_command_the_help_is_shown(ragkv: Program) -> None:
     assert "ingest" in done.out
 
 
+def test_no_library_complains_as_a_command_ends() -> None:
+    # Triton's bindings list what they hold, unless its cycles are collected as the interpreter ends.
+    program = "import triton; from ragkv.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_version_is_told(ragkv: Program) -> None:
     from ragkv import __version__
 
