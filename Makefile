@@ -65,7 +65,7 @@ check: lint ## lint, and the tests that need no server: two minutes, before ever
 
 test: $(READY) redis chromium curl ## the whole test suite; ARGS="-k name" narrows it
 	$(TEST) $(ARGS)
-test test-oldest: FILES = 4
+test test-oldest: FILES = 3
 
 soak: $(READY) redis chromium ## the tests that take minutes: crashes and concurrency over and over
 	$(BIN)/python -m pytest -q -m soak $(ARGS)
