@@ -9,22 +9,25 @@ from torch import Tensor
 
 
 def begin_host_copies(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
-    """Begin to copy tensors of one device to the CPU; from a GPU into page-locked memory, which is many times quicker.
+    """Begin to copy tensors of one GPU to the CPU, into page-locked memory, which is many times quicker.
 
     Args:
-        tensors: What is copied. They may be freed at once.
+        tensors: What is copied; those on the CPU are not. Tensors of the GPU may be freed at once.
 
     Returns:
-        The copies, contiguous, and a function that waits until they hold their content. Any thread may call it.
+        Contiguous tensors on the CPU, and a function that waits until they hold their content. Any thread may call it.
     """
-    if not any(each.is_cuda for each in tensors):
+    device = next((each.device for each in tensors if each.is_cuda), None)
+    if device is None:
         return [each.contiguous() for each in tensors], _wait_for_nothing
-    copies = [
-        torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True) for each in tensors
-    ]
+    copies = [_begin_copy(each) if each.is_cuda else each.contiguous() for each in tensors]
     done = torch.cuda.Event()
-    done.record()
+    done.record(torch.cuda.current_stream(device))
     return copies, done.synchronize
+
+
+def _begin_copy(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
 
 
 def _wait_for_nothing() -> None:
