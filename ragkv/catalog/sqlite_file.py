@@ -107,11 +107,13 @@ class SqliteFile(Database):
             connection.close()
 
     @contextmanager
-    def _transaction(self, begin: str, durable: bool = True) -> Iterator[Transaction]:
+    def _transaction(self, begin: str, durable: bool | None = None) -> Iterator[Transaction]:
+        """Run a transaction; durable: whether its commit waits for the disk, None for one that only reads."""
         connection = self._acquire()
         try:
             # In WAL mode NORMAL writes the log without waiting for the disk; the next FULL commit waits for all of it.
-            connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            if durable is not None:
+                connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             connection.execute(begin)
             try:
                 yield Transaction(connection, _DIALECT)

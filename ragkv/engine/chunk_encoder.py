@@ -317,12 +317,7 @@ class ChunkEncoder:
 
     def _put(self, store: ChunkStore, kv: ChunkKV) -> ChunkKV:
         kv, fault = store.put(kv)
-        self._count_write(store, kv, fault)
-        return kv
-
-    def _count_write(self, store: ChunkStore, kv: ChunkKV, fault: StoreError | None) -> None:
         if fault is None:
             self.flights.landed(store.key(kv.tokens))
-            self.faults.stored()
-        else:
-            self.faults.refusal(fault)
+        self.faults.written(fault)
+        return kv

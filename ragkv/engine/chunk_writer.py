@@ -52,7 +52,7 @@ class ChunkWriter:
         self.wait_for([key])
         job = partial(_write, store, key, store.begin_packing(kv), self._flights)
         if not self.threads:
-            self._record(job())
+            self._faults.written(job())
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="write")
@@ -68,7 +68,7 @@ class ChunkWriter:
         for key in keys:
             write = self._writes.pop(key, None)
             if write is not None:
-                self._record(write.result())
+                self._faults.written(write.result())
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Wait until nothing writes these chunks any more, whatever comes of it."""
@@ -78,12 +78,6 @@ class ChunkWriter:
         """Wait for all writes and end the threads."""
         if self._pool is not None:
             self._pool.shutdown()
-
-    def _record(self, fault: StoreError | None) -> None:
-        if fault is None:
-            self._faults.stored()
-        else:
-            self._faults.refusal(fault)
 
 
 def _write(store: ChunkStore, key: Key, chunk: ChunkBytes, flights: ChunkFlights) -> StoreError | None:

@@ -59,6 +59,13 @@ class StoreFaults:
         """Record a write that succeeded: the store has room again."""
         self._refusing = ""
 
+    def written(self, fault: StoreError | None) -> None:
+        """Record what came of a write: why the store refused it, or None."""
+        if fault is None:
+            self.stored()
+        else:
+            self.refusal(fault)
+
     def log_due(self) -> None:
         """Log the kinds of faults that occurred since their last line, unless that line is too recent."""
         now = time.monotonic()
