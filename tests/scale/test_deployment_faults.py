@@ -19,7 +19,7 @@ from ragkv.client import Client
 from ragkv.locality import HEADER
 from tests.postgres_server import PostgresServer, postgres_server
 from tests.redis_cluster import RedisCluster, redis_cluster
-from tests.scale.replicated import Replicated, pid_of, replicated, wait_until
+from tests.scale.replicated import Replicated, replica_processes, replicated, wait_until
 from tests.scale.services import DOCUMENTS
 
 pytest.importorskip("ray.serve")
@@ -151,7 +151,7 @@ def test_faults_under_load_cost_only_errors_that_can_be_retried(deployment: Depl
     work = clients.run(60.0)
 
     time.sleep(8)
-    os.kill(pid_of(service, service.replicas[0]), signal.SIGKILL)
+    os.kill(replica_processes(service)[0], signal.SIGKILL)
     faults["a replica is killed"] = time.monotonic()
     time.sleep(17)
     deployment.redis.nodes[1].process.kill()

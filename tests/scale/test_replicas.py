@@ -17,7 +17,16 @@ import pytest
 from ragkv.client import Client
 from ragkv.metrics.prometheus import parse_metrics
 from tests.api.conftest import BRIDGE, HARBOUR
-from tests.scale.replicated import QUESTION, Load, Replicated, descendants, pid_of, replicated, running, wait_until
+from tests.scale.replicated import (
+    QUESTION,
+    Load,
+    Replicated,
+    descendants,
+    replica_processes,
+    replicated,
+    running,
+    wait_until,
+)
 
 pytest.importorskip("ray.serve")
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(500)]
@@ -134,12 +143,12 @@ def test_ray_sends_no_telemetry_and_shows_no_dashboard(service: Replicated) -> N
 
 
 def test_a_killed_replica_costs_only_errors_that_can_be_retried(service: Replicated) -> None:
-    gone = service.replicas[0]
+    before = service.replicas
     with Load(service) as load:
         wait_until(lambda: load.kinds["answered"] >= 8, 60)
-        os.kill(pid_of(service, gone), signal.SIGKILL)
+        os.kill(replica_processes(service)[0], signal.SIGKILL)
         killed = time.monotonic()
-        back = wait_until(lambda: len(service.replicas) == 2 and gone not in service.replicas, BACK_SECONDS)
+        back = wait_until(lambda: len(service.replicas) == 2 and service.replicas != before, BACK_SECONDS)
         wait_until(lambda: sum(when > killed + back for when, _ in load.outcomes) >= 8, 60)
     print(f"a replica was back after {back:.1f} s; {dict(load.kinds)}")
     assert set(load.kinds) <= {"answered", "503 replica_lost"}
