@@ -45,5 +45,5 @@ def quick_engine(data: Path, model: str = "quick", **settings: object) -> Engine
     """Opened as Engine.open does, in milliseconds."""
     chosen = quick_settings(data, **settings)
     store = open_store(chosen.store, chosen.data, chosen.store_timeout, chosen.store_ttl, chosen.store_bytes)
-    catalog = Catalog.open(chosen.data / "catalog.sqlite")
+    catalog = Catalog.open(chosen.catalog.get_secret_value() or chosen.data / "catalog.sqlite")
     return Engine(chosen, quick_model(model), store, catalog, Retriever(catalog, WordEmbedder(), chosen.data / "index"))

@@ -81,7 +81,9 @@ def write_backup(file: Path, settings: Settings, with_kv: bool) -> BackupContent
         StoreUnavailable: The store is down (only with `with_kv`).
         OSError: The file cannot be written.
     """
-    refuse_postgresql(settings, "back it up with pg_dump, and the profiles in the data folder with cp")
+    if settings.catalog.get_secret_value():
+        hint = "back it up with pg_dump, and the profiles in the data folder with cp"
+        raise ConfigError("the catalogue is in PostgreSQL, and a backup holds a file", hint)
     file, source = file.resolve(), settings.data / CATALOG
     if not source.is_file():
         raise ConfigError(f"there is no catalogue in {settings.data}; name the data folder with --data")
@@ -102,12 +104,6 @@ def write_backup(file: Path, settings: Settings, with_kv: bool) -> BackupContent
         os.replace(work / "backup", file)
         flush_folder(file.parent)
     return contents
-
-
-def refuse_postgresql(settings: Settings, hint: str) -> None:
-    """Raise ConfigError if the catalogue is no file. hint: what to do instead."""
-    if settings.catalog.get_secret_value():
-        raise ConfigError("the catalogue is in PostgreSQL, and a backup holds a file", hint)
 
 
 def _write_all(tar: ArchiveWriter, settings: Settings, copy: Path, with_kv: bool) -> BackupContents:

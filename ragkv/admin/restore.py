@@ -3,6 +3,9 @@
 A restore verifies the whole file before it changes anything. It builds a new folder beside the data folder and renames
 it at the end, so a crash leaves either the old folder or the new one. A member with an unexpected name is refused, and
 no name is used as a path. KV is stored through the store that is configured now, and its time to live starts anew.
+
+Where the settings name a catalogue in PostgreSQL, the backup is restored into that database, which must be empty. This
+is how a service moves from SQLite to PostgreSQL. All rows come in one transaction.
 """
 
 from __future__ import annotations
@@ -25,7 +28,6 @@ from ragkv.admin.backup import (
     MARK,
     PROFILE,
     BackupContents,
-    refuse_postgresql,
     temporary_sibling,
 )
 from ragkv.catalog import Catalog
@@ -57,7 +59,7 @@ class RestoredBackup:
 def restore_backup(file: Path, settings: Settings, force: bool) -> RestoredBackup:
     """Replace the data folder of `settings` by a backup.
 
-    If this raises, the data folder is unchanged.
+    If this raises, the data folder and the database are unchanged.
 
     Args:
         file: The backup.
@@ -66,16 +68,18 @@ def restore_backup(file: Path, settings: Settings, force: bool) -> RestoredBacku
 
     Raises:
         InvalidBackup: The file is not a backup, or it is damaged.
-        InputError: The data folder is not empty and `force` is not set.
+        InputError: The data folder is not empty and `force` is not set, or the database is not empty.
         CatalogCorrupt: The catalogue in the backup is damaged.
-        ConfigError: The catalogue in the backup belongs to a newer ragkv, or the one to replace is in PostgreSQL.
+        ConfigError: The catalogue in the backup belongs to a newer ragkv, or the address of the database is wrong.
+        StoreUnavailable: The database does not answer.
         OSError: The data folder cannot be written.
     """
-    refuse_postgresql(settings, "restore the database with pg_restore, or unset RAGKV_CATALOG")
     data = settings.data.resolve()
     with file.open("rb") as raw:
         archive = ArchiveReader(raw, file, _is_member_name)
         found = _verify(archive, file)
+        if address := settings.catalog.get_secret_value():
+            return RestoredBackup(found, _restore_into_database(archive, file, settings, address), None)
         if data.exists() and any(data.iterdir()) and not force:
             raise InputError(f"{data} is not empty; --force puts the backup in its place and keeps that folder aside")
         with temporary_sibling(data) as work:
@@ -85,6 +89,32 @@ def restore_backup(file: Path, settings: Settings, force: bool) -> RestoredBacku
             stored = _restore_entries(archive, file, settings, fresh) if found.entries else 0
             aside = _put_in_place(fresh, data)
     return RestoredBackup(found, stored, aside)
+
+
+def _restore_into_database(archive: ArchiveReader, file: Path, settings: Settings, address: str) -> int:
+    """Restore into an empty catalogue in PostgreSQL; return how many KV entries the store accepted.
+
+    The data folder stays as it is, and gets the profiles that it lacks.
+    """
+    data = settings.data.resolve()
+    target = Catalog.open(address)
+    try:
+        target.check_empty()
+        with temporary_sibling(data) as work:
+            _extract(archive, work)
+            source = Catalog.open(work / CATALOG)
+            try:
+                target.take_over(source)
+            finally:
+                source.close()
+            for profile in work.glob("profiles/*.json"):
+                place = data / "profiles" / profile.name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if not place.exists():
+                    os.replace(profile, place)
+    finally:
+        target.close()
+    return _restore_entries(archive, file, settings, data)
 
 
 def _is_member_name(name: str) -> bool:

@@ -16,7 +16,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ragkv.catalog import attributes, chunks, claims, documents, embedders, feed, full_text, pgvector, turns, vectors
+from ragkv.catalog import (
+    attributes,
+    chunks,
+    claims,
+    copying,
+    documents,
+    embedders,
+    feed,
+    full_text,
+    pgvector,
+    turns,
+    vectors,
+)
 from ragkv.catalog.database import Database
 from ragkv.catalog.listener import ChangeListener
 from ragkv.catalog.models import (
@@ -98,6 +110,21 @@ class Catalog:
             ConfigError: The catalogue is not a file.
         """
         self._database.copy(path)
+
+    def check_empty(self) -> None:
+        """Raise InputError if there are documents, conversations or jobs."""
+        with self.read() as transaction:
+            copying.check_empty(transaction, self.name)
+
+    def take_over(self, source: Catalog) -> None:
+        """Copy everything of a catalogue in an SQLite file into this one, which is empty and in PostgreSQL.
+
+        Raises:
+            InputError: This catalogue is not empty, or a text has a character that PostgreSQL does not store.
+        """
+        with source.read() as reading, self.write() as writing:
+            copying.check_empty(writing, self.name)
+            copying.copy_rows(reading, writing)
 
     # Documents
 

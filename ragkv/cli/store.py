@@ -99,14 +99,18 @@ def restore(
     data: Data = None,
     store: Store = None,
 ) -> int:
-    """Make a data folder from a backup. Stop the service first."""
+    """Make a data folder from a backup. Stop the service first.
+
+    Where RAGKV_CATALOG names a database, fill that; it must be empty.
+    """
     settings = settings_from(data, store)
     from ragkv.admin.restore import restore_backup
 
     done = restore_backup(file, settings, force)
     console = out()
     found = done.found
-    console.print(f"{found.documents} documents, {found.chunks} chunks, {found.profiles} profiles in {settings.data}")
+    place = "the database" if settings.catalog.get_secret_value() else settings.data
+    console.print(f"{found.documents} documents, {found.chunks} chunks, {found.profiles} profiles in {place}")
     if found.entries:
         console.print(f"{done.stored} of {found.entries} KV entries in the store; the others are encoded when needed")
     if done.aside:

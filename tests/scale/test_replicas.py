@@ -81,6 +81,23 @@ def test_a_conversation_has_one_replica(service: Replicated) -> None:
             assert len(client.conversation(name).turns) == 2
 
 
+def test_questions_of_a_conversation_at_two_replicas_at_once_are_all_kept(service: Replicated) -> None:
+    for round in (1, 2):
+        answers: list[httpx.Response] = []
+
+        def ask(replica: str, answers: list[httpx.Response] = answers) -> None:
+            answers.append(service.ask(service.key(replica), conversation_id="both"))
+
+        threads = [threading.Thread(target=ask, args=(replica,)) for replica in service.replicas * 2]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ["Ada Brook" in answer.json()["answer"] for answer in answers] == [True] * 4
+        turns = service.client.get("/v1/conversations/both").json()["turns"]
+        assert len(turns) == 4 * round
+
+
 def test_every_replica_knows_the_answers_of_all_until_their_conversation_is_deleted(service: Replicated) -> None:
     one, other = service.replicas
     answered = service.ask(service.key(one), conversation_id="short").headers["x-request-id"]
