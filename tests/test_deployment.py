@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SCALE = "docker-compose.scale.yml"
 MANIFESTS = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
 SETTINGS = {f"RAGKV_{name.upper()}" for name in Settings.model_fields} | {"RAGKV_CATALOG", "RAGKV_RAY_ADDRESS"}
-OPERATORS = {"Cluster", "RayCluster"}
+OPERATORS = {"Cluster", "RayService"}
 """Kinds that operators define. Their own schemas are not at hand; the pods in them are checked as pods."""
 
 
@@ -156,15 +156,22 @@ def pod_templates() -> Iterator[tuple[str, Tree]]:
         name, spec = f"{document['kind']} {document['metadata']['name']}", document.get("spec", {})
         if document["kind"] == "CronJob":
             yield name, spec["jobTemplate"]["spec"]["template"]
-        elif document["kind"] == "RayCluster":
-            yield name, spec["headGroupSpec"]["template"]
-            yield from ((name, group["template"]) for group in spec["workerGroupSpecs"])
+        elif document["kind"] == "RayService":
+            yield name, spec["rayClusterConfig"]["headGroupSpec"]["template"]
+            yield from ((name, group["template"]) for group in spec["rayClusterConfig"]["workerGroupSpecs"])
         elif "template" in spec:
             yield name, spec["template"]
 
 
 def of_kind(kind: str) -> list[Tree]:
     return [document for document in manifests() if document["kind"] == kind]
+
+
+def serve_configuration() -> Tree:
+    """What the operator sends to Ray; tests/scale/test_ray_service.py deploys it."""
+    (service,) = of_kind("RayService")
+    configuration: Tree = yaml.safe_load(service["spec"]["serveConfigV2"])
+    return configuration
 
 
 @pytest.mark.scale
@@ -184,17 +191,28 @@ def test_the_manifests_are_what_the_schemas_of_kubernetes_say() -> None:
 
 
 def test_what_operators_make_has_the_shape_that_they_want() -> None:
-    (cluster,) = of_kind("RayCluster")
-    assert cluster["apiVersion"] == "ray.io/v1"
-    spec = cluster["spec"]
-    assert set(spec) <= {
+    (service,) = of_kind("RayService")
+    assert service["apiVersion"] == "ray.io/v1"
+    assert set(service["spec"]) == {
+        "serviceUnhealthySecondThreshold",
+        "deploymentUnhealthySecondThreshold",
+        "serveService",
+        "serveConfigV2",
+        "rayClusterConfig",
+    }
+    spec = service["spec"]["rayClusterConfig"]
+    assert set(spec) == {
         "rayVersion",
         "enableInTreeAutoscaling",
+        "authOptions",
         "autoscalerOptions",
         "headGroupSpec",
         "workerGroupSpecs",
     }
+    assert spec["authOptions"] == {"mode": "token"}
     assert spec["headGroupSpec"].keys() == {"rayStartParams", "template"}
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    assert all(isinstance(value, str) for group in groups for value in group["rayStartParams"].values())
     pinned = re.search(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
     assert pinned
     assert spec["rayVersion"] == pinned[1], "KubeRay wants the version of the image"
@@ -228,7 +246,6 @@ def test_pods_are_unprivileged_bounded_and_probed() -> None:
 def test_selectors_find_pods_and_services_their_ports() -> None:
     labels = [template["metadata"]["labels"] for _, template in pod_templates()]
     labels += [{"cnpg.io/cluster": c["metadata"]["name"]} for c in of_kind("Cluster")]
-    labels += [{"ray.io/cluster": c["metadata"]["name"]} for c in of_kind("RayCluster")]
 
     def finds(selector: dict[str, str]) -> bool:
         return any(selector.items() <= each.items() for each in labels)
@@ -243,6 +260,13 @@ def test_selectors_find_pods_and_services_their_ports() -> None:
             for port in container["ports"]
         }
         assert {each.get("targetPort", each["name"]) for each in service["spec"]["ports"]} <= ports
+    (service,) = (each["spec"]["serveService"] for each in of_kind("RayService"))
+    ray = [template for name, template in pod_templates() if name.startswith("RayService")]
+    assert len(ray) == 2
+    for template in ray:  # the operator asks the port of this name whether Ray's proxy answers
+        ports = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} == {"serve"}
+        assert ports["serve"] == serve_configuration()["http_options"]["port"]
     for document in (*of_kind("PodDisruptionBudget"), *of_kind("Deployment"), *of_kind("StatefulSet")):
         assert finds(document["spec"]["selector"]["matchLabels"]), document["metadata"]
     for policy in of_kind("NetworkPolicy"):

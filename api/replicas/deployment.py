@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from prometheus_client.core import Metric
 from ray import serve
@@ -18,10 +19,11 @@ from api.app import DRAIN_SECONDS, REJECT_SECONDS, create_app
 from api.observability.logs import configured_logging
 from api.observability.readiness import readiness_checks
 from api.replicas.peers import ReplicaPeers
+from api.replicas.settings import check_settings
 from api.runtime.answer_history import RecordedAnswer
 from api.runtime.engine_thread import EngineThread
 from api.runtime.rate_limits import RateLimiter, Resource
-from ragkv.config import ServingSettings, Settings
+from ragkv.config import ServingSettings, Settings, load_settings
 from ragkv.errors import NotFound, RagkvError
 
 NAME = "ragkv"
@@ -188,3 +190,23 @@ def build_application(settings: Settings, gpus: int, cpus: float) -> serve.Appli
         **autoscaling,
     )
     return deployment.bind(settings)
+
+
+def application(arguments: Mapping[str, Any]) -> serve.Application:
+    """Return the application for Ray's own ways to deploy: `serve deploy` and KubeRay's RayService.
+
+    Ray calls this for the import path `api.replicas.deployment:application`, on a machine of its cluster.
+
+    Args:
+        arguments: Settings by name. They win over those of the environment. `threads` is also how many CPUs a replica
+            is counted for; with `device` cuda a replica has a GPU, with auto if the cluster has GPUs by now.
+
+    Raises:
+        ConfigError: The settings are wrong, or do not allow replicas.
+    """
+    settings = load_settings(**arguments)
+    check_settings(settings)
+    threads = settings.threads or 1
+    found = settings.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
+    gpus = int(found or settings.device == "cuda")
+    return build_application(settings.model_copy(update={"threads": threads}), gpus, float(threads))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from api.app import DRAIN_SECONDS, address_of, listen, why_exposed
 from api.replicas.proxy import CALLBACK
+from api.replicas.settings import check_settings
 from ragkv.config import Settings, offer_environment
 from ragkv.errors import ConfigError
 from ragkv.model.processors import usable_processors
@@ -79,16 +80,6 @@ def serve_replicas(settings: Settings, reload: Callable[[], Settings], console: 
         serve.shutdown()
         ray.shutdown()
     console.print("stopped", style="dim")
-
-
-def check_settings(settings: Settings) -> None:
-    """Raise ConfigError if these settings do not allow replicas."""
-    if settings.max_replicas and settings.max_replicas < settings.replicas:
-        raise ConfigError(
-            f"--max-replicas {settings.max_replicas} is less than --replicas {settings.replicas}; give a larger one"
-        )
-    if settings.device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"every replica has a GPU of its own; --device {settings.device} needs `ragkv serve` alone")
 
 
 def start_ray(settings: Settings, port: int) -> float:
