@@ -1,10 +1,12 @@
-"""`ragkv bench serve`: the same load of questions for a running service, once with each method."""
+"""`ragkv bench serve`: the same load of questions for a service, once with each method."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,12 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragkv.cli.bench_common import Piece, show
-from ragkv.cli.common import Collection, Json, printable, progress, settings_from, write_json
+from ragkv.cli.common import Collection, Data, Json, printable, progress, settings_from, write_json
 
 if TYPE_CHECKING:
+    from httpx2 import AsyncBaseTransport
+
     from ragkv.bench.serve import LoadResult, ServiceFacts
     from ragkv.bench.serve_plan import LoadParams, ServeLoad
     from ragkv.bench.serve_table import LoadSummary
+    from ragkv.client import AsyncClient
     from ragkv.client.models import Options
     from ragkv.config import Settings
 
@@ -72,6 +77,11 @@ def serve(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw the distributions of times into this .png or .svg file.")
     ] = None,
+    in_process: Annotated[
+        bool,
+        typer.Option("--in-process", help="Open the data folder here instead of asking a service: no HTTP in between."),
+    ] = False,
+    data: Data = None,
     url: Annotated[
         str | None, typer.Option(help="Address of the service (RAGKV_URL, else the port of the settings on 127.0.0.1).")
     ] = None,
@@ -79,14 +89,16 @@ def serve(
         str | None, typer.Option(help="API key. Others may see a command line: better set RAGKV_KEY.")
     ] = None,
 ) -> int:
-    """A running service under load: TTFT, time between tokens, throughput, goodput, reuse. Needs `ragkv serve`."""
+    """`ragkv serve` under load, or --in-process: TTFT, time between tokens, throughput, goodput, reuse."""
     if rate is not None and concurrency is not None:
         raise typer.BadParameter(
             "an open loop has a rate, a closed one a concurrency: leave one out", param_hint="--rate"
         )
     if documents is not None and questions_file is not None:
         raise typer.BadParameter("the file's lines name their documents", param_hint="--documents")
-    settings = settings_from(url=url, key=key)
+    if in_process and url is not None:
+        raise typer.BadParameter("--in-process asks no service", param_hint="--url")
+    settings = settings_from(data, url=url, key=key)
     from ragkv.bench.serve_plan import LoadParams
     from ragkv.bench.serve_table import summary_of
 
@@ -97,7 +109,7 @@ def serve(
     params = LoadParams(collection, questions, warmup, questions_file, documents, zipf, rate, concurrency, seed)
     options: Options = {"collection": collection, "top_k": top_k, "max_tokens": max_tokens}
     options |= {"prefill": prefill, "decode": decode}
-    service, load, results = asyncio.run(_measure(settings, params, options, method or ()))
+    service, load, results = asyncio.run(_measure(settings, params, options, method or (), in_process))
     found = [summary_of(each, load.concurrency, ttft_limit) for each in results]
     how = _how(load, params)
     write_json(file, _figures(service, how, found, results))
@@ -110,16 +122,13 @@ def serve(
 
 
 async def _measure(
-    settings: Settings, params: LoadParams, options: Options, methods: Sequence[str]
+    settings: Settings, params: LoadParams, options: Options, methods: Sequence[str], in_process: bool
 ) -> tuple[ServiceFacts, ServeLoad, list[LoadResult]]:
     """Ask the load with each method. Returns facts about the service, the load, and a result for each method."""
     from ragkv.bench.serve import ask_load, service_facts
     from ragkv.bench.serve_plan import prepare
-    from ragkv.client import AsyncClient
 
-    address = settings.url or f"http://127.0.0.1:{settings.port}"
-    key, timeout = settings.key.get_secret_value(), settings.deadline + 30  # the service refuses what exceeds its own
-    async with AsyncClient(address, key, timeout, retries=0) as client:
+    async with _service_here(settings) if in_process else _service_of(settings) as client:
         service = await service_facts(client)
         load = await prepare(client, params)
         with progress() as report:
@@ -128,6 +137,29 @@ async def _measure(
                 for name in dict.fromkeys(methods or ("full", service.method))
             ]
     return service, load, results
+
+
+def _service_of(settings: Settings, transport: AsyncBaseTransport | None = None) -> AsyncClient:
+    """Return a client of the service that the settings name."""
+    from ragkv.client import AsyncClient
+
+    address = settings.url or f"http://127.0.0.1:{settings.port}"
+    key, timeout = settings.key.get_secret_value(), settings.deadline + 30  # the service refuses what exceeds its own
+    return AsyncClient(address, key, timeout, retries=0, transport=transport)
+
+
+@asynccontextmanager
+async def _service_here(settings: Settings) -> AsyncIterator[AsyncClient]:
+    """Open the service in this process, without a port; yield a client of it."""
+    from api.app import create_app
+    from api.observability.logs import configured_logging
+    from ragkv.bench.in_process import InProcessTransport
+
+    settings = settings.model_copy(update={"url": ""})
+    with configured_logging(settings.log, "warning", sys.stderr):
+        app = create_app(settings)
+        async with app.router.lifespan_context(app), _service_of(settings, InProcessTransport(app)) as client:
+            yield client
 
 
 def _how(load: ServeLoad, params: LoadParams) -> str:

@@ -44,7 +44,14 @@ class AsyncClient:
     Every method raises Refused if the service refuses the request, and Unreachable if there is no connection.
     """
 
-    def __init__(self, url: str, key: str = "", timeout: float = calls.TIMEOUT, retries: int = calls.RETRIES):
+    def __init__(
+        self,
+        url: str,
+        key: str = "",
+        timeout: float = calls.TIMEOUT,
+        retries: int = calls.RETRIES,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ):
         """Create a client.
 
         Args:
@@ -52,13 +59,19 @@ class AsyncClient:
             key: API key, if the service requires one.
             timeout: Seconds to wait for an answer, or for the next event of a stream.
             retries: How often a request to a busy service is retried, after the delay that the service asks for.
+            transport: Carries the requests; None for HTTP.
         """
         self.url, self._key, self._retries = url.rstrip("/"), key, retries
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # A question holds a connection until its answer ends, and the service limits how many it answers.
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
         self._http = httpx2.AsyncClient(
-            base_url=self.url, headers=headers, timeout=timeout, limits=limits, verify=calls.tls_context()
+            base_url=self.url,
+            headers=headers,
+            timeout=timeout,
+            limits=limits,
+            verify=calls.tls_context(),
+            transport=transport,
         )
 
     async def __aenter__(self) -> AsyncClient:

@@ -203,3 +203,19 @@ def test_a_load_that_cannot_be_asked_is_told(
         assert message in capsys.readouterr().err
     assert run([*there, "--method", "guess", "--questions", "2"]) == 1
     assert "guess: 2 invalid_request (method 'guess' does not exist" in capsys.readouterr().out
+
+
+def test_a_service_is_opened_in_process_and_answers_as_over_http(service: Service, tmp_path: Path) -> None:
+    load = ("--questions", 4, "--concurrency", 2, "--method", "reuse", "--json", tmp_path / "figures")
+    over = bench(service, tmp_path / "over", *load[:-2])["methods"][0]
+    data = str(service.app.state.settings.data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAGKV_POOL_BYTES", str(POOL))
+        words = ["bench", "serve", "--in-process", "--data", data, "--max-tokens", LONGEST, *load]
+        assert run(list(map(str, words))) == 0
+        assert run(["bench", "serve", "--in-process", "--url", service.url]) == 2
+    here = json.loads((tmp_path / "figures").read_text())["methods"][0]
+    assert here["answered"] == over["answered"] == 4
+    assert all(0 < answer["first"] <= answer["ended"] for answer in here["answers"])
+    assert here["cache_hit"] == over["cache_hit"] == 1.0
+    assert here["sequence"] == over["sequence"]
