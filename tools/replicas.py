@@ -2,6 +2,7 @@
 
     python -m tools.replicas ttft         `ragkv serve` and `ragkv serve --replicas 1`, one client, question by question
     python -m tools.replicas throughput   `ragkv serve` and `ragkv serve --replicas 2`, several clients, by turns
+    python -m tools.replicas ceiling      `ragkv serve` and two of it, without Ray, each with half of the clients
 
 Both services of a comparison run at the same time, each with a data folder of its own, and are asked by turns, so that
 other work on the machine falls on both. RAGKV_* settings hold for both; each replica has one thread.
@@ -10,6 +11,7 @@ other work on the machine falls on both. RAGKV_* settings hold for both; each re
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -20,11 +22,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 
 from ragkv.cli.samples import samples_folder
 from ragkv.client import Client, Said
+from ragkv.locality import HEADER, affinity
 
 QUESTIONS = (
     "Who founded Calloway Yard?",
@@ -87,21 +92,30 @@ def compare_ttft(addresses: Sequence[str], count: int, tokens: int) -> None:
 def rate(address: str, clients: int, seconds: float, tokens: int, spread: bool) -> float:
     """Return the questions a second that are answered to clients which ask without a pause.
 
+    They send bare requests: `ragkv.client` would take a twentieth of the two cores for itself.
+
     Args:
         address: Of the service.
         clients: How many ask at a time.
         seconds: How long. Answers that come later do not count.
         tokens: Longest answer.
-        spread: Each client asks in a conversation of its own, else all ask the same collection.
+        spread: Each client asks in conversations of its own, else each question goes where there are fewest.
     """
     ends, counts = time.perf_counter() + seconds, [0] * clients
 
     def ask(number: int) -> None:
-        with Client(address) as client:
+        with closing(HTTPConnection(address.removeprefix("http://"), timeout=120)) as connection:
             while time.perf_counter() < ends:
-                question = QUESTIONS[(number + counts[number]) % len(QUESTIONS)]
-                named = f"{number} {counts[number]} {ends}" if spread else None
-                client.ask(question, max_tokens=tokens, conversation_id=named)
+                body = {"question": QUESTIONS[(number + counts[number]) % len(QUESTIONS)], "max_tokens": tokens}
+                headers = {"Content-Type": "application/json"}
+                if spread:
+                    body["conversation_id"] = name = f"{number} {counts[number]} {ends}"
+                    headers[HEADER] = affinity("", "default", name)
+                connection.request("POST", "/v1/answers", json.dumps(body), headers)
+                response = connection.getresponse()
+                text = response.read()
+                if response.status != 200:
+                    raise SystemExit(text.decode())
                 counts[number] += time.perf_counter() < ends
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(clients)]
@@ -112,23 +126,29 @@ def rate(address: str, clients: int, seconds: float, tokens: int, spread: bool) 
     return sum(counts) / seconds
 
 
-def compare_rates(addresses: Sequence[str], asked: argparse.Namespace) -> None:
-    """Ask each service for some seconds, by turns."""
+def compare_rates(one: Sequence[str], two: Sequence[str], asked: argparse.Namespace) -> None:
+    """Ask by turns, for some seconds each: all clients at the services of `one`, or spread over those of `two`."""
     found: list[list[float]] = [[], []]
-    for address in addresses:
+    for address in (*one, *two):
         rate(address, asked.clients, 3, asked.tokens, asked.spread)  # warms up
     for turn in range(asked.turns):
         for which in (0, 1) if turn % 2 else (1, 0):
-            found[which].append(rate(addresses[which], asked.clients, asked.seconds, asked.tokens, asked.spread))
-    one, two = (statistics.median(each) for each in found)
-    print(f"| {asked.clients} | {asked.tokens} | {one:.2f} | {two:.2f} | {two / one:.2f} |")
+            addresses = (one, two)[which]
+
+            def measure(address: str, clients: int = asked.clients // len(addresses)) -> float:
+                return rate(address, clients, asked.seconds, asked.tokens, asked.spread)
+
+            with ThreadPoolExecutor() as pool:
+                found[which].append(sum(pool.map(measure, addresses)))
+    first, second = (statistics.median(each) for each in found)
+    print(f"| {asked.clients} | {asked.tokens} | {first:.2f} | {second:.2f} | {second / first:.2f} |")
     print(f"\n{[[round(each, 2) for each in turns] for turns in found]}")
 
 
 def main() -> None:
     """Run one comparison and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("ttft", "throughput"))
+    parser.add_argument("what", choices=("ttft", "throughput", "ceiling"))
     parser.add_argument("--questions", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--clients", type=int, default=8)
@@ -136,15 +156,22 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--spread", action="store_true", help="a conversation for each question")
     asked = parser.parse_args()
-    replicas = "1" if asked.what == "ttft" else "2"
+    options: dict[str, list[list[str]]] = {
+        "ttft": [["--replicas", "1"]],
+        "throughput": [["--replicas", "2"]],
+        "ceiling": [[], []],
+    }
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         alone = stack.enter_context(served(Path(folder) / "alone"))
-        behind = stack.enter_context(served(Path(folder) / "replicas", "--replicas", replicas))
+        others = [
+            stack.enter_context(served(Path(folder) / f"other-{number}", *given))
+            for number, given in enumerate(options[asked.what])
+        ]
         load = " ".join(f"{each:.2f}" for each in os.getloadavg())
         if asked.what == "ttft":
-            compare_ttft((alone, behind), asked.questions, asked.tokens)
+            compare_ttft((alone, *others), asked.questions, asked.tokens)
         else:
-            compare_rates((alone, behind), asked)
+            compare_rates([alone], others, asked)
         print(f"load average before and after: {load}; {' '.join(f'{each:.2f}' for each in os.getloadavg())}")
 
 

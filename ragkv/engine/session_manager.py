@@ -260,7 +260,8 @@ class SessionManager:
                 known = self._prefixes.restore(session.state, chunks, collection)
         new = [chunk.tokens for chunk in chunks[known:]]
         context = yield from self._prefiller.full_passes(new, question, timer, options, session.state)
-        if shares and context.sparse is None:
+        # A chunk may have been deleted meanwhile. One that is deleted from now on is dropped with the others.
+        if shares and context.sparse is None and self._is_current(session):
             self._prefixes.keep(context.cache, chunks, collection)
         return context
 

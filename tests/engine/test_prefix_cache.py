@@ -13,6 +13,7 @@ from ragkv.engine.engine import AskOptions, Engine
 from ragkv.engine.prefix_cache import PrefixCache
 from ragkv.errors import InputError
 from ragkv.model.kv_cache import ContextCache
+from ragkv.model.layer_pass import Pass
 from ragkv.types import Chunk, Document, Shape
 from tests.quick import quick_engine
 
@@ -70,6 +71,18 @@ def test_a_removed_document_is_forgotten(engine: Engine) -> None:
         remove(engine, "default", name)
     for name, who in FERRIES.items():
         ingest(engine, Document(name, f"The {name} ferry", f"The {name} ferry was built by {who}. " * 8))
+    assert ask(engine, question, PREFIXED)[2] == 0
+
+
+def test_a_document_that_is_removed_while_a_question_runs_is_not_kept(engine: Engine) -> None:
+    question = "Who built the swift ferry?"
+    passes = engine.prefill_passes(question, AskOptions(method=PREFIXED))
+    step = next(passes)
+    assert isinstance(step, Pass)
+    remove(engine, "default", "swift")
+    with pytest.raises(StopIteration):
+        passes.send(engine.model.forward([step])[0])
+    ingest(engine, Document("swift", "The swift ferry", f"The swift ferry was built by {FERRIES['swift']}. " * 8))
     assert ask(engine, question, PREFIXED)[2] == 0
 
 
