@@ -24,7 +24,7 @@ class InProcessTransport(httpx2.AsyncBaseTransport):
         self._app = app
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Call the application; return when it has begun its response.
+        """Call the application; return when its response starts.
 
         Raises:
             httpx2.ReadError: It ended without a response.

@@ -80,10 +80,10 @@ def test_an_application_hears_that_its_client_left() -> None:
     assert heard == ["http.disconnect"]
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_fault_of_the_application_is_a_broken_connection(begun: bool) -> None:
+@pytest.mark.parametrize("started", [False, True])
+def test_a_fault_of_the_application_is_a_broken_connection(started: bool) -> None:
     async def app(scope: Message, receive: Receive, send: Send) -> None:
-        if begun:
+        if started:
             await send(dict(START))
             await send(part(b"half"))
         raise RuntimeError("a fault")
