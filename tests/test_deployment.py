@@ -194,8 +194,6 @@ def test_what_operators_make_has_the_shape_that_they_want() -> None:
     (service,) = of_kind("RayService")
     assert service["apiVersion"] == "ray.io/v1"
     assert set(service["spec"]) == {
-        "serviceUnhealthySecondThreshold",
-        "deploymentUnhealthySecondThreshold",
         "serveService",
         "serveConfigV2",
         "rayClusterConfig",
