@@ -59,7 +59,7 @@ class RestoredBackup:
 def restore_backup(file: Path, settings: Settings, force: bool) -> RestoredBackup:
     """Replace the data folder of `settings` by a backup.
 
-    If this raises, the data folder and the database are unchanged.
+    If this raises, the database is unchanged, and so is the data folder, but for KV that a disk store has taken.
 
     Args:
         file: The backup.
@@ -79,7 +79,7 @@ def restore_backup(file: Path, settings: Settings, force: bool) -> RestoredBacku
         archive = ArchiveReader(raw, file, _is_member_name)
         found = _verify(archive, file)
         if address := settings.catalog.get_secret_value():
-            return RestoredBackup(found, _restore_into_database(archive, file, settings, address), None)
+            return RestoredBackup(found, _restore_into_database(archive, file, settings, address, found.entries), None)
         if data.exists() and any(data.iterdir()) and not force:
             raise InputError(f"{data} is not empty; --force puts the backup in its place and keeps that folder aside")
         with temporary_sibling(data) as work:
@@ -91,10 +91,10 @@ def restore_backup(file: Path, settings: Settings, force: bool) -> RestoredBacku
     return RestoredBackup(found, stored, aside)
 
 
-def _restore_into_database(archive: ArchiveReader, file: Path, settings: Settings, address: str) -> int:
-    """Restore into an empty catalogue in PostgreSQL; return how many KV entries the store accepted.
+def _restore_into_database(archive: ArchiveReader, file: Path, settings: Settings, address: str, entries: int) -> int:
+    """Restore into an empty catalogue in PostgreSQL; return how many of `entries` KV entries the store accepted.
 
-    The data folder stays as it is, and gets the profiles that it lacks.
+    The data folder stays as it is, and gets the profiles that it lacks. KV that was stored before a fault stays stored.
     """
     data = settings.data.resolve()
     target = Catalog.open(address)
@@ -102,6 +102,8 @@ def _restore_into_database(archive: ArchiveReader, file: Path, settings: Setting
         target.check_empty()
         with temporary_sibling(data) as work:
             _extract(archive, work)
+            # KV comes first: it is a cache, and what fails here leaves the database empty for another try.
+            stored = _restore_entries(archive, file, settings, data) if entries else 0
             source = Catalog.open(work / CATALOG)
             try:
                 target.take_over(source)
@@ -114,7 +116,7 @@ def _restore_into_database(archive: ArchiveReader, file: Path, settings: Setting
                     os.replace(profile, place)
     finally:
         target.close()
-    return _restore_entries(archive, file, settings, data)
+    return stored
 
 
 def _is_member_name(name: str) -> bool:

@@ -15,7 +15,7 @@ from ragkv.admin.restore import restore_backup
 from ragkv.catalog import Catalog, copying, tables
 from ragkv.catalog.models import DocumentOrder
 from ragkv.cli import run
-from ragkv.errors import InputError, InvalidBackup
+from ragkv.errors import ConfigError, InputError, InvalidBackup
 from ragkv.types import AskOptions
 from tests.ingest.reader import make_document
 from tests.postgres_server import PostgresServer
@@ -154,9 +154,12 @@ def test_a_fault_halfway_leaves_the_database_empty(
     with pytest.raises(ZeroDivisionError):
         restore_backup(backup, settings, force=False)
     monkeypatch.undo()
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["kv"]
     cut = tmp_path / "cut.tar"
     cut.write_bytes(backup.read_bytes()[:-5000])
     with pytest.raises(InvalidBackup):
         restore_backup(cut, settings, force=False)
-    assert not (tmp_path / "data").exists()
+    unusable = quick_settings(tmp_path / "data", catalog=address, store="redis+cluster://127.0.0.1:1/5")
+    with pytest.raises(ConfigError):
+        restore_backup(backup, unusable, force=False)
     restore_backup(backup, settings, force=False)
