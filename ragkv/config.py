@@ -120,6 +120,11 @@ class AnswerSettings(_Part):
         description="Pool of KV blocks where the model computes, in bytes; contexts decoded under psa then lie in host "
         "memory; 0: no pool.",
     )
+    paged: bool = Field(
+        False,
+        description="Decode over stored blocks where they lie in GPU memory, shared by all answers that read the same "
+        "chunk; needs RAGKV_GPU_BYTES.",
+    )
     speculation: bool | Literal["auto"] = Field(
         "auto",
         description="Draft tokens that an answer quotes from its prompt, and verify several in one pass, where "

@@ -217,6 +217,8 @@ class DecodeReport:
         why_dense: Why everything was read; "" if it was not.
         pool: What was read through the pool of KV blocks; None if the context was where the model computes.
         speculation: What was drafted and accepted; None if speculation was off.
+        in_place: Keys of `present` that were read where they are stored in GPU memory, without a copy for this answer;
+            mean over layers.
     """
 
     steps: int
@@ -227,6 +229,7 @@ class DecodeReport:
     why_dense: str
     pool: PoolReport | None = None
     speculation: SpeculationReport | None = None
+    in_place: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ def weights(
     seed: int = 0,
     vocabulary: int = VOCABULARY,
     max_positions: int = 512,
+    head_dim: int = 8,
+    hidden_size: int = 64,
     **extra,
 ):
     """A *ForCausalLM in float64 with weights large enough that attention matters."""
@@ -34,12 +36,12 @@ def weights(
         extra.setdefault("sliding_window", None)
     config = config_class(
         vocab_size=vocabulary,
-        hidden_size=64,
+        hidden_size=hidden_size,
         intermediate_size=96,
         num_hidden_layers=layers,
         num_attention_heads=q_heads,
         num_key_value_heads=kv_heads,
-        head_dim=8,
+        head_dim=head_dim,
         max_position_embeddings=max_positions,
         tie_word_embeddings=False,
         initializer_range=0.3,

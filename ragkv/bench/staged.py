@@ -90,7 +90,7 @@ class StagedDecoder:
         pointers = CachePointers(inputs[2:].view(3, layers, -1), k, v)
         splits = splits_of(len(tokens), model.shape.kv_heads, 1 + max(map(max, held)))
 
-        def attend(layer: int, q: Tensor) -> Tensor:
+        def attend(layer: int, q: Tensor, qkv: Tensor) -> Tensor:
             out = self._stack.kernels.attend(q, pointers, layer, model.shape, scale=model.scale, splits=splits)
             self._turn(layer, held[layer])
             return out

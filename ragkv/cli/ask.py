@@ -315,11 +315,13 @@ def footer(answer: Answer) -> str:
 
 
 def policies_of(report: Report) -> list[str]:
-    """What prefill and decode policies read, if any were at work."""
+    """What prefill and decode policies read, if any were at work, and what was read in place."""
     parts, reading, decoding = [], report.prefilling, report.decoding
     if reading.pairs_read is not None and reading.pairs_dense:
         share = f"read {reading.pairs_read / reading.pairs_dense:.0%} of {reading.pairs_dense} pairs"
         parts.append(reading.why_dense or f"{report.prefill} {share}")
     if report.decode != "dense" or "read everything" in decoding.why_dense:
         parts.append(decoding.why_dense or f"{report.decode} read {decoding.read:.0f} of {decoding.present:.0f} keys")
+    if decoding.in_place:
+        parts.append(f"{decoding.in_place:.0f} keys in place")
     return parts

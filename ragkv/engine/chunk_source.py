@@ -17,7 +17,7 @@ from ragkv.kernels.transfer import PinnedBlocks
 from ragkv.recompute.base import Blocks, Method, Piece, Rows
 from ragkv.report import ENCODING_IS_QUICKER
 from ragkv.store.format.head import Head
-from ragkv.store.tiers import TierBytes
+from ragkv.store.tiers import ResidentBlocks, TierBytes
 from ragkv.types import ChunkKV, Key
 
 logger = logging.getLogger(__name__)
@@ -143,6 +143,12 @@ class StoredChunk:
         if not self._store.tiers.missing_bytes(self._key, head, requested):  # pinning is quicker than starting a thread
             return lambda: self._wait_pinned(partial(self._pin_blocks, head, requested))
         return partial(self._wait_pinned, threads.submit(self._pin_blocks, head, requested).result)
+
+    def pin_resident(self, requested: Sequence[Blocks]) -> ResidentBlocks | None:
+        """Pin those of the blocks that are in memory of the model's device; None for a chunk that was encoded again."""
+        if not isinstance(self._source, Head):
+            return None
+        return self._store.tiers.pin_resident(self._key, self._source, requested)
 
     def _pin_blocks(self, head: Head, requested: Sequence[Blocks]) -> tuple[PinnedBlocks, TierBytes] | None:
         with self._store.quarantining(self._key):

@@ -106,7 +106,8 @@ def _decode_dense(graph_decoder: GraphDecoder, sequences: abc.Sequence[Sequence]
     rows = [[each.tokens[-1], *each.draft] for each in sequences]
     caches = [each.cache for each, mine in zip(sequences, rows, strict=True) for _ in mine]
     positions = [each.position + i for each, mine in zip(sequences, rows, strict=True) for i in range(len(mine))]
-    logits = StepLogits(graph_decoder.decode(caches, [token for mine in rows for token in mine], positions))
+    paged = [each.paged for each, mine in zip(sequences, rows, strict=True) for _ in mine]
+    logits = StepLogits(graph_decoder.decode(caches, [token for mine in rows for token in mine], positions, paged))
     for each, found in zip(sequences, logits.split([len(mine) for mine in rows]), strict=True):
         each.accept(found)
 

@@ -35,6 +35,7 @@ from ragkv.engine.fingerprint import fingerprint
 from ragkv.engine.generation import Completion, Sampling, Sequence
 from ragkv.engine.kv_map import KVMap, kv_map
 from ragkv.engine.open_model import load_model
+from ragkv.engine.paging import page_context
 from ragkv.engine.passes import Passes, run_alone
 from ragkv.engine.prefill import Prefiller
 from ragkv.engine.prefill_state import PrefillOptions
@@ -57,7 +58,8 @@ from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.engine.speculation import make_drafter
 from ragkv.errors import ConfigError, EmbedderChanged, InputError, NotCalibrated, NotFound
 from ragkv.model.decoder import DecoderModel
-from ragkv.model.execution.graph_decode import make_graph_decoder
+from ragkv.model.execution.block_tables import BlockPoolMemory
+from ragkv.model.execution.graph_decode import GraphDecoder, make_graph_decoder
 from ragkv.model.execution.pooled_decode import PooledDecoder
 from ragkv.model.model_cache import Notify
 from ragkv.passages import UNKNOWN, is_unknown
@@ -104,15 +106,18 @@ class Engine:
         with _naming("RAGKV_INGEST_PREFILL"):
             ingest_policy = make_prefill_policy(settings.ingest_prefill, model.profile, self._key_tier)
         self.speculation = settings.speculation is not False
-        self.graph_decoder = make_graph_decoder(model) if settings.graphs else None
         self.pooled_decoder = _make_pooled_decoder(model, settings.pool_bytes) if settings.pool_bytes else None
-        self.prefiller = Prefiller(model, model.prompt.prefix, settings.prefix, ingest_policy, self.graph_decoder)
         self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
         self.group_tokens = settings.group_tokens or group_tokens(model.device)
         self.seal = make_seal(settings.store_secret.get_secret_value())
         self.fingerprint = fingerprint(model, settings.prefix, settings.store_body, self.seal.name, ingest_policy)
         block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, settings.store_body)
         self.tiers = Tiers(store, block, TierBudgets(settings.host_bytes, settings.gpu_bytes), model.device)
+        memory = BlockPoolMemory(self.tiers.resident, self.tiers.resident_format) if settings.paged else None
+        self.graph_decoder = make_graph_decoder(model, memory) if settings.graphs else None
+        if settings.paged:
+            _check_paging(self.graph_decoder, settings)
+        self.prefiller = Prefiller(model, model.prompt.prefix, settings.prefix, ingest_policy, self.graph_decoder)
         self.chunks = ChunkEncoder(
             self.prefiller,
             self.tiers,
@@ -477,7 +482,17 @@ class Engine:
             pooled,
         )
         request.sequence.drafter = make_drafter(self.model, request)
+        self._page(request)
         return request
+
+    def _page(self, request: RequestState) -> None:
+        """Let a question read its context in place, where it is decoded by recorded steps and belongs to no session."""
+        sequence, session, plan = request.sequence, request.session, request.context.plan
+        if not self.settings.paged or plan is None or session.name:
+            return
+        if sequence.attention is None and sequence.pooled is None:
+            starts, room = session.state.stitch.starts, request.sampling.max_tokens
+            sequence.paged = page_context(sequence.cache, plan, session.sources, starts, room)
 
 
 def prompt_order(hits: abc.Sequence[Hit]) -> list[Hit]:
@@ -494,6 +509,14 @@ def _make_pooled_decoder(model: DecoderModel, budget: int) -> PooledDecoder:
         return PooledDecoder(model, policy, budget)
     except ValueError as error:
         raise ConfigError(f"RAGKV_POOL_BYTES: {error}; unset it, or give it more") from None
+
+
+def _check_paging(graph_decoder: GraphDecoder | None, settings: Settings) -> None:
+    """Raise ConfigError where no block could be read in place."""
+    if graph_decoder is None:
+        raise ConfigError("RAGKV_PAGED needs one GPU, with RAGKV_GRAPHS on; unset it")
+    if not settings.gpu_bytes:
+        raise ConfigError("RAGKV_PAGED reads blocks in GPU memory; set RAGKV_GPU_BYTES, or unset it")
 
 
 @contextmanager

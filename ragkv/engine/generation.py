@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ragkv.engine.drafting import Drafter
 from ragkv.engine.logits import RowLogits, StepLogits
+from ragkv.model.execution.block_tables import PagedContext
 from ragkv.model.execution.pooled_decode import PooledRequest
 from ragkv.model.kv_cache import ContextCache
 from ragkv.model.layer_pass import Attention, Pass, append
@@ -79,6 +80,8 @@ class Sequence:
         sampling: How tokens are chosen.
         attention: Attention of a decode policy; None is dense.
         pooled: Decodes the sequence over the pool of KV blocks instead, from its `join` to its `leave`; None without.
+        paged: Rows of the context that are read in place, beside those of `cache`; None without. Only recorded steps
+            read them.
         drafter: Drafts tokens, which the passes verify; None gives every pass one row. Set it before the first pass,
             and only where neither `attention` nor `pooled` decodes the sequence: both decode a token a pass.
         draft: Tokens with rows in the cache that are not verified yet.
@@ -112,6 +115,7 @@ class Sequence:
         """
         self.cache, self.sampling, self.attention, self.pooled = cache, sampling, attention, pooled
         self.drafter: Drafter | None = None
+        self.paged: PagedContext | None = None
         self.draft: tuple[int, ...] = ()
         self.tokens: list[int] = []
         self.ready = True
@@ -206,8 +210,13 @@ class Sequence:
         self.steps += 1
 
     def close(self) -> None:
-        """Leave the pool, and drop the rows of tokens that are not verified: no further token is decoded."""
+        """Drop the rows of tokens that are not verified, and leave the pool and the blocks that were read in place.
+
+        No further token is decoded.
+        """
         self.drop_draft()
+        if self.paged is not None:
+            self.paged.close()
         if self.pooled is not None:
             self.pooled.leave()
 

@@ -62,7 +62,10 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     found = tiers.total()
     prefill, prefilling = _prefilling(context)
     pooled = request.sequence.pooled
-    decode, decoding = _decoding(context, completion) if pooled is None else _pooled_decoding(pooled, completion)
+    in_place = 0.0 if request.sequence.paged is None else sum(request.sequence.paged.rows) / model.shape.layers
+    decode, decoding = (
+        _decoding(context, completion, in_place) if pooled is None else _pooled_decoding(pooled, completion)
+    )
     return Report(
         method=session.method,
         prefill=prefill,
@@ -111,8 +114,8 @@ def _prefilling(context: PrefilledContext) -> tuple[str, PrefillReport]:
     return name if sparse.selected else DENSE, PrefillReport(read, dense, why)
 
 
-def _decoding(context: PrefilledContext, completion: Completion) -> tuple[str, DecodeReport]:
-    """Return the name of the policy that was at work, and what it read."""
+def _decoding(context: PrefilledContext, completion: Completion, in_place: float) -> tuple[str, DecodeReport]:
+    """Return the name of the policy that was at work, and what it read. in_place: keys that are not in the cache."""
     state, steps, ended = context.decoding, completion.steps, "stop" if completion.stopped else "length"
     if state is not None and state.key_counts:
         lists = sum(each.read.shape[0] for each in state.key_counts)
@@ -122,9 +125,9 @@ def _decoding(context: PrefilledContext, completion: Completion) -> tuple[str, D
         return state.name if state.has_selected else DENSE, report
     lengths = context.cache.lengths
     tokens = len(completion.log_probabilities) - 1  # the first is sampled from the logits of the prefill
-    present = sum(lengths) / len(lengths) - (tokens - 1) / 2 if steps else 0.0
+    present = in_place + sum(lengths) / len(lengths) - (tokens - 1) / 2 if steps else 0.0
     why = context.dense.decode or NO_STEP
-    return DENSE, DecodeReport(steps, present, present, 0, ended, why)
+    return DENSE, DecodeReport(steps, present, present, 0, ended, why, in_place=in_place)
 
 
 def _pooled_decoding(pooled: PooledRequest, completion: Completion) -> tuple[str, DecodeReport]:

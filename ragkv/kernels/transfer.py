@@ -122,7 +122,7 @@ def transfer_blocks(
     """
     for entry in range(first, first + count):
         tokens, position = int(entries.table[1, entry]), int(entries.table[4, entry])
-        k, v = _decode(entries.raw[entry], tokens, form)
+        k, v = decode_block(entries.raw[entry], tokens, form)
         at = slice(position, position + tokens)
         low, high = k.chunk(2, dim=-1)
         rotated = torch.cat((-high, low), dim=-1)
@@ -130,8 +130,8 @@ def transfer_blocks(
         entries.v[entry].copy_(v)
 
 
-def _decode(raw: Tensor, tokens: int, form: TransferFormat) -> tuple[Tensor, Tensor]:
-    """Decode k, v [n, Hkv, d] of a block."""
+def decode_block(raw: Tensor, tokens: int, form: TransferFormat) -> tuple[Tensor, Tensor]:
+    """Return k, v [n, Hkv, d] of a block of n tokens that begins at raw [bytes] uint8."""
     rows, size = raw.view(-1, form.row_bytes), (tokens, form.kv_heads, form.head_dim)
     if form.body == "exact":
         k, v = (rows[start : start + tokens].view(form.dtype).view(size) for start in (0, tokens))

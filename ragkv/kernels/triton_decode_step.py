@@ -70,20 +70,39 @@ def attend(q: Tensor, pointers: CachePointers, layer: int, shape: Shape, *, scal
     must be a power of two.
     """
     count, q_heads, d = q.shape
-    wide = max(16, triton.next_power_of_2(d))
+    parts, lses = attend_parts(q, pointers, layer, shape, scale=scale, splits=splits)
+    out = torch.empty_like(q)
+    _merge[(count, q_heads)](
+        parts, lses, out, Q_HEADS=q_heads, D=d, WIDE=_wide(d), SPLITS=splits, num_warps=8 if splits > 32 else 4,
+        **early(q),
+    )  # fmt: skip
+    return out
+
+
+def attend_parts(
+    q: Tensor, pointers: CachePointers, layer: int, shape: Shape, *, scale: float, splits: int
+) -> tuple[Tensor, Tensor]:
+    """Attend as `attend` does, and leave the parts unmerged.
+
+    Returns:
+        The attention [W, splits, Hq, d] to each part of the keys, and its log-sum-exp [W, splits, Hq], of base 2.
+    """
+    count, q_heads, d = q.shape
     parts = torch.empty(count, splits, q_heads, d, dtype=torch.float32, device=q.device)
     lses = torch.empty(count, splits, q_heads, dtype=torch.float32, device=q.device)
-    out = torch.empty_like(q)
     _attend[(count, shape.kv_heads, splits)](
         q, pointers.table, parts, lses, layer, *pointers.table.shape[1:], scale * LOG2_E,
-        Q_HEADS=q_heads, KV_HEADS=shape.kv_heads, D=d, WIDE=wide, KEYS=KEYS,
+        Q_HEADS=q_heads, KV_HEADS=shape.kv_heads, D=d, WIDE=_wide(d), KEYS=KEYS,
         ROWS=max(16, triton.next_power_of_2(q_heads // shape.kv_heads)), PRECISE=q.dtype == torch.float32,
         num_warps=4, num_stages=3 if q.dtype.itemsize == 2 else 2, **early(q),
     )  # fmt: skip
-    _merge[(count, q_heads)](
-        parts, lses, out, Q_HEADS=q_heads, D=d, WIDE=wide, SPLITS=splits, num_warps=8 if splits > 32 else 4, **early(q)
-    )
-    return out
+    return parts, lses
+
+
+def _wide(d: int) -> int:
+    """Return the lanes that hold a head of d numbers."""
+    wide: int = max(16, triton.next_power_of_2(d))
+    return wide
 
 
 @triton.jit

@@ -89,10 +89,10 @@ def _transfer(
             scale_low = tl.load(k_scales + head * D + lane, mask=inside, other=0.0).to(tl.float32)
             scale_high = tl.load(k_scales + head * D + lane + HALF, mask=inside, other=0.0).to(tl.float32)
             v_scale = tl.load(v_scales + token * HEADS + head, mask=here & (head < HEADS), other=0.0).to(tl.float32)
-            k_low = _decode(k_low, scale_low, limit, kind, BODY)
-            k_high = _decode(k_high, scale_high, limit, kind, BODY)
-            v_low = _decode(v_low, v_scale, limit, kind, BODY)
-            v_high = _decode(v_high, v_scale, limit, kind, BODY)
+            k_low = decode_codes(k_low, scale_low, limit, kind, BODY)
+            k_high = decode_codes(k_high, scale_high, limit, kind, BODY)
+            v_low = decode_codes(v_low, v_scale, limit, kind, BODY)
+            v_high = decode_codes(v_high, v_scale, limit, kind, BODY)
         angles = cos_ptr + position * D
         cos_low = tl.load(angles + angle, mask=here & (lane < HALF), other=0.0).to(tl.float32)
         cos_high = tl.load(angles + angle + HALF, mask=here & (lane < HALF), other=0.0).to(tl.float32)
@@ -111,7 +111,7 @@ def _transfer(
 
 
 @triton.jit
-def _decode(codes, scale, limit, kind: tl.constexpr, BODY: tl.constexpr):
+def decode_codes(codes, scale, limit, kind: tl.constexpr, BODY: tl.constexpr):
     """Decode bytes into numbers of the cache dtype."""
     if BODY == 1:
         wide = codes.to(tl.float32)

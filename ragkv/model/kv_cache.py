@@ -235,6 +235,29 @@ class ContextCache:
                     store[layer] = new
         self.devices, self._addresses = tuple(devices), None
 
+    def keep(self, rows: Sequence[Tensor], room: int) -> None:
+        """Drop all rows of each layer but some, and the memory of the others.
+
+        Args:
+            rows: indices [m] (CPU) of the rows that stay, ascending. Layers may share a tensor.
+            room: further rows for which there will be room.
+        """
+        indices: dict[tuple[int, torch.device], Tensor] = {}
+        with torch.inference_mode(False):  # as in `_resize`
+            for layer, (some, device) in enumerate(zip(rows, self.devices, strict=True)):
+                self.wait_ready(layer)
+                if (id(some), device) not in indices:
+                    indices[id(some), device] = index_to_device(some, device)
+                count = some.shape[0]
+                for store in (self._k, self._v):
+                    new = store[layer].new_empty(count + room, *store[layer].shape[1:])
+                    torch.index_select(store[layer], 0, indices[id(some), device], out=new[:count])
+                    store[layer] = new
+                positions = self._positions[layer].new_empty(count + room)
+                positions[:count] = self._positions[layer][some]
+                self._positions[layer], self.lengths[layer] = positions, count
+        self._addresses = None
+
     def truncate(self, lengths: Sequence[int]) -> None:
         """Drop all rows of each layer behind the first `lengths[layer]`."""
         for layer in range(self.shape.layers):

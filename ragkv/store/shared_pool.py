@@ -100,6 +100,11 @@ class SharedPool:
                 self._flights.setdefault(key, []).append(claim.flight)
             return claim
 
+    def find(self, key: Key, ranges: BlockRanges) -> Numbers:
+        """Pin those of the blocks that are here now; return the slot of each [m], -1 for the others."""
+        with self._lock:
+            return self._blocks.find(key, ranges.cells)
+
     def land(self, key: Key, claim: Claim, grid: int, fetched: bool) -> None:
         """End a fetch and wake the requests that wait for it.
 

@@ -80,6 +80,21 @@ class LoadedBlocks:
     tier_bytes: TierBytes
 
 
+@dataclass(frozen=True, eq=False)
+class ResidentBlocks:
+    """Blocks of one chunk that stay in memory of the model's device until `release` is called.
+
+    Attributes:
+        key: The chunk.
+        addresses: [L, B]. Address of each block, 0 for those that were not asked for or are not there.
+        release: Unpins the blocks. Call it once.
+    """
+
+    key: Key
+    addresses: Numbers
+    release: Callable[[], None]
+
+
 class Tier:
     """A pool of blocks over a slower source. Thread-safe.
 
@@ -185,7 +200,7 @@ class Tiers:
             budgets: Memory for each tier.
             device: The model's device.
         """
-        self.store, self._device = store, device
+        self.store, self._layout, self._device = store, layout, device
         head_bytes = budgets.host // HEADS_SHARE
         self._heads = HeadCache(head_bytes)
         self._tiers = [Tier("host", BlockPool(budgets.host - head_bytes, layout.full_bytes, torch.device("cpu")))]
@@ -253,6 +268,31 @@ class Tiers:
                     blocks = PinnedBlocks(addresses, layers, ids, form, pins.pop_all().close)
                     return blocks, _with_store_bytes(tier_bytes, ranges)
         return None
+
+    def pin_resident(self, key: Key, head: Head, requested: Sequence[Sequence[int]]) -> ResidentBlocks:
+        """Pin those of the blocks that are in memory of the model's device now. Nothing is fetched.
+
+        Args:
+            key: The chunk.
+            head: Its head record.
+            requested: Per layer the block ids, ascending.
+        """
+        ranges, pool, layout = block_ranges(head.layout, requested), self._tiers[-1].pool, head.layout
+        slots = pool.find(key, ranges)
+        addresses = np.zeros((layout.shape.layers, layout.blocks), dtype=np.int64)
+        starts = pool.starts(slots) + pool.data.data_ptr()
+        addresses[ranges.layer, ranges.block] = np.where(slots >= 0, starts, 0)
+        return ResidentBlocks(key, addresses, partial(pool.release, slots))
+
+    @property
+    def resident(self) -> Tensor:
+        """The pool in memory of the model's device [slots, bytes], uint8."""
+        return self._tiers[-1].pool.data
+
+    @property
+    def resident_format(self) -> TransferFormat:
+        """Format of the blocks in it."""
+        return _transfer_format(self._layout, self._tiers[-1].pool)
 
     def warm(self, key: Key, head: Head, requested: Sequence[Sequence[int]]) -> None:
         """Fetch blocks into host memory if there is room. Arguments and errors are those of `load`."""

@@ -24,10 +24,26 @@ from ragkv.kernels import (
     triton_transfer,
 )
 from ragkv.kernels import triton_decode_step as kernels
+from ragkv.kernels import triton_paged_attention as paged
 
 HOPPER = GPUTarget("cuda", 90, 32)
 HEADS = {"Q_HEADS": 32, "KV_HEADS": 8, "D": 128}
 """Heads of Llama-3.1-8B."""
+UNITS = {
+    **HEADS,
+    "NORMED": False,
+    "WIDE": 128,
+    "HALF_WIDE": 64,
+    "LANES": 16,
+    "UNIT": 68,
+    "FIELDS": 4,
+    "ROWS": 64,
+    "BLOCK": 16,
+    "KEYS": paged.KEYS,
+    "SEGMENT": 32,
+    "BODY": 0,
+    "PRECISE": False,
+}
 TILES = {"TILE": 32, "BLOCK": 64, "ROWS": 32, "FOLD": 4, "D": 128, "WAIT": True}
 CASES = {
     "add_norm": (kernels._add_norm, {"SIZE": 4096, "WIDE": 4096}, {"num_warps": 8}),
@@ -51,6 +67,16 @@ CASES = {
     },
     "quantise_rows": (triton_fp8_linear._quantise_rows, {"SIZE": 14336, "WIDE": 16384}, {"num_warps": 8}),
     "merge": (kernels._merge, {"Q_HEADS": 32, "D": 128, "WIDE": 128, "SPLITS": 32}, {"num_warps": 4}),
+    "attend_units_normed": (paged._attend_units, {**UNITS, "NORMED": True}, {"num_warps": 4, "num_stages": 2}),
+    **{
+        f"attend_units_{body}": (paged._attend_units, {**UNITS, "BODY": number}, {"num_warps": 4, "num_stages": 2})
+        for body, number in triton_transfer.BODIES.items()
+    },
+    "merge_all": (
+        paged._merge_all,
+        {"Q_HEADS": 32, "D": 128, "WIDE": 128, "SPLITS": 32, "PARTS": paged.PARTS},
+        {"num_warps": 4},
+    ),
     "progress": (
         triton_pool._attend_progressively,
         {
@@ -95,6 +121,7 @@ MODEL = {"share", "group", "outputs"}
 NUMBERS = {"layer", "layers", "width", "most", "least", "first", "items", "entries", "count", "keys", "tiles", "offset"}
 NUMBERS |= STRIDES | MODEL | {"slots", "listed", "rows"}
 ADDRESSES = ("table", "order", "host", "clock", "ranked", "first", "block_of", "last_used", "free")
+ADDRESSES += ("positions", "units", "bounds")
 WIDE = dict.fromkeys((f"{name}_ptr" for name in ADDRESSES), "*i64")
 COUNTED = (
     "slots",
@@ -110,7 +137,7 @@ COUNTED = (
     "clear",
 )
 COUNTS = dict.fromkeys((f"{name}_ptr" for name in COUNTED), "*i32")
-PARTIAL = dict.fromkeys(("parts_ptr", "lses_ptr", "lse_ptr", "threshold_ptr"), "*fp32")
+PARTIAL = dict.fromkeys(("parts_ptr", "lses_ptr", "own_ptr", "own_lses_ptr", "lse_ptr", "threshold_ptr"), "*fp32")
 FP8 = {"codes_ptr": "*i8", "coded_ptr": "*i8", "scales_ptr": "*fp32"}
 COPIED = dict.fromkeys(("k_rows", "v_rows"), f"tensordesc<bf16[{triton_block_sparse_tma.KEYS},128]>")
 

@@ -27,9 +27,18 @@ from torch import Tensor
 
 from ragkv.kernels import decode_step as reference
 from ragkv.kernels.decode_step import CachePointers, StepKernels, splits_of
+from ragkv.kernels.paged_attention import PagedBlocks, RawQueries
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.block_tables import BlockPoolMemory, BlockTables, PagedContext
 from ragkv.model.execution.cuda_graphs import CUDAGraphPool
-from ragkv.model.execution.graph_layers import LayerStack, StackInputs, decode_layers, query_layers, step_kernels
+from ragkv.model.execution.graph_layers import (
+    LayerStack,
+    StackInputs,
+    decode_layers,
+    paged_attention,
+    query_layers,
+    step_kernels,
+)
 from ragkv.model.execution.graph_prefill import GraphPrefill
 from ragkv.model.execution.merged_weights import merge_weights, supports_merging
 from ragkv.model.kv_cache import ContextCache
@@ -40,12 +49,12 @@ MAX_QUERY_TOKENS, MAX_QUERY_ROWS = 64, 16384
 """Longest question that `queries` takes, and a measure of its longest cache: each token reads all rows."""
 
 
-def make_graph_decoder(model: DecoderModel) -> GraphDecoder | None:
+def make_graph_decoder(model: DecoderModel, memory: BlockPoolMemory | None = None) -> GraphDecoder | None:
     """Return a graph decoder where the model supports it, else None. `DecoderModel.forward` serves every model.
 
     The model must be on one GPU, not in float64, with plain linear modules and SiLU, and Triton must be installed.
     """
-    return GraphDecoder(model) if supports_merging(model.body) and not model.spread else None
+    return GraphDecoder(model, memory=memory) if supports_merging(model.body) and not model.spread else None
 
 
 class GraphDecoder:
@@ -55,15 +64,18 @@ class GraphDecoder:
         prefill: whole passes of few rows, recorded likewise.
     """
 
-    def __init__(self, model: DecoderModel, kernels: StepKernels | None = None):
+    def __init__(self, model: DecoderModel, kernels: StepKernels | None = None, memory: BlockPoolMemory | None = None):
         """Merge the weights.
 
         Args:
             model: the model.
             kernels: None for the Triton kernels on a GPU and the references elsewhere.
+            memory: where blocks lie that requests read in place; None where they read their own caches only.
         """
         self._model, self._shape = model, model.shape
+        self._tables = None if memory is None else BlockTables(model, memory, WIDEST)
         self._stack = LayerStack(model, merge_weights(model.body), kernels or step_kernels(model))
+        self._attend_paged = paged_attention(self._stack.kernels)
         records = model.device.type == "cuda" and self._stack.kernels is not reference
         self._graphs = CUDAGraphPool(model.device) if records else None
         # Requests that pad a graph to its width hold no rows and write here.
@@ -77,7 +89,13 @@ class GraphDecoder:
         return 0 if self._graphs is None else len(self._graphs)
 
     @torch.inference_mode()
-    def decode(self, caches: Sequence[ContextCache], tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+    def decode(
+        self,
+        caches: Sequence[ContextCache],
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        paged: Sequence[PagedContext | None] = (),
+    ) -> Tensor:
         """Append tokens to requests and return logits [W, vocabulary], a row for each token.
 
         Where this fails the caches are unchanged, except for capacity and for rows in parts of `WIDEST` before it.
@@ -86,12 +104,16 @@ class GraphDecoder:
             caches: the cache of each token. It may occur again: the later token follows the earlier one.
             tokens: the tokens.
             positions: their positions, which must be after all positions in the cache.
+            paged: what each of them reads in place beside its cache; empty where none does.
         """
         parts = [slice(start, start + WIDEST) for start in range(0, len(caches), WIDEST)]
         if len(parts) != 1:
             none = torch.empty(0, self._model.config.vocab_size, dtype=self._model.dtype, device=self._model.device)
-            return torch.cat([none, *(self.decode(caches[part], tokens[part], positions[part]) for part in parts)])
-        logits = self._run(caches, tokens, positions)[0].clone()  # the next replay overwrites the original
+            rows = (self.decode(caches[part], tokens[part], positions[part], paged[part]) for part in parts)
+            return torch.cat([none, *rows])
+        blocks = self._paged_blocks(paged, 1 + max(positions))
+        # The next replay overwrites the original.
+        logits = self._run(caches, tokens, positions, paged=blocks)[0].clone()
         # The replay runs asynchronously, so this bookkeeping costs no time of the step.
         for cache, position in zip(caches, positions, strict=True):
             cache.append_row(position)
@@ -120,12 +142,21 @@ class GraphDecoder:
         count = len(tokens)
         return [q[:count] for q in self._run([cache] * count, tokens, range(position, position + count), depth)]
 
+    def _paged_blocks(self, paged: Sequence[PagedContext | None], positions: int) -> PagedBlocks | None:
+        """Return what a step reads in place; None where it reads nothing so. positions: of the longest context."""
+        if not any(each is not None for each in paged):
+            return None
+        if self._tables is None:
+            raise ValueError("a request reads blocks in place, and the decoder was made without their memory")
+        return self._tables.update(paged, positions)
+
     def _run(
         self,
         caches: Sequence[ContextCache],
         tokens: Sequence[int],
         positions: Sequence[int],
         depth: int | None = None,
+        paged: PagedBlocks | None = None,
     ) -> list[Tensor]:
         """Pad to a power of two and run a step.
 
@@ -134,6 +165,7 @@ class GraphDecoder:
             tokens: the token of each row.
             positions: its position.
             depth: as in `_step`.
+            paged: as in `_step`.
         """
         count, layers = len(tokens), self._shape.layers
         width = 1 << (count - 1).bit_length()
@@ -150,18 +182,35 @@ class GraphDecoder:
             scratch = [(self._scratch[0], self._scratch[1])] * (width - count)
             pairs = [[*(cache.buffers(layer, 0) for cache in caches), *scratch] for layer in range(layers)]
             k, v = ([[pair[side] for pair in layer] for layer in pairs] for side in (0, 1))
-            return self._step(inputs, CachePointers(_table(inputs), k, v), splits, depth)
-        key = ("step", width, splits, depth)
+            return self._step(inputs, CachePointers(_table(inputs), k, v), splits, depth, paged)
+        # A graph holds the addresses of the tables that were there when it was recorded.
+        key = ("step", width, splits, depth, None if paged is None else paged.version)
         return self._graphs.run(
-            key, inputs, lambda inputs: self._step(inputs, CachePointers(_table(inputs)), splits, depth)
+            key, inputs, lambda inputs: self._step(inputs, CachePointers(_table(inputs)), splits, depth, paged)
         )
 
-    def _step(self, inputs: Tensor, pointers: CachePointers, splits: int, depth: int | None) -> list[Tensor]:
-        """Return [logits [W, vocabulary]]; with a depth, the pre-RoPE queries [W, Hq, d] of the layers below it."""
+    def _step(
+        self, inputs: Tensor, pointers: CachePointers, splits: int, depth: int | None, paged: PagedBlocks | None
+    ) -> list[Tensor]:
+        """Run a step.
+
+        Args:
+            inputs: tokens, positions and table [2 + 3 L, W] on the device.
+            pointers: the caches.
+            splits: as in `decode_step.attend`.
+            depth: layer to stop before; None runs all.
+            paged: what rows read in place; None where they read their own caches only.
+
+        Returns:
+            [logits [W, vocabulary]]; with a depth, the pre-RoPE queries [W, Hq, d] of the layers below it.
+        """
         model, stack, rows = self._model, self._stack, StackInputs(inputs[0], inputs[1], pointers)
 
-        def attend(layer: int, q: Tensor) -> Tensor:
-            return stack.kernels.attend(q, pointers, layer, self._shape, scale=model.scale, splits=splits)
+        def attend(layer: int, q: Tensor, qkv: Tensor) -> Tensor:
+            if paged is None:
+                return stack.kernels.attend(q, pointers, layer, self._shape, scale=model.scale, splits=splits)
+            raw = RawQueries(qkv, inputs[1], stack.layers[layer].head_norms)
+            return self._attend_paged(q, raw, pointers, paged, layer, scale=model.scale, splits=splits)
 
         if depth is None:
             return [decode_layers(stack, rows, attend)]

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from ragkv.kernels import decode_step as reference
 from ragkv.kernels.decode_step import CachePointers, StepKernels
+from ragkv.kernels.paged_attention import PagedAttention, attend_paged
 from ragkv.kernels.rows import raw_queries
 from ragkv.model.decoder import DecoderModel, Rotary
 from ragkv.model.execution.layer_body import LayerState, run_layer
 from ragkv.model.execution.merged_weights import MergedLayer
 
-Attend = Callable[[int, Tensor], Tensor]
-"""(layer, its rotated queries [W, Hq, d]) -> their attention [W, Hq, d]"""
+Attend = Callable[[int, Tensor, Tensor], Tensor]
+"""(layer, its rotated queries [O, Hq, d], the merged projection [W, (Hq + 2 Hkv) d]) -> their attention [O, Hq, d]"""
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class _StackRun:
             q, hidden = kernels.rope_append(qkv, cos, sin, pointers, layer, shape, weights.head_norms), state.hidden
             if outputs is not None:
                 hidden, q = hidden[-outputs:], q[-outputs:]
-            return hidden, self.attend(layer, q)
+            return hidden, self.attend(layer, q, qkv)
 
         return run_layer(weights, kernels, state.normed, attend)
 
@@ -125,3 +126,12 @@ def step_kernels(model: DecoderModel) -> StepKernels:
     from ragkv.kernels import triton_decode_step
 
     return triton_decode_step
+
+
+def paged_attention(kernels: StepKernels) -> PagedAttention:
+    """Return the kernel for blocks that are read in place: the reference beside the other references."""
+    if kernels is reference:
+        return attend_paged
+    from ragkv.kernels import triton_paged_attention
+
+    return triton_paged_attention.attend_paged

@@ -168,7 +168,7 @@ class GraphPrefill:
         splits = splits_of(1, shape.kv_heads, k_pos.shape[0])
         mask_pos = q_pos.int()
 
-        def attend(layer: int, q: Tensor) -> Tensor:
+        def attend(layer: int, q: Tensor, qkv: Tensor) -> Tensor:
             if layer == layers - 1:
                 return kernels.attend(q, last, layer, shape, scale=scale, splits=splits)
             return attend_block_sparse_at(q, pointers, layer, shape, mask_pos, k_pos, index, scale=scale)

@@ -126,7 +126,7 @@ class PooledDecoder:
         self._missed = torch.zeros_like(self.pool.index.read)
         self._load_ahead(0, rows)
 
-        def attend(layer: int, q: Tensor) -> Tensor:
+        def attend(layer: int, q: Tensor, qkv: Tensor) -> Tensor:
             return self.attend(layer, q, rows)
 
         return decode_layers(self._stack, StackInputs(inputs[0], inputs[1], rows.near), attend)

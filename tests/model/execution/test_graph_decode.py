@@ -145,9 +145,9 @@ class Counted(GraphDecoder):
         super().__init__(model)
         self.widths = []
 
-    def decode(self, caches, tokens, positions):
+    def decode(self, caches, tokens, positions, paged=()):
         self.widths.append(len(caches))
-        return super().decode(caches, tokens, positions)
+        return super().decode(caches, tokens, positions, paged)
 
 
 def test_requests_with_and_without_a_policy_generate_the_same_tokens_as_alone():

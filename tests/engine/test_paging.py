@@ -1,0 +1,151 @@
+"""Answers that read stored blocks in place are those of answers with caches of their own."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ragkv.engine.batch import Batch
+from ragkv.errors import ConfigError
+from ragkv.model.execution.graph_decode import GraphDecoder
+from ragkv.types import AskOptions
+from tests.engine.test_session_manager import QUESTIONS, fill
+from tests.quick import quick_engine
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+IN_PLACE = ("reuse", "scout:repair=none", "epic", "cacheblend", "samkv-fusion")
+"""Methods that leave some blocks as they are stored, with keys at the positions of their tokens."""
+METHODS = ("reuse", "scout:repair=none", "epic", "cacheblend", "samkv-fusion", "multi-infllm")
+
+
+def paging_engine(path, monkeypatch, **settings):
+    """Open an engine that reads blocks in place. On a CPU the host tier is the memory of the model's device."""
+    monkeypatch.setattr(
+        "ragkv.engine.engine.make_graph_decoder", lambda model, memory=None: GraphDecoder(model, memory=memory)
+    )
+    return fill(quick_engine(path, **{"paged": True, "store_body": "exact", "host_bytes": 2**22, **settings}))
+
+
+def pinned(engine):
+    return engine.tiers.stats()["host"].pinned
+
+
+@pytest.fixture
+def engines(tmp_path, monkeypatch):
+    with fill(quick_engine(tmp_path / "own")) as own, paging_engine(tmp_path / "paged", monkeypatch) as paged:
+        yield own, paged
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_answers_are_those_of_a_cache_of_their_own(engines, method):
+    options = AskOptions(method=method, top_k=4, max_tokens=12)
+    for question in QUESTIONS:
+        alone, shared = (engine.answer(question, options) for engine in engines)
+        assert shared.answer == alone.answer
+        assert shared.report.tokens == alone.report.tokens
+        assert shared.report.decoding.present == alone.report.decoding.present
+        assert alone.report.decoding.in_place == 0
+        assert (shared.report.decoding.in_place > 0) == (method in IN_PLACE)
+    assert pinned(engines[1]) == 0
+
+
+@pytest.mark.parametrize("body", ["int8", "fp8"])
+def test_quantised_blocks_are_read_in_place_too(tmp_path, monkeypatch, body):
+    options = AskOptions(method="scout:repair=none", top_k=4, max_tokens=12)
+    with (
+        fill(quick_engine(tmp_path / "own", store_body=body)) as own,
+        paging_engine(tmp_path / "paged", monkeypatch, store_body=body) as paged,
+    ):
+        for question in QUESTIONS:
+            alone, shared = (engine.answer(question, options) for engine in (own, paged))
+            assert shared.answer == alone.answer
+            assert shared.report.decoding.in_place > 0
+
+
+def test_reused_rows_are_all_read_in_place_and_the_cache_keeps_the_others(engines):
+    request = engines[1].prefill(QUESTIONS[0], AskOptions(method="reuse", top_k=4, max_tokens=6))
+    before = engines[0].prefill(QUESTIONS[0], AskOptions(method="reuse", top_k=4, max_tokens=6))
+    size = sum(len(hit.chunk.tokens) for hit in request.hits)
+    assert request.sequence.paged.rows == [size] * 2
+    assert request.sequence.cache.lengths == [length - size for length in before.sequence.cache.lengths]
+    assert request.sequence.cache.bytes < before.sequence.cache.bytes
+    assert pinned(engines[1]) > 0
+    request.sequence.close()
+    request.sequence.close()
+    assert pinned(engines[1]) == 0
+
+
+def test_blocks_with_a_recomputed_token_stay_in_the_cache(engines):
+    request = engines[1].prefill(QUESTIONS[0], AskOptions(method="epic", top_k=3, max_tokens=6))
+    plan, block = request.context.plan, request.session.sources[0].piece.block
+    for i, chunk in enumerate(request.sequence.paged.chunks):
+        for layer in range(2):
+            touched = {token // block for token in plan.recompute[layer][i]}
+            in_place = set(chunk.addresses[layer].nonzero()[0].tolist())
+            assert in_place == set(plan.kept[layer][i]) - touched
+    assert any(plan.recompute[0])
+    request.sequence.close()
+
+
+def test_requests_with_a_chunk_in_common_read_the_same_blocks(engines):
+    options = AskOptions(method="reuse", top_k=4, max_tokens=6)
+    first, second = (engines[1].prefill(question, options) for question in QUESTIONS[:2])
+    found = [{c.key: set(c.addresses.ravel().tolist()) for c in r.sequence.paged.chunks} for r in (first, second)]
+    common = set(found[0]) & set(found[1])
+    assert common
+    assert all(found[0][key] == found[1][key] for key in common)
+    first.sequence.close()
+    assert pinned(engines[1]) > 0
+    second.sequence.close()
+    assert pinned(engines[1]) == 0
+
+
+def test_a_conversation_keeps_its_rows(engines):
+    options = AskOptions(method="reuse", top_k=2, max_tokens=6, conversation="talk")
+    for question in QUESTIONS[:2]:
+        alone, shared = (engine.answer(question, options) for engine in engines)
+        assert shared.answer == alone.answer
+        assert shared.report.decoding.in_place == 0
+
+
+def test_what_is_in_no_tier_is_read_from_the_cache(tmp_path, monkeypatch):
+    with paging_engine(tmp_path, monkeypatch, host_bytes=0) as engine:
+        answer = engine.answer(QUESTIONS[0], AskOptions(method="reuse", top_k=3, max_tokens=6))
+        assert answer.report.decoding.in_place == 0
+        assert answer.report.decoding.steps > 0
+
+
+def test_requests_that_join_leave_and_are_cancelled_get_their_own_answers(engines):
+    """Rows, tiles and pins of one never reach another."""
+    rng, (own, paged) = random.Random(5), engines
+    batch, running, done = Batch(paged.model, 5, graph_decoder=paged.graph_decoder), {}, 0
+    for _ in range(60):
+        options = AskOptions(method=rng.choice(METHODS[:4]), top_k=rng.randint(1, 4), max_tokens=rng.randint(1, 9))
+        question = rng.choice(QUESTIONS)
+        request = paged.prefill(question, options)
+        running[batch.join(request.sequence)] = request, question, options
+        if rng.random() < 0.2:
+            id = rng.choice(list(running))
+            assert batch.cancel(id)
+            del running[id]
+        for event in batch.step():
+            if event.ended:
+                assert event.fault is None
+                request, question, options = running.pop(event.id)
+                done += 1
+                assert paged.finalize(request).answer == own.answer(question, options).answer
+    batch.clear()
+    assert done > 20
+    assert pinned(paged) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({}, "RAGKV_GRAPHS"), ({"gpu_bytes": 0}, "RAGKV_GPU_BYTES")],
+)
+def test_a_setting_that_cannot_be_met_is_refused(tmp_path, monkeypatch, settings, said):
+    if settings:
+        monkeypatch.setattr("ragkv.engine.engine.make_graph_decoder", lambda model, memory=None: GraphDecoder(model))
+    with pytest.raises(ConfigError, match=said):
+        quick_engine(tmp_path, paged=True, **settings)
