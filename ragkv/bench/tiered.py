@@ -135,14 +135,18 @@ class MemoryStore:
 
 
 class TieredBenchStore:
-    """Chunks of one model in one tier: `put` them all, call `fill_tier` once, then `open` them repeatedly."""
+    """Chunks of one model in one tier: `put` them all, call `fill_tier` once, then `open` them repeatedly.
 
-    def __init__(self, model: DecoderModel, store: KVStore, tier: str):
-        self._model, self._store, self._tier = model, store, tier
+    Attributes:
+        tiers: The tiers as `fill_tier` made them.
+    """
+
+    def __init__(self, model: DecoderModel, store: KVStore, tier: str, body: str = "exact"):
+        self._model, self._store, self._tier, self._body = model, store, tier, body
         self._fingerprint = f"bench {secrets.token_hex(8)}"  # unique, so that no server has these entries already
-        self._block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype)
+        self._block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, body)
         self._heads: dict[tuple[int, ...], Head] = {}
-        self._tiers, self._chunks = self._over(TierBudgets())
+        self.tiers, self._chunks = self._over(TierBudgets())
 
     def put(self, kv: ChunkKV) -> None:
         """Store a chunk. Raises StoreError."""
@@ -161,7 +165,7 @@ class TieredBenchStore:
             budgets = TierBudgets(heads, blocks)
         else:
             budgets = TierBudgets(max(heads, blocks * HEADS_SHARE // (HEADS_SHARE - 1) + 2 * self._block.full_bytes))
-        self._tiers, self._chunks = self._over(budgets)
+        self.tiers, self._chunks = self._over(budgets)
         for tokens in self._heads:
             key = self._chunks.key(tokens)
             head, _ = self._chunks.head(key, len(tokens))
@@ -169,15 +173,15 @@ class TieredBenchStore:
                 continue
             all_blocks = [tuple(range(head.layout.blocks))] * layers
             if self._tier == "gpu":
-                self._tiers.load(key, head, all_blocks)
+                self.tiers.load(key, head, all_blocks)
             else:
-                self._tiers.warm(key, head, all_blocks)
+                self.tiers.warm(key, head, all_blocks)
 
     def cool(self) -> None:
         """Drop all blocks from memory if the tier is a store. Call it before every question."""
         if self._tier not in WARM:
             for tokens in self._heads:
-                self._tiers.drop_blocks(self._chunks.key(tokens))
+                self.tiers.drop_blocks(self._chunks.key(tokens))
 
     def open(self, tokens: Sequence[int], exact: bool) -> StoredChunk:
         """Return the stored chunk with its head record loaded."""
@@ -191,7 +195,7 @@ class TieredBenchStore:
 
     def _over(self, budgets: TierBudgets) -> tuple[Tiers, ChunkStore]:
         tiers = Tiers(self._store, self._block, budgets, self._model.device)
-        return tiers, ChunkStore(tiers, self._model, self._fingerprint, "bench")
+        return tiers, ChunkStore(tiers, self._model, self._fingerprint, "bench", self._body)
 
 
 def _lost() -> ChunkKV:
@@ -200,8 +204,20 @@ def _lost() -> ChunkKV:
 
 
 @contextmanager
-def tiered_bench_store(model: DecoderModel, tier: str, url: str = "") -> Iterator[TieredBenchStore]:
-    """An empty store, deleted afterwards. url: of the Redis server. Raises InputError for an unknown tier."""
+def tiered_bench_store(
+    model: DecoderModel, tier: str, url: str = "", body: str = "exact"
+) -> Iterator[TieredBenchStore]:
+    """An empty store, deleted afterwards.
+
+    Args:
+        model: The model whose KV is stored.
+        tier: One of `TIERS`.
+        url: Of the Redis server.
+        body: One of the layout's `BODIES`.
+
+    Raises:
+        InputError: The tier does not exist, or not here.
+    """
     if tier not in TIERS:
         raise InputError(f"tier {tier!r} does not exist; choose one of {', '.join(TIERS)}")
     if tier == "gpu" and torch.device(model.device).type != "cuda":
@@ -212,7 +228,7 @@ def tiered_bench_store(model: DecoderModel, tier: str, url: str = "") -> Iterato
         store: KVStore = MemoryStore()
         if tier not in WARM:
             store = open_store(url if tier == "redis" else "disk", Path(folder), TIMEOUT)
-        made = TieredBenchStore(model, store, tier)
+        made = TieredBenchStore(model, store, tier, body)
         try:
             yield made
         finally:

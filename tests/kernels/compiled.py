@@ -60,7 +60,15 @@ CASES = {
     **{
         f"fp8_linear_{name}": (
             triton_fp8_linear._linear,
-            {"BIAS": False, "ONE": name == "one", "ROWS": 16, "TILE": tile, "DEPTH": depth, "EXACT": False},
+            {
+                "BIAS": False,
+                "ONE": name == "one",
+                "ROWS": 16,
+                "TILE": tile,
+                "DEPTH": depth,
+                "EXACT": False,
+                "STAGES": 4,
+            },
             {"num_warps": 4, "num_stages": 4},
         )
         for name, tile, depth in (("one", 8, 1024), ("few", 32, 128))

@@ -116,3 +116,8 @@ def test_products_of_many_rows_are_not_serialised(compiled):
     assert spilt is not None
     # triton 3.6, with which the kernel was measured, spills nothing. Later versions spill a little.
     assert max(map(int, spilt.groups())) <= 96
+
+
+def test_a_product_of_one_row_has_weights_on_their_way_while_it_multiplies(ptx):
+    """Three pieces of 8 rows of 1,024 bytes before the loop and one in it, by 128 threads that read 16 bytes each."""
+    assert len(re.findall(r"cp\.async\.cg\.shared\.global \[[^,]*, \[[^,]*, 0x10", ptx["fp8_linear_one"])) >= 4 * 4
