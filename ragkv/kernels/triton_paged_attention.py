@@ -79,7 +79,6 @@ def _attend_units(
     """
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
     how: tl.constexpr = "ieee" if PRECISE else "tf32"
     kind: tl.constexpr = qkv_ptr.dtype.element_ty
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
@@ -95,6 +94,9 @@ def _attend_units(
         first = (tl.load(tile + layer) + tl.load(unit + 3) * SEGMENT).to(tl.int32)
         last = tl.minimum(first + SEGMENT, tl.load(tile + layer + 1).to(tl.int32))
         listed = tile + layers + 1
+        entry = first + key // BLOCK
+        address = tl.load(listed + entry, mask=entry < last, other=0)
+        mark = tl.load(listed + entries + entry, mask=entry < last, other=0)
 
         lanes = unit + FIELDS + lane
         row = tl.load(lanes, mask=lane < LANES, other=-1)
@@ -103,25 +105,27 @@ def _attend_units(
         start = tl.load(lanes + 2 * LANES, mask=live, other=0)
         part = tl.load(lanes + 3 * LANES, mask=live, other=0)
         q_head = head * GROUP + r % GROUP
-        from_q = (row * (Q_HEADS + 2 * KV_HEADS) + q_head) * D
         here = live[:, None] & (h < HALF)[None, :]
-        low = tl.load(qkv_ptr + from_q[:, None] + h[None, :], mask=here, other=0.0).to(tl.float32)
-        high = tl.load(qkv_ptr + from_q[:, None] + HALF + h[None, :], mask=here, other=0.0).to(tl.float32)
+        angle = (tl.load(positions_ptr + row, mask=live, other=0) - start)[:, None] * D + h[None, :]
+        cos = tl.load(cos_ptr + angle, mask=here, other=0.0).to(tl.float32)
+        sin = tl.load(sin_ptr + angle, mask=here, other=0.0).to(tl.float32)
+        # Tables and positions are there before the step begins. Only queries are computed in it.
+        if EARLY:
+            gdc_wait()
+        from_q = ((row * (Q_HEADS + 2 * KV_HEADS) + q_head) * D)[:, None] + h[None, :]
+        low = tl.load(qkv_ptr + from_q, mask=here, other=0.0).to(tl.float32)
+        high = tl.load(qkv_ptr + from_q + HALF, mask=here, other=0.0).to(tl.float32)
         if NORMED:
             shrink = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / D + eps)
             low = (low * shrink[:, None]).to(kind).to(tl.float32)
             high = (high * shrink[:, None]).to(kind).to(tl.float32)
             low = (low * tl.load(weight_ptr + h, mask=h < HALF, other=0.0)[None, :]).to(kind).to(tl.float32)
             high = (high * tl.load(weight_ptr + HALF + h, mask=h < HALF, other=0.0)[None, :]).to(kind).to(tl.float32)
-        far = tl.load(positions_ptr + row, mask=live, other=0) - start
-        q_low, q_high = _rotate(low, high, cos_ptr, sin_ptr, far[:, None] * D + h[None, :], here, kind)
+        q_low, q_high = _rotate(low, high, cos, sin, kind)
 
         acc = tl.zeros((ROWS, WIDE), tl.float32)
         top = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
-        entry = first + key // BLOCK
-        address = tl.load(listed + entry, mask=entry < last, other=0)
-        mark = tl.load(listed + entries + entry, mask=entry < last, other=0)
         for begin in range(first * BLOCK, last * BLOCK, KEYS):
             inside, number = (begin + key) % BLOCK, mark >> 32
             count = tl.minimum(tokens - number * BLOCK, BLOCK)
@@ -156,7 +160,9 @@ def _attend_units(
             address = tl.load(listed + entry, mask=entry < last, other=0)
             mark = tl.load(listed + entries + entry, mask=entry < last, other=0)
             at = (number * BLOCK + inside)[:, None] * D + h[None, :]
-            k_low, k_high = _rotate(raw_low.to(tl.float32), raw_high.to(tl.float32), cos_ptr, sin_ptr, at, k_here, kind)
+            k_cos = tl.load(cos_ptr + at, mask=k_here, other=0.0).to(tl.float32)
+            k_sin = tl.load(sin_ptr + at, mask=k_here, other=0.0).to(tl.float32)
+            k_low, k_high = _rotate(raw_low.to(tl.float32), raw_high.to(tl.float32), k_cos, k_sin, kind)
             scores = tl.dot(q_low, tl.trans(k_low), input_precision=how)
             scores = tl.dot(q_high, tl.trans(k_high), scores, input_precision=how) * scale
             scores = tl.where(kept & there[None, :], scores, float("-inf"))
@@ -173,13 +179,13 @@ def _attend_units(
         to = part * Q_HEADS + q_head
         tl.store(parts_ptr + to[:, None] * D + d[None, :], acc / total[:, None], mask=live[:, None] & (d < D)[None, :])
         tl.store(lses_ptr + to, tl.where(some, top + tl.log2(total), float("-inf")), mask=live)
+    if EARLY:
+        gdc_wait()  # programs without a unit, too: this kernel must not end before those in front of it
 
 
 @triton.jit
-def _rotate(low, high, cos_ptr, sin_ptr, at, live, kind: tl.constexpr):
+def _rotate(low, high, cos, sin, kind: tl.constexpr):
     """Apply RoPE to the halves of rows. Both halves of a row of cos, or sin, are equal."""
-    cos = tl.load(cos_ptr + at, mask=live, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + at, mask=live, other=0.0).to(tl.float32)
     turned_low = (low * cos).to(kind).to(tl.float32) - (high * sin).to(kind).to(tl.float32)
     turned_high = (high * cos).to(kind).to(tl.float32) + (low * sin).to(kind).to(tl.float32)
     return turned_low.to(kind), turned_high.to(kind)
@@ -197,16 +203,17 @@ def _merge_all(
     """
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
     row, head = tl.program_id(0), tl.program_id(1)
     split, d, some = tl.arange(0, SPLITS), tl.arange(0, WIDE), tl.arange(0, PARTS)
+    first, last = tl.load(bounds_ptr + 1 + row).to(tl.int32), tl.load(bounds_ptr + 2 + row).to(tl.int32)
+    if EARLY:
+        gdc_wait()
     at = (row * SPLITS + split).to(tl.int64) * Q_HEADS + head
     lse = tl.load(own_lses_ptr + at)
     top = tl.max(lse, 0)
     weight = tl.exp2(lse - top)
     found = tl.load(own_ptr + at[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0)
     acc, total = tl.sum(found * weight[:, None], 0), tl.sum(weight, 0)
-    first, last = tl.load(bounds_ptr + 1 + row).to(tl.int32), tl.load(bounds_ptr + 2 + row).to(tl.int32)
     for begin in range(first, last, PARTS):
         there = (begin + some).to(tl.int64) * Q_HEADS + head
         more = tl.load(lses_ptr + there, mask=begin + some < last, other=float("-inf"))

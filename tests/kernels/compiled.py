@@ -80,6 +80,8 @@ CASES = {
         f"attend_units_{body}": (paged._attend_units, {**UNITS, "BODY": number}, {"num_warps": 4, "num_stages": 2})
         for body, number in triton_transfer.BODIES.items()
     },
+    # As many rows as a program reads keys would hide a name that the loop gives to a tensor of another shape.
+    "attend_units_few": (paged._attend_units, {**UNITS, "ROWS": 16, "LANES": 4}, {"num_warps": 4, "num_stages": 2}),
     "merge_all": (
         paged._merge_all,
         {"Q_HEADS": 32, "D": 128, "WIDE": 128, "SPLITS": 32, "PARTS": paged.PARTS},
