@@ -13,5 +13,6 @@ pytestmark = pytest.mark.usefixtures("one_thread", "recalled_drafts")
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_10000_requests_that_join_leave_and_are_cancelled_leak_nothing(tmp_path: Path) -> None:
-    check_mixed_requests(tmp_path, 10_000, 400)
+@pytest.mark.parametrize("paged", [False, True])
+def test_10000_requests_that_join_leave_and_are_cancelled_leak_nothing(tmp_path: Path, paged: bool) -> None:
+    check_mixed_requests(tmp_path, 10_000, 400, paged)

@@ -195,8 +195,8 @@ class BlockTables:
                     units.append([*fields, segment, *owned, *bits, *starts])
                     owners.append(list(owned))
         self._copy_units(
-            np.array(units, dtype=np.int64).reshape(len(units), -1),
-            np.array(owners, dtype=np.int64).reshape(len(units), self._lanes),
+            np.array(units, dtype=np.int64).reshape(-1, UNIT_FIELDS + 3 * self._lanes),
+            np.array(owners, dtype=np.int64).reshape(-1, self._lanes),
         )
 
     def _copy_units(self, units: Numbers, owners: Numbers) -> None:

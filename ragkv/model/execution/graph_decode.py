@@ -144,11 +144,13 @@ class GraphDecoder:
 
     def _paged_blocks(self, paged: Sequence[PagedContext | None], positions: int) -> PagedBlocks | None:
         """Return what a step reads in place; None where it reads nothing so. positions: of the longest context."""
-        if not any(each is not None for each in paged):
-            return None
-        if self._tables is None:
+        some = any(each is not None for each in paged)
+        if self._tables is not None:
+            blocks = self._tables.update(paged if some else (), positions if some else 0)
+            return blocks if some else None
+        if some:
             raise ValueError("a request reads blocks in place, and the decoder was made without their memory")
-        return self._tables.update(paged, positions)
+        return None
 
     def _run(
         self,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import inf
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -28,6 +29,8 @@ from ragkv.engine.engine import Engine
 from ragkv.errors import Expired
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.model.decoder import DecoderModel
+from ragkv.model.execution.block_tables import BlockPoolMemory
+from ragkv.model.execution.graph_decode import GraphDecoder
 from ragkv.report import Answer
 from ragkv.retrieval import Retriever
 from ragkv.store import open_store
@@ -63,8 +66,11 @@ def small_model() -> DecoderModel:
     return DecoderModel(loaded, other.tokenizer, other.profile, "small", "small")
 
 
-def open_small(data: Path) -> Engine:
-    """An engine with a pool for psa, and little memory for everything."""
+def open_small(data: Path, paged: bool = False) -> Engine:
+    """An engine with a pool for psa, and little memory for everything.
+
+    paged: Dense answers read stored blocks in place. On a CPU the host tier is the memory of the model's device.
+    """
     chosen = quick_settings(
         data,
         batch=RUNNING,
@@ -73,11 +79,18 @@ def open_small(data: Path) -> Engine:
         pool_bytes=POOL_SLOTS * SLOT,
         conversation_bytes=400_000,
         group_tokens=256,
+        paged=paged,
     )
     store = open_store(chosen.store, chosen.data, chosen.store_timeout, chosen.store_ttl, chosen.store_bytes)
     catalog = Catalog.open(chosen.data / "catalog.sqlite")
     retriever = Retriever(catalog, WordEmbedder(), chosen.data / "index")
-    return fill(Engine(chosen, small_model(), store, catalog, retriever), NAMES)
+    with patch("ragkv.engine.engine.make_graph_decoder", _graph_decoder if paged else lambda model, memory: None):
+        return fill(Engine(chosen, small_model(), store, catalog, retriever), NAMES)
+
+
+def _graph_decoder(model: DecoderModel, memory: BlockPoolMemory | None) -> GraphDecoder:
+    """Return a decoder that runs the steps of a GPU by the reference kernels."""
+    return GraphDecoder(model, memory=memory)
 
 
 @dataclass
@@ -180,6 +193,8 @@ class Drive:
         self._check_quiet()
         self._compare([each for each in ended if each.answer])
         del asked, ended, coming, running, over, leaving
+        if self.engine.graph_decoder is not None:  # its tables are those of the latest step
+            self.engine.answer("Who built the mill of Tarn?", AskOptions(method="full", max_tokens=2))
         self._check_memory()
 
     def _lose_a_chunk(self) -> None:
@@ -226,6 +241,7 @@ class Drive:
                 assert answer.report.tokens == alone.report.tokens
                 assert answer.report.chunks == alone.report.chunks
             self.counts["compared"] += 1
+            self.counts["compared in place"] += answer.report.decoding.in_place > 0
             self.counts["compared in the pool"] += answer.report.decoding.pool is not None
             speculation = answer.report.decoding.speculation
             self.counts["compared with drafts"] += speculation is not None and speculation.drafted > 0

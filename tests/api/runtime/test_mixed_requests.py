@@ -41,9 +41,9 @@ def recalled_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation, "Drafter", partial(RecallingDrafter, said={}))
 
 
-def check_mixed_requests(folder: Path, requests: int, window: int) -> None:
+def check_mixed_requests(folder: Path, requests: int, window: int, paged: bool) -> None:
     """Run so many requests; check that they met what they should meet."""
-    with open_small(folder / "together") as engine, open_small(folder / "alone") as alone:
+    with open_small(folder / "together", paged) as engine, open_small(folder / "alone") as alone:
         drive = Drive(engine, alone)
         drive.run(requests, window)
     counts = drive.counts
@@ -52,11 +52,13 @@ def check_mixed_requests(folder: Path, requests: int, window: int) -> None:
     assert counts["left"] > requests / 20
     assert counts["most together"] > RUNNING / 2
     assert counts["most slots"] > 0
-    assert min(counts[f"compared {how}"] for how in ("in the pool", "with drafts", "turns")) > 0
+    kinds = ("in the pool", "in place", "turns") if paged else ("in the pool", "with drafts", "turns")
+    assert min(counts[f"compared {kind}"] for kind in kinds) > 0
     tensors, size = zip(*drive.memory[1:], strict=True)
     assert max(tensors) == tensors[0], "nothing is left of a request"
     assert max(size) <= 1.25 * min(size), "tables of the pool are as long as the longest of the latest contexts"
 
 
-def test_300_requests_that_join_leave_and_are_cancelled_leak_nothing(tmp_path: Path) -> None:
-    check_mixed_requests(tmp_path, 300, 75)
+@pytest.mark.parametrize("paged", [False, True])
+def test_300_requests_that_join_leave_and_are_cancelled_leak_nothing(tmp_path: Path, paged: bool) -> None:
+    check_mixed_requests(tmp_path, 300, 75, paged)
