@@ -126,10 +126,12 @@ class Sequence:
         self._later = list[RowLogits]()
         self._generator = torch.Generator().manual_seed(sampling.seed)
         self._log_probabilities: list[Tensor] = []
+        self._unscored: list[tuple[RowLogits, int]] = []
 
     @property
     def log_probabilities(self) -> list[float]:
         """Log probability of each sampled token at temperature 1, a stop token included."""
+        self._score()
         return torch.stack(self._log_probabilities).tolist() if self._log_probabilities else []
 
     @property
@@ -156,7 +158,7 @@ class Sequence:
             return None
         self.ready = False
         token = sample(self._logits, self.sampling, self._generator)
-        self._log_probabilities.append(self._logits.log_probability(token))
+        self._unscored.append((self._logits, token))
         if token in stop_ids:
             self.stopped = True
             return None
@@ -205,9 +207,18 @@ class Sequence:
         Args:
             logits: One row, or 1 + k of a pass with a draft of k tokens.
         """
+        self._score()
         self._logits, *self._later = logits
         self.ready = True
         self.steps += 1
+
+    def _score(self) -> None:
+        """Compute the log probabilities of the latest tokens.
+
+        This waits until the pass of these tokens is launched. Before, its few launches would keep a GPU waiting.
+        """
+        self._log_probabilities += [row.log_probability(token) for row, token in self._unscored]
+        self._unscored.clear()
 
     def close(self) -> None:
         """Drop the rows of tokens that are not verified, and leave the pool and the blocks that were read in place.

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ragkv.engine.generation import Sampling, sample
+from ragkv.engine.generation import Sampling, Sequence, sample
 from ragkv.engine.logits import StepLogits
+from ragkv.model.kv_cache import ContextCache
+from ragkv.types import Shape
 
 LOGITS = torch.tensor([[0.3, 2.0, -1.0, 2.0], [5.0, 0.0, 1.0, -2.0], [0.0, 0.0, 0.0, 0.5]])
 
@@ -44,3 +46,16 @@ def test_rows_are_split_in_their_order() -> None:
 def test_a_temperature_samples_by_the_probabilities_of_the_row() -> None:
     row = StepLogits(torch.tensor([[9.0, 9.0, 9.0], [0.0, 30.0, 0.0]])).rows()[1]
     assert sample(row, Sampling(temperature=1.0), torch.Generator().manual_seed(0)) == 1
+
+
+def test_log_probabilities_are_computed_when_the_next_pass_is_launched() -> None:
+    """Nothing else stands between a token and the pass that it begins."""
+    first, second = (StepLogits(LOGITS[:1]) for _ in range(2))
+    sequence = Sequence(ContextCache(Shape(1, 1, 1, 4), 1, torch.float32), LOGITS[2], 5, Sampling(4))
+    sequence.accept(first.rows())
+    assert sequence.sample(frozenset()) == 1
+    assert "normalisers" not in vars(first)
+    sequence.accept(second.rows())
+    assert "normalisers" in vars(first)
+    assert sequence.sample(frozenset()) == 1
+    assert sequence.log_probabilities == pytest.approx([float(LOGITS[0].log_softmax(-1)[1])] * 2)
