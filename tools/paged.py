@@ -40,6 +40,7 @@ from ragkv.timing import StepTimer
 CHUNKS, READ, TOKENS, QUESTION = 64, 16, 1024, 32
 STEPS, WARM = 24, 6
 METHODS = ("reuse", "scout:repair=none,weakest=0,cap=0.1")
+NEEDLES = ("reuse", "scout:repair=none", "scout", "cacheblend")
 ROOM = 64
 """Rows of an answer."""
 
@@ -140,11 +141,13 @@ def _steps(made: Bench, chunks: Sequence[list[int]], method: str, count: int, in
     return _Row(statistics.fmean(kept), statistics.median(times[WARM:]), count, own)
 
 
-def compare_needles(path: str, device: str, body: str, sets: int, questions: int) -> None:
+def compare_needles(
+    path: str, device: str, body: str, sets: int, questions: int, documents: int = 8, methods: Sequence[str] = NEEDLES
+) -> None:
     """Print how many answers to needle questions are the same in place and with own caches, and their exact match."""
     model = DecoderModel.load(path, device=device, dtype="bfloat16" if device == "cuda" else "float32")
-    asked_sets = needle_sets(sets, 8, 256, questions, 201, lambda text: len(model.prompt.plain(text)))
-    for method in ("reuse", "scout:repair=none", "scout", "cacheblend"):
+    asked_sets = needle_sets(sets, documents, 256, questions, 201, lambda text: len(model.prompt.plain(text)))
+    for method in methods:
         same, right, in_place, total = 0, [0.0, 0.0], 0.0, 0
         for asked in asked_sets:
             chunks = [model.prompt.chunk(title, text) for title, text in asked.chunks]

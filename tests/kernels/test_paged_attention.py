@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import count
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ class Case:
         width = (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim
         self.qkv = torch.randn(len(requests), width, generator=generator).to(DEVICE, model.dtype)
         self.positions = torch.tensor([each.end for each in requests], device=DEVICE)
-        self.tables = BlockTables(model, chunks.memory, WIDTH)
+        self.tables = BlockTables(model, chunks.memory, WIDTH, count())
         self.paged = self.tables.update([each.context for each in requests], 1 + max(each.end for each in requests))
         buffers = [[each.cache.buffers(layer, 1) for each in requests] for layer in range(shape.layers)]
         lengths = [[each.cache.lengths[layer] for each in requests] for layer in range(shape.layers)]

@@ -6,9 +6,8 @@ is built again only when its requests change. Units and bounds are built again w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 import torch
@@ -49,11 +48,12 @@ class PagedChunk:
 class PagedContext:
     """All blocks that one request reads in place. The other rows of its context lie in its own cache.
 
-    A step reads them by their addresses, so they must stay until the last step is launched: `release` unpins them.
+    A step reads them by their addresses, so they must stay until the last step is launched.
 
     Attributes:
         chunks: the blocks, chunk by chunk.
         rows: rows of each layer in these blocks.
+        release: unpins the blocks; `close` calls it once.
     """
 
     chunks: Sequence[PagedChunk]
@@ -93,21 +93,22 @@ class _Tile:
 class BlockTables:
     """Tables of one model on one device. Not thread-safe."""
 
-    def __init__(self, model: DecoderModel, memory: BlockPoolMemory, width: int, lanes: int | None = None):
+    def __init__(self, model: DecoderModel, memory: BlockPoolMemory, width: int, versions: Iterator[int]):
         """Allocate the tables.
 
         Args:
             model: the model.
             memory: where all blocks lie.
             width: most rows of a step.
+            versions: gives versions to tables at new addresses.
         """
         self._model, self._shape, self._memory, self._width = model, model.shape, memory, width
-        self._lanes = lanes or lanes_of(model.shape)
+        self._lanes = lanes_of(model.shape)
         self._members: dict[Hashable, list[tuple[PagedContext, PagedChunk]]] = {}
         self._tiles: dict[Hashable, list[_Tile]] = {}
         self._contexts: list[PagedContext] = []
         self._rows: tuple[PagedContext | None, ...] = ()
-        self._versions = count()
+        self._versions = versions
         self.paged = self._allocate(LEAST, LEAST, ANGLES)
 
     @torch.inference_mode()

@@ -20,6 +20,7 @@ step with the reference kernels and record nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 import numpy as np
 import torch
@@ -73,7 +74,8 @@ class GraphDecoder:
             memory: where blocks lie that requests read in place; None where they read their own caches only.
         """
         self._model, self._shape = model, model.shape
-        self._tables = None if memory is None else BlockTables(model, memory, WIDEST)
+        self._memory, self._tables = memory, list[BlockTables]()
+        self._versions = count()
         self._stack = LayerStack(model, merge_weights(model.body), kernels or step_kernels(model))
         self._attend_paged = paged_attention(self._stack.kernels)
         records = model.device.type == "cuda" and self._stack.kernels is not reference
@@ -107,11 +109,25 @@ class GraphDecoder:
             paged: what each of them reads in place beside its cache; empty where none does.
         """
         parts = [slice(start, start + WIDEST) for start in range(0, len(caches), WIDEST)]
-        if len(parts) != 1:
-            none = torch.empty(0, self._model.config.vocab_size, dtype=self._model.dtype, device=self._model.device)
-            rows = (self.decode(caches[part], tokens[part], positions[part], paged[part]) for part in parts)
-            return torch.cat([none, *rows])
-        blocks = self._paged_blocks(paged, 1 + max(positions))
+        rows = [
+            self._decode(number, caches[part], tokens[part], positions[part], paged[part])
+            for number, part in enumerate(parts)
+        ]
+        if len(rows) == 1:
+            return rows[0]
+        none = torch.empty(0, self._model.config.vocab_size, dtype=self._model.dtype, device=self._model.device)
+        return torch.cat([none, *rows])
+
+    def _decode(
+        self,
+        number: int,
+        caches: Sequence[ContextCache],
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        paged: Sequence[PagedContext | None],
+    ) -> Tensor:
+        """Decode a part of at most `WIDEST` rows, as `decode` does. number: of the part."""
+        blocks = self._paged_blocks(number, paged, 1 + max(positions))
         # The next replay overwrites the original.
         logits = self._run(caches, tokens, positions, paged=blocks)[0].clone()
         # The replay runs asynchronously, so this bookkeeping costs no time of the step.
@@ -142,14 +158,24 @@ class GraphDecoder:
         count = len(tokens)
         return [q[:count] for q in self._run([cache] * count, tokens, range(position, position + count), depth)]
 
-    def _paged_blocks(self, paged: Sequence[PagedContext | None], positions: int) -> PagedBlocks | None:
-        """Return what a step reads in place; None where it reads nothing so. positions: of the longest context."""
-        some = any(each is not None for each in paged)
-        if self._tables is not None:
-            blocks = self._tables.update(paged if some else (), positions if some else 0)
-            return blocks if some else None
-        if some:
-            raise ValueError("a request reads blocks in place, and the decoder was made without their memory")
+    def _paged_blocks(self, number: int, paged: Sequence[PagedContext | None], positions: int) -> PagedBlocks | None:
+        """Return what a part of a step reads in place; None where it reads nothing so.
+
+        Each part has tables of its own, because its rows stay the same from step to step.
+
+        Args:
+            number: of the part.
+            paged: as in `decode`.
+            positions: of the longest context.
+        """
+        if any(each is not None for each in paged):
+            if self._memory is None:
+                raise ValueError("a request reads blocks in place, and the decoder was made without their memory")
+            while len(self._tables) <= number:
+                self._tables.append(BlockTables(self._model, self._memory, WIDEST, self._versions))
+            return self._tables[number].update(paged, positions)
+        if number < len(self._tables):
+            self._tables[number].update((), 0)
         return None
 
     def _run(

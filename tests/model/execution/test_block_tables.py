@@ -9,6 +9,7 @@ from ragkv.kernels import decode_step as reference
 from ragkv.kernels import paged_attention
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution import block_tables
+from ragkv.model.execution.block_tables import BlockTables
 from ragkv.model.execution.graph_decode import GraphDecoder
 from tests import tiny
 from tests.paged import PagedChunks
@@ -62,6 +63,20 @@ def test_more_requests_than_a_unit_serves():
     lanes = paged_attention.lanes_of(model.shape)
     requests = [chunks.request((i % 2, 1 - i % 2)) for i in range(2 * lanes + 3)]
     assert steps(GraphDecoder(model, memory=chunks.memory), requests) < NEAR
+
+
+def test_a_step_in_parts_has_tables_for_each_part(monkeypatch):
+    monkeypatch.setattr("ragkv.model.execution.graph_decode.WIDEST", 2)
+    chunks = PagedChunks(model := tiny.model(), (9, 5))
+    decoder = GraphDecoder(model, memory=chunks.memory)
+    requests = [chunks.request(each) for each in ((0, 1), (1,), (0,), (), (1, 0))]
+    assert steps(decoder, requests) < NEAR
+    written = list[int]()
+    for step in (2, 3):
+        tokens, positions = [3, 4, 5, 6, 7], [each.end + step for each in requests]
+        decoder.decode([r.cache for r in requests], tokens, positions, [r.context for r in requests])
+        monkeypatch.setattr(BlockTables, "_write_units", lambda *given: written.append(1))
+    assert not written, "tables are built once for the same rows"
 
 
 def test_drafted_tokens_are_further_rows_of_their_request():
