@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from unittest.mock import patch
 
 import pytest
 
@@ -19,21 +20,25 @@ IN_PLACE = ("reuse", "scout:repair=none", "epic", "cacheblend", "samkv-fusion")
 METHODS = ("reuse", "scout:repair=none", "epic", "cacheblend", "samkv-fusion", "multi-infllm")
 
 
-def paging_engine(path, monkeypatch, **settings):
+def graph_decoder(model, memory=None):
+    """Return a decoder that runs the steps of a GPU by the reference kernels."""
+    return GraphDecoder(model, memory=memory)
+
+
+def paging_engine(path, **settings):
     """Open an engine that reads blocks in place. On a CPU the host tier is the memory of the model's device."""
-    monkeypatch.setattr(
-        "ragkv.engine.engine.make_graph_decoder", lambda model, memory=None: GraphDecoder(model, memory=memory)
-    )
-    return fill(quick_engine(path, **{"paged": True, "store_body": "exact", "host_bytes": 2**22, **settings}))
+    with patch("ragkv.engine.engine.make_graph_decoder", graph_decoder):
+        return fill(quick_engine(path, **{"paged": True, "host_bytes": 2**22, **settings}))
 
 
 def pinned(engine):
     return engine.tiers.stats()["host"].pinned
 
 
-@pytest.fixture
-def engines(tmp_path, monkeypatch):
-    with fill(quick_engine(tmp_path / "own")) as own, paging_engine(tmp_path / "paged", monkeypatch) as paged:
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory):
+    path = tmp_path_factory.mktemp("paging")
+    with fill(quick_engine(path / "own")) as own, paging_engine(path / "paged") as paged:
         yield own, paged
 
 
@@ -51,11 +56,11 @@ def test_answers_are_those_of_a_cache_of_their_own(engines, method):
 
 
 @pytest.mark.parametrize("body", ["int8", "fp8"])
-def test_quantised_blocks_are_read_in_place_too(tmp_path, monkeypatch, body):
+def test_quantised_blocks_are_read_in_place_too(tmp_path, body):
     options = AskOptions(method="scout:repair=none", top_k=4, max_tokens=12)
     with (
         fill(quick_engine(tmp_path / "own", store_body=body)) as own,
-        paging_engine(tmp_path / "paged", monkeypatch, store_body=body) as paged,
+        paging_engine(tmp_path / "paged", store_body=body) as paged,
     ):
         for question in QUESTIONS:
             alone, shared = (engine.answer(question, options) for engine in (own, paged))
@@ -109,8 +114,8 @@ def test_a_conversation_keeps_its_rows(engines):
         assert shared.report.decoding.in_place == 0
 
 
-def test_what_is_in_no_tier_is_read_from_the_cache(tmp_path, monkeypatch):
-    with paging_engine(tmp_path, monkeypatch, host_bytes=0) as engine:
+def test_what_is_in_no_tier_is_read_from_the_cache(tmp_path):
+    with paging_engine(tmp_path, host_bytes=0) as engine:
         answer = engine.answer(QUESTIONS[0], AskOptions(method="reuse", top_k=3, max_tokens=6))
         assert answer.report.decoding.in_place == 0
         assert answer.report.decoding.steps > 0
@@ -146,6 +151,6 @@ def test_requests_that_join_leave_and_are_cancelled_get_their_own_answers(engine
 )
 def test_a_setting_that_cannot_be_met_is_refused(tmp_path, monkeypatch, settings, said):
     if settings:
-        monkeypatch.setattr("ragkv.engine.engine.make_graph_decoder", lambda model, memory=None: GraphDecoder(model))
+        monkeypatch.setattr("ragkv.engine.engine.make_graph_decoder", graph_decoder)
     with pytest.raises(ConfigError, match=said):
         quick_engine(tmp_path, paged=True, **settings)

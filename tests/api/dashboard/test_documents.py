@@ -108,10 +108,9 @@ def test_on_a_phone_the_viewer_has_its_tabs_and_close_in_one_line_each(desk: Des
         viewer = page.get_by_role("dialog")
         for each in (*viewer.get_by_role("tab").all(), viewer.get_by_role("button", name="Close")):
             expect(each).to_be_in_viewport(ratio=1)
-        title, close = (
-            viewer.get_by_role("heading").first.bounding_box(),
-            viewer.get_by_role("button", name="Close").bounding_box(),
-        )
+        heading = viewer.get_by_role("heading").first
+        expect(heading).to_have_text(HARBOUR["title"])  # it comes after the dialog
+        title, close = heading.bounding_box(), viewer.get_by_role("button", name="Close").bounding_box()
         assert title is not None
         assert close is not None
         assert close["x"] >= title["x"] + title["width"]
