@@ -38,13 +38,15 @@ ROWS = 64
 """Most rows of queries of one kv head in a unit: those of a tensor core's tile."""
 SEGMENT = 512
 """Keys of a segment. Shorter segments occupy more programs, longer ones have fewer parts to merge."""
+MASK_BITS = 32
+"""Requests that a mask has room for."""
 UNIT_FIELDS, LANE_FIELDS = 4, 4
 """Numbers of a unit before its lanes, and of a lane."""
 
 
 def lanes_of(shape: Shape) -> int:
-    """Return how many rows of a step a unit serves at most."""
-    return max(1, ROWS // (shape.q_heads // shape.kv_heads))
+    """Return how many rows of a step a unit serves, and how many requests a tile has, at most."""
+    return min(MASK_BITS, max(1, ROWS // (shape.q_heads // shape.kv_heads)))
 
 
 def segment_blocks(block: int) -> int:

@@ -109,6 +109,8 @@ class GraphDecoder:
             paged: what each of them reads in place beside its cache; empty where none does.
         """
         parts = [slice(start, start + WIDEST) for start in range(0, len(caches), WIDEST)]
+        for tables in self._tables[len(parts) :]:  # of a step with more parts
+            tables.update((), 0)
         rows = [
             self._decode(number, caches[part], tokens[part], positions[part], paged[part])
             for number, part in enumerate(parts)

@@ -58,8 +58,10 @@ def test_requests_come_and_go_and_others_stay_as_they_are():
     assert steps(decoder, [chunks.request((0, 2))]) < NEAR
 
 
-def test_more_requests_than_a_unit_serves():
-    chunks = PagedChunks(model := tiny.model(), (9, 5))
+@pytest.mark.parametrize("kv_heads", [2, 8])
+def test_more_requests_than_a_unit_serves(kv_heads):
+    """Also where each query head has its own kv head, and a mask would have room for fewer requests than a unit."""
+    chunks = PagedChunks(model := tiny.model(kv_heads=kv_heads, layers=2), (9, 5))
     lanes = paged_attention.lanes_of(model.shape)
     requests = [chunks.request((i % 2, 1 - i % 2)) for i in range(2 * lanes + 3)]
     assert steps(GraphDecoder(model, memory=chunks.memory), requests) < NEAR
