@@ -40,6 +40,7 @@ from ragkv.errors import (
     NotFound,
     QuotaExceeded,
     RagkvError,
+    Restarting,
     Stopping,
     StoreFull,
     StoreUnavailable,
@@ -72,6 +73,7 @@ _STATUS: tuple[tuple[type[RagkvError], int, str], ...] = (
     (Busy, 429, "busy"),
     (StoreFull, 507, "no_space"),
     (Stopping, 503, "stopping"),
+    (Restarting, 503, "restarting"),
     (Expired, 504, "deadline"),
     (RagkvError, 503, "unavailable"),
 )
@@ -186,8 +188,8 @@ def fault_of(error: Exception) -> Fault:
 def _of_ragkv(error: RagkvError) -> Fault:
     status, code = next((status, code) for kind, status, code in _STATUS if isinstance(error, kind))
     headers = {}
-    if isinstance(error, Busy | StoreUnavailable):
-        headers = {"Retry-After": str(error.retry_after if isinstance(error, Busy) else RETRY_SECONDS)}
+    if isinstance(error, Busy | Restarting | StoreUnavailable):
+        headers = {"Retry-After": str(RETRY_SECONDS if isinstance(error, StoreUnavailable) else error.retry_after)}
     if error.public != error.message:
         logger.warning("a request got %d (%s): %s", status, code, error)
     return Fault(status, Tenant(current().tenant).told(error.public), code, headers)

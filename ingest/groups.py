@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ingest.pipeline import EMBED_BATCH, IngestEmbedder, IngestEngine, IngestOutcome, ingest_steps
-from ingest.progress import ChunkGroup, IngestProgress, IngestStep, PassageBatch
-from ragkv.errors import InputError
+from ingest.progress import ENDS, ChunkGroup, IngestProgress, IngestStep, PassageBatch
+from ragkv.errors import InputError, InvalidDocument, RagkvError
 from ragkv.types import Document
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,9 @@ def embed_together(embedder: IngestEmbedder, documents: Iterable[OpenDocument[T]
         return
     try:
         vectors = embedder.encode([text for _, batch in waiting for text in batch.texts])
-    except Exception:
+    except ENDS:
+        raise
+    except BaseException:
         logger.info("%d documents are embedded one by one: together they failed", len(waiting), exc_info=True)
         return
     at = 0
@@ -123,7 +125,9 @@ def encode_together(engine: IngestEngine, documents: Sequence[OpenDocument[T]]) 
     if len(groups) > 1:
         try:
             engine.encode_and_store_all([chunk for group in groups for chunk in group.chunks])
-        except Exception:
+        except ENDS:
+            raise
+        except BaseException:
             logger.info("%d documents are encoded one by one: together they failed", len(groups), exc_info=True)
         else:
             for group in groups:
@@ -143,6 +147,9 @@ def ingest_all(
 
     Yields:
         Each document in order, with its outcome or the reason why it was refused.
+
+    Raises:
+        RagkvError: A fault that is none of a document, such as a full disk.
     """
     window = Window(engine, progress)
     try:
@@ -240,10 +247,17 @@ class Window:
             self._step(name, opened)
 
     def _step(self, name: tuple[str, str], opened: OpenDocument[IngestOutcome]) -> None:
+        """Do one unit of work. A fault ends the document alone, unless it is one of the catalogue or the store."""
         try:
             step = opened.run_step()
-            self._progress(step.stage, step.done, step.total)
         except StopIteration as end:
             self._ended[name] = end.value
         except InputError as error:
             self._ended[name] = error
+        except (RagkvError, *ENDS):
+            raise
+        except BaseException as error:
+            logger.error("document %r of collection %r", name[1], name[0], exc_info=error)
+            self._ended[name] = InvalidDocument(f"document {name[1]!r}: {type(error).__name__} while reading it")
+        else:
+            self._progress(step.stage, step.done, step.total)

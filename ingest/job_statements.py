@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, bindparam, delete, exists, func, insert, or_, select, update
 
-from ingest.job_view import ACTIVE
+from ingest.job_view import ACTIVE, SET_ASIDE
 from ragkv.catalog.statements import one_of, upsert, values
 from ragkv.catalog.tables import job_documents, job_senders, jobs, leases, paces
 
@@ -74,6 +74,11 @@ START = update(job_documents).where(*_THIS).values(status="running", attempts=jo
 REQUEUE = update(job_documents).where(*_MINE).values(status="queued", attempts=job_documents.c.attempts - 1)
 COMPLETE = update(job_documents).where(*_MINE).values(payload=None)
 LOSE = update(job_documents).where(*_THIS, job_documents.c.status == "running")
+FORGET_SET_ASIDE = (
+    update(job_documents)
+    .where(job_documents.c.status == "failed", one_of(job_documents.c.error_code, SET_ASIDE))
+    .values(status="cancelled")
+)
 _JOB = jobs.c.row == bindparam("of")
 START_JOB = (
     update(jobs)

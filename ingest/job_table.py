@@ -19,10 +19,13 @@ from ingest import leases
 from ingest.job_view import ACTIVE, DocumentStatus, JobFault
 from ingest.leases import JobPlace
 from ingest.progress import IngestStep
+from ragkv.catalog.limits import MAX_DEPTH, MAX_TITLE, is_deep
 from ragkv.catalog.transaction import Transaction
+from ragkv.errors import InvalidDocument
+from ragkv.passages import shortened
 from ragkv.types import Document
 
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS = 2
 """Starts of one document after which it is taken to be what kills the process."""
 KEPT_JOBS = 1000
 """Finished jobs that are kept."""
@@ -44,6 +47,20 @@ class WaitingJob(NamedTuple):
     job: int
     collection: str
     attempts: int
+
+
+class StartedDocument(NamedTuple):
+    """A document that was taken from the queue.
+
+    Attributes:
+        place: Its row.
+        document: The document; without content where that cannot be read.
+        fault: Why it cannot be read.
+    """
+
+    place: JobPlace
+    document: Document
+    fault: JobFault | None
 
 
 def owner_of(collection: str) -> str:
@@ -101,7 +118,7 @@ def waiting(transaction: Transaction) -> list[WaitingJob]:
     return found
 
 
-def start_next(transaction: Transaction, worker: str, job: int | None = None) -> tuple[JobPlace, Document] | None:
+def start_next(transaction: Transaction, worker: str, job: int | None = None) -> StartedDocument | None:
     """Mark the next waiting document of a job as running, by `worker`, and return it; None when nothing waits.
 
     job: the row of the job; None: the earliest that has one.
@@ -116,9 +133,24 @@ def start_next(transaction: Transaction, worker: str, job: int | None = None) ->
     transaction.execute(sql.START_JOB, {"of": place.job, "now": now, "updated": now})
     transaction.execute(sql.FORGET_REST, {"of": place.job})
     leases.take(transaction, place, worker)
-    title, text, metadata, *pages = json.loads(row[4])  # a job that an older release queued has no pages
+    try:
+        return StartedDocument(place, _document(*row[2:5]), None)
+    except Exception as error:  # of whatever kind: another process would find the same content
+        reason = (
+            str(error) if isinstance(error, InvalidDocument) else f"its content in the queue: {type(error).__name__}"
+        )
+        return StartedDocument(
+            place, Document(row[3], "", "", {}, row[2]), JobFault("unreadable", f"set aside: {reason}")
+        )
+
+
+def _document(collection: str, document_id: str, payload: str) -> Document:
+    """Return a document of the queue. Raises what it raises to read what an earlier release accepted."""
+    title, text, metadata, *pages = json.loads(payload)  # a job that an older release queued has no pages
+    if is_deep(metadata):
+        raise InvalidDocument(f"its metadata is nested deeper than {MAX_DEPTH} levels")
     starts = tuple((offset, number) for offset, number in (pages[0] if pages else ()))
-    return place, Document(row[3], title, text, metadata, row[2], starts)
+    return Document(document_id, shortened(title, MAX_TITLE), text, dict(metadata), collection, starts)
 
 
 def requeue(transaction: Transaction, place: JobPlace, worker: str) -> None:
@@ -194,7 +226,7 @@ def recover(transaction: Transaction, worker: str = "") -> int:
 
     The transaction must be alone. worker: lost is also what this one ran.
     """
-    told = f"not finished: the process died {MAX_ATTEMPTS} times while reading this document"
+    told = f"set aside: the process died {MAX_ATTEMPTS} times while reading this document"
     again, touched = 0, dict[int, None]()
     for place, attempts in leases.lost(transaction, worker):
         which = {"of": place.job, "at": place.position}
@@ -209,6 +241,12 @@ def recover(transaction: Transaction, worker: str = "") -> int:
         _queue_job(transaction, job)
         _finish_job(transaction, job)
     return again
+
+
+def forget_set_aside(transaction: Transaction) -> int:
+    """Cancel what was set aside, so that nothing tells of it any more. Returns how many documents there were."""
+    count: int = transaction.execute(sql.FORGET_SET_ASIDE).rowcount
+    return count
 
 
 def job_of(transaction: Transaction, place: JobPlace) -> tuple[str, str]:

@@ -26,6 +26,8 @@ Listed = Literal["all", "failed"]
 """Which documents are listed with a job: all of them, or the first FAILED_SHOWN that failed."""
 
 ACTIVE = ("queued", "running")
+SET_ASIDE = ("interrupted", "unreadable")
+"""Codes of the faults of documents that were set aside: processes died with them, or the queue cannot tell them."""
 _COLUMNS = (
     *("row", "id", "collection", "status", "stage", "done", "total", "error_code", "error_message"),
     *("created", "started", "updated", "finished"),
@@ -45,6 +47,12 @@ _DOCUMENTS = select(
 _ALL = _DOCUMENTS.order_by(job_documents.c.position)
 _FAILED = _ALL.where(job_documents.c.status == "failed").limit(FAILED_SHOWN)
 _LAST_FAILED = _DOCUMENTS.where(job_documents.c.status == "failed").order_by(job_documents.c.position.desc()).limit(1)
+_SET_ASIDE = (
+    select(jobs.c.id, jobs.c.collection, job_documents.c.id, job_documents.c.error_message, jobs.c.updated)
+    .select_from(jobs.join(job_documents, job_documents.c.job == jobs.c.row))
+    .where(job_documents.c.status == "failed", one_of(job_documents.c.error_code, SET_ASIDE))
+    .order_by(jobs.c.row, job_documents.c.position)
+)
 _ACTIVE_JOBS = select(jobs.c.status, func.count()).where(one_of(jobs.c.status, ACTIVE)).group_by(jobs.c.status)
 _WAITING = (
     select(func.count())
@@ -165,6 +173,25 @@ class IngestJob:
 
 
 @dataclass(frozen=True)
+class SetAside:
+    """A document that was set aside, because it would end every process that reads it.
+
+    Attributes:
+        job_id: Id of its job.
+        collection: Its collection.
+        document_id: Its id.
+        reason: Why.
+        updated: When its job last changed, in Unix seconds.
+    """
+
+    job_id: str
+    collection: str
+    document_id: str
+    reason: str
+    updated: float
+
+
+@dataclass(frozen=True)
 class Backlog:
     """What waits to be ingested.
 
@@ -184,6 +211,11 @@ def backlog(transaction: Transaction) -> Backlog:
     by_status = dict(transaction.execute(_ACTIVE_JOBS).fetchall())
     documents: int = transaction.scalar(_WAITING)
     return Backlog(documents, by_status.get("queued", 0), by_status.get("running", 0))
+
+
+def set_aside(transaction: Transaction) -> list[SetAside]:
+    """Return what was set aside, the earliest first. It reads the documents of all jobs that are kept."""
+    return [SetAside(*row) for row in transaction.execute(_SET_ASIDE)]
 
 
 def get(transaction: Transaction, job_id: str, listed: Listed) -> IngestJob:

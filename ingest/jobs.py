@@ -13,10 +13,11 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 
 from ingest import job_table, job_view, leases
-from ingest.job_table import WaitingJob
+from ingest.job_table import StartedDocument, WaitingJob
 from ingest.job_view import (
     Backlog,
     Counts,
@@ -26,14 +27,16 @@ from ingest.job_view import (
     JobEntry,
     JobFault,
     Listed,
+    SetAside,
     Status,
     ignore_outcome,
 )
 from ingest.leases import JobPlace, LeaseKeeper
-from ingest.loader import MAX_NAME, Rejected, checked
+from ingest.loader import Rejected, checked
 from ingest.pipeline import IngestEngine, IngestOutcome, ingest_steps
-from ingest.progress import IngestStep, Paused
+from ingest.progress import ENDS, IngestStep, Paused
 from ragkv.catalog import Catalog
+from ragkv.catalog.limits import MAX_NAME
 from ragkv.errors import CatalogCorrupt, InputError, RagkvError, StoreUnavailable
 from ragkv.types import Document
 
@@ -46,6 +49,7 @@ __all__ = [
     "JobFault",
     "Jobs",
     "Listed",
+    "SetAside",
     "Status",
     "code_of",
 ]
@@ -72,7 +76,7 @@ class Jobs:
     ):
         self._catalog, self._on_outcome = catalog, on_outcome
         self._limit = max_document_bytes
-        self._pausing = threading.Event()
+        self._pausing, self._dying = threading.Event(), False
         self._leases, self._reclaimed = LeaseKeeper(catalog), 0.0
         self.submitted = 0
         self._ended: dict[int, float] = {}
@@ -105,7 +109,7 @@ class Jobs:
         for entry in entries:
             if entry["status"] == "failed":
                 result = f"failed: {entry['code']}"
-                self._on_outcome(DocumentOutcome(job_id, subject, collection, str(entry["id"]), result))
+                self._tell(DocumentOutcome(job_id, subject, collection, str(entry["id"]), result))
         return job_id
 
     def get(self, job_id: str, listed: Listed = "all") -> IngestJob:
@@ -164,10 +168,12 @@ class Jobs:
             return job_table.waits(transaction, collection, document_id)
 
     def recover(self) -> int:
-        """Queue again what no process ingests any more. Returns how many. Call it once, before `steps`.
+        """Queue again what no process ingests any more. Returns how many. Call it before `steps`, after a death too.
 
-        What another living process ingests stays with it.
+        What another living process ingests stays with it. What was in work when processes died MAX_ATTEMPTS times is
+        set aside.
         """
+        self._dying = False
         with self._catalog.write() as transaction:
             return job_table.recover(transaction, self._leases.worker)
 
@@ -183,6 +189,30 @@ class Jobs:
             with self._catalog.write() as transaction:
                 again = job_table.recover(transaction)
             logger.info("%d documents are queued again: another process did not finish them", again)
+
+    @contextmanager
+    def counting_deaths(self) -> Iterator[None]:
+        """Treat what nobody expects as the death of the process: what is in work then stays so until `recover`.
+
+        So a document that ends whoever reads it is given up, however it does that.
+        """
+        try:
+            yield
+        except (RagkvError, GeneratorExit):
+            raise
+        except BaseException:
+            self._dying = True
+            raise
+
+    def set_aside(self) -> list[SetAside]:
+        """Return the documents that were set aside, the earliest first."""
+        with self._catalog.read() as transaction:
+            return job_view.set_aside(transaction)
+
+    def forget_set_aside(self) -> int:
+        """Remove the documents that were set aside. Returns how many there were."""
+        with self._catalog.write() as transaction:
+            return job_table.forget_set_aside(transaction)
 
     def pause(self) -> None:
         """Stop the running document at its next step and queue it again; `steps` then takes no other. For shutdown."""
@@ -227,36 +257,38 @@ class Jobs:
         started = self._start_next(job)
         if started is None:
             return None
-        place, document = started
+        place, document = started.place, started.document
         with self._catalog.read() as transaction:
             job_id, subject = job_table.job_of(transaction, place)
         checkpoint = _Checkpoint(self._catalog, (place, self._leases.worker), self._pausing)
         self._leases.hold(place)
         try:
-            result = yield from self._document_steps(engine, document, (place, job_id), checkpoint)
+            result = yield from self._document_steps(engine, started, job_id, checkpoint)
         finally:
             self._leases.let_go(place)
         if result is not None:
-            self._on_outcome(DocumentOutcome(job_id, subject, document.collection, document.id, result))
+            self._tell(DocumentOutcome(job_id, subject, document.collection, document.id, result))
         self._record_outcomes(self._seconds_alone(place.job, checkpoint.started))
         self._save_if_finished(engine, place)
         return job_id
 
     def _document_steps(
-        self, engine: IngestEngine, document: Document, where: tuple[JobPlace, str], checkpoint: _Checkpoint
+        self, engine: IngestEngine, started: StartedDocument, job_id: str, checkpoint: _Checkpoint
     ) -> Generator[IngestStep, None, str | None]:
-        """Ingest a document as `steps` says. Returns what came of it, as in `DocumentOutcome`; None if it was paused.
-
-        where: its row, and the id of its job.
-        """
-        place, job_id = where
+        """Ingest a document as `steps` says. Returns what came of it (`DocumentOutcome`); None if it was paused."""
+        place, document, fault = started
+        if fault is not None:
+            logger.warning("document %r of collection %r is %s", document.id, document.collection, fault.message)
+            self._unrecorded.append((place, "failed", fault))
+            return f"failed: {fault.code}"
         try:
             outcome = yield from _checked_steps(engine, document, checkpoint)
             self._unrecorded.append((place, "unchanged" if outcome.status == "unchanged" else "completed", None))
             return outcome.status
         except (Paused, GeneratorExit) as stop:
-            with self._catalog.write(alone=False) as transaction:
-                job_table.requeue(transaction, place, self._leases.worker)
+            if not self._dying:
+                with self._catalog.write(alone=False) as transaction:
+                    job_table.requeue(transaction, place, self._leases.worker)
             if isinstance(stop, GeneratorExit):
                 raise
             return None
@@ -267,18 +299,30 @@ class Jobs:
         except StoreUnavailable:  # of the catalogue, for a fault of the KV store costs only time
             self._unrecorded.append((place, "queued", None))
             raise
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             fault = _fault_of(error, document.id, job_id)
             self._unrecorded.append((place, "failed", fault))
             return f"failed: {fault.code}"
 
     def _save_if_finished(self, engine: IngestEngine, place: JobPlace) -> None:
-        """Write the index out when the document's job is finished."""
+        """Write the index out when the document's job is finished. A fault only makes the next start slower."""
         with self._catalog.read() as transaction:
             finished = job_table.is_finished(transaction, place)
         if finished:
             self._ended.pop(place.job, None)
-            engine.retriever.save()
+            try:
+                engine.retriever.save()
+            except Exception:
+                logger.warning("the index was not saved", exc_info=True)
+
+    def _tell(self, outcome: DocumentOutcome) -> None:
+        """Tell what came of a document. A fault of who is told is none of the document."""
+        try:
+            self._on_outcome(outcome)
+        except Exception:
+            logger.exception("the outcome of document %r was not told", outcome.document_id)
 
     def _seconds_alone(self, job: int, started: float) -> float:
         """Return the time of a document that ends now, without that of documents of its job that ended meanwhile."""
@@ -286,7 +330,7 @@ class Jobs:
         before, self._ended[job] = self._ended.get(job, 0.0), now
         return now - max(started, before)
 
-    def _start_next(self, job: int | None) -> tuple[JobPlace, Document] | None:
+    def _start_next(self, job: int | None) -> StartedDocument | None:
         if self._pausing.is_set():
             return None
         with self._catalog.write(alone=False, durable=False) as transaction:
@@ -382,7 +426,7 @@ def _checked_steps(
         return outcome
 
 
-def _fault_of(error: Exception, document_id: str, job_id: str) -> JobFault:
+def _fault_of(error: BaseException, document_id: str, job_id: str) -> JobFault:
     """Return the fault to record. An unexpected error goes to the log; the fault does not show its message."""
     if isinstance(error, RagkvError):
         if error.public != error.message:

@@ -12,21 +12,21 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn
 
 from ingest import sandbox
 from ingest.formats.base import Parsed
 from ingest.sandbox import FORMATS, USUAL, Allowance
 from ingest.text import check_text, decode
+from ragkv.catalog.limits import MAX_NAME, MAX_TITLE, check_metadata, fitting
 from ragkv.errors import InputError, InvalidDocument, TooLarge
+from ragkv.passages import shortened
 from ragkv.types import Document
 
 SUFFIXES = (".txt", ".md", ".jsonl", *FORMATS)
-MAX_NAME = 512
-"""Characters of a document id or a collection name."""
 
 _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*$")
 _UNDERLINE = re.compile(r"^ {0,3}(=+|-+)[ \t]*$")
@@ -149,6 +149,8 @@ def checked(document: Document, limit: int) -> Document:
             raise InvalidDocument(f"{label}: the {name} must be 1 to {MAX_NAME} printable characters")
     if not document.text.strip():
         raise InvalidDocument(f"{label} is empty")
+    if len(document.title) > MAX_TITLE:
+        raise InvalidDocument(f"{label}: its title may have {MAX_TITLE} characters, but it has {len(document.title)}")
     for part, value in (("title", document.title), ("text", document.text)):
         try:
             check_text(value)
@@ -157,7 +159,10 @@ def checked(document: Document, limit: int) -> Document:
     size = len(document.text.encode())
     if size > limit:
         raise TooLarge(f"{label} has {size} bytes, the limit is {limit} (max_document_bytes)")
-    _check_metadata(document.metadata, label)
+    try:
+        check_metadata(document.metadata)
+    except ValueError as error:
+        raise InvalidDocument(f"{label}: its metadata {error}") from None
     return document
 
 
@@ -226,8 +231,8 @@ def _read(
         yield Rejected(name, type(error)(f"{name}: {error}"))
         return
     try:
-        title = parsed.title or PurePath(name).stem
-        yield checked(Document(name, title, parsed.text, parsed.metadata, collection, parsed.pages), limit)
+        title, metadata = shortened(parsed.title or PurePath(name).stem, MAX_TITLE), fitting(parsed.metadata)
+        yield checked(Document(name, title, parsed.text, metadata, collection, parsed.pages), limit)
     except InputError as error:
         yield Rejected(name, error)
 
@@ -293,13 +298,6 @@ def _line(text: str, where: str, collection: str) -> Document:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
-
-
-def _check_metadata(metadata: Mapping[str, Any], label: str) -> None:
-    try:
-        json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidDocument(f"{label}: its metadata is not JSON: {error}") from None
 
 
 def _heading(text: str) -> str:

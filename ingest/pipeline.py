@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from ingest.chunker import PromptPiece, split_steps
 from ingest.progress import (
+    ENDS,
     ChunkGroup,
     IngestProgress,
     IngestStep,
@@ -329,9 +330,9 @@ def _store_steps(
         yield IngestStep("commit", len(chunks), len(chunks), writing=partial(engine.is_writing, keys))
         engine.finish_writes(keys)
         orphans = catalog.put_document(version, claim, admit, check_new)
-    except Paused:
+    except (Paused, *ENDS):
         raise
-    except Exception as error:
+    except BaseException as error:
         with suppress(RagkvError):
             # In this order: on a full disk nothing can be written to the catalogue until evicted KV has made room.
             engine.evict(keys, claim)

@@ -13,6 +13,10 @@ from ragkv.types import Chunk
 
 T = TypeVar("T")
 
+ENDS = (GeneratorExit, KeyboardInterrupt, SystemExit)
+"""What ends a program, and not a piece of its work. All else that is raised is a fault of the work, the panic of a
+library in Rust included, which is no Exception."""
+
 Stage = Literal["split", "embed", "encode", "commit", "index"]
 
 

@@ -95,11 +95,12 @@ class IngestTurns:
         """
         self._started, self._seen = 0, -1
         try:
-            while (job := self._next(engine)) is not None:
-                step = self._work(engine, job)
-                if step is not None:
-                    yield step
-            return self._started
+            with self._jobs.counting_deaths():
+                while (job := self._next(engine)) is not None:
+                    step = self._work(engine, job)
+                    if step is not None:
+                        yield step
+                return self._started
         finally:
             for each in itertools.chain(*self._open.values()):
                 each.steps.close()

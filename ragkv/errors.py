@@ -21,6 +21,7 @@ RagkvError
 ├── Busy                     the request queue is full                     429
 ├── Expired                  the answer missed its deadline                504
 ├── Stopping                 shutting down, accepts no new work            503
+├── Restarting               the engine ended unexpectedly, and begins anew  503
 ├── ServiceError             raised by ragkv.client                        exit 1
 │   ├── Refused              the service refused the request
 │   └── Unreachable          no connection to the service
@@ -150,6 +151,18 @@ class Expired(RagkvError):
 
 class Stopping(RagkvError):
     """The service is shutting down and accepts no new work."""
+
+
+class Restarting(RagkvError):
+    """The engine of the service ended unexpectedly, and another takes its place.
+
+    Attributes:
+        retry_after: Seconds after which a retry is likely to be served.
+    """
+
+    def __init__(self, retry_after: int):
+        super().__init__(f"the engine of the service ended unexpectedly and is replaced; try again in {retry_after} s")
+        self.retry_after = retry_after
 
 
 class ServiceError(RagkvError):

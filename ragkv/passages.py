@@ -15,6 +15,8 @@ UNKNOWN = "unknown"
 """The answer where the documents do not say. Prompts ask for it, and the default model was trained to give it."""
 PUNCTUATION = " \t\r\n.,;:!?…\"'“”‘’()[]"
 """What may stand around an answer's words."""
+MAX_LABEL = 512
+"""Characters of a title or a heading. They are stored with every chunk and shown with every passage."""
 
 
 _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*$")
@@ -26,15 +28,23 @@ def is_unknown(answer: str) -> bool:
     return answer.strip(PUNCTUATION).casefold() == UNKNOWN
 
 
+def shortened(text: str, most: int = MAX_LABEL) -> str:
+    """Return a text, cut to `most` characters. One that is cut ends in an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
 def headings(text: str) -> list[tuple[int, str]]:
-    """Return (offset, text) of each heading outside of code, in a text that marks headings as Markdown does."""
+    """Return (offset, text) of each heading outside of code, in a text that marks headings as Markdown does.
+
+    A heading of more than MAX_LABEL characters is cut.
+    """
     found, fenced, start = list[tuple[int, str]](), "", 0
     for line in text.split("\n"):
         fence = _FENCE.match(line)
         if fence:
             fenced = "" if fenced == fence[1] else fenced or fence[1]
         elif not fenced and (heading := _HEADING.match(line)) and heading[1]:
-            found.append((start, heading[1]))
+            found.append((start, shortened(heading[1])))
         start += len(line) + 1
     return found
 

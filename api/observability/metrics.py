@@ -138,6 +138,8 @@ class _TenantCollector(Collector):
 def _questions(health: dict[str, Any]) -> Iterator[Metric]:
     yield gauge("ragkv_questions_running", "Questions being answered.", (), {(): health["running"]})
     yield gauge("ragkv_questions_waiting", "Requests that wait for the engine.", (), {(): health["waiting"]})
+    replaced = "Times that the engine ended unexpectedly and was replaced."
+    yield counter("ragkv_engine_replaced_total", replaced, (), {(): health["replaced"]})
     yield gauge("ragkv_queue_places", "Requests that may wait for the engine.", (), {(): health["queue"]})
 
 

@@ -37,6 +37,11 @@ class EngineHealth:
             self.latest = {"status": "failed", "reason": str(error)}
         self.examined = time.monotonic()
 
+    def fail(self, reason: str) -> None:
+        """Report that no question is answered, until the engine is examined again."""
+        self.latest = {"status": "failed", "reason": reason}
+        self.examined = -inf
+
 
 def _backlog(jobs: Jobs) -> dict[str, int]:
     backlog = jobs.backlog()

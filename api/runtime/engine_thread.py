@@ -19,6 +19,10 @@ waits for at most TURN requests and STEPS rounds.
 
 Documents of several jobs are open at the same time and take turns by the time that they have had (ingest/turns.py).
 
+A fault that nobody expects ends `_serve`, and another begins over the same engine (`_serve_again`): the requests of the
+moment fail with Restarting, and what was being ingested counts as if the process had died. One that dies again and
+again begins anew at a bounded pace.
+
 The queue decides which request is first (request_queue.py): tenants take turns, and the requests of one tenant are
 served in the order in which they came.
 """
@@ -27,12 +31,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from math import inf
 from typing import Any, TypeVar
 
@@ -53,7 +58,7 @@ from ingest.turns import IngestTurns
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.registry import usable
-from ragkv.errors import Busy, CatalogCorrupt, Stopping, StoreError
+from ragkv.errors import Busy, CatalogCorrupt, RagkvError, Restarting, Stopping
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.report import Answer
 from ragkv.types import AskOptions
@@ -66,6 +71,10 @@ TURN = 4
 """Requests served in one turn."""
 STEPS = 64
 """Decode steps of one turn."""
+PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds before the loop of a dead one begins anew; the last for all further deaths in a row."""
+LIVED_SECONDS = 60.0
+"""A loop that ran so long before it died is the first of a row."""
 SWITCH_SECONDS = 0.0005
 """How long this thread may keep Python from the one that serves HTTP. At Python's 5 ms, a first token on a CPU comes
 16 ms later (docs/lab-notes.md)."""
@@ -113,6 +122,8 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._pausing = self._closing = self._documents_queued = False
         self._ends = inf
+        self._deaths = self._deaths_in_row = 0
+        self._begins_at = 0.0
         self.metrics, self.history = MetricsRecorder(), AnswerHistory(settings.history)
         self.audit = AuditLog(settings.audit_log)
         self._health = EngineHealth()
@@ -195,6 +206,8 @@ class EngineThread:
         with self._changed:
             if self._pausing:
                 raise Stopping("the service is shutting down")
+            if (rest := self._begins_at - time.monotonic()) > 0:
+                raise Restarting(math.ceil(rest) + 1)
             if self._queue.full(request.tenant) and self._decode_loop is not None:
                 self._queue.sweep(self._decode_loop.abandoned)
             if self._queue.full(request.tenant):
@@ -215,12 +228,13 @@ class EngineThread:
         """Return the engine's health as it was when last examined, and the load as it is now.
 
         `waiting` counts the queued requests, `queue` is the capacity of the queue and `running` counts the answers
-        being decoded. Further keys count the questions that ended without an answer since the start, by outcome
-        (ragkv/metrics/sums.py).
+        being decoded. `replaced` counts how often the loop of this thread died and began anew. Further keys count the
+        questions that ended without an answer since the start, by outcome (ragkv/metrics/sums.py).
         """
         status = {"status": "failed"} if self._ready.done() and not self._thread.is_alive() else {}
         running = self._decode_loop.count if self._decode_loop is not None else 0
         now = {"waiting": len(self._queue), "queue": self._queue.capacity, "running": running}
+        now["replaced"] = self._deaths
         return {
             **self._health.latest,
             **status,
@@ -278,41 +292,88 @@ class EngineThread:
             try:
                 self.model, self.methods = engine.model.name, usable(engine.model)
                 self.jobs = Jobs(engine.catalog, self._settings.max_document_bytes, self.audit.record_outcome)
-                self._ingest_turns = IngestTurns(self.jobs)
                 self.catalog_service = CatalogService(engine, self.jobs, self.history)
                 self.passage_search = PassageSearch(engine.retriever, self._settings.queue)
                 self.text_service = TextService(engine.retriever, self._settings.queue, self._settings.deadline)
-                reembedding = ReembeddingTask(engine)  # before the first examination, which tells of it
+                if engine.reuse_refused:
+                    logger.warning("every question is answered by full: %s", engine.reuse_refused)
                 self._resume(engine)
                 engine.retriever.start_follower()
                 self._ready.set_result(None)
             except BaseException as error:
                 self._ready.set_exception(error)
                 return
-            self._decode_loop = decode_loop = DecodeLoop(engine, self.metrics, self.history, self._charge)
             try:
-                self._serve(engine, decode_loop, reembedding)
+                while not self._serve_again(engine):
+                    pass
             finally:
                 self.reject_waiting()
-                decode_loop.clear()
 
     def _resume(self, engine: Engine) -> None:
+        """Take up what the last process, or the last loop of this one, has left behind."""
         requeued = self.jobs.recover()
         if requeued:
-            logger.info("%d documents are queued again: the last process did not finish them", requeued)
+            logger.info("%d documents are queued again: they were not finished", requeued)
+        set_aside = self.jobs.set_aside()
+        if set_aside:
+            words = (
+                "%d documents are set aside, at last %r of collection %r (%s); `ragkv doctor` lists and removes them"
+            )
+            last = set_aside[-1]
+            logger.warning(words, len(set_aside), last.document_id, last.collection, last.reason)
         if self._pausing:
             self.jobs.pause()
-        if engine.reuse_refused:
-            logger.warning("every question is answered by full: %s", engine.reuse_refused)
+        self._ingest_turns, self._reembedding = IngestTurns(self.jobs), ReembeddingTask(engine)
         self._documents_queued = True
-        self._health.examine(engine, self.jobs)
+        self._health.examine(engine, self.jobs, now=True)
 
-    def _serve(self, engine: Engine, decode_loop: DecodeLoop, reembedding: ReembeddingTask) -> None:
+    def _serve_again(self, engine: Engine) -> bool:
+        """Serve until `close` or until a fault that nobody expects. Returns whether this was the end.
+
+        Only the state of this thread is made anew. The engine, whose parts other threads use, keeps no part of a
+        request that failed.
+        """
+        began = time.monotonic()
+        try:
+            if self._begins_at:  # the start has done it for the first loop
+                self._resume(engine)
+            self._decode_loop = DecodeLoop(engine, self.metrics, self.history, self._charge)
+            self._begins_at = 0.0
+            self._serve(engine, self._decode_loop)
+            return True
+        except BaseException as error:
+            if self._closing:
+                raise
+            self._bury(error, time.monotonic() - began)
+        finally:
+            if self._decode_loop is not None:
+                with suppress(Exception):
+                    self._decode_loop.clear()
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, self._begins_at - time.monotonic())
+        return self._closing
+
+    def _bury(self, error: BaseException, lived: float) -> None:
+        """Record the death of a loop, and fail all requests that wait or run."""
+        self._deaths += 1
+        self._deaths_in_row = 1 if lived >= LIVED_SECONDS else self._deaths_in_row + 1
+        pause = PAUSES[min(self._deaths_in_row, len(PAUSES)) - 1]
+        words = "the engine ended unexpectedly, the %d. time in a row; another takes its place in %g s"
+        logger.critical(words, self._deaths_in_row, pause, exc_info=error)
+        self._health.fail("the engine ended unexpectedly and is replaced")
+        with self._changed:
+            self._begins_at = time.monotonic() + pause
+            failed = list(self._waited_for)
+            self._queue.sweep(lambda request: True)
+        for future in failed:
+            reject(future, Restarting(math.ceil(pause) + 1))
+
+    def _serve(self, engine: Engine, decode_loop: DecodeLoop) -> None:
         """Alternate turns of questions with steps of ingest until `close`; then finish the running answers."""
         ingested = False
         while not self._closing:
             self._take_turn(engine, decode_loop, ingesting=False)
-            with closing(self._background(engine, reembedding)) as steps:
+            with closing(self._background(engine)) as steps, self.jobs.counting_deaths():
                 for _ in steps:
                     ingested = True
                     self._take_turn(engine, decode_loop, ingesting=True)
@@ -374,14 +435,14 @@ class EngineThread:
         self._queue.record_seconds(time.monotonic() - started)
         return first
 
-    def _background(self, engine: Engine, reembedding: ReembeddingTask) -> Generator[None, None, None]:
+    def _background(self, engine: Engine) -> Generator[None, None, None]:
         """Ingest until nothing waits, and embed again what an earlier embedder has embedded, by turns."""
         with closing(self._ingest(engine)) as ingest:
             for _ in ingest:
                 yield
-                if not self._pausing and reembedding.step():
+                if not self._pausing and self._reembedding.step():
                     yield
-        while not self._pausing and not self._documents_queued and reembedding.step():
+        while not self._pausing and not self._documents_queued and self._reembedding.step():
             yield
 
     def _ingest(self, engine: Engine) -> Generator[IngestStep, None, None]:
@@ -394,11 +455,11 @@ class EngineThread:
             self._documents_queued = False
         try:
             started = yield from self._ingest_turns.steps(engine)
-        except StoreError as error:
-            logger.warning("ingest waits: %s", error)
         except CatalogCorrupt as error:
             logger.critical("%s", error)
             self.jobs.pause()
+        except RagkvError as error:
+            logger.warning("ingest waits: %s", error)
         else:
             if started:
                 self._documents_queued = True

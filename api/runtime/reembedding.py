@@ -57,6 +57,10 @@ class ReembeddingTask:
             logger.warning("embedding again waits: %s", error)
             self._steps, self._due = None, time.monotonic() + RETRY_SECONDS
             return False
+        except Exception:
+            logger.exception("embedding again waits")
+            self._steps, self._due = None, time.monotonic() + RETRY_SECONDS
+            return False
         if changed is None:
             self._end()
         elif changed:

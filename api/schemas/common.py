@@ -21,14 +21,12 @@ from pydantic import (
 )
 
 from api.schemas.faults import readable
-from ingest.loader import MAX_NAME
 from ragkv.catalog.attributes import MAX_KEYS, MAX_VALUES
+from ragkv.catalog.limits import MAX_METADATA_KEYS, MAX_NAME, MAX_TITLE, check_metadata
 from ragkv.types import AskOptions
 
 MAX_QUESTION_CHARS = 200_000  # far above any token limit, so that the engine's error can state token counts
 MAX_DOCUMENTS = 1000
-MAX_METADATA_KEYS = 16
-MAX_METADATA_BYTES = 16 * 1024
 
 
 def check_unicode(text: str) -> str:
@@ -56,10 +54,8 @@ def _check_printable(name: str) -> str:
     return name
 
 
-def _check_size(metadata: dict[str, Any]) -> dict[str, Any]:
-    size = len(check_unicode(json.dumps(metadata, ensure_ascii=False, allow_nan=False)).encode())
-    if size > MAX_METADATA_BYTES:
-        raise ValueError(f"must not be larger than {MAX_METADATA_BYTES} bytes of JSON, is {size}")
+def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    check_metadata(metadata)
     return metadata
 
 
@@ -68,7 +64,8 @@ _NAME: dict[str, JsonValue] = {"pattern": r"^ *[^\s\x00-\x1f\x7f-\xa0][^\x00-\x1
 Name = Annotated[
     str, Field(min_length=1, max_length=MAX_NAME, json_schema_extra=_NAME), AfterValidator(_check_printable)
 ]
-Metadata = Annotated[dict[str, JsonValue], Field(max_length=MAX_METADATA_KEYS), AfterValidator(_check_size)]
+Title = Annotated[str, Field(max_length=MAX_TITLE), AfterValidator(check_storable)]
+Metadata = Annotated[dict[str, JsonValue], Field(max_length=MAX_METADATA_KEYS), AfterValidator(_check_metadata)]
 Scalar = Annotated[str, Field(max_length=512)] | bool | int | float | None
 Filter = Annotated[
     dict[str, Scalar | Annotated[list[Scalar], Field(min_length=1, max_length=MAX_VALUES)]],
@@ -78,7 +75,7 @@ Filter = Annotated[
         "one of the given values. An attribute that is a list has each of its elements as a value.",
         examples=[{"kind": "report", "year": [2023, 2024]}],
     ),
-    AfterValidator(_check_size),
+    AfterValidator(_check_metadata),
 ]
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 """Configuration of request bodies."""
@@ -129,7 +126,7 @@ class DocumentIn(BaseModel):
 
     id: Name
     text: Annotated[str, AfterValidator(check_unicode)]
-    title: Annotated[str, Field(max_length=512), AfterValidator(check_storable)] = ""
+    title: Title = ""
     metadata: Metadata = Field(default_factory=dict)
     collection: Name = "default"
 

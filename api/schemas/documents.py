@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
 from api.runtime.tenants import Tenant
-from api.schemas.common import DESCRIBED, STRICT, Metadata, check_storable, check_unicode
+from api.schemas.common import DESCRIBED, STRICT, Metadata, Title, check_unicode
 from ingest.jobs import IngestJob
 from ragkv.catalog import CollectionInfo, DocumentInfo
 from ragkv.types import Chunk
@@ -37,7 +37,7 @@ class Content(BaseModel):
     )
 
     text: Annotated[str, AfterValidator(check_unicode)]
-    title: Annotated[str, Field(max_length=512), AfterValidator(check_storable)] = ""
+    title: Title = ""
     """The id is used if the title is empty."""
     metadata: Metadata = Field(default_factory=dict)
 

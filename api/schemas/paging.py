@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 
-from ingest.loader import MAX_NAME
 from ragkv.catalog import DocumentOrder
+from ragkv.catalog.limits import MAX_NAME
 from ragkv.errors import InputError
 
 

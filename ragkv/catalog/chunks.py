@@ -18,6 +18,7 @@ from ragkv.catalog.models import DocumentVersion, Passage
 from ragkv.catalog.statements import values
 from ragkv.catalog.tables import documents, versions
 from ragkv.catalog.transaction import Transaction
+from ragkv.passages import MAX_LABEL
 from ragkv.types import Chunk, Key, TextSpan
 
 _CHUNKS, _SPANS = tables.chunks, tables.spans
@@ -30,7 +31,8 @@ _JOINED = (
 _SELECT = select(
     *(_CHUNKS.c.row, documents.c.id, _CHUNKS.c.ordinal, _CHUNKS.c.title, _CHUNKS.c.text, _CHUNKS.c.tokens),
     func.coalesce(versions.c.number, 1),
-    *(_SPANS.c.start, _SPANS.c.stop, _SPANS.c.heading, _SPANS.c.page),
+    # An earlier release has stored headings of any length.
+    *(_SPANS.c.start, _SPANS.c.stop, func.substr(_SPANS.c.heading, 1, MAX_LABEL), _SPANS.c.page),
 ).select_from(_JOINED)
 _INSERT = insert_into(_CHUNKS).returning(_CHUNKS.c.row)
 _STORE = {name: insert_into(tables.metadata.tables[name]) for name in ("vectors", "next_vectors")}

@@ -9,7 +9,6 @@ Both functions run inside transactions of the caller.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from sqlalchemy import Table, exists, insert, select
 
 from ragkv.catalog import attributes, pgvector, tables
+from ragkv.catalog.limits import read_metadata
 from ragkv.catalog.statements import upsert
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import InputError
@@ -57,7 +57,7 @@ def copy_rows(source: Transaction, target: Transaction) -> None:
         for rows in _batches(source, table):
             target.execute_all(statement, [dict(zip(names, row, strict=True)) for row in rows])
     for row, id, title, metadata in source.execute(_DOCUMENTS):
-        attributes.record(target, row, Document(id, title, "", json.loads(metadata)))
+        attributes.record(target, row, Document(id, title, "", read_metadata(metadata)))
     _continue_sequences(source, target)
     pgvector.replace(target)
     target.notify()

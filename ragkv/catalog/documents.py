@@ -16,8 +16,9 @@ from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, s
 
 from ragkv.catalog import attributes, tables, versions
 from ragkv.catalog.attributes import FilterShape
+from ragkv.catalog.limits import MAX_TITLE, read_metadata
 from ragkv.catalog.models import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder, DocumentVersion
-from ragkv.catalog.statements import values
+from ragkv.catalog.statements import NAME, values
 from ragkv.catalog.tables import chunks, document_attributes
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import NotFound
@@ -25,8 +26,11 @@ from ragkv.types import Filter, Key
 
 _DOCUMENTS, _VERSIONS = tables.documents, tables.versions
 _JOINED = _DOCUMENTS.outerjoin(_VERSIONS, _VERSIONS.c.document == _DOCUMENTS.c.row)
-_INFO = ("collection", "id", "title", "metadata", "content_hash", "reader", "chunks", "tokens", "created", "updated")
+_INFO = ("metadata", "content_hash", "reader", "chunks", "tokens", "created", "updated")
+# An earlier release has stored titles of any length. What is sorted by is what is shown, so that a page is continued.
+_TITLE = func.substr(_DOCUMENTS.c.title, 1, MAX_TITLE, type_=NAME)
 _SELECT = select(
+    *(_DOCUMENTS.c.collection, _DOCUMENTS.c.id, _TITLE),
     *(_DOCUMENTS.c[name] for name in _INFO),
     func.coalesce(_VERSIONS.c.number, 1),
     func.coalesce(_VERSIONS.c.bytes, 0),
@@ -193,7 +197,8 @@ def _listing(listing: _Listing) -> Select[Any]:
         found = found.where(_DOCUMENTS.c.collection == bindparam("collection"))
     for number in range(listing.words):
         found = found.where(_contains(listing.shape, f"word{number}"))
-    sorted_by = _VERSIONS.c.bytes if listing.sort == "bytes" else _DOCUMENTS.c[listing.sort]
+    special: dict[str, ColumnElement[Any]] = {"bytes": _VERSIONS.c.bytes, "title": _TITLE}
+    sorted_by = special[listing.sort] if listing.sort in special else _DOCUMENTS.c[listing.sort]
     identity = _DOCUMENTS.c.id
     columns = [identity] if listing.sort == "id" else [sorted_by, identity]
     if listing.behind:
@@ -247,4 +252,4 @@ def _delete_chunks(
 
 def _info(row: Sequence[Any]) -> DocumentInfo:
     collection, document_id, title, metadata, *rest = row
-    return DocumentInfo(collection, document_id, title, json.loads(metadata), *rest)
+    return DocumentInfo(collection, document_id, title, read_metadata(metadata), *rest)

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import bindparam, delete, exists, select
 from sqlalchemy import insert as insert_into
 
+from ragkv.catalog.limits import read_metadata
 from ragkv.catalog.tables import chunks, documents, spans, versions
 from ragkv.catalog.transaction import Transaction
 from ragkv.passages import headings
@@ -90,7 +91,7 @@ def rebuild(transaction: Transaction) -> None:
     for (row,) in transaction.execute(_LACKING).fetchall():
         document_id, metadata, text, pages = transaction.execute(_DOCUMENT, {"at": row}).fetchone()
         starts = tuple((offset, number) for offset, number in json.loads(pages))
-        document = Document(document_id, "", text, json.loads(metadata), pages=starts)
+        document = Document(document_id, "", text, read_metadata(metadata), pages=starts)
         found = transaction.execute(_CHUNKS, {"of": row}).fetchall()
         transaction.execute(_DELETE, {"of": row})
         located = locate(document, [text for _, text in found])

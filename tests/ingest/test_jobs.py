@@ -459,7 +459,7 @@ def test_a_killed_process_loses_nothing_and_does_not_start_over(
 def test_a_document_that_keeps_killing_the_process_is_given_up(
     jobs: Jobs, engine: FileEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Dying(BaseException):
+    class Dying(SystemExit):
         pass
 
     def die(chunks: Iterable[tuple[Chunk, str]]) -> None:
