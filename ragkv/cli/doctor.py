@@ -12,12 +12,15 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ragkv import __version__
-from ragkv.cli.common import Data, Device, Model, Store, Url, out, settings_from, tell
+from ragkv.cli.common import Data, Device, Model, Store, Url, moment, out, settings_from, tell
 from ragkv.cli.doctor_service import address, keys, limits, service
 from ragkv.cli.findings import Findings, without_password
+from ragkv.errors import InputError
 
 if TYPE_CHECKING:
     from ragkv.catalog import Catalog
@@ -49,10 +52,23 @@ class DoctorParts:
                 part.close()
 
 
-def doctor(data: Data = None, store: Store = None, model: Model = None, device: Device = None, url: Url = None) -> int:
+def doctor(
+    forget_set_aside: Annotated[
+        bool, typer.Option("--forget-set-aside", help="Remove the documents that were set aside.")
+    ] = False,
+    data: Data = None,
+    store: Store = None,
+    model: Model = None,
+    device: Device = None,
+    url: Url = None,
+) -> int:
     """Check settings, model, embedder, catalogue, KV store, index and what `ragkv serve` needs, or, with --url, how a
     service is; exit code 1 when something is wrong."""
     settings = settings_from(data, store, model, device, url=url)
+    if settings.url and forget_set_aside:
+        raise InputError(
+            "what was set aside is removed where the data folder is; run `ragkv doctor` there, without --url"
+        )
     given = {"data": data, "store": store, "model": model, "device": device, "url": url}
     findings = Findings()
     load = os.getloadavg()[0]  # before the checks, which are work themselves
@@ -63,7 +79,7 @@ def doctor(data: Data = None, store: Store = None, model: Model = None, device: 
         _versions(findings)
         _settings(settings, given, findings)
         _processors(load, findings)
-        _here(settings, findings)
+        _here(settings, findings, forget_set_aside)
     console = out()
     if findings.wrong:
         console.print(f"{findings.wrong} things are wrong" if findings.wrong > 1 else "one thing is wrong")
@@ -72,13 +88,15 @@ def doctor(data: Data = None, store: Store = None, model: Model = None, device: 
     return 0
 
 
-def _here(settings: Settings, findings: Findings) -> None:
-    """Check all parts on this machine."""
+def _here(settings: Settings, findings: Findings, forget_set_aside: bool) -> None:
+    """Check all parts on this machine. forget_set_aside: remove the documents that were set aside."""
     parts = DoctorParts()
     try:
         _model(settings, parts, findings)
         _embedder(settings, parts, findings)
         _catalog(settings, parts, findings)
+        if parts.catalog is not None:
+            _set_aside(parts.catalog, findings, forget_set_aside)
         _store(settings, parts, findings)
         _together(settings, parts, findings)
     finally:
@@ -212,6 +230,24 @@ def _catalog(settings: Settings, parts: DoctorParts, findings: Findings) -> None
         documents, chunks = catalog.count()
         report = findings.ok if documents else findings.note
         report("catalogue", f"{documents} documents, {chunks} chunks in {catalog.name}")
+
+
+def _set_aside(catalog: Catalog, findings: Findings, forget: bool) -> None:
+    """Print the documents that were set aside, and remove them if `forget`."""
+    from ingest.jobs import Jobs
+
+    with findings.checking("set aside"):
+        jobs = Jobs(catalog, 0)
+        found = jobs.set_aside()
+        for each in found:
+            where = f"document {each.document_id!r} of collection {each.collection!r}, job {each.job_id}"
+            findings.note("set aside", f"{where}, {moment(each.updated)}: {each.reason.removeprefix('set aside: ')}")
+        if found and forget:
+            findings.ok(
+                "set aside", f"{jobs.forget_set_aside()} removed; they are not ingested until they are sent again"
+            )
+        elif found:
+            findings.note("set aside", f"{len(found)} are not ingested; --forget-set-aside removes them from this list")
 
 
 def _store(settings: Settings, parts: DoctorParts, findings: Findings) -> None:

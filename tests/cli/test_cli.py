@@ -552,6 +552,39 @@ def test_the_doctor_says_what_an_unknown_model_is_missing(ragkv: Program, data: 
     assert "2 documents, 2 chunks" in done.out
 
 
+def test_the_doctor_lists_what_was_set_aside_and_removes_it(ragkv: Program, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    catalog = Catalog.open(tmp_path / "d" / "catalog.sqlite")
+    job_id = Jobs(catalog, 1000).submit([Document("deadly", "deadly", "text"), Document("good", "good", "text")])
+    with catalog.write() as transaction:  # as two deaths left it
+        transaction.exec_driver_sql("UPDATE job_documents SET attempts = 2, status = 'running' WHERE id = 'deadly'")
+    assert Jobs(catalog, 1000).recover() == 0
+    catalog.close()
+    options = ("doctor", "--data", tmp_path / "d", "--model", "/no/such/model", "--device", "cpu")
+    listed, removed, later = ragkv(*options), ragkv(*options, "--forget-set-aside"), ragkv(*options)
+    for words in ("'deadly'", "'default'", job_id, "the process died 2 times", "--forget-set-aside"):
+        assert words in listed.out, words
+    assert "good" not in listed.out
+    assert "1 removed" in removed.out
+    assert "set aside" not in later.out
+    elsewhere = ragkv("doctor", "--url", "http://127.0.0.1:1", "--forget-set-aside")
+    assert elsewhere.code == 1
+    assert is_one_line(elsewhere.err)
+
+
+def test_lines_over_the_limits_are_refused_and_the_others_are_ingested(ragkv: Program, tmp_path: Path) -> None:
+    deep = f'{{"id": "deep", "text": "x", "metadata": {{"a": {"[" * 982}{"]" * 982}}}}}'
+    long = json.dumps({"id": "long", "text": "x", "title": "x" * 600})
+    (tmp_path / "lines.jsonl").write_text("\n".join([deep, json.dumps(LINES[0]), long]))
+    done = ragkv("ingest", tmp_path / "lines.jsonl", "--data", with_records(tmp_path / "d"), "--device", "cpu")
+    assert done.code == 1
+    assert "line 1" in done.out + done.err
+    assert "line 3" in done.out + done.err
+    listed = ragkv("ls", "--data", tmp_path / "d")
+    assert "harbour" in listed.out
+    assert "deep" not in listed.out
+
+
 def test_the_doctor_shows_no_password(ragkv: Program, tmp_path: Path) -> None:
     done = ragkv("doctor", "--data", tmp_path / "d", "--store", "redis://user:geheim@127.0.0.1:1/0")
     assert done.code == 1

@@ -46,6 +46,8 @@ def test_documents_follow_the_files_of_a_folder(tmp_path: Path) -> None:
     notes.mkdir()
     (notes / "tarn.md").write_text(TARN)
     (notes / "lines.jsonl").write_text('{"id": "one", "text": "First."}\n{"id": "two", "text": "Second."}\n')
+    poison = f'{{"id": "deep", "text": "Third.", "metadata": {{"a": {"[" * 982}{"]" * 982}}}}}'
+    (notes / "deep.jsonl").write_text(poison)  # is refused, and stops no other
     with following(tmp_path) as process:
         wait_for(tmp_path, "added      two")
         wait_for(tmp_path, "added      notes/tarn.md")

@@ -294,3 +294,20 @@ def test_a_job_that_stops_while_it_is_written_is_taken_up_again(writing: Writing
         pass
     assert again.get(job).counts.done == 6
     assert writing.encoded <= encoded + 6
+
+
+def test_what_nobody_expects_ends_one_document_of_an_ingest_and_the_others_go_on(
+    engine: FileEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = engine.encode_and_store_all
+
+    def fail(chunks: Iterable[tuple[Chunk, str]]) -> None:
+        if any(chunk.document_id == "d1" for chunk, _ in chunks):
+            raise type("PanicException", (BaseException,), {})
+        encode(chunks)
+
+    monkeypatch.setattr(engine, "encode_and_store_all", fail)
+    outcomes = {document.id: outcome for document, outcome in ingest_all(engine, small(4), no_progress)}
+    assert isinstance(outcomes.pop("d1"), InvalidDocument)
+    assert list(outcomes) == ["d0", "d2", "d3"]
+    assert all(isinstance(outcome, IngestOutcome) for outcome in outcomes.values())

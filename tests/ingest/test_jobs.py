@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import sqlite3
 import subprocess
@@ -478,6 +479,70 @@ def test_a_document_that_keeps_killing_the_process_is_given_up(
     assert error.code == "interrupted"
     run_all(jobs, engine)
     assert ids(engine) == ["b"]
+
+
+@pytest.mark.parametrize("fault", [RecursionError, MemoryError, KeyError, type("PanicException", (BaseException,), {})])
+def test_whatever_an_ingest_raises_ends_its_document_alone(
+    jobs: Jobs, engine: FileEngine, monkeypatch: pytest.MonkeyPatch, fault: type[BaseException]
+) -> None:
+    encode = engine.encode_and_store_all
+
+    def fail(chunks: Iterable[tuple[Chunk, str]]) -> None:
+        if any(chunk.document_id == "b" for chunk, _ in chunks):
+            raise fault
+        encode(chunks)
+
+    monkeypatch.setattr(engine, "encode_and_store_all", fail)
+    job_id = jobs.submit([make_document("a"), make_document("b"), make_document("c")])
+    run_all(jobs, engine)
+    assert statuses(jobs.get(job_id)) == ["completed", "failed", "completed"]
+    assert jobs.set_aside() == []
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pytest.param(f'["t", "text", {{"a": {"[" * 982}{"]" * 982}}}]', id="982 levels"),
+        pytest.param(f'["t", "text", {{"a": {"[" * 100_000}{"]" * 100_000}}}]', id="very deep"),
+        pytest.param(f'["t", "text", {{"a": {"[" * 16}{"]" * 16}}}]', id="a level too many"),
+        pytest.param('["t", "text", 5]', id="metadata is a number"),
+        pytest.param('["t"]', id="no text"),
+        pytest.param('["t", "text", {}, [[1]]]', id="pages without numbers"),
+        pytest.param("{", id="no JSON"),
+        pytest.param(None, id="nothing"),
+    ],
+)
+def test_what_the_queue_cannot_tell_is_set_aside_and_stops_nothing(
+    jobs: Jobs, engine: FileEngine, payload: str | None
+) -> None:
+    job_id = jobs.submit([make_document("a"), make_document("b")])
+    with engine.catalog.write() as transaction:  # as a version without limits has accepted it
+        transaction.exec_driver_sql("UPDATE job_documents SET payload = ? WHERE id = 'a'", (payload,))
+    run_all(jobs, engine)
+    assert statuses(jobs.get(job_id)) == ["failed", "completed"]
+    (aside,) = jobs.set_aside()
+    assert (aside.job_id, aside.document_id, aside.reason[:10]) == (job_id, "a", "set aside:")
+    assert jobs.forget_set_aside() == 1
+    assert (jobs.set_aside(), statuses(jobs.get(job_id))) == ([], ["cancelled", "completed"])
+
+
+def test_a_title_of_the_queue_that_is_too_long_is_cut(jobs: Jobs, engine: FileEngine) -> None:
+    jobs.submit([make_document("a")])
+    with engine.catalog.write() as transaction:
+        payload = json.dumps(["T" * 100_000, "The text of Tarn.", {}])
+        transaction.exec_driver_sql("UPDATE job_documents SET payload = ? WHERE id = 'a'", (payload,))
+    run_all(jobs, engine)
+    assert engine.catalog.original("default", "a").title == "T" * 511 + "…"
+
+
+def test_who_is_told_of_an_outcome_does_not_change_it(engine: FileEngine) -> None:
+    def fail(outcome: object) -> None:
+        raise OSError
+
+    jobs = Jobs(engine.catalog, LIMIT, fail)
+    job_id = jobs.submit([make_document("a"), Document("b", "b", "")])
+    run_all(jobs, engine)
+    assert statuses(jobs.get(job_id)) == ["completed", "failed"]
 
 
 def test_pauses_do_not_count_as_deaths(engine: FileEngine) -> None:

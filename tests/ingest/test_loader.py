@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 from ingest.loader import Rejected, checked, load, parse, read
 from ingest.sandbox import Allowance
+from ingest.sources import load_locations
+from ragkv.catalog.limits import MAX_DEPTH, MAX_TITLE
 from ragkv.errors import InputError, InvalidDocument, TooLarge
 from ragkv.types import Document
+from tests.catalog.test_limits import nested
 from tests.ingest.formats.files import docx, paragraph, pdf
 
 LIMIT = 10_000
@@ -351,3 +354,41 @@ def test_a_document_that_cannot_be_stored_is_invalid(fault: dict[str, object]) -
         checked(Document(**fields), LIMIT)  # type: ignore[arg-type]
     good = Document("a", "", "text")
     assert checked(good, LIMIT) is good
+
+
+EXCESSES: tuple[dict[str, object], ...] = (
+    {"metadata": nested(MAX_DEPTH + 1)},
+    {"metadata": nested(600)},
+    {"metadata": {str(n): n for n in range(100)}},
+    {"metadata": {"a": "x" * 10_000_000}},
+    {"title": "x" * 2_000_000},
+)
+
+
+@pytest.mark.parametrize("excess", EXCESSES)
+def test_a_line_over_the_limits_is_refused_by_number_wherever_it_comes_from(
+    tmp_path: Path, excess: dict[str, object]
+) -> None:
+    lines = [{"id": "over", "text": "text", **excess}, {"id": "within", "text": "text", "metadata": nested(MAX_DEPTH)}]
+    file = tmp_path / "lines.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    limit = 2**24
+    for items in (  # an upload, a folder, and what --ray and `ragkv ingest` read
+        list(read(file.read_bytes(), "lines.jsonl", limit)),
+        list(load([tmp_path], limit, root=tmp_path)),
+        list(load_locations([str(tmp_path)], limit)),
+    ):
+        refused, document = items
+        assert isinstance(refused, Rejected)
+        assert refused.source.endswith("lines.jsonl, line 1")
+        assert len(str(refused.error)) < 300
+        assert isinstance(document, Document)
+        assert document.id == "within"
+
+
+def test_the_title_of_a_file_is_cut_and_its_metadata_fits() -> None:
+    (document,) = documents(read(f"# {'word ' * 2000}\n\ntext".encode(), "long.md", 2**20))
+    assert (len(document.title), document.title[-1]) == (MAX_TITLE, "…")
+    page = f'<html lang="{"x" * 20_000}"><body><p>text</p></body></html>'
+    (document,) = documents(read(page.encode(), "page.html", 2**20))
+    assert document.metadata == {"format": "html"}
