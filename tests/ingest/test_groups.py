@@ -265,8 +265,9 @@ def writing(engine: FileEngine, monkeypatch: pytest.MonkeyPatch) -> Writing:
 
 def test_a_group_is_encoded_before_the_one_that_is_being_written_is_committed(writing: Writing) -> None:
     documents = small(12)
-    found = [document.id for document, _ in ingest_all(writing, documents, no_progress)]
-    assert found == [document.id for document in documents]
+    found = list(ingest_all(writing, documents, no_progress))
+    assert [document.id for document, _ in found] == [document.id for document in documents]
+    assert all(isinstance(outcome, IngestOutcome) for _, outcome in found), "a document is written before its commit"
     assert min(map(len, writing.together[:2])) > 1, "two groups come first"
 
 
