@@ -225,6 +225,7 @@ HEALTH = (
             Query(f"sum(rate(ragkv_store_faults_total[{EACH}]))", "store faults"),
             Query(f"sum(rate(ragkv_quarantined_total[{EACH}]))", "damaged"),
             Query(f"sum(rate(ragkv_pulled_blocks_total[{EACH}]))", "blocks pulled in"),
+            Query(f"sum(rate(ragkv_engine_replaced_total[{EACH}]))", "engine replaced"),
         ),
     ),
     Panel(
