@@ -355,7 +355,6 @@ class EngineThread:
 
     def _bury(self, error: BaseException, lived: float) -> None:
         """Record the death of a loop, and fail all requests that wait or run."""
-        self._deaths += 1
         self._deaths_in_row = 1 if lived >= LIVED_SECONDS else self._deaths_in_row + 1
         pause = PAUSES[min(self._deaths_in_row, len(PAUSES)) - 1]
         words = "the engine ended unexpectedly, the %d. time in a row; another takes its place in %g s"
@@ -367,6 +366,7 @@ class EngineThread:
             self._queue.sweep(lambda request: True)
         for future in failed:
             reject(future, Restarting(math.ceil(pause) + 1))
+        self._deaths += 1
 
     def _serve(self, engine: Engine, decode_loop: DecodeLoop) -> None:
         """Alternate turns of questions with steps of ingest until `close`; then finish the running answers."""
