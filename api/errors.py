@@ -38,6 +38,7 @@ from ragkv.errors import (
     NoReranker,
     NotCalibrated,
     NotFound,
+    Outdated,
     QuotaExceeded,
     RagkvError,
     Restarting,
@@ -74,6 +75,7 @@ _STATUS: tuple[tuple[type[RagkvError], int, str], ...] = (
     (StoreFull, 507, "no_space"),
     (Stopping, 503, "stopping"),
     (Restarting, 503, "restarting"),
+    (Outdated, 503, "document_changed"),
     (Expired, 504, "deadline"),
     (RagkvError, 503, "unavailable"),
 )
@@ -188,8 +190,9 @@ def fault_of(error: Exception) -> Fault:
 def _of_ragkv(error: RagkvError) -> Fault:
     status, code = next((status, code) for kind, status, code in _STATUS if isinstance(error, kind))
     headers = {}
-    if isinstance(error, Busy | Restarting | StoreUnavailable):
-        headers = {"Retry-After": str(RETRY_SECONDS if isinstance(error, StoreUnavailable) else error.retry_after)}
+    if isinstance(error, Busy | Restarting | StoreUnavailable | Outdated):
+        after = error.retry_after if isinstance(error, Busy | Restarting) else RETRY_SECONDS
+        headers = {"Retry-After": str(after)}
     if error.public != error.message:
         logger.warning("a request got %d (%s): %s", status, code, error)
     return Fault(status, Tenant(current().tenant).told(error.public), code, headers)

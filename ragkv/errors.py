@@ -20,6 +20,7 @@ RagkvError
 ├── NotFound                 no such document, collection, job, conversation  404
 ├── Busy                     the request queue is full                     429
 ├── Expired                  the answer missed its deadline                504
+├── Outdated                 a document that the answer read is gone       503
 ├── Stopping                 shutting down, accepts no new work            503
 ├── Restarting               the engine ended unexpectedly, and begins anew  503
 ├── ServiceError             raised by ragkv.client                        exit 1
@@ -147,6 +148,13 @@ class Expired(RagkvError):
 
     def __init__(self) -> None:
         super().__init__("the answer was not there in time; ask again later, with a longer deadline or for less")
+
+
+class Outdated(RagkvError):
+    """A document that an answer was read from was deleted or replaced before the answer was delivered."""
+
+    def __init__(self) -> None:
+        super().__init__("a document that the answer was read from was deleted or replaced meanwhile; ask again")
 
 
 class Stopping(RagkvError):

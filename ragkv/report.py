@@ -291,6 +291,8 @@ class Report:
         confidence: Probability that the answer is right, 0 to 1; None if the model's profile has no coefficients.
         evidence: What the confidence is computed from.
         abstained: Whether the answer was below the confidence that the request asked for, and became `unknown`.
+        removed_turns: Earlier turns of the conversation that the answer did not read, because a document that they may
+            quote was deleted or replaced since.
     """
 
     method: str
@@ -308,6 +310,7 @@ class Report:
     confidence: float | None = None
     evidence: Evidence | None = None
     abstained: bool = False
+    removed_turns: int = 0
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ async def _events(stream: AnswerStream, retrieval: RetrievalDone, request_id: st
         async for piece in stream.pieces():
             yield encode_event({"text": piece}, "token") if piece else KEEPALIVE_COMMENT
         for event in _final_events(stream.answer()):
+            stream.check()  # a slow client may take its time between two events
             yield event
     except Gone:
         raise

@@ -24,6 +24,7 @@ async def conversation(
         {
             "question": turn.question,
             "answer": turn.answer,
+            "removed": turn.removed,
             "method": turn.method,
             "chunks": [chunk for _, chunk in turn.joined],
             "created": turn.created,

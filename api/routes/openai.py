@@ -86,6 +86,7 @@ async def _chunks(stream: AnswerStream, reply: ChatReply) -> AsyncIterator[bytes
         async for piece in stream.pieces():
             yield encode_event(reply.piece(piece)) if piece else KEEPALIVE_COMMENT
         for chunk in reply.last(stream.answer()):
+            stream.check()
             yield encode_event(chunk)
         yield format_sse_event(data_str="[DONE]")
     except Gone:

@@ -3,9 +3,9 @@
 The number of answers is bounded: the oldest make room. An answer is found by the id of its request, which the client
 may have chosen. Where a tenant uses an id twice, the later answer replaces the earlier one.
 
-An answer may quote its documents, so it is removed together with its documents, its collection or its conversation.
-Code that removes one of these calls `remove`. What another process removed is found whenever answers are shown
-(catalog_service.py).
+An answer may quote its documents, so it is removed when one of them is deleted or replaced, and with its collection or
+its conversation. `CatalogService` asks the catalogue which answers these are: when it announces a change, and whenever
+answers are shown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
 from ragkv.engine.kv_map import KVMap
@@ -33,6 +33,8 @@ class RecordedAnswer:
         answer: The answer.
         map: Which KV blocks it was read from.
         full_ms: Estimated milliseconds to the first token with full recompute.
+        rows: Rows of the chunks that it may tell of: those of its context, in a conversation also of earlier turns, and
+            those that were retrieved and left out.
         when: When it was answered, in Unix seconds. No two answers of a history have the same.
     """
 
@@ -43,16 +45,12 @@ class RecordedAnswer:
     answer: Answer
     map: KVMap
     full_ms: float
+    rows: frozenset[int] = frozenset()
     when: float = 0.0
 
     @property
-    def asked(self) -> float:
-        """When its prefill began, in Unix seconds."""
-        return self.when - self.answer.report.timings_ms.total / 1000
-
-    @property
     def documents(self) -> frozenset[str]:
-        """Ids of the documents it was read from: the cited ones and, in a conversation, those of earlier turns."""
+        """Ids of the documents in its context: the cited ones and, in a conversation, those of earlier turns."""
         return frozenset(chunk.document_id for chunk in self.map.chunks)
 
 
@@ -94,6 +92,11 @@ class AnswerHistory:
         """Return the tenant's answer to this request, or None."""
         with self._lock:
             return self._answers.get((tenant, id))
+
+    def of(self, collections: Set[str]) -> list[RecordedAnswer]:
+        """Return all answers from these collections, by their internal names."""
+        with self._lock:
+            return [each for each in self._answers.values() if each.collection in collections]
 
     def remove(self, which: Callable[[RecordedAnswer], bool]) -> None:
         """Drop the answers for which `which` is true."""

@@ -6,6 +6,8 @@ Where any of these ends the wait, the engine drops the question before its next 
     await stream.prefilled()                     the question is prefilled, or was refused
     async for piece in stream.pieces(): …        the text
     stream.answer()                              the whole answer
+
+Nothing is returned any more once a document that it was read from is deleted or replaced: all of these raise Outdated.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from starlette.types import Receive
 from api.errors import Gone
 from api.runtime.answer_channel import AnswerChannel, RetrievalDone
 from api.runtime.engine_thread import EngineThread
-from ragkv.errors import Expired
+from api.runtime.undelivered import AnswerOrigin
+from ragkv.errors import Expired, Outdated
 from ragkv.report import Answer
 from ragkv.types import AskOptions
 
@@ -61,7 +64,8 @@ class AnswerStream:
         self._channel = AnswerChannel()
         self._disconnected = False
         channel = self._channel if listening else None
-        self._future = engine_thread.ask(question, options, tenant, self._deadline, channel)
+        self._origin = AnswerOrigin()
+        self._future = engine_thread.ask(question, options, tenant, self._deadline, channel, self._origin)
         self._future.add_done_callback(lambda _: self._channel.notify())
         self._client_task = asyncio.create_task(self._watch_client())
 
@@ -75,6 +79,7 @@ class AnswerStream:
 
         Raises:
             Expired: The deadline has passed.
+            Outdated: A document that it was read from was deleted or replaced.
             Stopping: The service is shutting down.
             Gone: The client has disconnected.
             Exception: What `Engine.prefill` and decoding raise.
@@ -93,6 +98,7 @@ class AnswerStream:
                 if self._future.done():
                     self.answer()
                 await self._wait()
+            self.check()
             return retrieval
         except BaseException:
             self.cancel()
@@ -108,6 +114,7 @@ class AnswerStream:
         while True:
             done = self._future.done()
             text = self.answer().answer if done else self._channel.text
+            self.check()
             # Some tokenizers render earlier text differently once more tokens are known. Sent text cannot be changed.
             if len(text) > len(sent) and text.startswith(sent):
                 yield text[len(sent) :]
@@ -119,7 +126,14 @@ class AnswerStream:
 
     def answer(self) -> Answer:
         """Return the finished answer, or raise the error that the question failed with."""
-        return self._future.result(0)
+        answer = self._future.result(0)
+        self.check()
+        return answer
+
+    def check(self) -> None:
+        """Raise Outdated if a document that the answer was read from was deleted or replaced."""
+        if self._origin.outdated:
+            raise Outdated
 
     async def _wait(self, silence: float | None = None) -> bool:
         """Wait for news; returns False after `silence` seconds without any. Raises Gone and Expired."""

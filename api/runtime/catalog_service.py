@@ -1,6 +1,7 @@
 """The catalogue for the HTTP routes. They read and remove documents without waiting for the engine.
 
-A recorded answer is removed together with the documents it was read from.
+When a document is deleted or replaced, answers that were read from it go: those that are recorded, and those that are
+on their way (`drop_outdated`).
 
 Only the engine deletes KV, so the keys of unreferenced KV wait here until its thread takes them. Keys that still wait
 when the process ends are orphans, which `ragkv gc` removes.
@@ -10,14 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
-from math import inf
 
 import anyio
 
 from api.runtime.answer_history import AnswerHistory, RecordedAnswer
 from api.runtime.tenants import Tenant
+from api.runtime.undelivered import UndeliveredAnswers
 from ingest.jobs import Jobs
 from ingest.loader import checked
 from ingest.pipeline import content_hash, reader_of
@@ -59,6 +60,7 @@ class CatalogService:
         parsing: Limits the threads that parse files.
         allowed: What parsing one file may take.
         watchers: Clients that follow a job.
+        undelivered: The answers that somebody waits for.
     """
 
     def __init__(self, engine: Engine, jobs: Jobs, history: AnswerHistory):
@@ -73,6 +75,7 @@ class CatalogService:
         self._body_bytes = engine.body_bytes
         self._unreferenced: deque[Key] = deque()
         self.watchers = 0
+        self.undelivered = UndeliveredAnswers(engine.catalog)
 
     def unchanged(self, document: Document) -> DocumentInfo | None:
         """Return the stored document if it has this content and nothing newer waits; None if it has to be ingested.
@@ -144,7 +147,7 @@ class CatalogService:
         except NotFound:
             if not was_queued:
                 raise
-        self._history.remove(lambda each: each.collection == collection and document_id in each.documents)
+        self.drop_outdated({collection})
 
     def remove_collection(self, collection: str) -> None:
         """Remove all documents and conversations of a collection, and what waits for it. Raises NotFound."""
@@ -154,12 +157,21 @@ class CatalogService:
         except NotFound:
             if not was_queued:
                 raise
-        self._history.remove(lambda each: each.collection == collection)
+        self.drop_outdated({collection})
+
+    def drop_outdated(self, collections: Set[str]) -> None:
+        """Give up the answers on their way, and forget the recorded ones, that were read from a chunk which is gone.
+
+        Args:
+            collections: The collections that have changed.
+        """
+        self.undelivered.check(collections)
+        self._history.remove(self._outdated(self._history.of(collections)).__contains__)
 
     def answers(self, tenant: str, limit: int, before: float) -> list[RecordedAnswer]:
         """Return the tenant's answers that were given before that moment, newest first.
 
-        Answers from documents that another process removed are dropped now.
+        Answers from documents that another process deleted or replaced are dropped now.
         """
         while outdated := self._outdated(found := self._history.page(tenant, limit, before)):
             self._history.remove(outdated.__contains__)
@@ -186,16 +198,15 @@ class CatalogService:
         return [self._prompt.blocks(chunk.tokens, recorded.map.block) if chunk else None for chunk in found]
 
     def _outdated(self, answers: Iterable[RecordedAnswer]) -> set[RecordedAnswer]:
-        """Return the answers from a document that is no longer stored, or was replaced since."""
+        """Return the answers from a document that was deleted or replaced since."""
         by_collection: dict[str, list[RecordedAnswer]] = {}
         for each in answers:
             by_collection.setdefault(each.collection, []).append(each)
-        outdated = set()
+        outdated = set[RecordedAnswer]()
         for collection, recorded in by_collection.items():
-            created = self._catalog.creation_times(
-                collection, frozenset().union(*(each.documents for each in recorded))
-            )
-            outdated |= {each for each in recorded if any(created.get(id, inf) > each.asked for id in each.documents)}
+            rows = frozenset[int]().union(*(each.rows for each in recorded))
+            standing = self._catalog.standing(collection, rows)
+            outdated |= {each for each in recorded if not each.rows <= standing}
         return outdated
 
     def evict_unreferenced(self, engine: Engine) -> None:

@@ -2,7 +2,8 @@
 are being prefilled (prefill_loop.py), in one forward where the batch allows it.
 
 A future stays pending until its answer is there, so that its client may cancel it at any time. A request that was
-cancelled, or whose deadline has passed, is dropped before the next step.
+cancelled, or whose deadline has passed, is dropped before the next step. So is one whose answer is outdated, because a
+document that it was read from was deleted or replaced: it begins again, unless its client has seen some of it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from api.runtime.answer_history import AnswerHistory, RecordedAnswer
 from api.runtime.prefill_loop import PrefillLoop
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, QueuedTask, SessionName, reject, resolve
+from api.runtime.undelivered import UndeliveredAnswers
 from ragkv.config import ServingSettings
 from ragkv.engine.batch import Batch, Event
-from ragkv.engine.engine import Engine
+from ragkv.engine.engine import ATTEMPTS, Engine
 from ragkv.engine.request import RequestState
-from ragkv.errors import Expired
+from ragkv.errors import Expired, Outdated
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.report import Answer, Report
 
@@ -51,9 +53,23 @@ class DecodeLoop:
     """
 
     def __init__(
-        self, engine: Engine, metrics: MetricsRecorder, history: AnswerHistory, charge: Charge = charge_nobody
+        self,
+        engine: Engine,
+        metrics: MetricsRecorder,
+        history: AnswerHistory,
+        charge: Charge = charge_nobody,
+        undelivered: UndeliveredAnswers | None = None,
     ):
-        """Make an empty loop. `metrics` counts how questions end, `history` keeps answers, `charge` counts tokens."""
+        """Make an empty loop.
+
+        Args:
+            engine: The engine.
+            metrics: Counts how questions end.
+            history: Keeps answers.
+            charge: Counts tokens.
+            undelivered: Knows which answers are outdated; None looks after those of this loop alone.
+        """
+        self._undelivered = UndeliveredAnswers(engine.catalog) if undelivered is None else undelivered
         self._engine, self._metrics, self._history, self._charge = engine, metrics, history, charge
         serving = engine.settings.part(ServingSettings)
         self._batch = Batch(engine.model, serving.batch, serving.batch_bytes, engine.graph_decoder)
@@ -117,7 +133,8 @@ class DecodeLoop:
         self._charge(question.tenant, context + len(state.question_tokens))
         id = self._batch.join(state.sequence)
         self._running[id] = _Running(question, state, seconds)
-        if question.channel is not None:
+        self._undelivered.add(question.origin, state.session.collection, state.session.rows)
+        if question.channel is not None and not question.origin.outdated:
             question.channel.prefilled(state)
 
     def step(self) -> list[float]:
@@ -128,7 +145,7 @@ class DecodeLoop:
         Returns:
             The engine's time, in seconds, for each question that was answered in this step.
         """
-        self._drop_abandoned()
+        self._drop()
         company, rows = self._prefills.next_company(self._batch.running), self._batch.running
         started = time.monotonic()
         events = self._batch.forward(company)
@@ -141,14 +158,17 @@ class DecodeLoop:
         share = (seconds - beside + time.monotonic() - started) / max(1, len(events))
         return [taken for event in events if (taken := self._take(event, share)) is not None]
 
-    def _drop_abandoned(self) -> None:
-        """Drop the questions that nobody waits for any more."""
+    def _drop(self) -> None:
+        """Drop the questions that nobody waits for any more, and those whose answers are outdated."""
         self._prefills.drop(self.abandoned)
         for id, each in list(self._running.items()):
-            if self.abandoned(each.question):
+            abandoned = self.abandoned(each.question)
+            if abandoned or each.question.origin.outdated:
                 self._charge(each.question.tenant, len(each.state.sequence.tokens))
                 self._batch.cancel(id)
                 del self._running[id]
+                if not abandoned:
+                    self._fail(each.question, Outdated())
 
     def _take(self, event: Event, share: float) -> float | None:
         """Publish a token, or end an answer and return the engine's time for it. share: time that the event took."""
@@ -156,9 +176,10 @@ class DecodeLoop:
         each.seconds += share
         if event.ended:
             return self._end(event)
-        if each.question.channel is not None and each.question.options.abstain_below is None:
+        channel = each.question.channel
+        if channel is not None and channel.retrieval is not None and each.question.options.abstain_below is None:
             # An answer that may be withheld is sent when its confidence is known, at its end.
-            each.question.channel.publish(each.state.detokenizer.stable_text())
+            channel.publish(each.state.detokenizer.stable_text())
         return None
 
     def clear(self) -> None:
@@ -200,9 +221,13 @@ class DecodeLoop:
             logger.exception("an answer is not recorded: its map cannot be made")
             return
         names = (question.context.id, question.tenant, session.collection, session.name)
-        self._history.record(RecordedAnswer(*names, answer, kv_map, full_ms))
+        self._history.record(RecordedAnswer(*names, answer, kv_map, full_ms, question.origin.rows))
 
     def _fail(self, question: QueuedQuestion, error: BaseException) -> None:
+        shown = question.channel is not None and question.channel.retrieval is not None
+        if isinstance(error, Outdated) and not shown and question.origin.attempts < ATTEMPTS:
+            self._prefills.start(question)
+            return
         status = fault_of(error).status if isinstance(error, Exception) else 500
         if status == 500:  # the traceback is logged with the response, if the client still waits for one
             logger.error("a question failed: %s", type(error).__name__)

@@ -44,6 +44,7 @@ from typing import Any, TypeVar
 from api.observability.audit import AuditLog
 from api.runtime.answer_channel import AnswerChannel
 from api.runtime.answer_history import AnswerHistory
+from api.runtime.catalog_follower import CatalogFollower
 from api.runtime.catalog_service import CatalogService
 from api.runtime.decode_loop import Charge, DecodeLoop, charge_nobody
 from api.runtime.engine_health import IDLE_SECONDS, EngineHealth
@@ -52,6 +53,7 @@ from api.runtime.reembedding import ReembeddingTask
 from api.runtime.request_context import working_for
 from api.runtime.request_queue import QueuedQuestion, QueuedTask, RequestQueue, SessionName, reject, resolve
 from api.runtime.text_service import TextService
+from api.runtime.undelivered import AnswerOrigin
 from ingest.jobs import Jobs
 from ingest.progress import IngestStep
 from ingest.turns import IngestTurns
@@ -181,11 +183,12 @@ class EngineThread:
         tenant: str = "",
         deadline: float = inf,
         channel: AnswerChannel | None = None,
+        origin: AnswerOrigin | None = None,
     ) -> Future[Answer]:
         """Queue a question. It is answered together with others.
 
-        The future may be cancelled until the answer is there. It fails with what `Engine.prefill` raised, with Expired
-        or with Stopping.
+        The future may be cancelled until the answer is there. It fails with what `Engine.prefill` raised, with
+        Outdated, Expired or Stopping.
 
         Args:
             question: The question.
@@ -193,13 +196,15 @@ class EngineThread:
             tenant: The tenant whose request it is.
             deadline: On the monotonic clock.
             channel: Receives the progress of the answer.
+            origin: Receives what the answer is read from.
 
         Raises:
             Busy: The queue is full.
             Stopping: The service is shutting down.
         """
         future: Future[Answer] = Future()
-        self._enqueue(QueuedQuestion(question, options, future, tenant, deadline, channel))
+        read = AnswerOrigin() if origin is None else origin
+        self._enqueue(QueuedQuestion(question, options, future, tenant, deadline, channel, origin=read))
         return future
 
     def _enqueue(self, request: QueuedTask | QueuedQuestion) -> None:
@@ -303,11 +308,13 @@ class EngineThread:
             except BaseException as error:
                 self._ready.set_exception(error)
                 return
+            self._follower = CatalogFollower(engine, self.catalog_service)
             try:
                 while not self._serve_again(engine):
                     pass
             finally:
                 self.reject_waiting()
+                self._follower.close()
 
     def _resume(self, engine: Engine) -> None:
         """Take up what the last process, or the last loop of this one, has left behind."""
@@ -337,7 +344,8 @@ class EngineThread:
         try:
             if self._begins_at:  # the start has done it for the first loop
                 self._resume(engine)
-            self._decode_loop = DecodeLoop(engine, self.metrics, self.history, self._charge)
+            undelivered = self.catalog_service.undelivered
+            self._decode_loop = DecodeLoop(engine, self.metrics, self.history, self._charge, undelivered)
             self._begins_at = 0.0
             self._serve(engine, self._decode_loop)
             return True
@@ -385,6 +393,7 @@ class EngineThread:
             self._wait(decode_loop.idle_seconds)
         while decode_loop.count:
             time.sleep(decode_loop.idle_seconds)
+            self._follower.look()
             decode_loop.step()
         self.catalog_service.evict_unreferenced(engine)
 
@@ -402,6 +411,7 @@ class EngineThread:
         taken = 0
         self.catalog_service.evict_unreferenced(engine)
         for _ in range(STEPS):
+            self._follower.look()
             for seconds in decode_loop.step():
                 self._queue.record_seconds(seconds)
             served = taken

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from api.runtime.answer_channel import AnswerChannel
 from api.runtime.request_context import RequestContext, current
+from api.runtime.undelivered import AnswerOrigin
 from ragkv.engine.engine import Engine
 from ragkv.report import Answer
 from ragkv.types import AskOptions
@@ -47,6 +48,7 @@ class QueuedQuestion:
         deadline: On the monotonic clock. The question expires then.
         channel: Receives the progress of the answer.
         context: Of the request that asks. Where it has an id, the answer is recorded under it.
+        origin: Receives what the answer is read from.
     """
 
     question: str
@@ -56,6 +58,7 @@ class QueuedQuestion:
     deadline: float = inf
     channel: AnswerChannel | None = None
     context: RequestContext = field(default_factory=current)
+    origin: AnswerOrigin = field(default_factory=AnswerOrigin)
 
     @property
     def session(self) -> SessionName | None:

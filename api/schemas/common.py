@@ -212,6 +212,9 @@ class TurnOut(BaseModel):
 
     question: str
     answer: str
+    """Empty where it was removed."""
+    removed: bool
+    """Whether the answer was removed, because it may quote a document that was deleted or replaced since."""
     method: str
     chunks: list[str]
     """Ids of the chunks that were added with the question, including those of deleted documents."""

@@ -203,14 +203,6 @@ class Catalog:
             raise documents.not_found(collection, document_id)
         return found
 
-    def creation_times(self, collection: str, ids: Iterable[str]) -> dict[str, float]:
-        """Return when each of these documents was created, in Unix seconds. Replacing a document keeps the time.
-
-        Documents that do not exist are left out.
-        """
-        with self.read() as transaction:
-            return documents.creation_times(transaction, collection, ids)
-
     def original(self, collection: str, document_id: str) -> Document:
         """Return the document as the user sent it, with its text. Raises NotFound."""
         return self.info_and_original(collection, document_id)[1]
@@ -271,6 +263,11 @@ class Catalog:
         """Return the chunks at these rows of a collection. Rows that no longer exist are left out."""
         with self.read() as transaction:
             return chunks.load(transaction, collection, rows)
+
+    def standing(self, collection: str, rows: Iterable[int]) -> set[int]:
+        """Return those of these rows whose chunks are still in the collection: not deleted and not replaced."""
+        with self.read() as transaction:
+            return chunks.standing(transaction, collection, rows)
 
     def has_chunks(self, collection: str) -> bool:
         """Whether a collection has any chunk."""
@@ -356,6 +353,11 @@ class Catalog:
         with self.read() as transaction:
             return chunks.keys(transaction)
 
+    def unreferenced(self, keys: Iterable[Key]) -> list[Key]:
+        """Return those of these keys that no chunk of any collection refers to."""
+        with self.read() as transaction:
+            return chunks.unreferenced(transaction, keys)
+
     def iter_chunk_tokens(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield (collection, token ids) of every chunk."""
         with self.read() as transaction:
@@ -417,14 +419,26 @@ class Catalog:
 
     # Conversations (see turns.py)
 
-    def add_turn(self, collection: str, conversation: str, after: Sequence[int], turn: StoredTurn) -> int | None:
+    def add_turn(
+        self, collection: str, conversation: str, after: Sequence[int], turn: StoredTurn, read: Iterable[int] = ()
+    ) -> int | None:
         """Store a turn after the turns at the rows `after`.
+
+        Args:
+            collection: Collection of the conversation.
+            conversation: Its name.
+            after: Rows of its earlier turns.
+            turn: What to store.
+            read: Rows of all chunks that its answer was read from.
 
         Returns:
             The row of the new turn. None, and nothing is stored, if those turns were removed.
+
+        Raises:
+            Outdated: A chunk that the answer was read from is gone.
         """
         with self.write(alone=False) as transaction:
-            return turns.add(transaction, collection, conversation, after, turn)
+            return turns.add(transaction, collection, conversation, after, turn, frozenset(read))
 
     def turns(self, collection: str, conversation: str) -> list[StoredTurn]:
         """Return the turns of a conversation, in order; [] if there is no such conversation."""

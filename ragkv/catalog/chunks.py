@@ -38,6 +38,7 @@ _INSERT = insert_into(_CHUNKS).returning(_CHUNKS.c.row)
 _STORE = {name: insert_into(tables.metadata.tables[name]) for name in ("vectors", "next_vectors")}
 _MINE = _CHUNKS.c.collection == bindparam("of")
 _LOAD = _SELECT.where(_MINE, _CHUNKS.c.row.in_(select(values("rows", "bigint").c.value)))
+_STANDING = select(_CHUNKS.c.row).where(_MINE, _CHUNKS.c.row.in_(select(values("rows", "bigint").c.value)))
 _EXIST = select(exists(select(1).select_from(_CHUNKS).where(_MINE)))
 _NAMED = _SELECT.where(documents.c.collection == bindparam("of"), documents.c.id == bindparam("named"))
 _OF_DOCUMENT = _NAMED.order_by(_CHUNKS.c.ordinal)
@@ -98,6 +99,12 @@ def load(transaction: Transaction, collection: str, rows: Iterable[int]) -> dict
     """Return the chunks at these rows of a collection. Rows that no longer exist are left out."""
     found = transaction.execute(_LOAD, {"of": collection, "rows": transaction.array(int(row) for row in rows)})
     return {row[0]: _chunk(row) for row in found}
+
+
+def standing(transaction: Transaction, collection: str, rows: Iterable[int]) -> set[int]:
+    """Return those of these rows whose chunks are still in the collection."""
+    found = transaction.execute(_STANDING, {"of": collection, "rows": transaction.array(int(row) for row in rows)})
+    return {row for (row,) in found}
 
 
 def exist(transaction: Transaction, collection: str) -> bool:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, bindparam, delete, func, insert, select, text, tuple_, update
 
-from ragkv.catalog import attributes, tables, versions
+from ragkv.catalog import attributes, tables, turns, versions
 from ragkv.catalog.attributes import FilterShape
 from ragkv.catalog.limits import MAX_TITLE, read_metadata
 from ragkv.catalog.models import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder, DocumentVersion
-from ragkv.catalog.statements import NAME, values
+from ragkv.catalog.statements import NAME
 from ragkv.catalog.tables import chunks, document_attributes
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import NotFound
@@ -43,9 +43,6 @@ _DELETE = delete(_DOCUMENTS).where(_DOCUMENTS.c.row == bindparam("at"))
 _CLEAR = delete(_DOCUMENTS).where(_MINE)
 _ROW = select(_DOCUMENTS.c.row, _DOCUMENTS.c.content_hash).where(*_NAMED)
 _FIND = _SELECT.where(*_NAMED)
-_CREATED = select(_DOCUMENTS.c.id, _DOCUMENTS.c.created).where(
-    _MINE, _DOCUMENTS.c.id.in_(select(values("ids", "text").c.value))
-)
 _TEXT = select(_DOCUMENTS.c.text, func.coalesce(_VERSIONS.c.pages, "[]")).select_from(_JOINED).where(*_NAMED)
 _SUMS = (func.coalesce(func.sum(_DOCUMENTS.c.chunks), 0), func.coalesce(func.sum(_DOCUMENTS.c.tokens), 0))
 _COLLECTIONS = (
@@ -92,6 +89,8 @@ def upsert(transaction: Transaction, version: DocumentVersion) -> tuple[int, lis
     stored |= {"metadata": json.dumps(dict(document.metadata), ensure_ascii=False), "text": document.text}
     if found is not None:
         row, differs = found[0], found[1] != version.content_hash
+        if differs:
+            turns.withdraw(transaction, [row])
         transaction.execute(_UPDATE, {**stored, "at": row})
     else:
         stored |= {"collection": document.collection, "id": document.id, "created": now}
@@ -110,6 +109,7 @@ def remove(transaction: Transaction, collection: str, document_id: str) -> list[
     found, keys = _delete_chunks(transaction, collection, document_id)
     if found is None:
         raise not_found(collection, document_id)
+    turns.withdraw(transaction, [found[0]])
     transaction.execute(_DELETE, {"at": found[0]})
     return keys
 
@@ -125,11 +125,6 @@ def find(transaction: Transaction, collection: str, document_id: str) -> Documen
     """Return the document, or None if the collection does not have it."""
     row = transaction.execute(_FIND, {"of": collection, "named": document_id}).fetchone()
     return _info(row) if row else None
-
-
-def creation_times(transaction: Transaction, collection: str, ids: Iterable[str]) -> dict[str, float]:
-    """Return when each of these documents was created. Documents that do not exist are left out."""
-    return dict(transaction.execute(_CREATED, {"of": collection, "ids": transaction.array(ids)}))
 
 
 def text_and_pages(

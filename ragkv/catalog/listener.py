@@ -51,11 +51,11 @@ class ChangeListener:
                 changed = self._changed()
                 if changed:
                     return changed
-            left = end - time.monotonic()
-            if left <= 0:
-                return frozenset()
+            left = max(0.0, end - time.monotonic())
             self._stale = True  # also where the wait fails: a change may be missed while there is no connection
             self._stale = self._signal.wait(left)
+            if not self._stale:
+                return frozenset()
 
     def _changed(self) -> frozenset[str]:
         now = self._generations()

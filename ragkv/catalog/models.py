@@ -195,6 +195,7 @@ class StoredTurn:
         reader: Fingerprint of the model whose tokenizer produced these token ids.
         created: When the turn was stored, in Unix seconds.
         row: Row of the turn in the catalogue, 0 before it is stored. A row number is never reused.
+        removed: Whether the answer was removed, because it may hold text of a document that was deleted or replaced.
     """
 
     question: str
@@ -206,6 +207,7 @@ class StoredTurn:
     reader: str
     created: float = 0.0
     row: int = 0
+    removed: bool = False
 
 
 @dataclass(frozen=True)

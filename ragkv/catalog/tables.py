@@ -130,7 +130,8 @@ claimed = Table(
     sqlite_with_rowid=False,
 )
 
-# See turns.py. AUTOINCREMENT: the rows of its turns distinguish a conversation from a removed one of the same name
+# See turns.py. AUTOINCREMENT: the rows of its turns distinguish a conversation from a removed one of the same name ·
+# removed: 1 where the answer was removed with a document
 turns = Table(
     "turns",
     metadata,
@@ -138,8 +139,19 @@ turns = Table(
     *(_name("collection"), _name("conversation"), _text("method"), _text("reader"), _time("created")),
     *(_text("joined"), _text("question"), _text("answer")),
     *(Column("asked", LargeBinary, nullable=False), Column("written", LargeBinary, nullable=False)),
+    Column("removed", ROW, nullable=False, server_default="0"),
     Index("turns_by_conversation", "collection", "conversation"),
     sqlite_autoincrement=True,
+)
+
+# Which documents a turn added chunks of to its conversation. A row of a document stays when its content is replaced
+turn_documents = Table(
+    "turn_documents",
+    metadata,
+    _refers("turn", "turns.row", True),
+    _refers("document", "documents.row", True),
+    Index("turn_documents_by_document", "document"),
+    sqlite_with_rowid=False,
 )
 
 # The job tables belong to ingest/job_table.py.

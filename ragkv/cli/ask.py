@@ -303,6 +303,8 @@ def footer(answer: Answer) -> str:
     ]
     if report.tokens.history:
         parts.insert(1, f"{report.tokens.history:.0f} tokens of earlier turns in the cache")
+    if report.removed_turns:
+        parts.insert(1, f"{report.removed_turns} earlier turns left out with documents that were deleted or replaced")
     parts[-1:-1] = policies_of(report)
     drafts = report.decoding.speculation
     if drafts is not None and drafts.drafted:

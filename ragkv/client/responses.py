@@ -62,9 +62,10 @@ def retry_delay(error: Refused, retries_left: int) -> float | None:
     """Return how many seconds to wait before a retry, or None if the request is not retried.
 
     What comes with a Retry-After header is retried where the service was busy and has not started the request (429), or
-    where the replica that worked on it ended. Every request may be sent twice.
+    where the replica that worked on it ended, or a document that its answer was read from changed. Every request may be
+    sent twice.
     """
-    repeatable = error.status == 429 or error.code == "replica_lost"
+    repeatable = error.status == 429 or error.code in ("replica_lost", "document_changed")
     if not repeatable or error.retry_after is None or retries_left <= 0:
         return None
     return min(error.retry_after, MAX_WAIT)

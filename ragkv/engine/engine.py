@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -56,7 +56,7 @@ from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_gate
 from ragkv.engine.self_test import failed_self_test
 from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.engine.speculation import make_drafter
-from ragkv.errors import ConfigError, EmbedderChanged, InputError, NotCalibrated, NotFound
+from ragkv.errors import ConfigError, EmbedderChanged, InputError, NotCalibrated, NotFound, Outdated
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.block_tables import BlockPoolMemory
 from ragkv.model.execution.graph_decode import GraphDecoder, make_graph_decoder
@@ -76,6 +76,8 @@ from ragkv.timing import StepTimer
 from ragkv.types import AskOptions, Chunk, ChunkKV, Hit, Key
 
 DEFAULTS = AskOptions()
+ATTEMPTS = 3
+"""How often a question is answered, where documents that it read are deleted or replaced meanwhile."""
 
 
 class Engine:
@@ -254,12 +256,22 @@ class Engine:
         self.sessions.drop_chunks(lambda chunk, collection: self.key(chunk, collection) in left)
         self.chunks.evict(left, claim)
 
+    def drop_outdated(self, collections: abc.Set[str]) -> None:
+        """Drop from memory what is kept of chunks that these collections had and have no more."""
+        self.sessions.drop_outdated(collections)
+        kept = {self.key(*pair) for pair in self.sessions.prefixes.chunks() if pair[1] in collections}
+        unused = frozenset(self.catalog.unreferenced(kept)) if kept else frozenset()
+        self.sessions.prefixes.drop_chunks(lambda chunk, of: of in collections and self.key(chunk, of) in unused)
+
     def answer(self, question: str, options: AskOptions = DEFAULTS) -> Answer:
-        """Answer one question. Raises as `prefill`."""
-        request = self.prefill(question, options)
-        for _ in generate(self.model, request.sequence, self.graph_decoder):
-            pass
-        return self.finalize(request)
+        """Answer one question. Raises as `prefill`, and Outdated where its documents change all the time."""
+        for _ in range(ATTEMPTS):
+            request = self.prefill(question, options)
+            for _ in generate(self.model, request.sequence, self.graph_decoder):
+                pass
+            with suppress(Outdated):
+                return self.finalize(request)
+        raise Outdated
 
     def prefill(self, question: str, options: AskOptions = DEFAULTS) -> RequestState:
         """Prefill a question over the stored KV of the retrieved chunks, up to the logits of the first answer token.
@@ -295,7 +307,13 @@ class Engine:
         return self._ready_to_decode(request)
 
     def finalize(self, request: RequestState) -> Answer:
-        """Return the answer of a request whose decoding has ended, and keep the turn of its conversation."""
+        """Return the answer of a request whose decoding has ended, and keep the turn of its conversation.
+
+        Raises:
+            Outdated: A document that it was read from was deleted or replaced meanwhile. Nothing of it is kept.
+        """
+        if not self.sessions.is_current(request.session):
+            raise Outdated
         completion = request.detokenizer.complete(request.sequence)
         report = self._judged(request, completion, build_report(self.model, request, completion))
         text = UNKNOWN if report.abstained else completion.text.strip()
@@ -426,7 +444,7 @@ class Engine:
             return options.history, set()
         turns = self.catalog.turns(options.collection, options.conversation)
         own = {chunk.rpartition("#")[0] for turn in turns for _, chunk in turn.joined}
-        return [(turn.question, turn.answer) for turn in turns], own
+        return [(turn.question, turn.answer) for turn in turns], own  # a removed answer is empty
 
     def _fetch_ahead(self, request: RequestState, chunks: abc.Sequence[Chunk]) -> None:
         method = request.method.method

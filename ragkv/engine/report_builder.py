@@ -87,6 +87,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
         decoding=replace(decoding, speculation=speculation_report(request)),
         timings_ms=Timings(**{name: timer.elapsed(name) for name in TIMED}, ttft=completion.ttft, total=timer.total()),
         chunks=chunks,
+        removed_turns=session.removed,
     )
 
 

@@ -9,13 +9,16 @@ A state is valid while the catalogue has exactly its turns, all its chunks are s
 the method of the last turn. Otherwise the turns are prefilled again with the method that is asked for, without the
 chunks that are gone. So a restart, an eviction or a fault costs time only.
 
+A turn whose answer was removed, with a document that it may quote (ragkv/catalog/turns.py), is in no prompt any more:
+neither its question nor its chunks. Chunks that are still there can be retrieved again.
+
 HTTP and the command line call a session a conversation.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ragkv.catalog import Catalog, StoredTurn
@@ -66,6 +69,7 @@ class Session:
         sources: Where the KV of the hits comes from, during one request.
         opened: Sources of new hits by row, until they join.
         left_out: Retrieved chunks that did not join, with their sources, during one request.
+        removed: How many of its turns lost their answers with a document.
         replayed: Tokens that this request prefilled to have earlier turns again.
     """
 
@@ -79,12 +83,18 @@ class Session:
     sources: list[StoredChunk] = field(default_factory=list)
     opened: dict[int, StoredChunk] = field(default_factory=dict)
     left_out: list[tuple[Hit, StoredChunk]] = field(default_factory=list)
+    removed: int = 0
     replayed: float = 0.0
 
     def unknown(self, hits: Sequence[Hit]) -> list[Hit]:
         """Return the hits whose chunks are not in the context yet."""
         rows = {hit.row for hit in self.hits}
         return [hit for hit in hits if hit.row not in rows]
+
+    @property
+    def rows(self) -> frozenset[int]:
+        """Rows of all chunks that an answer, or its report, may tell of."""
+        return frozenset(hit.row for hit in (*self.hits, *(hit for hit, _ in self.left_out)))
 
 
 class SessionCache:
@@ -119,6 +129,7 @@ class SessionManager:
 
     Attributes:
         cache: States between their turns.
+        prefixes: What full prefills have in common.
     """
 
     def __init__(
@@ -140,7 +151,7 @@ class SessionManager:
             limit: Bytes of memory for states between turns.
             prefixes: What `full:prefix=true` has prefilled.
         """
-        self._prefixes = prefixes
+        self.prefixes = prefixes
         self.cache = SessionCache(limit)
         self._prefiller, self._catalog, self._open_all, self._fingerprint = prefiller, catalog, open_chunks, fingerprint
 
@@ -174,17 +185,18 @@ class SessionManager:
         if name is None:
             return fresh
         turns = self._catalog.turns(collection, name)
-        chunks = self._catalog.chunks(collection, [row for turn in turns for row, _ in turn.joined])
+        fresh.turns, fresh.removed = [turn.row for turn in turns], sum(turn.removed for turn in turns)
+        there = [turn for turn in turns if not turn.removed]
+        chunks = self._catalog.chunks(collection, [row for turn in there for row, _ in turn.joined])
         cached = self.cache.get(collection, name)
-        rows = [turn.row for turn in turns]
         if (
             cached
-            and (cached.method, cached.turns) == (choice.name, rows)
+            and (cached.method, cached.turns, cached.removed) == (choice.name, fresh.turns, fresh.removed)
             and all(h.row in chunks for h in cached.hits)
         ):
             return cached
         self.cache.drop(collection, name)
-        for turn in turns:
+        for turn in there:
             self._replay(fresh, turn, chunks, choice.method, timer, prefill_policy)
         return fresh
 
@@ -257,12 +269,12 @@ class SessionManager:
         shares = asked is not None and asked.prefix and not session.state.started
         if shares:
             with timer.step("load"):
-                known = self._prefixes.restore(session.state, chunks, collection)
+                known = self.prefixes.restore(session.state, chunks, collection)
         new = [chunk.tokens for chunk in chunks[known:]]
         context = yield from self._prefiller.full_passes(new, question, timer, options, session.state)
         # A chunk may have been deleted meanwhile. One that is deleted from now on is dropped with the others.
-        if shares and context.sparse is None and self._is_current(session):
-            self._prefixes.keep(context.cache, chunks, collection)
+        if shares and context.sparse is None and self.is_current(session):
+            self.prefixes.keep(context.cache, chunks, collection)
         return context
 
     def finish_turn(
@@ -275,6 +287,9 @@ class SessionManager:
             question: As it was asked, and its token ids.
             tokens: Token ids of the answer, as they were decoded.
             text: Their text, up to where it was cut.
+
+        Raises:
+            Outdated: A chunk of its context is gone.
         """
         if not session.name:
             return
@@ -285,12 +300,15 @@ class SessionManager:
         turn = StoredTurn(
             asked, text.strip(), tuple(asked_tokens), (*kept, *then), joined, session.method, self._fingerprint
         )
-        row = self._catalog.add_turn(session.collection, session.name, session.turns, turn)
+        row = self._catalog.add_turn(session.collection, session.name, session.turns, turn, session.rows)
         if row is not None:
             session.turns.append(row)
             session.sources, session.left_out, session.replayed = [], [], 0.0
-            if self._is_current(session):  # a chunk may have been deleted while the answer was decoded
-                self.cache.put(session)
+            self.cache.put(session)
+
+    def is_current(self, session: Session) -> bool:
+        """Whether all its chunks are still in the catalogue: none was deleted or replaced."""
+        return self._catalog.standing(session.collection, session.rows) == session.rows
 
     def turns(self, collection: str, name: str) -> list[StoredTurn]:
         """Return the turns of a conversation. Raises NotFound."""
@@ -306,9 +324,15 @@ class SessionManager:
 
     def drop_chunks(self, gone: Callable[[Chunk, str], bool]) -> None:
         """Drop the cached states that hold a chunk which left its collection."""
-        self._prefixes.drop_chunks(gone)
+        self.prefixes.drop_chunks(gone)
         for session in self.cache.sessions():
             if any(gone(hit.chunk, session.collection) for hit in session.hits):
+                self.cache.drop(session.collection, session.name)
+
+    def drop_outdated(self, collections: Set[str]) -> None:
+        """Drop the cached states of these collections that hold a chunk which is gone."""
+        for session in self.cache.sessions():
+            if session.collection in collections and not self.is_current(session):
                 self.cache.drop(session.collection, session.name)
 
     def _open(
@@ -331,11 +355,6 @@ class SessionManager:
         for hit, first, source in zip(hits, firsts, sources, strict=True):
             source.piece = replace(source.piece, exact=source.piece.exact and first, relevance=relevance(hit, best))
         return sources
-
-    def _is_current(self, session: Session) -> bool:
-        """Whether all its chunks are still in the catalogue."""
-        rows = [hit.row for hit in session.hits]
-        return len(self._catalog.chunks(session.collection, rows)) == len(set(rows))
 
     def _replay(
         self,
@@ -361,7 +380,6 @@ class SessionManager:
         passes = self.passes(session, hits, question, method, timer, options)
         session.replayed += run_alone(self._prefiller.model, passes).prefilled_tokens
         session.state.append_answer((), answer)
-        session.turns.append(turn.row)
 
 
 def relevance(hit: Hit, best: float) -> float:

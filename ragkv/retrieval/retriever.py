@@ -256,7 +256,9 @@ class Retriever:
         # A chunk that was deleted after the search is missing from `chunks`, and the next one takes its place.
         there = [(row, score) for row, score in ranked if row in chunks]
         with timer.step("rerank"):
-            best = self._reranked(question, there[:count], chunks)[:top_k]
+            best = self._reranked(question, there[:count], chunks)
+        standing = self.catalog.standing(collection, (row for row, _ in best))  # a reranker takes its time
+        best = [(row, score) for row, score in best if row in standing][:top_k]
         vectors = self.catalog.vectors_of(row for row, _ in best)
         hits = [
             Hit(chunks[row], score, row, _similarity(vector, vectors.get(row)), by_words.get(row))

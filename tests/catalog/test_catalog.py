@@ -30,7 +30,7 @@ from ragkv.errors import (
     StoreUnavailable,
 )
 from ragkv.types import Chunk, Document, Key
-from tests.catalogs import on_sqlite
+from tests.catalogs import on_sqlite, undo_migrations
 
 WORDS = EmbedderIdentity("words", 4)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=60)
@@ -202,8 +202,7 @@ def test_an_old_catalogue_without_claims_gets_their_tables(path: Path) -> None:
     catalog = Catalog.open(path)
     put(catalog, "a", ["text"])
     with catalog.write() as connection:
-        connection.exec_driver_sql("DROP TABLE alembic_version")
-        connection.exec_driver_sql("DROP TABLE leases")
+        undo_migrations(connection.driver)
         connection.exec_driver_sql("DROP TABLE claimed")
         connection.exec_driver_sql("DROP TABLE claims")
     catalog.close()
@@ -216,8 +215,7 @@ def test_an_old_catalogue_without_claims_gets_their_tables(path: Path) -> None:
 def test_an_old_catalogue_without_conversations_gets_their_table(path: Path) -> None:
     catalog = Catalog.open(path)
     with catalog.write() as connection:
-        connection.exec_driver_sql("DROP TABLE alembic_version")
-        connection.exec_driver_sql("DROP TABLE leases")
+        undo_migrations(connection.driver)
         connection.exec_driver_sql("DROP TABLE turns")
     catalog.close()
     catalog = Catalog.open(path)
@@ -232,8 +230,7 @@ def test_an_old_catalogue_without_paces_gets_them_and_the_indexes(path: Path) ->
     catalog = Catalog.open(path)
     put(catalog, "a", ["text"])
     with catalog.write() as connection:
-        connection.exec_driver_sql("DROP TABLE alembic_version")
-        connection.exec_driver_sql("DROP TABLE leases")
+        undo_migrations(connection.driver)
         connection.exec_driver_sql("DROP TABLE paces")
         connection.exec_driver_sql("DROP INDEX job_documents_by_id")
     catalog.close()

@@ -14,6 +14,7 @@ from ragkv.catalog import Catalog, DocumentOrder, DocumentVersion, locate
 from ragkv.errors import InputError
 from ragkv.types import Document, Key, TextSpan
 from tests.catalog.test_catalog import WORDS, put
+from tests.catalogs import undo_migrations
 
 
 class WordPrompt:
@@ -62,8 +63,7 @@ def test_a_file_of_the_release_before_gets_versions_sizes_and_spans(tmp_path: Pa
             connection.execute(f"DROP TRIGGER versions_{name}")
         connection.execute("DROP TABLE versions")
         connection.execute("DROP TABLE spans")
-        connection.execute("DROP TABLE alembic_version")
-        connection.execute("DROP TABLE leases")
+        undo_migrations(connection)
     connection.close()
     again = Catalog.open(path)
     try:

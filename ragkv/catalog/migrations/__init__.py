@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Text, column, select, table
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import ConfigError
 
-REVISIONS = ("baseline", "leases")
+REVISIONS = ("baseline", "leases", "removals")
 HEAD = REVISIONS[-1]
 
 _RECORDED = select(column("version_num", Text)).select_from(table("alembic_version"))
