@@ -145,7 +145,8 @@ def test_a_document_deleted_during_a_question_is_never_cited_afterwards(service:
 
     interrupted, restore = service.engine_thread.submit(interrupt).result(30)
     try:
-        assert retrieved(ask(service, "deleted")) == before, "the snapshot it began with"
+        assert ("harbour", "Tarn") in before
+        assert retrieved(ask(service, "deleted")) == [("bridge", "Mell")], "it began again"
         assert interrupted.happened
         assert retrieved(ask(service, "deleted")) == [("bridge", "Mell")]
     finally:

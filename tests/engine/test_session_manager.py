@@ -11,7 +11,7 @@ from ingest.pipeline import ingest, remove
 from ragkv.engine.decoding import generate
 from ragkv.engine.engine import Engine
 from ragkv.engine.session_manager import LEAST_RELEVANCE, MAX_NAME, relevance
-from ragkv.errors import InputError, NotFound
+from ragkv.errors import InputError, NotFound, Outdated
 from ragkv.types import AskOptions, Chunk, Document, Hit
 from tests.interrupted import Interrupted
 from tests.quick import quick_engine
@@ -121,13 +121,69 @@ def test_a_document_that_goes_between_turns_is_in_no_later_one(tmp_path, method,
             ingest(engine, Document("harbour", "Harbour", "It was pulled down."))
         assert engine.sessions.cache.get("default", "talk") is None, "what it said is gone from memory at once"
         report = talk(engine, QUESTIONS[2:3], method=method)[0].report
-        assert [chunk.document_id for chunk in report.chunks] == ["bridge", "mill"]
-        assert report.tokens.history == 0
-        for name in NAMES[1:3]:
-            remove(engine, "default", name)
+        assert [chunk.document_id for chunk in report.chunks] == ["mill"], "nor is what the second turn read beside it"
+        assert (report.tokens.history, report.removed_turns) == (0, 2)
+        remove(engine, "default", "mill")
         last = talk(engine, QUESTIONS[3:], method=method)[0].report
         assert [chunk.document_id for chunk in last.chunks][-1] in ("tower", "harbour")
-        assert len(engine.sessions.turns("default", "talk")) == 4
+        assert last.removed_turns == 3
+        turns = engine.sessions.turns("default", "talk")
+        assert [turn.removed for turn in turns] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("method", ["full", "scout"])
+def test_a_conversation_goes_on_as_if_the_turns_that_read_a_removed_document_had_not_been(tmp_path, method):
+    with fill(quick_engine(tmp_path / "with")) as engine:
+        talk(engine, QUESTIONS[:3], method=method)
+        remove(engine, "default", "bridge")
+        after = talk(engine, QUESTIONS[3:], method=method)[0]
+        state = cache(engine)
+        first, *others = engine.sessions.turns("default", "talk")
+    with fill(quick_engine(tmp_path / "without"), [name for name in NAMES if name != "bridge"]) as engine:
+        talk(engine, QUESTIONS[:1], method=method)
+        expected = talk(engine, QUESTIONS[3:], method=method)[0]
+        same(cache(engine), state)
+    assert (after.answer, after.report.chunks) == (expected.answer, expected.report.chunks)
+    assert first.answer, "the turn before it stays"
+    assert [(turn.answer, turn.written) for turn in others[:2]] == [("", ())] * 2
+    assert [turn.question for turn in others] == list(QUESTIONS[1:]), "what was asked stays"
+
+
+def test_a_document_that_is_ingested_again_unchanged_removes_no_turn(tmp_path):
+    with fill(quick_engine(tmp_path)) as engine:
+        (first,) = talk(engine, QUESTIONS[:1])
+    with fill(quick_engine(tmp_path, chunk_tokens=64)) as engine:  # all chunks are made anew
+        report = talk(engine, QUESTIONS[1:2])[0].report
+        assert report.removed_turns == 0
+        assert engine.sessions.turns("default", "talk")[0].answer == first.answer.strip()
+        remove(engine, "default", "harbour")
+        assert talk(engine, QUESTIONS[2:3])[0].report.removed_turns == 2, "they still belong to the document"
+
+
+@pytest.mark.parametrize("name", [None, "talk"])
+def test_an_answer_whose_document_goes_while_it_is_decoded_is_given_without_it(tmp_path, name):
+    options = AskOptions(conversation=name, method="scout", top_k=1)
+    with fill(quick_engine(tmp_path)) as engine, quick_engine(tmp_path) as other:
+        request = engine.prefill(QUESTIONS[0], options)
+        remove(other, "default", "harbour")
+        for _ in generate(engine.model, request.sequence):
+            pass
+        with pytest.raises(Outdated):
+            engine.finalize(request)
+        assert engine.catalog.turns("default", "talk") == []
+        prefill, changes = engine.prefill, ["bridge", "mill"]
+
+        def interrupted(*given):
+            state = prefill(*given)
+            if changes:
+                remove(other, "default", state.hits[0].chunk.document_id)
+                changes.pop()
+            return state
+
+        engine.prefill = interrupted
+        answer = engine.answer(QUESTIONS[0], options)
+        assert len(answer.report.chunks) == 1
+        assert len(engine.catalog.documents()) == 1, "two went, and the third attempt was answered from what is left"
 
 
 def test_another_process_may_remove_a_document_and_go_on_with_the_conversation(tmp_path):
@@ -136,7 +192,8 @@ def test_another_process_may_remove_a_document_and_go_on_with_the_conversation(t
         remove(other, "default", "harbour")
         talk(other, QUESTIONS[2:3])
         report = talk(engine, QUESTIONS[3:])[0].report
-        assert [chunk.document_id for chunk in report.chunks] == ["bridge", "mill", "tower"]
+        assert [chunk.document_id for chunk in report.chunks] == ["mill", "tower"]
+        assert report.removed_turns == 2
         assert [turn.question for turn in engine.sessions.turns("default", "talk")] == list(QUESTIONS)
 
 

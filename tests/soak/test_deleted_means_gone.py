@@ -1,4 +1,4 @@
-"""Ten minutes of askers, writers, bad and cancelled requests: what was deleted stays gone, and the service stops growing.
+"""Ten minutes of askers, writers, bad and cancelled requests: what was deleted stays gone, the service stops growing.
 
 SOAK_SECONDS in the environment makes it shorter or longer.
 """
@@ -15,7 +15,7 @@ from tests.api.test_deleted_means_gone import check_deleted_means_gone, figures
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 MEMORY = 48.0
-"""MiB by which the service may grow in the second half: what is kept of documents and conversations may still fill up."""
+"""MiB by which the service may grow in the second half: its memory for KV and for conversations may still fill up."""
 FEW = 8
 """Descriptors and threads that may come and go with the requests of one moment."""
 DEADLINE = 60.0
