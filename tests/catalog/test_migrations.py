@@ -82,6 +82,26 @@ def test_a_row_of_a_removed_chunk_is_not_used_again(old: Path) -> None:
     engine.close()
 
 
+def test_turns_of_version_1_0_lose_their_answers_with_their_documents(old: Path) -> None:
+    """One whose chunk was gone before loses its answer at once."""
+    with sqlite3.connect(old) as connection:
+        names = "collection, conversation, method, reader, created, joined, question, answer, asked, written"
+        for joined, answer in (('[[3, "a#0"]]', "The red one."), ('[[1, "a#0"]]', "The old one."), ("[]", "So.")):
+            row = ("default", "later", "full", "model", 0.0, joined, "Which?", answer, b"", b"\1\0\0\0")
+            connection.execute(f"INSERT INTO turns ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    connection.close()
+    catalog = Catalog.open(old)
+    later = catalog.turns("default", "later")
+    assert [(turn.answer, turn.written, turn.removed) for turn in later] == [
+        ("The red one.", (1,), False),
+        *[("", (), True)] * 2,
+    ]
+    catalog.remove("default", "a")
+    for name in ("talk", "later"):
+        assert {turn.answer for turn in catalog.turns("default", name)} == {""}
+    catalog.close()
+
+
 def test_migrated_and_new_catalogues_have_the_tables_of_the_code(old: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.sqlite"
     for path in (old, new):
