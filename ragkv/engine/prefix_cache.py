@@ -77,15 +77,15 @@ class PrefixCache:
         while self._bytes > self.limit:
             self._bytes -= self._chunks.popitem(last=False)[1].rows.bytes
 
-    def chunks(self) -> list[tuple[Chunk, str]]:
-        """Return the chunks that are known, each with its collection."""
-        return [(each.chunk, each.collection) for each in self._chunks.values()]
-
     def drop_chunks(self, gone: Callable[[Chunk, str], bool]) -> None:
         """Forget chunks that left their collection, wherever they stood."""
         for name, each in list(self._chunks.items()):
             if gone(each.chunk, each.collection):
                 self._bytes -= self._chunks.pop(name).rows.bytes
+
+    def chunks(self) -> list[tuple[Chunk, str]]:
+        """Return the chunks that are known, each with its collection."""
+        return [(each.chunk, each.collection) for each in self._chunks.values()]
 
 
 def _names(chunks: Sequence[Chunk], collection: str) -> Iterator[bytes]:

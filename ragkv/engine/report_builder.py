@@ -55,8 +55,7 @@ def build_report(model: DecoderModel, request: RequestState, completion: Complet
     layers = different_layers(plan.kept) if plan else []
     chunks = tuple(_chunk(model, i, hit, layers, again[i]) for i, hit in enumerate(hits))
     size = sum(chunk.tokens for chunk in chunks)
-    kept = _kept_tokens(model, session.hits, layers)
-    row = model.token_bytes
+    kept, row = _kept_tokens(model, session.hits, layers), model.token_bytes
     heads, loaded = sum(s.head_bytes for s in sources), sum(s.loaded_bytes for s in sources)
     tiers = Counter(s.tier for s in sources if s.hit)
     found = tiers.total()

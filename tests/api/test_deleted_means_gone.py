@@ -113,7 +113,7 @@ class Asker:
 
     def __init__(self, world: World, number: int):
         self._world, self._client, self._number = world, world.client, number
-        self._rng, self._talks, self._turns = random.Random(number), 0, 0
+        self._rng, self._conversations, self._turns = random.Random(number), 0, 0
         self._answered: list[str] = []
         self._ways: list[tuple[Callable[[], None], int]] = [
             *((self._ask, 8), (self._stream, 6), (self._search, 4), (self._talk, 8), (self._show_talk, 2)),
@@ -157,8 +157,8 @@ class Asker:
 
     def _talk(self) -> None:
         if self._turns == 5:
-            self._talks, self._turns = self._talks + 1, 0
-        name = f"talk-{self._number}-{self._talks}"
+            self._conversations, self._turns = self._conversations + 1, 0
+        name = f"talk-{self._number}-{self._conversations}"
         response = self._post("/v1/answers", {**self._question(), "conversation_id": name})
         if response.status_code == 200:
             self._turns += 1
@@ -167,7 +167,7 @@ class Asker:
 
     def _show_talk(self) -> None:
         if self._turns:
-            self._get(f"/v1/conversations/talk-{self._number}-{self._talks}")
+            self._get(f"/v1/conversations/talk-{self._number}-{self._conversations}")
 
     def _past(self) -> None:
         self._get("/v1/answers")
@@ -231,7 +231,7 @@ class Writer:
         self._rng = random.Random(100 + number)
         self._holds: dict[int, str] = {}
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Add all documents together."""
         self._holds = {note: next(self._world.words) for note in range(NOTES)}
         documents = [{"id": f"lamp-{self._lamp(note)}", **self._content(note)} for note in self._holds]
@@ -307,7 +307,7 @@ def check_deleted_means_gone(folder: Path, seconds: float, new_interpreter: bool
         world = World(client, 0.0)
         writers = [Writer(world, number) for number in range(WRITERS)]
         for writer in writers:
-            writer.begin()
+            writer.start()
         world.until = time.monotonic() + seconds
         run_together(
             world,
