@@ -30,7 +30,7 @@ class CatalogFollower:
         self._listener: ChangeListener | None = None
         self._again = 0.0
 
-    def follow(self) -> bool:
+    def catch_up(self) -> bool:
         """Let go of what is outdated; returns whether something has changed since the last call. Never waits."""
         if time.monotonic() < self._again:
             return False

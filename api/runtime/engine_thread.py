@@ -393,7 +393,7 @@ class EngineThread:
             self._wait(decode_loop.idle_seconds)
         while decode_loop.count:
             time.sleep(decode_loop.idle_seconds)
-            self._follower.follow()
+            self._follower.catch_up()
             decode_loop.step()
         self.catalog_service.evict_unreferenced(engine)
 
@@ -411,7 +411,7 @@ class EngineThread:
         taken = 0
         self.catalog_service.evict_unreferenced(engine)
         for _ in range(STEPS):
-            self._follower.follow()
+            self._follower.catch_up()
             for seconds in decode_loop.step():
                 self._queue.record_seconds(seconds)
             served = taken
