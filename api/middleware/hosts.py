@@ -11,6 +11,9 @@ Without API keys the service therefore answers to these names only:
     RAGKV_HOSTS                and RAGKV_HOST, and the host of RAGKV_PUBLIC_URL
 
 With keys a foreign page has no key, so every name is accepted, unless RAGKV_HOSTS is set. Then the names above count.
+
+A `Host` that RFC 9110 does not allow is refused with and without keys: two programs may take two names from it. Names
+are compared as a whole, never by what they begin with.
 """
 
 from __future__ import annotations
@@ -30,6 +33,11 @@ from ragkv.errors import ConfigError
 
 ANY = "*"
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:.]*:[0-9a-f:.]*")
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|((?:[a-z0-9._~!$&'()*+,;=-]|%[0-9a-f]{2})+))(?::([0-9]{0,5}))?")
+"""uri-host [":" port] of RFC 3986, without addresses of future versions and zones."""
+_LOCALHOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*localhost")
+_MOST_PORT = 65_535
+_MALFORMED = Fault(400, "the header Host is no name or address with an optional port", "bad_host")
 _UNKNOWN = Fault(
     403,
     "this service does not answer under the name in the header Host; whoever runs it can add the name to RAGKV_HOSTS",
@@ -47,14 +55,17 @@ class Hosts:
 
     names: frozenset[str] | None
 
-    def accepts(self, scope: Scope) -> bool:
-        """Return whether the request names one of the hosts. One without a `Host` comes from no browser."""
-        header = Headers(scope=scope).get("host", "")
-        if self.names is None or not header:
-            return True
-        name = _without_port(header)
+    def fault_of(self, scope: Scope) -> Fault | None:
+        """Return why the request is refused; None if it names one of the hosts. One without a `Host` has no browser."""
+        headers = Headers(scope=scope).getlist("host")
+        if not any(headers):
+            return None
+        name = parse_host(headers[0]) if len(headers) == 1 else None
+        if name is None:
+            return _MALFORMED
         reached = (scope.get("server") or ("",))[0]
-        return name in self.names or is_loopback(name) or (_is_address(name) and name == reached)
+        known = self.names is None or name in self.names or is_loopback(name) or (_is_address(name) and name == reached)
+        return None if known else _UNKNOWN
 
 
 def read_hosts(settings: ServingSettings, keys: bool) -> Hosts:
@@ -72,7 +83,7 @@ def read_hosts(settings: ServingSettings, keys: bool) -> Hosts:
         if name != ANY and not _NAME.fullmatch(name):
             raise ConfigError(f"RAGKV_HOSTS: {name!r} is no host name; give names without http:// and without a port")
     own = {settings.host.lower(), *_host_of(settings.public_url)}
-    return Hosts(None if ANY in names or (keys and not names) else frozenset(names | own))
+    return Hosts(None if ANY in names or (keys and not names) else frozenset(map(_shortest, names | own)))
 
 
 def _host_of(url: str) -> Iterable[str]:
@@ -91,12 +102,12 @@ class HostMiddleware:
         self.app, self.hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 403."""
-        if scope["type"] == "lifespan" or self.hosts.accepts(scope):
+        """Pass the request on, or answer 400 or 403."""
+        if scope["type"] == "lifespan" or (fault := self.hosts.fault_of(scope)) is None:
             return await self.app(scope, receive, send)
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})
-        await error_response(_UNKNOWN, scope)(scope, receive, send)
+        await error_response(fault, scope)(scope, receive, send)
 
 
 def is_loopback(host: str) -> bool:
@@ -104,7 +115,7 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+        return _LOCALHOST.fullmatch(host) is not None
 
 
 def _is_address(name: str) -> bool:
@@ -115,9 +126,21 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _without_port(header: str) -> str:
-    """Return the name in a `Host` header: without port, brackets of IPv6 and the dot at its end, in lower case."""
-    name = header.strip().lower()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.partition(":")[0].removesuffix(".")
+def _shortest(name: str) -> str:
+    """Return an address as `parse_host` writes it, and a name without the dot at its end."""
+    return str(ipaddress.ip_address(name)) if _is_address(name) else name.removesuffix(".")
+
+
+def parse_host(header: str) -> str | None:
+    """Return the name in a `Host` header: without port, brackets of IPv6 and the dot at its end, in lower case.
+
+    Returns:
+        The name, an address in its shortest form; None if the header is malformed.
+    """
+    host = _HOST.fullmatch(header.lower()) if header.isascii() else None
+    if host is None or int(host[3] or 0) > _MOST_PORT:
+        return None
+    try:
+        return str(ipaddress.IPv6Address(host[1])) if host[1] else host[2].removesuffix(".") or None
+    except ValueError:
+        return None

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.runtime import connections
@@ -153,6 +153,7 @@ def test_a_body_that_is_not_chunked_as_it_says_is_refused_while_it_is_read(servi
     assert refused(service, sent)[0] == 400
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=300) | st.builds(lambda more: HEALTH + more, st.binary(max_size=300)))
 def test_no_bytes_break_the_check_and_what_it_lets_pass_is_plain(data: bytes) -> None:
     if check_head(data) is None and (end := data.find(b"\r\n\r\n")) >= 0:
@@ -162,6 +163,7 @@ def test_no_bytes_break_the_check_and_what_it_lets_pass_is_plain(data: bytes) ->
         assert not any(line[:1] in (b" ", b"\t") for line in head.split(b"\r\n"))
 
 
+@settings(deadline=None)
 @given(
     names=st.lists(st.sampled_from([b"host", b"x-api-key", b"content-length", b"transfer-encoding", b"x"]), max_size=6)
 )
