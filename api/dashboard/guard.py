@@ -71,7 +71,7 @@ class LoginTickets:
     def caller_of(self, ticket: str) -> Caller | None:
         """Return the caller of a valid ticket; None for any other text."""
         payload, _, signature = ticket.rpartition(".")
-        if not hmac.compare_digest(signature.encode("utf-8", "surrogateescape"), self._sign(payload).encode()):
+        if not hmac.compare_digest(signature.encode("utf-8", "surrogatepass"), self._sign(payload).encode()):
             return None
         tenant, role, subject, expiry = payload.split(".")
         named = base64.urlsafe_b64decode(subject).decode()
@@ -79,7 +79,7 @@ class LoginTickets:
         return None if caller.expired or tenant not in self.tenants else caller
 
     def _sign(self, payload: str) -> str:
-        return hmac.new(self.secret, payload.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
+        return hmac.new(self.secret, payload.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
 
 class DashboardHeadersMiddleware:

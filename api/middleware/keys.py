@@ -181,4 +181,4 @@ def _entry(text: str, place: int) -> tuple[KeyEntry, dict[str, int]]:
 
 
 def _hash(key: str) -> str:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()

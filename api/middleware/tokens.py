@@ -19,6 +19,7 @@ from joserfc import jwt
 from joserfc.errors import JoseError, SecurityWarning
 from joserfc.jws import JWSRegistry
 
+from api.middleware.claims import check_claims
 from api.middleware.issuer import IssuerKeys
 from api.middleware.keys import Keys, is_tenant_name
 from api.runtime.callers import Caller, Role
@@ -28,8 +29,6 @@ from ragkv.errors import ConfigError
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
 """Algorithms whose verification needs no secret. `none` and HMAC are not among them."""
-LONGEST_SUBJECT = 256
-"""Most characters of a subject."""
 _MOST_CHARACTERS = 16 * 1024
 
 logger = logging.getLogger("ragkv.api")
@@ -126,6 +125,7 @@ class TokenVerifier:
                 # Issuers with Ed25519 keys still name the algorithm EdDSA, which RFC 9864 renames.
                 warnings.simplefilter("ignore", SecurityWarning)
                 claims = jwt.decode(token, key, registry=self._registry).claims
+            check_claims(claims)
             self._claims.validate(claims)
         except (JoseError, ValueError, TypeError, OverflowError, RecursionError) as error:
             logger.debug("a token was refused: %s", type(error).__name__)
@@ -140,7 +140,7 @@ class TokenVerifier:
         words = named.split() if isinstance(named, str) else named if isinstance(named, list) else []
         roles = {self._rules.roles[word] for word in words if isinstance(word, str) and word in self._rules.roles}
         subject = claims["sub"]
-        if known is None or not roles or len(subject) > LONGEST_SUBJECT:
+        if known is None or not roles:
             return None
         role: Role = "writer" if "writer" in roles else "reader"
         return Caller(Tenant(known), subject, role, float(claims["exp"]) + self._rules.leeway)

@@ -157,6 +157,11 @@ WRONG_CLAIMS: dict[str, dict[str, Any]] = {
     "expired": {"exp": int(NOW) - 60},
     "without an end": {"exp": None},
     "an end that is no number": {"exp": "never"},
+    "an end that no clock can show": {"exp": 10**400},
+    "an end that is no finite number": {"exp": float("inf")},
+    "an end that is a truth value": {"exp": True},
+    "a beginning that no clock can show": {"nbf": -(10**400)},
+    "issued at no time": {"iat": float("nan")},
     "not yet valid": {"nbf": int(NOW) + 3600},
     "issued in the future": {"iat": int(NOW) + 3600},
     "for another audience": {"aud": "other"},
@@ -175,6 +180,7 @@ WRONG_CLAIMS: dict[str, dict[str, Any]] = {
     "with a role that is a part of a word": {"roles": "writers"},
     "without a subject": {"sub": None},
     "with a subject that is no text": {"sub": 7},
+    "with half a character for a subject": {"sub": "\ud800"},
     "with an endless subject": {"sub": "a" * 300},
 }
 
