@@ -1,4 +1,7 @@
-"""Body-limit middleware: answers 413 to a request body over the limit before the body is read."""
+"""Body-limit middleware: answers 413 to a request body over the limit before the body is read.
+
+It also refuses what is not UTF-8 (encodings.py), while it counts the bytes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import Fault, error_response
+from api.middleware.encodings import BodyText, fault_of_encoding
 
 DOCUMENTS = "/v1/documents"
 MCP = "/mcp"
@@ -48,12 +52,14 @@ class BodyLimitMiddleware:
         """Pass the request on, unless it announces or sends too much."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        if (unreadable := fault_of_encoding(scope)) is not None:
+            return await error_response(unreadable, scope)(scope, receive, send)
         limit = self.bounds.of(scope)
         announced = Headers(scope=scope).get("content-length", "0")
         if announced.isascii() and announced.isdigit() and int(announced) > limit:
             fault = Fault(413, _detail(limit, f"announces {int(announced)}"), "too_large", {"Connection": "close"})
             return await error_response(fault, scope)(scope, receive, send)
-        await self.app(scope, _limited(receive, limit), send)
+        await self.app(scope, _limited(receive, limit, BodyText(scope)), send)
 
 
 def is_form(scope: Scope) -> bool:
@@ -62,8 +68,9 @@ def is_form(scope: Scope) -> bool:
     return content_type.strip().lower() == "multipart/form-data"
 
 
-def _limited(receive: Receive, limit: int) -> Receive:
-    """Wrap `receive` so that it fails after more than `limit` bytes. A chunked body announces no length."""
+def _limited(receive: Receive, limit: int, text: BodyText) -> Receive:
+    """Wrap `receive` so that it fails after more than `limit` bytes, which a chunked body does not announce, and at
+    bytes that are no text."""
     received = 0
 
     async def receive_limited() -> Message:
@@ -72,6 +79,8 @@ def _limited(receive: Receive, limit: int) -> Receive:
         received += len(message.get("body", b""))
         if received > limit:
             raise HTTPException(413, _detail(limit, f"has at least {received}"), {"Connection": "close"})
+        if message["type"] == "http.request":
+            text.check(message.get("body", b""), not message.get("more_body", False))
         return message
 
     return receive_limited
