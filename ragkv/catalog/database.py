@@ -23,7 +23,7 @@ from typing import Any
 
 from ragkv.catalog.listener import ChangeSignal
 from ragkv.catalog.transaction import Transaction
-from ragkv.errors import RagkvError
+from ragkv.errors import CatalogCorrupt, RagkvError
 
 BUSY_SECONDS = 30.0
 """Seconds that a write waits for another process to finish writing."""
@@ -89,3 +89,11 @@ class Database(ABC):
             if translated is None:
                 raise
             raise translated from error
+
+
+def damaged(name: str, reason: str) -> CatalogCorrupt:
+    """Return the error that says what is wrong with a catalogue, and what to do."""
+    return CatalogCorrupt(
+        f"the catalogue {name} is damaged ({reason})",
+        "restore a backup, or move it away and ingest the documents again",
+    )

@@ -24,7 +24,6 @@ from ragkv.catalog import database, migrations
 from ragkv.catalog.database import Database
 from ragkv.catalog.transaction import CHANNEL, Transaction, lock_number
 from ragkv.errors import (
-    CatalogCorrupt,
     ConfigError,
     InputError,
     MissingPackage,
@@ -80,6 +79,7 @@ class PostgresDatabase(Database):
         """Connect to a database, and create its tables or bring them up to date.
 
         Raises:
+            CatalogCorrupt: Tables are missing.
             ConfigError: The address is wrong, the login is refused, or the database belongs to a newer ragkv.
             MissingPackage: The driver is not installed.
             StoreUnavailable: The server does not answer.
@@ -91,6 +91,8 @@ class PostgresDatabase(Database):
             if revision != migrations.HEAD:
                 with opened._translate_errors():
                     opened._migrate()
+            with opened.read() as transaction:
+                migrations.check_tables(transaction, opened.name)
         except BaseException:
             opened.close()
             raise
@@ -240,8 +242,9 @@ def _translate(name: str, error: Any, psycopg: Any) -> RagkvError | None:
         return StoreFull(f"no space left for the catalogue {name}; nothing was changed")
     if state in ("55P03", "40P01", "40001", "57014"):
         return StoreUnavailable(f"the catalogue {name} is busy: {reason}")
-    if state in ("XX001", "XX002"):
-        return CatalogCorrupt(f"the catalogue {name} is damaged ({reason}); restore a backup of the database")
+    # Besides damaged pages: a table or column of ours that is not there, or that a migration finds there already.
+    if state in ("XX001", "XX002", "42P01", "42703", "42P07", "42701"):
+        return database.damaged(name, reason)
     refused = not state and any(words in reason for words in _REFUSALS)  # a refused login has no code
     if refused or state[:2] in ("28", "3D") or state in ("42501", "25006"):
         return ConfigError(f"cannot use the catalogue {name}: {reason}")

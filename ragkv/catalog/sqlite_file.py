@@ -160,7 +160,9 @@ class SqliteFile(Database):
         if problems:
             raise _corrupt(self.path, problems[0])
         if application_id != APPLICATION_ID:
-            raise ConfigError(f"{self.path} is an SQLite file of another program")
+            raise ConfigError(
+                f"{self.path} is an SQLite file of another program", "move it away, or set RAGKV_DATA to another folder"
+            )
         if version > VERSION:
             raise ConfigError(f"{self.path} was written by a newer ragkv (schema {version}, known: {VERSION})")
         if not tables >= OLDEST_TABLES:
@@ -168,6 +170,8 @@ class SqliteFile(Database):
         if self._revision() != migrations.HEAD:
             with self._translate_errors():
                 _migrate(self.path)
+        with self.read() as transaction:
+            migrations.check_tables(transaction, self.name)
         with self.write() as transaction:
             for index in (full_text, derived.attributes, derived.versions, spans):  # spans last: it reads the versions
                 if not index.is_intact(transaction):
@@ -276,9 +280,7 @@ def _refuse_leftovers(path: Path) -> None:
 
 
 def _corrupt(path: Path, reason: str) -> CatalogCorrupt:
-    return CatalogCorrupt(
-        f"the catalogue {path} is damaged ({reason}); restore a backup, or move it away and ingest the documents again"
-    )
+    return database.damaged(str(path), reason)
 
 
 def _translate(path: Path, error: sqlite3.Error) -> RagkvError | None:
@@ -289,7 +291,9 @@ def _translate(path: Path, error: sqlite3.Error) -> RagkvError | None:
         return StoreFull(f"no space left for the catalogue {path}; nothing was changed")
     if code == sqlite3.SQLITE_CORRUPT_VTAB:
         return CatalogCorrupt(f"the word index of the catalogue {path} is damaged; `ragkv reindex` rebuilds it")
-    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+    # A statement of ours that a whole catalogue does not know comes from a table that is gone, or is there too early.
+    foreign = str(error).startswith("no such table") or str(error).endswith("already exists")
+    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or (primary == sqlite3.SQLITE_ERROR and foreign):
         return _corrupt(path, str(error))
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreUnavailable(
