@@ -158,6 +158,8 @@ async def _handle(request: Request, error: Exception) -> Response:
     fault = fault_of(error)
     if fault.status == 405:
         fault = replace(fault, headers={"Allow": ", ".join(_allowed_methods(request))})
+    if fault.code == "internal":  # Starlette raises the error again, and uvicorn closes the connection
+        fault = replace(fault, headers={"Connection": "close"})
     return error_response(fault, request.scope)
 
 

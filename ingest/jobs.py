@@ -450,7 +450,7 @@ def _entry(item: Document | Rejected, limit: int) -> dict[str, str | None]:
             "id": _storable(name),
             "status": "failed",
             "code": code_of(type(error)),
-            "message": _storable(str(error)),
+            "message": _storable(error.public),
         }
     pages = [item.pages] if item.pages else []  # an older release reads payloads without pages only
     return {**row, "id": item.id, "payload": json.dumps([item.title, item.text, dict(item.metadata), *pages])}

@@ -27,6 +27,7 @@ RagkvError
 │   ├── Refused              the service refused the request
 │   └── Unreachable          no connection to the service
 ├── CatalogCorrupt           the SQLite file is damaged                    exit 2
+├── CatalogClosed            the catalogue is in use no more
 └── StoreError               the KV store failed; never fails an answer
     ├── StoreUnavailable     down, not responding, or refusing connections
     ├── StoreFull            no space left
@@ -58,7 +59,12 @@ class RagkvError(Exception):
 
 
 class ConfigError(RagkvError):
-    """The settings are invalid or cannot be used."""
+    """The settings are invalid or cannot be used. The message names paths and addresses, for whoever runs ragkv."""
+
+    @property
+    def public(self) -> str:
+        """What clients of a service are told."""
+        return "the service cannot work as it is set up now; its log has the details"
 
 
 class ModelNotFound(ConfigError):
@@ -75,6 +81,11 @@ class MissingPackage(ConfigError, ImportError):
 
 class NotCalibrated(ConfigError):
     """The method needs a profile of the model that `ragkv calibrate` creates."""
+
+    @property
+    def public(self) -> str:
+        """What clients of a service are told."""
+        return self.message
 
 
 class EmbedderChanged(ConfigError):
@@ -202,6 +213,18 @@ class CatalogCorrupt(RagkvError):
     def public(self) -> str:
         """What clients of a service are told."""
         return "the catalogue of the service is damaged; its log has the details"
+
+
+class CatalogClosed(RagkvError):
+    """The catalogue was closed, because its process ends or its engine has failed."""
+
+    def __init__(self, name: str):
+        super().__init__(f"the catalogue {name} is closed")
+
+    @property
+    def public(self) -> str:
+        """What clients of a service are told."""
+        return "the service cannot read its documents now; try again later"
 
 
 class StoreError(RagkvError):

@@ -125,7 +125,7 @@ class AskPanel:
         try:
             chosen = await to_thread.run_sync(service.answer, self._tenant.name, id)
         except NotFound as error:
-            ui.notify(str(error))
+            ui.notify(error.public)
             return
         self._start_anew()
         self._start.set_visibility(False)

@@ -61,7 +61,7 @@ class JobList:
         try:
             await to_thread.run_sync(cancel_job_of, self._caller, job, self._engine_thread)
         except RagkvError as error:
-            ui.notify(str(error))
+            ui.notify(error.public)
         await self.refresh()
 
 

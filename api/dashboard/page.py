@@ -66,7 +66,7 @@ def build_page(app: FastAPI, caller: Caller | None) -> None:
             if not login.end_if_expired():
                 await refresh_tab()
         except RagkvError as error:  # the catalogue can be busy for a moment
-            status.set_text(str(error))
+            status.set_text(error.public)
 
     async def refresh_tab() -> None:
         health = engine_thread.health()

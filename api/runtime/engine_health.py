@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from math import inf
 from typing import Any
 
+from api.errors import fault_of
 from ingest.jobs import Jobs
 from ragkv.engine.engine import Engine
-from ragkv.errors import EmbedderChanged
+from ragkv.errors import EmbedderChanged, RagkvError
 
 IDLE_SECONDS = 5.0
 """How often an idle thread examines its health, and looks for jobs that another process queued."""
+
+logger = logging.getLogger("ragkv.api")
 
 
 class EngineHealth:
@@ -34,7 +38,10 @@ class EngineHealth:
             change = {"reembedding": _change(engine)}
             self.latest = {**engine.health(), "index": _index(engine), **change, **_backlog(jobs)}
         except Exception as error:
-            self.latest = {"status": "failed", "reason": str(error)}
+            reason = error.public if isinstance(error, RagkvError) else fault_of(error).detail
+            if self.latest.get("reason") != reason:  # the log has the details, once
+                logger.error("the engine cannot answer: %s", error, exc_info=not isinstance(error, RagkvError))
+            self.latest = {"status": "failed", "reason": reason}
         self.examined = time.monotonic()
 
     def fail(self, reason: str) -> None:
@@ -66,5 +73,5 @@ def _index(engine: Engine) -> str:
     try:
         engine.catalog.check_embedder(engine.retriever.embedder.identity)
     except EmbedderChanged as error:
-        return str(error)
+        return error.public
     return "ok"

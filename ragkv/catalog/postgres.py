@@ -24,6 +24,7 @@ from ragkv.catalog import database, migrations
 from ragkv.catalog.database import Database
 from ragkv.catalog.transaction import CHANNEL, Transaction, lock_number
 from ragkv.errors import (
+    CatalogClosed,
     ConfigError,
     InputError,
     MissingPackage,
@@ -138,7 +139,7 @@ class PostgresDatabase(Database):
     @contextmanager
     def _transaction(self, *begin: str) -> Iterator[Transaction]:
         if self._closed:
-            raise RagkvError(f"the catalogue {self.name} is closed")
+            raise CatalogClosed(self.name)
         lent = self._engine.raw_connection()
         connection = lent.dbapi_connection
         try:

@@ -20,7 +20,7 @@ from ragkv.catalog import database, derived, full_text, migrations, spans
 from ragkv.catalog.database import Database
 from ragkv.catalog.listener import POLL_SECONDS
 from ragkv.catalog.transaction import Transaction
-from ragkv.errors import CatalogCorrupt, ConfigError, RagkvError, StoreFull, StoreUnavailable
+from ragkv.errors import CatalogClosed, CatalogCorrupt, ConfigError, RagkvError, StoreFull, StoreUnavailable
 
 APPLICATION_ID = 0x7261676B  # "ragk"; it distinguishes catalogues from other SQLite files
 VERSION = 1
@@ -131,7 +131,7 @@ class SqliteFile(Database):
     def _acquire(self) -> sqlite3.Connection:
         with self._pool_lock:
             if self._closed:
-                raise RagkvError(f"the catalogue {self.path} is closed")
+                raise CatalogClosed(self.name)
             if self._idle:
                 return self._idle.pop()
         return _connect(self.path)

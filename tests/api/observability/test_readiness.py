@@ -91,7 +91,7 @@ def test_a_change_of_the_embedder_is_told_and_the_service_stays_ready(
 def test_a_damaged_catalogue_makes_the_service_not_ready(tmp_path: Path) -> None:
     def damage(engine: Engine) -> None:
         def damaged() -> tuple[int, int]:
-            raise CatalogCorrupt("catalog.sqlite is damaged")
+            raise CatalogCorrupt("/data/catalog.sqlite is damaged")
 
         engine.catalog.count = damaged  # type: ignore[method-assign]
 
@@ -101,7 +101,9 @@ def test_a_damaged_catalogue_makes_the_service_not_ready(tmp_path: Path) -> None
         service.engine_thread.wake()
         until(lambda: service.client.get("/readyz").status_code == 503)
         checks = service.client.get("/readyz").json()["checks"]
-        assert checks["catalogue"] == {"status": "failed", "detail": "catalog.sqlite is damaged"}
+        told = "the catalogue of the service is damaged; its log has the details"
+        assert checks["catalogue"] == checks["engine"] == {"status": "failed", "detail": told}
+        assert service.client.get("/healthz").json()["reason"] == told
 
 
 def test_a_stopping_service_is_not_ready(tmp_path: Path) -> None:
