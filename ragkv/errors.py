@@ -27,7 +27,7 @@ RagkvError
 │   ├── Refused              the service refused the request
 │   └── Unreachable          no connection to the service
 ├── CatalogCorrupt           the SQLite file is damaged                    exit 2
-├── CatalogClosed            the catalogue is in use no more
+├── CatalogClosed            the process or its engine ends               503
 └── StoreError               the KV store failed; never fails an answer
     ├── StoreUnavailable     down, not responding, or refusing connections
     ├── StoreFull            no space left

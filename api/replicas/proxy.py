@@ -1,6 +1,7 @@
 """ASGI middleware of Ray's HTTP proxy, which stands before all replicas.
 
-It tells the router what a request is about, and turns the proxy's own errors into those of the API. A replica that ends
+It refuses heads that can be read in two ways (request_heads.py), because this proxy and a replica would be the two. It
+tells the router what a request is about, and turns the proxy's own errors into those of the API. A replica that ends
 while it works on a request costs a 503 with `Retry-After`, whose repetition another replica answers.
 
 Ray loads `middlewares` by its name, which the variable RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH holds (CALLBACK).
@@ -9,6 +10,7 @@ Ray loads `middlewares` by its name, which the variable RAY_SERVE_HTTP_PROXY_CAL
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -17,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.dashboard.guard import is_dashboard_path
 from api.errors import Fault, error_response
 from api.middleware.security_headers import HEADERS
+from api.runtime.request_heads import check_headers
 from ragkv.locality import HEADER, LONGEST
 
 CALLBACK = "api.replicas.proxy:middlewares"
@@ -47,6 +50,10 @@ class ReplicaProxyMiddleware:
         """Pass the request on to Ray's proxy."""
         if scope["type"] not in ("http", "websocket") or scope["path"].startswith(_RAYS_OWN):
             return await self.app(scope, receive, send)
+        if (fault := check_headers(scope["headers"])) is not None:
+            if scope["type"] == "websocket":
+                return await send({"type": "websocket.close", "code": 1008})
+            return await _refuse(replace(fault, headers={"Connection": "close"}), scope, receive, send)
         _direct(scope)
         if scope["type"] == "websocket":
             return await self.app(scope, receive, send)
@@ -57,7 +64,7 @@ class ReplicaProxyMiddleware:
             if response.started:
                 raise  # the server closes the connection, so the client sees that the response is not complete
         if not response.started:
-            await _refuse(scope, receive, send)
+            await _refuse(_LOST, scope, receive, send)
 
 
 class _Response:
@@ -99,7 +106,7 @@ def _key_of(scope: Scope) -> str:
     return hashlib.sha256(credential.encode()).hexdigest()[:32] if credential else ""
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
@@ -107,7 +114,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
             headers["X-Request-ID"] = Headers(scope=scope).get("x-request-id", "")
         await send(message)
 
-    await error_response(_LOST, scope)(scope, receive, send_with_headers)
+    await error_response(fault, scope)(scope, receive, send_with_headers)
 
 
 def middlewares() -> list[Middleware]:

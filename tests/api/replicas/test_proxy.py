@@ -138,5 +138,21 @@ def test_a_response_has_one_request_id(replica: TestClient) -> None:
     assert response.headers.get_list("x-request-id") == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("Content-Length", "2"), ("Transfer-Encoding", "chunked")], 400),
+        ([("X-API-Key", "a"), ("X-API-Key", "a")], 400),
+        ([("Authorization", "Bearer a"), ("Authorization", "Bearer b")], 400),
+        ([("X-Long", "x" * 20_000)], 431),
+        ([(f"X-{number}", "y") for number in range(3000)], 431),
+    ],
+)
+def test_a_head_that_can_be_read_in_two_ways_reaches_no_replica(headers: list[tuple[str, str]], status: int) -> None:
+    response = _behind(_raising).get("/v1/jobs", headers=headers)
+    assert (response.status_code, response.headers["connection"]) == (status, "close")
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
 def test_rays_own_health_check_is_left_alone() -> None:
     assert _behind(PlainTextResponse("success")).get("/-/healthz").text == "success"
