@@ -2,7 +2,7 @@
 
 Two programs that read one head differently can be told two things by it: a proxy sees one request where the service
 sees two, or checks another name, another key or another length than the one that counts here. Such a head is therefore
-refused as a whole, and never mended. h11 mends some: it joins folded lines, takes a lone LF for the end of a line, and
+refused as a whole. h11 reads some in its own way: it joins folded lines, takes a lone LF for the end of a line, and
 ignores `Content-Length` beside `Transfer-Encoding`.
 
 `check_head` sees the bytes of a connection (connections.py). `check_headers` sees what a server has made of them, for
