@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
 from ingest.progress import IngestStep, run_to_end
-from ragkv.catalog import locate
+from ragkv.passages import locate
 from ragkv.errors import ConfigError, InvalidDocument
 from ragkv.types import Chunk, Document
 
@@ -90,7 +90,7 @@ def split_steps(document: Document, prompt: PromptPiece, limit: int) -> Generato
         chunks.append(Chunk(f"{document.id}#{ordinal}", document.id, ordinal, title, text, shared))
     if not chunks:
         raise InvalidDocument(f"document {document.id!r} is empty")
-    spans = locate(document, [chunk.text for chunk in chunks])
+    spans = list(locate(document, [chunk.text for chunk in chunks]))
     return [replace(chunk, span=span) for chunk, span in zip(chunks, spans, strict=True)]
 
 

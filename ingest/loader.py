@@ -23,15 +23,13 @@ from ingest.sandbox import FORMATS, USUAL, Allowance
 from ingest.text import check_text, decode
 from ragkv.catalog.limits import MAX_NAME, MAX_TITLE, check_metadata, fitting
 from ragkv.errors import InputError, InvalidDocument, TooLarge
-from ragkv.passages import shortened
+from ragkv.passages import fence_of, heading_of, shortened
 from ragkv.types import Document
 
 SUFFIXES = (".txt", ".md", ".jsonl", *FORMATS)
 
-_HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*$")
 _UNDERLINE = re.compile(r"^ {0,3}(=+|-+)[ \t]*$")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n---[ \t]*\n", re.DOTALL)
-_FENCE = re.compile(r"^ {0,3}(```|~~~)")
 _HEADING_WITHIN = 65536
 """Characters at the start of a text that are searched for a heading."""
 
@@ -304,11 +302,11 @@ def _heading(text: str) -> str:
     """Return the text of the first Markdown heading outside of code; "" when there is none."""
     fenced, before = "", ""
     for line in _FRONT_MATTER.sub("", text[:_HEADING_WITHIN]).split("\n"):
-        fence = _FENCE.match(line)
+        fence = fence_of(line)
         if fence:
-            fenced = "" if fenced == fence[1] else fenced or fence[1]
-        elif not fenced and (heading := _HEADING.match(line)) and heading[1]:
-            return heading[1]
+            fenced = "" if fenced == fence else fenced or fence
+        elif not fenced and (heading := heading_of(line)):
+            return heading
         elif not fenced and before.strip() and _UNDERLINE.match(line):
             return before.strip()
         before = "" if fence or fenced else line

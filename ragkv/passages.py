@@ -6,10 +6,14 @@
 
 from __future__ import annotations
 
+import bisect
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any
 
-from ragkv.types import Chunk, Hit
+from ragkv.types import Chunk, Document, Hit, TextSpan
 
 UNKNOWN = "unknown"
 """The answer where the documents do not say. Prompts ask for it, and the default model was trained to give it."""
@@ -17,10 +21,14 @@ PUNCTUATION = " \t\r\n.,;:!?…\"'“”‘’()[]"
 """What may stand around an answer's words."""
 MAX_LABEL = 512
 """Characters of a title or a heading. They are stored with every chunk and shown with every passage."""
+MARKED_FORMATS = frozenset({"markdown", "html", "docx", "pptx", "xlsx", "epub", "eml"})
+"""Formats whose text marks headings with `#`."""
 
-
-_HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*$")
-_FENCE = re.compile(r"^ {0,3}(```|~~~)")
+_HEADING = re.compile(r" {0,3}#{1,6}[ \t]+")
+_FENCE = re.compile(r" {0,3}(```|~~~)")
+_MARKED = re.compile(r"^ {0,3}(?:#|```|~~~)", re.MULTILINE)
+"""Where a line begins that may be a heading or a fence."""
+_BETWEEN_WORDS = re.compile(r"\W")
 
 
 def is_unknown(answer: str) -> bool:
@@ -33,20 +41,95 @@ def shortened(text: str, most: int = MAX_LABEL) -> str:
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
-def headings(text: str) -> list[tuple[int, str]]:
-    """Return (offset, text) of each heading outside of code, in a text that marks headings as Markdown does.
+def heading_of(line: str) -> str:
+    """Return the text of a line that is a heading with `#`, without its marks; "" for any other line."""
+    mark = _HEADING.match(line)
+    return line[mark.end() :].rstrip(" \t").rstrip("#").rstrip(" \t") if mark else ""
+
+
+def fence_of(line: str) -> str:
+    """Return the mark with which a line begins or ends code; "" for any other line."""
+    fence = _FENCE.match(line)
+    return fence[1] if fence else ""
+
+
+def headings(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (offset, text) of each heading outside of code, in a text that marks headings as Markdown does.
 
     A heading of more than MAX_LABEL characters is cut.
     """
-    found, fenced, start = list[tuple[int, str]](), "", 0
-    for line in text.split("\n"):
-        fence = _FENCE.match(line)
-        if fence:
-            fenced = "" if fenced == fence[1] else fenced or fence[1]
-        elif not fenced and (heading := _HEADING.match(line)) and heading[1]:
-            found.append((start, shortened(heading[1])))
-        start += len(line) + 1
-    return found
+    fenced = ""
+    for marked in _MARKED.finditer(text):
+        start, end = marked.start(), text.find("\n", marked.end())
+        line = text[start:end] if end >= 0 else text[start:]
+        if fence := fence_of(line):
+            fenced = "" if fenced == fence else fenced or fence
+        elif not fenced and (heading := heading_of(line)):
+            yield start, shortened(heading)
+
+
+def has_headings(document_id: str, metadata: Mapping[str, Any]) -> bool:
+    """Whether `#` at the start of a line marks a heading in a document."""
+    return metadata.get("format") in MARKED_FORMATS or PurePath(document_id).suffix.lower() == ".md"
+
+
+def locate(document: Document, texts: Iterable[str]) -> Iterator[TextSpan | None]:
+    """Find the chunks of a document in its text, each when it is asked for.
+
+    A chunk's text is a piece of its document's text, and chunks are in order, so each is found behind the previous one.
+
+    Args:
+        document: The document.
+        texts: Texts of its chunks, in order.
+
+    Yields:
+        One span for each text; None for a text that does not occur behind the previous one.
+    """
+    marked = has_headings(document.id, document.metadata)
+    following = headings(document.text) if marked else iter(())
+    coming, above = next(following, None), ""
+    page_starts = [start for start, _ in document.pages]
+    position = 0
+    for text in texts:
+        start = document.text.find(text, position)
+        if start < 0:
+            yield None
+            continue
+        position = start + len(text)
+        while coming and coming[0] <= start:
+            above, coming = coming[1], next(following, None)
+        page = bisect.bisect_right(page_starts, start)
+        yield TextSpan(start, position, above, document.pages[page - 1][1] if page else None)
+
+
+def occurrences(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
+    """Return (start, end) of each place where words stand in a text in this order, in any case.
+
+    White space of any length may stand between them. Around them is no letter, digit or underscore.
+    """
+    sought, places = _folded(" ".join(words))[0], list[tuple[int, int]]()
+    folded, offsets = _folded(text)
+    at = folded.find(sought) if sought else -1
+    while at >= 0:
+        end = at + len(sought)
+        if not _is_word(folded[at - 1 : at]) and not _is_word(folded[end : end + 1]):
+            places.append((offsets[at], offsets[end - 1] + 1))
+            at = folded.find(sought, end)
+        else:  # the next place begins behind the word that holds this one's first character
+            between = _BETWEEN_WORDS.search(folded, at)
+            at = folded.find(sought, between.end()) if between else -1
+    return places
+
+
+def _folded(text: str) -> tuple[str, Sequence[int]]:
+    """Return a text for comparing: case folded, white space shortened; and where each of its characters stands."""
+    folded = "".join(fold if len(fold := character.casefold()) == 1 else character for character in text)
+    offsets = [at for at, character in enumerate(folded) if not (character.isspace() and folded[at - 1 : at].isspace())]
+    return "".join(" " if folded[at].isspace() else folded[at] for at in offsets), offsets
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
 
 
 @dataclass(frozen=True)

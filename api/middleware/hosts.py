@@ -32,7 +32,7 @@ from ragkv.config import ServingSettings
 from ragkv.errors import ConfigError
 
 ANY = "*"
-_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:.]*:[0-9a-f:.]*")
+_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f.]*+:[0-9a-f:.]*")
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|((?:[a-z0-9._~!$&'()*+,;=-]|%[0-9a-f]{2})+))(?::([0-9]{0,5}))?")
 """uri-host [":" port] of RFC 3986, without addresses of future versions and zones."""
 _LOCALHOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*localhost")

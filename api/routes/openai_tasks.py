@@ -17,12 +17,12 @@ LONGEST_TITLE = 60
 """Characters of a title."""
 
 _TASK = "### Task:"
-_CHAT = re.compile(r"<chat_history>\s*(.*?)\s*</chat_history>", re.DOTALL)
+_CHAT, _CHAT_END = "<chat_history>", "</chat_history>"
 _WANTED = re.compile(r'"(title|tags|follow_ups|queries)"\s*:')
-_PLAIN_TITLE = re.compile(
-    r"Provide a concise, 5-word-or-less title for the conversation.{0,200}?\n\s*Conversation:\s*(.*)", re.DOTALL
-)
-_FIRST = re.compile(r"^\s*user:\s*(.*?)\s*(?:^\s*(?:assistant|ai|user|system):|\Z)", re.DOTALL | re.MULTILINE | re.I)
+_PLAIN_TITLE, _PLAIN_CHAT = "Provide a concise, 5-word-or-less title for the conversation", "Conversation:"
+_PLAIN_REST = 200
+"""Most characters between the two."""
+_USER, _ROLES = "user:", ("assistant:", "ai:", "user:", "system:")
 
 
 def task_reply(question: str) -> str | None:
@@ -31,23 +31,51 @@ def task_reply(question: str) -> str | None:
     Args:
         question: The last message.
     """
-    plain = _PLAIN_TITLE.match(question)
-    if plain:
-        return _title(plain[1])
+    if question.startswith(_PLAIN_TITLE):
+        plain = _plain_chat(question[len(_PLAIN_TITLE) :])
+        return None if plain is None else _title(plain)
     if not question.startswith(_TASK):
         return None
-    chat, wanted = _CHAT.search(question), _WANTED.search(question)
-    if chat is None or wanted is None:
+    chat, ended, _ = question.partition(_CHAT)[2].partition(_CHAT_END)
+    wanted = _WANTED.search(question)
+    if not ended or wanted is None:
         return None
     name = wanted[1]
-    return json.dumps({name: _title(chat[1]) if name == "title" else []}, ensure_ascii=False)
+    return json.dumps({name: _title(chat) if name == "title" else []}, ensure_ascii=False)
+
+
+def _plain_chat(rest: str) -> str | None:
+    """Return what follows the line `Conversation:`; None if it does not begin soon."""
+    at = rest.find(_PLAIN_CHAT)
+    while at >= 0:
+        before = len(rest[:at].rstrip())
+        if before > _PLAIN_REST:
+            return None
+        if 0 <= rest.find("\n", before, at) <= _PLAIN_REST:
+            return rest[at + len(_PLAIN_CHAT) :]
+        at = rest.find(_PLAIN_CHAT, at + 1)
+    return None
 
 
 def _title(chat: str) -> str:
     """Return the first question of the chat, cut at a word."""
-    first = _FIRST.search(chat)
-    words = " ".join((first[1] if first else chat).split())
+    words = " ".join((_first_question(chat) or chat).split())
     if len(words) <= LONGEST_TITLE:
         return words
     cut = words[: LONGEST_TITLE - 1]
     return f"{cut.rpartition(' ')[0] or cut}…"
+
+
+def _first_question(chat: str) -> str:
+    """Return what the user said first, up to the next line that begins with a role; "" if there is nothing."""
+    said = list[str]()
+    for line in chat.split("\n"):
+        begun = line.lstrip()
+        role = begun[: len(max(_ROLES, key=len))].lower()
+        if said and role.startswith(_ROLES):
+            break
+        if said:
+            said.append(line)
+        elif role.startswith(_USER):
+            said.append(begun[len(_USER) :])
+    return "\n".join(said).strip()

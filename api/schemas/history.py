@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from api.runtime.answer_history import RecordedAnswer
 from api.runtime.tenants import Tenant
 from api.schemas.common import DESCRIBED
 from ragkv.engine.kv_map import ChunkKVMap
-from ragkv.passages import Citation
+from ragkv.passages import Citation, occurrences
 from ragkv.report import Ratios, Report
 
 QUESTION_CHARS = 200
@@ -188,8 +187,7 @@ def blocks_with_answer(texts: Sequence[str], answer: str) -> list[int]:
     words = answer.strip(" \t\n.,;:!?\"'").split()
     if not words:
         return []
-    pattern = re.compile(r"(?<!\w)" + r"\s+".join(map(re.escape, words)) + r"(?!\w)", re.IGNORECASE)
-    spans = [match.span() for match in pattern.finditer("".join(texts))]
+    spans = occurrences("".join(texts), words)
     numbers, start = list[int](), 0
     for number, text in enumerate(texts):
         end = start + len(text)

@@ -23,7 +23,7 @@ DELIMITERS = ",;\t|"
 SAMPLE_ROWS = 50
 """Rows that are used to detect the delimiter."""
 _SAMPLE = 65536
-_NUMBER = re.compile(r"[+-]?[\d.,\s]*\d[\d.,\s]*%?")
+_NUMBER = re.compile(r"[+-]?[.,\s]*+\d[\d.,\s]*+%?")
 
 
 def parse(data: bytes, limit: int) -> Parsed:

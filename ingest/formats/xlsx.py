@@ -25,7 +25,7 @@ from ragkv.errors import InvalidDocument
 _BETWEEN = "\n\n"
 _BUILT_IN = {**dict.fromkeys((9, 10), "%"), **dict.fromkeys((*range(14, 23), *range(45, 48)), "d")}
 """Kinds of the built-in number formats: percentage, or date and time."""
-_QUOTED = re.compile(r'"[^"]*"|\\.|\[[^\]]*\]|_.')
+_QUOTED = re.compile(r'"[^"]*"|\\.|\[[^\[\]]*\]|_.')
 _LETTERS = re.compile(r"[A-Z]{1,3}")
 _LATEST = 2_958_466
 """First serial number behind the year 9999."""

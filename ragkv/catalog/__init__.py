@@ -20,7 +20,6 @@ from ragkv.catalog.models import (
     SortField,
     StoredTurn,
 )
-from ragkv.catalog.spans import locate
 
 __all__ = [
     "ID_ORDER",
@@ -37,5 +36,4 @@ __all__ = [
     "Reembedding",
     "SortField",
     "StoredTurn",
-    "locate",
 ]

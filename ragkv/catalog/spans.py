@@ -1,17 +1,13 @@
 """Spans: where each chunk stands in the text of its document, under which heading, and on which page.
 
-A chunk's text is a piece of its document's text, and chunks are in order, so each is found behind the previous one.
 Ingest computes spans when it splits a document. Chunks of a release that did not do so get theirs when the catalogue is
 opened.
 """
 
 from __future__ import annotations
 
-import bisect
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePath
-from typing import Any
+from collections.abc import Iterable
 
 from sqlalchemy import bindparam, delete, exists, select
 from sqlalchemy import insert as insert_into
@@ -19,11 +15,8 @@ from sqlalchemy import insert as insert_into
 from ragkv.catalog.limits import read_metadata
 from ragkv.catalog.tables import chunks, documents, spans, versions
 from ragkv.catalog.transaction import Transaction
-from ragkv.passages import headings
+from ragkv.passages import locate
 from ragkv.types import Document, TextSpan
-
-MARKED_FORMATS = frozenset({"markdown", "html", "docx", "pptx", "xlsx", "epub", "eml"})
-"""Formats whose text marks headings with `#`."""
 
 _INSERT = insert_into(spans)
 _LOST = ~exists(select(1).select_from(spans).where(spans.c.chunk == chunks.c.row))
@@ -36,44 +29,6 @@ _DOCUMENT = (
 )
 _CHUNKS = select(chunks.c.row, chunks.c.text).where(chunks.c.document == bindparam("of")).order_by(chunks.c.ordinal)
 _DELETE = delete(spans).where(spans.c.chunk.in_(select(chunks.c.row).where(chunks.c.document == bindparam("of"))))
-
-
-def has_headings(document_id: str, metadata: Mapping[str, Any]) -> bool:
-    """Whether `#` at the start of a line marks a heading in a document."""
-    return metadata.get("format") in MARKED_FORMATS or PurePath(document_id).suffix.lower() == ".md"
-
-
-def locate(document: Document, texts: Sequence[str]) -> list[TextSpan | None]:
-    """Find the chunks of a document in its text.
-
-    Args:
-        document: The document.
-        texts: Texts of its chunks, in order.
-
-    Returns:
-        One span for each text; None for a text that does not occur behind the previous one.
-    """
-    marked = has_headings(document.id, document.metadata)
-    found = headings(document.text) if marked else []
-    heading_starts, page_starts = [start for start, _ in found], [start for start, _ in document.pages]
-    spans: list[TextSpan | None] = []
-    position = 0
-    for text in texts:
-        start = document.text.find(text, position)
-        if start < 0:
-            spans.append(None)
-            continue
-        position = start + len(text)
-        heading, page = bisect.bisect_right(heading_starts, start), bisect.bisect_right(page_starts, start)
-        spans.append(
-            TextSpan(
-                start,
-                position,
-                found[heading - 1][1] if heading else "",
-                document.pages[page - 1][1] if page else None,
-            )
-        )
-    return spans
 
 
 def insert(transaction: Transaction, located: Iterable[tuple[int, TextSpan | None]]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ragkv.passages import PUNCTUATION, Citation, Mark, is_unknown
+from ragkv.passages import PUNCTUATION, Citation, Mark, is_unknown, occurrences
 from ragkv.types import Chunk, Hit
 
 MAX_MARKS = 8
@@ -43,7 +43,7 @@ def mark(chunk: Chunk, answer: str) -> tuple[Mark, ...]:
     words = answer.strip(PUNCTUATION).split()
     if chunk.span is None or not words or " ".join(words).casefold() in _JUDGEMENTS:
         return ()
-    found, wanted = _occurrences(chunk.text, words), set(re.findall(r"\w+", " ".join(words).casefold()))
+    found, wanted = occurrences(chunk.text, words), set(re.findall(r"\w+", " ".join(words).casefold()))
     if not found and not 1 < len(wanted) <= MAX_WORDS:
         return ()
     sentences = _sentences(chunk.text)
@@ -53,11 +53,6 @@ def mark(chunk: Chunk, answer: str) -> tuple[Mark, ...]:
         Mark(*(offset + place for place in (start, end, *_around(sentences, start, end))))
         for start, end in found[:MAX_MARKS]
     )
-
-
-def _occurrences(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
-    pattern = r"\s+".join(map(re.escape, words))
-    return [match.span() for match in re.finditer(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE)]
 
 
 def _sentences_with(text: str, sentences: Sequence[tuple[int, int]], sought: set[str]) -> list[tuple[int, int]]:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from ingest.chunker import split
-from ragkv.catalog import Catalog, DocumentOrder, DocumentVersion, locate
+from ragkv.catalog import Catalog, DocumentOrder, DocumentVersion
 from ragkv.errors import InputError
+from ragkv.passages import locate
 from ragkv.types import Document, Key, TextSpan
 from tests.catalog.test_catalog import WORDS, put
 from tests.catalogs import undo_migrations
@@ -43,12 +44,12 @@ def test_the_heading_is_the_last_one_before_the_chunk_and_never_one_in_code() ->
 
 def test_the_page_is_the_one_on_which_the_chunk_begins() -> None:
     document = Document("a.pdf", "", "one two\n\nthree four", pages=((0, 1), (9, 3)))
-    assert locate(document, ["one", "two\n\nthree", "four"]) == [
+    assert list(locate(document, ["one", "two\n\nthree", "four"])) == [
         TextSpan(0, 3, "", 1),
         TextSpan(4, 14, "", 1),
         TextSpan(15, 19, "", 3),
     ]
-    assert locate(document, ["absent", "four"]) == [None, TextSpan(15, 19, "", 3)]
+    assert list(locate(document, ["absent", "four"])) == [None, TextSpan(15, 19, "", 3)]
 
 
 def test_a_file_of_the_release_before_gets_versions_sizes_and_spans(tmp_path: Path) -> None:
