@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
 from ingest.progress import IngestStep, run_to_end
-from ragkv.passages import locate
 from ragkv.errors import ConfigError, InvalidDocument
+from ragkv.passages import locate
 from ragkv.types import Chunk, Document
 
 SECTION = 32768

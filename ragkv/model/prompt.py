@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from ragkv.errors import InputError
+from ragkv.model.plain_text import plain_encoder
 from ragkv.model.profile import Profile
 
 SYSTEM = (
@@ -34,7 +35,8 @@ _NEXT_HERE = "\u2983next\u2984"
 class Prompt:
     """Tokenise the pieces of a prompt. Immutable.
 
-    Special tokens are recognised in our own pieces only. In a document, `</s>` or `<|im_end|>` is plain text.
+    Added tokens, special or not, are recognised in our own pieces only. In a document, `</s>` or `<tool_call>` is plain
+    text.
 
     Attributes:
         prefix: token ids of S.
@@ -50,7 +52,7 @@ class Prompt:
             tokenizer: a Hugging Face tokenizer.
             profile: the profile of the model.
         """
-        self._tokenizer = tokenizer
+        self._tokenizer, self._encode = tokenizer, plain_encoder(tokenizer)
         prefix, before, after = _frame(tokenizer)
         self._prefix = profile.prefix or prefix
         self._chunk = profile.chunk or _CHUNK
@@ -147,8 +149,8 @@ class Prompt:
         return self._prefix, self._chunk
 
     def plain(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of plain text, without special tokens."""
-        return tuple(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        """Return the token ids of plain text, without any added token."""
+        return tuple(self._encode(text))
 
     def _special(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()

@@ -19,7 +19,7 @@ from ragkv.catalog import EmbedderIdentity
 from ragkv.errors import ConfigError, ModelNotFound, RagkvError
 from ragkv.retrieval.multilingual import IDENTITY as MULTILINGUAL
 from ragkv.retrieval.multilingual import NAME, MultilingualEmbedder, check_weights
-from ragkv.retrieval.pretrained import load_pretrained
+from ragkv.retrieval.pretrained import load_pretrained, split_special_tokens
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -188,6 +188,7 @@ def _load(source: str, device: str, only_local: bool) -> SentenceTransformer:
     model = load_pretrained("embedder", source or str(_packaged_folder()), open, only_local)
     # `encode` moves all weights to their device at every call, which takes a fifth of a short question's time.
     model.to = lambda *args, **kwargs: model
+    split_special_tokens(model.tokenizer)
     if model.device.type == "cpu" and packed_products.multiplies_bfloat16():
         model.bfloat16()
         if packed_products.supports_packing(model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ragkv.errors import ConfigError, ModelNotFound
 
@@ -53,3 +53,9 @@ def _refuse_pickles(what: str, folder: Path) -> None:
     for path in sorted(folder.rglob("*.bin")):
         if not path.with_name("model.safetensors").exists():
             raise ConfigError(f"{what}: {path} is a pickle, which can run code; convert it to model.safetensors")
+
+
+def split_special_tokens(tokenizer: Any) -> None:
+    """Let a tokenizer read the special tokens that a text spells, such as `[SEP]`, as text."""
+    if hasattr(tokenizer, "split_special_tokens"):  # tokenizers of other libraries have no special tokens
+        tokenizer.split_special_tokens = True

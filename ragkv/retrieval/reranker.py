@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ragkv.retrieval.pretrained import load_pretrained
+from ragkv.retrieval.pretrained import load_pretrained, split_special_tokens
 
 if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder
@@ -76,7 +76,7 @@ class Reranker:
         # Imported here because it takes seconds, and commands such as `ragkv ls` do not need it.
         from sentence_transformers import CrossEncoder
 
-        return CrossEncoder(
+        model = CrossEncoder(
             name,
             device=self._device,
             local_files_only=local,
@@ -84,3 +84,5 @@ class Reranker:
             max_length=LONGEST,
             model_kwargs={"use_safetensors": True},
         )
+        split_special_tokens(model.tokenizer)
+        return model
