@@ -28,7 +28,7 @@ SINGLE = frozenset(
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~]+) HTTP/([0-9])\.([0-9])")
-_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*", re.DOTALL)
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
 
 _FRAMED_TWICE = Fault(400, "a request has either Content-Length or Transfer-Encoding, not both", "bad_request")
@@ -64,10 +64,11 @@ def _check_lines(lines: Sequence[bytes]) -> Fault | None:
         return _VERSION
     headers = []
     for line in others:
-        header = _HEADER.fullmatch(line)
-        if header is None or _CONTROL.search(line):  # a folded line begins with a space, so it has no name
+        name, colon, value = line.partition(b":")
+        # A folded line begins with a space, so it has no name.
+        if not colon or not _NAME.fullmatch(name) or _CONTROL.search(line):
             return _malformed("a header")
-        headers.append((header[1].lower(), header[2]))
+        headers.append((name.lower(), value.strip(b" \t")))
     if request[4] == b"0" and any(name == b"transfer-encoding" for name, _ in headers):
         return _malformed("a header")
     return check_headers(headers) or _check_target(request[1], request[2], dict(headers).get(b"host", b""))
