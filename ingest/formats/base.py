@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ragkv.errors import TooLarge
@@ -94,7 +95,7 @@ class TextBlocks:
         self._parts: list[str] = []
         self._mark = ""
         self._blocks: list[TextBlock] = []
-        self._rows: list[list[list[TextBlock]]] = []
+        self._rows: list[list[deque[TextBlock]]] = []
 
     def write(self, text: str) -> None:
         """Add text to the open block. Raises TooLarge."""
@@ -114,7 +115,7 @@ class TextBlocks:
             text = "\n".join(" ".join(line.split()) for line in whole.split(LINE)).strip("\n")
         if not text.strip():
             return
-        self._add(TextBlock(self._mark, text, self.place))
+        self._add(deque([TextBlock(self._mark, text, self.place)]))
         self._mark = ""
 
     def open_row(self) -> None:
@@ -126,7 +127,7 @@ class TextBlocks:
         """Begin a cell of the open row."""
         self.pause()
         if self._rows:
-            self._rows[-1].append([])
+            self._rows[-1].append(deque())
 
     def close_row(self) -> None:
         """End the open row."""
@@ -134,14 +135,13 @@ class TextBlocks:
         if not self._rows:
             return
         cells = self._rows.pop()
-        filled = sum(1 for cell in cells if cell)
-        row = " | ".join(" ".join(" ".join(block.text.split()) for block in cell) for cell in cells).rstrip(" |")
-        if filled > 1 and len(row) <= ROW_CHARACTERS:
-            self._add(TextBlock("| ", row, self.place))
-            return
+        if sum(1 for cell in cells if cell) > 1 and not _is_long(cells):
+            row = " | ".join(" ".join(" ".join(block.text.split()) for block in cell) for cell in cells).rstrip(" |")
+            if len(row) <= ROW_CHARACTERS:
+                self._add(deque([TextBlock("| ", row, self.place)]))
+                return
         for cell in cells:
-            for block in cell:
-                self._add(block)
+            self._add(cell)
 
     def heading(self) -> str:
         """Return the text of the first heading; empty when there is none."""
@@ -164,11 +164,27 @@ class TextBlocks:
             before = block.mark
         return "".join(text)
 
-    def _add(self, block: TextBlock) -> None:
+    def _add(self, blocks: deque[TextBlock]) -> None:
+        """Add blocks to the open cell, or else to the text. The fewer ones are moved, for cells may nest deeply."""
         if not self._rows:
-            self._blocks.append(block)
+            self._blocks.extend(blocks)
             return
         row = self._rows[-1]
         if not row:
-            row.append([])
-        row[-1].append(block)
+            row.append(deque())
+        if len(blocks) > len(row[-1]):
+            blocks.extendleft(reversed(row[-1]))
+            row[-1] = blocks
+        else:
+            row[-1].extend(blocks)
+
+
+def _is_long(cells: Iterable[Iterable[TextBlock]]) -> bool:
+    """Whether cells hold far more than a row may. No more of them is read than says so."""
+    length = 0
+    for cell in cells:
+        for block in cell:
+            length += len(block.text)
+            if length > 8 * ROW_CHARACTERS:  # white space is yet to be joined
+                return True
+    return False

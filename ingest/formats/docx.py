@@ -35,7 +35,7 @@ def parse(data: bytes, limit: int) -> Parsed:
 
     Raises:
         InvalidDocument: The file is no Word document, is damaged or has a password.
-        TooLarge: The text has over `limit` bytes, or a part over PART_BYTES.
+        TooLarge: The text has over `limit` bytes, or its parts over UNPACKED_BYTES.
     """
     with open_package(data, "Word document", ".doc") as package:
         return _parse(package, limit)
@@ -82,15 +82,16 @@ class _Styles(PartHandler):
             self._own.setdefault(self._style, "- ")
 
     def marks(self) -> dict[str, str]:
-        """Return the mark of each style's paragraphs."""
-        found = {}
-        for style in {*self._own, *self._bases}:
-            seen, base = {style}, style
-            while base not in self._own and (base := self._bases.get(base, "")) and base not in seen:
-                seen.add(base)
-            if mark := self._own.get(base):
-                found[style] = mark
-        return found
+        """Return the mark of each style's paragraphs. Each style is looked at once, however long chains of them are."""
+        marks = dict(self._own)
+        for style in self._bases:
+            chain = list[str]()
+            while style and style not in marks:
+                chain.append(style)
+                marks[style] = ""  # what leads back to itself has none
+                style = self._bases.get(style, "")
+            marks.update(dict.fromkeys(chain, marks.get(style, "")))
+        return {style: mark for style, mark in marks.items() if mark}
 
 
 class _Body(PartHandler):

@@ -7,19 +7,31 @@ read under a heading of its own. Attachments are named and not opened.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from email import policy
 from email.message import EmailMessage
 from email.parser import BytesParser
-from typing import Any
+from email.policy import EmailPolicy
+from typing import Any, cast
 
 from ingest.formats import html
 from ingest.formats.base import Parsed, TextRoom, one_line, without_controls
 from ragkv.errors import InvalidDocument
 
+HEADER_CHARACTERS = 32768
+"""Most characters of a header that are read: a list of a thousand people. Its grammar is slow, at worst quadratic."""
 _PEOPLE = ("From", "To", "Cc", "Date")
 _NEEDED = ("From", "To", "Subject", "Date")
 _ENCRYPTED = {"multipart/encrypted", "application/pkcs7-mime", "application/x-pkcs7-mime"}
 _BETWEEN = "\n\n"
+
+
+class _BoundedHeaders(EmailPolicy):
+    """Reads headers as the usual policy does, but a longer one as plain text, and no more of it than may be read."""
+
+    def header_fetch_parse(self, name: str, value: str) -> Any:
+        """Return the value of a header that the message has."""
+        if len(value) <= HEADER_CHARACTERS:
+            return super().header_fetch_parse(name, value)
+        return " ".join(value[:HEADER_CHARACTERS].split())
 
 
 def parse(data: bytes, limit: int) -> Parsed:
@@ -29,7 +41,7 @@ def parse(data: bytes, limit: int) -> Parsed:
         InvalidDocument: The file is no message, or is encrypted.
         TooLarge: The text has over `limit` bytes.
     """
-    message = BytesParser(policy=policy.default).parsebytes(data)
+    message = cast("EmailMessage", BytesParser(policy=_BoundedHeaders()).parsebytes(data))
     if not any(_header(message, name) for name in _NEEDED):
         raise InvalidDocument("it is no e-mail message: it names no sender, receiver, subject or date")
     reader = _Reader(TextRoom(limit))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from urllib.parse import unquote
 
 from ingest.formats import html
@@ -31,7 +30,7 @@ def parse(data: bytes, limit: int) -> Parsed:
 
     Raises:
         InvalidDocument: The file is no book, is damaged or protected.
-        TooLarge: The text has over `limit` bytes, or a part over PART_BYTES.
+        TooLarge: The text has over `limit` bytes, or its parts over UNPACKED_BYTES.
     """
     with open_package(data, "EPUB") as package:
         return _parse(package, limit)
@@ -43,7 +42,7 @@ def _parse(package: Package, limit: int) -> Parsed:
     if container.book not in package.names:
         raise InvalidDocument("it is no EPUB: a zip archive without a book")
     package.read("META-INF/encryption.xml", encrypted)
-    book = _Book(PurePosixPath(container.book).parent)
+    book = _Book(container.book.rpartition("/")[0])
     package.read(container.book, book)
     room, texts = TextRoom(limit), list[str]()
     for name in book.chapters():
@@ -78,7 +77,7 @@ class _Encrypted(PartHandler):
 class _Book(PartHandler):
     """Collects what the package document says."""
 
-    def __init__(self, folder: PurePosixPath) -> None:
+    def __init__(self, folder: str) -> None:
         self.title = self.language = ""
         self._folder = folder
         self._parts: dict[str, str] = {}

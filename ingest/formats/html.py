@@ -19,13 +19,16 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections import Counter
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 from ingest.formats.base import LINE, Parsed, TextBlocks, one_line, without_controls
 from ingest.text import check_text
-from ragkv.errors import InvalidDocument
+from ragkv.errors import InvalidDocument, TooLarge
 
+MOST_NESTED = 10_000
+"""Most elements that are open at the same time. For each further one lexbor looks at all that are open."""
 MAIN, BODY, AROUND = "main", "body", "around"
 MAIN_SHARE = 0.25
 """Share of the text outside `around` that `main` must hold for `body` to be left out."""
@@ -52,6 +55,13 @@ _AROUND_PAGE = {"header", "footer", "aside"}
 _AROUND_ROLES = {"navigation", "banner", "contentinfo", "complementary", "search", "menu", "menubar"}
 _HIDING = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden)", re.IGNORECASE)
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*(?:[\"']\s*)?([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
+_TAG = re.compile(r"<(/?)([a-z][a-z0-9]{0,15})(?=[\s/>])", re.IGNORECASE)
+_LEFT_OPEN = {
+    *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"),
+    *("a", "body", "button", "colgroup", "dd", "dt", "head", "html", "li", "nobr", "optgroup", "option", "p", "rp"),
+    *("rt", "tbody", "td", "tfoot", "th", "thead", "tr"),
+}
+"""Elements that have no end, or end where the next one begins."""
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _LATIN = {"ascii", "iso8859-1"}
 _CODE_POINTS = {"utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be", "utf-7"}
@@ -62,10 +72,13 @@ def parse(data: bytes, limit: int) -> Parsed:
 
     Raises:
         InvalidDocument: The bytes are no text.
-        TooLarge: The text has over `limit` bytes.
+        TooLarge: The text has over `limit` bytes, or MOST_NESTED elements lie in each other.
     """
+    source = decode(data)
+    if _is_nested(source):
+        raise TooLarge(f"over {MOST_NESTED} of its elements are open at the same time")
     try:
-        tree = LexborHTMLParser(decode(data))
+        tree = LexborHTMLParser(source)
     except SelectolaxError:
         raise MemoryError from None  # any text is a page, so only memory can be missing
     page = _Page(limit)
@@ -76,6 +89,27 @@ def parse(data: bytes, limit: int) -> Parsed:
     language = tree.root.attributes.get("lang") if tree.root is not None else None
     metadata = {"format": "html", **({"language": language.strip()} if language and language.strip() else {})}
     return Parsed(title, without_controls(page.text()), metadata)
+
+
+def _is_nested(source: str) -> bool:
+    """Whether more than MOST_NESTED elements are open at the same time, as far as their tags say."""
+    if source.count("<") <= MOST_NESTED:
+        return False
+    opened = Counter[str]()
+    depth = 0
+    for tag in _TAG.finditer(source):
+        name = tag[2].lower()
+        if name in _LEFT_OPEN:
+            continue
+        if not tag[1]:
+            opened[name] += 1
+            depth += 1
+        elif opened[name]:
+            opened[name] -= 1
+            depth -= 1
+        if depth > MOST_NESTED:
+            return True
+    return False
 
 
 class _Page:

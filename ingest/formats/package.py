@@ -8,18 +8,18 @@ pictures and whatever else is in the archive are never opened.
 from __future__ import annotations
 
 import io
+import posixpath
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple, NoReturn
 from xml.parsers import expat
 
 from ingest.formats.base import MAX_TITLE
 from ragkv.errors import InvalidDocument, TooLarge
 
-PART_BYTES = 128 * 2**20
-"""Most bytes of an unpacked part. Text has its own limit; this one covers the markup."""
+UNPACKED_BYTES = 128 * 2**20
+"""Most bytes of all unpacked parts that are read. Text has its own limit; this one covers the markup."""
 LINK = "r:id"
 """Name of the attribute that refers to a relationship: its local name is that of another attribute."""
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -53,17 +53,24 @@ class Link(NamedTuple):
 class Package:
     """An open archive.
 
+    What reading takes grows with what is in the archive, and not with how often its parts name each other.
+
     Attributes:
         names: Names of its parts.
     """
 
     def __init__(self, archive: zipfile.ZipFile):
         self._archive, self.names = archive, frozenset(archive.namelist())
+        self._unread, self._left = set(self.names), UNPACKED_BYTES
 
     def read(self, name: str, part: PartHandler) -> None:
-        """Send the XML events of the part `name` to `part`. A missing part has none. Raises as `open_package`."""
-        if name not in self.names:
+        """Send the XML events of the part `name` to `part`. Raises as `open_package`.
+
+        A missing part has none, nor has one that was read before.
+        """
+        if name not in self._unread:
             return
+        self._unread.remove(name)
         parser = expat.ParserCreate(namespace_separator=" ")
         parser.buffer_text = True
         parser.StartDoctypeDeclHandler = _refuse
@@ -82,14 +89,14 @@ class Package:
 
     def links(self, name: str) -> dict[str, Link]:
         """Return the relationships of a part by their ids. Those that lead out of the archive are left out."""
-        path = PurePosixPath(name)
-        found = _Links(path.parent)
-        self.read(str(path.parent / "_rels" / f"{path.name}.rels"), found)
+        folder, _, file = name.rpartition("/")
+        found = _Links(folder)
+        self.read(posixpath.join(folder, "_rels", f"{file}.rels"), found)
         return found.links
 
     def document(self, usual: str) -> str:
         """Return the name of the main part. usual: where it is if nothing says so."""
-        found = _Links(PurePosixPath())
+        found = _Links("")
         self.read("_rels/.rels", found)
         return next((link.target for link in found.links.values() if link.kind == "officeDocument"), usual)
 
@@ -100,12 +107,11 @@ class Package:
         return properties.title
 
     def _pieces(self, name: str) -> Iterator[bytes]:
-        left = PART_BYTES
         with self._archive.open(name) as file:
             while piece := file.read(65536):
-                left -= len(piece)
-                if left < 0:
-                    raise TooLarge(f"unpacked, its part {name} has over {PART_BYTES} bytes")
+                self._left -= len(piece)
+                if self._left < 0:
+                    raise TooLarge(f"unpacked, its parts up to {name[:100]} have over {UNPACKED_BYTES} bytes")
                 yield piece
 
 
@@ -120,7 +126,7 @@ def open_package(data: bytes, kind: str, older: str = "") -> Iterator[Package]:
 
     Raises:
         InvalidDocument: The file is none, is damaged or has a password.
-        TooLarge: A part has over PART_BYTES.
+        TooLarge: Its parts have over UNPACKED_BYTES.
     """
     if older and data.startswith(_OLE):
         raise InvalidDocument(f"it has a password, or is an old {older}; save it as {older}x without one")
@@ -139,19 +145,13 @@ def open_package(data: bytes, kind: str, older: str = "") -> Iterator[Package]:
         raise InvalidDocument("it has a password; save it without one") from None
 
 
-def target_of(folder: PurePosixPath, target: str) -> str:
+def target_of(folder: str, target: str) -> str:
     """Return the name of the part that a relative or absolute path inside the archive leads to."""
-    parts: list[str] = []
-    for word in (PurePosixPath("/") / folder / target).parts[1:]:
-        if word == "..":
-            parts = parts[:-1]
-        else:
-            parts.append(word)
-    return "/".join(parts)
+    return posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
 
 
 class _Links(PartHandler):
-    def __init__(self, folder: PurePosixPath) -> None:
+    def __init__(self, folder: str) -> None:
         self.links: dict[str, Link] = {}
         self._folder = folder
 

@@ -148,13 +148,16 @@ def _joined(pages: _Pages, ocr: bool) -> tuple[str, tuple[tuple[int, int], ...]]
 
 def _flow(page: str) -> str:
     """Join the lines of a page where a sentence or a word goes on."""
-    lines: list[str] = []
+    parts, before = list[str](), ""
     for line in (line.strip() for line in page.split("\n")):
-        before = lines[-1] if lines else ""
         if not line[:1].islower() or not before or before[-1] in ".!?:":
-            lines.append(line)
+            parts += ["\n", line]
+            before = line
         elif before.endswith("-") and before[-2:-1].islower():
-            lines[-1] = before[:-1] + line
+            parts[-1] = parts[-1][:-1]
+            parts.append(line)
+            before = before[-2:-1] + line
         else:
-            lines[-1] = f"{before} {line}"
-    return "\n".join(lines).strip()
+            parts += [" ", line]
+            before = " " + line
+    return "".join(parts).strip()

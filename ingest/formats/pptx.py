@@ -28,7 +28,7 @@ def parse(data: bytes, limit: int) -> Parsed:
 
     Raises:
         InvalidDocument: The file is no presentation, is damaged or has a password.
-        TooLarge: The text has over `limit` bytes, or a part over PART_BYTES.
+        TooLarge: The text has over `limit` bytes, or its parts over UNPACKED_BYTES.
     """
     with open_package(data, "PowerPoint presentation", ".ppt") as package:
         return _parse(package, limit)
@@ -41,9 +41,11 @@ def _parse(package: Package, limit: int) -> Parsed:
     if presentation.root != "presentation":
         raise InvalidDocument("it is no PowerPoint presentation, but another archive")
     links, room = package.links(main), TextRoom(limit)
-    slides = [links[id].target for id in presentation.slides if id in links]
+    slides = list(dict.fromkeys(links[id].target for id in presentation.slides if id in links))
     texts, pages, length, heading = list[str](), list[tuple[int, int]](), 0, ""
     for number, name in enumerate(slides, 1):
+        if name not in package.names:
+            continue
         slide = _Slide(room, limit)
         package.read(name, slide)
         if slide.hidden:

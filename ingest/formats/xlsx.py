@@ -36,7 +36,7 @@ def parse(data: bytes, limit: int) -> Parsed:
 
     Raises:
         InvalidDocument: The file is no workbook, is damaged or has a password.
-        TooLarge: The text has over `limit` bytes, or a part over PART_BYTES.
+        TooLarge: The text has over `limit` bytes, or its parts over UNPACKED_BYTES.
     """
     with open_package(data, "Excel workbook", ".xls") as package:
         return _parse(package, limit)
@@ -129,8 +129,8 @@ class _Styles(PartHandler):
 
     def kinds(self) -> list[str]:
         """Return for each style `d` for dates and times, `%` for percentages, else an empty text."""
-        return [_kind(self._codes[number]) if number in self._codes else _BUILT_IN.get(number, "")
-                for number in self._formats]  # fmt: skip
+        kinds = {**_BUILT_IN, **{number: _kind(code) for number, code in self._codes.items()}}
+        return [kinds.get(number, "") for number in self._formats]
 
 
 class _Values:

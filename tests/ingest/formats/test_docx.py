@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ingest.formats.docx import parse
-from ingest.formats.package import PART_BYTES
+from ingest.formats.package import UNPACKED_BYTES
 from ragkv.errors import InvalidDocument, TooLarge
 from tests.ingest.formats.files import STRICT, archive, docx, paragraph, table
 
@@ -116,6 +116,6 @@ def test_a_deflate_bomb_is_too_large_before_it_is_unpacked() -> None:
 
 
 def test_a_part_that_unpacks_to_no_text_is_too_large() -> None:
-    bomb = docx("", styles=" " * (PART_BYTES + 1))
-    with pytest.raises(TooLarge, match=r"styles\.xml has over"):
+    bomb = docx("", styles=" " * (UNPACKED_BYTES + 1))
+    with pytest.raises(TooLarge, match=r"styles\.xml have over"):
         parse(bomb, LIMIT)

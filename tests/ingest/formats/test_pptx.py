@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.formats.package import PART_BYTES
+from ingest.formats.package import UNPACKED_BYTES
 from ingest.formats.pptx import parse
 from ragkv.errors import InvalidDocument, TooLarge
 from tests.ingest.formats.files import archive, docx, paragraph
@@ -77,5 +77,5 @@ def test_other_files_are_refused_with_a_reason(data: bytes, said: str) -> None:
 def test_bombs_are_too_large() -> None:
     with pytest.raises(TooLarge, match="its text has over 100000 bytes"):
         parse(pptx(*(shape("a" * 60_000) for _ in range(2))), LIMIT)
-    with pytest.raises(TooLarge, match="has over"):
-        parse(pptx(shape("a"), before=" " * (PART_BYTES + 1)), LIMIT)
+    with pytest.raises(TooLarge, match="have over"):
+        parse(pptx(shape("a"), before=" " * (UNPACKED_BYTES + 1)), LIMIT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.formats.package import PART_BYTES
+from ingest.formats.package import UNPACKED_BYTES
 from ingest.formats.xlsx import parse
 from ragkv.errors import InvalidDocument, TooLarge
 from tests.ingest.formats.files import archive
@@ -103,8 +103,8 @@ def test_other_files_are_refused_with_a_reason(data: bytes, said: str) -> None:
 def test_bombs_are_too_large() -> None:
     with pytest.raises(TooLarge, match="its text has over 100000 bytes"):
         parse(xlsx({"S": row(cell(0, kind="s")) * 200}, ["<t>" + "a" * 1000 + "</t>"]), LIMIT)
-    with pytest.raises(TooLarge, match=r"styles\.xml has over"):
-        parse(xlsx({"S": ""}, styles=" " * (PART_BYTES + 1)), LIMIT)
+    with pytest.raises(TooLarge, match=r"styles\.xml have over"):
+        parse(xlsx({"S": ""}, styles=" " * (UNPACKED_BYTES + 1)), LIMIT)
 
 
 def test_a_cell_at_the_far_end_of_each_row_costs_no_more_than_another() -> None:
