@@ -26,6 +26,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ingest.budget import within
 from ingest.chunker import PromptPiece, split_steps
 from ingest.progress import (
     ENDS,
@@ -117,6 +118,11 @@ class IngestEngine(Protocol):
     def group_tokens(self) -> int: ...
 
     @property
+    def split_seconds(self) -> float:
+        """Seconds of processor time that splitting a MiB of text may take."""
+        ...
+
+    @property
     def quota(self) -> Quota: ...
 
     def key(self, chunk: Chunk, collection: str) -> Key:
@@ -182,8 +188,8 @@ def ingest_steps(
 ) -> Generator[IngestStep, None, IngestOutcome]:
     """Make a document answerable in place of its old version, one unit of work at a time.
 
-    Unchanged content is left as it is, also where another process stores it meanwhile. The quota applies to new content
-    only: a document that is in the catalogue is never refused because another model reads it again.
+    Unchanged content is left as it is, also where another process stores it meanwhile. The quota and the time
+    limit apply to new content only: what is in the catalogue is never refused because another model reads it again.
 
     What is thrown in at a step stops the work and leaves the old version in place. An exception deletes the KV encoded
     so far, unless it is Paused; Paused and `close()` keep that KV, so that the next attempt finds it. At the `index`
@@ -202,6 +208,7 @@ def ingest_steps(
 
     Raises:
         InvalidDocument: The document has no text.
+        TooLarge: Splitting it takes too long.
         QuotaExceeded: The collection has no room for it.
         ConfigError: The chunk size is too small.
         EmbedderChanged: The catalogue holds vectors of another embedder.
@@ -214,9 +221,11 @@ def ingest_steps(
     if known and (known.content_hash, known.reader) == (digest, reader):
         return IngestOutcome(document.id, document.collection, "unchanged", known.chunks, known.tokens)
 
-    chunks = yield from split_steps(document, engine.model.prompt, engine.chunk_tokens)
+    is_new = known is None or known.content_hash != digest
+    splitting = split_steps(document, engine.model.prompt, engine.chunk_tokens)
+    chunks = yield from (within(splitting, document, engine.split_seconds) if is_new else splitting)
     tokens = sum(len(chunk.tokens) for chunk in chunks)
-    admit = _admission(engine, document, tokens) if known is None or known.content_hash != digest else None
+    admit = _admission(engine, document, tokens) if is_new else None
     vectors = yield from _embed_steps(embedder, [(chunk.title, chunk.text) for chunk in chunks], tokens)
     keys = [engine.key(chunk, document.collection) for chunk in chunks]
     version = DocumentVersion(document, digest, chunks, vectors, keys, embedder.identity, reader)

@@ -164,7 +164,9 @@ class IngestSettings(_Part):
         "shared", pattern="^(shared|isolated)$", description="What a chunk is encoded after (SamKV A13)."
     )
     max_document_bytes: int = Field(16 * 2**20, ge=1, description="Largest document, in bytes.")
-    parse_seconds: float = Field(30.0, gt=0, le=3600, description="Seconds that parsing one file may take.")
+    parse_seconds: float = Field(
+        30.0, gt=0, le=3600, description="Seconds that parsing one file may take, and splitting each MiB of a text."
+    )
     parse_bytes: int = Field(2**30, ge=2**27, description="Memory that it may take, in bytes of address space.")
     ocr: bool = Field(False, description="Read scanned pages of PDFs by OCR; needs `ragkv[ocr]`.")
     ocr_pages: int = Field(50, ge=1, le=10_000, description="Pages of one PDF that OCR may read.")

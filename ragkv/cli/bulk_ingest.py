@@ -93,6 +93,7 @@ class WorkerEngine:
             engine.chunk_tokens,
             engine.group_tokens,
         )
+        self.split_seconds = engine.split_seconds
         self.key, self.encode_and_store_all, self.evict = engine.key, engine.encode_and_store_all, engine.evict
         self.is_writing, self.finish_writes = engine.is_writing, engine.finish_writes
 

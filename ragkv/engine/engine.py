@@ -89,6 +89,7 @@ class Engine:
         reuse_policy: Decides whether stored KV is quicker than a full prefill, where neither the request nor the
             settings name a method; None where that was not measured, as on a CPU.
         group_tokens: Most tokens of chunks that are encoded together, where a single chunk has no more.
+        split_seconds: Seconds of processor time that splitting a MiB of text may take.
         speculation: Whether answers are drafted where a question does not say.
         graph_decoder: Decodes densely by recorded graphs; None uses the model's forward.
         pooled_decoder: Decodes under PSA over a pool of KV blocks; None without a pool.
@@ -111,6 +112,7 @@ class Engine:
         self.pooled_decoder = _make_pooled_decoder(model, settings.pool_bytes) if settings.pool_bytes else None
         self.chunk_tokens = settings.chunk_tokens or model.profile.chunk_tokens
         self.group_tokens = settings.group_tokens or group_tokens(model.device)
+        self.split_seconds = settings.parse_seconds
         self.seal = make_seal(settings.store_secret.get_secret_value())
         self.fingerprint = fingerprint(model, settings.prefix, settings.store_body, self.seal.name, ingest_policy)
         block = Layout(model.shape, model.profile.block, model.profile.block, model.dtype, settings.store_body)

@@ -60,6 +60,7 @@ class FileEngine:
 
     Attributes:
         group_tokens: Tokens of chunks that are encoded together; 1: every chunk alone.
+        split_seconds: Seconds of processor time that splitting a MiB of text may take.
         together: Ids of the chunks that were encoded together.
     """
 
@@ -80,6 +81,7 @@ class FileEngine:
         self.retriever = Retriever(self.catalog, WordEmbedder(embedder), folder / "index", Retrieval())
         self.encoded = 0
         self.group_tokens = 1
+        self.split_seconds = 30.0
         self.together: list[list[str]] = []
         self.quota = Quota(0, 1)
         (folder / "kv").mkdir(exist_ok=True)
