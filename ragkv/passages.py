@@ -21,8 +21,8 @@ PUNCTUATION = " \t\r\n.,;:!?…\"'“”‘’()[]"
 """What may stand around an answer's words."""
 MAX_LABEL = 512
 """Characters of a title or a heading. They are stored with every chunk and shown with every passage."""
-MARKED_FORMATS = frozenset({"markdown", "html", "docx", "pptx", "xlsx", "epub", "eml"})
-"""Formats whose text marks headings with `#`."""
+MARKED_FORMATS = ("markdown", "html", "docx", "pptx", "xlsx", "epub", "eml")
+"""Formats whose text marks headings with `#`. No set: users write metadata, and what they write may have no hash."""
 
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+")
 _FENCE = re.compile(r" {0,3}(```|~~~)")

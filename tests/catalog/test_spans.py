@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +41,12 @@ def test_the_heading_is_the_last_one_before_the_chunk_and_never_one_in_code() ->
     assert [span.heading for span in spans if span] == ["", "Lamps", "Lamps", "Wicks"]
     plain = locate(Document("a.txt", "", text), texts)
     assert {span.heading for span in plain if span} == {""}, "a plain text has no headings"
+
+
+@pytest.mark.parametrize("format", [["markdown"], {"markdown": 1}, [], None, 1.5, True])
+def test_a_format_that_is_no_name_marks_no_headings(format: Any) -> None:
+    spans = locate(Document("a", "", "# Lamps\n\nA lamp.", {"format": format}), ["# Lamps\n\nA lamp."])
+    assert [span.heading for span in spans if span] == [""]
 
 
 def test_the_page_is_the_one_on_which_the_chunk_begins() -> None:
