@@ -204,7 +204,7 @@ FIELDS = (
         b"MCP-Session-Id: \xff",
     ),
     b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: a\r\nSec-WebSocket-Version: 99",
-    b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: " + b"aaa=" * 6 + b"\r\nSec-WebSocket-Version: 13",
+    b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: " + b"a" * 24 + b"\r\nSec-WebSocket-Version: 13",
 )
 """Header fields."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from hypothesis import strategies as st
@@ -114,16 +116,32 @@ def runs(most: int = LARGE) -> st.SearchStrategy[str]:
     return st.lists(repeated, min_size=1, max_size=5).map(lambda parts: "".join(parts)[:most])
 
 
-def grown() -> st.SearchStrategy[str]:
-    """A head, one run and a tail: what makes patterns with two ways through a run go back and forth."""
-    head, tail = st.sampled_from(("", *WORDS)), st.sampled_from(("", "b", *WORDS))
-    run = st.tuples(st.sampled_from((*SPACES, *MARKS, *LETTERS)), st.sampled_from(COUNTS))
-    return st.tuples(head, run, tail).map(lambda parts: (parts[0] + parts[1][0] * parts[1][1])[:LARGE] + parts[2])
+HEADS = ("# a", "a\n## a", "user: a", "---\n", "```", "- ", "Conversation: a", "")
+TASKS = (
+    '### Task:\n{"title": "a"}\n<chat_history>',
+    '### Task:\n{"title": "a"}\n<chat_history>user:',
+    "Provide a concise, 5-word-or-less title for the conversation.\n",
+    "Provide a concise, 5-word-or-less title for the conversation.\nConversation: a",
+)
+TAILS = ("b", "b", "", "</chat_history>", "\nassistant:", "#")
+
+
+def grown(heads: tuple[str, ...] = HEADS) -> st.SearchStrategy[str]:
+    """A head, a long run and a tail: what makes patterns with two ways through a run go back and forth.
+
+    Args:
+        heads: What may stand before the run.
+    """
+    piece = st.sampled_from(SPACES) | st.sampled_from(SPACES) | st.sampled_from((*MARKS, *LETTERS))
+    run = st.tuples(piece, st.sampled_from((1_200, 3_000, 10_000, 40_000))).map(lambda run: run[0] * run[1])
+    return st.tuples(st.sampled_from(heads), run, st.sampled_from(TAILS)).map(
+        lambda parts: (parts[0] + parts[1])[: LARGE - 20] + parts[2]
+    )
 
 
 def texts() -> st.SearchStrategy[str]:
     """Any text: short, of every script, or one of those above."""
-    return st.text(max_size=40) | runs() | grown()
+    return st.text(max_size=40) | runs() | grown() | grown((*HEADS, *TASKS, *TASKS))
 
 
 def nested(depth: int, kind: str, closed: bool = True) -> str:
@@ -219,6 +237,7 @@ def values() -> st.SearchStrategy[str]:
     """A hostile value as JSON text, or as what only resembles JSON."""
     return st.one_of(
         texts().map(json.dumps),
+        deep_json(),
         texts().map(lambda text: json.dumps(text, ensure_ascii=False)),
         deep_json(),
         wide_json(),
@@ -235,7 +254,9 @@ def mutated(draw: st.DrawFn, body: Any) -> str:
         draw: Of hypothesis.
         body: A JSON value.
     """
-    raw, path = draw(values()), draw(st.sampled_from([*_places(body)]))
+    path = draw(st.sampled_from([*_places(body)]))
+    fits = isinstance(reduce(getitem, path, body), str) and draw(st.booleans())
+    raw = draw(texts().map(json.dumps) if fits else values())
     marked = _with(body, path, draw(st.sampled_from(("value", "value", "value", "member", "twice"))))
     return json.dumps(marked).replace(f'"{_MARK}"', raw).replace(_MARK, "")
 
