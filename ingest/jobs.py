@@ -36,6 +36,7 @@ from ingest.loader import Rejected, checked
 from ingest.pipeline import IngestEngine, IngestOutcome, ingest_steps
 from ingest.progress import ENDS, IngestStep, Paused
 from ragkv.catalog import Catalog
+from ragkv.catalog.database import again_with_room
 from ragkv.catalog.limits import MAX_NAME
 from ragkv.errors import CatalogCorrupt, InputError, RagkvError, StoreUnavailable
 from ragkv.types import Document
@@ -82,6 +83,7 @@ class Jobs:
         self._ended: dict[int, float] = {}
         self._unrecorded: list[tuple[JobPlace, DocumentStatus, JobFault | None]] = []
 
+    @again_with_room
     def submit(self, items: Sequence[Document | Rejected], collection: str | None = None, subject: str = "") -> str:
         """Queue documents of one collection and return the job's id.
 
@@ -102,8 +104,9 @@ class Jobs:
             raise InputError("a job needs documents, all of one collection")
         collection = _storable(collections.pop() if collections else "default")
         entries = [_entry(item, self._limit) for item in items]
-        digest = hashlib.sha256(json.dumps([collection, entries], sort_keys=True).encode()).hexdigest()
-        with self._catalog.write() as transaction:
+        content = json.dumps([collection, entries], sort_keys=True).encode()
+        digest = hashlib.sha256(content).hexdigest()
+        with self._catalog.write(size=2 * len(content)) as transaction:
             job_id = job_table.insert(transaction, uuid.uuid4().hex, collection, digest, entries, subject)
         self.submitted += 1
         for entry in entries:
@@ -136,6 +139,7 @@ class Jobs:
         with self._catalog.read() as transaction:
             return job_view.backlog(transaction)
 
+    @again_with_room
     def cancel(self, job_id: str, listed: Listed = "all") -> IngestJob:
         """Stop a job. Waiting documents are dropped, and those that run stop at their next step.
 
@@ -148,6 +152,7 @@ class Jobs:
             job_table.cancel(transaction, job_id)
         return self.get(job_id, listed)
 
+    @again_with_room
     def withdraw(self, collection: str, document_id: str) -> bool:
         """Drop a deleted document from all jobs, so that none brings it back.
 
@@ -157,6 +162,7 @@ class Jobs:
         with self._catalog.write() as transaction:
             return job_table.withdraw(transaction, collection, document_id)
 
+    @again_with_room
     def abandon(self, collection: str) -> bool:
         """Drop all that waits for a deleted collection. Returns whether anything did."""
         with self._catalog.write() as transaction:
@@ -167,6 +173,7 @@ class Jobs:
         with self._catalog.read() as transaction:
             return job_table.waits(transaction, collection, document_id)
 
+    @again_with_room
     def recover(self) -> int:
         """Queue again what no process ingests any more. Returns how many. Call it before `steps`, after a death too.
 

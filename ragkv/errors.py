@@ -249,9 +249,14 @@ class StoreUnavailable(StoreError):
 
 
 class StoreFull(StoreError):
-    """The store has no space for this entry."""
+    """The store has no space for this entry, or the disk has none for a change of the catalogue.
+
+    Attributes:
+        gave_way: Whether room was made since: the same change may be applied now.
+    """
 
     code = "full"
+    gave_way = False
 
     @property
     def public(self) -> str:

@@ -108,6 +108,10 @@ class MemoryStore:
         """See KVStore."""
         return self._held.pop(key, None) is not None
 
+    def give_way(self, path: Path, size: int, full: bool) -> bool:
+        """See KVStore."""
+        return False
+
     def keys(self) -> Iterator[Key]:
         """See KVStore."""
         return iter(list(self._held))

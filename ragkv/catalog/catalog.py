@@ -29,7 +29,7 @@ from ragkv.catalog import (
     turns,
     vectors,
 )
-from ragkv.catalog.database import Database
+from ragkv.catalog.database import Database, GiveWay, again_with_room, nothing_gives_way
 from ragkv.catalog.listener import ChangeListener
 from ragkv.catalog.models import (
     ID_ORDER,
@@ -48,6 +48,9 @@ from ragkv.catalog.sqlite_file import SqliteFile
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import ConfigError, NotFound
 from ragkv.types import GRACE_SECONDS, Chunk, Document, Filter, Key
+
+_STORED_TIMES = 16
+"""Bytes that a document takes for a character of its text, at most: as text, in chunks, as words, in log and file."""
 
 
 class Catalog:
@@ -68,11 +71,12 @@ class Catalog:
         self.name, self.has_words = database.name, database.has_words
 
     @classmethod
-    def open(cls, where: Path | str) -> Catalog:
+    def open(cls, where: Path | str, give_way: GiveWay = nothing_gives_way) -> Catalog:
         """Open a catalogue, or create it, and bring its tables up to date.
 
         Args:
             where: Path of an SQLite file, or address of a PostgreSQL database (postgresql+psycopg://…).
+            give_way: Makes room for the file on a full disk.
 
         Raises:
             CatalogCorrupt: The file is damaged.
@@ -81,7 +85,7 @@ class Catalog:
             StoreUnavailable: The database does not answer.
         """
         if isinstance(where, Path):
-            return cls(SqliteFile.open(where))
+            return cls(SqliteFile.open(where, give_way))
         from ragkv.catalog.postgres import PostgresDatabase  # imports SQLAlchemy's pool, which a file does without
 
         return cls(PostgresDatabase.open(where))
@@ -94,13 +98,12 @@ class Catalog:
         """Open a snapshot, for modules that keep tables of their own in the catalogue."""
         return self._database.read()
 
-    def write(self, alone: bool = True, durable: bool = True) -> AbstractContextManager[Transaction]:
+    def write(self, alone: bool = True, durable: bool = True, size: int = 0) -> AbstractContextManager[Transaction]:
         """Open a write transaction, for modules that keep tables of their own in the catalogue. Do not nest.
 
-        alone: No other transaction writes at the same time; see database.py.
-        durable: It is on the disk when it ends; see database.py.
+        See `Database.write`. A method that may meet a full disk is decorated with `again_with_room`.
         """
-        return self._database.write(alone, durable)
+        return self._database.write(alone, durable, size)
 
     def copy(self, path: Path) -> None:
         """Write the present state of the catalogue to a new file. Writers are not blocked.
@@ -128,6 +131,7 @@ class Catalog:
 
     # Documents
 
+    @again_with_room
     def put_document(
         self,
         version: DocumentVersion,
@@ -153,7 +157,8 @@ class Catalog:
             EmbedderChanged: The stored vectors come from another embedder.
         """
         document = version.document
-        with self.write(alone=False) as transaction:
+        size = _STORED_TIMES * len(document.text) + version.vectors.nbytes
+        with self.write(alone=False, size=size) as transaction:
             transaction.lock(f"collection {document.collection}")  # for its quota and for the order of its rows
             if precondition:
                 precondition()
@@ -167,6 +172,7 @@ class Catalog:
             vectors.raise_generation(transaction, document.collection)
             return chunks.unreferenced(transaction, old_keys)
 
+    @again_with_room
     def remove(self, collection: str, document_id: str) -> list[Key]:
         """Delete a document; return its KV keys that no chunk refers to any more. Raises NotFound."""
         with self.write() as transaction:
@@ -174,6 +180,7 @@ class Catalog:
             vectors.raise_generation(transaction, collection)
             return chunks.unreferenced(transaction, old_keys)
 
+    @again_with_room
     def clear(self, collection: str) -> list[Key]:
         """Delete all documents and conversations of a collection.
 
@@ -365,6 +372,7 @@ class Catalog:
 
     # Claims (see claims.py)
 
+    @again_with_room
     def claim(self, keys: Iterable[Key], fingerprint: str) -> int:
         """Protect the KV of these keys from removal until the claim is released.
 
@@ -383,6 +391,7 @@ class Catalog:
         with self.write(alone=False, durable=False) as transaction:
             claims.renew(transaction, claim)
 
+    @again_with_room
     def release(self, claim: int) -> None:
         """Release a claim. KV of its keys that no chunk refers to may then be removed."""
         with self.write(alone=False) as transaction:
@@ -419,6 +428,7 @@ class Catalog:
 
     # Conversations (see turns.py)
 
+    @again_with_room
     def add_turn(
         self, collection: str, conversation: str, after: Sequence[int], turn: StoredTurn, read: Iterable[int] = ()
     ) -> int | None:
@@ -445,6 +455,7 @@ class Catalog:
         with self.read() as transaction:
             return turns.turns(transaction, collection, conversation)
 
+    @again_with_room
     def remove_conversation(self, collection: str, conversation: str) -> None:
         """Delete a conversation and all its turns. Raises NotFound."""
         with self.write() as transaction:

@@ -16,14 +16,28 @@ those after it that are not durable either. No failure of the process loses it. 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ragkv.catalog.listener import ChangeSignal
 from ragkv.catalog.transaction import Transaction
-from ragkv.errors import CatalogCorrupt, RagkvError
+from ragkv.errors import CatalogCorrupt, RagkvError, StoreFull
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+GiveWay = Callable[[Path, int, bool], bool]
+"""Makes room on the disk of a file: for so many bytes, if that much is not free; True: where a write met a full disk.
+Returns whether anything gave way. It never raises."""
+
+
+def nothing_gives_way(path: Path, size: int, full: bool) -> bool:
+    """The default of `GiveWay`."""
+    return False
+
 
 BUSY_SECONDS = 30.0
 """Seconds that a write waits for another process to finish writing."""
@@ -47,14 +61,20 @@ class Database(ABC):
             yield transaction
 
     @contextmanager
-    def write(self, alone: bool = True, durable: bool = True) -> Iterator[Transaction]:
+    def write(self, alone: bool = True, durable: bool = True, size: int = 0) -> Iterator[Transaction]:
         """Open a write transaction, which is applied completely or not at all. Do not nest. Raises StoreFull.
 
         alone: No other transaction writes at the same time; see the module.
         durable: It is on the disk when it ends; see the module.
+        size: Bytes that it writes, where they may be more than a few pages.
         """
-        with self._translate_errors(), self._write(alone, durable) as transaction:
-            yield transaction
+        self._make_room(size)
+        try:
+            with self._translate_errors(), self._write(alone, durable) as transaction:
+                yield transaction
+        except StoreFull as error:
+            error.gave_way = self._make_room(size, full=True)
+            raise
 
     @abstractmethod
     def copy(self, path: Path) -> None:
@@ -67,6 +87,10 @@ class Database(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close idle connections now, and connections in use when their transactions end."""
+
+    def _make_room(self, size: int = 0, full: bool = False) -> bool:
+        """Make room for so many bytes, where that is possible. Returns whether there is more now."""
+        return False
 
     @abstractmethod
     def _read(self) -> Any: ...
@@ -97,3 +121,18 @@ def damaged(name: str, reason: str) -> CatalogCorrupt:
         f"the catalogue {name} is damaged ({reason})",
         "restore a backup, or move it away and ingest the documents again",
     )
+
+
+def again_with_room(change: Callable[P, T]) -> Callable[P, T]:
+    """Run a change of a catalogue again, once, where it met a full disk on which something gave way."""
+
+    @wraps(change)
+    def run(*arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return change(*arguments, **named)
+        except StoreFull as error:
+            if not error.gave_way:
+                raise
+        return change(*arguments, **named)
+
+    return run

@@ -17,7 +17,7 @@ from sqlalchemy import NullPool, create_engine
 from sqlalchemy.dialects import sqlite
 
 from ragkv.catalog import database, derived, full_text, migrations, spans
-from ragkv.catalog.database import Database
+from ragkv.catalog.database import Database, GiveWay, nothing_gives_way
 from ragkv.catalog.listener import POLL_SECONDS
 from ragkv.catalog.transaction import Transaction
 from ragkv.errors import CatalogClosed, CatalogCorrupt, ConfigError, RagkvError, StoreFull, StoreUnavailable
@@ -43,26 +43,27 @@ class SqliteFile(Database):
 
     has_words = True
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, give_way: GiveWay = nothing_gives_way):
         """Create the pool without opening the file; use `open`, which also checks the file."""
-        self.path, self.name = path, str(path)
+        self.path, self.name, self._give_way = path, str(path), give_way
         self._idle: list[sqlite3.Connection] = []
         self._pool_lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._closed = False
 
     @classmethod
-    def open(cls, path: Path) -> SqliteFile:
-        """Open the file, or create it, and bring its tables up to date.
+    def open(cls, path: Path, give_way: GiveWay = nothing_gives_way) -> SqliteFile:
+        """Open the file, or create it, and bring its tables up to date. `give_way` makes room for it on a full disk.
 
         Raises:
             CatalogCorrupt: The file is damaged.
             ConfigError: The file belongs to another program or to a newer ragkv, or cannot be opened.
             StoreFull: There is no space to create the file.
         """
-        opened = cls(path)
+        opened = cls(path, give_way)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            opened._make_room()  # a reader, too, needs some: for the file of the index of the log
             if not path.exists():
                 _refuse_leftovers(path)
                 with opened._translate_errors():
@@ -75,6 +76,9 @@ class SqliteFile(Database):
             opened.close()
             raise
         return opened
+
+    def _make_room(self, size: int = 0, full: bool = False) -> bool:
+        return self._give_way(self.path, size, full)
 
     def _read(self) -> AbstractContextManager[Transaction]:
         return self._transaction("BEGIN")

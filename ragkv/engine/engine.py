@@ -165,7 +165,7 @@ class Engine:
             settings.store, settings.data, settings.store_timeout, settings.store_ttl, settings.store_bytes
         )
         model = load_model(settings, notify)
-        catalog = Catalog.open(settings.catalog_address)
+        catalog = Catalog.open(settings.catalog_address, store.give_way)
         # Beside a model on a GPU, where a question is embedded in a fraction of the time.
         embedder = make_embedder(settings.embedder, str(model.device))
         embedder.load()

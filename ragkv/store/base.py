@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 from ragkv.types import Key
@@ -147,6 +148,19 @@ class KVStore(Protocol):
 
     def delete(self, key: Key) -> bool:
         """Remove an entry. Returns False when there was none."""
+        ...
+
+    def give_way(self, path: Path, size: int, full: bool) -> bool:
+        """Remove entries where they take the room that a file of the catalogue needs. It never raises.
+
+        Args:
+            path: The file.
+            size: Bytes that are to be written to it.
+            full: Whether a write of it has met a full disk.
+
+        Returns:
+            Whether entries were removed.
+        """
         ...
 
     def keys(self) -> Iterator[Key]:

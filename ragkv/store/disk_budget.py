@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -42,7 +42,7 @@ class DiskBudget:
 
         Args:
             root: The folder.
-            limit: Bytes that all entries may have.
+            limit: Bytes that all entries may have; 0 for any number.
             expired: Tells whether a file that was last changed at a Unix time has expired.
         """
         self._root, self._limit, self._expired = root, limit, expired
@@ -57,6 +57,9 @@ class DiskBudget:
         Raises:
             StoreFull: The file is larger than the limit, or too few other files can be removed.
         """
+        if not self._limit:
+            yield
+            return
         if size > self._limit:
             raise StoreFull(
                 f"an entry of {size} bytes does not fit into the store's {self._limit}; raise RAGKV_STORE_BYTES"
@@ -72,6 +75,13 @@ class DiskBudget:
             with self._lock:
                 self._writing -= size
 
+    def free(self, size: int) -> int:
+        """Remove the least recently used files until they had `size` bytes. Returns how many bytes they had."""
+        with self._lock:
+            freed = self._remove(sorted(self._files()), size)
+            self._free += freed
+            return freed
+
     def _make_room(self, size: int, keep: str) -> int:
         """Scan the folder and remove files if necessary. Returns the bytes that may now be written."""
         share = max(size, self._limit // SHARE)
@@ -79,16 +89,22 @@ class DiskBudget:
         files = [file for file in self._files() if file.path != keep]
         total = sum(file.size for file in files) + self._writing
         if total + size > self._limit:
-            for file in sorted(files):
-                if total + share <= self._limit:
-                    break
-                with suppress(PermissionError):
-                    with suppress(FileNotFoundError):
-                        os.unlink(file.path)
-                    total -= file.size
+            total -= self._remove(sorted(files), total + share - self._limit)
         if total + size > self._limit:
             raise StoreFull(f"{self._root} holds {total} of {self._limit} bytes, and nothing more can be removed")
         return min(share, self._limit - total)
+
+    def _remove(self, files: Sequence[_File], size: int) -> int:
+        """Remove files, the first ones first, until they had `size` bytes together. Returns how many bytes they had."""
+        removed = 0
+        for file in files:
+            if removed >= size:
+                break
+            with suppress(PermissionError):
+                with suppress(FileNotFoundError):
+                    os.unlink(file.path)
+                removed += file.size
+        return removed
 
     def _files(self) -> Iterator[_File]:
         for folder in self._root.glob("??"):

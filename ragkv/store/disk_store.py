@@ -21,6 +21,7 @@ minute, because mounts often do not (noatime, relatime). It is set only if there
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ import stat
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -40,6 +41,7 @@ from ragkv.store.base import Arrived, Range, StoreStats, Swept, ignore
 from ragkv.store.disk_budget import DiskBudget
 from ragkv.store.disk_files import abandoned_files, make_folder, write_whole
 from ragkv.store.disk_leases import DiskLeases
+from ragkv.store.disk_room import FULL, DiskRoom, on_one_disk, refuses
 from ragkv.types import Key
 
 MAGIC = b"ragkvfl\n"
@@ -51,7 +53,8 @@ MAX_LAYERS = 4096
 TOUCH_AFTER = 60.0
 """Seconds between two updates of an entry's access time."""
 KEY = re.compile(r"[0-9a-f]{64}")
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class DiskStore:
             limit: Bytes that all files may have, 0 for no limit.
         """
         self.root, self._ttl = root, ttl
-        self._budget = DiskBudget(root, limit, self._expired) if limit else None
+        self._limited, self._budget = limit > 0, DiskBudget(root, limit, self._expired)
         self._cleaned = False
         self.leases = DiskLeases(self._path, self._is_stored)
         with suppress(OSError):
@@ -103,7 +106,8 @@ class DiskStore:
     def put(self, key: Key, head: bytes, body: Sequence[bytes | memoryview]) -> None:
         """See KVStore.put. The entry is on the disk, not only in the page cache, when this returns.
 
-        If the budget is exceeded, the least recently used entries are removed first.
+        If the budget is exceeded, the least recently used entries are removed first. The part of the disk that is
+        reserved for the catalogue (disk_room.py) is not used.
         """
         path = self._path(key)
         if len(body) > MAX_LAYERS:
@@ -112,11 +116,14 @@ class DiskStore:
         gap = -(len(preamble) + len(head)) % PAGE
         parts = [preamble, head, bytes(gap), *body]
         size = sum(memoryview(part).nbytes for part in parts)
-        with _store_errors(f"writing {path}"), self._budget.reserve(size, path) if self._budget else nullcontext():
+        with _store_errors(f"writing {path}"), self._budget.reserve(size, path):
             if not self._cleaned:
                 self._cleaned = True
                 _count_files(abandoned_files(self.root), dry_run=False)
             make_folder(path.parent)
+            room = DiskRoom(path.parent)
+            if room.free - size < room.reserved:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             write_whole(path, parts)
         self.leases.end(key)
 
@@ -125,7 +132,7 @@ class DiskStore:
         with self._open(key) as entry:
             data = bytearray(entry.head_bytes)
             _read_into(entry.file, memoryview(data), entry.head_start, key)
-            if self._budget:
+            if self._limited:
                 _touch(entry.file)
             return bytes(data)
 
@@ -159,6 +166,19 @@ class DiskStore:
             except FileNotFoundError:
                 return False
         return True
+
+    def give_way(self, path: Path, size: int, full: bool) -> bool:
+        """See KVStore.give_way. The least recently used entries are removed first."""
+        with suppress(OSError):
+            lacks = DiskRoom(path.parent).lacks(size)
+            if not lacks and full and refuses(path.parent, size + PAGE):
+                lacks = DiskRoom(path.parent).reserved + size
+            if lacks and on_one_disk(self.root, path.parent):
+                freed = self._budget.free(lacks)
+                if freed:
+                    logger.warning("KV of %d bytes was removed to make room for the catalogue", freed)
+                return freed > 0
+        return False
 
     def keys(self) -> Iterator[Key]:
         """See KVStore.keys. With a `ttl` it checks the age of every file."""
@@ -240,7 +260,7 @@ def _store_errors(action: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind = StoreFull if error.errno in FULL else StoreUnavailable
+        kind = StoreFull if error.errno in {*FULL, errno.EFBIG} else StoreUnavailable
         raise kind(f"{action}: {error.strerror or error}") from error
 
 

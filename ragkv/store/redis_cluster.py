@@ -24,6 +24,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import parse_qs
 
@@ -133,6 +134,10 @@ class ClusterStore:
     def delete(self, key: Key) -> bool:
         """See KVStore.delete."""
         return self.call_owner(key, RedisStore.delete, key)
+
+    def give_way(self, path: Path, size: int, full: bool) -> bool:
+        """See KVStore.give_way. The entries are in memory, and elsewhere."""
+        return False
 
     def keys(self) -> Iterator[Key]:
         """See KVStore.keys. It asks every primary, and raises StoreUnavailable when one does not answer."""

@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from ragkv.errors import EntryCorrupt, EntryMissing, StoreError
@@ -159,6 +160,10 @@ class RedisStore:
         if layers is None:
             return False
         return bool(self.link.command("UNLINK", head_name(key), *(body_name(key, layer) for layer in range(layers))))
+
+    def give_way(self, path: Path, size: int, full: bool) -> bool:
+        """See KVStore.give_way. The entries are in memory, and elsewhere."""
+        return False
 
     def keys(self) -> Iterator[Key]:
         """See KVStore.keys. SCAN walks the whole database."""
