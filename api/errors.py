@@ -30,6 +30,7 @@ from api.schemas.faults import readable
 from ingest.jobs import JobFault, code_of
 from ragkv.errors import (
     Busy,
+    CatalogCorrupt,
     EmbedderChanged,
     Expired,
     Forbidden,
@@ -73,6 +74,7 @@ _STATUS: tuple[tuple[type[RagkvError], int, str], ...] = (
     (InputError, 422, "invalid_request"),
     (Busy, 429, "busy"),
     (StoreFull, 507, "no_space"),
+    (CatalogCorrupt, 503, "catalogue_damaged"),
     (Stopping, 503, "stopping"),
     (Restarting, 503, "restarting"),
     (Outdated, 503, "document_changed"),

@@ -17,12 +17,13 @@ def readiness_checks(health: dict[str, Any], stopping: bool) -> dict[str, dict[s
     """
     serving = health["status"] in ("ok", "degraded")
     engine = "the service is shutting down" if stopping else "" if serving else health.get("reason", health["status"])
+    catalogue = health.get("catalogue", "" if "documents" in health else health.get("reason", "not known"))
     store, reuse, index = (health.get(name, "not known") for name in ("store", "reuse", "index"))
     change = health.get("reembedding")
     full = health["waiting"] >= health["queue"]
     return {
         "engine": _check(engine, "failed"),
-        "catalogue": _check("" if "documents" in health else health.get("reason", "not known"), "failed"),
+        "catalogue": _check(catalogue, "failed"),
         "index": _check(_progress(change) if change else "" if index == "ok" else index, "degraded"),
         "store": _check("" if store == "ok" else store, "degraded"),
         "reuse": _check("" if reuse == "on" else reuse, "degraded"),

@@ -17,7 +17,6 @@ from api.routes.dependencies import POLL_SECONDS
 from api.runtime.engine_thread import EngineThread
 from api.runtime.tenants import Tenant
 from ingest.jobs import IngestJob
-from ragkv.errors import Stopping
 
 
 async def wait_for_job(job_id: str, engine_thread: EngineThread, request: Request) -> IngestJob | None:
@@ -25,13 +24,14 @@ async def wait_for_job(job_id: str, engine_thread: EngineThread, request: Reques
 
     Raises:
         Stopping: The service stops first. The next start resumes the job.
+        StoreFull: There is no space to go on.
+        CatalogCorrupt: The catalogue is damaged.
     """
     while True:
         job = await run_in_threadpool(engine_thread.jobs.get, job_id, "failed")
         if job.finished is not None:
             return job
-        if engine_thread.stopping:
-            raise Stopping(f"the service is shutting down; job {job_id} continues after the next start")
+        engine_thread.check_ingest()
         if await request.is_disconnected():
             return None
         await asyncio.sleep(POLL_SECONDS)

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import JSONResponse, Response
 
 from api.routes.dependencies import PROBLEMS, CallerDep, EngineThreadDep, TenantDep
+from api.routes.event_stream import stream_fault
 from api.routes.job_responses import to_content
 from api.runtime.removal import cancel_job_of
 from api.schemas.documents import RecentJobs
@@ -82,15 +83,22 @@ async def cancel(found: JobDep, engine_thread: EngineThreadDep, caller: CallerDe
     responses=PROBLEMS,
     dependencies=[Depends(_watcher)],
 )
-async def events(found: JobDep, engine_thread: EngineThreadDep, tenant: TenantDep) -> AsyncIterator[ServerSentEvent]:
-    """Follow a job: `progress` with the job whenever it changes, and `done` with the finished job at the end. If the
-    stream ends without `done`, request it again."""
+async def events(
+    found: JobDep, engine_thread: EngineThreadDep, tenant: TenantDep, request: Request
+) -> AsyncIterator[ServerSentEvent]:
+    """Follow a job: `progress` with the job whenever it changes, and at the end `done` with the finished job, or
+    `error` with the problem that keeps the service from going on. If the stream ends without `done`, request it
+    again."""
     sent: IngestJob | None = None
-    while not engine_thread.jobs.pausing:
-        if found != sent:
-            sent, name = found, "progress" if found.finished is None else "done"
-            yield ServerSentEvent(data=to_content(found, tenant), event=name)
-        if found.finished is not None:
-            return
-        await asyncio.sleep(EVENT_SECONDS)
-        found = await run_in_threadpool(engine_thread.jobs.get, found.id, "failed")
+    try:
+        while True:
+            if found != sent:
+                sent, name = found, "progress" if found.finished is None else "done"
+                yield ServerSentEvent(data=to_content(found, tenant), event=name)
+            if found.finished is not None:
+                return
+            engine_thread.check_ingest()
+            await asyncio.sleep(EVENT_SECONDS)
+            found = await run_in_threadpool(engine_thread.jobs.get, found.id, "failed")
+    except Exception as error:
+        yield ServerSentEvent(data=stream_fault(error).to_problem(request.state.request_id), event="error")

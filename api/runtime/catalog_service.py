@@ -27,7 +27,7 @@ from ragkv.catalog import ID_ORDER, CollectionInfo, DocumentInfo, DocumentOrder
 from ragkv.config import IngestSettings
 from ragkv.engine.chunk_encoder import EVICTED_AT_ONCE
 from ragkv.engine.engine import Engine
-from ragkv.errors import Busy, NotFound, QuotaExceeded, RagkvError
+from ragkv.errors import Busy, CatalogCorrupt, NotFound, QuotaExceeded, RagkvError
 from ragkv.types import Chunk, Document, Filter, Key
 
 logger = logging.getLogger("ragkv.api")
@@ -76,6 +76,11 @@ class CatalogService:
         self._unreferenced: deque[Key] = deque()
         self.watchers = 0
         self.undelivered = UndeliveredAnswers(engine.catalog)
+
+    @property
+    def damage(self) -> CatalogCorrupt | None:
+        """See Catalog.damage."""
+        return self._catalog.damage
 
     def unchanged(self, document: Document) -> DocumentInfo | None:
         """Return the stored document if it has this content and nothing newer waits; None if it has to be ingested.

@@ -35,6 +35,7 @@ class EngineHealth:
         if not now and time.monotonic() - self.examined < IDLE_SECONDS:
             return
         try:
+            engine.catalog.check()
             change = {"reembedding": _change(engine)}
             self.latest = {**engine.health(), "index": _index(engine), **change, **_backlog(jobs)}
         except Exception as error:

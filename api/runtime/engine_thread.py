@@ -60,7 +60,7 @@ from ingest.turns import IngestTurns
 from ragkv.config import Settings
 from ragkv.engine.engine import Engine
 from ragkv.engine.registry import usable
-from ragkv.errors import Busy, CatalogCorrupt, RagkvError, Restarting, Stopping
+from ragkv.errors import Busy, CatalogCorrupt, RagkvError, Restarting, Stopping, StoreFull
 from ragkv.metrics.sums import MetricsRecorder
 from ragkv.report import Answer
 from ragkv.types import AskOptions
@@ -126,6 +126,7 @@ class EngineThread:
         self._ends = inf
         self._deaths = self._deaths_in_row = 0
         self._begins_at = 0.0
+        self._ingest_fault: RagkvError | None = None
         self.metrics, self.history = MetricsRecorder(), AnswerHistory(settings.history)
         self.audit = AuditLog(settings.audit_log)
         self._health = EngineHealth()
@@ -226,8 +227,22 @@ class EngineThread:
     def wake(self) -> None:
         """Tell the thread that a job was queued."""
         with self._changed:
-            self._documents_queued = True
+            self._documents_queued, self._ingest_fault = True, None
             self._changed.notify()
+
+    def check_ingest(self) -> None:
+        """Raise why a job that is not finished is not worth waiting for.
+
+        Raises:
+            Stopping: The service is shutting down. The next start resumes the job.
+            StoreFull: There is no space to ingest, or to record what came of it.
+            CatalogCorrupt: Nothing is ingested any more.
+        """
+        if self._pausing:
+            raise Stopping("the service is shutting down; the job continues after the next start")
+        fault = self._ingest_fault
+        if isinstance(fault, StoreFull | CatalogCorrupt):
+            raise type(fault)(fault.message)
 
     def health(self) -> dict[str, Any]:
         """Return the engine's health as it was when last examined, and the load as it is now.
@@ -242,10 +257,16 @@ class EngineThread:
         now["replaced"] = self._deaths
         return {
             **self._health.latest,
+            **self._damage(),
             **status,
             **now,
             **{str(how): count for how, count in self.metrics.sums.ended.items()},
         }
+
+    def _damage(self) -> dict[str, Any]:
+        """Return what a damaged catalogue changes in the health, from the moment when any request found it."""
+        damage = self.catalog_service.damage if hasattr(self, "catalog_service") else None
+        return {} if damage is None else {"status": "failed", "reason": damage.public, "catalogue": damage.public}
 
     @property
     def running(self) -> bool:
@@ -466,9 +487,11 @@ class EngineThread:
         try:
             started = yield from self._ingest_turns.steps(engine)
         except CatalogCorrupt as error:
-            logger.critical("%s", error)
+            self._ingest_fault = error
+            logger.critical("ingest ends: %s", error)
             self.jobs.pause()
         except RagkvError as error:
+            self._ingest_fault = error
             logger.warning("ingest waits: %s", error)
         else:
             if started:

@@ -30,7 +30,7 @@ from api.schemas.tools import (
     ListArguments,
 )
 from ragkv.config import Settings
-from ragkv.errors import NotFound, Stopping
+from ragkv.errors import NotFound
 from ragkv.passages import SearchResult
 from ragkv.report import Answer
 from ragkv.types import Filter
@@ -78,8 +78,7 @@ class ServiceBackend:
             await meter.update(found.counts.done, found.counts.total, found.stage, part)
             if found.finished is not None:
                 return self._told(summarize_job(found))
-            if thread.stopping:
-                raise Stopping(f"the service is shutting down; job {job_id} continues after the next start")
+            thread.check_ingest()
             await asyncio.sleep(POLL_SECONDS)
 
     async def documents(self, arguments: ListArguments) -> DocumentSummaries:

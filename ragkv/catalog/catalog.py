@@ -46,7 +46,7 @@ from ragkv.catalog.models import (
 )
 from ragkv.catalog.sqlite_file import SqliteFile
 from ragkv.catalog.transaction import Transaction
-from ragkv.errors import ConfigError, NotFound
+from ragkv.errors import CatalogCorrupt, ConfigError, NotFound
 from ragkv.types import GRACE_SECONDS, Chunk, Document, Filter, Key
 
 _STORED_TIMES = 16
@@ -93,6 +93,15 @@ class Catalog:
     def close(self) -> None:
         """Close the catalogue."""
         self._database.close()
+
+    def check(self) -> None:
+        """Raise CatalogCorrupt where the catalogue is damaged, as far as that can be seen without reading all of it."""
+        self._database.check()
+
+    @property
+    def damage(self) -> CatalogCorrupt | None:
+        """What was found damaged, by any call. All calls raise it from then on."""
+        return self._database.damage
 
     def read(self) -> AbstractContextManager[Transaction]:
         """Open a snapshot, for modules that keep tables of their own in the catalogue."""

@@ -49,10 +49,12 @@ class Database(ABC):
     Attributes:
         name: What messages call the catalogue. It holds no password.
         has_words: Whether the database has a word index.
+        damage: What was found damaged. No transaction is begun any more.
     """
 
     name: str
     has_words: bool
+    damage: CatalogCorrupt | None = None
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
@@ -79,6 +81,11 @@ class Database(ABC):
     @abstractmethod
     def copy(self, path: Path) -> None:
         """Write one state of the catalogue to a new file and flush it. Raises OSError, and ConfigError if it cannot."""
+
+    def check(self) -> None:
+        """Raise CatalogCorrupt where the catalogue is damaged, as far as that can be seen without reading all of it."""
+        if self.damage is not None:
+            raise CatalogCorrupt(self.damage.message)
 
     @abstractmethod
     def change_signal(self) -> ChangeSignal:

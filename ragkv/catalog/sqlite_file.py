@@ -5,6 +5,7 @@ This file, derived.py and full_text.py hold what only SQLite has: PRAGMA, trigge
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import threading
@@ -28,6 +29,8 @@ VERSION = 1
 OLDEST_TABLES = frozenset({"facts", "collections", "documents", "chunks", "vectors", "jobs", "job_documents"})
 """Tables that every release has written."""
 
+logger = logging.getLogger(__name__)
+
 _HEADER = b"SQLite format 3\0"
 _DIALECT = sqlite.dialect(paramstyle="qmark")
 
@@ -39,6 +42,9 @@ class SqliteFile(Database):
     """A pool of connections to one SQLite file.
 
     The writers of this process run one after another. A reader never waits for a writer.
+
+    A file that was found damaged is not used any more: what one page has lost, another may contradict, and pages that
+    are still in memory would hide it.
     """
 
     has_words = True
@@ -97,6 +103,16 @@ class SqliteFile(Database):
             finally:
                 target.close()
 
+    def check(self) -> None:
+        """See `Database.check`. A new connection reads the file's first page, which others have in memory."""
+        super().check()
+        with self._translate_errors():  # not by open(): closing a file drops the locks that SQLite has on it
+            connection = _connect(self.path)
+            try:
+                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            finally:
+                connection.close()
+
     def change_signal(self) -> FileSignal:
         """Return what wakes a listener when the file changes."""
         with self._translate_errors():
@@ -136,6 +152,7 @@ class SqliteFile(Database):
         with self._pool_lock:
             if self._closed:
                 raise CatalogClosed(self.name)
+            super().check()
             if self._idle:
                 return self._idle.pop()
         return _connect(self.path)
@@ -187,7 +204,20 @@ class SqliteFile(Database):
 
     def _translate(self, error: Exception) -> RagkvError | None:
         found = getattr(error, "orig", error)  # SQLAlchemy wraps what happens in a migration
-        return _translate(self.path, found) if isinstance(found, sqlite3.Error) else None
+        translated = _translate(self.path, found) if isinstance(found, sqlite3.Error) else None
+        if isinstance(translated, CatalogCorrupt) and not _of_word_index(found):
+            self._found_damage(translated)
+        return translated
+
+    def _found_damage(self, damage: CatalogCorrupt) -> None:
+        """Note that the file is damaged, and log it the first time."""
+        with self._pool_lock:
+            if self.damage is not None:
+                return
+            self.damage, idle, self._idle = damage, self._idle, []
+        for connection in idle:
+            connection.close()
+        logger.critical("%s. Until then every request that needs it is refused", damage)
 
 
 class FileSignal:
@@ -287,17 +317,26 @@ def _corrupt(path: Path, reason: str) -> CatalogCorrupt:
     return database.damaged(str(path), reason)
 
 
+def _of_word_index(error: Exception) -> bool:
+    """Whether the word index alone is damaged, which can be rebuilt."""
+    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_CORRUPT_VTAB
+
+
 def _translate(path: Path, error: sqlite3.Error) -> RagkvError | None:
     """Return the error of `ragkv.errors` for an SQLite error, or None for an error in our own SQL."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     primary = code & 0xFF
     if primary == sqlite3.SQLITE_FULL or code in _NO_ROOM:
         return StoreFull(f"no space left for the catalogue {path}; nothing was changed")
-    if code == sqlite3.SQLITE_CORRUPT_VTAB:
+    if _of_word_index(error):
         return CatalogCorrupt(f"the word index of the catalogue {path} is damaged; `ragkv reindex` rebuilds it")
     # A statement of ours that a whole catalogue does not know comes from a table that is gone, or is there too early.
     foreign = str(error).startswith("no such table") or str(error).endswith("already exists")
-    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or (primary == sqlite3.SQLITE_ERROR and foreign):
+    if (
+        primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        or (primary == sqlite3.SQLITE_ERROR and foreign)
+        or "decode to UTF-8" in str(error)
+    ):
         return _corrupt(path, str(error))
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreUnavailable(

@@ -90,7 +90,16 @@ def parse_event(event: httpx2.ServerSentEvent) -> Event | None:
 
 
 def parse_job_event(event: httpx2.ServerSentEvent) -> Job | None:
-    """Parse an event of a job; return None for an unknown kind."""
+    """Parse an event of a job; return None for an unknown kind, and where the service stops.
+
+    Raises:
+        Refused: The service cannot go on with the job now.
+    """
+    if event.event == "error":
+        problem = parse_problem(event.data, 500, "the job broke off", None)
+        if problem.code == "stopping":
+            return None
+        raise problem
     return validate(_JOB, event.json()) if event.event in ("progress", "done") else None
 
 
