@@ -168,7 +168,8 @@ class _Service(FastAPI):
 def serve(settings: Settings, console: Console) -> bool:
     """Run the service until a signal ends it.
 
-    SIGTERM lets the requests in flight finish and returns after at most DRAIN_SECONDS. Log lines go to standard output.
+    SIGTERM lets the requests in flight finish and returns after at most DRAIN_SECONDS; once more changes nothing. Log
+    lines go to standard output.
 
     Returns:
         Whether the engine has ended. Its thread may still be inside one long step, which cannot be interrupted.
@@ -184,7 +185,10 @@ def serve(settings: Settings, console: Console) -> bool:
         if warning:
             console.print(f"WARNING: {warning}", style="bold red")
         console.print(f"loading the model; the API will be at {address}", style="dim")
-        return asyncio.run(_run(settings, listener, console, address))
+        ended = asyncio.run(_run(settings, listener, console, address))
+        for number in (signal.SIGINT, signal.SIGTERM):  # the interpreter, as it ends, would restore their defaults
+            signal.signal(number, signal.SIG_IGN)
+        return ended
 
 
 class _Server(uvicorn.Server):
@@ -194,6 +198,11 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._engine_thread, self._on_started = engine_thread, on_started
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal comes. Signals are still handled after that, to the end of the process."""
+        signal.signal(signal.SIGINT, self.handle_exit)  # before uvicorn's handlers, in whose place it comes afterwards
+        await super().serve(sockets)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections."""
         await super().startup(sockets)
@@ -201,9 +210,13 @@ class _Server(uvicorn.Server):
             self._on_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin the shutdown on a signal."""
-        self._engine_thread.pause(DRAIN_SECONDS)
-        super().handle_exit(sig, frame)
+        """Begin the shutdown on a signal. Another signal neither hurries nor breaks it off: it ends in time anyway.
+
+        uvicorn would end at once at a second Ctrl-C, and streams without a word.
+        """
+        if not self.should_exit:
+            self.should_exit = True
+            self._engine_thread.pause(DRAIN_SECONDS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for the requests in flight. Requests that still wait shortly before the limit are rejected."""
@@ -232,9 +245,8 @@ async def _run(settings: Settings, listener: socket.socket, console: Console, ad
     config.load()  # NiceGUI searches for the server of its app and expects every server it finds to be loaded
     engine_thread: EngineThread = app.state.engine_thread
     server = _Server(config, engine_thread, lambda: console.print(f"serving at {address}", style="bold green"))
-    # Covers the time before uvicorn handles signals. uvicorn also raises the signal again at its end, and this handler
-    # keeps that one from killing the process.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.handle_exit, signal.SIGTERM, None)
+    # Covers the time before uvicorn handles signals, and after it. The loop's own handlers would end with the loop.
+    signal.signal(signal.SIGTERM, server.handle_exit)
     async with app.router.lifespan_context(app):
         await server.serve(sockets=[listener])
     console.print("stopped", style="dim")
