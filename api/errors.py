@@ -39,6 +39,7 @@ from ragkv.errors import (
     NoReranker,
     NotCalibrated,
     NotFound,
+    OutOfMemory,
     Outdated,
     QuotaExceeded,
     RagkvError,
@@ -47,6 +48,7 @@ from ragkv.errors import (
     StoreFull,
     StoreUnavailable,
     TooLarge,
+    is_out_of_memory,
 )
 
 logger = logging.getLogger("ragkv.api")
@@ -78,6 +80,7 @@ _STATUS: tuple[tuple[type[RagkvError], int, str], ...] = (
     (Stopping, 503, "stopping"),
     (Restarting, 503, "restarting"),
     (Outdated, 503, "document_changed"),
+    (OutOfMemory, 503, "out_of_memory"),
     (Expired, 504, "deadline"),
     (RagkvError, 503, "unavailable"),
 )
@@ -186,15 +189,15 @@ def fault_of(error: Exception) -> Fault:
         return _of_http(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Fault(507, "there is no space left on the disk; what was stored before is intact", "no_space")
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return Fault(503, "there is not enough memory for this request; ask for less", "out_of_memory")
+    if is_out_of_memory(error):
+        return _of_ragkv(OutOfMemory())
     return Fault(500, "internal error; the log of the service has the details", "internal")
 
 
 def _of_ragkv(error: RagkvError) -> Fault:
     status, code = next((status, code) for kind, status, code in _STATUS if isinstance(error, kind))
     headers = {}
-    if isinstance(error, Busy | Restarting | StoreUnavailable | Outdated):
+    if isinstance(error, Busy | OutOfMemory | Outdated | Restarting | StoreUnavailable):
         after = error.retry_after if isinstance(error, Busy | Restarting) else RETRY_SECONDS
         headers = {"Retry-After": str(after)}
     if error.public != error.message:

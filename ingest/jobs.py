@@ -38,7 +38,7 @@ from ingest.progress import ENDS, IngestStep, Paused
 from ragkv.catalog import Catalog
 from ragkv.catalog.database import again_with_room
 from ragkv.catalog.limits import MAX_NAME
-from ragkv.errors import CatalogCorrupt, InputError, RagkvError, StoreUnavailable
+from ragkv.errors import CatalogCorrupt, InputError, OutOfMemory, RagkvError, StoreUnavailable, is_out_of_memory
 from ragkv.types import Document
 
 __all__ = [
@@ -435,6 +435,9 @@ def _checked_steps(
 
 def _fault_of(error: BaseException, document_id: str, job_id: str) -> JobFault:
     """Return the fault to record. An unexpected error goes to the log; the fault does not show its message."""
+    if is_out_of_memory(error):
+        logger.warning("document %r of job %s: %s", document_id, job_id, OutOfMemory())
+        return JobFault(code_of(OutOfMemory), str(OutOfMemory()))
     if isinstance(error, RagkvError):
         if error.public != error.message:
             logger.error("document %r of job %s: %s", document_id, job_id, error)

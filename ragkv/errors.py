@@ -23,6 +23,7 @@ RagkvError
 ├── Outdated                 a document that the answer read is gone       503
 ├── Stopping                 shutting down, accepts no new work            503
 ├── Restarting               the engine ended unexpectedly, and begins anew  503
+├── OutOfMemory              not enough memory for a request               503
 ├── ServiceError             raised by ragkv.client                        exit 1
 │   ├── Refused              the service refused the request
 │   └── Unreachable          no connection to the service
@@ -35,6 +36,11 @@ RagkvError
     ├── EntryCorrupt         length, checksum, shape or fingerprint differ
     └── NotQuantisable       values that an int8 or fp8 body cannot represent
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class RagkvError(Exception):
@@ -168,6 +174,13 @@ class Outdated(RagkvError):
         super().__init__("a document that the answer was read from was deleted or replaced meanwhile; ask again")
 
 
+class OutOfMemory(RagkvError):
+    """There is not enough memory for the request or the document. Nothing else failed by that."""
+
+    def __init__(self) -> None:
+        super().__init__("there is not enough memory for this now; ask again later, or for less")
+
+
 class Stopping(RagkvError):
     """The service is shutting down and accepts no new work."""
 
@@ -280,3 +293,25 @@ class NotQuantisable(StoreError):
     """K or V has values that a quantised body cannot represent. The chunk is not stored."""
 
     code = "not_quantisable"
+
+
+_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "could not create a primitive", "bad_alloc")
+"""How torch, the operating system, oneDNN and C++ say that memory is short, in exceptions of any type."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception of any library says that memory, of the host or of a GPU, is short."""
+    if isinstance(error, MemoryError | OutOfMemory) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in _NO_MEMORY)
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Replace what libraries raise where memory is short by OutOfMemory."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, RagkvError) or not is_out_of_memory(error):
+            raise
+        raise OutOfMemory from error

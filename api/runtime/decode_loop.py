@@ -228,6 +228,7 @@ class DecodeLoop:
         if isinstance(error, Outdated) and not shown and question.origin.attempts < ATTEMPTS:
             self._prefills.start(question)
             return
+        error = self._engine.free_memory(error)
         status = fault_of(error).status if isinstance(error, Exception) else 500
         if status == 500:  # the traceback is logged with the response, if the client still waits for one
             logger.error("a question failed: %s", type(error).__name__)

@@ -462,7 +462,7 @@ class EngineThread:
             with working_for(first.context):
                 resolve(first.future, first.work(engine))
         except BaseException as error:
-            reject(first.future, error)
+            reject(first.future, engine.free_memory(error))
         self._queue.record_seconds(time.monotonic() - started)
         return first
 

@@ -56,7 +56,17 @@ from ragkv.engine.reuse_policy import MEASURED, ReusePolicy, measure_gate
 from ragkv.engine.self_test import failed_self_test
 from ragkv.engine.session_manager import MethodChoice, SessionManager
 from ragkv.engine.speculation import make_drafter
-from ragkv.errors import ConfigError, EmbedderChanged, InputError, NotCalibrated, NotFound, Outdated
+from ragkv.errors import (
+    ConfigError,
+    EmbedderChanged,
+    InputError,
+    NotCalibrated,
+    NotFound,
+    OutOfMemory,
+    Outdated,
+    RagkvError,
+    is_out_of_memory,
+)
 from ragkv.model.decoder import DecoderModel
 from ragkv.model.execution.block_tables import BlockPoolMemory
 from ragkv.model.execution.graph_decode import GraphDecoder, make_graph_decoder
@@ -227,8 +237,14 @@ class Engine:
 
         On a GPU the KV may still be written when this returns. A model that failed its self-test stores nothing.
         """
-        if not self.reuse_refused:
+        if self.reuse_refused:
+            return
+        try:
             self.chunks.encode_and_store_all(chunks)
+        except Exception as error:
+            if (told := self.free_memory(error)) is error:
+                raise
+            raise told from error
 
     def is_writing(self, keys: Iterable[Key]) -> bool:
         """Whether the KV of one of these chunks is still being written."""
@@ -264,6 +280,22 @@ class Engine:
         kept = {self.key(*pair) for pair in self.sessions.prefixes.chunks() if pair[1] in collections}
         unused = frozenset(self.catalog.unreferenced(kept)) if kept else frozenset()
         self.sessions.prefixes.drop_chunks(lambda chunk, of: of in collections and self.key(chunk, of) in unused)
+
+    def free_memory(self, error: BaseException) -> BaseException:
+        """Drop what is only kept to be quicker, if an error says that memory is short.
+
+        Conversations are read from the catalogue again, and chunks from the store. The pools of the tiers have their
+        size from the start, so they stay.
+
+        Returns:
+            OutOfMemory then; another error as it is.
+        """
+        if not is_out_of_memory(error):
+            return error
+        self.sessions.forget_states()
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return error if isinstance(error, RagkvError) else OutOfMemory()
 
     def answer(self, question: str, options: AskOptions = DEFAULTS) -> Answer:
         """Answer one question. Raises as `prefill`, and Outdated where its documents change all the time."""

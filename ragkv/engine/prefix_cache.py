@@ -77,6 +77,11 @@ class PrefixCache:
         while self._bytes > self.limit:
             self._bytes -= self._chunks.popitem(last=False)[1].rows.bytes
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._chunks.clear()
+        self._bytes = 0
+
     def drop_chunks(self, gone: Callable[[Chunk, str], bool]) -> None:
         """Forget chunks that left their collection, wherever they stood."""
         for name, each in list(self._chunks.items()):

@@ -119,6 +119,10 @@ class SessionCache:
         """Remove the session, if it is here."""
         self._sessions.pop((collection, name), None)
 
+    def clear(self) -> None:
+        """Remove all sessions."""
+        self._sessions.clear()
+
     def sessions(self) -> list[Session]:
         """Return all sessions, the least recently used first."""
         return list(self._sessions.values())
@@ -321,6 +325,11 @@ class SessionManager:
         """Delete a conversation: its turns and its state. Raises NotFound."""
         self.cache.drop(collection, name)
         self._catalog.remove_conversation(collection, name)
+
+    def forget_states(self) -> None:
+        """Drop all that is kept in memory. Turns stay in the catalogue."""
+        self.cache.clear()
+        self._prefixes.clear()
 
     def drop_chunks(self, gone: Callable[[Chunk, str], bool]) -> None:
         """Drop the cached states that hold a chunk which left its collection."""

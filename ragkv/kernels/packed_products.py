@@ -5,6 +5,9 @@ question or of a decoded token that takes longer than the product itself. Here e
 model is loaded. The products are equal, bit for bit.
 
 The operators are those that torch's compiler puts in the place of linear modules.
+
+For each shape oneDNN makes a program. Where memory runs out while it does, it crashes, or refuses every new shape that
+the thread meets from then on. So memory for a program is asked for before, and only a shape that is new costs that.
 """
 
 from __future__ import annotations
@@ -17,6 +20,12 @@ from torch import Tensor, nn
 ROWS = 1
 """Rows that the order is chosen for. For more rows the products take as long as with an order that was chosen for
 them."""
+PROGRAM_BYTES = 32 * 2**20
+"""Memory that there must be to make a program: it takes several pieces of a quarter of a MiB, and room to work."""
+MOST_SHAPES = 512
+"""Shapes whose programs are taken to be there; oneDNN keeps 1024."""
+
+_prepared = set[tuple[int, int, int]]()
 
 
 class PackedLinear(nn.Module):
@@ -33,10 +42,18 @@ class PackedLinear(nn.Module):
         packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.bias = linear.bias
+        self._size = linear.out_features, linear.in_features
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the product to x [..., in]."""
+        """Apply the product to x [..., in]. Raises RuntimeError where memory is short (`ragkv.memory`)."""
+        shape = (x.numel() // x.shape[-1], *self._size)
+        if shape not in _prepared:
+            torch.empty(PROGRAM_BYTES + shape[0] * shape[1] * x.element_size(), dtype=torch.uint8)
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        if shape not in _prepared:
+            if len(_prepared) >= MOST_SHAPES:
+                _prepared.clear()
+            _prepared.add(shape)
         return product
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragkv.catalog import EmbedderIdentity
-from ragkv.errors import ConfigError, ModelNotFound, RagkvError
+from ragkv.errors import ConfigError, ModelNotFound, RagkvError, memory_errors
 from ragkv.retrieval.multilingual import IDENTITY as MULTILINGUAL
 from ragkv.retrieval.multilingual import NAME, MultilingualEmbedder, check_weights
 from ragkv.retrieval.pretrained import load_pretrained, split_special_tokens
@@ -113,6 +113,7 @@ class Embedder:
         Raises:
             ModelNotFound: The model cannot be loaded.
             ConfigError: The packaged weights differ from the expected ones, or the model is a pickle.
+            OutOfMemory: There is not enough memory.
         """
         return self._encode(texts, DOCUMENT_PROMPTS)
 
@@ -134,7 +135,7 @@ class Embedder:
         model = self._loaded()
         size = CHARS_PER_TOKEN * (model.max_seq_length or 512)
         windows = [_windows(text, size) for text in texts]
-        with self._lock:
+        with self._lock, memory_errors():
             flat = model.encode(
                 [window for parts in windows for window in parts],
                 prompt=self._prompt(prompts),

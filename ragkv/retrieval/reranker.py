@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ragkv.errors import memory_errors
 from ragkv.retrieval.pretrained import load_pretrained, split_special_tokens
 
 if TYPE_CHECKING:
@@ -45,9 +46,10 @@ class Reranker:
         """
         if not passages:
             return []
-        found = self._loaded().predict(
-            [(question, passage) for passage in passages], batch_size=BATCH, show_progress_bar=False
-        )
+        with memory_errors():
+            found = self._loaded().predict(
+                [(question, passage) for passage in passages], batch_size=BATCH, show_progress_bar=False
+            )
         return [float(score) for score in found]
 
     def count_tokens(self, question: str, passages: Sequence[str]) -> int:
