@@ -62,8 +62,8 @@ from ragkv.errors import (
     InputError,
     NotCalibrated,
     NotFound,
-    OutOfMemory,
     Outdated,
+    OutOfMemory,
     RagkvError,
     is_out_of_memory,
 )
