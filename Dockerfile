@@ -8,7 +8,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_EXTRA_INDEX_URL=$TORC
 RUN python -m venv /opt/ragkv && python -m venv /opt/build
 WORKDIR /src
 # Packages first and alone: a change of the sources does not download torch again. Each file has a hash of constraints.txt.
-COPY constraints.txt ./
+COPY constraints.txt constraints-cuda.txt ./
 COPY tools/__init__.py tools/locked.py tools/
 RUN /opt/build/bin/python -m tools.locked build
 RUN /opt/ragkv/bin/python -m tools.locked run otel model

@@ -113,8 +113,10 @@ lock: python ## resolve all dependencies anew and write constraints.txt, with ha
 	$(LOCK)/bin/python -m pip install '$(TORCH_PIN)' async-timeout hatchling packaging \
 	  -e '.[dev,gpu,spread,tune,plot,simulation,otel,docs,release,langchain,llamaindex,haystack,sso,sources,ocr,multilingual,integrations,postgres,ray,scale]'
 	$(LOCK)/bin/python -m tools.lock model=$(MODEL_PIN) > constraints.new
+	$(LOCK)/bin/python -m tools.lock --cuda > constraints-cuda.new
 	$(LOCK)/bin/python -m tools.lock --only $(addprefix oldest=,$(OLDEST_PINS)) > constraints-oldest.new
 	mv constraints.new constraints.txt
+	mv constraints-cuda.new constraints-cuda.txt
 	mv constraints-oldest.new constraints-oldest.txt
 	rm -rf $(LOCK)
 
@@ -137,7 +139,7 @@ $(PLAIN): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(READY): $(PLAIN)
-	# Triton runs the kernels on the CPU, too, in its interpreter: the tests do.
+	# Triton runs the kernels on the CPU, too, in its interpreter: the tests do. A CUDA build of torch chooses its version.
 	$(BIN)/python -m tools.locked dev gpu
 	touch $@
 

@@ -11,9 +11,18 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SecretsSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from ragkv.errors import ConfigError
+
+SECRETS = Path("/run/secrets")
+"""Where containers find secrets: a file for each, with the name of the environment variable in lower case."""
 
 
 def bundled_models() -> Path:
@@ -302,7 +311,8 @@ class Settings(
     ClientSettings,
     BaseSettings,
 ):
-    """Everything a user can set. Field `x_y` is environment variable `RAGKV_X_Y` and key `x_y` of ragkv.toml.
+    """Everything a user can set. Field `x_y` is environment variable `RAGKV_X_Y` and key `x_y` of ragkv.toml. In a
+    container it may be a file of /run/secrets, `ragkv_x_y`.
 
     The fields belong to parts. A room that needs one part receives that part: `settings.part(StoreSettings)`.
     """
@@ -330,7 +340,8 @@ class Settings(
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        secrets = (SecretsSettingsSource(settings_cls, SECRETS),) if os.access(SECRETS, os.R_OK | os.X_OK) else ()
+        return init_settings, env_settings, *secrets, TomlConfigSettingsSource(settings_cls)
 
     def part(self, kind: type[Part]) -> Part:
         """Return the values of one part."""

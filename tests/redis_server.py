@@ -26,16 +26,17 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(*arguments: str, port: int | None = None) -> Iterator[RedisServer]:
+def redis_server(*arguments: str, port: int | None = None, config: Path | None = None) -> Iterator[RedisServer]:
     """Start redis-server without persistence, wait until it answers, kill it at the end, whatever state it is in.
 
-    `arguments` go to its command line; `port` takes up the place of a server that went away.
+    `arguments` go to its command line; `port` takes up the place of a server that went away; `config` is a
+    file of settings.
     """
     binary = shutil.which("redis-server")
     if binary is None:
         raise RuntimeError("these tests need redis-server: install it (Debian: apt-get install redis-server)")
     with tempfile.TemporaryDirectory(prefix="ragkv-redis-") as folder:
-        process, taken = _start(binary, arguments, port, Path(folder))
+        process, taken = _start([binary, *([str(config)] if config else [])], arguments, port, Path(folder))
         try:
             yield RedisServer(f"redis://127.0.0.1:{taken}", taken, process, Path(folder))
         finally:
@@ -44,11 +45,11 @@ def redis_server(*arguments: str, port: int | None = None) -> Iterator[RedisServ
 
 
 def _start(
-    binary: str, arguments: tuple[str, ...], port: int | None, folder: Path
+    program: list[str], arguments: tuple[str, ...], port: int | None, folder: Path
 ) -> tuple[subprocess.Popen[bytes], int]:
     for _ in range(5):  # Another program may take a port between finding it free and using it.
         chosen = port or free_port()
-        command = [binary, "--port", str(chosen), "--bind", "127.0.0.1", "--dir", str(folder)]
+        command = [*program, "--port", str(chosen), "--bind", "127.0.0.1", "--dir", str(folder)]
         command += ["--save", "", "--appendonly", "no", "--logfile", str(folder / "log"), *arguments]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + START_SECONDS

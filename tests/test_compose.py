@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
@@ -18,13 +19,16 @@ import redis
 import yaml
 from jsonschema.validators import validator_for
 
+import ragkv.config
 from api.app import DRAIN_SECONDS, address_of, why_exposed
 from api.middleware.hosts import read_hosts
 from api.middleware.keys import make_key
-from ragkv.config import Settings, load_settings
+from ragkv.config import SECRETS, Settings, load_settings
 from tests.redis_server import redis_server
 
 ROOT = Path(__file__).resolve().parent.parent
+IMAGE = re.compile(r"[\w./-]+:[\w.-]*\d+\.\d+[\w.-]*@sha256:[0-9a-f]{64}")
+"""A version for people, and the digest that decides."""
 BASE, GPU = "docker-compose.yml", "docker-compose.gpu.yml"
 SETTINGS = {f"RAGKV_{name.upper()}" for name in Settings.model_fields}
 OF_THE_CONTAINER = {"RAGKV_DATA", "RAGKV_HOST", "RAGKV_MODEL_CACHE", "RAGKV_PORT"}
@@ -117,7 +121,7 @@ def test_a_compose_program_reads_the_files_and_passes_the_environment_on(files: 
     assert done.returncode == 0, done.stderr
     api = yaml.safe_load(done.stdout)["services"]["api"]
     assert api["environment"]["RAGKV_API_KEYS"] == "acme=12"
-    assert api["environment"]["RAGKV_STORE"] == "redis://redis:6379/0"
+    assert api["environment"].get("RAGKV_STORE") is None
     assert api["environment"].get("RAGKV_METHOD") is None
     assert "8123" in str(api["ports"])
 
@@ -127,7 +131,7 @@ def test_every_setting_of_a_service_can_be_given_from_outside() -> None:
     assert set(environment) == (SETTINGS - OF_THE_CONTAINER - OF_CLIENTS) | OF_TRACES
     own = {name: value for name, value in environment.items() if value is not None}
     assert own.pop("RAGKV_URL") == "http://127.0.0.1:8000"
-    assert set(own) == {"RAGKV_STORE", "RAGKV_HOSTS", "RAGKV_PUBLIC_URL"}
+    assert set(own) == {"RAGKV_HOSTS", "RAGKV_PUBLIC_URL"}
     assert all(value.startswith(f"${{{name}:-") for name, value in own.items())
 
 
@@ -179,20 +183,101 @@ def test_the_image_listens_where_compose_publishes() -> None:
     given = dict(re.findall(r"\b(RAGKV_\w+)=(\S+)", (ROOT / "Dockerfile").read_text()))
     folders = {"RAGKV_DATA": "/data", "RAGKV_MODEL_CACHE": "/data/models"}
     assert given == {**folders, "RAGKV_HOST": "0.0.0.0", "RAGKV_PORT": "8000"}
-    assert loaded(BASE)["services"]["api"]["volumes"] == ["data:/data"]
+    assert loaded(BASE)["services"]["api"]["volumes"] == ["data:/data", "secrets:/run/secrets:ro"]
+    assert str(SECRETS) == "/run/secrets"
 
 
 @pytest.mark.parametrize("files", [(BASE,), (BASE, GPU)])
 def test_services_are_checked_unprivileged_and_pinned(files: tuple[str, ...]) -> None:
     services = merged(*files)["services"]
-    assert set(services) == {"api", "redis", *WATCHERS}
+    assert set(services) == {"api", "redis", "redis-password", *WATCHERS}
     for name, service in services.items():
-        assert service["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}, name
+        if service["restart"] != "no":
+            assert service["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}, name
+        assert service["read_only"] is True, name
+        assert service.pop("network_mode", "none") == "none", name
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert not service.keys() & {"privileged", "network_mode", "pid", "devices", "cap_add"}, name
         assert not [volume for volume in service.get("volumes", []) if "docker.sock" in volume], name
-        assert "build" in service or re.search(r":v?\d+\.\d+\.\d+", service["image"]), name
+        assert "build" in service or IMAGE.fullmatch(service["image"]), name
+
+
+def test_redis_is_reached_by_the_service_only_and_reaches_nobody() -> None:
+    tree = loaded(BASE)
+    assert tree["networks"]["store"] == {"internal": True}
+    there = {name for name, service in tree["services"].items() if "store" in service.get("networks", ())}
+    assert there == {"api", "redis"}
+    assert tree["services"]["redis"]["networks"] == ["store"]
+    readers = {name for name, service in tree["services"].items() if "secrets:" in str(service.get("volumes"))}
+    assert readers == {"api", "redis", "redis-password"}
+
+
+def test_what_is_written_is_written_to_volumes_and_memory() -> None:
+    writable = {
+        name: {
+            *service.get("tmpfs", ()),
+            *(line.split(":")[1] for line in service.get("volumes", ()) if ":ro" not in line),
+        }
+        for name, service in loaded(BASE)["services"].items()
+    }
+    assert writable == {
+        "api": {"/data", "/tmp"},
+        "redis": {"/data"},
+        "redis-password": {"/run/secrets"},
+        "prometheus": {"/prometheus", "/tmp"},
+        "grafana": {"/var/lib/grafana", "/tmp"},
+    }
+
+
+def test_redis_wants_a_password_that_is_made_once_and_the_service_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = loaded(BASE)["services"]
+    made = services["redis-password"]
+    script, folder = str(ROOT / "deploy" / "redis" / "password.sh"), tmp_path / "secrets"
+    assert made["volumes"] == ["./deploy/redis/password.sh:/password.sh:ro", "secrets:/run/secrets"]
+    assert [*made["entrypoint"], *made["command"]] == ["/bin/sh", "/password.sh", "/run/secrets"]
+    folder.mkdir()
+    for _ in range(2):
+        subprocess.run(["sh", script, str(folder)], check=True)
+        texts = {path.name: path.read_text() for path in folder.iterdir()}
+        assert set(texts) == {"redis.conf", "ragkv_store"}
+    subprocess.run(["sh", script, str(folder)], check=True)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == texts
+    program, config, *settings = [
+        str(word) for word in merged(BASE, REDIS_MAXMEMORY="64mb")["services"]["redis"]["command"]
+    ]
+    assert (program, config) == ("redis-server", "/run/secrets/redis.conf")
+    monkeypatch.setattr(ragkv.config, "SECRETS", folder)
+    address = load_settings().store
+    password = urlsplit(address).password or ""
+    assert len(password) == 64
+    assert address == f"redis://:{password}@redis:6379/0"
+    health = services["redis"]["healthcheck"]["test"][1].replace("$$", "$").replace("/run/secrets", str(folder))
+    with redis_server(*settings, config=folder / "redis.conf") as server:
+        with redis.Redis(port=server.port) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+        with redis.Redis.from_url(address.replace("@redis:6379", f"@127.0.0.1:{server.port}")) as client:
+            assert client.ping()
+        asked = health.replace("redis-cli", f"redis-cli -p {server.port}")
+        assert subprocess.run(["sh", "-c", asked], check=False).returncode == 0
+        (folder / "redis.conf").write_text("requirepass another\n")
+        assert subprocess.run(["sh", "-c", asked], check=False).returncode != 0
+    assert shutil.which("shellcheck") is None or not subprocess.run(["shellcheck", script], check=False).returncode
+
+
+def test_what_is_set_outside_wins_over_the_password_that_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ragkv_store").write_text("redis://:one@redis:6379/0")
+    (tmp_path / "ragkv_store_secret").write_text("s" * 32)
+    monkeypatch.setattr(ragkv.config, "SECRETS", tmp_path)
+    assert load_settings().store_secret.get_secret_value() == "s" * 32
+    monkeypatch.setenv("RAGKV_STORE", "disk")
+    assert load_settings().store == "disk"
+    monkeypatch.setattr(ragkv.config, "SECRETS", tmp_path / "none")
+    assert load_settings().store_secret.get_secret_value() == ""
 
 
 @pytest.mark.parametrize("files", [(BASE,), (BASE, GPU)])
@@ -208,13 +293,14 @@ def test_memory_processes_and_logs_are_bounded(files: tuple[str, ...]) -> None:
 
 
 def test_the_image_can_send_traces() -> None:
-    assert "'.[otel]'" in (ROOT / "Dockerfile").read_text()
+    assert "tools.locked run otel" in (ROOT / "Dockerfile").read_text()
 
 
 def test_the_image_stands_on_one_release_of_python() -> None:
     text = (ROOT / "Dockerfile").read_text()
-    assert set(re.findall(r"^FROM (\S+)", text, re.M)) == {"python:${PYTHON}-slim-bookworm"}
-    assert re.search(r"^ARG PYTHON=3\.12\.\d+$", text, re.M)
+    assert set(re.findall(r"^FROM (\S+)", text, re.M)) == {"python:${PYTHON}"}
+    assert re.search(r"^ARG PYTHON=3\.12\.\d+-slim-bookworm@sha256:[0-9a-f]{64}$", text, re.M)
+    assert re.match(r"# syntax=docker/dockerfile:1\.\d+\.\d+@sha256:[0-9a-f]{64}\n", text)
 
 
 def test_no_secret_stands_in_the_files() -> None:
@@ -251,7 +337,7 @@ def test_a_gpu_is_wanted_only_with_the_override() -> None:
 
 def test_redis_accepts_its_settings_and_is_a_bounded_cache() -> None:
     command = merged(BASE, REDIS_MAXMEMORY="64mb")["services"]["redis"]["command"]
-    program, *settings = [str(word) for word in command]
+    program, _, *settings = [str(word) for word in command]
     assert program == "redis-server"
     assert {"--save": "", "--appendonly": "no"}.items() <= dict(zip(settings[::2], settings[1::2], strict=True)).items()
     with redis_server(*settings) as server, redis.Redis.from_url(server.url) as client:
@@ -328,6 +414,7 @@ def test_prometheus_asks_the_service_with_the_key_it_was_given(tmp_path: Path) -
     assert done.stdout.splitlines() == service["command"], "its own program has all that stands behind"
     assert (here.read_text(), here.stat().st_mode & 0o077) == ("ragkv_one", 0)
     assert str(Path(there).parent) in service["tmpfs"]
+    assert service["read_only"]
     assert job["metrics_path"] == "/metrics"
     assert job["static_configs"] == [{"targets": ["api:8000"]}]
 

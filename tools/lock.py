@@ -22,7 +22,7 @@ import tomllib
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from email.parser import Parser
 from functools import cache, partial
@@ -235,12 +235,12 @@ def newest(requirement: Requirement) -> str:
     raise ValueError(f"the index has no wheel of {requirement}")
 
 
-def cuda_build(torch: str, there: Mapping[str, str]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return the versions and requirements of what only the CUDA build of torch needs.
+def cuda_build(torch: str, there: Container[str]) -> dict[str, str]:
+    """Return the versions of what only the CUDA build of torch needs.
 
     Args:
         torch: Its version.
-        there: Versions of all packages that are listed anyway.
+        there: Names of all packages that are listed anyway.
     """
     versions: dict[str, str] = {}
     needs = {"torch": needs_of("torch", torch)}
@@ -255,6 +255,7 @@ def cuda_build(torch: str, there: Mapping[str, str]) -> tuple[dict[str, str], di
         if requirement.marker and not requirement.marker.evaluate({**environment, "extra": extra}):
             continue
         if name in there and name != "triton":
+            # Every build needs it.
             continue
         if name not in versions:
             versions[name] = newest(requirement)
@@ -262,7 +263,7 @@ def cuda_build(torch: str, there: Mapping[str, str]) -> tuple[dict[str, str], di
         for wanted in {"", *requirement.extras} - {own for known, own in seen if known == name}:
             seen.add((name, wanted))
             waiting += [(Requirement(line), wanted) for line in needs[name]]
-    return versions, needs
+    return versions
 
 
 def other_builds(version: str, page: str) -> set[str]:
@@ -291,12 +292,11 @@ def other_builds(version: str, page: str) -> set[str]:
     return found
 
 
-def groups_of(needs: Needs, cuda: Needs) -> dict[str, dict[str, set[str]]]:
+def groups_of(needs: Needs) -> dict[str, dict[str, set[str]]]:
     """Return for each package the groups that need it, and for each group with which minor versions of Python.
 
     Args:
         needs: Requirements of all packages that are installed.
-        cuda: Requirements of the CUDA build of torch, and of what only that needs.
     """
     content = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = content["project"]
@@ -307,8 +307,6 @@ def groups_of(needs: Needs, cuda: Needs) -> dict[str, dict[str, set[str]]]:
         for group, lines in asked.items():
             for name in closure(lines, needs, environment):
                 found.setdefault(name, {}).setdefault(group, set()).add(minor)
-        for name in closure(["torch"], {**needs, **cuda}, environment) - closure(["torch"], needs, environment):
-            found.setdefault(name, {}).setdefault("cuda", set()).add(minor)
     return found
 
 
@@ -318,41 +316,37 @@ def marker(minors: Iterable[str]) -> str:
     return "" if len(known) == len(supported_tags()) else f'python_version in "{" ".join(known)}"'
 
 
-def lock(given: Sequence[tuple[str, str, str]], page: str) -> list[Pin]:
-    """Return all packages of this environment and those that were given, sorted.
+Stated = tuple[str, str, str, frozenset[str]]
+"""Name, version, marker and groups of a package."""
 
-    Args:
-        given: Group, name and version of further packages.
-        page: An index of other builds of torch.
-    """
+
+def installed() -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Return the versions and requirements of all packages of this environment, as a CPU build of torch has them."""
     there = {canonical(own.metadata["Name"]): own for own in distributions()}
     versions = {name: own.version.partition("+")[0] for name, own in there.items() if name not in NOT_LISTED}
-    needs: dict[str, list[str]] = {name: list(there[name].requires or ()) for name in versions}
-    # A CPU build asks for less.
+    needs = {name: list(there[name].requires or ()) for name in versions}
     needs["torch"] = [line for line in needs["torch"] if not line.startswith(("nvidia-", "cuda-", "triton"))]
-    more, cuda = cuda_build(versions["torch"], versions)
-    versions |= more
-    needs |= {name: lines for name, lines in cuda.items() if name != "torch"}
-    groups = groups_of(needs, cuda)
-    others = {"torch": other_builds(versions["torch"], page)}
-    further = [(name, version, "", frozenset({group})) for group, name, version in given]
-    own = [
+    return versions, needs
+
+
+def needed() -> list[Stated]:
+    """Return the packages of this environment that ragkv, its extras and its build need."""
+    versions, needs = installed()
+    return [
         (name, versions[name], marker(set().union(*wanted.values())), frozenset(wanted))
-        for name, wanted in groups.items()
+        for name, wanted in groups_of(needs).items()
     ]
-    with ThreadPoolExecutor(4) as pool:
-        return sorted(pool.map(partial(with_hashes, others=others), [*own, *further]), key=lambda pin: pin.name)
 
 
-def with_hashes(stated: tuple[str, str, str, frozenset[str]], others: Mapping[str, set[str]]) -> Pin:
+def with_hashes(stated: Stated, page: str) -> Pin:
     """Return a package with its hashes.
 
     Args:
-        stated: Its name, version, marker and groups.
-        others: By name, hashes of files that the index does not have.
+        stated: The package.
+        page: An index of other builds of torch.
     """
     name, version, where, groups = stated
-    hashes = {*hashes_of(name, version), *others.get(name, ())}
+    hashes = {*hashes_of(name, version), *(other_builds(version, page) if name == "torch" else ())}
     return Pin(name, version, where, groups, tuple(sorted(hashes)))
 
 
@@ -364,18 +358,24 @@ def main(words: Sequence[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(prog="python -m tools.lock", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("packages", nargs="*", metavar="GROUP=NAME==VERSION")
-    parser.add_argument("--only", action="store_true", help="list nothing but these packages")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", action="store_true", help="list nothing but these packages")
+    which.add_argument("--cuda", action="store_true", help="list what the CUDA build of torch needs")
     parser.add_argument("--torch-index", default=TORCH_INDEX)
     given = parser.parse_args(words)
-    further = []
+    stated: list[Stated] = []
     for text in given.packages:
         group, _, pin = text.partition("=")
         name, _, version = pin.partition("==")
-        further.append((group, canonicalize_name(name), version))
-    if given.only:
-        pins = [with_hashes((name, version, "", frozenset({group})), {}) for group, name, version in further]
-    else:
-        pins = lock(further, given.torch_index)
+        stated.append((canonical(name), version, "", frozenset({group})))
+    if given.cuda:
+        versions, _ = installed()
+        build = cuda_build(versions["torch"], versions)
+        stated += [(name, version, "", frozenset({"cuda"})) for name, version in build.items()]
+    elif not given.only:
+        stated += needed()
+    with ThreadPoolExecutor(4) as pool:
+        pins = sorted(pool.map(partial(with_hashes, page=given.torch_index), stated), key=lambda pin: pin.name)
     print(HEAD)
     print("\n".join(f"# for {' '.join(sorted(pin.groups))}\n{pin}" for pin in pins))
 

@@ -5,8 +5,8 @@ Every file that pip installs has a hash of constraints.txt; a file with another 
 built, because a source distribution runs code of its own before anybody has looked at its hash.
 
 torch goes first and alone. There are several builds of one version, and PIP_* settings choose between them, so it is
-downloaded as pip finds it, and installed only if the hash of what came is one that constraints.txt names. A CUDA build
-needs NVIDIA's libraries; they are the name `cuda`, which is added by itself.
+downloaded as pip finds it, and installed only if the hash of what came is one that constraints.txt names. What a CUDA
+build needs, NVIDIA's libraries and a triton of its own, stands in constraints-cuda.txt and comes with it.
 
 This module needs the standard library only. It runs before anything is installed.
 """
@@ -25,6 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
+CUDA = ROOT / "constraints-cuda.txt"
 PIP = (sys.executable, "-m", "pip")
 VERIFIED = ("--no-deps", "--require-hashes", "--only-binary", ":all:")
 """Only what is listed, only with its hash, and no source distributions."""
@@ -168,8 +169,10 @@ def main(words: Sequence[str] | None = None) -> None:
             for pin in chosen:
                 if pin.name == "torch" and not installed(pin):
                     install_torch(pin, folder)
-            if wants_cuda():
-                chosen = select(pins, [*given.groups, "cuda"]) if given.constraints == CONSTRAINTS else chosen
+            if given.constraints == CONSTRAINTS and wants_cuda():
+                build = read_pins(CUDA.read_text())
+                names = {pin.name for pin in build}
+                chosen = [*(pin for pin in chosen if pin.name not in names), *build]
             install([pin for pin in chosen if pin.name != "torch"], folder)
     except (OSError, ValueError) as error:
         sys.exit(f"tools.locked: {error}")
