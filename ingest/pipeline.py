@@ -220,7 +220,6 @@ def ingest_steps(
     known = catalog.find(document.collection, document.id)
     if known and (known.content_hash, known.reader) == (digest, reader):
         return IngestOutcome(document.id, document.collection, "unchanged", known.chunks, known.tokens)
-
     is_new = known is None or known.content_hash != digest
     splitting = split_steps(document, engine.model.prompt, engine.chunk_tokens)
     chunks = yield from (within(splitting, document, engine.split_seconds) if is_new else splitting)
