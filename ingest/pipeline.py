@@ -221,8 +221,7 @@ def ingest_steps(
     if known and (known.content_hash, known.reader) == (digest, reader):
         return IngestOutcome(document.id, document.collection, "unchanged", known.chunks, known.tokens)
     is_new = known is None or known.content_hash != digest
-    splitting = split_steps(document, engine.model.prompt, engine.chunk_tokens)
-    chunks = yield from (within(splitting, document, engine.split_seconds) if is_new else splitting)
+    chunks = yield from _split_steps(engine, document, limited=is_new)
     tokens = sum(len(chunk.tokens) for chunk in chunks)
     admit = _admission(engine, document, tokens) if is_new else None
     vectors = yield from _embed_steps(embedder, [(chunk.title, chunk.text) for chunk in chunks], tokens)
@@ -235,6 +234,12 @@ def ingest_steps(
     yield IngestStep("index", len(chunks), len(chunks))
     engine.retriever.changed(document.collection)
     return outcome
+
+
+def _split_steps(engine: IngestEngine, document: Document, limited: bool) -> Generator[IngestStep, None, list[Chunk]]:
+    """Split a document, within the time limit where it is `limited`."""
+    steps = split_steps(document, engine.model.prompt, engine.chunk_tokens)
+    return (yield from (within(steps, document, engine.split_seconds) if limited else steps))
 
 
 def _admission(engine: IngestEngine, document: Document, tokens: int) -> Callable[[int], None] | None:

@@ -49,7 +49,7 @@ class Database(ABC):
     Attributes:
         name: What messages call the catalogue. It holds no password.
         has_words: Whether the database has a word index.
-        damage: What was found damaged. No transaction is begun any more.
+        damage: What was found damaged. No transaction is started any more.
     """
 
     name: str

@@ -48,7 +48,7 @@ class Watcher:
 
     def __init__(self, port: int):
         self._port, self._ended = port, threading.Event()
-        self._begun, self._rounds = 0.0, 0
+        self._started, self._rounds = 0.0, 0
         self._longest = 0.0
         self.lost = 0
         self.status = b""
@@ -64,7 +64,7 @@ class Watcher:
         first, ends = self._rounds, time.monotonic() + PATIENCE
         while self._rounds < first + 2 and time.monotonic() < ends:
             time.sleep(0.002)
-        return max(self._longest, time.monotonic() - self._begun if self._begun else 0.0)
+        return max(self._longest, time.monotonic() - self._started if self._started else 0.0)
 
     def close(self) -> None:
         """Stop to ask."""
@@ -82,11 +82,11 @@ class Watcher:
                 self.lost += 1
                 self._ended.wait(0.05)
             finally:
-                self._begun = 0.0
+                self._started = 0.0
                 self._rounds += 1
 
     def _ask(self, connection: socket.socket) -> None:
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         data = b""
         while not data.endswith(b"}"):
@@ -95,8 +95,8 @@ class Watcher:
                 raise ConnectionResetError
             data += more
         self.status = data.split(b" ", 2)[1]
-        self._longest = max(self._longest, time.monotonic() - self._begun)
-        self._begun = 0.0
+        self._longest = max(self._longest, time.monotonic() - self._started)
+        self._started = 0.0
         self._rounds += 1
 
 
@@ -186,14 +186,14 @@ class FuzzedService:
             faults.append(f"status {answer.status}: {answer.body[:200]!r}")
         try:
             if answer.status in (0, 200, 202, 207) and not request.wire.startswith((b"GET ", b"HEAD ")):
-                faults += self.settle()
+                faults += self.drain()
         except (httpx.HTTPError, OSError, KeyError, ValueError) as error:
             faults.append(f"afterwards {type(error).__name__}: {error}")
         longest = self._watcher.longest()
         self.seen.waits.append(longest)
         return faults + self._lives(), longest
 
-    def settle(self) -> list[str]:
+    def drain(self) -> list[str]:
         """Wait for all jobs; then everything that is there can be listed, and goes."""
         faults = self._finish()
         for name in [each["name"] for each in self._get("/v1/collections")["collections"]]:
@@ -285,7 +285,7 @@ class FuzzedService:
         self.close()
         try:
             self.start()
-            faults = self.settle() + self._lives()
+            faults = self.drain() + self._lives()
         except (AssertionError, httpx.HTTPError) as error:
             faults = [f"a restart does not serve: {str(error)[:300]}"]
             self._data += 1
