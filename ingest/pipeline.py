@@ -203,8 +203,7 @@ def ingest_steps(
             the new version to remove.
 
     Yields:
-        A step after each section that was split, before each batch that is embedded and each group of chunks that
-        is encoded, before the commit, and before the index is refreshed.
+        A step after each section that was split, and before each batch, group of chunks, commit and index.
 
     Raises:
         InvalidDocument: The document has no text.

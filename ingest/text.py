@@ -8,7 +8,7 @@ from ragkv.errors import InvalidDocument
 
 # Control characters that text has no use for. NUL is not among them: it is refused wherever it occurs.
 _CONTROLS = "".join(map(chr, (*range(1, 9), *range(14, 27), *range(28, 32), 127)))
-_CONTROL = re.compile(f"[{re.escape(_CONTROLS)}]")
+_CONTROL = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _CONTROL_SHARE = 0.01
 
 
