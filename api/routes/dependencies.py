@@ -83,8 +83,10 @@ CallerDep = Annotated[Caller, Depends(_caller)]
 PeersDep = Annotated[Peers, Depends(_peers)]
 TenantDep = Annotated[Tenant, Depends(_tenant)]
 SettingsDep = Annotated[Settings, Depends(_settings)]
+READING = (400, 414, 415, 431)
+"""What any route answers to a request whose head or text cannot be read."""
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": Problem.model_json_schema()}}}
-    for status in (401, 403, 404, 409, 413, 422, 429, 503, 504, 507)
+    for status in (*READING, 401, 403, 404, 409, 413, 422, 429, 503, 504, 507)
 }
 """The `responses` argument of a route."""

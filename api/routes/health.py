@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from api.observability.readiness import readiness_checks
-from api.routes.dependencies import PROBLEMS, EngineThreadDep
+from api.routes.dependencies import PROBLEMS, READING, EngineThreadDep
 from api.schemas.common import Readiness
 
 router = APIRouter()
@@ -14,7 +14,7 @@ router = APIRouter()
 _COUNTS = ("waiting", "running", "cancelled", "expired", "refused")
 
 
-@router.get("/healthz", responses={status: PROBLEMS[status] for status in (403, 422)})
+@router.get("/healthz", responses={status: PROBLEMS[status] for status in (*READING, 403, 422)})
 async def healthz(request: Request, engine_thread: EngineThreadDep) -> Response:
     """Liveness: 200 as long as the service answers. `status` is ok, or degraded when answers take longer. Needs no key.
     If the service has keys, it shows the status alone."""
@@ -27,7 +27,7 @@ async def healthz(request: Request, engine_thread: EngineThreadDep) -> Response:
     "/readyz",
     response_model=Readiness,
     responses={
-        **{status: PROBLEMS[status] for status in (401, 403, 422)},
+        **{status: PROBLEMS[status] for status in (*READING, 401, 403, 422)},
         503: {"model": Readiness, "description": "Not ready; `checks` says why."},
     },
 )

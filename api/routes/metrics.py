@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.observability.metrics import OPENMETRICS, MetricsCollector
-from api.routes.dependencies import PROBLEMS, TenantDep
+from api.routes.dependencies import PROBLEMS, READING, TenantDep
 from api.runtime.peers import Peers
 
 router = APIRouter()
@@ -19,7 +19,7 @@ _CONTENT = {"text/plain": _TEXT, OPENMETRICS: _TEXT}
     "/metrics",
     response_class=Response,
     responses={
-        **{status: PROBLEMS[status] for status in (401, 403, 422)},
+        **{status: PROBLEMS[status] for status in (*READING, 401, 403, 422)},
         200: {"description": "The metrics", "content": _CONTENT},
     },
 )

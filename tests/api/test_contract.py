@@ -28,6 +28,8 @@ CHECKS = """
 enabled = false
 [checks.not_a_server_error]
 expected-statuses = ["2xx", "3xx", "4xx", "504"]
+[checks.negative_data_rejection]
+expected-statuses = ["4xx", "5xx"]
 """
 EVERY_PHASE = "examples,coverage,fuzzing,stateful"
 MANY = 150
