@@ -27,7 +27,7 @@ REPEATS = 2
 """How often a request that seemed to hold up others is sent again. It did so if every repeat does: a machine with other
 work stops anything for a moment, but not three times at the same request."""
 READY_SECONDS = 60.0
-JOB_SECONDS = 2.0
+JOB_SECONDS = 1.0
 """How long a job may go on beside its request; then it is cancelled."""
 MOST_FAULTS = 40
 SETTINGS = {

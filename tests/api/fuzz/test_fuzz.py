@@ -49,7 +49,7 @@ def test_what_is_changed_works_unchanged(service: FuzzedService) -> None:
         expected = (UNKNOWN[path],) if path in UNKNOWN else (404,) if method == "DELETE" else (200, 202)
         assert answer.status in expected, (method, path, answer)
         assert b'"isError":true' not in answer.body or b"delete_document" in wire, (path, answer)
-        assert not service.settle()
+        assert not service.drain()
 
 
 @pytest.mark.timeout(600)

@@ -89,7 +89,7 @@ class Answer:
 
 
 def send(port: int, request: Request) -> Answer:
-    """Send a request on a connection of its own, read while sending, and return the answer."""
+    """Send a request on a connection of its own and return the answer, also one that came while it was being sent."""
     began = time.monotonic()
     data, fault = b"", ""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
@@ -118,8 +118,8 @@ def send(port: int, request: Request) -> Answer:
         except OSError as error:
             fault = "" if _status(data) else f"{type(error).__name__}"
     status = _status(data)
-    if not status and not request.cut:
-        fault = fault or "the connection ended without an answer"
+    if not fault and not request.cut and not _complete(data, request, ended=True):
+        fault = "the answer broke off" if status else "the connection ended without an answer"
     return Answer(status, _body(data), fault, time.monotonic() - began)
 
 
@@ -141,7 +141,7 @@ def _body(data: bytes) -> bytes:
     return _final(data).partition(b"\r\n\r\n")[2]
 
 
-def _complete(data: bytes, request: Request) -> bool:
+def _complete(data: bytes, request: Request, ended: bool = False) -> bool:
     """Whether an answer is whole. Where its head does not say, the end of the connection does."""
     head, end, body = _final(data).partition(b"\r\n\r\n")
     if not end:
@@ -152,4 +152,4 @@ def _complete(data: bytes, request: Request) -> bool:
     if b"transfer-encoding: chunked" in lines:
         return body.endswith(b"0\r\n\r\n")
     lengths = [line.partition(b":")[2] for line in lines if line.startswith(b"content-length:")]
-    return bool(lengths) and len(body) >= int(lengths[0])
+    return len(body) >= int(lengths[0]) if lengths else ended
