@@ -329,7 +329,7 @@ class SessionManager:
     def forget_states(self) -> None:
         """Drop all that is kept in memory. Turns stay in the catalogue."""
         self.cache.clear()
-        self._prefixes.clear()
+        self.prefixes.clear()
 
     def drop_chunks(self, gone: Callable[[Chunk, str], bool]) -> None:
         """Drop the cached states that hold a chunk which left its collection."""
