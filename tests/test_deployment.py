@@ -159,8 +159,8 @@ def test_the_nodes_of_redis_are_joined_once_and_told_their_addresses_again() -> 
                 assert time.monotonic() < until, info
                 time.sleep(0.1)
             assert info["cluster_slots_assigned"] == "16384"
-        with closing(ClusterStore(f"redis+cluster://:three@127.0.0.1:{servers[0].port}")) as store:
-            assert store.ping() is None
+        with closing(ClusterStore(f"redis+cluster://:three@127.0.0.1:{servers[0].port}", timeout=1.0)) as store:
+            store.ping()
         nowhere = {**os.environ, "NODES": "no.such.host.invalid:1"}
         done = subprocess.run(script, env=nowhere, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 1
@@ -395,6 +395,7 @@ def may_mount() -> bool:
     return unshare is not None and subprocess.run(given, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.skipif(not may_mount(), reason="this user may not make a namespace of mounts")
 def test_the_service_works_where_nothing_but_its_data_folder_can_be_written(tmp_path: Path) -> None:
     data = tmp_path / "data"
