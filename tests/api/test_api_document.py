@@ -60,7 +60,8 @@ def faults(module: Path) -> set[tuple[int, str]]:
 
 def test_every_error_is_in_the_table(root: Path, page: str) -> None:
     expected = {(status, code) for _, status, code in errors._STATUS}
-    for name in ("errors", "middleware/auth", "middleware/body_limit", "middleware/hosts", "middleware/rate_limit"):
+    middleware = (f"middleware/{name}" for name in ("auth", "body_limit", "encodings", "hosts", "rate_limit"))
+    for name in ("errors", *middleware, "runtime/request_heads", "runtime/connections"):
         expected |= faults(root / "api" / f"{name}.py")
     assert {(401, "no_api_key"), (409, "cancelled"), (503, "out_of_memory"), (500, "internal")} <= expected
     table = {(int(status), code) for status, code in re.findall(r"^\| (\d+) \| `(\w+)` \|", page, re.M)}
