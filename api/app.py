@@ -110,7 +110,9 @@ def _make_lifespan(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine_thread: EngineThread = app.state.engine_thread
         try:
-            await asyncio.wrap_future(engine_thread.start())
+            starting = engine_thread.start()
+            app.openapi()  # the first request with a parameter needs it: nobody would be answered while it is made
+            await asyncio.wrap_future(starting)
             app.state.mcp_sessions = mcp.make_sessions(bounds)
             async with app.state.mcp_sessions.run():
                 yield

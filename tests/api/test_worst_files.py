@@ -29,7 +29,7 @@ class Ingested(NamedTuple):
     Attributes:
         name: Its name.
         size: Its bytes.
-        outcome: `completed`, or the code of the fault; `encoding` where it was still being encoded, and then removed.
+        outcome: `completed`, or the code of the fault; `cancelled` where it was removed while it was encoded.
         message: Of the fault.
         chunks: Chunks that are stored.
         seconds: From its upload to the end of its job, or to its removal.
@@ -49,13 +49,16 @@ class Pulse:
     """Asks a service for its health again and again, in a thread of its own."""
 
     def __init__(self, url: str):
-        self._url, self._stop = url, threading.Event()
-        self._longest, self._asked = 0.0, time.monotonic()
+        self._url, self._begun, self._stop = url, threading.Event(), threading.Event()
+        self._longest = self._asked = 0.0
         self._thread = threading.Thread(target=self._run, name="pulse")
         self._thread.start()
+        assert self._begun.wait(60)
 
     def _run(self) -> None:
         with httpx.Client(base_url=self._url, timeout=600) as client:
+            client.get("/healthz")
+            self._begun.set()
             while not self._stop.wait(PAUSE):
                 self._asked = time.monotonic()
                 assert client.get("/healthz").status_code == 200
@@ -119,7 +122,7 @@ def ingest_worst(
 def _ended(
     client: httpx.Client, documents: list[dict[str, Any]], file: tuple[str, int], seconds: float, watched: Pulse
 ) -> Ingested:
-    (document,) = documents or [{"error": None, "status": "encoding"}]
+    (document,) = documents or [{"error": None, "status": "cancelled"}]
     outcome, message, chunks = document["status"], "", 0
     if document["error"]:
         outcome, message = document["error"]["code"], document["error"]["message"]
