@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import gc
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from api.runtime.answer_stream import AnswerStream
 from api.runtime.undelivered import AnswerOrigin, UndeliveredAnswers
-from ragkv.catalog import Catalog
+from ingest.pipeline import ingest
+from ingest.pipeline import remove as remove_document
 from ragkv.engine.engine import ATTEMPTS, Engine
 from ragkv.errors import Outdated, StoreUnavailable
-from ragkv.types import AskOptions
+from ragkv.types import AskOptions, Document
 from tests.api.conftest import Service
 from tests.api.runtime.test_decode_loop import endless, on_prefill, until
-from tests.catalog.test_catalog import put
+from tests.libraries import open_engine
 
 MILL, QUAY = "The mill of Orm was built by Ida Falk.", "The quay of Orm was paved by Sten Berg."
 QUESTION = "Who built the mill of Orm?"
@@ -40,9 +42,16 @@ def deleted(service: Service, collection: str, id: str = "mill") -> None:
 
 def removed_beside(service: Service, collection: str) -> None:
     """Delete a document as another process does."""
-    catalog = Catalog.open(service.app.state.settings.data / "catalog.sqlite")
-    catalog.remove(collection, "mill")
-    catalog.close()
+    with another_process(service) as beside:
+        remove_document(beside, collection, "mill")
+
+
+@contextmanager
+def another_process(service: Service) -> Iterator[Engine]:
+    """A second engine on the same folder. It shares the model, so it must not compute beside the service."""
+    model, embedder = service.engine_thread.submit(lambda engine: (engine.model, engine.retriever.embedder)).result(30)
+    with open_engine(service.app.state.settings.data, model, embedder) as beside:
+        yield beside
 
 
 @pytest.mark.parametrize("remove", [deleted, removed_beside])
@@ -95,14 +104,10 @@ def test_a_question_whose_documents_go_all_the_time_ends_with_an_error_to_repeat
 
     def replace(*prefilled: object) -> None:
         begun.append(QUESTION)
-        service.engine_thread.catalog_service.remove(collection, "mill")
-        beside = Catalog.open(service.app.state.settings.data / "catalog.sqlite")
         text = f"The mill of Orm was built by number {len(begun)}."
-        put(beside, "mill", [text], collection, embedder=kind, keys=[f"{len(begun):064x}"])
-        beside.close()
+        ingest(beside, Document("mill", "Mill", text, {}, collection))
 
-    kind = service.engine_thread.submit(lambda engine: engine.retriever.embedder.identity).result(30)
-    with on_prefill(service.engine_thread, replace):
+    with another_process(service) as beside, on_prefill(service.engine_thread, replace):
         refused = service.post("/v1/answers", {"question": QUESTION, "collection": collection})
     assert len(begun) == ATTEMPTS
     assert (refused.status_code, refused.json()["code"]) == (503, "document_changed")
