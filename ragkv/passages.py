@@ -123,7 +123,7 @@ def occurrences(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
 
 def _folded(text: str) -> tuple[str, Sequence[int]]:
     """Return a text for comparing: case folded, white space shortened; and where each of its characters stands."""
-    folded = "".join(fold if len(fold := character.casefold()) == 1 else character for character in text)
+    folded = "".join(fold if len(fold := character.casefold()) == 1 else character.lower()[0] for character in text)
     offsets = [at for at, character in enumerate(folded) if not (character.isspace() and folded[at - 1 : at].isspace())]
     return "".join(" " if folded[at].isspace() else folded[at] for at in offsets), offsets
 

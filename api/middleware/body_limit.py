@@ -1,6 +1,7 @@
-"""Body-limit middleware: answers 413 to a request body over the limit before the body is read.
+"""Body-limit middleware: answers 413 to a request body over a limit before the body is read.
 
-It also refuses what is not UTF-8 (encodings.py), while it counts the bytes.
+The limits are of its bytes and, in JSON, of those that are syntax (json_syntax.py). It also refuses what is not UTF-8
+(encodings.py), while it counts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import Fault, error_response
 from api.middleware.encodings import BodyText, fault_of_encoding
+from api.middleware.json_syntax import MOST, JsonSyntax
 
 DOCUMENTS = "/v1/documents"
 MCP = "/mcp"
@@ -21,6 +23,7 @@ UPLOAD_DOCUMENTS = 4
 """Limit of an upload, in largest documents. Each file is limited to one document as well."""
 _BODY_BYTES = 2 * 2**20
 _OVERHEAD_BYTES = 2**20  # JSON or form syntax around documents
+_SYNTAX = f"the JSON of this request has over {MOST} bytes of syntax and numbers; send fewer values at a time"
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class BodyLimitMiddleware:
         if announced.isascii() and announced.isdigit() and int(announced) > limit:
             fault = Fault(413, _detail(limit, f"announces {int(announced)}"), "too_large", {"Connection": "close"})
             return await error_response(fault, scope)(scope, receive, send)
-        await self.app(scope, _limited(receive, limit, BodyText(scope)), send)
+        syntax = None if is_form(scope) else JsonSyntax()
+        await self.app(scope, _limited(receive, limit, BodyText(scope), syntax), send)
 
 
 def is_form(scope: Scope) -> bool:
@@ -68,19 +72,26 @@ def is_form(scope: Scope) -> bool:
     return content_type.strip().lower() == "multipart/form-data"
 
 
-def _limited(receive: Receive, limit: int, text: BodyText) -> Receive:
-    """Wrap `receive` so that it fails after more than `limit` bytes, which a chunked body does not announce, and at
-    bytes that are no text."""
+def _limited(receive: Receive, limit: int, text: BodyText, syntax: JsonSyntax | None) -> Receive:
+    """Wrap `receive` so that it fails after more than `limit` bytes, which a chunked body does not announce.
+
+    It also fails at bytes that are no text and, with `syntax`, after more than MOST bytes of JSON syntax.
+    """
     received = 0
 
     async def receive_limited() -> Message:
         nonlocal received
         message = await receive()
-        received += len(message.get("body", b""))
+        chunk = message.get("body", b"")
+        received += len(chunk)
         if received > limit:
             raise HTTPException(413, _detail(limit, f"has at least {received}"), {"Connection": "close"})
         if message["type"] == "http.request":
-            text.check(message.get("body", b""), not message.get("more_body", False))
+            text.check(chunk, not message.get("more_body", False))
+        if syntax is not None:
+            syntax.add(chunk)
+            if syntax.count > MOST:
+                raise HTTPException(413, _SYNTAX, {"Connection": "close"})
         return message
 
     return receive_limited

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -18,6 +19,7 @@ from pydantic import (
     Tag,
     TypeAdapter,
     ValidationError,
+    model_validator,
 )
 
 from api.schemas.faults import readable
@@ -59,13 +61,29 @@ def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
+def _at_most(count: int) -> BeforeValidator:
+    """Refuse a larger object before its members are validated: each of them could be several errors."""
+
+    def check(given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > count:
+            raise ValueError(f"must not have more than {count} members, has {len(given)}")
+        return given
+
+    return BeforeValidator(check)
+
+
 _NAME: dict[str, JsonValue] = {"pattern": r"^ *[^\s\x00-\x1f\x7f-\xa0][^\x00-\x1f\x7f-\xa0]*$"}
 """For the schema: what `_check_printable` refuses and every dialect of regular expressions can say."""
 Name = Annotated[
     str, Field(min_length=1, max_length=MAX_NAME, json_schema_extra=_NAME), AfterValidator(_check_printable)
 ]
 Title = Annotated[str, Field(max_length=MAX_TITLE), AfterValidator(check_storable)]
-Metadata = Annotated[dict[str, JsonValue], Field(max_length=MAX_METADATA_KEYS), AfterValidator(_check_metadata)]
+Metadata = Annotated[
+    dict[str, JsonValue],
+    Field(max_length=MAX_METADATA_KEYS),
+    AfterValidator(_check_metadata),
+    _at_most(MAX_METADATA_KEYS),
+]
 Scalar = Annotated[str, Field(max_length=512)] | bool | int | float | None
 Filter = Annotated[
     dict[str, Scalar | Annotated[list[Scalar], Field(min_length=1, max_length=MAX_VALUES)]],
@@ -76,9 +94,12 @@ Filter = Annotated[
         examples=[{"kind": "report", "year": [2023, 2024]}],
     ),
     AfterValidator(_check_metadata),
+    _at_most(MAX_KEYS),
 ]
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 """Configuration of request bodies."""
+UNKNOWN_SHOWN = 20
+"""Most members beyond those of its schema that an object may have to be told each of them."""
 DESCRIBED = ConfigDict(use_attribute_docstrings=True)
 """Configuration of models whose fields are described by the string below each of them."""
 
@@ -119,7 +140,20 @@ _DOCUMENT: dict[str, JsonValue] = {
 }
 
 
-class DocumentIn(BaseModel):
+class Body(BaseModel):
+    """An object of a request. Unknown members are refused, each by name; of very many, their number."""
+
+    model_config = STRICT
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_many(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > len(cls.model_fields) + UNKNOWN_SHOWN:
+            raise ValueError(f"must not have more than {len(cls.model_fields)} members, has {len(given)}")
+        return given
+
+
+class DocumentIn(Body):
     """One document. Its text is checked when the job runs, so that an empty document fails alone."""
 
     model_config = STRICT | ConfigDict(json_schema_extra={"examples": [_DOCUMENT]})
@@ -131,7 +165,7 @@ class DocumentIn(BaseModel):
     collection: Name = "default"
 
 
-class DocumentsIn(BaseModel):
+class DocumentsIn(Body):
     """Several documents, ingested in order as one job."""
 
     model_config = STRICT | ConfigDict(json_schema_extra={"examples": [{"documents": [_DOCUMENT]}]})
@@ -150,7 +184,7 @@ Documents = Annotated[
 ]
 
 
-class QuestionFields(BaseModel):
+class QuestionFields(Body):
     """A question. A field that is left out takes the value from the settings of the service."""
 
     model_config = STRICT

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
 from api.runtime.tenants import Tenant
-from api.schemas.common import DESCRIBED, STRICT, Metadata, Title, check_unicode
+from api.schemas.common import DESCRIBED, STRICT, Body, Metadata, Title, check_unicode
 from ingest.jobs import IngestJob
 from ragkv.catalog import CollectionInfo, DocumentInfo
 from ragkv.types import Chunk
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from api.runtime.catalog_service import KVSizes  # imports torch, which `ragkv mcp --url` does without
 
 
-class Content(BaseModel):
+class Content(Body):
     """The content of a document."""
 
     model_config = (

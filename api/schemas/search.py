@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
-from api.schemas.common import STRICT, Filter, Name, check_storable
+from api.schemas.common import STRICT, Body, Filter, Name, check_storable
 from ragkv.retrieval import SearchScope
 
 MAX_QUERY_CHARS = 8192
@@ -15,7 +15,7 @@ MAX_NAMED = 1000
 """Most documents that a search may name."""
 
 
-class SearchIn(BaseModel):
+class SearchIn(Body):
     """A search for passages. A field that is left out takes the value from the settings of the service."""
 
     model_config = STRICT | ConfigDict(json_schema_extra={"examples": [{"query": "harbour of Tarn", "top_k": 3}]})

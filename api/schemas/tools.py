@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
 from api.runtime.tenants import Tenant
-from api.schemas.common import DESCRIBED, MAX_DOCUMENTS, STRICT, Filter, Name, check_storable
+from api.schemas.common import DESCRIBED, MAX_DOCUMENTS, STRICT, Body, Filter, Name, check_storable
 from api.schemas.documents import Content
 from api.schemas.paging import write_place
 from ragkv.catalog import CollectionInfo, DocumentInfo, DocumentOrder, SortField
@@ -27,13 +27,13 @@ NOBODY = Tenant()
 _COLLECTION = "Collection of the documents."
 
 
-class NoArguments(BaseModel):
+class NoArguments(Body):
     """A tool without arguments."""
 
     model_config = STRICT
 
 
-class DocumentName(BaseModel):
+class DocumentName(Body):
     """The name of one document."""
 
     model_config = STRICT
@@ -53,7 +53,7 @@ class NamedContent(Content):
     id: Annotated[Name, Field(description="Id of the document. A document that has this id already is replaced.")]
 
 
-class IngestArguments(BaseModel):
+class IngestArguments(Body):
     """Documents to ingest."""
 
     model_config = STRICT
@@ -68,7 +68,7 @@ class IngestArguments(BaseModel):
         ]
 
 
-class ListArguments(BaseModel):
+class ListArguments(Body):
     """Which documents to list."""
 
     model_config = STRICT

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +181,90 @@ def test_white_space_alone_is_no_document(prompt: DemoPrompt) -> None:
 def test_hostile_texts_take_a_bounded_time(prompt: DemoPrompt, text: str) -> None:
     document = Document("a.md", "T", text)
     check(document, split(document, prompt, 256), prompt, 256)
+
+
+HOSTILE = {
+    "runs of spaces": " " * 1000 + "7\n",
+    "shorter runs of spaces": " " * 63 + "7\n",
+    "line ends": "\n" * 900 + "x",
+    "no spaces": "x",
+    "no sentences": "a b ",
+    "no pauses": "好",
+    "pauses that end no sentence": "好" * 30 + ".a",
+    "closing brackets": "]",
+    "marks": "#",
+    "headings": "# a\n",
+    "combining characters": "\u0301",
+    "joined emoji": "👩\u200d",
+    "letters that are words": "ﷺ",
+    "quotes": "> ",
+    "table rows": "|a|\n",
+}
+
+
+def steps_of(prompt: DemoPrompt, name: str, text: str) -> tuple[float, float]:
+    """Return the processor time of a split, and that of its longest step."""
+    steps, durations = split_steps(Document(name, "T", text), prompt, 256), list[float]()
+    going = True
+    while going:
+        start = time.thread_time()
+        going = next(steps, None) is not None
+        durations.append(time.thread_time() - start)
+    return sum(durations), max(durations)
+
+
+MARKED = ("line ends", "headings", "marks", "quotes", "table rows")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [*((kind, "a.txt") for kind in HOSTILE), *((kind, "a.md") for kind in MARKED)]
+)
+def test_the_time_grows_with_the_text_and_no_step_does(prompt: DemoPrompt, kind: str, name: str) -> None:
+    part = HOSTILE[kind]
+    small, large = (f"{part * (size // len(part))} end" for size in (9_000, 36_000))
+    (took, _), (longer, longest) = steps_of(prompt, name, small), steps_of(prompt, name, large)
+    assert longer < 1.0 or longer < 10 * took
+    assert longest < 0.5, "what lies between two steps keeps questions waiting"
+
+
+def test_packing_and_locating_pause_between_chunks(prompt: DemoPrompt) -> None:
+    steps = split_steps(Document("a.md", "T", "# Part\n\nThe boat sailed.\n\n" * 1000), prompt, 64)
+    counted: list[int] = []
+    chunks: list[Chunk] | None = None
+    while chunks is None:
+        try:
+            step = next(steps)
+        except StopIteration as end:
+            chunks = end.value
+        else:
+            counted.append(step.done)
+    assert len(counted) > 2 * len(chunks)
+
+
+def test_a_long_title_is_not_tokenised_whole(prompt: DemoPrompt) -> None:
+    lengths = []
+
+    class Recording(DemoPrompt):
+        def chunk(self, title: str, text: str) -> tuple[int, ...]:
+            lengths.append(len(title))
+            return super().chunk(title, text)
+
+    split(Document("a.txt", "A title " * 100_000, "text"), Recording(prompt.tokenizer), 128)
+    assert max(lengths) <= chunk_module.TITLE_CHARS
+
+
+def test_ordinary_documents_are_cut_as_ever(prompt: DemoPrompt, root: Path) -> None:
+    """Other texts would be other chunks, whose KV is not stored. The digests were taken before time was linear."""
+    pages = sorted((root / "ragkv" / "samples").glob("*.md"))
+    texts = {path.name: path.read_text("utf-8") for path in pages}
+    prose = " ".join(" ".join(texts.values()).split())
+    cut = {
+        f"{name} {limit}": [chunk.text for chunk in split(Document(name, "Title", text), prompt, limit)]
+        for limit in (64, 256)
+        for name, text in {**texts, "prose.txt": prose, "all.txt": "\n\n".join(texts.values())}.items()
+    }
+    digest = hashlib.sha256(json.dumps(cut, ensure_ascii=False).encode()).hexdigest()
+    assert digest == "63ed3f092a1687bc93630e0fc8d810393780766636672f7cee18e53faaafa94a"
 
 
 def test_progress_counts_characters_to_the_end(prompt: DemoPrompt) -> None:
