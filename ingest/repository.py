@@ -43,15 +43,15 @@ def parse_address(address: str) -> Repository:
     rest, _, folder = address.removeprefix(GIT).partition("#")
     parts = urlsplit(rest)
     if parts.scheme not in _PROTOCOLS or not parts.path.strip("/") or parts.query:
-        raise InputError(f"{_bare(address)}: give git+https://HOST/REPOSITORY, git+ssh://… or git+file:///PATH")
+        raise InputError(f"{address}: give git+https://HOST/REPOSITORY, git+ssh://… or git+file:///PATH")
     if parts.password is not None or (parts.scheme == "https" and parts.username is not None):
         # It would become part of the ids of all documents.
-        raise InputError(f"{_bare(address)}: leave credentials out; git takes them from its credential helper")
+        raise InputError(f"{address}: leave credentials out; git takes them from its credential helper")
     path, at, ref = parts.path.rpartition("@")
     if not at:
         path, ref = parts.path, ""
     if (at and not _REF.fullmatch(ref)) or ".." in PurePosixPath(folder).parts:
-        raise InputError(f"{_bare(address)}: behind @ stands a branch or tag, behind # a folder of the repository")
+        raise InputError(f"{address}: behind @ stands a branch or tag, behind # a folder of the repository")
     return Repository(f"{parts.scheme}://{parts.netloc}{path.rstrip('/')}", ref, folder.strip("/"))
 
 
@@ -95,8 +95,3 @@ def _clone(repository: Repository, copy: Path) -> None:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         reason = next((line for line in lines if line.startswith(("fatal:", "error:"))), "git gave no reason")
         raise InputError(f"{GIT}{repository.url} cannot be read: {reason}")
-
-
-def _bare(address: str) -> str:
-    """Return an address without a user or password."""
-    return re.sub(r"(?<=://)[^/]*@", "", address)

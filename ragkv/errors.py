@@ -39,12 +39,26 @@ RagkvError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_USER = re.compile(
+    r"(?<=[a-z0-9]:/)(/?)(?:[^\s/?#]{0,999}|[^\s/?#@:]{0,999}:(?!\d+[/?#])[^\s@]{0,999})@", re.IGNORECASE
+)
+"""The user and the password of an address in a text. A path has one slash where the address had two. A password may
+hold slashes; a port does not."""
+
+
+def without_password(text: str) -> str:
+    """Return a text with its addresses, but with `***` for their users and passwords."""
+    return _USER.sub(r"\1***@", text) if "@" in text else text
 
 
 class RagkvError(Exception):
     """Base class of all errors that this project raises on purpose.
+
+    Addresses in them hold no password, wherever they came from.
 
     Attributes:
         message: What happened.
@@ -52,8 +66,8 @@ class RagkvError(Exception):
     """
 
     def __init__(self, message: str = "", hint: str = ""):
-        super().__init__(message)
-        self.message, self.hint = message, hint
+        self.message, self.hint = without_password(message), without_password(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}; {self.hint}" if self.hint else self.message

@@ -35,7 +35,7 @@ from structlog.types import EventDict, Processor, WrappedLogger
 
 from api.observability.audit import AUDIT_LOGGER
 from api.runtime.request_context import current
-from ragkv.errors import RagkvError
+from ragkv.errors import RagkvError, without_password
 
 LogFormat = Literal["text", "json"]
 
@@ -45,7 +45,6 @@ FRAMES = 24
 """Innermost frames of an exception that are logged."""
 _FIRST = ("time", "level", "logger", "event", "request_id", "tenant")
 _DROPPED = ("color_message",)  # uvicorn adds it for its own formatter
-_PASSWORD = re.compile(r"(?<=://)[^/\s]*@")
 _PLAIN = re.compile(r"[\w./:{}+-]+", re.ASCII)
 
 
@@ -181,7 +180,7 @@ def _clean(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple):
         return [_clean(each) for each in value]
-    return _PASSWORD.sub("***@", str(value))
+    return without_password(str(value))
 
 
 def _as_json(logger: WrappedLogger, method: str, event: EventDict) -> str:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ragkv.errors import without_password
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -53,7 +55,7 @@ _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def fail(error: Exception | str, code: int) -> int:
     """Print an error on stderr, in one line. Returns `code`."""
-    print(f"ragkv: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+    print(f"ragkv: {printable(without_password(' '.join(str(error).split())))}", file=sys.stderr)
     return code
 
 

@@ -19,8 +19,8 @@ import typer
 from ragkv import __version__
 from ragkv.cli.common import Data, Device, Model, Store, Url, moment, out, settings_from, tell
 from ragkv.cli.doctor_service import address, keys, limits, service
-from ragkv.cli.findings import Findings, without_password
-from ragkv.errors import InputError
+from ragkv.cli.findings import Findings
+from ragkv.errors import InputError, without_password
 
 if TYPE_CHECKING:
     from ragkv.catalog import Catalog

@@ -8,8 +8,8 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from ragkv.cli.documents import allowance
-from ragkv.cli.findings import Findings, without_password
-from ragkv.errors import ConfigError
+from ragkv.cli.findings import Findings
+from ragkv.errors import ConfigError, without_password
 
 if TYPE_CHECKING:
     import httpx2

@@ -31,7 +31,7 @@ from ragkv.cli.common import (
     progress,
     settings_from,
 )
-from ragkv.errors import InputError
+from ragkv.errors import InputError, without_password
 
 if TYPE_CHECKING:
     from ingest.loader import Rejected
@@ -67,7 +67,7 @@ def ls(
             found = catalog.documents(collection, order)
     if not found:
         hint = "try other words" if search else "add some with `ragkv ingest`"
-        err().print(f"no documents in {settings.url or settings.data}; {hint}", style="dim")
+        err().print(f"no documents in {without_password(settings.url or str(settings.data))}; {hint}", style="dim")
         return 0
     _list(found, long)
     return 0

@@ -48,9 +48,3 @@ class Findings:
 
         line = Text.assemble((f"{mark:<6}", _STYLES[mark]), (f"{what:<10} ", "bold"), printable(words))
         out().print(line)
-
-
-def without_password(url: str) -> str:
-    """The URL without user name and password."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url
