@@ -42,12 +42,16 @@ BODY_RATE = 1024
 """Bytes a second that a client must send of a body on average."""
 IDLE_SECONDS = 5
 """How long a connection may be idle between two requests."""
+READ_BYTES = 16 * 1024
+"""Bytes that are read of a connection at a time. A body in chunks of one byte takes 2 ms of each KB: asyncio's 256 KB
+would hold up everybody for half a second."""
 LINGER_BYTES = 64 * 2**20
 LINGER_SECONDS = 8.0
 QUIET_SECONDS = 1.0
 LOG_SECONDS = 60.0
 """Least time between two log lines about refused connections."""
 
+_CODING = Fault(400, "the only transfer coding is chunked", "transfer_coding")
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -113,7 +117,7 @@ class StrictConnection(h11.Connection):
             if error.error_status_hint == TOO_LARGE.status:
                 self.fault = TOO_LARGE
             elif error.error_status_hint == 501:
-                self.fault = Fault(501, "the only transfer coding is chunked", "not_implemented")
+                self.fault = _CODING
             raise
         if isinstance(event, h11.Request) and (target := origin_form(event.target)) != event.target:
             return h11.Request(
@@ -164,6 +168,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection and wait for its first request."""
         self._wire = transport
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # of asyncio's transports of sockets
         super().connection_made(cast("asyncio.Transport", LingeringTransport(transport, self._close)))
         self._address = self.client[0] if self.client else ""
         self._counted = True

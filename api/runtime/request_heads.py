@@ -33,7 +33,7 @@ _ABSOLUTE = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE)
 
 _FRAMED_TWICE = Fault(400, "a request has either Content-Length or Transfer-Encoding, not both", "bad_request")
 _LENGTH = Fault(400, "Content-Length must be one number", "bad_request")
-_VERSION = Fault(505, "this service speaks HTTP/1.1", "http_version")
+_VERSION = Fault(400, "this service speaks HTTP/1.1", "http_version")
 _TARGET = Fault(
     400, "the request target must be a path, or an address under the name in the header Host", "bad_request"
 )

@@ -95,6 +95,21 @@ def test_a_slow_body_that_comes_fast_enough_is_read(quick: Service) -> None:
         assert rest(line).startswith(b"HTTP/1.1 404"), "the collection is empty"
 
 
+def test_a_body_in_tiny_chunks_is_read_a_little_at_a_time(quick: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk is an event of its own. Between two reads other connections have their turn."""
+    sizes = list[int]()
+    read = connections.BoundedProtocol.data_received
+    monkeypatch.setattr(
+        connections.BoundedProtocol, "data_received", lambda self, data: (sizes.append(len(data)), read(self, data))
+    )
+    chunks = b"1\r\n \r\n" * 30_000 + b"0\r\n\r\n"
+    with connected(quick) as line:
+        line.sendall(HEAD.replace(b"Content-Length: 500", b"Transfer-Encoding: chunked\r\nConnection: close") + chunks)
+        assert rest(line).startswith(b"HTTP/1.1 422")
+    assert sum(sizes) > len(chunks)
+    assert max(sizes) <= connections.READ_BYTES
+
+
 def test_a_connection_may_be_idle_between_two_requests(quick: Service) -> None:
     with connected(quick) as line:
         for _ in range(3):
