@@ -13,7 +13,7 @@ from api.schemas.history import blocks_with_answer
 from ingest.formats.csv import column_names
 from ingest.formats.html import parse as parse_html
 from ingest.loader import parse
-from ragkv.config import ServingSettings
+from ragkv.config import load_settings
 from ragkv.engine.citations import mark
 from ragkv.errors import ConfigError
 from ragkv.passages import headings, occurrences
@@ -29,7 +29,7 @@ def marked(text: str) -> object:
 
 def refused_host(name: str) -> None:
     with pytest.raises(ConfigError):
-        read_hosts(ServingSettings(hosts=name), keys=False)
+        read_hosts(load_settings(hosts=name), keys=False)
 
 
 DOORS: dict[str, tuple[Callable[[str], object], Callable[[int], str]]] = {

@@ -57,12 +57,12 @@ NOTICED = 0.02
 
 @dataclass(frozen=True)
 class Expression:
-    """A regular expression of the product, with the attributes in which it is matched."""
+    """A regular expression of the product, with the manners in which it is matched."""
 
     where: str
     pattern: str | bytes
     flags: int
-    attributes: frozenset[str]
+    manners: frozenset[str]
 
 
 def constants(tree: ast.Module) -> dict[str, Any]:
@@ -96,23 +96,23 @@ def expressions(path: Path) -> Iterator[Expression]:
         if not isinstance(node, ast.Call) or not is_call_of_re(node):
             continue
         assert isinstance(node.func, ast.Attribute)
-        attribute, where = node.func.attr, f"{path.relative_to(ROOT)}:{node.lineno}"
+        manner, where = node.func.attr, f"{path.relative_to(ROOT)}:{node.lineno}"
         try:
             pattern = value_of(node.args[0], names)
             given = [keyword.value for keyword in node.keywords if keyword.arg == "flags"]
-            given += node.args[1:2] if attribute == "compile" else []
+            given += node.args[1:2] if manner == "compile" else []
             flags = int(value_of(given[0], names)) if given else 0
         except NameError:
             pytest.fail(f"{where} has a pattern that is not fixed: compare text with string methods")
-        if attribute == "compile" and not (attributes := uses(tree, node)):
-            attributes = {"finditer"}  # used elsewhere: the one that tries every place
-        elif attribute != "compile":
-            attributes = {attribute}
-        yield Expression(where, pattern, flags, frozenset(attributes))
+        if manner == "compile" and not (manners := uses(tree, node)):
+            manners = {"finditer"}  # used elsewhere: the manner that tries every place
+        elif manner != "compile":
+            manners = {manner}
+        yield Expression(where, pattern, flags, frozenset(manners))
 
 
 def uses(tree: ast.Module, call: ast.Call) -> set[str]:
-    """Return the attributes in which a module matches the expression that it compiles by this call."""
+    """Return the manners in which a module matches the expression that it compiles by this call."""
     named = {
         target.id
         for node in ast.walk(tree)
@@ -216,20 +216,20 @@ def hostile(pattern: str | bytes, flags: int) -> Iterator[tuple[str, str, str]]:
                 yield beginning, run, end
 
 
-def matcher(expression: re.Pattern[Any], attribute: str) -> Any:
-    if attribute in ("match", "fullmatch", "search"):
-        return getattr(expression, attribute)
+def matcher(expression: re.Pattern[Any], manner: str) -> Any:
+    if manner in ("match", "fullmatch", "search"):
+        return getattr(expression, manner)
     return lambda text: sum(1 for _ in expression.finditer(text))
 
 
 SIZES = [*range(8, 33, 3), *(int(32 * 1.5**power) for power in range(1, 15)), LONGEST]
 
 
-def superlinear(pattern: str | bytes, flags: int, attributes: frozenset[str]) -> str:
+def superlinear(pattern: str | bytes, flags: int, manners: frozenset[str]) -> str:
     """Return the text that makes matching grow faster than the text does; "" if none of them does."""
     compiled = re.compile(pattern, flags)
-    for attribute in sorted(attributes):
-        call = matcher(compiled, attribute)
+    for manner in sorted(manners):
+        call = matcher(compiled, manner)
         for beginning, run, end in hostile(pattern, flags):
 
             def text(size: int, parts: tuple[str, str, str] = (beginning, run, end)) -> Any:
@@ -243,7 +243,7 @@ def superlinear(pattern: str | bytes, flags: int, attributes: frozenset[str]) ->
                     continue
                 took, half = seconds(partial(call, text(size))), seconds(partial(call, text(size // 2)))
                 if took > NOTICED / 2 and took > 3 * half:
-                    return f"{attribute}: {beginning!r} + {size // len(run)} * {run!r} + {end!r} takes {took:.3f} s"
+                    return f"{manner}: {beginning!r} + {size // len(run)} * {run!r} + {end!r} takes {took:.3f} s"
                 break
     return ""
 
@@ -261,11 +261,11 @@ def test_expressions_are_found() -> None:
 
 @pytest.mark.parametrize("expression", PRODUCT, ids=lambda expression: expression.where)
 def test_no_text_makes_an_expression_take_more_than_linear_time(expression: Expression) -> None:
-    assert superlinear(expression.pattern, expression.flags, expression.attributes) == ""
+    assert superlinear(expression.pattern, expression.flags, expression.manners) == ""
 
 
 @pytest.mark.parametrize(
-    ("pattern", "flags", "attribute"),
+    ("pattern", "flags", "manner"),
     [
         (r"^(a+)+$", 0, "match"),
         (r"(\w+\s?)*!", 0, "search"),
@@ -279,5 +279,5 @@ def test_no_text_makes_an_expression_take_more_than_linear_time(expression: Expr
         (r"\s+$", 0, "search"),
     ],
 )
-def test_an_expression_that_backtracks_is_noticed(pattern: str | bytes, flags: int, attribute: str) -> None:
-    assert superlinear(pattern, flags, frozenset({attribute}))
+def test_an_expression_that_backtracks_is_noticed(pattern: str | bytes, flags: int, manner: str) -> None:
+    assert superlinear(pattern, flags, frozenset({manner}))
