@@ -125,6 +125,58 @@ def test_a_service_stopped_while_it_streams_ends_every_stream_in_words(tmp_path)
     assert took < DRAIN_SECONDS + 3
 
 
+SOON = """
+import sys
+from api import app
+from ragkv.cli import run
+
+app.DRAIN_SECONDS = 3
+sys.exit(run(["serve", "--port", "0"]))
+"""
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_every_stream_ends_in_words_however_often_a_signal_comes(tmp_path, number):
+    """Answers and jobs are followed; the signal comes again and again until the process has ended."""
+    settings = {"RAGKV_MODEL": str(talkative(tmp_path / "talkative")), "RAGKV_MAX_TOKENS": "4000"}
+    text = "\n\n".join(f"In chapter {n} the keeper counted {n} ships before the fog came down." for n in range(400))
+    answers, jobs = [[] for _ in range(3)], [[] for _ in range(24)]
+    started = [threading.Event() for _ in answers + jobs]
+    with served(tmp_path, ["-c", SOON], **settings) as (process, client):
+        document = {"id": "tarn", "text": "The harbour of Tarn was built in 1889 by Ada Brook."}
+        assert client.post("/v1/documents?wait=true", json=document).json()["status"] == "completed"
+        job_id = client.post("/v1/documents", json={"id": "tale", "text": text}).json()["job_id"]
+
+        def follow(events: list[tuple[str, Any]], begun: threading.Event) -> None:
+            with client.stream("GET", f"/v1/jobs/{job_id}/events") as response:
+                for event in events_of(response):
+                    events.append(event)
+                    begun.set()
+
+        threads = [
+            threading.Thread(target=stream_of, args=(client, events, begun), kwargs={"max_tokens": 4000})
+            for events, begun in zip(answers, started, strict=False)
+        ]
+        threads += [
+            threading.Thread(target=follow, args=(events, begun))
+            for events, begun in zip(jobs, started[len(answers) :], strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        assert all(begun.wait(60) for begun in started)
+        until = time.monotonic() + 60
+        while process.returncode is None and time.monotonic() < until:
+            process.send_signal(number)
+            time.sleep(0.02)
+        assert process.wait(1) == 0
+        for thread in threads:
+            thread.join(60)
+        assert process.stderr.read() == "stopped\n"
+    ends = [events[-1] for events in answers + jobs]
+    assert {(name, problem["code"], problem["status"]) for name, problem in ends} == {("error", "stopping", 503)}
+
+
 STUCK = """
 import sys, threading, time, torch
 from api import app
