@@ -17,7 +17,7 @@ _SHARE = 2**20
 
 
 def split_seconds(document: Document, seconds: float) -> float:
-    """Return the processor time for the text of a document. seconds: for each MiB of it that is started."""
+    """Return the processor time for the text of a document. seconds: for each MiB of it, rounded up."""
     return seconds * max(1, math.ceil(len(document.text.encode()) / _SHARE))
 
 
@@ -29,7 +29,7 @@ def within(steps: Generator[IngestStep, None, T], document: Document, seconds: f
     Args:
         steps: The steps. Each does a bounded piece of the work.
         document: The document.
-        seconds: For each MiB of its text that is started.
+        seconds: For each MiB of its text, rounded up.
 
     Raises:
         TooLarge: The steps took longer.

@@ -207,8 +207,7 @@ def ingest_steps(
 
     Raises:
         InvalidDocument: The document has no text.
-        TooLarge: Splitting it takes too long.
-        QuotaExceeded: The collection has no room for it.
+        TooLarge, QuotaExceeded: Splitting its text takes too long; the collection has no room for it.
         ConfigError: The chunk size is too small.
         EmbedderChanged: The catalogue holds vectors of another embedder.
         StoreFull: The disk is full.

@@ -41,7 +41,7 @@ def _parse(package: Package, limit: int) -> Parsed:
     if presentation.root != "presentation":
         raise InvalidDocument("it is no PowerPoint presentation, but another archive")
     links, room = package.links(main), TextRoom(limit)
-    slides = list(dict.fromkeys(links[id].target for id in presentation.slides if id in links))
+    slides = [links[id].target for id in presentation.slides if id in links]
     texts, pages, length, heading = list[str](), list[tuple[int, int]](), 0, ""
     for number, name in enumerate(slides, 1):
         if name not in package.names:

@@ -49,16 +49,16 @@ class Pulse:
     """Asks a service for its health again and again, in a thread of its own."""
 
     def __init__(self, url: str):
-        self._url, self._begun, self._stop = url, threading.Event(), threading.Event()
+        self._url, self._ready, self._stop = url, threading.Event(), threading.Event()
         self._longest = self._asked = 0.0
         self._thread = threading.Thread(target=self._run, name="pulse")
         self._thread.start()
-        assert self._begun.wait(60)
+        assert self._ready.wait(60)
 
     def _run(self) -> None:
         with httpx.Client(base_url=self._url, timeout=600) as client:
             client.get("/healthz")
-            self._begun.set()
+            self._ready.set()
             while not self._stop.wait(PAUSE):
                 self._asked = time.monotonic()
                 assert client.get("/healthz").status_code == 200

@@ -74,6 +74,12 @@ def test_parsing_takes_time_in_proportion_to_the_file(name: str) -> None:
     assert seconds(run(large)) < MOST * max(seconds(run(small)), 0.002)
 
 
+def test_a_part_that_is_named_again_is_read_once() -> None:
+    twice = {"xl/_rels/workbook.xml.rels": packages.links(*[("worksheet", "worksheets/s0.xml")] * 2)}
+    book = packages.xlsx({"A": packages.row("The harbour."), "B": ""}, **twice)
+    assert xlsx.parse(book, LIMIT).text == "## A\n\nThe harbour."
+
+
 def test_joining_lines_of_a_page_takes_time_in_proportion_to_them() -> None:
     small, large = "and so on\n" * 20_000, "and so on\n" * 80_000
     assert seconds(lambda: pdf._flow(large)) < MOST * seconds(lambda: pdf._flow(small))
