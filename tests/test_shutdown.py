@@ -148,23 +148,23 @@ def test_every_stream_ends_in_words_however_often_a_signal_comes(tmp_path, numbe
         assert client.post("/v1/documents?wait=true", json=document).json()["status"] == "completed"
         job_id = client.post("/v1/documents", json={"id": "tale", "text": text}).json()["job_id"]
 
-        def follow(events: list[tuple[str, Any]], begun: threading.Event) -> None:
+        def read_job(events: list[tuple[str, Any]], first: threading.Event) -> None:
             with client.stream("GET", f"/v1/jobs/{job_id}/events") as response:
                 for event in events_of(response):
                     events.append(event)
-                    begun.set()
+                    first.set()
 
         threads = [
-            threading.Thread(target=stream_of, args=(client, events, begun), kwargs={"max_tokens": 4000})
-            for events, begun in zip(answers, started, strict=False)
+            threading.Thread(target=stream_of, args=(client, events, first), kwargs={"max_tokens": 4000})
+            for events, first in zip(answers, started, strict=False)
         ]
         threads += [
-            threading.Thread(target=follow, args=(events, begun))
-            for events, begun in zip(jobs, started[len(answers) :], strict=True)
+            threading.Thread(target=read_job, args=(events, first))
+            for events, first in zip(jobs, started[len(answers) :], strict=True)
         ]
         for thread in threads:
             thread.start()
-        assert all(begun.wait(60) for begun in started)
+        assert all(first.wait(60) for first in started)
         until = time.monotonic() + 60
         while process.returncode is None and time.monotonic() < until:
             process.send_signal(number)
