@@ -168,7 +168,8 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection and wait for its first request."""
         self._wire = transport
-        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # of asyncio's transports of sockets
+        if hasattr(transport, "max_size"):  # of asyncio's own loop, which `ragkv serve` runs on
+            transport.max_size = READ_BYTES
         super().connection_made(cast("asyncio.Transport", LingeringTransport(transport, self._close)))
         self._address = self.client[0] if self.client else ""
         self._counted = True

@@ -81,7 +81,13 @@ def serving(chosen: Settings, tracing: Tracing | None = None) -> Iterator[Servic
     """Run an empty service on a free port."""
     app = create_app(chosen, tracing)
     config = uvicorn.Config(
-        app, port=0, log_level="warning", lifespan="on", server_header=False, **protocol_options(app.state.connections)
+        app,
+        port=0,
+        loop="asyncio",  # as `ragkv serve`; by itself uvicorn takes uvloop where some package brought it
+        log_level="warning",
+        lifespan="on",
+        server_header=False,
+        **protocol_options(app.state.connections),
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="uvicorn")
